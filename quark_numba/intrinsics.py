@@ -1,0 +1,80 @@
+"""What Numba's Python cannot say: half precision conversion, and raw pointers for the native operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .jit import JIT_ENABLED
+
+_HALF_BITS = ir.IntType(16)
+
+
+def float16_bits(value: Any) -> Any:
+    """float32 -> the bits of the nearest float16, ties to even."""
+    with np.errstate(over="ignore"):
+        return np.float16(value).view(np.uint16)
+
+
+def float16_value(bits: Any) -> Any:
+    """The bits of a float16 -> float32."""
+    return np.float32(bits.view(np.float16))
+
+
+if JIT_ENABLED:
+
+    @intrinsic
+    def float16_bits(typingctx: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), _HALF_BITS)
+
+        return types.uint16(types.float32), generate
+
+    @intrinsic
+    def float16_value(typingctx: Any, bits: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+        return types.float32(types.uint16), generate
+
+
+@intrinsic
+def pointer(typingctx: Any, address: Any) -> Any:
+    """An integer as a ``void *``, for ``numba.carray``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def stack(typingctx: Any, words: Any) -> Any:
+    """Room for int64 words that lives until the calling function returns. Not to be used in a loop."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.alloca(ir.IntType(64), arguments[0])
+
+    return types.CPointer(types.int64)(types.int64), generate
+
+
+@intrinsic
+def call(typingctx: Any, address: Any, arguments: Any) -> Any:
+    """Call the C function at `address` with a tuple of integers and return what it leaves in the result register.
+
+    Pointers, ``size_t`` and ``int64_t`` all go in general registers in the System V and AAPCS64 calling conventions, so
+    64-bit integers stand for each of them; so does the result, which is meaningless for a ``void`` function.
+    """
+    word = ir.IntType(64)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        function_type = ir.FunctionType(word, [word] * len(arguments))
+        function = builder.inttoptr(values[0], function_type.as_pointer())
+        return builder.call(function, cgutils.unpack_tuple(builder, values[1], len(arguments)))
+
+    return types.int64(types.int64, types.UniTuple(types.int64, len(arguments))), generate

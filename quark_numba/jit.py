@@ -1,0 +1,85 @@
+"""The only place that asks Numba to compile: flags, on-disk cache, threads, fork.
+
+Numba is imported here, in ``intrinsics``, ``codecs``, ``kernels`` and ``ort.compute``, all of which are imported when the
+first kernel is compiled and not before.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numba
+
+JIT_ENABLED = not numba.config.DISABLE_JIT
+
+# error_model: Python's checks for division by zero keep loops from being vectorised, and IEEE's answer is the one wanted.
+# No fastmath: NaN, Inf and the sign of zero are part of the results.
+_FLAGS = {"error_model": "numpy", "nogil": True}
+
+_threads_started = False
+_forked_with_threads = False
+
+
+def inline(function: Callable[..., Any], **names: Any) -> Any:
+    """Compile a function that others call, its global names bound to `names`; it has no cache entry of its own."""
+    return numba.njit(_specialise(function, function.__name__, names) if names else function, **_FLAGS)
+
+
+def kernel(template: Callable[..., Any], name: str, signature: Any, *, parallel: bool = False, **names: Any) -> Any:
+    """Compile `template` under `name` with its global names bound to `names`, and keep the result on disk."""
+    return numba.njit(signature, parallel=parallel, cache=True, **_FLAGS)(_specialise(template, name, names))
+
+
+def c_function(template: Callable[..., Any], name: str, signature: Any, **names: Any) -> Any:
+    """Like `kernel`, with the C calling convention; the address is in the attribute `address`."""
+    return numba.cfunc(signature, cache=True, **_FLAGS)(_specialise(template, name, names))
+
+
+def threads() -> int:
+    """How many threads a parallel kernel, about to be called, may use.
+
+    One in a forked child of a process whose kernels have run in parallel: thread pools do not survive a fork, and
+    OpenMP ends a child that touches one.
+    """
+    global _threads_started
+    if _forked_with_threads:
+        return 1
+    _threads_started = True
+    return int(numba.get_num_threads())
+
+
+def _after_fork() -> None:
+    global _forked_with_threads
+    _forked_with_threads = _threads_started
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _specialise(template: Callable[..., Any], name: str, names: dict[str, Any]) -> FunctionType:
+    """A copy of `template` whose global names are bound to `names`.
+
+    Globals, unlike closures, are no part of Numba's cache key, so codecs and other compiled functions may be bound. What
+    was bound must show in the key all the same: it is in the name, and a digest of the package's source is too, so that
+    no kernel outlives a change of the code that it was made of. One name, one cache index: processes that fill the cache
+    at the same time write the same thing.
+    """
+    assert isinstance(template, FunctionType)
+    copy = FunctionType(template.__code__, {**template.__globals__, **names}, name)
+    copy.__qualname__ = f"{name}_{_source_digest()}"
+    copy.__module__ = template.__module__
+    return copy
+
+
+@functools.cache
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,207 @@
+"""What ONNX Runtime calls while a node runs: compiled, without Python, without the GIL, without a copy of a tensor."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numba import carray, types
+
+from .. import jit
+from ..granularity import NO_FAULT, loop_shape
+from ..intrinsics import call, pointer, stack
+from ..kernels import (
+    WORK_CHUNK,
+    WORK_INNER,
+    WORK_LENGTH,
+    WORK_SCALE,
+    WORK_SIZE,
+    WORK_WORDS,
+    WORK_X,
+    WORK_Y,
+    WORK_ZERO_POINT,
+)
+from .c_api import API_WORDS, ORT_INVALID_ARGUMENT, OrtApi
+
+# A node's state, as int64 words: addresses, which thus stay out of compiled (and cached) code, and attributes.
+STATE_API, STATE_AXIS, STATE_TASK, STATE_ZERO_POINT_ITEMSIZE, STATE_MESSAGES, STATE_WORDS = range(6)
+
+# In a message these bytes stand for what only the run knows.
+MARK_X_SHAPE, MARK_SCALE_SHAPE, MARK_ZERO_POINT_SHAPE, MARK_AXIS = range(1, 5)
+
+# Elements that one call of a task converts: 2 to 8 µs of work, so that threads share evenly, at some 20 ns a call.
+CHUNK = 1 << 14
+
+_CREATE_STATUS = int(OrtApi.CreateStatus)
+_GET_DATA = int(OrtApi.GetTensorMutableData)
+_GET_RANK = int(OrtApi.GetDimensionsCount)
+_GET_DIMENSIONS = int(OrtApi.GetDimensions)
+_GET_SHAPE = int(OrtApi.GetTensorTypeAndShape)
+_GET_INPUT_COUNT = int(OrtApi.KernelContext_GetInputCount)
+_GET_INPUT = int(OrtApi.KernelContext_GetInput)
+_GET_OUTPUT = int(OrtApi.KernelContext_GetOutput)
+_RELEASE_SHAPE = int(OrtApi.ReleaseTensorTypeAndShapeInfo)
+_PARALLEL_FOR = int(OrtApi.KernelContext_ParallelFor)
+
+_loop_shape = jit.inline(loop_shape)
+
+
+@jit.inline
+def _keep(array: Any) -> None:
+    """Numba frees an array after its last use, and a use of its address is none."""
+
+
+@jit.inline
+def _shape_info(api: Any, value: int, slot: Any) -> tuple[int, int]:
+    """A tensor's OrtTensorTypeAndShapeInfo, to be released, and its rank."""
+    call(api[_GET_SHAPE], (value, slot.ctypes.data))
+    info = slot[0]
+    call(api[_GET_RANK], (info, slot.ctypes.data))
+    return info, slot[0]
+
+
+@jit.inline
+def _dimensions(api: Any, info: int, dimensions: Any) -> None:
+    call(api[_GET_DIMENSIONS], (info, dimensions.ctypes.data, dimensions.size))
+    call(api[_RELEASE_SHAPE], (info,))
+
+
+@jit.inline
+def _write_integer(text: Any, at: int, value: int) -> int:
+    if value < 0:
+        text[at] = ord("-")
+        at += 1
+    digits = 1
+    rest = abs(value) // 10
+    while rest:
+        digits += 1
+        rest //= 10
+    rest = abs(value)
+    for i in range(digits):
+        text[at + digits - 1 - i] = ord("0") + rest % 10
+        rest //= 10
+    return at + digits
+
+
+@jit.inline
+def _write_shape(text: Any, at: int, shape: Any) -> int:
+    """As Python writes a tuple."""
+    text[at] = ord("(")
+    at += 1
+    for i in range(shape.size):
+        if i:
+            text[at] = ord(",")
+            text[at + 1] = ord(" ")
+            at += 2
+        at = _write_integer(text, at, shape[i])
+    if shape.size == 1:
+        text[at] = ord(",")
+        at += 1
+    text[at] = ord(")")
+    return at + 1
+
+
+@jit.inline
+def _fault_status(api: Any, state: Any, fault: int, x_shape: Any, scale_shape: Any, zero_point_shape: Any) -> int:
+    messages = carray(pointer(state[STATE_MESSAGES]), 2 * (fault + 1), np.int64)
+    template = carray(pointer(messages[2 * fault]), messages[2 * fault + 1], np.uint8)
+    # 22 bytes for an integer and what separates it from the next; a shape or the axis may stand twice.
+    text = np.empty(template.size + 44 * (x_shape.size + scale_shape.size + zero_point_shape.size + 4), np.uint8)
+    at = 0
+    for i in range(template.size):
+        mark = template[i]
+        if mark == MARK_X_SHAPE:
+            at = _write_shape(text, at, x_shape)
+        elif mark == MARK_SCALE_SHAPE:
+            at = _write_shape(text, at, scale_shape)
+        elif mark == MARK_ZERO_POINT_SHAPE:
+            at = _write_shape(text, at, zero_point_shape)
+        elif mark == MARK_AXIS:
+            at = _write_integer(text, at, state[STATE_AXIS])
+        else:
+            text[at] = mark
+            at += 1
+    text[at] = 0
+    status = call(api[_CREATE_STATUS], (ORT_INVALID_ARGUMENT, text.ctypes.data))
+    _keep(text)
+    return status
+
+
+def compute(state_pointer: Any, context: int) -> int:
+    """OrtCustomOp::KernelComputeV2 of every operator: an OrtStatus, null if all went well."""
+    state = carray(state_pointer, STATE_WORDS)
+    api = carray(pointer(state[STATE_API]), API_WORDS, np.int64)
+    slot = carray(stack(1), 1)
+
+    call(api[_GET_INPUT_COUNT], (context, slot.ctypes.data))
+    input_count = slot[0]
+    call(api[_GET_INPUT], (context, 0, slot.ctypes.data))
+    x = slot[0]
+    call(api[_GET_INPUT], (context, 1, slot.ctypes.data))
+    scale = slot[0]
+    zero_point = 0
+    if input_count > 2:
+        call(api[_GET_INPUT], (context, 2, slot.ctypes.data))
+        zero_point = slot[0]
+
+    info, rank = _shape_info(api, x, slot)
+    x_shape = carray(stack(rank), rank)
+    _dimensions(api, info, x_shape)
+    info, rank = _shape_info(api, scale, slot)
+    scale_shape = carray(stack(rank), rank)
+    _dimensions(api, info, scale_shape)
+    zero_point_shape = scale_shape
+    if zero_point:
+        info, rank = _shape_info(api, zero_point, slot)
+        zero_point_shape = carray(stack(rank), rank)
+        _dimensions(api, info, zero_point_shape)
+
+    fault, length, inner = _loop_shape(x_shape, scale_shape, zero_point_shape, state[STATE_AXIS])
+    if fault != NO_FAULT:
+        return _fault_status(api, state, fault, x_shape, scale_shape, zero_point_shape)
+
+    status = call(api[_GET_OUTPUT], (context, 0, x_shape.ctypes.data, x_shape.size, slot.ctypes.data))
+    if status:
+        return status
+    y = slot[0]
+
+    size = 1
+    for dimension in x_shape:
+        size *= dimension
+    work = carray(stack(WORK_WORDS), WORK_WORDS)
+    work[WORK_SIZE], work[WORK_LENGTH], work[WORK_INNER], work[WORK_CHUNK] = size, length, inner, CHUNK
+    call(api[_GET_DATA], (x, slot.ctypes.data))
+    work[WORK_X] = slot[0]
+    call(api[_GET_DATA], (scale, slot.ctypes.data))
+    work[WORK_SCALE] = slot[0]
+    call(api[_GET_DATA], (y, slot.ctypes.data))
+    work[WORK_Y] = slot[0]
+    zeros = np.zeros(0 if zero_point else length * state[STATE_ZERO_POINT_ITEMSIZE], np.uint8)
+    work[WORK_ZERO_POINT] = zeros.ctypes.data
+    if zero_point:
+        call(api[_GET_DATA], (zero_point, slot.ctypes.data))
+        work[WORK_ZERO_POINT] = slot[0]
+
+    chunks = (size + CHUNK - 1) // CHUNK
+    status = 0
+    if chunks == 1:
+        call(state[STATE_TASK], (work.ctypes.data, 0))
+    elif chunks > 1:
+        status = call(api[_PARALLEL_FOR], (context, state[STATE_TASK], chunks, 0, work.ctypes.data))
+    _keep(zeros)
+    return status
+
+
+def destroy(state_pointer: Any) -> None:
+    """OrtCustomOp::KernelDestroy: states are shared and stay. Compiled, as it may run after the interpreter."""
+
+
+@functools.cache
+def compute_function() -> Any:
+    return jit.c_function(compute, "compute", types.int64(types.CPointer(types.int64), types.int64))
+
+
+@functools.cache
+def destroy_function() -> Any:
+    return jit.c_function(destroy, "destroy", types.void(types.CPointer(types.int64)))
