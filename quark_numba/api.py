@@ -158,17 +158,19 @@ def _convert(
 
     # A Fortran-ordered array is the C-ordered one of reversed shape, and so is its result.
     transposed = x.flags.fnc
+    target = out
     if transposed:
-        x, out = x.T, None if out is None else out.T
+        x, target = x.T, None if out is None else out.T
         _, length, inner = loop_shape(x.shape, scale.shape, zero_point.shape, ~axis)
-    y = out
+    y = target
     if y is None or not y.flags.carray or any(np.may_share_memory(y, array) for array in (x, scale, zero_point)):
         y = np.empty(x.shape, key.y.dtype)
     _run(key, _flat(x, key.x), _flat(scale, key.scale), _flat(zero_point, key.quantized), _flat(y, key.y), length, inner)
-    if out is not None and y is not out:
-        out[...] = y
-        y = out
-    return y.T if transposed else y
+    if out is None or target is None:
+        return y.T if transposed else y
+    if y is not target:
+        target[...] = y
+    return out
 
 
 def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, length: int, inner: int) -> None:
@@ -214,7 +216,8 @@ def _element_type(specification: Any, name: str, allowed: tuple[ElementType, ...
     row = element_types.find(specification)
     if row is None or row not in allowed:
         expected = " or ".join(allowed_row.name for allowed_row in allowed)
-        raise TypeError(f"{name} has element type {specification}; expected {expected}")
+        given = getattr(specification, "__name__", specification)
+        raise TypeError(f"{name} has element type {given}; expected {expected}")
     return row
 
 

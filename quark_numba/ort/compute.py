@@ -72,15 +72,16 @@ def _write_integer(text: Any, at: int, value: int) -> int:
     if value < 0:
         text[at] = ord("-")
         at += 1
+    ten = np.uint64(10)
+    magnitude = np.uint64(abs(value))  # abs of the lowest int64 is itself, and as uint64 the right number
     digits = 1
-    rest = abs(value) // 10
+    rest = magnitude // ten
     while rest:
         digits += 1
-        rest //= 10
-    rest = abs(value)
+        rest //= ten
     for i in range(digits):
-        text[at + digits - 1 - i] = ord("0") + rest % 10
-        rest //= 10
+        text[at + digits - 1 - i] = ord("0") + magnitude % ten
+        magnitude //= ten
     return at + digits
 
 

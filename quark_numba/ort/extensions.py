@@ -1,0 +1,85 @@
+"""The portable way into ONNX Runtime: operators declared with onnxruntime-extensions' ``onnx_op``.
+
+What onnxruntime-extensions 0.15 cannot do, and what follows from it here:
+
+- float16 and bfloat16 tensors end the process: they are not declared, so that ONNX Runtime refuses them at load.
+- Every input is required, and overloads must agree in their number: a node without a zero point is refused at load.
+- An attribute that is declared must be on every node, and Quark leaves axis out where it has no meaning: it is not
+  declared, and `_axis` finds it from the shapes.
+- An exception ends the process: a fault is logged, and the output left empty.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime_extensions
+from numpy.typing import NDArray
+from onnxruntime_extensions import _ocos
+
+from .. import api
+from ..dispatch import Key
+from ..element_types import ELEMENT_TYPES, ElementType
+from .operators import DEFAULT_AXIS, OPERATORS, Operator
+
+_log = logging.getLogger(__name__)
+
+
+def carries(row: ElementType) -> bool:
+    """Whether tensors of the type get through onnxruntime-extensions."""
+    return row.is_integer or row.name == "float32"
+
+
+MISSING = (
+    f"{' and '.join(row.name for row in ELEMENT_TYPES if not carries(row))}, nodes without a zero point, an axis that the "
+    "shapes do not tell, errors from a run (they are logged, and the output is empty), and most of the speed"
+)
+
+
+@functools.cache
+def get_library_path() -> str:
+    """The path of onnxruntime-extensions' library, with our operators declared in it."""
+    bodies: dict[int, Callable[..., NDArray[Any]]] = {}
+    for operator in OPERATORS:
+        for key in operator.overloads:
+            if carries(key.quantized):
+                body = functools.partial(_body, operator, key)
+                declared = onnxruntime_extensions.onnx_op(
+                    op_type=f"{operator.domain}::{operator.name}",
+                    inputs=[key.x.number, key.scale.number, key.quantized.number],
+                    outputs=[key.y.number],
+                )(body)
+                bodies[id(declared)] = body
+
+    def hook(k_id: int, feed: Any, attributes: Any) -> Any:
+        """The stock hook makes a list of Python numbers of every output; arrays may go back as they are."""
+        if k_id not in bodies:
+            return _ocos._on_pyop_invocation(k_id, feed, attributes)
+        y = bodies[k_id](*feed)
+        return k_id, y.shape, y
+
+    onnxruntime_extensions.PyCustomOpDef.install_hooker(hook)
+    return str(onnxruntime_extensions.get_library_path())
+
+
+def _body(operator: Operator, key: Key, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any]) -> NDArray[Any]:
+    convert = api.quantize if operator.operation == "quantize" else api.dequantize
+    try:
+        return convert(x, scale, zero_point, axis=_axis(x.shape, scale.shape))
+    except Exception:
+        _log.exception("%s::%s: the output is left empty", operator.domain, operator.name)
+        return np.empty(0, key.y.dtype)
+
+
+def _axis(x_shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> int:
+    """The one axis for which these shapes are valid, if there is just one; the default where it has no meaning."""
+    if scale_shape in ((), (1,)):
+        return DEFAULT_AXIS
+    fitting = [axis for axis, length in enumerate(x_shape) if (length,) == scale_shape]
+    if len(fitting) > 1:
+        raise ValueError(f"axis is one of {fitting} for shapes {x_shape} and {scale_shape}: which, only the native way can see")
+    return fitting[0] if fitting else DEFAULT_AXIS

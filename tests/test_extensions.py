@@ -1,0 +1,109 @@
+"""Sessions of the onnxruntime-extensions way against the oracle, and beside operators of others."""
+
+import numpy as np
+import onnxruntime_extensions
+import oracle
+import pytest
+import samples
+from onnx import TensorProto, helper
+from onnx_models import one_node, run, session
+
+from quark_numba.element_types import find
+from quark_numba.ort import extensions
+
+carried = [name for name in oracle.TYPES if extensions.carries(find(name))]
+types = pytest.mark.parametrize("name", carried)
+domains = pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"])
+
+
+@domains
+@types
+def test_both_operators(name, domain):
+    quantize = session(one_node("quantize", name, domain=domain), backend="extensions")
+    dequantize = session(one_node("dequantize", name, domain=domain), backend="extensions")
+    scale = np.float32(0.1)
+    for zero_point in samples.zero_points(name):
+        x = samples.floats(name, scale, zero_point)
+        y = run(quantize, x=x, scale=scale, zero_point=zero_point)
+        oracle.assert_same_bits(y, oracle.quantize(x, scale, zero_point, name))
+        z = run(dequantize, x=y, scale=scale, zero_point=zero_point)
+        oracle.assert_same_bits(z, oracle.dequantize(y, scale, zero_point, name))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,)], ids=str)
+def test_small_shapes(shape):
+    node = session(one_node("quantize", "int8"), backend="extensions")
+    assert run(node, x=np.ones(shape, np.float32), scale=np.float32(1), zero_point=np.int8(0)).shape == shape
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_per_axis_where_shapes_tell_the_axis(axis):
+    shape = (5, 7, 3)
+    scale = np.random.default_rng(10).uniform(0.01, 2, shape[axis]).astype(np.float32)
+    zero_point = np.arange(shape[axis], dtype=np.int8)
+    x = np.random.default_rng(11).normal(0, 50, shape).astype(np.float32)
+    along = [v.reshape([-1 if i == axis % 3 else 1 for i in range(3)]) for v in (scale, zero_point)]
+    node = session(one_node("quantize", "int8", attributes={"axis": axis}), backend="extensions")
+    y = run(node, x=x, scale=scale, zero_point=zero_point)
+    oracle.assert_same_bits(y, oracle.quantize(x, *along, "int8"))
+
+
+@pytest.mark.parametrize(
+    ("x", "scale", "zero_point", "message"),
+    [
+        ((4, 4), (4,), (4,), r"axis is one of \[0, 1\]"),
+        ((2, 3), (5,), (5,), r"y_scale has shape \(5,\); expected as many elements as x of shape \(2, 3\)"),
+        ((2, 3), (3,), (), r"y_zero_point has shape \(\)"),
+    ],
+)
+def test_a_fault_is_logged_and_the_output_empty(caplog, x, scale, zero_point, message):
+    """An exception would end the process."""
+    node = session(one_node("quantize", "int8"), backend="extensions")
+    y = run(node, x=np.ones(x, np.float32), scale=np.ones(scale, np.float32), zero_point=np.zeros(zero_point, np.int8))
+    assert y.shape == (0,)
+    (record,) = caplog.records
+    assert "ExtendedQuantizeLinear" in record.message
+    with pytest.raises(ValueError, match=message):
+        raise record.exc_info[1]
+
+
+@pytest.mark.parametrize("name", sorted(set(oracle.TYPES) - set(carried)))
+def test_other_types_are_refused_at_load(name):
+    with pytest.raises(Exception, match=rf"Type 'tensor\({name}\)'.*ExtendedQuantizeLinear"):
+        session(one_node("quantize", name), backend="extensions")
+
+
+def test_a_missing_zero_point_is_refused_at_load():
+    with pytest.raises(Exception, match=r"ExtendedQuantizeLinear.*input size 2 not in range"):
+        session(one_node("quantize", "uint8", zero_point=False), backend="extensions")
+
+
+def test_operators_of_others():
+    """Declared before ours or after, they work in one model with ours."""
+
+    @onnxruntime_extensions.onnx_op(op_type="test.domain::Twice", inputs=[onnxruntime_extensions.PyCustomOpDef.dt_float])
+    def twice(x):
+        return 2 * x
+
+    x, scale, zero_point = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("x", "scale", "y"))
+    zero_point = helper.make_tensor_value_info("zero_point", TensorProto.INT8, None)
+    nodes = [
+        helper.make_node("Twice", ["x"], ["twice"], domain="test.domain"),
+        helper.make_node("ExtendedQuantizeLinear", ["twice", "scale", "zero_point"], ["y"], domain="com.amd.quark"),
+    ]
+    graph = helper.make_graph(nodes, "g", [x, scale, zero_point], [helper.make_tensor_value_info("y", TensorProto.INT8, None)])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.amd.quark", 1), helper.make_opsetid("test.domain", 1)]
+    both = session(helper.make_model(graph, opset_imports=opsets, ir_version=8), backend="extensions")
+    y = both.run(
+        None, {"x": np.array([1, 2], np.float32), "scale": np.array(1, np.float32), "zero_point": np.array(1, np.int8)}
+    )[0]
+    assert y.tolist() == [3, 5]
+
+
+def test_outputs_go_back_as_arrays(monkeypatch):
+    """The stock hook, which makes a list of Python numbers of every output, has no part in it."""
+    calls = []
+    monkeypatch.setattr(onnxruntime_extensions._ocos, "_on_pyop_invocation", lambda *arguments: calls.append(arguments))
+    node = session(one_node("quantize", "uint8"), backend="extensions")
+    assert run(node, x=np.ones(3, np.float32), scale=np.float32(0.5), zero_point=np.uint8(1)).tolist() == [3, 3, 3]
+    assert not calls

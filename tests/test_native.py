@@ -1,0 +1,275 @@
+"""Sessions of the native way against the oracle."""
+
+import ctypes
+import os
+import platform
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import onnx_models
+import onnxruntime
+import oracle
+import pytest
+import samples
+from onnx import TensorProto, helper
+from onnx_models import one_node, run, session
+
+import quark_numba
+from quark_numba.ort import c_api, native, shared_library
+
+domains = pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"])
+
+
+@domains
+def test_quantize_per_tensor(quantize_key, domain):
+    name = quantize_key.quantized.name
+    node = session(one_node("quantize", name, domain=domain))
+    for scale in np.array(samples.SCALES, np.float32):
+        for zero_point in samples.zero_points(name):
+            x = samples.floats(name, scale, zero_point)
+            y = run(node, x=x, scale=scale, zero_point=zero_point)
+            oracle.assert_same_bits(y, oracle.quantize(x, scale, zero_point, name))
+
+
+@domains
+def test_dequantize_per_tensor(dequantize_key, domain):
+    name = dequantize_key.quantized.name
+    node = session(one_node("dequantize", name, domain=domain))
+    codes = samples.codes(name)
+    for scale in np.array(samples.SCALES, np.float32):
+        for zero_point in samples.zero_points(name):
+            y = run(node, x=codes, scale=scale, zero_point=zero_point)
+            oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name))
+
+
+@pytest.mark.parametrize("zero_point", [True, False], ids=["zero_point", "no_zero_point"])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((7,), 0), ((5, 33), 0), ((5, 33), None), ((2, 3, 5, 7), -2), ((300, 400), 0), ((300, 400), 1), ((2, 70000), 0)],
+    ids=str,
+)
+def test_per_axis(quantize_key, shape, axis, zero_point):
+    name = quantize_key.quantized.name
+    attributes = {} if axis is None else {"axis": axis}
+    axis = 1 if axis is None else axis
+    rng = np.random.default_rng(8)
+    scale = rng.uniform(0.01, 2, shape[axis]).astype(np.float32)
+    zeros = np.resize(np.array(samples.zero_points(name)), shape[axis])
+    feeds = {"scale": scale, "zero_point": zeros}
+    if not zero_point:
+        del feeds["zero_point"]
+        zeros = np.zeros_like(zeros)
+    along = [v.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))]) for v in (scale, zeros)]
+
+    x = rng.normal(0, 100, shape).astype(np.float32)
+    if zero_point or name == "uint8":
+        node = session(one_node("quantize", name, zero_point=zero_point, attributes=attributes))
+        oracle.assert_same_bits(run(node, x=x, **feeds), oracle.quantize(x, *along, name))
+    codes = np.resize(samples.codes(name), shape)
+    node = session(one_node("dequantize", name, zero_point=zero_point, attributes=attributes))
+    oracle.assert_same_bits(run(node, x=codes, **feeds), oracle.dequantize(codes, *along, name))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1)], ids=str)
+def test_small_shapes(quantize_key, shape):
+    name = quantize_key.quantized.name
+    x = np.full(shape, 2.5, np.float32)
+    zero_point = np.zeros((), oracle.dtype(name))
+    y = run(session(one_node("quantize", name)), x=x, scale=np.float32(1), zero_point=zero_point)
+    oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), zero_point, name))
+    z = run(session(one_node("dequantize", name)), x=y, scale=np.float32(1), zero_point=zero_point)
+    oracle.assert_same_bits(z, oracle.dequantize(y, np.float32(1), zero_point, name))
+
+
+def test_one_element_shapes_mix():
+    """Quark writes a scale of shape (1,) next to a zero point of shape ()."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for scale_shape in ((), (1,), (1, 1)):
+        scale = np.full(scale_shape, 0.5, np.float32)
+        y = run(session(one_node("quantize", "int8")), x=x, scale=scale, zero_point=np.int8(1))
+        oracle.assert_same_bits(y, oracle.quantize(x, np.float32(0.5), np.int8(1), "int8"))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("size", [16383, 16384, 16385, 1_000_003])
+def test_any_number_of_threads(threads, size):
+    x = np.random.default_rng(9).normal(0, 100, size).astype(np.float32)
+    y = run(session(one_node("quantize", "int16"), threads=threads), x=x, scale=np.float32(0.3), zero_point=np.int16(5))
+    oracle.assert_same_bits(y, oracle.quantize(x, np.float32(0.3), np.int16(5), "int16"))
+
+
+def test_types_are_inferred_through_a_chain():
+    """No value_info: what the quantized tensor is follows from the zero point, and is uint8 without one."""
+    nodes, initializers = [], [helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5])]
+    for name in [*oracle.TYPES, None]:
+        zero_point = [f"zero_point_{name}"] if name else []
+        if name:
+            initializers.append(helper.make_tensor(zero_point[0], onnx_models.number(name), [], [1]))
+        inputs = ["x" if not nodes else nodes[-1].output[0], "scale", *zero_point]
+        nodes.append(helper.make_node("ExtendedQuantizeLinear", inputs, [f"q_{name}"], domain="com.amd.quark"))
+        inputs[0] = f"q_{name}"
+        nodes.append(helper.make_node("ExtendedDequantizeLinear", inputs, [f"d_{name}"], domain="com.amd.quark"))
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_value_info("d_None", TensorProto.FLOAT, None)],
+        initializers,
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.amd.quark", 1)]
+    chain = session(helper.make_model(graph, opset_imports=opsets, ir_version=8))
+    x = np.array([0.0, 1.5, 2.0, 60.0], np.float32)
+    assert chain.run(None, {"x": x})[0].tolist() == x.tolist()
+
+
+@pytest.mark.parametrize(
+    ("operation", "name", "types"),
+    [
+        ("quantize", "int8", {"x": "float16"}),
+        ("quantize", "int8", {"x": "int8"}),
+        ("quantize", "int8", {"scale": "float16"}),
+        ("quantize", "int64", {}),
+        ("quantize", "float32", {}),
+        ("dequantize", "int64", {}),
+        ("dequantize", "int8", {"zero_point": "uint8"}),
+        ("dequantize", "int8", {"scale": "bfloat16"}),
+    ],
+)
+def test_types_are_checked_at_load(operation, name, types):
+    with pytest.raises(Exception, match=rf"Extended{operation.capitalize()}Linear"):
+        session(one_node(operation, name, types=types))
+
+
+def test_a_missing_scale_is_refused_at_load():
+    model = one_node("quantize", "uint8")
+    del model.graph.node[0].input[1:]
+    with pytest.raises(Exception, match=r"ExtendedQuantizeLinear.*input size 1 not in range"):
+        session(model)
+
+
+def test_axis_of_another_type_is_refused_at_load():
+    with pytest.raises(Exception, match=r"attribute axis.*expected INT"):
+        session(one_node("quantize", "uint8", attributes={"axis": "one"}))
+
+
+@pytest.mark.parametrize(
+    ("axis", "x", "scale", "zero_point", "message"),
+    [
+        (1, (2, 3), (2, 3), (2, 3), r"y_scale has shape \(2, 3\); expected a scalar"),
+        (1, (2, 3), (3,), (), r"y_zero_point has shape \(\); expected the shape of y_scale, \(3,\)"),
+        (1, (2, 3), (3,), (1, 3), r"y_zero_point has shape \(1, 3\); expected the shape of y_scale, \(3,\)"),
+        (1, (2, 3), (), (3,), r"y_zero_point has shape \(3,\); expected the shape of y_scale, \(\)"),
+        (2, (2, 3), (3,), (3,), r"axis is 2, outside of -r..r-1 for x of shape \(2, 3\); y_scale has shape \(3,\)"),
+        (-3, (2, 3), (3,), (3,), r"axis is -3, outside"),
+        (-(2**63), (2, 3), (3,), (3,), r"axis is -9223372036854775808, outside"),
+        (2**63 - 1, (), (3,), (3,), r"axis is 9223372036854775807, outside of -r..r-1 for x of shape \(\)"),
+        (1, (2, 3), (2,), (2,), r"y_scale has shape \(2,\); expected as many elements as x of shape \(2, 3\) has along axis 1"),
+        (1, (2, 3), (0,), (0,), r"y_scale has shape \(0,\); expected as many elements"),
+        (1, (12, 345) + (1,) * 20, (7,), (7,), r"y_scale has shape \(7,\); .* x of shape \(12, 345(, 1){20}\) has"),
+    ],
+)
+@domains
+def test_shapes_are_checked_in_the_run(domain, axis, x, scale, zero_point, message):
+    node = session(one_node("quantize", "int8", domain=domain, attributes={"axis": axis}))
+    feeds = {"x": np.ones(x, np.float32), "scale": np.ones(scale, np.float32), "zero_point": np.zeros(zero_point, np.int8)}
+    operator = f"{domain}::{onnx_models.OPERATORS[domain, 'quantize']}"
+    for _ in range(2):  # the session goes on
+        with pytest.raises(Exception, match=rf"INVALID_ARGUMENT.*{operator}: {message}"):
+            run(node, **feeds)
+    with pytest.raises(ValueError, match=message):  # the direct call says the same
+        quark_numba.quantize(feeds["x"], feeds["scale"], feeds["zero_point"], axis=axis)
+
+
+def test_one_line():
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(quark_numba.get_library_path())
+    onnxruntime.InferenceSession(one_node("quantize", "bfloat16").SerializeToString(), options)
+
+
+def test_no_compiler_and_no_torch():
+    """What a user's machine has not: nothing on the PATH, no torch, and only this package's code."""
+    code = f"""
+import sys
+sys.modules["torch"] = None
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import numpy as np, oracle
+from onnx_models import one_node, run, session
+x = np.linspace(-9, 9, 100).astype(np.float32)
+for name in oracle.TYPES:
+    zero_point = np.zeros((), oracle.dtype(name))
+    y = run(session(one_node("quantize", name)), x=x, scale=np.float32(1), zero_point=zero_point)
+    oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), zero_point, name))
+"""
+    subprocess.run([sys.executable, "-c", code], env={"PATH": "", "HOME": os.environ.get("HOME", "/")}, check=True)
+
+
+@pytest.mark.parametrize("machine", shared_library.MACHINES)
+def test_library_segments(machine):
+    """No segment, the stack included, is both writable and executable; no two share a page."""
+    library = shared_library.shared_library("RegisterCustomOps", 0x1234, shared_library.MACHINES[machine])
+    assert library[:4] == b"\x7fELF"
+    assert struct.pack("<Q", 0x1234) in library
+    count = struct.unpack_from("<H", library, 56)[0]
+    headers = [struct.unpack_from("<IIQQQQQQ", library, 64 + 56 * i) for i in range(count)]
+    assert not any(flags & 1 and flags & 2 for _, flags, *_ in headers)
+    assert 0x6474E551 in [kind for kind, *_ in headers]
+    pages = [range(start // 4096, -(-(start + size) // 4096)) for kind, _, _, start, _, _, size, _ in headers if kind == 1]
+    assert not set(pages[0]) & set(pages[1])
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    native._library_path.cache_clear()
+    yield monkeypatch
+    native._library_path.cache_clear()
+
+
+def _refuse(*_):
+    raise OSError("refused")
+
+
+def test_a_temporary_file_where_memory_files_are_refused(no_library):
+    no_library.setattr(os, "memfd_create", _refuse)
+    path = quark_numba.get_library_path()
+    assert not path.startswith("/proc")
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    session(one_node("quantize", "uint8"))
+
+
+def test_extensions_where_files_are_refused_too(no_library):
+    no_library.setattr(native, "_memory_file", _refuse)
+    no_library.setattr(native, "_temporary_file", _refuse)
+    with pytest.raises(RuntimeError, match="cannot be loaded: refused; refused"):
+        quark_numba.register(onnxruntime.SessionOptions(), backend="native")
+    with pytest.warns(RuntimeWarning, match="lacks float16 and bfloat16.*speed") as warnings:
+        assert quark_numba.register(onnxruntime.SessionOptions()) == "extensions"
+    assert len(warnings) == 1
+
+
+def test_another_platform(no_library):
+    no_library.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(RuntimeError, match="needs Linux on x86_64 or aarch64, this is linux on riscv64"):
+        quark_numba.get_library_path()
+
+
+def test_an_old_onnx_runtime():
+    """GetApi gives null for a version that it does not know."""
+    messages = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+    def create_status(code, message):
+        messages.append(message.decode())
+        return 1
+
+    release = ctypes.create_string_buffer(b"1.16.3")
+    version_string = ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: ctypes.addressof(release))
+    table = (ctypes.c_void_p * c_api.API_WORDS)()
+    table[c_api.OrtApi.CreateStatus] = ctypes.cast(create_status, ctypes.c_void_p)
+    base = c_api.OrtApiBase(
+        c_api.GetApi(lambda version: ctypes.addressof(table) if version == 1 else None),
+        ctypes.cast(version_string, c_api.GetVersionString),
+    )
+    assert native._register_custom_ops(None, ctypes.byref(base)) == 1
+    assert messages == ["quark_numba needs ONNX Runtime 1.17 or later; this is 1.16.3"]

@@ -1,0 +1,42 @@
+"""The models that Quark wrote (models/README.md) give what ONNX Runtime gave with Quark's own library."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx_models import session
+
+MODELS = Path(__file__).parent / "models"
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with np.load(MODELS / "textline_cls_expected.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def tolerance(expected):
+    """1e-5 where the CPU computes the float model as the one did that made the expected outputs, else 1e-2."""
+    float_model = onnxruntime.InferenceSession(MODELS / "textline_cls_float.onnx", providers=["CPUExecutionProvider"])
+    difference = np.abs(float_model.run(None, {"x": expected["x"]})[0] - expected["float"]).max()
+    return 1e-5 if difference < 1e-6 else 1e-2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("variant", "backend"),
+    [
+        ("bf16", "native"),
+        ("fp16", "native"),
+        ("i32", "native"),
+        ("u32", "native"),
+        ("i32", "extensions"),
+        ("u32", "extensions"),
+    ],
+)
+def test_expected_outputs(variant, backend, threads, expected, tolerance):
+    model = session(MODELS / f"textline_cls_{variant}.onnx", backend=backend, threads=threads, disable_quant_qdq="1")
+    (y,) = model.run(None, {"x": expected["x"]})
+    np.testing.assert_allclose(y, expected[variant], rtol=0, atol=tolerance)
