@@ -1,0 +1,233 @@
+"""The command ``quark-numba``, also ``python -m quark_numba``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from . import __version__
+
+_DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
+
+_output = Console(highlight=False)
+_messages = Console(stderr=True, highlight=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 0, 1 if a model cannot be used; exits with 2 on wrong arguments."""
+    options = _parser().parse_args(arguments)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: _messages.print(f"[yellow]warning:[/] {message}", soft_wrap=True)
+        code: int = options.action(options)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="quark-numba", description="Run models that AMD Quark quantized, in ONNX Runtime.")
+    parser.add_argument("--version", action="version", version=f"quark-numba {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a model, time it, and compare it with a reference")
+    run.set_defaults(action=_run)
+    run.add_argument("model", metavar="MODEL", help="an ONNX model")
+    run.add_argument("--inputs", metavar="FILE.npz", help="inputs by name (default: random, of the model's shapes)")
+    run.add_argument("--reference", metavar="FLOAT_MODEL", help="the model before it was quantized, to compare with")
+    run.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
+    run.add_argument("--threads", type=_positive, default=0, metavar="N", help="of a session (default: ONNX Runtime's)")
+    run.add_argument(
+        "--dim",
+        type=_dimension,
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="a free dimension of random inputs, by its name or as INPUT[AXIS] (default: 1)",
+    )
+    run.add_argument("--runs", type=_positive, default=50, metavar="N", help="for the median latency (default: %(default)s)")
+    run.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+    info = commands.add_parser("info", help="print versions, the backend in use, threads, and the table of types")
+    info.set_defaults(action=_info)
+    info.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    name, separator, value = text.rpartition("=")
+    if not name or not separator or not value.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=N")
+    return name, int(value)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from . import model_run
+
+    try:
+        report = _report(options)
+    except model_run.ModelError as error:
+        _messages.print(f"[red]error:[/] {error}", soft_wrap=True, markup=True)
+        return 1
+    if options.json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print_report(report)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything that ``run`` finds out, in JSON's types."""
+    from . import model_run
+
+    paths = [options.model] + ([options.reference] if options.reference else [])
+    models = [model_run.load(path) for path in paths]
+    report: dict[str, Any] = {"model": options.model}
+    report["nodes"] = [asdict(nodes) for nodes in model_run.quantization_nodes(models[0])]
+
+    sessions, load_times = [], []
+    for path, model in zip(paths, models, strict=True):
+        with _progress(f"loading {path}") as tick:
+            start = time.perf_counter()
+            sessions.append(model_run.create_session(model, path, backend=options.backend, threads=options.threads))
+            load_times.append(time.perf_counter() - start)
+            tick()
+    if options.inputs:
+        inputs = [model_run.read_inputs(session, options.inputs) for session in sessions]
+    else:
+        inputs = [model_run.random_inputs(session, dict(options.dim)) for session in sessions]
+    report["inputs"] = {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs[0].items()}
+    report["threads"] = options.threads or "default"
+
+    outputs = [model_run.run(session, feeds) for session, feeds in zip(sessions, inputs, strict=True)]
+    with _progress("running", model_run.ticks(len(sessions), options.runs)) as tick:
+        medians = model_run.latencies(sessions, inputs, options.runs, tick)
+    report["load_seconds"], report["median_seconds"] = load_times[0], medians[0]
+    if options.reference:
+        differences = model_run.differences(*outputs)
+        report["reference"] = {
+            "model": options.reference,
+            "load_seconds": load_times[1],
+            "median_seconds": medians[1],
+            "latency_ratio": medians[0] / medians[1],
+            "outputs": [
+                {"output": d.output, "sqnr_db": _json_number(d.sqnr_db), "largest_difference": _json_number(d.largest)}
+                for d in differences
+            ],
+        }
+    return report
+
+
+def _json_number(value: float) -> float | str:
+    """JSON has no infinities and no NaN."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    nodes = [[n["operator"], n["element_type"], str(n["count"])] for n in report["nodes"]]
+    _print_table(
+        f"Quantization nodes of {report['model']}", ["operator", "element type", ">nodes"], nodes or [["none", "", ""]]
+    )
+
+    inputs = ", ".join(f"{name} {i['dtype']} {tuple(i['shape'])}" for name, i in report["inputs"].items())
+    rows = [_timing(report)]
+    reference = report.get("reference")
+    if reference:
+        rows = [[*rows[0], f"{reference['latency_ratio']:.2f}"], [*_timing(reference), "1.00"]]
+    columns = ["model", ">load, ms", ">median latency, ms"] + ([">ratio"] if reference else [])
+    _print_table(f"Time; {inputs}; {report['threads']} threads", columns, rows)
+
+    if reference:
+        rows = [
+            [o["output"], _number(o["sqnr_db"], ".1f"), _number(o["largest_difference"], ".3g")] for o in reference["outputs"]
+        ]
+        _print_table("Difference from the reference", ["output", ">SQNR, dB", ">largest difference"], rows)
+
+
+def _timing(report: dict[str, Any]) -> list[str]:
+    return [Path(report["model"]).name, f"{1e3 * report['load_seconds']:.0f}", f"{1e3 * report['median_seconds']:.2f}"]
+
+
+def _number(value: float | str, form: str) -> str:
+    return value if isinstance(value, str) else format(value, form)
+
+
+def _info(options: argparse.Namespace) -> int:
+    import numba
+    import onnxruntime
+
+    from .ort import get_library_path
+
+    try:
+        get_library_path()
+        backend, reason = "native", "the default where it is available"
+    except RuntimeError as error:
+        backend, reason = "extensions", f"the native way is not available: {error}"
+    facts = {
+        "quark_numba": __version__,
+        "Python": platform.python_version(),
+        **{name: version(name) for name in _DISTRIBUTIONS},
+        "machine": f"{platform.system()} {platform.machine()}",
+        "backend": backend,
+        "why": reason,
+        "threads of direct calls": numba.get_num_threads(),
+        "threads of a session": f"the session's own; {onnxruntime.get_device()} provider",
+    }
+    columns, rows = type_table()
+    if options.json:
+        print(json.dumps({**facts, "types": [dict(zip(columns, row, strict=True)) for row in rows]}, indent=2))
+    else:
+        _print_table("", ["", ""], [[name, str(value)] for name, value in facts.items()])
+        _print_table("Element types", columns, rows)
+    return 0
+
+
+def type_table() -> tuple[list[str], list[list[str]]]:
+    """Column names and rows of the element types, and of where each is quantized and dequantized: in arrays, in sessions
+    of the native way, in sessions of the onnxruntime-extensions way."""
+    from .dispatch import TABLE
+    from .ort import extensions
+
+    columns = ["type", "number", "lowest", "highest", "arrays", "native", "extensions"]
+    rows = []
+    for row in dict.fromkeys(key.quantized for key in TABLE):
+        limits = [str(value) if row.is_integer else f"{value:.5g}" for value in (row.lowest, row.highest)]
+        rows.append([row.name, str(row.number), *limits, "yes", "yes", "yes" if extensions.carries(row) else "no"])
+    return columns, rows
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns whose name begins with ">" are aligned to the right."""
+    table = Table(title=title or None, title_justify="left", title_style="bold", show_header=any(columns))
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    _output.print(table)
+
+
+@contextmanager
+def _progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal, gone when it is done. Yields what is to be called after each of `total` steps."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_messages, transient=True, disable=not _messages.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)

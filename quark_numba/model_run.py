@@ -1,0 +1,227 @@
+"""What ``quark-numba run`` does: look at a model, run it, time it, compare it with a reference."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from .ort import Backend, register
+from .ort.operators import OPERATORS
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_WARM_UP = 3
+# One session's runs before the other's turn: both meet the same state of the machine, and each finds its own in the caches.
+_BLOCK = 5
+
+
+class ModelError(Exception):
+    """The model, or what it is to be run with, cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class QuantizationNodes:
+    """The quantization nodes of one operator and element type in a model."""
+
+    operator: str
+    element_type: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How an output differs from the reference's."""
+
+    output: str
+    sqnr_db: float
+    largest: float
+
+
+def load(path: str | Path) -> onnx.ModelProto:
+    """The model without its external data."""
+    try:
+        return onnx.load(path, load_external_data=False)
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except Exception as error:
+        raise ModelError(f"{path}: not an ONNX model: {error}") from None
+
+
+def quantization_nodes(model: onnx.ModelProto) -> list[QuantizationNodes]:
+    """Counted by operator and element type, subgraphs and local functions included."""
+    counts: Counter[tuple[str, str]] = Counter()
+    _count(model.graph, {}, counts)
+    for function in model.functions:
+        _count(function, {}, counts)
+    return [QuantizationNodes(*key, count) for key, count in sorted(counts.items())]
+
+
+_QUANTIZATION = re.compile(r"(Quantize|Dequantize)(Linear|Dequantize)$|FixNeuron$")
+
+
+def _count(graph: Any, outer_types: dict[str, int], counts: Counter[tuple[str, str]]) -> None:
+    types = dict(outer_types)
+    for tensor in getattr(graph, "initializer", ()):
+        types[tensor.name] = tensor.data_type
+    for value in [*getattr(graph, "input", ()), *graph.value_info] if isinstance(graph, onnx.GraphProto) else []:
+        types[value.name] = value.type.tensor_type.elem_type
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.name == "value":
+                types[node.output[0]] = attribute.t.data_type
+            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                _count(subgraph, types, counts)
+        if not _QUANTIZATION.search(node.op_type):
+            continue
+        # The zero point has the quantized type; the block formats have none, and name their format in an attribute.
+        element_type = types.get(node.input[2]) if len(node.input) > 2 else None
+        if element_type is None and "Dequantize" in node.op_type:
+            element_type = types.get(node.input[0])
+        if element_type and node.op_type.endswith("QuantizeLinear"):
+            types[node.output[0]] = element_type
+        name = onnx.TensorProto.DataType.Name(element_type).lower() if element_type else _format(node)
+        counts[f"{node.domain or 'ai.onnx'}::{node.op_type}", name] += 1
+
+
+def _format(node: onnx.NodeProto) -> str:
+    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    value = attributes.get("element_dtype") or attributes.get("bfp_method")
+    if value is None:
+        return "uint8" if node.op_type.endswith("QuantizeLinear") else "?"
+    return str(value.decode())
+
+
+def create_session(
+    model: onnx.ModelProto, path: str | Path, *, backend: Backend | None = None, threads: int = 0
+) -> onnxruntime.InferenceSession:
+    """A session of the model at `path`, with our operators. `threads` = 0 leaves their number to ONNX Runtime."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    # Idle threads that spin would take the processors from the session whose turn it is.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if {opset.domain for opset in model.opset_import} & {operator.domain for operator in OPERATORS}:
+        # ONNX Runtime's rewriting of quantized models does not know our operators, and moves 32-bit zero points into
+        # operators of its own that have no such type.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+    register(options, backend=backend)
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], disable_fallback=True)
+    except Exception as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def read_inputs(session: onnxruntime.InferenceSession, path: str | Path) -> Arrays:
+    """The session's inputs from an .npz file; other arrays in it are left alone."""
+    names = [node_arg.name for node_arg in session.get_inputs()]
+    try:
+        with np.load(path) as arrays:
+            missing = [name for name in names if name not in arrays]
+            if missing:
+                raise ModelError(f"{path}: no array for the input {missing[0]}; it has {', '.join(arrays) or 'none'}")
+            return {name: arrays[name] for name in names}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: not an .npz file: {error}") from None
+
+
+def random_inputs(session: onnxruntime.InferenceSession, dimensions: Mapping[str, int]) -> Arrays:
+    """Inputs of the model's shapes, from a fixed seed: floats from a normal distribution, integers 0 or 1.
+
+    A free dimension is looked up in `dimensions` as "input[axis]", then by its own name; else it is 1.
+    """
+    rng = np.random.default_rng(0)
+    inputs = {}
+    unused = set(dimensions)
+    for node_arg in session.get_inputs():
+        shape = []
+        for axis, dimension in enumerate(node_arg.shape):
+            if isinstance(dimension, int) and dimension > 0:
+                shape.append(dimension)
+                continue
+            keys = [key for key in (f"{node_arg.name}[{axis}]", dimension) if key in dimensions]
+            unused -= set(keys)
+            shape.append(dimensions[keys[0]] if keys else 1)
+        element_type = node_arg.type.removeprefix("tensor(").removesuffix(")")
+        try:
+            dtype = np.dtype({"float": "float32", "double": "float64"}.get(element_type, element_type))
+        except TypeError:
+            raise ModelError(f"input {node_arg.name} is a {node_arg.type}: give it with --inputs") from None
+        values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
+        inputs[node_arg.name] = values.astype(dtype)
+    if unused:
+        free = [
+            f"{node_arg.name}[{axis}]" + (f" ({dimension})" if isinstance(dimension, str) else "")
+            for node_arg in session.get_inputs()
+            for axis, dimension in enumerate(node_arg.shape)
+            if not isinstance(dimension, int) or dimension <= 0
+        ]
+        raise ModelError(f"no free dimension is named {sorted(unused)[0]}; there are: {', '.join(free) or 'none'}")
+    return inputs
+
+
+def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
+    """The outputs by name."""
+    names = [node_arg.name for node_arg in session.get_outputs()]
+    try:
+        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+    except Exception as error:
+        raise ModelError(f"the model does not run: {error}") from None
+
+
+def latencies(
+    sessions: list[onnxruntime.InferenceSession], inputs: list[Arrays], runs: int, tick: Callable[[], None]
+) -> list[float]:
+    """The median latency of each session in seconds, over `runs` runs each, the sessions taking turns.
+
+    `tick` is called after each of the ``ticks(len(sessions), runs)`` runs.
+    """
+    times: list[list[float]] = [[] for _ in sessions]
+    for timed, block in _blocks(runs):
+        for session, feeds, seconds in zip(sessions, inputs, times, strict=True):
+            for _ in range(block):
+                start = time.perf_counter()
+                session.run(None, feeds)
+                seconds.append(time.perf_counter() - start)
+                tick()
+            if timed:
+                del seconds[-block]  # the first of a block pays for what the other session left behind
+            else:
+                seconds.clear()
+    return [float(np.median(seconds)) for seconds in times]
+
+
+def ticks(sessions: int, runs: int) -> int:
+    """How many runs `latencies` makes in all."""
+    return sessions * sum(block for _, block in _blocks(runs))
+
+
+def _blocks(runs: int) -> Iterator[tuple[bool, int]]:
+    yield False, _WARM_UP
+    for start in range(0, runs, _BLOCK):
+        yield True, 1 + min(_BLOCK, runs - start)
+
+
+def differences(outputs: Arrays, reference: Arrays) -> list[Difference]:
+    """Output by output, in order: models that were rewritten may have renamed them."""
+    if len(outputs) != len(reference):
+        raise ModelError(f"the model has {len(outputs)} outputs, the reference {len(reference)}")
+    result = []
+    for (name, y), expected in zip(outputs.items(), reference.values(), strict=True):
+        if y.shape != expected.shape:
+            raise ModelError(f"output {name} has shape {y.shape}, the reference's {expected.shape}")
+        signal = expected.astype(np.float64)
+        noise = y.astype(np.float64) - signal
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sqnr = 10 * np.log10(np.sum(signal**2) / np.sum(noise**2))
+        result.append(Difference(name, float(sqnr), float(np.abs(noise).max(initial=0.0))))
+    return result
