@@ -20,5 +20,5 @@ def test_per_tensor(benchmark, operation, row, size, contender):
     action = contender.prepare(operation, row, x)
     action()
     benchmark.group = f"{operation} {row.name}, {size} elements"
-    benchmark.extra_info["elements"] = size
+    benchmark.extra_info |= {"contender": contender.name, "elements": size}
     benchmark(action)

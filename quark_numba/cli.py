@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, 1 if a model cannot be used; exits with 2 on wrong arguments."""
     options = _parser().parse_args(arguments)
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _messages.print(f"[yellow]warning:[/] {message}", soft_wrap=True)
+        warnings.showwarning = lambda message, *_, **__: _tell("yellow", "warning", message)
         code: int = options.action(options)
     return code
 
@@ -85,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         report = _report(options)
     except model_run.ModelError as error:
-        _messages.print(f"[red]error:[/] {error}", soft_wrap=True, markup=True)
+        _tell("red", "error", error)
         return 1
     if options.json:
         print(json.dumps(report, indent=2))
@@ -216,12 +217,16 @@ def type_table() -> tuple[list[str], list[list[str]]]:
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns whose name begins with ">" are aligned to the right."""
-    table = Table(title=title or None, title_justify="left", title_style="bold", show_header=any(columns))
+    table = Table(title=escape(title) or None, title_justify="left", title_style="bold", show_header=any(columns))
     for column in columns:
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     _output.print(table)
+
+
+def _tell(style: str, what: str, message: object) -> None:
+    _messages.print(f"[{style}]{what}:[/] {escape(str(message))}", soft_wrap=True)
 
 
 @contextmanager
@@ -229,5 +234,5 @@ def _progress(what: str, total: int | None = None) -> Iterator[Callable[[], None
     """A progress bar on a terminal, gone when it is done. Yields what is to be called after each of `total` steps."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_messages, transient=True, disable=not _messages.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(escape(what), total=total)
         yield lambda: progress.advance(task)

@@ -69,36 +69,41 @@ def quantization_nodes(model: onnx.ModelProto) -> list[QuantizationNodes]:
 _QUANTIZATION = re.compile(r"(Quantize|Dequantize)(Linear|Dequantize)$|FixNeuron$")
 
 
-def _count(graph: Any, outer_types: dict[str, int], counts: Counter[tuple[str, str]]) -> None:
+def _count(
+    graph: onnx.GraphProto | onnx.FunctionProto, outer_types: Mapping[str, str], counts: Counter[tuple[str, str]]
+) -> None:
     types = dict(outer_types)
-    for tensor in getattr(graph, "initializer", ()):
-        types[tensor.name] = tensor.data_type
-    for value in [*getattr(graph, "input", ()), *graph.value_info] if isinstance(graph, onnx.GraphProto) else []:
-        types[value.name] = value.type.tensor_type.elem_type
+    if isinstance(graph, onnx.GraphProto):
+        types |= {tensor.name: _name(tensor.data_type) for tensor in graph.initializer}
+        types |= {value.name: _name(value.type.tensor_type.elem_type) for value in [*graph.input, *graph.value_info]}
     for node in graph.node:
         for attribute in node.attribute:
             if node.op_type == "Constant" and attribute.name == "value":
-                types[node.output[0]] = attribute.t.data_type
+                types[node.output[0]] = _name(attribute.t.data_type)
             for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
                 _count(subgraph, types, counts)
         if not _QUANTIZATION.search(node.op_type):
             continue
-        # The zero point has the quantized type; the block formats have none, and name their format in an attribute.
-        element_type = types.get(node.input[2]) if len(node.input) > 2 else None
-        if element_type is None and "Dequantize" in node.op_type:
-            element_type = types.get(node.input[0])
-        if element_type and node.op_type.endswith("QuantizeLinear"):
+        element_type = _element_type(node, types)
+        if node.op_type.endswith("QuantizeLinear"):
             types[node.output[0]] = element_type
-        name = onnx.TensorProto.DataType.Name(element_type).lower() if element_type else _format(node)
-        counts[f"{node.domain or 'ai.onnx'}::{node.op_type}", name] += 1
+        counts[f"{node.domain or 'ai.onnx'}::{node.op_type}", element_type] += 1
 
 
-def _format(node: onnx.NodeProto) -> str:
+def _name(data_type: int) -> str:
+    return str(onnx.TensorProto.DataType.Name(data_type)).lower()
+
+
+def _element_type(node: onnx.NodeProto, types: Mapping[str, str]) -> str:
+    """The quantized type: that of the zero point, or of x. The block formats name theirs in an attribute."""
+    zero_point = node.input[2] if len(node.input) > 2 else ""
+    if node.op_type.endswith("QuantizeLinear"):
+        return types.get(zero_point, "?") if zero_point else "uint8"
+    if node.op_type.endswith("DequantizeLinear"):
+        return types.get(zero_point) or types.get(node.input[0], "?")
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     value = attributes.get("element_dtype") or attributes.get("bfp_method")
-    if value is None:
-        return "uint8" if node.op_type.endswith("QuantizeLinear") else "?"
-    return str(value.decode())
+    return value.decode() if isinstance(value, bytes) else "?"
 
 
 def create_session(
@@ -155,7 +160,9 @@ def random_inputs(session: onnxruntime.InferenceSession, dimensions: Mapping[str
         try:
             dtype = np.dtype({"float": "float32", "double": "float64"}.get(element_type, element_type))
         except TypeError:
-            raise ModelError(f"input {node_arg.name} is a {node_arg.type}: give it with --inputs") from None
+            dtype = None
+        if dtype is None or dtype.kind not in "fiub" or dtype.isbuiltin != 1:
+            raise ModelError(f"input {node_arg.name} is a {node_arg.type}: there are no random ones of this type")
         values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
         inputs[node_arg.name] = values.astype(dtype)
     if unused:

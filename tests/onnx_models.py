@@ -58,7 +58,8 @@ def run(one_node_session, **feeds):
         bits = array.view(np.uint16) if array.dtype == oracle.dtype("bfloat16") else array
         values[name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, number(array.dtype.name))
     (y,) = one_node_session.run_with_ort_values(["y"], values)
-    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(y.element_type()))
+    name = TensorProto.DataType.Name(y.element_type()).lower()
+    dtype = np.dtype(np.float32) if name == "float" else oracle.dtype(name)
     count = int(np.prod(y.shape(), dtype=np.int64))
     content = ctypes.string_at(y.data_ptr(), count * dtype.itemsize) if count else b""
     return np.frombuffer(content, dtype).reshape(y.shape())

@@ -1,0 +1,165 @@
+"""The command: what it reports, in tables and in JSON, and how it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import oracle
+import pytest
+from onnx import TensorProto, helper
+from onnx_models import one_node
+
+from quark_numba import cli, model_run
+
+ROOT = Path(__file__).parent.parent
+MODELS = Path(__file__).parent / "models"
+BF16, FLOAT, EXPECTED = (
+    str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
+)
+
+
+def test_run_with_reference(capsys):
+    assert cli.main(["run", BF16, "--reference", FLOAT, "--inputs", EXPECTED, "--threads", "2", "--runs", "2"]) == 0
+    text = capsys.readouterr().out
+    for expected in ("com.amd.quark::ExtendedQuantizeLinear", "bfloat16", "258", "median latency", "SQNR, dB", "ratio"):
+        assert expected in text
+
+
+def test_json(capsys):
+    assert cli.main(["run", BF16, "--reference", FLOAT, "--inputs", EXPECTED, "--runs", "3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["nodes"] == [
+        {"operator": f"com.amd.quark::Extended{operation}Linear", "element_type": "bfloat16", "count": 258}
+        for operation in ("Dequantize", "Quantize")
+    ]
+    reference = report["reference"]
+    assert reference["latency_ratio"] == report["median_seconds"] / reference["median_seconds"]
+    with np.load(EXPECTED) as arrays:
+        y, expected = arrays["bf16"].astype(float), arrays["float"].astype(float)
+    (output,) = reference["outputs"]
+    assert output["sqnr_db"] == pytest.approx(10 * np.log10((expected**2).sum() / ((y - expected) ** 2).sum()), abs=0.1)
+    assert output["largest_difference"] == pytest.approx(np.abs(y - expected).max(), abs=1e-3)
+
+
+def test_a_model_is_its_own_reference(capsys):
+    assert cli.main(["run", FLOAT, "--reference", FLOAT, "--dim", "?=48", "--runs", "1", "--json"]) == 0
+    (output,) = json.loads(capsys.readouterr().out)["reference"]["outputs"]
+    assert (output["sqnr_db"], output["largest_difference"]) == ("inf", 0)
+
+
+@pytest.mark.parametrize("dimensions", [["x[0]=2", "?=48"], ["x[0]=2", "x[2]=48", "x[3]=64"]])
+def test_dimensions(capsys, dimensions):
+    arguments = [argument for dimension in dimensions for argument in ("--dim", dimension)]
+    assert cli.main(["run", BF16, *arguments, "--runs", "1", "--json"]) == 0
+    shape = json.loads(capsys.readouterr().out)["inputs"]["x"]["shape"]
+    assert shape == [2, 3, 48, 64 if "x[3]=64" in dimensions else 48]
+
+
+def test_info(capsys):
+    assert cli.main(["info", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["onnxruntime"] == onnxruntime.__version__
+    assert report["backend"] == "native"
+    assert {row["type"] for row in report["types"]} == set(oracle.TYPES)
+    assert cli.main(["info"]) == 0
+    assert "bfloat16" in capsys.readouterr().out
+
+
+def test_readme_has_the_table_of_types():
+    columns, rows = cli.type_table()
+    lines = ["| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *rows]]
+    assert "\n".join(lines) in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["run", BF16, "--dim", "x"], ["run", BF16, "--threads", "0"], ["go"]])
+def test_wrong_arguments(capsys, arguments):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert "usage: quark-numba" in capsys.readouterr().err
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Files to refuse, by name."""
+    np.savez(tmp_path / "other.npz", other=np.zeros(3))
+    np.savez(tmp_path / "shape.npz", x=np.zeros(3, np.float32))
+    np.savez(tmp_path / "dtype.npz", x=np.zeros((1, 3, 48, 48)))
+    (tmp_path / "truncated.onnx").write_bytes(Path(BF16).read_bytes()[:1000])
+    onnx.save(one_node("quantize", "bfloat16"), tmp_path / "bfloat16.onnx")
+    (tmp_path / "text.npz").write_text("text")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{}/none.onnx"], "none.onnx: no such file"),
+        (["[/red]"], r"\[/red\]: no such file"),
+        (["{}/truncated.onnx"], "truncated.onnx: not an ONNX model"),
+        ([BF16, "--reference", "{}/none.onnx"], "none.onnx: no such file"),
+        ([BF16, "--inputs", "{}/none.npz"], "none.npz: not an .npz file"),
+        ([BF16, "--inputs", "{}/text.npz"], "text.npz: not an .npz file"),
+        ([BF16, "--inputs", "{}/other.npz"], "no array for the input x; it has other"),
+        ([BF16, "--inputs", "{}/shape.npz"], "the model does not run: .*Invalid rank"),
+        ([BF16, "--inputs", "{}/dtype.npz"], "the model does not run: .*Unexpected input data type"),
+        ([BF16, "--dim", "n=3"], r"no free dimension is named n; there are: x\[0\], x\[2\] \(\?\)"),
+        ([BF16, "--backend", "extensions"], r"tensor\(bfloat16\).*ExtendedQuantizeLinear"),
+        (["{}/bfloat16.onnx"], r"input zero_point is a tensor\(bfloat16\): there are no random"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refusals(capsys, files, arguments, message):
+    assert cli.main(["run", *(argument.format(files) for argument in arguments)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(captured.err)
+
+
+@pytest.mark.parametrize("as_module", [True, False])
+def test_entry_points(as_module):
+    command = [sys.executable, "-m", "quark_numba"] if as_module else [str(Path(sys.executable).parent / "quark-numba")]
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.startswith("quark-numba 0.")
+
+
+def test_node_counts_in_subgraphs_and_functions():
+    def node(name, inputs, output, domain="com.amd.quark"):
+        return helper.make_node(name, inputs, [output], domain=domain)
+
+    constant = helper.make_node("Constant", [], ["zero"], value=helper.make_tensor("zero", TensorProto.INT16, [], [0]))
+    branch = helper.make_graph(
+        [
+            constant,
+            node("ExtendedQuantizeLinear", ["x", "scale", "zero"], "q"),
+            node("ExtendedDequantizeLinear", ["q", "scale"], "b"),
+        ],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)],
+    )
+    nodes = [
+        helper.make_node("If", ["condition"], ["y"], then_branch=branch, else_branch=branch),
+        node("ExtendedQuantizeLinear", ["x", "scale"], "u"),
+        helper.make_node("BFPQuantizeDequantize", ["x"], ["v"], domain="com.amd.quark", bfp_method="to_bfp"),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    function = helper.make_function(
+        "test", "F", ["x", "s", "z"], ["y"], [node("QuantizeLinear", ["x", "s", "z"], "y", domain="")], []
+    )
+    counts = model_run.quantization_nodes(helper.make_model(graph, functions=[function]))
+    assert [(n.operator.split("::")[1], n.element_type, n.count) for n in counts] == [
+        ("QuantizeLinear", "?", 1),
+        ("BFPQuantizeDequantize", "to_bfp", 1),
+        ("ExtendedDequantizeLinear", "int16", 2),
+        ("ExtendedQuantizeLinear", "int16", 2),
+        ("ExtendedQuantizeLinear", "uint8", 1),
+    ]
