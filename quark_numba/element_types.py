@@ -28,7 +28,7 @@ class ElementType:
 
     @cached_property
     def bits(self) -> int:
-        return self._info.bits
+        return int(self._info.bits)
 
     @cached_property
     def lowest(self) -> int | float:
@@ -39,6 +39,21 @@ class ElementType:
     def highest(self) -> int | float:
         """The largest finite value, to which quantization saturates."""
         return self._number(self._info.max)
+
+    @cached_property
+    def exponent_bits(self) -> int:
+        """Of a float type."""
+        return int(self._info.nexp)
+
+    @cached_property
+    def mantissa_bits(self) -> int:
+        """Of a float type, the hidden one not counted."""
+        return int(self._info.nmant)
+
+    @cached_property
+    def bias(self) -> int:
+        """Of a float type's exponent."""
+        return 1 - int(self._info.minexp)
 
     @cached_property
     def storage(self) -> np.dtype[Any]:

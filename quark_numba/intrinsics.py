@@ -4,43 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from .jit import JIT_ENABLED
 
 _HALF_BITS = ir.IntType(16)
 
-
-def float16_bits(value: Any) -> Any:
-    """float32 -> the bits of the nearest float16, ties to even."""
-    with np.errstate(over="ignore"):
-        return np.float16(value).view(np.uint16)
+# Without an instruction for it, LLVM calls a run-time library that is not there, and that ends the process.
+_triple, _, _features = cpu_target.target_context.codegen().magic_tuple()
+HAS_FLOAT16 = JIT_ENABLED and (_triple.startswith("aarch64") or "+f16c" in _features.split(","))
 
 
-def float16_value(bits: Any) -> Any:
-    """The bits of a float16 -> float32."""
-    return np.float32(bits.view(np.float16))
+@intrinsic
+def float16_bits(typingctx: Any, value: Any) -> Any:
+    """float32 -> the bits of the nearest float16, ties to even. Only where HAS_FLOAT16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), _HALF_BITS)
+
+    return types.uint16(types.float32), generate
 
 
-if JIT_ENABLED:
+@intrinsic
+def float16_value(typingctx: Any, bits: Any) -> Any:
+    """The bits of a float16 -> float32. Only where HAS_FLOAT16."""
 
-    @intrinsic
-    def float16_bits(typingctx: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), _HALF_BITS)
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
 
-        return types.uint16(types.float32), generate
-
-    @intrinsic
-    def float16_value(typingctx: Any, bits: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-
-        return types.float32(types.uint16), generate
+    return types.float32(types.uint16), generate
 
 
 @intrinsic

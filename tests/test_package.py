@@ -1,7 +1,12 @@
 """The package as a whole: what an import loads, and what the on-disk cache is keyed by."""
 
+import os
+import platform
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import quark_numba
 
@@ -16,3 +21,11 @@ def test_import_loads_neither_numba_nor_onnxruntime():
 
 def test_public_names():
     assert all(hasattr(quark_numba, name) for name in quark_numba.__all__)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="every AArch64 processor converts float16")
+def test_a_processor_without_float16_instructions():
+    """LLVM would call a run-time library for them, which is not there, and the process would end."""
+    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "float16", str(Path(__file__).parent / "test_direct.py")]
+    assert " passed" in subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
