@@ -192,6 +192,8 @@ def _flat(array: NDArray[Any], row: ElementType) -> NDArray[Any]:
 
 def _array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
     """`value` as an array. What has no dtype of its own, a Python number or list, becomes one of `default`."""
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
     try:
         array = np.asarray(value)
     except ValueError as error:

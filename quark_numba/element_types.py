@@ -14,9 +14,9 @@ import ml_dtypes
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ElementType:
-    """One ONNX element type."""
+    """One ONNX element type. Rows are the table's own: they are compared by identity."""
 
     name: str
     number: int
