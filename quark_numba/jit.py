@@ -33,12 +33,22 @@ def inline(function: Callable[..., Any], **names: Any) -> Any:
 
 def kernel(template: Callable[..., Any], name: str, signature: Any, *, parallel: bool = False, **names: Any) -> Any:
     """Compile `template` under `name` with its global names bound to `names`, and keep the result on disk."""
-    return numba.njit(signature, parallel=parallel, cache=True, **_FLAGS)(_specialise(template, name, names))
+    return _cached(functools.partial(numba.njit, signature, parallel=parallel), _specialise(template, name, names))
 
 
 def c_function(template: Callable[..., Any], name: str, signature: Any, **names: Any) -> Any:
     """Like `kernel`, with the C calling convention; the address is in the attribute `address`."""
-    return numba.cfunc(signature, cache=True, **_FLAGS)(_specialise(template, name, names))
+    return _cached(functools.partial(numba.cfunc, signature), _specialise(template, name, names))
+
+
+def _cached(decorate: Callable[..., Any], function: FunctionType) -> Any:
+    """With a cache on disk, unless neither the package's folder nor the user's can be written."""
+    try:
+        return decorate(cache=True, **_FLAGS)(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        return decorate(cache=False, **_FLAGS)(function)
 
 
 def threads() -> int:

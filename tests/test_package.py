@@ -29,3 +29,11 @@ def test_a_processor_without_float16_instructions():
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     command = [sys.executable, "-m", "pytest", "-q", "-k", "float16", str(Path(__file__).parent / "test_direct.py")]
     assert " passed" in subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_no_folder_can_be_written():
+    """A locator that never finds a place stands for a read-only package folder and home."""
+    environment = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "ZipCacheLocator"}
+    code = "import numpy, quark_numba; quark_numba.get_library_path(); print(quark_numba.quantize([1.0], 0.5))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[2]\n"
