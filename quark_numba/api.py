@@ -178,10 +178,10 @@ def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, length: int, inn
     if x.size >= _PARALLEL_SIZE:
         from . import jit
 
-        threads = jit.threads()
-        if threads > 1:
-            kernel.parallel(x, scale, zero_point, y, length, inner, threads * _SLICES_PER_THREAD)
-            return
+        with jit.threads() as threads:
+            if threads > 1:
+                kernel.parallel(x, scale, zero_point, y, length, inner, threads * _SLICES_PER_THREAD)
+                return
     kernel.serial(x, scale, zero_point, y, length, inner, 0, x.size)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from .element_types import ELEMENT_TYPES, FLOAT32, ElementType
+from .lock import created_once
 
 Operation = Literal["quantize", "dequantize"]
 
@@ -30,19 +30,19 @@ class Kernel:
 
     key: Key
 
-    @cached_property
+    @created_once
     def serial(self) -> Any:
         from . import kernels
 
         return kernels.serial_kernel(self.key)
 
-    @cached_property
+    @created_once
     def parallel(self) -> Any:
         from . import kernels
 
         return kernels.parallel_kernel(self.key, self.serial)
 
-    @cached_property
+    @created_once
     def task(self) -> Any:
         from . import kernels
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -22,8 +24,9 @@ JIT_ENABLED = not numba.config.DISABLE_JIT
 # No fastmath: NaN, Inf and the sign of zero are part of the results.
 _FLAGS = {"error_model": "numpy", "nogil": True}
 
-_threads_started = False
-_forked_with_threads = False
+_pool = threading.Lock()
+_pool_started = False
+_pool_lost = False
 
 
 def inline(function: Callable[..., Any], **names: Any) -> Any:
@@ -51,22 +54,40 @@ def _cached(decorate: Callable[..., Any], function: FunctionType) -> Any:
         return decorate(cache=False, **_FLAGS)(function)
 
 
-def threads() -> int:
-    """How many threads a parallel kernel, about to be called, may use.
+@contextmanager
+def threads() -> Iterator[int]:
+    """How many threads a parallel kernel may use that is called inside the context: Numba's, or one.
 
-    One in a forked child of a process whose kernels have run in parallel: thread pools do not survive a fork, and
+    One where another thread has the pool: two teams at a time would only be in each other's way, and Numba's workqueue
+    layer ends a process that tries. One in a forked child of a process that had a pool: pools do not survive a fork, and
     OpenMP ends a child that touches one.
     """
-    global _threads_started
-    if _forked_with_threads:
-        return 1
-    _threads_started = True
-    return int(numba.get_num_threads())
+    global _pool_started
+    number = 1 if _pool_lost else int(numba.get_num_threads())
+    if number == 1 or not _pool.acquire(blocking=False):
+        yield 1
+        return
+    try:
+        _pool_started = True
+        yield number
+    finally:
+        _pool.release()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep the kernels that this thread calls inside the context on this thread."""
+    number = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(number)
 
 
 def _after_fork() -> None:
-    global _forked_with_threads
-    _forked_with_threads = _threads_started
+    global _pool_lost
+    _pool_lost = _pool_started
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,5 +1,7 @@
 """Sessions of the onnxruntime-extensions way against the oracle, and beside operators of others."""
 
+import re
+
 import numpy as np
 import onnxruntime_extensions
 import oracle
@@ -62,9 +64,7 @@ def test_a_fault_is_logged_and_the_output_empty(caplog, x, scale, zero_point, me
     y = run(node, x=np.ones(x, np.float32), scale=np.ones(scale, np.float32), zero_point=np.zeros(zero_point, np.int8))
     assert y.shape == (0,)
     (record,) = caplog.records
-    assert "ExtendedQuantizeLinear" in record.message
-    with pytest.raises(ValueError, match=message):
-        raise record.exc_info[1]
+    assert re.search(f"com.amd.quark::ExtendedQuantizeLinear: {message}.*; the output is left empty", record.message)
 
 
 @pytest.mark.parametrize("name", sorted(set(oracle.TYPES) - set(carried)))

@@ -6,6 +6,7 @@ import platform
 import struct
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import onnx_models
@@ -221,9 +222,9 @@ def test_library_segments(machine):
 
 @pytest.fixture
 def no_library(monkeypatch):
-    native._library_path.cache_clear()
+    native._library.cache_clear()
     yield monkeypatch
-    native._library_path.cache_clear()
+    native._library.cache_clear()
 
 
 def _refuse(*_):
@@ -238,9 +239,20 @@ def test_a_temporary_file_where_memory_files_are_refused(no_library):
     session(one_node("quantize", "uint8"))
 
 
+def test_files_that_cannot_be_loaded_are_not_left_behind(no_library, tmp_path):
+    no_library.setattr(ctypes, "CDLL", _refuse)
+    no_library.setattr(tempfile, "tempdir", str(tmp_path))
+    descriptors = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="cannot be loaded"):
+            quark_numba.get_library_path()
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert not os.listdir(tmp_path)
+
+
 def test_extensions_where_files_are_refused_too(no_library):
-    no_library.setattr(native, "_memory_file", _refuse)
-    no_library.setattr(native, "_temporary_file", _refuse)
+    no_library.setattr(native, "_load_memory_file", _refuse)
+    no_library.setattr(native, "_load_temporary_file", _refuse)
     with pytest.raises(RuntimeError, match="cannot be loaded: refused; refused"):
         quark_numba.register(onnxruntime.SessionOptions(), backend="native")
     with pytest.warns(RuntimeWarning, match="lacks float16 and bfloat16.*speed") as warnings:

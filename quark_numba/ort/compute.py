@@ -9,7 +9,7 @@ import numpy as np
 from numba import carray, types
 
 from .. import jit
-from ..granularity import NO_FAULT, loop_shape
+from ..granularity import MAX_RANK, NO_FAULT, RANK, loop_shape
 from ..intrinsics import call, pointer, stack
 from ..kernels import (
     WORK_CHUNK,
@@ -53,18 +53,16 @@ def _keep(array: Any) -> None:
 
 
 @jit.inline
-def _shape_info(api: Any, value: int, slot: Any) -> tuple[int, int]:
-    """A tensor's OrtTensorTypeAndShapeInfo, to be released, and its rank."""
+def _shape(api: Any, value: int, slot: Any, dimensions: Any) -> tuple[int, Any]:
+    """A tensor's rank, and its shape within `dimensions` as far as there is room. None of these calls fails on a tensor."""
     call(api[_GET_SHAPE], (value, slot.ctypes.data))
     info = slot[0]
     call(api[_GET_RANK], (info, slot.ctypes.data))
-    return info, slot[0]
-
-
-@jit.inline
-def _dimensions(api: Any, info: int, dimensions: Any) -> None:
-    call(api[_GET_DIMENSIONS], (info, dimensions.ctypes.data, dimensions.size))
+    rank = slot[0]
+    shape = dimensions[: min(rank, dimensions.size)]
+    call(api[_GET_DIMENSIONS], (info, dimensions.ctypes.data, shape.size))
     call(api[_RELEASE_SHAPE], (info,))
+    return rank, shape
 
 
 @jit.inline
@@ -146,19 +144,15 @@ def compute(state_pointer: Any, context: int) -> int:
         call(api[_GET_INPUT], (context, 2, slot.ctypes.data))
         zero_point = slot[0]
 
-    info, rank = _shape_info(api, x, slot)
-    x_shape = carray(stack(rank), rank)
-    _dimensions(api, info, x_shape)
-    info, rank = _shape_info(api, scale, slot)
-    scale_shape = carray(stack(rank), rank)
-    _dimensions(api, info, scale_shape)
-    zero_point_shape = scale_shape
+    rank, x_shape = _shape(api, x, slot, carray(stack(MAX_RANK), MAX_RANK))
+    scale_rank, scale_shape = _shape(api, scale, slot, carray(stack(MAX_RANK), MAX_RANK))
+    zero_point_rank, zero_point_shape = scale_rank, scale_shape
     if zero_point:
-        info, rank = _shape_info(api, zero_point, slot)
-        zero_point_shape = carray(stack(rank), rank)
-        _dimensions(api, info, zero_point_shape)
+        zero_point_rank, zero_point_shape = _shape(api, zero_point, slot, carray(stack(MAX_RANK), MAX_RANK))
 
     fault, length, inner = _loop_shape(x_shape, scale_shape, zero_point_shape, state[STATE_AXIS])
+    if max(rank, scale_rank, zero_point_rank) > MAX_RANK:
+        fault = RANK
     if fault != NO_FAULT:
         return _fault_status(api, state, fault, x_shape, scale_shape, zero_point_shape)
 

@@ -21,7 +21,7 @@ import onnxruntime_extensions
 from numpy.typing import NDArray
 from onnxruntime_extensions import _ocos
 
-from .. import api
+from .. import api, jit
 from ..dispatch import Key
 from ..element_types import ELEMENT_TYPES, ElementType
 from .operators import DEFAULT_AXIS, OPERATORS, Operator
@@ -69,9 +69,10 @@ def get_library_path() -> str:
 def _body(operator: Operator, key: Key, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any]) -> NDArray[Any]:
     convert = api.quantize if operator.operation == "quantize" else api.dequantize
     try:
-        return convert(x, scale, zero_point, axis=_axis(x.shape, scale.shape))
-    except Exception:
-        _log.exception("%s::%s: the output is left empty", operator.domain, operator.name)
+        with jit.one_thread():  # ONNX Runtime's threads wait for this one, spinning
+            return convert(x, scale, zero_point, axis=_axis(x.shape, scale.shape))
+    except Exception as error:
+        _log.error("%s::%s: %s; the output is left empty", operator.domain, operator.name, error)
         return np.empty(0, key.y.dtype)
 
 

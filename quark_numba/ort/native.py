@@ -9,7 +9,6 @@ import os
 import platform
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_void_p
 from typing import Any
@@ -19,12 +18,11 @@ from numpy.typing import NDArray
 
 from ..dispatch import TABLE, Key
 from ..granularity import FAULTS
+from ..lock import creation_lock
 from . import c_api
 from .c_api import OrtApi, OrtCustomOp
 from .operators import DEFAULT_AXIS, OPERATORS, Operator
 from .shared_library import MACHINES, shared_library
-
-_lock = threading.Lock()
 
 # ONNX Runtime keeps pointers into these for as long as any session lives: they are never dropped.
 _overloads: dict[int, tuple[Operator, Key]] = {}
@@ -46,43 +44,56 @@ def get_library_path() -> str:
     RuntimeError
         Where the native way is not available (it needs Linux on x86-64 or AArch64, and a way to load the library).
     """
-    with _lock:
-        return _library_path()
+    with creation_lock:
+        path, reason = _library()
+    if path is None:
+        raise NotAvailableError(reason)
+    return path
 
 
 @functools.cache
-def _library_path() -> str:
+def _library() -> tuple[str | None, str]:
+    """The library's path, or None and the reason; whichever it is stays so."""
     machine = MACHINES.get(platform.machine())
     if sys.platform != "linux" or machine is None:
-        raise NotAvailableError(f"it needs Linux on {' or '.join(MACHINES)}, this is {sys.platform} on {platform.machine()}")
+        return None, f"it needs Linux on {' or '.join(MACHINES)}, this is {sys.platform} on {platform.machine()}"
     from ..jit import JIT_ENABLED
 
     if not JIT_ENABLED:
-        raise NotAvailableError("NUMBA_DISABLE_JIT is set")
+        return None, "NUMBA_DISABLE_JIT is set"
     address = ctypes.cast(_register_custom_ops, c_void_p).value
     assert address is not None
     library = shared_library("RegisterCustomOps", address, machine)
     reasons = []
-    for write in (_memory_file, _temporary_file):
+    for load in (_load_memory_file, _load_temporary_file):
         try:
-            path = write(library)
-            ctypes.CDLL(path)
-            return path
+            return load(library), ""
         except OSError as error:
             reasons.append(str(error))
-    raise NotAvailableError(f"the library cannot be loaded: {'; '.join(reasons)}")
+    return None, f"the library cannot be loaded: {'; '.join(reasons)}"
 
 
-def _memory_file(content: bytes) -> str:
+def _load_memory_file(content: bytes) -> str:
     descriptor = os.memfd_create("quark_numba", os.MFD_CLOEXEC)  # stays open: the path goes through it
-    os.write(descriptor, content)
-    return f"/proc/self/fd/{descriptor}"
+    try:
+        os.write(descriptor, content)
+        path = f"/proc/self/fd/{descriptor}"
+        ctypes.CDLL(path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return path
 
 
-def _temporary_file(content: bytes) -> str:
+def _load_temporary_file(content: bytes) -> str:
     with tempfile.NamedTemporaryFile(prefix="quark_numba_", suffix=".so", delete=False) as file:  # mode 0600
-        atexit.register(_remove, file.name, os.getpid())
         file.write(content)
+    try:
+        ctypes.CDLL(file.name)
+    except OSError:
+        os.remove(file.name)
+        raise
+    atexit.register(_remove, file.name, os.getpid())
     return file.name
 
 
@@ -103,7 +114,7 @@ def _register_custom_ops(options: int, api_base: Any) -> int | None:
 
     def add() -> None:
         add_domain = c_api.function(api, OrtApi.AddCustomOpDomain, c_void_p, c_void_p, c_void_p)
-        with _lock:
+        with creation_lock:
             for domain in _domains(api):
                 c_api.check(api, add_domain(options, domain))
 
@@ -139,7 +150,7 @@ def _domains(api: int) -> list[c_void_p]:
 def _custom_op(operator: Operator, key: Key) -> OrtCustomOp:
     from . import compute
 
-    name = ctypes.create_string_buffer(operator.name.encode())
+    name = ctypes.create_string_buffer(operator.name.encode())  # lives as long as GetName, and so custom_op, does
     input_types = (key.x.number, key.scale.number, key.quantized.number)
     functions: dict[str, Callable[..., Any]] = {
         "GetName": lambda _: ctypes.addressof(name),
@@ -161,7 +172,7 @@ def _custom_op(operator: Operator, key: Key) -> OrtCustomOp:
     for field, function in functions.items():
         setattr(custom_op, field, type(getattr(custom_op, field))(function))
     _overloads[ctypes.addressof(custom_op)] = operator, key
-    _kept.append((custom_op, name))
+    _kept.append(custom_op)
     return custom_op
 
 
@@ -171,7 +182,7 @@ def _create_kernel(custom_op: int, api: int, info: int, result: Any) -> int | No
     def create() -> None:
         operator, key = _overloads[custom_op]
         axis = c_api.int64_attribute(api, info, "axis", DEFAULT_AXIS)
-        with _lock:
+        with creation_lock:
             result[0] = _state(api, operator, key, axis).ctypes.data
 
     return _status(api, create)
