@@ -19,4 +19,9 @@ _MODULES = {"dequantize": ".api", "quantize": ".api", "get_library_path": ".ort"
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name], __name__), name)
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

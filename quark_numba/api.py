@@ -14,7 +14,7 @@ from .dispatch import TABLE, Key, Operation
 from .element_types import FLOAT32, UINT8, ElementType
 from .granularity import FAULTS, loop_shape
 
-# Below this many elements one thread is done before a second has woken up (measured: bench/test_direct.py).
+# Below this many elements one thread is done before a second has woken up.
 _PARALLEL_SIZE = 1 << 16
 
 # Slices a thread: some slack for threads that the system puts aside.
@@ -157,20 +157,18 @@ def _convert(
         _check_out(out, x.shape, key.y)
 
     # A Fortran-ordered array is the C-ordered one of reversed shape, and so is its result.
-    transposed = x.flags.fnc
-    target = out
-    if transposed:
-        x, target = x.T, None if out is None else out.T
-        _, length, inner = loop_shape(x.shape, scale.shape, zero_point.shape, ~axis)
-    y = target
-    if y is None or not y.flags.carray or any(np.may_share_memory(y, array) for array in (x, scale, zero_point)):
-        y = np.empty(x.shape, key.y.dtype)
-    _run(key, _flat(x, key.x), _flat(scale, key.scale), _flat(zero_point, key.quantized), _flat(y, key.y), length, inner)
-    if out is None or target is None:
-        return y.T if transposed else y
-    if y is not target:
-        target[...] = y
-    return out
+    result = np.empty_like(x, key.y.dtype, order="F" if x.flags.fnc else "C") if out is None else np.asarray(out)
+    x_rows, y_rows = x, result
+    if x.flags.fnc:
+        x_rows, y_rows = x.T, result.T
+        _, length, inner = loop_shape(x_rows.shape, scale.shape, zero_point.shape, ~axis)
+    y = y_rows
+    if not y.flags.carray or any(np.may_share_memory(y, array) for array in (x, scale, zero_point)):
+        y = np.empty(y.shape, key.y.dtype)
+    _run(key, _flat(x_rows, key.x), _flat(scale, key.scale), _flat(zero_point, key.quantized), _flat(y, key.y), length, inner)
+    if y is not y_rows:
+        y_rows[...] = y
+    return result if out is None else out
 
 
 def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, length: int, inner: int) -> None:
@@ -198,13 +196,13 @@ def _array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{name} is not an array: {error}") from None
-    if default is None or any(hasattr(value, attribute) for attribute in ("dtype", "__array__", "__array_interface__")):
+    if default is None or isinstance(value, np.generic) or not isinstance(value, (int, float, list, tuple)):
         return array
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{name} has dtype {array.dtype}; expected numbers of {default.name}")
     with np.errstate(all="ignore"):
         cast = array.astype(default.dtype)
-    if default.is_integer and not np.array_equal(cast, array):
+    if not np.array_equal(cast, array) if default.is_integer else np.any(np.isinf(cast) & np.isfinite(array)):
         raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}")
     return cast
 

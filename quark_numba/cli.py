@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, 1 if a model cannot be used; exits with 2 on wrong arguments."""
     options = _parser().parse_args(arguments)
     with warnings.catch_warnings():
+        warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: _tell("yellow", "warning", message)
         code: int = options.action(options)
     return code
@@ -45,11 +46,12 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a model, time it, and compare it with a reference")
     run.set_defaults(action=_run)
     run.add_argument("model", metavar="MODEL", help="an ONNX model")
-    run.add_argument("--inputs", metavar="FILE.npz", help="inputs by name (default: random, of the model's shapes)")
+    inputs = run.add_mutually_exclusive_group()
+    inputs.add_argument("--inputs", metavar="FILE.npz", help="inputs by name (default: random, of the model's shapes)")
     run.add_argument("--reference", metavar="FLOAT_MODEL", help="the model before it was quantized, to compare with")
     run.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
     run.add_argument("--threads", type=_positive, default=0, metavar="N", help="of a session (default: ONNX Runtime's)")
-    run.add_argument(
+    inputs.add_argument(
         "--dim",
         type=_dimension,
         action="append",
@@ -67,10 +69,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
 
 
 def _dimension(text: str) -> tuple[str, int]:
@@ -84,26 +85,31 @@ def _run(options: argparse.Namespace) -> int:
     from . import model_run
 
     try:
-        report = _report(options)
+        models = [model_run.load(path) for path in (options.model, options.reference) if path]
+        report: dict[str, Any] = {
+            "model": options.model,
+            "nodes": [{**asdict(nodes), "run_by": nodes.run_by} for nodes in model_run.quantization_nodes(models[0])],
+        }
+        if not options.json:
+            _print_nodes(report)
+        report |= _measurements(options, models)
     except model_run.ModelError as error:
         _tell("red", "error", error)
         return 1
+    except KeyboardInterrupt:
+        return 130
     if options.json:
         print(json.dumps(report, indent=2))
     else:
-        _print_report(report)
+        _print_measurements(report)
     return 0
 
 
-def _report(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything that ``run`` finds out, in JSON's types."""
+def _measurements(options: argparse.Namespace, models: list[Any]) -> dict[str, Any]:
+    """What ``run`` finds out by running, in JSON's types."""
     from . import model_run
 
-    paths = [options.model] + ([options.reference] if options.reference else [])
-    models = [model_run.load(path) for path in paths]
-    report: dict[str, Any] = {"model": options.model}
-    report["nodes"] = [asdict(nodes) for nodes in model_run.quantization_nodes(models[0])]
-
+    paths = [path for path in (options.model, options.reference) if path]
     sessions, load_times = [], []
     for path, model in zip(paths, models, strict=True):
         with _progress(f"loading {path}") as tick:
@@ -112,18 +118,20 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
             load_times.append(time.perf_counter() - start)
             tick()
     if options.inputs:
-        inputs = [model_run.read_inputs(session, options.inputs) for session in sessions]
+        inputs = model_run.read_inputs(sessions[0], options.inputs)
     else:
-        inputs = [model_run.random_inputs(session, dict(options.dim)) for session in sessions]
-    report["inputs"] = {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs[0].items()}
-    report["threads"] = options.threads or "default"
+        inputs = model_run.random_inputs(sessions[0], dict(options.dim))
 
-    outputs = [model_run.run(session, feeds) for session, feeds in zip(sessions, inputs, strict=True)]
+    outputs = [model_run.run(session, inputs) for session in sessions]
     with _progress("running", model_run.ticks(len(sessions), options.runs)) as tick:
         medians = model_run.latencies(sessions, inputs, options.runs, tick)
-    report["load_seconds"], report["median_seconds"] = load_times[0], medians[0]
+    report: dict[str, Any] = {
+        "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
+        "threads": options.threads or "default",
+        "load_seconds": load_times[0],
+        "median_seconds": medians[0],
+    }
     if options.reference:
-        differences = model_run.differences(*outputs)
         report["reference"] = {
             "model": options.reference,
             "load_seconds": load_times[1],
@@ -131,7 +139,7 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
             "latency_ratio": medians[0] / medians[1],
             "outputs": [
                 {"output": d.output, "sqnr_db": _json_number(d.sqnr_db), "largest_difference": _json_number(d.largest)}
-                for d in differences
+                for d in model_run.differences(*outputs)
             ],
         }
     return report
@@ -142,19 +150,20 @@ def _json_number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _print_report(report: dict[str, Any]) -> None:
-    nodes = [[n["operator"], n["element_type"], str(n["count"])] for n in report["nodes"]]
-    _print_table(
-        f"Quantization nodes of {report['model']}", ["operator", "element type", ">nodes"], nodes or [["none", "", ""]]
-    )
+def _print_nodes(report: dict[str, Any]) -> None:
+    rows = [[n["operator"], n["element_type"], str(n["count"]), n["run_by"]] for n in report["nodes"]]
+    columns = ["operator", "type", ">nodes", "run by"]
+    _print_table(f"Quantization nodes of {report['model']}", columns, rows or [["none", "", "", ""]])
 
+
+def _print_measurements(report: dict[str, Any]) -> None:
     inputs = ", ".join(f"{name} {i['dtype']} {tuple(i['shape'])}" for name, i in report["inputs"].items())
     rows = [_timing(report)]
     reference = report.get("reference")
     if reference:
         rows = [[*rows[0], f"{reference['latency_ratio']:.2f}"], [*_timing(reference), "1.00"]]
     columns = ["model", ">load, ms", ">median latency, ms"] + ([">ratio"] if reference else [])
-    _print_table(f"Time; {inputs}; {report['threads']} threads", columns, rows)
+    _print_table(f"Time (threads: {report['threads']}; inputs: {inputs})", columns, rows)
 
     if reference:
         rows = [
@@ -192,32 +201,51 @@ def _info(options: argparse.Namespace) -> int:
         "threads of direct calls": numba.get_num_threads(),
         "threads of a session": f"the session's own; {onnxruntime.get_device()} provider",
     }
-    columns, rows = type_table()
     if options.json:
-        print(json.dumps({**facts, "types": [dict(zip(columns, row, strict=True)) for row in rows]}, indent=2))
+        print(json.dumps({**facts, "types": type_rows()}, indent=2))
     else:
         _print_table("", ["", ""], [[name, str(value)] for name, value in facts.items()])
-        _print_table("Element types", columns, rows)
+        _print_table("Element types", *type_table())
     return 0
 
 
-def type_table() -> tuple[list[str], list[list[str]]]:
-    """Column names and rows of the element types, and of where each is quantized and dequantized: in arrays, in sessions
-    of the native way, in sessions of the onnxruntime-extensions way."""
+def type_rows() -> list[dict[str, Any]]:
+    """For each element type its limits, and where it is quantized and dequantized: in arrays, in sessions of the native
+    way, in sessions of the onnxruntime-extensions way."""
     from .dispatch import TABLE
     from .ort import extensions
 
-    columns = ["type", "number", "lowest", "highest", "arrays", "native", "extensions"]
-    rows = []
-    for row in dict.fromkeys(key.quantized for key in TABLE):
-        limits = [str(value) if row.is_integer else f"{value:.5g}" for value in (row.lowest, row.highest)]
-        rows.append([row.name, str(row.number), *limits, "yes", "yes", "yes" if extensions.carries(row) else "no"])
-    return columns, rows
+    return [
+        {
+            "type": row.name,
+            "number": row.number,
+            "lowest": row.lowest,
+            "highest": row.highest,
+            "arrays": True,
+            "native": True,
+            "extensions": extensions.carries(row),
+        }
+        for row in dict.fromkeys(key.quantized for key in TABLE)
+    ]
+
+
+def type_table() -> tuple[list[str], list[list[str]]]:
+    """Column names and rows of `type_rows` as text."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+    rows = type_rows()
+    return list(rows[0]), [[text(value) for value in row.values()] for row in rows]
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns whose name begins with ">" are aligned to the right."""
-    table = Table(title=escape(title) or None, title_justify="left", title_style="bold", show_header=any(columns))
+    if title:
+        _output.print(f"[bold]{escape(title)}", soft_wrap=True)
+    table = Table(show_header=any(columns))
     for column in columns:
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows:

@@ -16,7 +16,7 @@ MAX_RANK = 64
 FAULTS = {
     SCALE_RANK: "{scale} has shape {scale_shape}; expected a scalar, one element, or one dimension (per axis)",
     ZERO_POINT_SHAPE: "{zero_point} has shape {zero_point_shape}; expected the shape of {scale}, {scale_shape}",
-    AXIS: "axis is {axis}, outside of -r..r-1 for {x} of shape {x_shape}; {scale} has shape {scale_shape}",
+    AXIS: "axis is {axis}, out of range for {x} of shape {x_shape}; {scale} has shape {scale_shape}",
     SCALE_LENGTH: "{scale} has shape {scale_shape}; expected as many elements as {x} of shape {x_shape} has along axis {axis}",
     RANK: f"a tensor has more than {MAX_RANK} dimensions",
 }

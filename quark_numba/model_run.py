@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
+import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +35,22 @@ class ModelError(Exception):
 
 @dataclass(frozen=True)
 class QuantizationNodes:
-    """The quantization nodes of one operator and element type in a model."""
+    """The quantization nodes of one operator and element type in a model, and who runs them."""
 
     operator: str
     element_type: str
     count: int
+
+    @property
+    def run_by(self) -> str:
+        domain, _, name = self.operator.partition("::")
+        if domain not in {operator.domain for operator in OPERATORS}:
+            return "ONNX Runtime"
+        for operator in OPERATORS:
+            if (operator.domain, operator.name) == (domain, name):
+                types = [key.quantized.name for key in operator.overloads]
+                return "quark_numba" if self.element_type in (*types, "?") else "nobody"
+        return "nobody"
 
 
 @dataclass(frozen=True)
@@ -51,8 +66,8 @@ def load(path: str | Path) -> onnx.ModelProto:
     """The model without its external data."""
     try:
         return onnx.load(path, load_external_data=False)
-    except FileNotFoundError:
-        raise ModelError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
     except Exception as error:
         raise ModelError(f"{path}: not an ONNX model: {error}") from None
 
@@ -112,7 +127,7 @@ def create_session(
     """A session of the model at `path`, with our operators. `threads` = 0 leaves their number to ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what matters comes as an exception
     # Idle threads that spin would take the processors from the session whose turn it is.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if {opset.domain for opset in model.opset_import} & {operator.domain for operator in OPERATORS}:
@@ -130,13 +145,18 @@ def read_inputs(session: onnxruntime.InferenceSession, path: str | Path) -> Arra
     """The session's inputs from an .npz file; other arrays in it are left alone."""
     names = [node_arg.name for node_arg in session.get_inputs()]
     try:
-        with np.load(path) as arrays:
+        arrays = np.load(path)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ModelError(f"{path}: one array; expected an .npz file")
+        with arrays:
             missing = [name for name in names if name not in arrays]
             if missing:
                 raise ModelError(f"{path}: no array for the input {missing[0]}; it has {', '.join(arrays) or 'none'}")
             return {name: arrays[name] for name in names}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: not an .npz file: {error}") from None
+    except FileNotFoundError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise ModelError(f"{path}: not an .npz file of numbers") from None
 
 
 def random_inputs(session: onnxruntime.InferenceSession, dimensions: Mapping[str, int]) -> Arrays:
@@ -147,6 +167,7 @@ def random_inputs(session: onnxruntime.InferenceSession, dimensions: Mapping[str
     rng = np.random.default_rng(0)
     inputs = {}
     unused = set(dimensions)
+    guessed = []
     for node_arg in session.get_inputs():
         shape = []
         for axis, dimension in enumerate(node_arg.shape):
@@ -156,6 +177,8 @@ def random_inputs(session: onnxruntime.InferenceSession, dimensions: Mapping[str
             keys = [key for key in (f"{node_arg.name}[{axis}]", dimension) if key in dimensions]
             unused -= set(keys)
             shape.append(dimensions[keys[0]] if keys else 1)
+            if not keys:
+                guessed.append(f"{node_arg.name}[{axis}]")
         element_type = node_arg.type.removeprefix("tensor(").removesuffix(")")
         try:
             dtype = np.dtype({"float": "float32", "double": "float64"}.get(element_type, element_type))
@@ -163,48 +186,78 @@ def random_inputs(session: onnxruntime.InferenceSession, dimensions: Mapping[str
             dtype = None
         if dtype is None or dtype.kind not in "fiub" or dtype.isbuiltin != 1:
             raise ModelError(f"input {node_arg.name} is a {node_arg.type}: there are no random ones of this type")
-        values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
+        try:
+            values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
+        except (MemoryError, ValueError) as error:
+            raise ModelError(f"input {node_arg.name} of shape {shape}: {error}") from None
         inputs[node_arg.name] = values.astype(dtype)
     if unused:
         free = [
-            f"{node_arg.name}[{axis}]" + (f" ({dimension})" if isinstance(dimension, str) else "")
+            f"{node_arg.name}[{axis}]" + (f" or {dimension}" if isinstance(dimension, str) else "")
             for node_arg in session.get_inputs()
             for axis, dimension in enumerate(node_arg.shape)
             if not isinstance(dimension, int) or dimension <= 0
         ]
         raise ModelError(f"no free dimension is named {sorted(unused)[0]}; there are: {', '.join(free) or 'none'}")
+    if guessed:
+        warnings.warn(f"free dimensions are taken as 1: {', '.join(guessed)}", stacklevel=2)
     return inputs
 
 
 def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    """The outputs by name."""
+    """The outputs by name. `inputs` may hold more than the session takes."""
     names = [node_arg.name for node_arg in session.get_outputs()]
+    with _logged_errors() as errors:
+        try:
+            outputs = session.run(names, feeds(session, inputs))
+        except Exception as error:
+            raise ModelError(f"the model does not run: {error}") from None
+    if errors:
+        raise ModelError(f"the model does not run: {errors[0]}")
+    return dict(zip(names, outputs, strict=True))
+
+
+def feeds(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
+    """Those of `inputs` that the session takes."""
+    names = [node_arg.name for node_arg in session.get_inputs()]
+    missing = [name for name in names if name not in inputs]
+    if missing:
+        raise ModelError(f"the reference has an input {missing[0]}; the model has {', '.join(inputs)}")
+    return {name: inputs[name] for name in names}
+
+
+@contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """What our operators log inside the context: with onnxruntime-extensions they have no other way to fail."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(__package__)
+    logger.addHandler(handler)
     try:
-        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
-    except Exception as error:
-        raise ModelError(f"the model does not run: {error}") from None
+        yield messages
+    finally:
+        logger.removeHandler(handler)
 
 
-def latencies(
-    sessions: list[onnxruntime.InferenceSession], inputs: list[Arrays], runs: int, tick: Callable[[], None]
-) -> list[float]:
+def latencies(sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs: int, tick: Callable[[], None]) -> list[float]:
     """The median latency of each session in seconds, over `runs` runs each, the sessions taking turns.
 
     `tick` is called after each of the ``ticks(len(sessions), runs)`` runs.
     """
-    times: list[list[float]] = [[] for _ in sessions]
+    contenders = [(session, feeds(session, inputs), list[float]()) for session in sessions]
     for timed, block in _blocks(runs):
-        for session, feeds, seconds in zip(sessions, inputs, times, strict=True):
+        for session, arrays, seconds in contenders:
             for _ in range(block):
                 start = time.perf_counter()
-                session.run(None, feeds)
+                session.run(None, arrays)
                 seconds.append(time.perf_counter() - start)
                 tick()
             if timed:
                 del seconds[-block]  # the first of a block pays for what the other session left behind
             else:
                 seconds.clear()
-    return [float(np.median(seconds)) for seconds in times]
+    return [float(np.median(seconds)) for _, _, seconds in contenders]
 
 
 def ticks(sessions: int, runs: int) -> int:
@@ -224,6 +277,8 @@ def differences(outputs: Arrays, reference: Arrays) -> list[Difference]:
         raise ModelError(f"the model has {len(outputs)} outputs, the reference {len(reference)}")
     result = []
     for (name, y), expected in zip(outputs.items(), reference.values(), strict=True):
+        if not all(isinstance(value, np.ndarray) and value.dtype.kind in "fiub" for value in (y, expected)):
+            continue  # sequences, maps and strings have no difference
         if y.shape != expected.shape:
             raise ModelError(f"output {name} has shape {y.shape}, the reference's {expected.shape}")
         signal = expected.astype(np.float64)

@@ -1,6 +1,6 @@
 """Direct calls against the oracle, and what arrays may look like."""
 
-import sys
+import array
 import tracemalloc
 
 import numpy as np
@@ -75,6 +75,8 @@ def test_per_axis(quantize_key, shape, axis, with_zero_point):
 
 def test_output_type():
     x = np.array([1.0, 300.0], np.float32)
+    assert quantize(x, 1.0, output_dtype="u2").dtype == np.uint16
+    assert quantize(x, [1.0], array.array("b", [-3])).dtype == np.int8
     assert quantize(x, 1.0).dtype == np.uint8
     assert quantize(x, 1.0, np.int16(3)).dtype == np.int16
     assert quantize(x, 1.0, 3, output_dtype="int16").tolist() == [4, 303]
@@ -120,11 +122,24 @@ def test_layouts(layout, scale_shape):
     )
 
 
-def test_memory_order_is_kept():
-    x = np.asfortranarray(np.ones((30, 40), np.float32))
-    assert quantize(x, 1.0).flags.f_contiguous
-    out = np.empty((30, 40), np.uint8, order="F")
-    assert quantize(x, np.arange(1, 41, dtype=np.float32), out=out) is out
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
+def test_memory_order_is_kept(axis):
+    x = np.asfortranarray(np.random.default_rng(12).normal(0, 50, (3, 4, 5)).astype(np.float32))
+    scale = np.linspace(0.5, 2, x.shape[axis]).astype(np.float32)
+    expected = oracle.quantize(x, _along(scale, axis, 3), 0, "uint8")
+    for out in (None, np.empty(x.shape, np.uint8, order="F"), np.empty(x.shape, np.uint8)):
+        y = quantize(x, scale, axis=axis, out=out)
+        np.testing.assert_array_equal(y, expected)
+        assert y.flags.f_contiguous if out is None else y is out
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_subclasses_of_ndarray():
+    x = np.matrix([[1, 2], [3, 4]], np.float32)
+    out = np.matrix(np.zeros((2, 2), np.uint8))
+    assert quantize(x, 1.0, out=out) is out
+    assert out.tolist() == [[1, 2], [3, 4]]
+    assert quantize(np.ma.array([1, 2], np.float32), 1.0).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3), (1,), (1, 1, 1)], ids=str)
@@ -145,8 +160,8 @@ def test_read_only():
     x = np.ones(5, np.float32)
     scale = np.array(1, np.float32)
     zero_point = np.zeros((), np.int8)
-    for array in (x, scale, zero_point):
-        array.flags.writeable = False
+    for values in (x, scale, zero_point):
+        values.flags.writeable = False
     codes = quantize(x, scale, zero_point)
     codes.flags.writeable = False
     assert dequantize(codes, scale, zero_point).tolist() == x.tolist()
@@ -159,6 +174,11 @@ def test_out_may_overlap_the_inputs():
     scale = np.arange(1, 9, dtype=np.float32)
     expected = dequantize(np.full(8, 8, np.int32), scale.copy(), axis=0)
     assert dequantize(np.full(8, 8, np.int32), scale, axis=0, out=scale).tolist() == expected.tolist()
+    zero_point = np.arange(8, dtype=np.int32)
+    ones = np.ones(8, np.float32)
+    expected = dequantize(np.full((2, 8), 8, np.int32), ones, zero_point.copy())
+    both = np.concatenate([np.zeros(8, np.int32), zero_point]).reshape(2, 8)
+    assert dequantize(np.full((2, 8), 8, np.int32), ones, both[1], out=both.view(np.float32)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(("order", "copies"), [("C", 0), ("F", 0), ("strided", 1)])
@@ -183,8 +203,3 @@ def test_threads_do_not_change_results(quantize_key):
     y = quantize(x, 0.37, output_dtype=name)
     parts = [quantize(part, 0.37, output_dtype=name) for part in np.array_split(x, 50)]
     np.testing.assert_array_equal(y.view(np.uint8), np.concatenate(parts).view(np.uint8))
-
-
-def test_numba_is_imported():
-    """The tests above ran compiled kernels, not Python."""
-    assert "numba" in sys.modules

@@ -23,7 +23,7 @@ def test_find(row):
         assert find(specification) is row
 
 
-@pytest.mark.parametrize("specification", ["float64", np.float64, 0, 11, True, None, [], object()])
+@pytest.mark.parametrize("specification", ["float64", "two", np.float64, 0, 11, 2.0, True, None, [], object()])
 def test_find_nothing(specification):
     assert find(specification) is None
 

@@ -162,10 +162,10 @@ def test_axis_of_another_type_is_refused_at_load():
         (1, (2, 3), (3,), (), r"y_zero_point has shape \(\); expected the shape of y_scale, \(3,\)"),
         (1, (2, 3), (3,), (1, 3), r"y_zero_point has shape \(1, 3\); expected the shape of y_scale, \(3,\)"),
         (1, (2, 3), (), (3,), r"y_zero_point has shape \(3,\); expected the shape of y_scale, \(\)"),
-        (2, (2, 3), (3,), (3,), r"axis is 2, outside of -r..r-1 for x of shape \(2, 3\); y_scale has shape \(3,\)"),
-        (-3, (2, 3), (3,), (3,), r"axis is -3, outside"),
-        (-(2**63), (2, 3), (3,), (3,), r"axis is -9223372036854775808, outside"),
-        (2**63 - 1, (), (3,), (3,), r"axis is 9223372036854775807, outside of -r..r-1 for x of shape \(\)"),
+        (2, (2, 3), (3,), (3,), r"axis is 2, out of range for x of shape \(2, 3\); y_scale has shape \(3,\)"),
+        (-3, (2, 3), (3,), (3,), r"axis is -3, out of range"),
+        (-(2**63), (2, 3), (3,), (3,), r"axis is -9223372036854775808, out of range"),
+        (2**63 - 1, (), (3,), (3,), r"axis is 9223372036854775807, out of range for x of shape \(\)"),
         (1, (2, 3), (2,), (2,), r"y_scale has shape \(2,\); expected as many elements as x of shape \(2, 3\) has along axis 1"),
         (1, (2, 3), (0,), (0,), r"y_scale has shape \(0,\); expected as many elements"),
         (1, (12, 345) + (1,) * 20, (7,), (7,), r"y_scale has shape \(7,\); .* x of shape \(12, 345(, 1){20}\) has"),
@@ -181,6 +181,32 @@ def test_shapes_are_checked_in_the_run(domain, axis, x, scale, zero_point, messa
             run(node, **feeds)
     with pytest.raises(ValueError, match=message):  # the direct call says the same
         quark_numba.quantize(feeds["x"], feeds["scale"], feeds["zero_point"], axis=axis)
+
+
+def test_ranks_beyond_numpys_are_refused():
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    zero_point = helper.make_tensor("zero_point", TensorProto.INT8, [], [0])
+    for rank in (64, 65, 100_000):
+        nodes = [
+            helper.make_node("Reshape", ["x", "shape"], ["r"]),
+            helper.make_node("ExtendedQuantizeLinear", ["r", "scale", "zero_point"], ["q"], domain="com.amd.quark"),
+            helper.make_node("Reshape", ["q", "one"], ["y"]),
+        ]
+        initializers = [
+            helper.make_tensor("shape", TensorProto.INT64, [rank], [1] * rank),
+            helper.make_tensor("one", TensorProto.INT64, [1], [1]),
+            helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5]),
+            zero_point,
+        ]
+        y = helper.make_tensor_value_info("y", TensorProto.INT8, [1])
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.amd.quark", 1)]
+        graph = helper.make_graph(nodes, "ranks", [x], [y], initializers)
+        ranks = session(helper.make_model(graph, opset_imports=opsets, ir_version=8))
+        if rank == 64:
+            assert run(ranks, x=np.ones(1, np.float32)).tolist() == [2]
+        else:
+            with pytest.raises(Exception, match="ExtendedQuantizeLinear: a tensor has more than 64 dimensions"):
+                run(ranks, x=np.ones(1, np.float32))
 
 
 def test_one_line():

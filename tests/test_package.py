@@ -1,4 +1,4 @@
-"""The package as a whole: what an import loads, and what the on-disk cache is keyed by."""
+"""The package as a whole: what an import loads, which processors and folders it needs."""
 
 import os
 import platform
