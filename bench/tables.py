@@ -4,8 +4,6 @@ import argparse
 import json
 from pathlib import Path
 
-from contenders import CONTENDERS
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -17,7 +15,7 @@ def main() -> None:
         contender = benchmark["extra_info"]["contender"]
         medians.setdefault(benchmark["group"], {})[contender] = 1e6 * benchmark["stats"]["median"]
 
-    names = [contender.name for contender in CONTENDERS if any(contender.name in row for row in medians.values())]
+    names = list(dict.fromkeys(name for row in medians.values() for name in row))
     print(f"{results['machine_info']['cpu']['brand_raw']}; medians in µs\n")
     print(f"| | {' | '.join(names)} |")
     print(f"| --- |{' ---: |' * len(names)}")

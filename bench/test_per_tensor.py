@@ -19,6 +19,6 @@ def test_per_tensor(benchmark, operation, row, size, contender):
         x = quantize(x, SCALE, output_dtype=row.name)
     action = contender.prepare(operation, row, x)
     action()
-    benchmark.group = f"{operation} {row.name}, {size} elements"
+    benchmark.group = f"{operation} {row.name}, size {size}"
     benchmark.extra_info |= {"contender": contender.name, "elements": size}
     benchmark(action)

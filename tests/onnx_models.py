@@ -11,6 +11,8 @@ from onnx import TensorProto, helper
 import quark_numba
 
 OPERATORS = {
+    ("", "quantize"): "QuantizeLinear",
+    ("", "dequantize"): "DequantizeLinear",
     ("com.amd.quark", "quantize"): "ExtendedQuantizeLinear",
     ("com.amd.quark", "dequantize"): "ExtendedDequantizeLinear",
     ("com.vai.quantize", "quantize"): "VitisQuantizeLinear",
@@ -35,8 +37,8 @@ def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attrib
         [helper.make_tensor_value_info(i, number(element_type), None) for i, element_type in inputs.items()],
         [helper.make_tensor_value_info("y", number(output), None)],
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    opsets = [helper.make_opsetid("", 21)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def session(model, *, backend="native", threads=2, **entries):

@@ -177,8 +177,8 @@ def test_out_may_overlap_the_inputs():
     zero_point = np.arange(8, dtype=np.int32)
     ones = np.ones(8, np.float32)
     expected = dequantize(np.full((2, 8), 8, np.int32), ones, zero_point.copy())
-    both = np.concatenate([np.zeros(8, np.int32), zero_point]).reshape(2, 8)
-    assert dequantize(np.full((2, 8), 8, np.int32), ones, both[1], out=both.view(np.float32)).tolist() == expected.tolist()
+    both = np.concatenate([zero_point, np.zeros(8, np.int32)]).reshape(2, 8)
+    assert dequantize(np.full((2, 8), 8, np.int32), ones, both[0], out=both.view(np.float32)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(("order", "copies"), [("C", 0), ("F", 0), ("strided", 1)])

@@ -215,6 +215,18 @@ def test_one_line():
     onnxruntime.InferenceSession(one_node("quantize", "bfloat16").SerializeToString(), options)
 
 
+@pytest.mark.parametrize("backend", ["native", "extensions"])
+def test_registering_again_changes_nothing(backend):
+    options = onnxruntime.SessionOptions()
+    for again in (backend, backend, None):
+        assert quark_numba.register(options, backend=again) == backend
+    options.register_custom_ops_library(quark_numba.get_library_path())
+    other = {"native": "extensions", "extensions": "native"}[backend]
+    with pytest.raises(ValueError, match=f"backend is '{other}', but session_options are registered with '{backend}'"):
+        quark_numba.register(options, backend=other)
+    onnxruntime.InferenceSession(one_node("quantize", "int8").SerializeToString(), options)
+
+
 def test_no_compiler_and_no_torch():
     """What a user's machine has not: nothing on the PATH, no torch, and only this package's code."""
     code = f"""

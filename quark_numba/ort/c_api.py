@@ -31,6 +31,8 @@ class OrtApi(IntEnum):
     KernelContext_GetOutput = 91
     ReleaseStatus = 93
     ReleaseTensorTypeAndShapeInfo = 99
+    AddSessionConfigEntry = 130
+    HasSessionConfigEntry = 237
     KernelContext_ParallelFor = 274
 
 

@@ -10,7 +10,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_void_p
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,10 @@ from . import c_api
 from .c_api import OrtApi, OrtCustomOp
 from .operators import DEFAULT_AXIS, OPERATORS, Operator
 from .shared_library import MACHINES, shared_library
+
+# The entry of a session's configuration that says which backend has registered: ONNX Runtime refuses a domain that comes
+# twice when it creates the session, in words that help nobody.
+REGISTERED = "quark_numba.backend"
 
 # ONNX Runtime keeps pointers into these for as long as any session lives: they are never dropped.
 _overloads: dict[int, tuple[Operator, Key]] = {}
@@ -113,10 +117,17 @@ def _register_custom_ops(options: int, api_base: Any) -> int | None:
         return c_api.create_status(base.GetApi(1), c_api.ORT_FAIL, message)
 
     def add() -> None:
+        has_entry = c_api.function(api, OrtApi.HasSessionConfigEntry, c_void_p, c_void_p, c_char_p, POINTER(c_int))
+        add_entry = c_api.function(api, OrtApi.AddSessionConfigEntry, c_void_p, c_void_p, c_char_p, c_char_p)
         add_domain = c_api.function(api, OrtApi.AddCustomOpDomain, c_void_p, c_void_p, c_void_p)
+        registered = c_int()
+        c_api.check(api, has_entry(options, REGISTERED.encode(), ctypes.byref(registered)))
+        if registered:
+            return
         with creation_lock:
             for domain in _domains(api):
                 c_api.check(api, add_domain(options, domain))
+        c_api.check(api, add_entry(options, REGISTERED.encode(), b"native"))
 
     return _status(api, add)
 
