@@ -1,7 +1,7 @@
 """The only place that asks Numba to compile: flags, on-disk cache, threads, fork.
 
-Numba is imported here, in ``intrinsics``, ``codecs``, ``kernels`` and ``ort.compute``, all of which are imported when the
-first kernel is compiled and not before.
+This module and those that import Numba at their top (``intrinsics``, ``kernels``, ``ort.compute``) are imported
+when a first kernel is asked for, and not before.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from onnxruntime_extensions import _ocos
 from .. import api, jit
 from ..dispatch import Key
 from ..element_types import ELEMENT_TYPES, ElementType
+from ..lock import creation_lock
 from .operators import DEFAULT_AXIS, OPERATORS, Operator
 
 _log = logging.getLogger(__name__)
@@ -40,9 +41,16 @@ MISSING = (
 )
 
 
-@functools.cache
 def get_library_path() -> str:
     """The path of onnxruntime-extensions' library, with our operators declared in it."""
+    with creation_lock:
+        _declare()
+    return str(onnxruntime_extensions.get_library_path())
+
+
+@functools.cache
+def _declare() -> None:
+    """Once: a second declaration of the same types is a conflict for every session from then on."""
     bodies: dict[int, Callable[..., NDArray[Any]]] = {}
     for operator in OPERATORS:
         for key in operator.overloads:
@@ -63,7 +71,6 @@ def get_library_path() -> str:
         return k_id, y.shape, y
 
     onnxruntime_extensions.PyCustomOpDef.install_hooker(hook)
-    return str(onnxruntime_extensions.get_library_path())
 
 
 def _body(operator: Operator, key: Key, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any]) -> NDArray[Any]:

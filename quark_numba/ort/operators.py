@@ -16,7 +16,7 @@ class Operator(NamedTuple):
 
     @property
     def overloads(self) -> list[Key]:
-        """One a quantized element type. The first is what a node without a zero point gets: uint8."""
+        """One a quantized element type. The first decides the output of a QuantizeLinear without a zero point: uint8."""
         return [key for key in TABLE if key.operation == self.operation]
 
     @property
