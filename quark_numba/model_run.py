@@ -130,7 +130,7 @@ def create_session(
     options.log_severity_level = 4  # what matters comes as an exception
     # Idle threads that spin would take the processors from the session whose turn it is.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    if {opset.domain for opset in model.opset_import} & {operator.domain for operator in OPERATORS}:
+    if any(nodes.run_by == "quark_numba" for nodes in quantization_nodes(model)):
         # ONNX Runtime's rewriting of quantized models does not know our operators, and moves 32-bit zero points into
         # operators of its own that have no such type.
         options.add_session_config_entry("session.disable_quant_qdq", "1")

@@ -178,6 +178,21 @@ def test_entry_points(as_module):
     assert done.stdout.startswith("quark-numba 0.")
 
 
+@pytest.mark.parametrize(("domain", "kept"), [("com.amd.quark", True), ("", False)])
+def test_quantized_nodes_are_kept_only_in_models_with_our_operators(tmp_path, domain, kept):
+    """Quark imports its domain into every model; those of standard operators run as ONNX Runtime likes best."""
+    model = one_node("quantize", "uint8", domain=domain)
+    if not domain:
+        model.opset_import.append(helper.make_opsetid("com.amd.quark", 1))
+    onnx.save(model, tmp_path / "m.onnx")
+    options = model_run.create_session(model, tmp_path / "m.onnx").get_session_options()
+    if kept:
+        assert options.get_session_config_entry("session.disable_quant_qdq") == "1"
+    else:
+        with pytest.raises(RuntimeError):
+            options.get_session_config_entry("session.disable_quant_qdq")
+
+
 def test_node_counts_in_subgraphs_and_functions():
     def node(name, inputs, output, domain="com.amd.quark"):
         return helper.make_node(name, inputs, [output], domain=domain)
