@@ -8,14 +8,11 @@ import onnxruntime
 from onnx_models import number, one_node
 
 import quark_numba
-from quark_numba.dispatch import TABLE
 from quark_numba.element_types import ElementType
 from quark_numba.ort import extensions
 
 THREADS = 2
 SCALE = np.array(0.05, np.float32)
-
-QUANTIZED = tuple(dict.fromkeys(key.quantized for key in TABLE))
 
 
 @dataclass(frozen=True)

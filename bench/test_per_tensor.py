@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
-from contenders import CONTENDERS, QUANTIZED, SCALE
+from contenders import CONTENDERS, SCALE
 
 from quark_numba import quantize
+from quark_numba.dispatch import QUANTIZED_TYPES
 
 
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
 @pytest.mark.parametrize("size", [1, 1 << 10, 1 << 16, 1 << 20, 1 << 24])
-@pytest.mark.parametrize("row", QUANTIZED, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", QUANTIZED_TYPES, ids=lambda row: row.name)
 @pytest.mark.parametrize("operation", ["quantize", "dequantize"])
 def test_per_tensor(benchmark, operation, row, size, contender):
     if not contender.has(row):

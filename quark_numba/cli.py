@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,6 +21,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from . import __version__
+
+if TYPE_CHECKING:
+    from . import model_run
 
 _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
 
@@ -85,10 +88,10 @@ def _run(options: argparse.Namespace) -> int:
     from . import model_run
 
     try:
-        models = [model_run.load(path) for path in (options.model, options.reference) if path]
+        models = [(path, model_run.quantization_nodes(path)) for path in (options.model, options.reference) if path]
         report: dict[str, Any] = {
             "model": options.model,
-            "nodes": [{**asdict(nodes), "run_by": nodes.run_by} for nodes in model_run.quantization_nodes(models[0])],
+            "nodes": [{**asdict(counted), "run_by": counted.run_by} for counted in models[0][1]],
         }
         if not options.json:
             _print_nodes(report)
@@ -105,16 +108,15 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measurements(options: argparse.Namespace, models: list[Any]) -> dict[str, Any]:
-    """What ``run`` finds out by running, in JSON's types."""
+def _measurements(options: argparse.Namespace, models: list[tuple[str, list[model_run.QuantizationNodes]]]) -> dict[str, Any]:
+    """What ``run`` finds out by running, in JSON's types. `models`: paths and quantization nodes."""
     from . import model_run
 
-    paths = [path for path in (options.model, options.reference) if path]
     sessions, load_times = [], []
-    for path, model in zip(paths, models, strict=True):
+    for path, nodes in models:
         with _progress(f"loading {path}") as tick:
             start = time.perf_counter()
-            sessions.append(model_run.create_session(model, path, backend=options.backend, threads=options.threads))
+            sessions.append(model_run.create_session(path, nodes, backend=options.backend, threads=options.threads))
             load_times.append(time.perf_counter() - start)
             tick()
     if options.inputs:
@@ -212,7 +214,7 @@ def _info(options: argparse.Namespace) -> int:
 def type_rows() -> list[dict[str, Any]]:
     """For each element type its limits, and where it is quantized and dequantized: in arrays, in sessions of the native
     way, in sessions of the onnxruntime-extensions way."""
-    from .dispatch import TABLE
+    from .dispatch import QUANTIZED_TYPES
     from .ort import extensions
 
     return [
@@ -225,7 +227,7 @@ def type_rows() -> list[dict[str, Any]]:
             "native": True,
             "extensions": extensions.carries(row),
         }
-        for row in dict.fromkeys(key.quantized for key in TABLE)
+        for row in QUANTIZED_TYPES
     ]
 
 

@@ -62,3 +62,4 @@ def _table() -> dict[Key, Kernel]:
 
 
 TABLE = _table()
+QUANTIZED_TYPES = tuple(dict.fromkeys(key.quantized for key in TABLE))

@@ -62,18 +62,14 @@ class Difference:
     largest: float
 
 
-def load(path: str | Path) -> onnx.ModelProto:
-    """The model without its external data."""
+def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
+    """Those of the model at `path`, by operator and element type, subgraphs and local functions included."""
     try:
-        return onnx.load(path, load_external_data=False)
+        model = onnx.load(path, load_external_data=False)
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
     except Exception as error:
         raise ModelError(f"{path}: not an ONNX model: {error}") from None
-
-
-def quantization_nodes(model: onnx.ModelProto) -> list[QuantizationNodes]:
-    """Counted by operator and element type, subgraphs and local functions included."""
     counts: Counter[tuple[str, str]] = Counter()
     _count(model.graph, {}, counts)
     for function in model.functions:
@@ -122,15 +118,16 @@ def _element_type(node: onnx.NodeProto, types: Mapping[str, str]) -> str:
 
 
 def create_session(
-    model: onnx.ModelProto, path: str | Path, *, backend: Backend | None = None, threads: int = 0
+    path: str | Path, nodes: list[QuantizationNodes], *, backend: Backend | None = None, threads: int = 0
 ) -> onnxruntime.InferenceSession:
-    """A session of the model at `path`, with our operators. `threads` = 0 leaves their number to ONNX Runtime."""
+    """A session, with our operators, of the model at `path`, which has these quantization nodes. `threads` = 0 leaves
+    their number to ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4  # what matters comes as an exception
     # Idle threads that spin would take the processors from the session whose turn it is.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    if any(nodes.run_by == "quark_numba" for nodes in quantization_nodes(model)):
+    if any(counted.run_by == "quark_numba" for counted in nodes):
         # ONNX Runtime's rewriting of quantized models does not know our operators, and moves 32-bit zero points into
         # operators of its own that have no such type.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
@@ -167,18 +164,20 @@ def random_inputs(session: onnxruntime.InferenceSession, dimensions: Mapping[str
     rng = np.random.default_rng(0)
     inputs = {}
     unused = set(dimensions)
-    guessed = []
+    free, guessed = [], []
     for node_arg in session.get_inputs():
         shape = []
         for axis, dimension in enumerate(node_arg.shape):
             if isinstance(dimension, int) and dimension > 0:
                 shape.append(dimension)
                 continue
-            keys = [key for key in (f"{node_arg.name}[{axis}]", dimension) if key in dimensions]
-            unused -= set(keys)
-            shape.append(dimensions[keys[0]] if keys else 1)
-            if not keys:
-                guessed.append(f"{node_arg.name}[{axis}]")
+            names = [f"{node_arg.name}[{axis}]"] + ([dimension] if isinstance(dimension, str) else [])
+            free.append(" or ".join(names))
+            given = [name for name in names if name in dimensions]
+            unused -= set(given)
+            shape.append(dimensions[given[0]] if given else 1)
+            if not given:
+                guessed.append(names[0])
         element_type = node_arg.type.removeprefix("tensor(").removesuffix(")")
         try:
             dtype = np.dtype({"float": "float32", "double": "float64"}.get(element_type, element_type))
@@ -192,12 +191,6 @@ def random_inputs(session: onnxruntime.InferenceSession, dimensions: Mapping[str
             raise ModelError(f"input {node_arg.name} of shape {shape}: {error}") from None
         inputs[node_arg.name] = values.astype(dtype)
     if unused:
-        free = [
-            f"{node_arg.name}[{axis}]" + (f" or {dimension}" if isinstance(dimension, str) else "")
-            for node_arg in session.get_inputs()
-            for axis, dimension in enumerate(node_arg.shape)
-            if not isinstance(dimension, int) or dimension <= 0
-        ]
         raise ModelError(f"no free dimension is named {sorted(unused)[0]}; there are: {', '.join(free) or 'none'}")
     if guessed:
         warnings.warn(f"free dimensions are taken as 1: {', '.join(guessed)}", stacklevel=2)

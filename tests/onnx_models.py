@@ -24,31 +24,37 @@ def number(name):
     return {"float32": TensorProto.FLOAT}.get(name) or TensorProto.DataType.Value(name.upper())
 
 
-def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attributes=None, types=None, output=None):
+def model(nodes, inputs, outputs, *, initializers=(), domains=("com.amd.quark",)):
+    """A model; `inputs` and `outputs` are names, or (name, element type, shape)."""
+
+    def values(descriptions):
+        for description in descriptions:
+            name, element_type, shape = (description, "float32", None) if isinstance(description, str) else description
+            yield helper.make_tensor_value_info(name, number(element_type), shape)
+
+    graph = helper.make_graph(nodes, "graph", list(values(inputs)), list(values(outputs)), initializers)
+    opsets = [helper.make_opsetid("", 21), *(helper.make_opsetid(domain, 1) for domain in domains if domain)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attributes=None, types=None):
     """A model of one node whose inputs are all fed. `types` overrides the element type of inputs, by input."""
     inputs = {"x": "float32" if operation == "quantize" else name, "scale": "float32", "zero_point": name} | (types or {})
     if not zero_point:
         del inputs["zero_point"]
     node = helper.make_node(OPERATORS[domain, operation], list(inputs), ["y"], domain=domain, **(attributes or {}))
-    output = output or (name if operation == "quantize" else "float32")
-    graph = helper.make_graph(
-        [node],
-        "one_node",
-        [helper.make_tensor_value_info(i, number(element_type), None) for i, element_type in inputs.items()],
-        [helper.make_tensor_value_info("y", number(output), None)],
-    )
-    opsets = [helper.make_opsetid("", 21)] + ([helper.make_opsetid(domain, 1)] if domain else [])
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    output = name if operation == "quantize" else "float32"
+    return model([node], [(i, inputs[i], None) for i in inputs], [("y", output, None)], domains=[domain])
 
 
-def session(model, *, backend="native", threads=2, **entries):
+def session(source, *, backend="native", threads=2, **entries):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
     for entry, value in entries.items():
         options.add_session_config_entry(f"session.{entry}", value)
     quark_numba.register(options, backend=backend)
-    content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    content = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
 
 

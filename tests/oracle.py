@@ -34,6 +34,11 @@ def dtype(name):
     return np.dtype(TYPES[name].dtype)
 
 
+def along(values, axis, rank):
+    """A 1-D array in the shape that broadcasts along `axis` of `rank` dimensions."""
+    return values.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+
+
 def quantize(x, scale, zero_point, name):
     """saturate(x / scale + zero_point). Integers round before the sum, which is done in int64."""
     row = TYPES[name]

@@ -13,7 +13,7 @@ import onnxruntime
 import oracle
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import one_node
+from onnx_models import model, one_node
 
 from quark_numba import cli, model_run
 
@@ -34,28 +34,17 @@ def test_run_with_reference(capsys):
 def test_models_that_nobody_runs(capsys, tmp_path):
     """What keeps a model from loading is in the table of its nodes."""
     node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain="com.amd.quark", element_dtype="fp8_e4m3")
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "y"))
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.amd.quark", 1)]
-    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets, ir_version=8), tmp_path / "m")
+    onnx.save(model([node], ["x"], ["y"]), tmp_path / "m")
     assert cli.main(["run", str(tmp_path / "m")]) == 1
     assert re.search(r"MXQuantizeDequantize +│ fp8_e4m3 +│ +1 │ nobody", capsys.readouterr().out)
 
 
 def test_inputs_go_by_name(capsys, tmp_path):
     """Models that declare their inputs in another order get the same arrays."""
-    model = helper.make_model(
-        helper.make_graph(
-            [helper.make_node("Sub", ["a", "b"], ["y"])],
-            "g",
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1000]) for name in "ab"],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1000])],
-        ),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
-    onnx.save(model, tmp_path / "ab.onnx")
-    model.graph.input.reverse()
-    onnx.save(model, tmp_path / "ba.onnx")
+    inputs = [(name, "float32", [1000]) for name in "ab"]
+    difference = helper.make_node("Sub", ["a", "b"], ["y"])
+    onnx.save(model([difference], inputs, ["y"]), tmp_path / "ab.onnx")
+    onnx.save(model([difference], inputs[::-1], ["y"]), tmp_path / "ba.onnx")
     assert cli.main(["run", str(tmp_path / "ab.onnx"), "--reference", str(tmp_path / "ba.onnx"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["reference"]["outputs"][0]["sqnr_db"] == "inf"
 
@@ -181,11 +170,12 @@ def test_entry_points(as_module):
 @pytest.mark.parametrize(("domain", "kept"), [("com.amd.quark", True), ("", False)])
 def test_quantized_nodes_are_kept_only_in_models_with_our_operators(tmp_path, domain, kept):
     """Quark imports its domain into every model; those of standard operators run as ONNX Runtime likes best."""
-    model = one_node("quantize", "uint8", domain=domain)
+    node = one_node("quantize", "uint8", domain=domain)
     if not domain:
-        model.opset_import.append(helper.make_opsetid("com.amd.quark", 1))
-    onnx.save(model, tmp_path / "m.onnx")
-    options = model_run.create_session(model, tmp_path / "m.onnx").get_session_options()
+        node.opset_import.append(helper.make_opsetid("com.amd.quark", 1))
+    path = tmp_path / "m.onnx"
+    onnx.save(node, path)
+    options = model_run.create_session(path, model_run.quantization_nodes(path)).get_session_options()
     if kept:
         assert options.get_session_config_entry("session.disable_quant_qdq") == "1"
     else:
@@ -193,7 +183,7 @@ def test_quantized_nodes_are_kept_only_in_models_with_our_operators(tmp_path, do
             options.get_session_config_entry("session.disable_quant_qdq")
 
 
-def test_node_counts_in_subgraphs_and_functions():
+def test_node_counts_in_subgraphs_and_functions(tmp_path):
     def node(name, inputs, output, domain="com.amd.quark"):
         return helper.make_node(name, inputs, [output], domain=domain)
 
@@ -213,12 +203,13 @@ def test_node_counts_in_subgraphs_and_functions():
         node("ExtendedQuantizeLinear", ["x", "scale"], "u"),
         helper.make_node("BFPQuantizeDequantize", ["x"], ["v"], domain="com.amd.quark", bfp_method="to_bfp"),
     ]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)]
-    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    counted = model(nodes, ["x"], ["y"])
     function = helper.make_function(
         "test", "F", ["x", "s", "z"], ["y"], [node("QuantizeLinear", ["x", "s", "z"], "y", domain="")], []
     )
-    counts = model_run.quantization_nodes(helper.make_model(graph, functions=[function]))
+    counted.functions.append(function)
+    onnx.save(counted, tmp_path / "m.onnx")
+    counts = model_run.quantization_nodes(tmp_path / "m.onnx")
     assert [(n.operator.split("::")[1], n.element_type, n.count) for n in counts] == [
         ("QuantizeLinear", "?", 1),
         ("BFPQuantizeDequantize", "to_bfp", 1),

@@ -44,11 +44,6 @@ def test_odd_scales(quantize_key, scale):
         oracle.assert_same_bits(dequantize(codes, scale, zero_point), oracle.dequantize(codes, scale, zero_point, name))
 
 
-def _along(values, axis, rank):
-    """A 1-D array in the shape that broadcasts along `axis`."""
-    return values.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
-
-
 @pytest.mark.parametrize("with_zero_point", [True, False], ids=["zero_point", "no_zero_point"])
 @pytest.mark.parametrize(
     ("shape", "axis"),
@@ -66,7 +61,7 @@ def test_per_axis(quantize_key, shape, axis, with_zero_point):
     x = rng.normal(0, 100, shape).astype(np.float32)
     x.flat[: len(samples.SPECIAL)] = samples.SPECIAL[: x.size]
 
-    along = [_along(values, axis, len(shape)) for values in (scale, zeros)]
+    along = [oracle.along(values, axis, len(shape)) for values in (scale, zeros)]
     y = quantize(x, scale, zero_point, axis=axis, output_dtype=name)
     oracle.assert_same_bits(y, oracle.quantize(x, *along, name))
     codes = np.resize(samples.codes(name), shape)
@@ -104,7 +99,7 @@ def test_layouts(layout, scale_shape):
     x = ARRAYS[layout](np.random.default_rng(6).normal(0, 50, (4, 6, 10)).astype(np.float32))
     scale = np.resize(np.array([0.5, 0.25, 1, 2, 0.75, 3], np.float32), scale_shape)
     zero_point = np.resize(np.arange(-3, 3, dtype=np.int8), scale_shape)
-    along = [_along(v, 1, 3) if v.size > 1 else v.reshape(()) for v in (scale, zero_point)]
+    along = [oracle.along(v, 1, 3) if v.size > 1 else v.reshape(()) for v in (scale, zero_point)]
     values = np.asarray(x, np.float32)
     expected = oracle.quantize(values, *along, "int8")
     y = quantize(x, scale, zero_point)
@@ -126,7 +121,7 @@ def test_layouts(layout, scale_shape):
 def test_memory_order_is_kept(axis):
     x = np.asfortranarray(np.random.default_rng(12).normal(0, 50, (3, 4, 5)).astype(np.float32))
     scale = np.linspace(0.5, 2, x.shape[axis]).astype(np.float32)
-    expected = oracle.quantize(x, _along(scale, axis, 3), 0, "uint8")
+    expected = oracle.quantize(x, oracle.along(scale, axis, 3), 0, "uint8")
     for out in (None, np.empty(x.shape, np.uint8, order="F"), np.empty(x.shape, np.uint8)):
         y = quantize(x, scale, axis=axis, out=out)
         np.testing.assert_array_equal(y, expected)

@@ -7,8 +7,8 @@ import onnxruntime_extensions
 import oracle
 import pytest
 import samples
-from onnx import TensorProto, helper
-from onnx_models import one_node, run, session
+from onnx import helper
+from onnx_models import model, one_node, run, session
 
 from quark_numba.element_types import find
 from quark_numba.ort import extensions
@@ -44,7 +44,7 @@ def test_per_axis_where_shapes_tell_the_axis(axis):
     scale = np.random.default_rng(10).uniform(0.01, 2, shape[axis]).astype(np.float32)
     zero_point = np.arange(shape[axis], dtype=np.int8)
     x = np.random.default_rng(11).normal(0, 50, shape).astype(np.float32)
-    along = [v.reshape([-1 if i == axis % 3 else 1 for i in range(3)]) for v in (scale, zero_point)]
+    along = [oracle.along(values, axis, 3) for values in (scale, zero_point)]
     node = session(one_node("quantize", "int8", attributes={"axis": axis}), backend="extensions")
     y = run(node, x=x, scale=scale, zero_point=zero_point)
     oracle.assert_same_bits(y, oracle.quantize(x, *along, "int8"))
@@ -79,24 +79,19 @@ def test_a_missing_zero_point_is_refused_at_load():
 
 
 def test_operators_of_others():
-    """Declared before ours or after, they work in one model with ours."""
+    """They work in one model with ours."""
 
     @onnxruntime_extensions.onnx_op(op_type="test.domain::Twice", inputs=[onnxruntime_extensions.PyCustomOpDef.dt_float])
     def twice(x):
         return 2 * x
 
-    x, scale, zero_point = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("x", "scale", "y"))
-    zero_point = helper.make_tensor_value_info("zero_point", TensorProto.INT8, None)
     nodes = [
         helper.make_node("Twice", ["x"], ["twice"], domain="test.domain"),
         helper.make_node("ExtendedQuantizeLinear", ["twice", "scale", "zero_point"], ["y"], domain="com.amd.quark"),
     ]
-    graph = helper.make_graph(nodes, "g", [x, scale, zero_point], [helper.make_tensor_value_info("y", TensorProto.INT8, None)])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.amd.quark", 1), helper.make_opsetid("test.domain", 1)]
-    both = session(helper.make_model(graph, opset_imports=opsets, ir_version=8), backend="extensions")
-    y = both.run(
-        None, {"x": np.array([1, 2], np.float32), "scale": np.array(1, np.float32), "zero_point": np.array(1, np.int8)}
-    )[0]
+    inputs = ["x", "scale", ("zero_point", "int8", None)]
+    both = session(model(nodes, inputs, [("y", "int8", None)], domains=("com.amd.quark", "test.domain")), backend="extensions")
+    y = run(both, x=np.array([1, 2], np.float32), scale=np.float32(1), zero_point=np.int8(1))
     assert y.tolist() == [3, 5]
 
 

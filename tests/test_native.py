@@ -15,7 +15,7 @@ import oracle
 import pytest
 import samples
 from onnx import TensorProto, helper
-from onnx_models import one_node, run, session
+from onnx_models import model, one_node, run, session
 
 import quark_numba
 from quark_numba.ort import c_api, native, shared_library
@@ -62,7 +62,7 @@ def test_per_axis(quantize_key, shape, axis, zero_point):
     if not zero_point:
         del feeds["zero_point"]
         zeros = np.zeros_like(zeros)
-    along = [v.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))]) for v in (scale, zeros)]
+    along = [oracle.along(values, axis, len(shape)) for values in (scale, zeros)]
 
     x = rng.normal(0, 100, shape).astype(np.float32)
     if zero_point or name == "uint8":
@@ -112,15 +112,7 @@ def test_types_are_inferred_through_a_chain():
         nodes.append(helper.make_node("ExtendedQuantizeLinear", inputs, [f"q_{name}"], domain="com.amd.quark"))
         inputs[0] = f"q_{name}"
         nodes.append(helper.make_node("ExtendedDequantizeLinear", inputs, [f"d_{name}"], domain="com.amd.quark"))
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
-        [helper.make_tensor_value_info("d_None", TensorProto.FLOAT, None)],
-        initializers,
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.amd.quark", 1)]
-    chain = session(helper.make_model(graph, opset_imports=opsets, ir_version=8))
+    chain = session(model(nodes, ["x"], ["d_None"], initializers=initializers))
     x = np.array([0.0, 1.5, 2.0, 60.0], np.float32)
     assert chain.run(None, {"x": x})[0].tolist() == x.tolist()
 
@@ -144,10 +136,10 @@ def test_types_are_checked_at_load(operation, name, types):
 
 
 def test_a_missing_scale_is_refused_at_load():
-    model = one_node("quantize", "uint8")
-    del model.graph.node[0].input[1:]
+    node = one_node("quantize", "uint8")
+    del node.graph.node[0].input[1:]
     with pytest.raises(Exception, match=r"ExtendedQuantizeLinear.*input size 1 not in range"):
-        session(model)
+        session(node)
 
 
 def test_axis_of_another_type_is_refused_at_load():
@@ -184,8 +176,6 @@ def test_shapes_are_checked_in_the_run(domain, axis, x, scale, zero_point, messa
 
 
 def test_ranks_beyond_numpys_are_refused():
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    zero_point = helper.make_tensor("zero_point", TensorProto.INT8, [], [0])
     for rank in (64, 65, 100_000):
         nodes = [
             helper.make_node("Reshape", ["x", "shape"], ["r"]),
@@ -196,12 +186,9 @@ def test_ranks_beyond_numpys_are_refused():
             helper.make_tensor("shape", TensorProto.INT64, [rank], [1] * rank),
             helper.make_tensor("one", TensorProto.INT64, [1], [1]),
             helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5]),
-            zero_point,
+            helper.make_tensor("zero_point", TensorProto.INT8, [], [0]),
         ]
-        y = helper.make_tensor_value_info("y", TensorProto.INT8, [1])
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.amd.quark", 1)]
-        graph = helper.make_graph(nodes, "ranks", [x], [y], initializers)
-        ranks = session(helper.make_model(graph, opset_imports=opsets, ir_version=8))
+        ranks = session(model(nodes, [("x", "float32", [1])], [("y", "int8", [1])], initializers=initializers))
         if rank == 64:
             assert run(ranks, x=np.ones(1, np.float32)).tolist() == [2]
         else:
@@ -234,7 +221,7 @@ import sys
 sys.modules["torch"] = None
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 import numpy as np, oracle
-from onnx_models import one_node, run, session
+from onnx_models import model, one_node, run, session
 x = np.linspace(-9, 9, 100).astype(np.float32)
 for name in oracle.TYPES:
     zero_point = np.zeros((), oracle.dtype(name))
