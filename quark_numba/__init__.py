@@ -7,13 +7,41 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import dequantize, quantize
+    from .onnx_ops.reference import reference_ops
+    from .onnx_ops.schemas import register_schemas
     from .ort import get_library_path, register
+    from .packing import pack, unpack
+    from .tensors import from_tensor_proto, to_tensor_proto
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "dequantize", "get_library_path", "quantize", "register"]
+__all__ = [
+    "__version__",
+    "dequantize",
+    "from_tensor_proto",
+    "get_library_path",
+    "pack",
+    "quantize",
+    "reference_ops",
+    "register",
+    "register_schemas",
+    "to_tensor_proto",
+    "unpack",
+]
 
-# Loaded when first used: numpy and ml_dtypes for the calls on arrays, onnxruntime for sessions, numba for a first kernel.
-_MODULES = {"dequantize": ".api", "quantize": ".api", "get_library_path": ".ort", "register": ".ort"}
+# Loaded when first used: numpy and ml_dtypes for the calls on arrays, onnx for its tools, onnxruntime for sessions, numba for
+# a first kernel.
+_MODULES = {
+    "dequantize": ".api",
+    "from_tensor_proto": ".tensors",
+    "get_library_path": ".ort",
+    "pack": ".packing",
+    "quantize": ".api",
+    "reference_ops": ".onnx_ops.reference",
+    "register": ".ort",
+    "register_schemas": ".onnx_ops.schemas",
+    "to_tensor_proto": ".tensors",
+    "unpack": ".packing",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import element_types
-from .dispatch import TABLE, Key, Operation
-from .element_types import FLOAT32, UINT8, ElementType
-from .granularity import FAULTS, loop_shape
+from . import dispatch, element_types
+from .dispatch import TABLE, Key
+from .element_types import FLOAT32, INT32, UINT8, ElementType
+from .granularity import FAULTS, INFERRED, Loop, loop_shape
+from .operators import (
+    DEFAULTS,
+    INPUT_NAMES,
+    LATEST_OPSET,
+    OPERATOR_VERSIONS,
+    Operand,
+    Operation,
+    OperatorVersion,
+    operator_version,
+    types,
+)
 
 # Below this many elements one thread is done before a second has woken up.
 _PARALLEL_SIZE = 1 << 16
@@ -27,27 +37,118 @@ def quantize(
     y_zero_point: ArrayLike | None = None,
     *,
     axis: int = 1,
+    block_size: int = 0,
     output_dtype: DTypeLike | str | int | None = None,
+    saturate: bool = True,
+    precision: DTypeLike | str | int | None = None,
+    opset: int | None = None,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
-    """Quantize: y = saturate(x / y_scale + y_zero_point), as ExtendedQuantizeLinear-1 of com.amd.quark.
+    """Quantize: y = saturate(x / y_scale + y_zero_point), as QuantizeLinear of ONNX, opset 10 to 28, and
+    ExtendedQuantizeLinear-1 of com.amd.quark.
 
-    x / y_scale is computed in float32. For integer types it is rounded, half to even, before the zero point is added; NaN
-    gives the lowest value. float16 and bfloat16 are rounded to nearest, ties to even; NaN stays NaN. Everything else
-    beyond the type's finite range, infinities included, saturates.
+    For integer types x / y_scale is rounded, half to even, before the zero point is added; NaN gives the lowest value.
+    Float types are rounded to nearest, ties to even; NaN stays NaN (float4e2m1, which has none: 6; float6: -0). Everything
+    else beyond the type's finite range, infinities included, saturates.
 
     Parameters
     ----------
-    x : array_like of float32, any shape, strides and memory order
-    y_scale : array_like of float32
-        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`.
+    x : array_like of float32, float16, bfloat16 or int32, any shape, strides and memory order
+    y_scale : array_like of float32, float16, bfloat16, float8e8m0 or int32
+        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`. As many dimensions as x:
+        blocked along `axis`, x's shape otherwise.
     y_zero_point : array_like, optional
         Same shape as `y_scale`. Its dtype is the output's. Default: 0.
     axis : int
-        The axis of a per-axis `y_scale`, -r..r-1. Without meaning per tensor.
+        The axis of a per-axis or blocked `y_scale`, -r..r-1. Without meaning per tensor.
+    block_size : int
+        How many elements along `axis` share a scale; the last block may be shorter. Default, 0: not blocked, or the one
+        size that fits a blocked `y_scale`, if only one does.
     output_dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
         The output's type where there is no zero point, or one without a dtype such as a Python int. Default: uint8. One
-        of uint8, int8, uint16, int16, uint32, int32, float16, bfloat16.
+        of uint8, int8, uint16, int16, uint32, int32, float16, bfloat16, uint4, int4, uint2, int2, float8e4m3fn,
+        float8e4m3fnuz, float8e5m2, float8e5m2fnuz, float6e2m3, float6e3m2, float4e2m1.
+    saturate : bool
+        False: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.
+    precision : like `output_dtype`; float32, float16, bfloat16 or float64, optional
+        What x and `y_scale` are converted to before the division, and the quotient is rounded to. Default: the type of
+        `y_scale`; float32 if that is float8e8m0, float64 if int32.
+    opset : int, optional
+        Accept just what QuantizeLinear of this opset of ONNX accepts, 10..28. Default: what any version does, and
+        ExtendedQuantizeLinear.
+    out : ndarray, optional
+        Where to write the result: x's shape, the output's dtype.
+
+    Returns
+    -------
+    ndarray of x's shape: `out`, or a new array in the memory order of x. 2-, 4- and 6-bit types have one element a byte, as
+    in ml_dtypes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected. Nothing has been written then.
+    """
+    version = _version("quantize", opset)
+    x_array = _array(x, "x", FLOAT32)
+    scale = _array(y_scale, "y_scale", FLOAT32)
+    quantized = UINT8
+    if output_dtype is not None:
+        quantized = _element_type(output_dtype, "output_dtype", _types(version, "quantize", "y"))
+    zero_point = None
+    if y_zero_point is not None:
+        zero_point = _array(y_zero_point, "y_zero_point", quantized)
+        allowed = _types(version, "quantize", "y") if output_dtype is None else (quantized,)
+        quantized = _element_type(zero_point.dtype, "y_zero_point", allowed)
+    x_type = _element_type(x_array.dtype, "x", _types(version, "quantize", "x"))
+    scale_types = (x_type,) if version and version.scale_as_x else _types(version, "quantize", "scale")
+    scale_type = _element_type(scale.dtype, "y_scale", scale_types)
+    if not isinstance(saturate, (bool, np.bool_, int)) or saturate not in (0, 1):
+        raise ValueError(f"saturate is {saturate!r}; expected True or False")
+    precision_type = None if precision is None else _element_type(precision, "precision", dispatch.PRECISIONS)
+    if version:
+        _check_attributes(
+            version, axis=axis, block_size=block_size, output_dtype=output_dtype, saturate=saturate, precision=precision
+        )
+    key = dispatch.key("quantize", x_type, scale_type, quantized, saturate=bool(saturate), precision=precision_type)
+    return _convert(version, key, x_array, scale, zero_point, axis, block_size, out)
+
+
+def dequantize(
+    x: ArrayLike,
+    x_scale: ArrayLike,
+    x_zero_point: ArrayLike | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: DTypeLike | str | int | None = None,
+    opset: int | None = None,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Dequantize: y = (x - x_zero_point) * x_scale, as DequantizeLinear of ONNX, opset 10 to 28, and
+    ExtendedDequantizeLinear-1 of com.amd.quark.
+
+    The difference is exact for integers, then rounded to float32; the product is rounded to float32, and then to the
+    output's type.
+
+    Parameters
+    ----------
+    x : array_like of any type that `quantize` gives; any shape, strides and memory order
+    x_scale : array_like of float32, float16, bfloat16 or float8e8m0
+        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`. As many dimensions as x:
+        blocked along `axis`, x's shape otherwise.
+    x_zero_point : array_like of x's dtype, optional
+        Same shape as `x_scale`. Default: 0.
+    axis : int
+        The axis of a per-axis or blocked `x_scale`, -r..r-1. Without meaning per tensor.
+    block_size : int
+        How many elements along `axis` share a scale; the last block may be shorter. Default, 0: not blocked, or the one
+        size that fits a blocked `x_scale`, if only one does.
+    output_dtype : numpy dtype, name such as "bfloat16", or TensorProto number; float32, float16 or bfloat16, optional
+        Default: the type of `x_scale`, which must be one of these then.
+    opset : int, optional
+        Accept just what DequantizeLinear of this opset of ONNX accepts, 10..28. Default: what any version does, and
+        ExtendedDequantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the output's dtype.
 
@@ -60,87 +161,67 @@ def quantize(
     TypeError, ValueError
         Naming the argument, what it is and what was expected. Nothing has been written then.
     """
-    x_array = _array(x, "x", FLOAT32)
-    scale = _array(y_scale, "y_scale", FLOAT32)
-    quantized = UINT8
-    if output_dtype is not None:
-        quantized = _element_type(output_dtype, "output_dtype", _types("quantize", "y"))
-    zero_point = None
-    if y_zero_point is not None:
-        zero_point = _array(y_zero_point, "y_zero_point", quantized)
-        allowed = _types("quantize", "y") if output_dtype is None else (quantized,)
-        quantized = _element_type(zero_point.dtype, "y_zero_point", allowed)
-    key = Key(
-        "quantize",
-        _element_type(x_array.dtype, "x", _types("quantize", "x")),
-        _element_type(scale.dtype, "y_scale", _types("quantize", "scale")),
-        quantized,
-    )
-    return _convert(key, x_array, scale, zero_point, axis, out, scale_name="y_scale", zero_point_name="y_zero_point")
-
-
-def dequantize(
-    x: ArrayLike,
-    x_scale: ArrayLike,
-    x_zero_point: ArrayLike | None = None,
-    *,
-    axis: int = 1,
-    out: NDArray[Any] | None = None,
-) -> NDArray[Any]:
-    """Dequantize: y = (x - x_zero_point) * x_scale, as ExtendedDequantizeLinear-1 of com.amd.quark.
-
-    The difference is exact for integers, then rounded to float32; the product is computed in float32.
-
-    Parameters
-    ----------
-    x : array_like of uint8, int8, uint16, int16, uint32, int32, float16 or bfloat16, any shape, strides and memory order
-    x_scale : array_like of float32
-        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`.
-    x_zero_point : array_like of x's dtype, optional
-        Same shape as `x_scale`. Default: 0.
-    axis : int
-        The axis of a per-axis `x_scale`, -r..r-1. Without meaning per tensor.
-    out : ndarray of float32, optional
-        Where to write the result: x's shape.
-
-    Returns
-    -------
-    ndarray of float32 of x's shape: `out`, or a new array in the memory order of x.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, what it is and what was expected. Nothing has been written then.
-    """
+    version = _version("dequantize", opset)
     x_array = _array(x, "x", None)
-    quantized = _element_type(x_array.dtype, "x", _types("dequantize", "x"))
+    quantized = _element_type(x_array.dtype, "x", _types(version, "dequantize", "x"))
     scale = _array(x_scale, "x_scale", FLOAT32)
+    scale_type = _element_type(scale.dtype, "x_scale", _types(version, "dequantize", "scale"))
     zero_point = None
     if x_zero_point is not None:
         zero_point = _array(x_zero_point, "x_zero_point", quantized)
         _element_type(zero_point.dtype, "x_zero_point", (quantized,))
-    key = Key("dequantize", quantized, _element_type(scale.dtype, "x_scale", _types("dequantize", "scale")), FLOAT32)
-    return _convert(key, x_array, scale, zero_point, axis, out, scale_name="x_scale", zero_point_name="x_zero_point")
+        if version and quantized is INT32 and np.any(zero_point):
+            raise ValueError(f"x_zero_point is not zero; expected zeros for int32 in DequantizeLinear-{version.since_version}")
+    y = _element_type(
+        scale_type.name if output_dtype is None else output_dtype, "output_dtype", _types(version, "dequantize", "y")
+    )
+    if version:
+        _check_attributes(version, axis=axis, block_size=block_size, output_dtype=output_dtype)
+    key = dispatch.key("dequantize", quantized, scale_type, y)
+    return _convert(version, key, x_array, scale, zero_point, axis, block_size, out)
+
+
+def _version(operation: Operation, opset: Any) -> OperatorVersion | None:
+    if opset is None:
+        return None
+    version = operator_version(operation, _index(opset, "opset"))
+    if version is None:
+        raise ValueError(f"opset is {opset}; expected {OPERATOR_VERSIONS[0].since_version}..{LATEST_OPSET}")
+    return version
+
+
+def _types(version: OperatorVersion | None, operation: Operation, operand: Operand) -> tuple[ElementType, ...]:
+    return getattr(version, operand) if version else types(operation, operand)
+
+
+def _check_attributes(version: OperatorVersion, **attributes: Any) -> None:
+    """Attributes that the version has not must be left at what stands for their absence."""
+    for name, value in attributes.items():
+        if name not in version.attributes and value is not None and value != DEFAULTS[name]:
+            raise ValueError(f"{name} is {value!r}; {version.name}-{version.since_version} has no such attribute")
 
 
 def _convert(
+    version: OperatorVersion | None,
     key: Key,
     x: NDArray[Any],
     scale: NDArray[Any],
     zero_point: NDArray[Any] | None,
     axis: int,
+    block_size: int,
     out: NDArray[Any] | None,
-    *,
-    scale_name: str,
-    zero_point_name: str,
 ) -> NDArray[Any]:
-    try:
-        axis = operator.index(axis)
-    except TypeError:
-        raise TypeError(f"axis is {axis!r}; expected an integer") from None
-    if zero_point is None:
-        zero_point = np.zeros(scale.shape, key.quantized.dtype)
-    fault, length, inner = loop_shape(x.shape, scale.shape, zero_point.shape, axis)
+    _, scale_name, zero_point_name = INPUT_NAMES[key.operation]
+    axis, block_size = _index(axis, "axis"), _index(block_size, "block_size")
+    if block_size < 0:
+        raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
+    if version is None and block_size == 0:
+        block_size = INFERRED
+    if version and "axis" not in version.attributes and scale.size != 1:
+        name = f"{version.name}-{version.since_version}"
+        raise ValueError(f"{scale_name} has shape {scale.shape}; {name} expects a scalar")
+    zero_point_shape = scale.shape if zero_point is None else zero_point.shape
+    fault, loop = loop_shape(x.shape, scale.shape, zero_point_shape, axis, block_size)
     if fault:
         raise ValueError(
             FAULTS[fault].format(
@@ -149,8 +230,9 @@ def _convert(
                 scale=scale_name,
                 scale_shape=scale.shape,
                 zero_point=zero_point_name,
-                zero_point_shape=zero_point.shape,
+                zero_point_shape=zero_point_shape,
                 axis=axis,
+                block_size=max(block_size, 0),
             )
         )
     if out is not None:
@@ -160,27 +242,59 @@ def _convert(
     result = np.empty_like(x, key.y.dtype, order="F" if x.flags.fnc else "C") if out is None else np.asarray(out)
     x_rows, y_rows = x, result
     if x.flags.fnc:
-        x_rows, y_rows = x.T, result.T
-        _, length, inner = loop_shape(x_rows.shape, scale.shape, zero_point.shape, ~axis)
+        x_rows, y_rows, scale = x.T, result.T, scale.T
+        zero_point = None if zero_point is None else zero_point.T
+        _, loop = loop_shape(x_rows.shape, scale.shape, zero_point_shape[::-1], ~axis, block_size)
     y = y_rows
-    if not y.flags.carray or any(np.may_share_memory(y, array) for array in (x, scale, zero_point)):
+    if not y.flags.carray or any(np.may_share_memory(y, array) for array in (x, scale, zero_point) if array is not None):
         y = np.empty(y.shape, key.y.dtype)
-    _run(key, _flat(x_rows, key.x), _flat(scale, key.scale), _flat(zero_point, key.quantized), _flat(y, key.y), length, inner)
+    if zero_point is None:
+        wide_zero_point = np.zeros(loop.inner if loop.vary else 1, key.zero_point_dtype)
+    elif key.quantized.bits < 8:
+        # The bits above a code do not count. ml_dtypes takes some of those of float4 and float6 for the sign.
+        codes = zero_point.view(np.uint8) & np.uint8(2**key.quantized.bits - 1)
+        wide_zero_point = _wide(key.quantized.code_values[codes], key.zero_point_dtype)
+    else:
+        wide_zero_point = _wide(zero_point, key.zero_point_dtype)
+    if scale.dtype == INT32.dtype and key.precision.bits < 32:
+        scale = _to_odd_float32(scale.astype(np.float64))  # the kernel rounds it once more
+    wide_scale = _wide(scale, key.scale_dtype)
+    _run(key, _flat(x_rows, key.x), wide_scale, wide_zero_point, _flat(y, key.y), loop)
     if y is not y_rows:
         y_rows[...] = y
     return result if out is None else out
 
 
-def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, length: int, inner: int) -> None:
+def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, loop: Loop) -> None:
     kernel = TABLE[key]
     if x.size >= _PARALLEL_SIZE:
         from . import jit
 
         with jit.threads() as threads:
             if threads > 1:
-                kernel.parallel(x, scale, zero_point, y, length, inner, threads * _SLICES_PER_THREAD)
+                kernel.parallel(x, scale, zero_point, y, *loop, threads * _SLICES_PER_THREAD)
                 return
-    kernel.serial(x, scale, zero_point, y, length, inner, 0, x.size)
+    kernel.serial(x, scale, zero_point, y, *loop, 0)
+
+
+def _wide(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    return np.ascontiguousarray(array).reshape(-1).astype(dtype, copy=False)
+
+
+def _to_odd_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Of the two float32 around an inexact value the one whose last bit is set: as good as the value itself for rounding
+    to fewer bits."""
+    nearest = values.astype(np.float32)
+    even = (nearest != values) & (nearest.view(np.uint32) % 2 == 0)
+    towards = np.where(values > nearest, np.inf, -np.inf).astype(np.float32)
+    return np.where(even, np.nextafter(nearest, towards), nearest)
+
+
+def _index(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; expected an integer") from None
 
 
 def _flat(array: NDArray[Any], row: ElementType) -> NDArray[Any]:
@@ -202,14 +316,13 @@ def _array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
         raise TypeError(f"{name} has dtype {array.dtype}; expected numbers of {default.name}")
     with np.errstate(all="ignore"):
         cast = array.astype(default.dtype)
-    if not np.array_equal(cast, array) if default.is_integer else np.any(np.isinf(cast) & np.isfinite(array)):
+        back = cast.astype(np.float64)
+        wrong = back != array if default.is_integer else np.isfinite(array) & ~np.isfinite(back)
+        if not default.is_integer and default.nan_substitute is not None:
+            wrong = wrong | (np.abs(array) > default.highest)
+    if np.any(wrong):
         raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}")
     return cast
-
-
-@functools.cache
-def _types(operation: Operation, operand: str) -> tuple[ElementType, ...]:
-    return tuple(dict.fromkeys(getattr(key, operand) for key in TABLE if key.operation == operation))
 
 
 def _element_type(specification: Any, name: str, allowed: tuple[ElementType, ...]) -> ElementType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import platform
@@ -65,7 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--runs", type=_positive, default=50, metavar="N", help="for the median latency (default: %(default)s)")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
-    info = commands.add_parser("info", help="print versions, the backend in use, threads, and the table of types")
+    types = commands.add_parser("types", help="print which types each operator has, since which version, and where they run")
+    types.set_defaults(action=_types)
+    types.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    info = commands.add_parser("info", help="print versions, the backend in use, and threads")
     info.set_defaults(action=_info)
     info.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
@@ -204,43 +209,64 @@ def _info(options: argparse.Namespace) -> int:
         "threads of a session": f"the session's own; {onnxruntime.get_device()} provider",
     }
     if options.json:
-        print(json.dumps({**facts, "types": type_rows()}, indent=2))
+        print(json.dumps(facts, indent=2))
     else:
         _print_table("", ["", ""], [[name, str(value)] for name, value in facts.items()])
-        _print_table("Element types", *type_table())
     return 0
 
 
+def _types(options: argparse.Namespace) -> int:
+    if options.json:
+        print(json.dumps(type_rows(), indent=2))
+        return 0
+    for operator, columns, rows in type_tables():
+        _print_table(operator, columns, rows)
+    _output.print(TYPES_LEGEND, soft_wrap=True)
+    return 0
+
+
+TYPES_LEGEND = (
+    "Numbers: the version (of ONNX's operators: the opset) since which the type is there with this type of scale. Where it "
+    "runs: A, on arrays and in onnx's ReferenceEvaluator; S, in sessions of the native way, of ONNX's own operators with "
+    "standard_ops; E, in sessions of the onnxruntime-extensions way."
+)
+
+
 def type_rows() -> list[dict[str, Any]]:
-    """For each element type its limits, and where it is quantized and dequantized: in arrays, in sessions of the native
-    way, in sessions of the onnxruntime-extensions way."""
-    from .dispatch import QUANTIZED_TYPES
-    from .ort import extensions
+    """For each operator and quantized type: the first version that takes it with each type of scale, and where it runs."""
+    from .operators import OPERATOR_VERSIONS, newest_versions
+    from .ort import extensions, native
 
-    return [
-        {
-            "type": row.name,
-            "number": row.number,
-            "lowest": row.lowest,
-            "highest": row.highest,
-            "arrays": True,
-            "native": True,
-            "extensions": extensions.carries(row),
-        }
-        for row in QUANTIZED_TYPES
-    ]
+    rows = []
+    for newest in [*newest_versions(""), *newest_versions("com.amd.quark")]:
+        versions = [version for version in OPERATOR_VERSIONS if version.full_name == newest.full_name]
+        for row in newest.quantized:
+            since = {
+                scale.name: min(v.since_version for v in versions if row in v.quantized and scale in v.scale)
+                for scale in newest.scale
+            }
+            ways = {
+                "arrays": True,
+                "native": native.has_tensors(row),
+                "extensions": newest in extensions.VERSIONS and extensions.carries(row),
+            }
+            rows.append({"operator": newest.full_name, "type": row.name, "scales": since, **ways})
+    return rows
 
 
-def type_table() -> tuple[list[str], list[list[str]]]:
-    """Column names and rows of `type_rows` as text."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-    rows = type_rows()
-    return list(rows[0]), [[text(value) for value in row.values()] for row in rows]
+def type_tables() -> list[tuple[str, list[str], list[list[str]]]]:
+    """`type_rows` as text: for each operator its name, the names of columns, and rows."""
+    tables = []
+    for operator, group in itertools.groupby(type_rows(), key=lambda row: row["operator"]):
+        rows = list(group)
+        scales = list(rows[0]["scales"])
+        lines = []
+        for row in rows:
+            ways = {"A": row["arrays"], "S": row["native"], "E": row["extensions"]}
+            where = " ".join(letter for letter, runs in ways.items() if runs)
+            lines.append([row["type"], *(str(row["scales"][scale]) for scale in scales), where])
+        tables.append((operator, ["type", *scales, "where"], lines))
+    return tables
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,46 +1,70 @@
 """Scalar arithmetic of each element type, made from its row of the table as small compiled functions.
 
-Between codes lies a `wide` float type in which a code, and the difference or sum of two, is exact or rounded just once:
-float64 for 32-bit integers (33 bits are enough), float32 for everything else (17 bits for 16-bit integers; for float16
-and bfloat16, float32 is the type that the operators compute in).
+A code's value is exact in float32, or in float64 for 32-bit integers. Scales and zero points come as such values already
+(``Key.scale_dtype``, ``Key.zero_point_dtype``), and only x and y as codes.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from . import intrinsics
-from .element_types import ElementType
+from .dispatch import Key
+from .element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, ElementType
 from .jit import inline
 
 
-def quantizer(x: ElementType, scale: ElementType, y: ElementType) -> Any:
-    """(x, scale, zero point) -> y = saturate(x / scale + zero point) (ExtendedQuantizeLinear-1).
+def converter(key: Key) -> Any:
+    """(x, scale, zero point) -> y, for x and y as stored."""
+    return _quantizer(key) if key.operation == "quantize" else _dequantizer(key)
 
-    Integers: x / scale is rounded half to even before the zero point is added. In float32 that sum is exact for 8- and
-    16-bit types wherever it is below 2**24, and above they are saturated whatever the zero point.
+
+def _quantizer(key: Key) -> Any:
+    """y = saturate(x / scale + zero point) (QuantizeLinear-28; ExtendedQuantizeLinear-1).
+
+    x and scale are rounded to the precision of the division, and so is the quotient. For integers it is then rounded half
+    to even, and the sum with the zero point is exact wherever it is not saturated anyway: in float32, whole numbers below
+    2**24 are, and 8- and 16-bit types need no more. For float types the sum is rounded to float32, to nearest; but from
+    float64 to odd, so that rounding it once more gives what rounding once would.
     """
-    x_value, scale_value, zero_point_value, y_code = _decoder(x), _decoder(scale), _decoder(y), _encoder(y)
-    wide = _wide(y)
-    rounded = _rint if y.is_integer else _same
+    x_value, y_code = _decoder(key.x), _encoder(key.y, key.saturate)
+    rounded = _rint if key.y.is_integer else _same
+    from_double = key.precision is FLOAT64 and not key.y.is_integer
+    sum_type = np.float64 if from_double else key.zero_point_dtype
+    narrow = _to_odd_float32 if from_double else _same
 
-    def quantize(value: Any, scale: Any, zero_point: Any) -> Any:
-        quotient = wide(rounded(x_value(value) / scale_value(scale)))
-        return y_code(quotient + zero_point_value(zero_point))
+    if key.precision in (FLOAT16, BFLOAT16):
+        # For +, -, *, / of such operands, rounding to float32 first changes nothing (24 >= 2 * 11 + 2 bits).
+        precise = _rounder(key.precision)
+        x_narrow = _to_odd_float32 if _wide(key.x) is np.float64 else _same
+
+        def divide(value: Any, scale: Any) -> Any:
+            return precise(precise(x_narrow(value)) / precise(scale))
+    else:
+        operand = key.precision.dtype.type
+
+        def divide(value: Any, scale: Any) -> Any:
+            return operand(value) / scale
+
+    divide = inline(divide)
+
+    def quantize(x: Any, scale: Any, zero_point: Any) -> Any:
+        return y_code(narrow(sum_type(rounded(divide(x_value(x), scale))) + zero_point))
 
     return inline(quantize)
 
 
-def dequantizer(x: ElementType, scale: ElementType, y: ElementType) -> Any:
-    """(x, scale, zero point) -> y = (x - zero point) * scale (ExtendedDequantizeLinear-1), the difference exact for
-    integers and then rounded to float32."""
-    x_value, scale_value, y_code = _decoder(x), _decoder(scale), _encoder(y)
+def _dequantizer(key: Key) -> Any:
+    """y = (x - zero point) * scale (DequantizeLinear-28; ExtendedDequantizeLinear-1), the difference exact for integers,
+    then rounded to float32; the product rounded to float32, and from there to y."""
+    x_value, y_code = _decoder(key.x), _encoder(key.y, saturate=False)
     float32 = np.float32
 
-    def dequantize(code: Any, scale: Any, zero_point: Any) -> Any:
-        return y_code(float32(x_value(code) - x_value(zero_point)) * scale_value(scale))
+    def dequantize(x: Any, scale: Any, zero_point: Any) -> Any:
+        return y_code(float32(x_value(x) - zero_point) * scale)
 
     return inline(dequantize)
 
@@ -49,46 +73,80 @@ def _wide(row: ElementType) -> Any:
     return np.float64 if row.is_integer and row.bits > 16 else np.float32
 
 
+@functools.cache
 def _decoder(row: ElementType) -> Any:
     """Code as stored -> its value in the wide type."""
-    if row.name == "float32":
+    if row is FLOAT32:
         return _same
     if row.is_integer:
-        wide = _wide(row)
-        return inline(lambda code: wide(code))
-    if row.name == "float16" and intrinsics.HAS_FLOAT16:
+        return _integer_decoder(row)
+    if row is FLOAT16 and intrinsics.HAS_FLOAT16:
         return inline(lambda code: intrinsics.float16_value(code))
     return _float_decoder(row)
 
 
-def _encoder(row: ElementType) -> Any:
-    """Value in the wide type -> code as stored, rounded half to even (integers: already whole) and saturated."""
-    if row.name == "float32":
+@functools.cache
+def _encoder(row: ElementType, saturate: bool) -> Any:
+    """Value in the wide type of integers, or float32 -> code as stored: rounded half to even (integers: already whole),
+    and beyond the finite range saturated, or else Inf or what stands for it."""
+    if row is FLOAT32:
         return _same
-    lowest, highest = _wide(row)(row.lowest), _wide(row)(row.highest)
-
     if row.is_integer:
-        code = row.dtype.type
-
-        def encode(value: Any) -> Any:
-            value = value if value > lowest else lowest  # also NaN
-            return code(value if value < highest else highest)
+        return _integer_encoder(row)
+    if row is FLOAT16 and intrinsics.HAS_FLOAT16:
+        bits = inline(lambda value: intrinsics.float16_bits(value))
     else:
-        hardware = row.name == "float16" and intrinsics.HAS_FLOAT16
-        bits = intrinsics.float16_bits if hardware else _float_encoder(row)
+        bits = _float_encoder(row, saturate)
+    if not saturate:
+        return bits
+    lowest, highest = np.float32(row.lowest), np.float32(row.highest)
 
-        # Saturating before rounding is saturating after it: what lies between the largest finite value and the next
-        # power of two would round to one of the two, and both saturate to the former.
-        def encode(value: Any) -> Any:
-            value = lowest if value < lowest else value  # NaN stays
-            return bits(highest if value > highest else value)
+    # Saturating before rounding is saturating after it: what lies between the largest finite value and the next that
+    # there would be rounds to one of the two, and both saturate to the former.
+    def encode(value: Any) -> Any:
+        value = lowest if value < lowest else value  # NaN stays
+        return bits(highest if value > highest else value)
 
     return inline(encode)
 
 
+@functools.cache
+def _rounder(row: ElementType) -> Any:
+    """float32 -> the nearest value of a 16-bit float type, as float32."""
+    encode, decode = _encoder(row, saturate=False), _decoder(row)
+    return inline(lambda value: decode(encode(value)))
+
+
+def _integer_decoder(row: ElementType) -> Any:
+    wide = _wide(row)
+    if row.bits >= 8:
+        return inline(lambda code: wide(code))
+    # The bits above a code are not to be relied on: ml_dtypes clears those of int4, others extend the sign into them.
+    i32, unused = np.int32, np.int32(32 - row.bits)
+    if row.is_signed:
+        return inline(lambda code: wide(i32(i32(i32(code) << unused) >> unused)))
+    mask = i32(2**row.bits - 1)
+    return inline(lambda code: wide(i32(i32(code) & mask)))
+
+
+def _integer_encoder(row: ElementType) -> Any:
+    lowest, highest = _wide(row)(row.lowest), _wide(row)(row.highest)
+    code = row.storage.type
+    mask = np.int32((1 << min(row.bits, 8)) - 1)
+
+    def saturate(value: Any) -> Any:
+        value = value if value > lowest else lowest  # also NaN
+        return value if value < highest else highest
+
+    saturate = inline(saturate)
+    if row.bits < 8:
+        return inline(lambda value: code(np.int32(saturate(value)) & mask))
+    return inline(lambda value: code(saturate(value)))
+
+
 # Numba computes with 64-bit integers unless it is told not to, and vectors then hold half as many: hence every u32.
 # A float32 is sign, 8 exponent bits with bias 127, 23 mantissa bits. Below, `exponent_shift` moves between the biases and
-# `shift` between the mantissas of float32 and the row's format, whose all-ones exponent holds Inf and NaN as IEEE's do.
+# `shift` between the mantissas of float32 and the row's format.
 
 
 def _float_decoder(row: ElementType) -> Any:
@@ -101,34 +159,45 @@ def _float_decoder(row: ElementType) -> Any:
     sign_shift = u32(32 - row.bits)
     sign_bit = u32(1 << 31)
     magnitude_mask = u32((1 << (row.bits - 1)) - 1)
-    smallest_normal, infinity = u32(1 << row.mantissa_bits), u32((2**row.exponent_bits - 1) << row.mantissa_bits)
-    exponent_shift, infinite_exponent = u32((127 - row.bias) << 23), u32(0xFF << 23)
+    smallest_normal = u32(1 << row.mantissa_bits)
+    exponent_shift = u32((127 - row.bias) << 23)
     subnormal_unit = f32(2.0 ** (1 - row.bias - row.mantissa_bits))
+
+    # Inf and NaN: with an all-ones exponent as in IEEE formats, or one NaN of all ones (of either sign), or one in the
+    # place of -0.
+    has_infinity, has_nan, has_negative_zero = row.has_infinity, row.has_nan, row.has_negative_zero
+    first_special = u32((2**row.exponent_bits - 1) << row.mantissa_bits) if has_infinity else magnitude_mask
+    special_bits = u32(0xFF << 23) if has_infinity else u32(0x1FF << 22)
+    code_mask, negative_zero = u32(2**row.bits - 1), u32(1 << (row.bits - 1))
 
     def decode(code: Any) -> Any:
         magnitude = u32(u32(code) & magnitude_mask)
         normal = u32(u32(magnitude << shift) + exponent_shift)
         subnormal = f32(f32(magnitude) * subnormal_unit).view(u32)  # a product of an integer and a power of two
         bits = normal if magnitude >= smallest_normal else subnormal
-        bits = u32(bits | infinite_exponent) if magnitude >= infinity else bits
+        if has_nan and has_negative_zero:
+            bits = u32(bits | special_bits) if magnitude >= first_special else bits
+        elif has_nan:
+            bits = special_bits if u32(u32(code) & code_mask) == negative_zero else bits
         sign = u32(u32(u32(code) << sign_shift) & sign_bit)
         return u32(bits | sign).view(f32)
 
     return inline(decode)
 
 
-def _float_encoder(row: ElementType) -> Any:
-    """float32 within the format's finite range, or NaN -> the bits of the nearest value, ties to even.
+def _float_encoder(row: ElementType, saturated: bool) -> Any:
+    """float32 -> the bits of the nearest value, ties to even. `saturated`: no input is beyond the finite range.
 
     Adding half a unit of the kept mantissa less one, and one more if what is kept is odd, carries into what is kept
     exactly when what is dropped is above half a unit, or is half and the kept part odd. A carry out of the mantissa
-    raises the exponent, as it must. A NaN, which that could carry away, becomes the quiet NaN of its sign.
+    raises the exponent, as it must. What comes out beyond the largest finite value becomes Inf, or NaN where there is no
+    Inf, or the largest where there is neither. A NaN, which that could carry away, becomes the quiet NaN of its sign, or
+    its substitute.
     """
-    u16, u32, f32 = np.uint16, np.uint32, np.float32
+    u32, f32, code_type = np.uint32, np.float32, row.storage.type
     shift = u32(23 - row.mantissa_bits)
     one, half_less_one = u32(1), u32((1 << (22 - row.mantissa_bits)) - 1)
     magnitude_mask, sign_shift, sign_bit = u32(0x7FFFFFFF), u32(32 - row.bits), u32(1 << (row.bits - 1))
-    nan = u32((2 ** (row.exponent_bits + 1) - 1) << (row.mantissa_bits - 1))
     exponent_shift = u32((127 - row.bias) << row.mantissa_bits)
     smallest_normal = f32(2.0 ** (1 - row.bias))
     # One unit in the last place of this float32 is one of the format's subnormals: adding it rounds to those, half to
@@ -137,19 +206,44 @@ def _float_encoder(row: ElementType) -> Any:
     magic_bits = magic.view(u32)
     has_subnormals_of_its_own = row.exponent_bits < 8
 
+    largest: Any = u32(np.flatnonzero(row.code_values == np.float32(row.highest))[0])
+    nan = u32(row.nan)
+    overflow: Any = u32(largest + one) if row.has_infinity else nan if row.has_nan else largest
+    has_nan, has_negative_zero, zero = row.has_nan, row.has_negative_zero, u32(0)
+
     def encode(value: Any) -> Any:
         bits = f32(value).view(u32)
         magnitude = u32(bits & magnitude_mask)
         odd = u32(u32(magnitude >> shift) & one)
-        code = u32(u32(u32(magnitude + half_less_one) + odd) >> shift) - exponent_shift
+        code = u32(u32(u32(u32(magnitude + half_less_one) + odd) >> shift) - exponent_shift)
         if has_subnormals_of_its_own:
             absolute = magnitude.view(f32)
-            subnormal = f32(absolute + magic).view(u32) - magic_bits
+            subnormal = u32(f32(absolute + magic).view(u32) - magic_bits)
             code = code if absolute >= smallest_normal else subnormal
-        code = code if value == value else nan
-        return u16(u32(code) | u32(u32(bits >> sign_shift) & sign_bit))
+        if not saturated:
+            code = overflow if code > largest else code
+        sign = u32(u32(bits >> sign_shift) & sign_bit)
+        if not has_negative_zero:
+            sign = sign if code != zero else zero
+        if has_nan:
+            code = code if value == value else nan
+            return code_type(u32(code | sign))
+        return code_type(u32(code | sign) if value == value else nan)
 
     return inline(encode)
+
+
+@inline
+def _to_odd_float32(value: Any) -> Any:
+    """float64 -> float32, to odd: of the two values around an inexact one, the one whose last bit is set."""
+    one = np.uint32(1)
+    nearest = np.float32(value)
+    bits = nearest.view(np.uint32)
+    wide = np.float64(nearest)
+    other = np.uint32(bits + one) if abs(wide) < abs(value) else np.uint32(bits - one)
+    exact = wide == value or value != value or np.uint32(bits & one) == one
+    odd = bits if exact else other
+    return np.uint32(odd).view(np.float32)
 
 
 @inline

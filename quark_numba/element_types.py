@@ -1,7 +1,6 @@
 """The table of ONNX element types: one row each, everything else derived from it.
 
-A row holds what cannot be computed: the name, the number in ``onnx.TensorProto.DataType`` (the same number as in ONNX
-Runtime's ``ONNXTensorElementDataType`` and onnxruntime-extensions) and the numpy or ml_dtypes dtype.
+A row holds what cannot be computed: the name, the number in ``onnx.TensorProto.DataType`` and the numpy or ml_dtypes dtype.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +22,17 @@ class ElementType:
     number: int
     dtype: np.dtype[Any]
 
+    # The code that NaN is converted to, for a float format that has none (ONNX, "Float stored in 4 bits" and "Float
+    # stored in 6 bits", tables of Cast).
+    nan_substitute: int | None = None
+
     @cached_property
     def is_integer(self) -> bool:
-        return self.dtype.kind in "iu"
+        return self.name.startswith(("int", "uint"))
+
+    @cached_property
+    def is_signed(self) -> bool:
+        return self.lowest < 0
 
     @cached_property
     def bits(self) -> int:
@@ -56,15 +64,48 @@ class ElementType:
         return 1 - int(self._info.minexp)
 
     @cached_property
+    def has_negative_zero(self) -> bool:
+        """Whether the code of the sign bit alone is -0, and not NaN."""
+        return bool(self.code_values[1 << (self.bits - 1)] == 0)
+
+    @cached_property
+    def has_infinity(self) -> bool:
+        return bool(np.isinf(self.code_values).any())
+
+    @cached_property
+    def has_nan(self) -> bool:
+        return bool(np.isnan(self.code_values).any())
+
+    @cached_property
+    def nan(self) -> int:
+        """The code that NaN becomes: of a quiet NaN with a clear sign bit, or of the only one, or the substitute."""
+        if self.nan_substitute is not None:
+            return self.nan_substitute
+        if self.has_infinity:
+            return int((2 ** (self.exponent_bits + 1) - 1) << (self.mantissa_bits - 1))
+        return int(np.flatnonzero(np.isnan(self.code_values))[0])
+
+    @cached_property
+    def code_values(self) -> NDArray[np.float32]:
+        """The value of every code of a type of up to 16 bits."""
+        codes = np.arange(2**self.bits).astype(f"uint{8 * self.dtype.itemsize}")
+        return codes.view(self.dtype).astype(np.float32)
+
+    @cached_property
+    def is_packed(self) -> bool:
+        """Whether ONNX Runtime's tensors hold several elements a byte. numpy's arrays hold one."""
+        return self.bits in (2, 4)
+
+    @cached_property
     def storage(self) -> np.dtype[Any]:
-        """The dtype in which kernels see the elements: float formats that Numba cannot compute with go as bit patterns."""
-        if self.is_integer or self.dtype == np.float32:
+        """The dtype in which kernels see the elements: formats that Numba cannot compute with go as bit patterns."""
+        if self.dtype.isbuiltin == 1 and self.dtype != np.float16:
             return self.dtype
         return np.dtype(f"uint{8 * self.dtype.itemsize}")
 
     @cached_property
     def _info(self) -> Any:
-        return np.iinfo(self.dtype) if self.is_integer else ml_dtypes.finfo(self.dtype)
+        return ml_dtypes.iinfo(self.dtype) if self.is_integer else ml_dtypes.finfo(self.dtype)
 
     def _number(self, value: Any) -> int | float:
         return int(value) if self.is_integer else float(value)
@@ -72,6 +113,11 @@ class ElementType:
 
 FLOAT32 = ElementType("float32", 1, np.dtype(np.float32))
 UINT8 = ElementType("uint8", 2, np.dtype(np.uint8))
+INT32 = ElementType("int32", 6, np.dtype(np.int32))
+FLOAT16 = ElementType("float16", 10, np.dtype(np.float16))
+FLOAT64 = ElementType("float64", 11, np.dtype(np.float64))
+BFLOAT16 = ElementType("bfloat16", 16, np.dtype(ml_dtypes.bfloat16))
+FLOAT8E8M0 = ElementType("float8e8m0", 24, np.dtype(ml_dtypes.float8_e8m0fnu))
 
 ELEMENT_TYPES = (
     FLOAT32,
@@ -79,10 +125,23 @@ ELEMENT_TYPES = (
     ElementType("int8", 3, np.dtype(np.int8)),
     ElementType("uint16", 4, np.dtype(np.uint16)),
     ElementType("int16", 5, np.dtype(np.int16)),
-    ElementType("int32", 6, np.dtype(np.int32)),
-    ElementType("float16", 10, np.dtype(np.float16)),
+    INT32,
+    FLOAT16,
+    FLOAT64,
     ElementType("uint32", 12, np.dtype(np.uint32)),
-    ElementType("bfloat16", 16, np.dtype(ml_dtypes.bfloat16)),
+    BFLOAT16,
+    ElementType("float8e4m3fn", 17, np.dtype(ml_dtypes.float8_e4m3fn)),
+    ElementType("float8e4m3fnuz", 18, np.dtype(ml_dtypes.float8_e4m3fnuz)),
+    ElementType("float8e5m2", 19, np.dtype(ml_dtypes.float8_e5m2)),
+    ElementType("float8e5m2fnuz", 20, np.dtype(ml_dtypes.float8_e5m2fnuz)),
+    ElementType("uint4", 21, np.dtype(ml_dtypes.uint4)),
+    ElementType("int4", 22, np.dtype(ml_dtypes.int4)),
+    ElementType("float4e2m1", 23, np.dtype(ml_dtypes.float4_e2m1fn), nan_substitute=0x07),
+    FLOAT8E8M0,
+    ElementType("uint2", 25, np.dtype(ml_dtypes.uint2)),
+    ElementType("int2", 26, np.dtype(ml_dtypes.int2)),
+    ElementType("float6e2m3", 27, np.dtype(ml_dtypes.float6_e2m3fn), nan_substitute=0x20),
+    ElementType("float6e3m2", 28, np.dtype(ml_dtypes.float6_e3m2fn), nan_substitute=0x20),
 )
 
 _BY_SPECIFICATION: dict[Any, ElementType] = {

@@ -51,12 +51,12 @@ def pointer(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def stack(typingctx: Any, words: Any) -> Any:
-    """Room for int64 words that lives until the calling function returns. Not to be used in a loop."""
+    """Room for int64 words, as a ``void *``, that lives until the calling function returns. Not to be used in a loop."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.alloca(ir.IntType(64), arguments[0])
+        return builder.bitcast(builder.alloca(ir.IntType(64), arguments[0]), cgutils.voidptr_t)
 
-    return types.CPointer(types.int64)(types.int64), generate
+    return types.voidptr(types.int64), generate
 
 
 @intrinsic

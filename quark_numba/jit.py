@@ -31,7 +31,8 @@ _pool_lost = False
 
 def inline(function: Callable[..., Any], **names: Any) -> Any:
     """Compile a function that others call, its global names bound to `names`; it has no cache entry of its own."""
-    return numba.njit(_specialise(function, function.__name__, names) if names else function, **_FLAGS)
+    function = _specialise(function, function.__name__, names) if names else function
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(function)
 
 
 def kernel(template: Callable[..., Any], name: str, signature: Any, *, parallel: bool = False, **names: Any) -> Any:

@@ -5,24 +5,50 @@ from __future__ import annotations
 from typing import Any
 
 import numba
+import numpy as np
 from numba import carray, prange, types
 
-from . import codecs, jit
+from . import codecs, jit, packing
 from .dispatch import Key
-from .intrinsics import pointer
+from .element_types import ElementType
+from .intrinsics import pointer, stack
 
 # Names in the templates that a compilation binds.
-convert: Any = None  # scalar (x, scale, zero point) -> y, of codecs.quantizer or codecs.dequantizer
+convert: Any = None  # scalar (x, scale, zero point) -> y, of codecs.converter
 constant: Any = None  # constant_scale, compiled
 varying: Any = None  # varying_scale, compiled
 run_slice: Any = None  # run, compiled
-X_DTYPE: Any = None
+x_chunk: Any = None  # the three that `task` calls for a chunk
+y_chunk: Any = None
+finish: Any = None
+pack: Any = None  # packing.pack_codes, compiled
+unpack: Any = None  # packing.unpack_codes, compiled
+DTYPE: Any = None
+ITEMSIZE: Any = None
+BITS: Any = None
 SCALE_DTYPE: Any = None
 ZERO_POINT_DTYPE: Any = None
-Y_DTYPE: Any = None
 
-# The work of one node, as int64 words that `task` reads: addresses, then extents in elements.
-WORK_X, WORK_SCALE, WORK_ZERO_POINT, WORK_Y, WORK_SIZE, WORK_LENGTH, WORK_INNER, WORK_CHUNK, WORK_WORDS = range(9)
+# Elements that one call of a task converts: 2 to 8 µs of work, so that threads share evenly, at some 20 ns a call. A
+# multiple of what a byte holds of any type: no two tasks touch one byte.
+CHUNK = 1 << 14
+
+# The work of one node, as int64 words that `task` reads: addresses, elements behind them, and the loop.
+(
+    WORK_X,
+    WORK_SCALE,
+    WORK_ZERO_POINT,
+    WORK_Y,
+    WORK_SIZE,
+    WORK_SCALES,
+    WORK_ZERO_POINTS,
+    WORK_LENGTH,
+    WORK_BLOCK,
+    WORK_INNER,
+    WORK_ROWS,
+    WORK_VARY,
+    WORK_WORDS,
+) = range(13)
 
 
 def constant_scale(x: Any, scale: Any, zero_point: Any, y: Any) -> None:
@@ -35,82 +61,161 @@ def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any) -> None:
         y[i] = convert(x[i], scale[i], zero_point[i])
 
 
-def run(x: Any, scale: Any, zero_point: Any, y: Any, length: int, inner: int, start: int, stop: int) -> None:
-    """Convert x[start:stop] of a flat x that is (outer, length, inner) in C order, run by run: a run has one scale, or
-    where inner is 1 one scale an element."""
-    i = start
-    while i < stop:
-        if inner == 1 and length > 1:
-            j = i % length
-            end = min(stop, i + length - j)
-            varying(x[i:end], scale[j : j + end - i], zero_point[j : j + end - i], y[i:end])
+def run(
+    x: Any, scale: Any, zero_point: Any, y: Any, length: int, block: int, inner: int, rows: int, vary: bool, start: int
+) -> None:
+    """Convert x, which begins at element `start` of an array with this ``granularity.Loop``, run by run: a run ends where
+    its scale does, or the row of scales that lies beside it."""
+    i, size = 0, x.size
+    if size == 0:
+        return
+    d, k = divmod(start, inner)  # element k of row d
+    outer, d = divmod(d, length)
+    blocks = -(-length // block)
+    b, r = divmod(d, block)  # row r of block b
+    b = (outer * blocks + b) % rows
+    width = inner if vary else 1
+    zero_points = zero_point.size > width  # else one row serves all
+    while i < size:
+        if vary:
+            n = min(inner - k, size - i)
+            s = b * inner + k
+            z = s if zero_points else k
+            varying(x[i : i + n], scale[s : s + n], zero_point[z : z + n], y[i : i + n])
+            r += 1
+            d += 1
         else:
-            row = i // inner
-            end = min(stop, (row + 1) * inner)
-            constant(x[i:end], scale[row % length], zero_point[row % length], y[i:end])
-        i = end
+            n = min(min(block - r, length - d) * inner - k, size - i)
+            constant(x[i : i + n], scale[b], zero_point[b if zero_points else 0], y[i : i + n])
+            d += block - r
+            r = block
+        i += n
+        k = 0
+        if r == block or d >= length:
+            r = 0
+            b += 1
+            if b == rows:
+                b = 0
+            if d >= length:
+                d = 0
 
 
-def parallel(x: Any, scale: Any, zero_point: Any, y: Any, length: int, inner: int, slices: int) -> None:
+def parallel(
+    x: Any, scale: Any, zero_point: Any, y: Any, length: int, block: int, inner: int, rows: int, vary: bool, slices: int
+) -> None:
     """`run` over all of x, on Numba's threads."""
     for i in prange(slices):
-        run_slice(x, scale, zero_point, y, length, inner, i * x.size // slices, (i + 1) * x.size // slices)
+        start, stop = i * x.size // slices, (i + 1) * x.size // slices
+        run_slice(x[start:stop], scale, zero_point, y[start:stop], length, block, inner, rows, vary, start)
 
 
 def task(work_pointer: Any, index: int) -> None:
     """`run` over the chunk `index` of a node's work, on a thread of ONNX Runtime's."""
     work = carray(work_pointer, WORK_WORDS)
-    size, length = work[WORK_SIZE], work[WORK_LENGTH]
-    start = index * work[WORK_CHUNK]
+    start = index * CHUNK
+    codes = carray(stack(CHUNK // 8), CHUNK, np.uint8)[: min(CHUNK, work[WORK_SIZE] - start)]
+    x = x_chunk(work[WORK_X], start, codes)
+    y = y_chunk(work[WORK_Y], start, codes)
     run_slice(
-        carray(pointer(work[WORK_X]), size, X_DTYPE),
-        carray(pointer(work[WORK_SCALE]), length, SCALE_DTYPE),
-        carray(pointer(work[WORK_ZERO_POINT]), length, ZERO_POINT_DTYPE),
-        carray(pointer(work[WORK_Y]), size, Y_DTYPE),
-        length,
+        x,
+        carray(pointer(work[WORK_SCALE]), work[WORK_SCALES], SCALE_DTYPE),
+        carray(pointer(work[WORK_ZERO_POINT]), work[WORK_ZERO_POINTS], ZERO_POINT_DTYPE),
+        y,
+        work[WORK_LENGTH],
+        work[WORK_BLOCK],
         work[WORK_INNER],
+        work[WORK_ROWS],
+        work[WORK_VARY] != 0,
         start,
-        min(start + work[WORK_CHUNK], size),
     )
+    finish(work[WORK_Y], start, codes)
+
+
+# A chunk of x or y: where it lies, or, of a tensor that holds several elements a byte, in `codes`, one a byte.
+
+
+def in_place(address: int, start: int, codes: Any) -> Any:
+    return carray(pointer(address + start * ITEMSIZE), codes.size, DTYPE)
+
+
+def unpacked(address: int, start: int, codes: Any) -> Any:
+    unpack(packed_bytes(address, start, codes), codes)
+    return codes
+
+
+def aside(address: int, start: int, codes: Any) -> Any:
+    return codes
+
+
+def pack_back(address: int, start: int, codes: Any) -> None:
+    pack(codes, packed_bytes(address, start, codes))
+
+
+def nothing(address: int, start: int, codes: Any) -> None:
+    pass
+
+
+def packed_bytes(address: int, start: int, codes: Any) -> Any:
+    return carray(pointer(address + start * BITS // 8), (codes.size * BITS + 7) // 8, np.uint8)
 
 
 def serial_kernel(key: Key) -> Any:
-    """(x, scale, zero_point, y, length, inner, start, stop) -> None, on flat contiguous arrays of storage dtypes."""
-    make = codecs.quantizer if key.operation == "quantize" else codecs.dequantizer
-    convert = make(key.x, key.scale, key.y)
+    """(x, scale, zero_point, y, *loop, start) -> None: flat contiguous arrays, x and y of storage dtypes, scale and
+    zero_point of the key's dtypes for them; a ``granularity.Loop``; the place of x in what that describes."""
+    convert = codecs.converter(key)
     return jit.kernel(
         run,
         _name("run", key),
-        types.void(*_arrays(key), *[types.intp] * 4),
+        types.void(*_arrays(key), *_LOOP, types.intp),
         constant=jit.inline(constant_scale, convert=convert),
         varying=jit.inline(varying_scale, convert=convert),
     )
 
 
 def parallel_kernel(key: Key, serial: Any) -> Any:
-    """(x, scale, zero_point, y, length, inner, slices) -> None"""
-    signature = types.void(*_arrays(key), *[types.intp] * 3)
+    """(x, scale, zero_point, y, *loop, slices) -> None"""
+    signature = types.void(*_arrays(key), *_LOOP, types.intp)
     return jit.kernel(parallel, _name("parallel", key), signature, parallel=True, run_slice=serial)
 
 
 def task_function(key: Key, serial: Any) -> Any:
     """The C function void (int64_t *work, size_t index) that ONNX Runtime's threads call."""
+
+    def in_place_of(row: ElementType) -> Any:
+        return jit.inline(in_place, DTYPE=row.storage.type, ITEMSIZE=row.storage.itemsize)
+
+    bits = key.quantized.bits
+    ends = jit.inline(packed_bytes, BITS=bits)
+    x_chunk, y_chunk, finish_chunk = in_place_of(key.x), in_place_of(key.y), jit.inline(nothing)
+    if key.x.is_packed:
+        x_chunk = jit.inline(unpacked, packed_bytes=ends, unpack=jit.inline(packing.unpack_codes, BITS=bits))
+    if key.y.is_packed:
+        y_chunk = jit.inline(aside)
+        finish_chunk = jit.inline(pack_back, packed_bytes=ends, pack=jit.inline(packing.pack_codes, BITS=bits))
     return jit.c_function(
         task,
         _name("task", key),
         types.void(types.CPointer(types.int64), types.intp),
         run_slice=serial,
-        X_DTYPE=key.x.storage.type,
-        SCALE_DTYPE=key.scale.storage.type,
-        ZERO_POINT_DTYPE=key.quantized.storage.type,
-        Y_DTYPE=key.y.storage.type,
+        SCALE_DTYPE=key.scale_dtype,
+        ZERO_POINT_DTYPE=key.zero_point_dtype,
+        x_chunk=x_chunk,
+        y_chunk=y_chunk,
+        finish=finish_chunk,
     )
 
 
+_LOOP = [types.intp] * 4 + [types.boolean]
+
+
 def _arrays(key: Key) -> list[Any]:
-    inputs = [types.Array(numba.from_dtype(row.storage), 1, "C", readonly=True) for row in (key.x, key.scale, key.quantized)]
-    return [*inputs, types.Array(numba.from_dtype(key.y.storage), 1, "C")]
+    inputs = [key.x.storage, np.dtype(key.scale_dtype), np.dtype(key.zero_point_dtype)]
+    return [
+        *(types.Array(numba.from_dtype(dtype), 1, "C", readonly=True) for dtype in inputs),
+        types.Array(numba.from_dtype(key.y.storage), 1, "C"),
+    ]
 
 
 def _name(template: str, key: Key) -> str:
-    return f"{key.operation}_{template}_{key.x.name}_{key.scale.name}_{key.y.name}"
+    unsaturated = "" if key.saturate else "_unsaturated"
+    return f"{key.operation}_{template}_{key.x.name}_{key.precision.name}_{key.y.name}{unsaturated}"

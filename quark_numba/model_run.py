@@ -19,8 +19,8 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from .operators import OPERATOR_VERSIONS
 from .ort import Backend, register
-from .ort.operators import OPERATORS
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -44,12 +44,11 @@ class QuantizationNodes:
     @property
     def run_by(self) -> str:
         domain, _, name = self.operator.partition("::")
-        if domain not in {operator.domain for operator in OPERATORS}:
+        if domain not in {version.domain for version in OPERATOR_VERSIONS if version.domain}:
             return "ONNX Runtime"
-        for operator in OPERATORS:
-            if (operator.domain, operator.name) == (domain, name):
-                types = [key.quantized.name for key in operator.overloads]
-                return "quark_numba" if self.element_type in (*types, "?") else "nobody"
+        for version in OPERATOR_VERSIONS:
+            if (version.domain, version.name) == (domain, name):
+                return "quark_numba" if self.element_type in [*(row.name for row in version.quantized), "?"] else "nobody"
         return "nobody"
 
 

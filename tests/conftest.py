@@ -1,11 +1,16 @@
 import pytest
 
-from quark_numba.dispatch import TABLE
+from quark_numba import dispatch
+from quark_numba.element_types import FLOAT32
+from quark_numba.operators import OPERATOR_VERSIONS
 
 
 def keys(operation):
-    """A parameter for each kernel of the dispatch table: a new row of the table is tested without anyone remembering."""
-    return [pytest.param(key, id=key.quantized.name) for key in TABLE if key.operation == operation]
+    """Of what the Extended operators convert."""
+    (version,) = [v for v in OPERATOR_VERSIONS if v.operation == operation and v.domain == "com.amd.quark"]
+    operands = [(FLOAT32, row) if operation == "quantize" else (row, FLOAT32) for row in version.quantized]
+    each = [dispatch.key(operation, x, FLOAT32, y) for x, y in operands]
+    return [pytest.param(key, id=key.quantized.name) for key in each]
 
 
 def pytest_generate_tests(metafunc):

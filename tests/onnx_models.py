@@ -1,14 +1,18 @@
 """Small models of one node, and sessions that take and give arrays of any element type."""
 
 import ctypes
+import importlib
+import sys
+import warnings
 
 import numpy as np
 import onnx
 import onnxruntime
-import oracle
-from onnx import TensorProto, helper
+import pytest
+from onnx import helper
 
 import quark_numba
+from quark_numba.element_types import find
 
 OPERATORS = {
     ("", "quantize"): "QuantizeLinear",
@@ -21,10 +25,20 @@ OPERATORS = {
 
 
 def number(name):
-    return {"float32": TensorProto.FLOAT}.get(name) or TensorProto.DataType.Value(name.upper())
+    return find(name).number
 
 
-def model(nodes, inputs, outputs, *, initializers=(), domains=("com.amd.quark",)):
+def node_tests():
+    """onnx's own tests of QuantizeLinear and DequantizeLinear, as parameters. Their modules warn when they are loaded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("quantizelinear", "dequantizelinear"):
+            importlib.import_module(f"onnx.backend.test.case.node.{name}")
+    cases = sys.modules["onnx.backend.test.case.node"]._NodeTestCases
+    return [pytest.param(case, id=case.name) for case in cases if case.model.graph.node[0].op_type in OPERATORS.values()]
+
+
+def model(nodes, inputs, outputs, *, initializers=(), domains=("com.amd.quark",), opset=21):
     """A model; `inputs` and `outputs` are names, or (name, element type, shape)."""
 
     def values(descriptions):
@@ -33,41 +47,54 @@ def model(nodes, inputs, outputs, *, initializers=(), domains=("com.amd.quark",)
             yield helper.make_tensor_value_info(name, number(element_type), shape)
 
     graph = helper.make_graph(nodes, "graph", list(values(inputs)), list(values(outputs)), initializers)
-    opsets = [helper.make_opsetid("", 21), *(helper.make_opsetid(domain, 1) for domain in domains if domain)]
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains if domain)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attributes=None, types=None):
-    """A model of one node whose inputs are all fed. `types` overrides the element type of inputs, by input."""
-    inputs = {"x": "float32" if operation == "quantize" else name, "scale": "float32", "zero_point": name} | (types or {})
-    if not zero_point:
-        del inputs["zero_point"]
-    node = helper.make_node(OPERATORS[domain, operation], list(inputs), ["y"], domain=domain, **(attributes or {}))
-    output = name if operation == "quantize" else "float32"
-    return model([node], [(i, inputs[i], None) for i in inputs], [("y", output, None)], domains=[domain])
+def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attributes=None, types=None, shapes=None, opset=21):
+    """A model of one node whose inputs are all fed. `types` overrides element types, `shapes` states shapes, by input or
+    output."""
+    types = {"x": "float32" if operation == "quantize" else name, "scale": "float32", "zero_point": name} | (types or {})
+    types = {"y": name if operation == "quantize" else "float32"} | types
+    shapes = shapes or {}
+    inputs = ["x", "scale", "zero_point"][: 2 + zero_point]
+    node = helper.make_node(OPERATORS[domain, operation], inputs, ["y"], domain=domain, **(attributes or {}))
+    values = {value: (value, types[value], shapes.get(value)) for value in types}
+    return model([node], [values[i] for i in inputs], [values["y"]], domains=[domain], opset=opset)
 
 
-def session(source, *, backend="native", threads=2, **entries):
+def session(source, *, backend="native", standard_ops=False, threads=2, **entries):
+    """`backend` None: without operators of ours."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
     for entry, value in entries.items():
         options.add_session_config_entry(f"session.{entry}", value)
-    quark_numba.register(options, backend=backend)
+    if backend:
+        quark_numba.register(options, backend=backend, standard_ops=standard_ops)
     content = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
 
 
 def run(one_node_session, **feeds):
-    """The output y for arrays fed by name; bfloat16, which ONNX Runtime's numpy interface lacks, included."""
-    values = {}
-    for name, array in feeds.items():
-        array = np.array(array, order="C")
-        bits = array.view(np.uint16) if array.dtype == oracle.dtype("bfloat16") else array
-        values[name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, number(array.dtype.name))
+    """The output y for arrays fed by name, of any element type, most of which ONNX Runtime's numpy interface lacks."""
+    values = {name: _value(np.array(array, order="C")) for name, array in feeds.items()}
     (y,) = one_node_session.run_with_ort_values(["y"], values)
-    name = TensorProto.DataType.Name(y.element_type()).lower()
-    dtype = np.dtype(np.float32) if name == "float" else oracle.dtype(name)
-    count = int(np.prod(y.shape(), dtype=np.int64))
-    content = ctypes.string_at(y.data_ptr(), count * dtype.itemsize) if count else b""
-    return np.frombuffer(content, dtype).reshape(y.shape())
+    row = find(y.element_type())
+    codes = np.frombuffer(ctypes.string_at(y.data_ptr(), y.tensor_size_in_bytes()), np.uint8)
+    if row.bits < 8:
+        codes = np.stack([codes >> shift for shift in range(0, 8, row.bits)], axis=-1).reshape(-1) & (2**row.bits - 1)
+        codes = codes[: int(np.prod(y.shape(), dtype=np.int64))]
+    return codes.view(row.dtype).reshape(y.shape())
+
+
+def _value(array):
+    row = find(array.dtype)
+    codes = array.reshape(-1).view(np.uint8)
+    if row.bits < 8:
+        per_byte = 8 // row.bits
+        codes = np.pad(codes & (2**row.bits - 1), (0, -codes.size % per_byte)).reshape(-1, per_byte)
+        codes = np.bitwise_or.reduce(codes << np.arange(0, 8, row.bits, dtype=np.uint8), axis=1, dtype=np.uint8)
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), row.number)
+    ctypes.memmove(value.data_ptr(), codes.ctypes.data, codes.nbytes)
+    return value

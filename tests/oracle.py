@@ -1,5 +1,6 @@
 """What the operators must give, in numpy, slowly and plainly. Imports nothing of the package."""
 
+import functools
 from typing import NamedTuple
 
 import ml_dtypes
@@ -8,30 +9,54 @@ import numpy as np
 
 class Integer(NamedTuple):
     dtype: type
+    bits: int
     lowest: int
     highest: int
 
 
 class Float(NamedTuple):
     dtype: type
+    bits: int
     highest: float
+    nan: int  # the code that NaN becomes
+    beyond: int  # the code, but for the sign, of what is beyond the finite range and is not to saturate
+    has_negative_zero: bool = True
 
 
 # One line an element type.
 TYPES = {
-    "uint8": Integer(np.uint8, 0, 255),
-    "int8": Integer(np.int8, -128, 127),
-    "uint16": Integer(np.uint16, 0, 65535),
-    "int16": Integer(np.int16, -32768, 32767),
-    "uint32": Integer(np.uint32, 0, 4294967295),
-    "int32": Integer(np.int32, -2147483648, 2147483647),
-    "float16": Float(np.float16, 65504.0),
-    "bfloat16": Float(ml_dtypes.bfloat16, 3.3895313892515355e38),
+    "uint8": Integer(np.uint8, 8, 0, 255),
+    "int8": Integer(np.int8, 8, -128, 127),
+    "uint16": Integer(np.uint16, 16, 0, 65535),
+    "int16": Integer(np.int16, 16, -32768, 32767),
+    "uint32": Integer(np.uint32, 32, 0, 4294967295),
+    "int32": Integer(np.int32, 32, -2147483648, 2147483647),
+    "uint4": Integer(ml_dtypes.uint4, 4, 0, 15),
+    "int4": Integer(ml_dtypes.int4, 4, -8, 7),
+    "uint2": Integer(ml_dtypes.uint2, 2, 0, 3),
+    "int2": Integer(ml_dtypes.int2, 2, -2, 1),
+    "float16": Float(np.float16, 16, 65504.0, nan=0x7E00, beyond=0x7C00),
+    "bfloat16": Float(ml_dtypes.bfloat16, 16, 3.3895313892515355e38, nan=0x7FC0, beyond=0x7F80),
+    "float8e4m3fn": Float(ml_dtypes.float8_e4m3fn, 8, 448.0, nan=0x7F, beyond=0x7F),
+    "float8e4m3fnuz": Float(ml_dtypes.float8_e4m3fnuz, 8, 240.0, nan=0x80, beyond=0x80, has_negative_zero=False),
+    "float8e5m2": Float(ml_dtypes.float8_e5m2, 8, 57344.0, nan=0x7E, beyond=0x7C),
+    "float8e5m2fnuz": Float(ml_dtypes.float8_e5m2fnuz, 8, 57344.0, nan=0x80, beyond=0x80, has_negative_zero=False),
+    "float6e2m3": Float(ml_dtypes.float6_e2m3fn, 6, 7.5, nan=0x20, beyond=0x1F),
+    "float6e3m2": Float(ml_dtypes.float6_e3m2fn, 6, 28.0, nan=0x20, beyond=0x1F),
+    "float4e2m1": Float(ml_dtypes.float4_e2m1fn, 4, 6.0, nan=0x07, beyond=0x07),
 }
+
+# What ExtendedQuantizeLinear gives.
+EXTENDED = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float16", "bfloat16")
+
+# Those of x, scale and dequantized y that are no quantized types.
+OTHER_DTYPES = {"float32": np.float32, "float64": np.float64, "float8e8m0": ml_dtypes.float8_e8m0fnu}
+
+BITS = {np.dtype(row.dtype): row.bits for row in TYPES.values()}
 
 
 def dtype(name):
-    return np.dtype(TYPES[name].dtype)
+    return np.dtype(TYPES[name].dtype if name in TYPES else OTHER_DTYPES[name])
 
 
 def along(values, axis, rank):
@@ -39,35 +64,105 @@ def along(values, axis, rank):
     return values.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
-def quantize(x, scale, zero_point, name):
-    """saturate(x / scale + zero_point). Integers round before the sum, which is done in int64."""
+def spread(values, axis, block_size, shape):
+    """Scales or zero points of any granularity in a shape that broadcasts to `shape`."""
+    if block_size:
+        return np.repeat(values, min(block_size, shape[axis]), axis)[tuple(slice(length) for length in shape)]
+    return values.reshape(()) if values.size == 1 else along(values, axis, len(shape))
+
+
+def quantize(x, scale, zero_point, name, *, precision=None, saturate=True):
+    """saturate(x / scale + zero_point), the quotient in `precision`, or else the type of scale if that will do. Integers
+    round before the sum, which is done in int64. Arrays in, arrays out; no zero point is None."""
     row = TYPES[name]
+    if precision is None:
+        precision = {"int32": "float64", "float8_e8m0fnu": "float32"}.get(scale.dtype.name, scale.dtype.name)
+    zero_point = 0 if zero_point is None else values(zero_point, name)
     with np.errstate(all="ignore"):
-        quotient = np.divide(x, scale, dtype=np.float32)
+        operands = [rounded(np.asarray(operand).astype(np.float64), precision) for operand in (x, scale)]
+        quotient = rounded(operands[0] / operands[1], precision)
         if isinstance(row, Integer):
-            whole = np.rint(np.nan_to_num(quotient.astype(np.float64), nan=-np.inf))
+            whole = np.rint(np.where(np.isnan(quotient), -np.inf, quotient))
             whole = np.clip(whole, -(2.0**40), 2.0**40).astype(np.int64)
-            return np.clip(whole + np.asarray(zero_point, np.int64), row.lowest, row.highest).astype(row.dtype)
-        total = quotient + np.asarray(zero_point).astype(np.float32)
-        return np.clip(total, np.float32(-row.highest), np.float32(row.highest)).astype(row.dtype)
+            codes = np.clip(whole + zero_point, row.lowest, row.highest) & (2**row.bits - 1)
+        else:
+            total = rounded(quotient + zero_point, "float64" if precision == "float64" else "float32")
+            codes = nearest(total, name, saturate=saturate or row.bits != 8)
+    return codes.astype(_unsigned(row.dtype)).view(row.dtype)
 
 
-def dequantize(x, scale, zero_point, name):
-    """(x - zero_point) * scale. The difference of integers is done in int64."""
-    exact = np.int64 if isinstance(TYPES[name], Integer) else np.float32
+def dequantize(x, scale, zero_point, name, output="float32"):
+    """(x - zero_point) * scale in float32, and that in the type `output`. The difference of integers is done in int64."""
+    zero_point = 0 if zero_point is None else values(zero_point, name)
     with np.errstate(all="ignore"):
-        difference = np.asarray(x).astype(exact) - np.asarray(zero_point).astype(exact)
-        return difference.astype(np.float32) * np.asarray(scale, np.float32)
+        difference = rounded((values(x, name) - zero_point).astype(np.float64), "float32")
+        product = rounded(difference * np.asarray(scale).astype(np.float64), "float32")
+        if output == "float32":
+            return product.astype(np.float32)
+        return nearest(product, output, saturate=False).astype(np.uint16).view(dtype(output))
+
+
+def rounded(numbers, name):
+    """float64 numbers, rounded to a float type that has infinities. Where they are sums, products or quotients of numbers
+    of up to 24 bits, having been rounded to the 53 bits of float64 first changes nothing (53 >= 2 * 24 + 2)."""
+    if name == "float64":
+        return numbers
+    if name == "float32":
+        return numbers.astype(np.float32).astype(np.float64)
+    return values(nearest(numbers, name, saturate=False).astype(np.uint16).view(dtype(name)), name)
+
+
+def nearest(numbers, name, *, saturate):
+    """float64 numbers -> the codes of the nearest values of a float type, the even code for ties."""
+    row, table = TYPES[name], _magnitudes(name)
+    magnitude = np.abs(numbers)
+    above = np.clip(np.searchsorted(table, magnitude), 1, len(table) - 1)
+    middle = (table[above - 1] + table[above]) / 2
+    up = (magnitude > middle) | ((magnitude == middle) & (above % 2 == 0))
+    codes = np.where(up, above, above - 1)
+    codes = np.where(codes == len(table) - 1, len(table) - 2 if saturate else row.beyond, codes)
+    negative = np.signbit(numbers) & (row.has_negative_zero | (codes != 0))
+    codes = codes | np.where(negative, 1 << (row.bits - 1), 0)
+    return np.where(np.isnan(numbers), row.nan, codes)
+
+
+@functools.cache
+def _magnitudes(name):
+    """The values of the codes 0, 1, ... up to the largest finite one, and the next that there would be."""
+    row = TYPES[name]
+    table = np.arange(1 << (row.bits - 1)).astype(_unsigned(row.dtype)).view(row.dtype).astype(np.float64)
+    table = table[: np.flatnonzero(table == row.highest)[0] + 1]
+    return np.append(table, 2 * table[-1] - table[-2])
+
+
+def values(array, name):
+    """What the codes stand for, exactly: int64 or float64."""
+    row, codes = TYPES[name], bits(array)
+    if isinstance(row, Float):
+        with np.errstate(invalid="ignore"):  # of signalling NaN
+            return codes.view(row.dtype).astype(np.float64)
+    numbers = codes.astype(np.int64)
+    return np.where(numbers > row.highest, numbers - 2**row.bits, numbers)
+
+
+def bits(array):
+    """The codes as unsigned integers. Bits above one of 2, 4 or 6 bits are cleared: they may be anything."""
+    array = np.asarray(array)
+    unsigned = _unsigned(array.dtype)
+    return array.view(unsigned) & unsigned.type(2 ** BITS.get(array.dtype, 8 * array.dtype.itemsize) - 1)
+
+
+def _unsigned(of):
+    return np.dtype(f"u{np.dtype(of).itemsize}")
 
 
 def assert_same_bits(actual, expected):
     """Equal to the last bit, the sign of zero included; NaN where NaN is expected, whatever its payload."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
-    unsigned = np.dtype(f"u{expected.dtype.itemsize}")
     nan = np.isnan(expected.astype(np.float64))
     np.testing.assert_array_equal(np.isnan(actual.astype(np.float64)), nan)
-    wrong = (actual.view(unsigned) != expected.view(unsigned)) & ~nan
+    wrong = (bits(actual) != bits(expected)) & ~nan
     if wrong.any():
         where = np.argwhere(wrong)
         at = tuple(where[0])

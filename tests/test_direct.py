@@ -4,46 +4,17 @@ import array
 import tracemalloc
 
 import numpy as np
+import onnx_models
 import oracle
 import pytest
 import samples
 
 from quark_numba import dequantize, quantize
 
-scales = pytest.mark.parametrize("scale", samples.SCALES, ids=str)
+every_type = pytest.mark.parametrize("name", oracle.TYPES)
 
 
-@scales
-def test_quantize_per_tensor(quantize_key, scale):
-    name = quantize_key.quantized.name
-    scale = np.float32(scale)
-    for zero_point in samples.zero_points(name):
-        x = samples.floats(name, scale, zero_point)
-        oracle.assert_same_bits(quantize(x, scale, zero_point), oracle.quantize(x, scale, zero_point, name))
-
-
-@scales
-def test_dequantize_per_tensor(dequantize_key, scale):
-    name = dequantize_key.quantized.name
-    scale = np.float32(scale)
-    codes = samples.codes(name)
-    for zero_point in samples.zero_points(name):
-        oracle.assert_same_bits(dequantize(codes, scale, zero_point), oracle.dequantize(codes, scale, zero_point, name))
-
-
-@pytest.mark.parametrize("scale", [0.0, -0.0, -0.5, np.inf, np.nan, 1e-45], ids=str)
-def test_odd_scales(quantize_key, scale):
-    """IEEE arithmetic, whatever it gives, and then saturation."""
-    name = quantize_key.quantized.name
-    scale = np.float32(scale)
-    for zero_point in samples.zero_points(name):
-        oracle.assert_same_bits(
-            quantize(samples.SPECIAL, scale, zero_point), oracle.quantize(samples.SPECIAL, scale, zero_point, name)
-        )
-        codes = samples.codes(name)
-        oracle.assert_same_bits(dequantize(codes, scale, zero_point), oracle.dequantize(codes, scale, zero_point, name))
-
-
+@pytest.mark.parametrize("name", ["int8", "float6e2m3"])
 @pytest.mark.parametrize("with_zero_point", [True, False], ids=["zero_point", "no_zero_point"])
 @pytest.mark.parametrize(
     ("shape", "axis"),
@@ -51,17 +22,15 @@ def test_odd_scales(quantize_key, scale):
     + [((300, 400), 0), ((300, 400), 1), ((2, 70000), 0), ((1, 5), 0), ((5, 1), 0)],
     ids=str,
 )
-def test_per_axis(quantize_key, shape, axis, with_zero_point):
-    name = quantize_key.quantized.name
+def test_per_axis(name, shape, axis, with_zero_point):
     rng = np.random.default_rng(5)
     length = shape[axis]
     scale = rng.uniform(0.01, 2, length).astype(np.float32)
     zero_point = np.resize(np.array(samples.zero_points(name)), length) if with_zero_point else None
-    zeros = np.zeros(length, oracle.dtype(name)) if zero_point is None else zero_point
     x = rng.normal(0, 100, shape).astype(np.float32)
     x.flat[: len(samples.SPECIAL)] = samples.SPECIAL[: x.size]
 
-    along = [oracle.along(values, axis, len(shape)) for values in (scale, zeros)]
+    along = [v if v is None else oracle.along(v, axis, len(shape)) for v in (scale, zero_point)]
     y = quantize(x, scale, zero_point, axis=axis, output_dtype=name)
     oracle.assert_same_bits(y, oracle.quantize(x, *along, name))
     codes = np.resize(samples.codes(name), shape)
@@ -76,8 +45,46 @@ def test_output_type():
     assert quantize(x, 1.0, np.int16(3)).dtype == np.int16
     assert quantize(x, 1.0, 3, output_dtype="int16").tolist() == [4, 303]
     assert quantize(x, 1.0, 3).tolist() == [4, 255]
-    for output_dtype in ("bfloat16", 16, oracle.dtype("bfloat16"), oracle.TYPES["bfloat16"].dtype):
-        assert quantize(x, 1.0, output_dtype=output_dtype).dtype == oracle.dtype("bfloat16")
+    assert quantize(x, 1.0, 0.5, output_dtype="float4e2m1").tolist() == [1.5, 6]
+    assert quantize(x, 1.0, [-1], output_dtype="int2").tolist() == [0, 1]
+
+
+def spellings(name):
+    """Of an element type in an argument."""
+    dtype = oracle.dtype(name)
+    return [name, onnx_models.number(name), dtype, dtype.type, dtype.newbyteorder(">")]
+
+
+@every_type
+def test_spellings_of_the_output_of_quantize(name):
+    for spelling in spellings(name):
+        assert quantize(np.ones(3, np.float32), 1.0, output_dtype=spelling).dtype == oracle.dtype(name)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_output_of_dequantize(name):
+    """The type of the scale, unless another is asked for."""
+    codes = np.array([1, -2], np.int8)
+    assert dequantize(codes, np.ones((), oracle.dtype(name))).dtype == oracle.dtype(name)
+    for spelling in spellings(name):
+        for scale in (np.float32(1), np.ones((), oracle.dtype("float8e8m0"))):
+            y = dequantize(codes, scale, output_dtype=spelling)
+            assert y.dtype == oracle.dtype(name)
+            assert y.tolist() == [1, -2]
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64"])
+def test_spellings_of_precision(name):
+    x, scale = np.float32([1.0, 3.0, 1 + 2.0**-9]), np.float32(0.7)
+    for spelling in spellings(name):
+        y = quantize(x, scale, output_dtype="float16", precision=spelling)
+        oracle.assert_same_bits(y, oracle.quantize(x, scale, None, "float16", precision=name))
+
+
+@pytest.mark.parametrize("saturate", [True, False, 1, 0, np.True_, np.False_], ids=repr)
+def test_spellings_of_saturate(saturate):
+    y = quantize(np.array([448, 464, 464.1, -np.inf], np.float32), 1.0, output_dtype="float8e4m3fn", saturate=saturate)
+    np.testing.assert_array_equal(y.astype(np.float32), [448, 448, 448, -448] if saturate else [448, 448, np.nan, np.nan])
 
 
 ARRAYS = {
@@ -117,11 +124,102 @@ def test_layouts(layout, scale_shape):
     )
 
 
+@pytest.mark.parametrize("layout", [layout for layout in ARRAYS if layout != "list"])
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+@pytest.mark.parametrize("block_size", [1, 3])
+def test_layouts_of_blocks(layout, axis, block_size):
+    """Scales and zero points in that layout too."""
+    arrange = ARRAYS[layout]
+    rng = np.random.default_rng(13)
+    x_shape, scale_shape = (4, 6, 10), [4, 6, 10]
+    scale_shape[axis] = -(-x_shape[axis] // block_size)
+    x = arrange(rng.normal(0, 50, x_shape).astype(np.float32))
+    scale = arrange(rng.uniform(0.1, 4, scale_shape).astype(np.float32))
+    zero_point = arrange(rng.integers(-8, 8, scale_shape).astype(np.int8))
+    native = [np.ascontiguousarray(a, a.dtype.newbyteorder("=")) for a in (x, scale, zero_point)]
+    spread = [oracle.spread(v, axis, block_size, x_shape) for v in native[1:]]
+    y = quantize(x, scale, zero_point, axis=axis, block_size=block_size)
+    expected = oracle.quantize(native[0], *spread, "int8")
+    oracle.assert_same_bits(np.ascontiguousarray(y), expected)
+    z = dequantize(arrange(expected), scale, zero_point, axis=axis, block_size=block_size)
+    expected = oracle.dequantize(np.ascontiguousarray(arrange(expected)), *spread, "int8")
+    oracle.assert_same_bits(np.ascontiguousarray(z), expected)
+
+    out = np.full((8, 6, 10), 77, np.int8)[::2]
+    assert quantize(x, scale, zero_point, axis=axis, block_size=block_size, out=out) is out
+    np.testing.assert_array_equal(out, y)
+    np.testing.assert_array_equal(out.base[1::2], 77)
+
+
+@pytest.mark.parametrize("length", range(14))
+@pytest.mark.parametrize("blocks", range(16))
+def test_inferred_block_size(length, blocks):
+    """Where one alone fits. Sizes beyond the length, of one block, are all the same."""
+    x, scale = np.linspace(-9, 9, 2 * length).astype(np.float32).reshape(2, length), np.full((2, blocks), 0.5, np.float32)
+    scale += np.arange(blocks)
+    fits = [size for size in range(1, max(2, length + 1)) if -(-length // size) == blocks]
+    if len(fits) == 1:
+        y = quantize(x, scale, np.zeros(scale.shape, np.int8))
+        oracle.assert_same_bits(y, oracle.quantize(x, oracle.spread(scale, 1, fits[0], x.shape), None, "int8"))
+        oracle.assert_same_bits(dequantize(y, scale), dequantize(y, scale, block_size=fits[0]))
+    else:
+        with pytest.raises(
+            ValueError, match="block_size is 0, and several would fit" if fits else "block_size is 0; expected one"
+        ):
+            quantize(x, scale)
+    for size in fits:
+        y = quantize(x, scale, output_dtype="int8", block_size=size)
+        oracle.assert_same_bits(y, oracle.quantize(x, oracle.spread(scale, 1, size, x.shape), None, "int8"))
+
+
+@pytest.mark.parametrize("block_size", [5, 6, 1000, 2**31, 2**62, 2**63 - 1, 2**64])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_blocks_beyond_the_axis(block_size, axis):
+    x = np.linspace(-9, 9, 25).astype(np.float32).reshape(5, 5)
+    scale = np.linspace(0.1, 1, 5).astype(np.float32)
+    y = quantize(x, np.expand_dims(scale, axis), axis=axis, block_size=block_size, output_dtype="int8")
+    oracle.assert_same_bits(y, oracle.quantize(x, np.expand_dims(scale, axis), None, "int8"))
+    z = dequantize(y, np.expand_dims(scale, axis), axis=axis, block_size=block_size)
+    oracle.assert_same_bits(z, oracle.dequantize(y, np.expand_dims(scale, axis), None, "int8"))
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "scale_shape", "axis", "block_size"),
+    [((1,), (1,), 0, 1), ((1,), (1,), 0, 9), ((4,), (2,), 0, 2), ((5,), (2,), 0, 4), ((1, 1), (1, 1), 1, 3), ((0,), (0,), 0, 4)]
+    + [
+        ((3, 0), (3, 0), 1, 2),
+        ((0, 3), (0, 2), 1, 2),
+        ((0, 3), (0, 3), 0, 2),
+        ((2, 0, 3), (2, 0, 2), 2, 2),
+        ((0, 0), (0, 0), 0, 1),
+    ],
+    ids=str,
+)
+def test_small_blocks(x_shape, scale_shape, axis, block_size):
+    x, scale = np.full(x_shape, 2.6, np.float32), np.full(scale_shape, 0.5, np.float32)
+    zero_point = np.ones(scale_shape, oracle.dtype("int4"))
+    y = quantize(x, scale, zero_point, axis=axis, block_size=block_size)
+    oracle.assert_same_bits(y, np.full(x_shape, 6, oracle.dtype("int4")))
+    z = dequantize(y, scale, zero_point, axis=axis, block_size=block_size)
+    oracle.assert_same_bits(z, np.full(x_shape, 2.5, np.float32))
+
+
+@pytest.mark.parametrize("scale_shape", [(), (1,)], ids=str)
+@pytest.mark.parametrize("x_shape", [(), (6,), (2, 3)], ids=str)
+def test_axis_and_block_size_mean_nothing_per_tensor(x_shape, scale_shape):
+    if x_shape == (6,) and scale_shape == (1,):
+        scale_shape = ()  # that could be one block
+    x, scale = np.full(x_shape, 2.6, np.float32), np.full(scale_shape, 0.5, np.float32)
+    y = quantize(x, scale, axis=17, block_size=5 * len(x_shape))
+    oracle.assert_same_bits(y, np.full(x_shape, 5, np.uint8))
+    oracle.assert_same_bits(dequantize(y, scale, axis=-17, block_size=5 * len(x_shape)), np.full(x_shape, 2.5, np.float32))
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
 def test_memory_order_is_kept(axis):
     x = np.asfortranarray(np.random.default_rng(12).normal(0, 50, (3, 4, 5)).astype(np.float32))
     scale = np.linspace(0.5, 2, x.shape[axis]).astype(np.float32)
-    expected = oracle.quantize(x, oracle.along(scale, axis, 3), 0, "uint8")
+    expected = oracle.quantize(x, oracle.along(scale, axis, 3), None, "uint8")
     for out in (None, np.empty(x.shape, np.uint8, order="F"), np.empty(x.shape, np.uint8)):
         y = quantize(x, scale, axis=axis, out=out)
         np.testing.assert_array_equal(y, expected)
@@ -137,12 +235,12 @@ def test_subclasses_of_ndarray():
     assert quantize(np.ma.array([1, 2], np.float32), 1.0).tolist() == [1, 2]
 
 
+@every_type
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3), (1,), (1, 1, 1)], ids=str)
-def test_small_shapes(quantize_key, shape):
-    name = quantize_key.quantized.name
+def test_small_shapes(name, shape):
     x = np.full(shape, 2.5, np.float32)
     y = quantize(x, np.float32(1), output_dtype=name)
-    oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), np.zeros((), y.dtype), name))
+    oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), None, name))
     z = dequantize(y, np.float32(1))
     assert z.shape == shape
     assert z.dtype == np.float32
@@ -189,12 +287,3 @@ def test_number_of_copies(order, copies):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert abs(peak - (y.nbytes + copies * x.nbytes)) < 100_000
-
-
-def test_threads_do_not_change_results(quantize_key):
-    """One slice, or many on several threads."""
-    name = quantize_key.quantized.name
-    x = np.random.default_rng(7).normal(0, 100, 200_003).astype(np.float32)
-    y = quantize(x, 0.37, output_dtype=name)
-    parts = [quantize(part, 0.37, output_dtype=name) for part in np.array_split(x, 50)]
-    np.testing.assert_array_equal(y.view(np.uint8), np.concatenate(parts).view(np.uint8))

@@ -1,4 +1,4 @@
-"""The table against onnx, numpy and the tests' own oracle."""
+"""The tables of types and operators against onnx, numpy and the tests' own oracle."""
 
 import numpy as np
 import onnx
@@ -7,13 +7,14 @@ import pytest
 
 from quark_numba.dispatch import TABLE
 from quark_numba.element_types import ELEMENT_TYPES, find
+from quark_numba.operators import OPERATOR_VERSIONS
 
 rows = pytest.mark.parametrize("row", ELEMENT_TYPES, ids=lambda row: row.name)
 
 
 @rows
 def test_number_is_tensor_protos(row):
-    name = {"float32": "FLOAT"}.get(row.name, row.name.upper())
+    name = {"float32": "FLOAT", "float64": "DOUBLE"}.get(row.name, row.name.upper())
     assert row.number == onnx.TensorProto.DataType.Value(name)
 
 
@@ -23,19 +24,31 @@ def test_find(row):
         assert find(specification) is row
 
 
-@pytest.mark.parametrize("specification", ["float64", "two", np.float64, 0, 11, 2.0, True, None, [], object()])
+@pytest.mark.parametrize("specification", ["int64", "two", np.int64, 0, 7, 99, 2.0, True, None, [], object()])
 def test_find_nothing(specification):
     assert find(specification) is None
 
 
-def test_every_quantized_type_has_an_oracle():
+def test_every_type_has_an_oracle():
+    assert {row.name for row in ELEMENT_TYPES} == {*oracle.TYPES, *oracle.OTHER_DTYPES}
     assert {key.quantized.name for key in TABLE} == set(oracle.TYPES)
 
 
-def test_both_directions():
-    for key in TABLE:
-        assert key.quantized.name == (key.y if key.operation == "quantize" else key.x).name
-    assert len(TABLE) == 2 * len(oracle.TYPES)
+def test_every_operator_has_kernels():
+    """And both directions have the same types."""
+    for operation in ("quantize", "dequantize"):
+        table = [key for key in TABLE if key.operation == operation]
+        assert {key.quantized.name for key in table} == set(oracle.TYPES)
+        for version in OPERATOR_VERSIONS:
+            if version.operation == operation:
+                assert {key.x for key in table} >= set(version.x)
+                assert {key.y for key in table} >= set(version.y)
+
+
+def test_extended_types():
+    for version in OPERATOR_VERSIONS:
+        if version.domain:
+            assert {row.name for row in version.quantized} == set(oracle.EXTENDED)
 
 
 @pytest.mark.parametrize("name", oracle.TYPES)
@@ -45,4 +58,22 @@ def test_limits(name):
         assert (row.lowest, row.highest, row.is_integer) == (expected.lowest, expected.highest, True)
     else:
         assert (row.lowest, row.highest, row.is_integer) == (-expected.highest, expected.highest, False)
-    assert row.bits == 8 * row.storage.itemsize == 8 * row.dtype.itemsize
+        assert row.has_negative_zero == expected.has_negative_zero
+        assert row.nan == expected.nan
+    assert row.dtype == oracle.dtype(name)
+    assert row.bits == expected.bits
+    assert row.storage.itemsize == row.dtype.itemsize == (expected.bits + 7) // 8
+
+
+@pytest.mark.parametrize("name", [name for name, row in oracle.TYPES.items() if not isinstance(row, oracle.Integer)])
+def test_values_from_fields(name):
+    """What sign, exponent, mantissa and bias say is what ml_dtypes makes of a code, for all finite values."""
+    row = find(name)
+    assert 1 + row.exponent_bits + row.mantissa_bits == row.bits
+    for code, value in enumerate(row.code_values.tolist()):
+        mantissa = code % 2**row.mantissa_bits
+        exponent = (code >> row.mantissa_bits) % 2**row.exponent_bits
+        fraction = mantissa / 2**row.mantissa_bits + (exponent > 0)
+        magnitude = fraction * 2.0 ** (max(exponent, 1) - row.bias)
+        if np.isfinite(value):
+            assert value == (-magnitude if code >> (row.bits - 1) else magnitude)

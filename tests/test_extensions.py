@@ -13,7 +13,7 @@ from onnx_models import model, one_node, run, session
 from quark_numba.element_types import find
 from quark_numba.ort import extensions
 
-carried = [name for name in oracle.TYPES if extensions.carries(find(name))]
+carried = [name for name in oracle.EXTENDED if extensions.carries(find(name))]
 types = pytest.mark.parametrize("name", carried)
 domains = pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"])
 
@@ -67,7 +67,7 @@ def test_a_fault_is_logged_and_the_output_empty(caplog, x, scale, zero_point, me
     assert re.search(f"com.amd.quark::ExtendedQuantizeLinear: {message}.*; the output is left empty", record.message)
 
 
-@pytest.mark.parametrize("name", sorted(set(oracle.TYPES) - set(carried)))
+@pytest.mark.parametrize("name", sorted(set(oracle.EXTENDED) - set(carried)))
 def test_other_types_are_refused_at_load(name):
     with pytest.raises(Exception, match=rf"Type 'tensor\({name}\)'.*ExtendedQuantizeLinear"):
         session(one_node("quantize", name), backend="extensions")

@@ -104,7 +104,7 @@ def test_any_number_of_threads(threads, size):
 def test_types_are_inferred_through_a_chain():
     """No value_info: what the quantized tensor is follows from the zero point, and is uint8 without one."""
     nodes, initializers = [], [helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5])]
-    for name in [*oracle.TYPES, None]:
+    for name in [*oracle.EXTENDED, None]:
         zero_point = [f"zero_point_{name}"] if name else []
         if name:
             initializers.append(helper.make_tensor(zero_point[0], onnx_models.number(name), [], [1]))
@@ -150,7 +150,7 @@ def test_axis_of_another_type_is_refused_at_load():
 @pytest.mark.parametrize(
     ("axis", "x", "scale", "zero_point", "message"),
     [
-        (1, (2, 3), (2, 3), (2, 3), r"y_scale has shape \(2, 3\); expected a scalar"),
+        (1, (2, 3), (1, 2, 3), (1, 2, 3), r"y_scale has shape \(1, 2, 3\); expected a scalar"),
         (1, (2, 3), (3,), (), r"y_zero_point has shape \(\); expected the shape of y_scale, \(3,\)"),
         (1, (2, 3), (3,), (1, 3), r"y_zero_point has shape \(1, 3\); expected the shape of y_scale, \(3,\)"),
         (1, (2, 3), (), (3,), r"y_zero_point has shape \(3,\); expected the shape of y_scale, \(\)"),
@@ -173,6 +173,14 @@ def test_shapes_are_checked_in_the_run(domain, axis, x, scale, zero_point, messa
             run(node, **feeds)
     with pytest.raises(ValueError, match=message):  # the direct call says the same
         quark_numba.quantize(feeds["x"], feeds["scale"], feeds["zero_point"], axis=axis)
+
+
+@domains
+def test_blocks_are_refused(domain):
+    """Unlike direct calls, these operators have no block_size, and guess none."""
+    blocks = {"scale": np.ones((2, 3), np.float32), "zero_point": np.zeros((2, 3), np.int8)}
+    with pytest.raises(Exception, match=r"INVALID_ARGUMENT.*y_scale has shape \(2, 3\); expected a scalar"):
+        run(session(one_node("quantize", "int8", domain=domain)), x=np.ones((2, 3), np.float32), **blocks)
 
 
 def test_ranks_beyond_numpys_are_refused():
@@ -223,7 +231,7 @@ sys.path.insert(0, {os.path.dirname(__file__)!r})
 import numpy as np, oracle
 from onnx_models import model, one_node, run, session
 x = np.linspace(-9, 9, 100).astype(np.float32)
-for name in oracle.TYPES:
+for name in oracle.EXTENDED:
     zero_point = np.zeros((), oracle.dtype(name))
     y = run(session(one_node("quantize", name)), x=x, scale=np.float32(1), zero_point=zero_point)
     oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), zero_point, name))

@@ -1,5 +1,6 @@
 """Every wrong argument of a direct call is named, with what came and what is expected; nothing is written."""
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
@@ -10,13 +11,17 @@ from quark_numba import dequantize, quantize
 X = np.ones((2, 3), np.float32)
 CODES = np.ones((2, 3), np.int8)
 SCALE = np.ones(3, np.float32)
+BLOCKS = np.ones((2, 2), np.float32)
+E8M0 = np.ones(3, ml_dtypes.float8_e8m0fnu)
 
 
 @pytest.mark.parametrize(
     ("error", "message", "arguments"),
     [
         (TypeError, "x has element type float64; expected float32", {"x": X.astype(np.float64)}),
-        (TypeError, "x has element type int32; expected float32", {"x": X.astype(np.int32)}),
+        (TypeError, "x has element type int64; expected float32 or int32 or float16 or bfloat16", {"x": X.astype(np.int64)}),
+        (TypeError, "x has element type int8; expected float32", {"x": CODES}),
+        (TypeError, "x has element type float8_e4m3fn; expected float32", {"x": X.astype(ml_dtypes.float8_e4m3fn)}),
         (TypeError, "x has dtype <U1; expected numbers of float32", {"x": ["a"]}),
         (TypeError, "x has dtype object; expected numbers of float32", {"x": [None]}),
         (TypeError, "x has dtype bool; expected numbers of float32", {"x": [True]}),
@@ -25,9 +30,65 @@ SCALE = np.ones(3, np.float32)
         (TypeError, "y_scale has element type float64; expected float32", {"y_scale": np.float64(1)}),
         (TypeError, "y_scale has element type int64; expected float32", {"y_scale": np.ones(3, np.int64)}),
         (TypeError, "y_scale has element type <U1; expected float32", {"y_scale": "1"}),
-        (ValueError, r"y_scale has shape \(2, 3\); expected a scalar", {"y_scale": X, "y_zero_point": CODES}),
+        (TypeError, "y_scale has element type int8; expected .* or float8e8m0", {"y_scale": CODES[0]}),
+        (ValueError, r"y_scale has shape \(1, 2, 3\); expected a scalar, .* x of shape \(2, 3\)", {"y_scale": X[None]}),
+        (
+            ValueError,
+            r"y_scale has shape \(3, 3\); expected the shape of x, \(2, 3\), except",
+            {"y_scale": np.ones((3, 3), "f")},
+        ),
         (ValueError, r"y_scale has shape \(4,\); .* x of shape \(2, 3\) has along axis 1", {"y_scale": np.ones(4, np.float32)}),
         (ValueError, r"y_scale has shape \(0,\)", {"y_scale": np.ones(0, np.float32)}),
+        (TypeError, "block_size is 1.0; expected an integer", {"block_size": 1.0}),
+        (TypeError, "block_size is None; expected an integer", {"block_size": None}),
+        (ValueError, "block_size is -1; expected a positive integer, or 0", {"block_size": -1}),
+        (ValueError, "block_size is -1; expected a positive integer, or 0", {"y_scale": BLOCKS, "block_size": -1}),
+        (
+            ValueError,
+            r"block_size is 1, y_scale has shape \(3,\); expected as many dimensions as x of shape \(2, 3\), or block_size 0",
+            {"block_size": 1},
+        ),
+        (
+            ValueError,
+            r"block_size is 1; expected one that divides x of shape \(2, 3\) along axis 1 into as many blocks as y_scale of "
+            r"shape \(2, 2\) has",
+            {"y_scale": BLOCKS, "block_size": 1},
+        ),
+        (ValueError, "block_size is 3; expected one that divides", {"y_scale": BLOCKS, "block_size": 3}),
+        (ValueError, "block_size is 0; expected one that divides", {"y_scale": np.ones((2, 4), np.float32)}),
+        (ValueError, "block_size is 0; expected one that divides", {"y_scale": np.ones((2, 0), np.float32)}),
+        (
+            ValueError,
+            r"block_size is 0, and several would fit x of shape \(2, 9\) and y_scale of shape \(2, 2\) along axis 1",
+            {"x": np.ones((2, 9), np.float32), "y_scale": BLOCKS},
+        ),
+        (
+            ValueError,
+            r"y_scale has shape \(2, 2\); expected the shape of x, \(2, 3\), except along axis 0",
+            {"y_scale": BLOCKS, "block_size": 2, "axis": 0},
+        ),
+        (ValueError, "axis is 2, out of range", {"y_scale": BLOCKS, "block_size": 2, "axis": 2}),
+        (ValueError, r"axis is 1, out of range for x of shape \(\)", {"x": 1.0, "y_scale": 1.0, "block_size": 1}),
+        (
+            ValueError,
+            r"y_zero_point has shape \(2, 3\); expected the shape of y_scale, \(2, 2\)",
+            {"y_scale": BLOCKS, "y_zero_point": CODES},
+        ),
+        (
+            ValueError,
+            r"y_zero_point has shape \(1, 4\); expected the shape of y_scale, \(2, 2\)",
+            {"y_scale": BLOCKS, "y_zero_point": np.ones((1, 4), np.int8)},
+        ),
+        (
+            ValueError,
+            r"y_zero_point has shape \(\); expected the shape of y_scale, \(2, 2\)",
+            {"y_scale": BLOCKS, "y_zero_point": np.int8(0)},
+        ),
+        (
+            ValueError,
+            r"y_zero_point has shape \(2, 2\); expected the shape of y_scale, \(3,\)",
+            {"y_zero_point": np.ones((2, 2), np.int8)},
+        ),
         (TypeError, "y_zero_point has element type int64; expected .* or bfloat16", {"y_zero_point": np.zeros(3, np.int64)}),
         (TypeError, "y_zero_point has element type float32; expected", {"y_zero_point": np.zeros(3, np.float32)}),
         (ValueError, r"y_zero_point has shape \(\); expected the shape of y_scale, \(3,\)", {"y_zero_point": np.int8(0)}),
@@ -48,6 +109,45 @@ SCALE = np.ones(3, np.float32)
         (TypeError, "output_dtype has element type float64; expected", {"output_dtype": "float64"}),
         (TypeError, "output_dtype has element type float32; expected", {"output_dtype": np.float32}),
         (TypeError, "output_dtype has element type 1; expected", {"output_dtype": 1}),
+        (TypeError, "output_dtype has element type 0; expected", {"output_dtype": 0}),
+        (TypeError, "output_dtype has element type ; expected", {"output_dtype": ""}),
+        (TypeError, "output_dtype has element type float8e8m0; expected uint8 or", {"output_dtype": "float8e8m0"}),
+        (TypeError, "output_dtype has element type float8_e8m0fnu; expected", {"output_dtype": E8M0.dtype}),
+        (TypeError, "y_zero_point has element type float8_e8m0fnu; expected", {"y_zero_point": E8M0}),
+        (TypeError, "precision has element type int32; expected float32 or float16 or bfloat16", {"precision": "int32"}),
+        (TypeError, "precision has element type float8e4m3fn; expected", {"precision": "float8e4m3fn"}),
+        (TypeError, "precision has element type 0; expected", {"precision": 0}),
+        (TypeError, "precision has element type single precision; expected", {"precision": "single precision"}),
+        (ValueError, "saturate is 2; expected True or False", {"saturate": 2}),
+        (ValueError, "saturate is 'no'; expected True or False", {"saturate": "no"}),
+        (ValueError, "saturate is None; expected True or False", {"saturate": None}),
+        (ValueError, r"saturate is array\(\[1\]\); expected True or False", {"saturate": np.ones(1, int)}),
+        (ValueError, r"opset is 9; expected 10\.\.28", {"opset": 9}),
+        (ValueError, r"opset is 29; expected 10\.\.28", {"opset": 29}),
+        (TypeError, "opset is '19'; expected an integer", {"opset": "19"}),
+        (TypeError, "opset is 19.0; expected an integer", {"opset": 19.0}),
+        (TypeError, "x has element type float16; expected float32 or int32", {"x": X.astype(np.float16), "opset": 13}),
+        (TypeError, "y_scale has element type float32; expected float16", {"x": X.astype(np.float16), "opset": 19}),
+        (TypeError, "y_scale has element type float32; expected int32", {"x": X.astype(np.int32), "opset": 21}),
+        (TypeError, "y_scale has element type float16; expected float32", {"y_scale": SCALE.astype(np.float16), "opset": 21}),
+        (TypeError, "y_scale has element type float8_e8m0fnu; expected float32 or", {"y_scale": E8M0, "opset": 23}),
+        (
+            TypeError,
+            "y_zero_point has element type int16; expected uint8 or int8 or float8e4m3fn or .* or float8e5m2fnuz$",
+            {"y_zero_point": np.ones(3, np.int16), "opset": 19},
+        ),
+        (TypeError, "output_dtype has element type float16; expected uint8", {"output_dtype": "float16", "opset": 28}),
+        (ValueError, r"y_scale has shape \(3,\); QuantizeLinear-10 expects a scalar", {"opset": 12}),
+        (
+            ValueError,
+            "output_dtype is 'int8'; QuantizeLinear-19 has no such attribute",
+            {"output_dtype": "int8", "opset": 20},
+        ),
+        (ValueError, "block_size is 2; QuantizeLinear-19 has no such attribute", {"block_size": 2, "opset": 19}),
+        (ValueError, "precision is 'float32'; QuantizeLinear-21 has", {"precision": "float32", "opset": 22}),
+        (ValueError, "saturate is False; QuantizeLinear-13 has no such attribute", {"saturate": False, "opset": 13}),
+        (ValueError, "axis is 0; QuantizeLinear-10 has no such attribute", {"axis": 0, "y_scale": 1.0, "opset": 10}),
+        (ValueError, r"y_scale has shape \(2, 2\); expected a scalar", {"y_scale": BLOCKS, "opset": 28}),
         (TypeError, r"output_dtype has element type \[\]; expected", {"output_dtype": []}),
         (TypeError, "output_dtype has element type 2.0; expected", {"output_dtype": 2.0}),
         (
@@ -76,8 +176,49 @@ def test_quantize(error, message, arguments):
     [
         (TypeError, "x has element type float32; expected uint8 or .* bfloat16", {"x": X}),
         (TypeError, "x has element type int64; expected", {"x": [1, 2]}),
-        (TypeError, "x_scale has element type float16; expected float32", {"x_scale": np.float16(1)}),
-        (ValueError, r"x_scale has shape \(3, 1\); expected a scalar", {"x_scale": SCALE[:, None]}),
+        (TypeError, "x has element type float8_e8m0fnu; expected", {"x": E8M0}),
+        (
+            TypeError,
+            "x_scale has element type int32; expected float32 or float16 or bfloat16 or float8e8m0",
+            {"x_scale": np.int32(1)},
+        ),
+        (TypeError, "x_scale has element type float64; expected float32", {"x_scale": SCALE.astype(np.float64)}),
+        (TypeError, "out has dtype float32; expected float16", {"x_scale": np.float16(1)}),
+        (ValueError, r"x_scale has shape \(3, 1\); expected the shape of x, \(2, 3\), except", {"x_scale": SCALE[:, None]}),
+        (ValueError, r"x_scale has shape \(1, 3, 1\); expected a scalar", {"x_scale": SCALE[None, :, None]}),
+        (ValueError, "block_size is -5; expected a positive integer, or 0", {"x_scale": BLOCKS, "block_size": -5}),
+        (ValueError, r"block_size is 2, x_scale has shape \(3,\); expected as many dimensions", {"block_size": 2}),
+        (ValueError, "block_size is 1; expected one that divides x of shape", {"x_scale": BLOCKS, "block_size": 1}),
+        (
+            ValueError,
+            r"block_size is 0, and several would fit x of shape \(2, 9\) and x_scale of shape \(2, 2\)",
+            {"x": np.ones((2, 9), np.int8), "x_scale": BLOCKS},
+        ),
+        (
+            ValueError,
+            r"x_zero_point has shape \(2, 3\); expected the shape of x_scale, \(2, 2\)",
+            {"x_scale": BLOCKS, "x_zero_point": CODES},
+        ),
+        (TypeError, "output_dtype has element type float8e8m0; expected float32 or float16 or bfloat16$", {"x_scale": E8M0}),
+        (TypeError, "output_dtype has element type float64; expected float32", {"output_dtype": "float64"}),
+        (TypeError, "output_dtype has element type int8; expected float32", {"output_dtype": "int8"}),
+        (TypeError, "output_dtype has element type 0; expected float32", {"output_dtype": 0}),
+        (TypeError, "output_dtype has element type ; expected float32", {"output_dtype": ""}),
+        (ValueError, r"opset is 9; expected 10\.\.28", {"opset": 9}),
+        (ValueError, r"opset is 29; expected 10\.\.28", {"opset": 29}),
+        (TypeError, "opset is '19'; expected an integer", {"opset": "19"}),
+        (TypeError, "x has element type float16; expected uint8", {"x": X.astype(np.float16), "opset": 28}),
+        (TypeError, "x_scale has element type float16; expected float32", {"x_scale": np.float16(1), "opset": 13}),
+        (TypeError, "x_scale has element type float8_e8m0fnu; expected float32", {"x_scale": E8M0, "opset": 23}),
+        (
+            ValueError,
+            "x_zero_point is not zero; expected zeros for int32 in DequantizeLinear-21",
+            {"x": CODES.astype(np.int32), "x_zero_point": np.array([0, 1, 0], np.int32), "opset": 22},
+        ),
+        (ValueError, r"x_scale has shape \(3,\); DequantizeLinear-10 expects a scalar", {"opset": 10}),
+        (ValueError, "output_dtype is 'float32'; DequantizeLinear-21 has", {"output_dtype": "float32", "opset": 21}),
+        (ValueError, "block_size is 2; DequantizeLinear-19 has no such attribute", {"block_size": 2, "opset": 19}),
+        (ValueError, "axis is -1; DequantizeLinear-10 has no such attribute", {"axis": -1, "opset": 10}),
         (TypeError, "x_zero_point has element type uint8; expected int8", {"x_zero_point": np.zeros(3, np.uint8)}),
         (ValueError, r"x_zero_point is \[0, 0, 300\]; expected int8, -128\.\.127", {"x_zero_point": [0, 0, 300]}),
         (ValueError, r"x_zero_point has shape \(2,\); expected the shape of x_scale", {"x_zero_point": [0, 0]}),

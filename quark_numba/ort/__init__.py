@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from .native import REGISTERED, NotAvailableError, get_library_path
+from . import c_api
+from .native import REGISTERED, STANDARD_OPS, NotAvailableError, get_library_path
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -15,7 +16,9 @@ __all__ = ["Backend", "get_library_path", "register"]
 Backend = Literal["native", "extensions"]
 
 
-def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | None = None) -> Backend:
+def register(
+    session_options: onnxruntime.SessionOptions, *, backend: Backend | None = None, standard_ops: bool = False
+) -> Backend:
     """Make Quark's operators known to the sessions that are created with `session_options`.
 
     The operators are ExtendedQuantizeLinear and ExtendedDequantizeLinear of com.amd.quark, version 1, and the same under
@@ -28,6 +31,11 @@ def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | 
         "native": compiled kernels, called by ONNX Runtime on its own threads, on its own tensors.
         "extensions": onnxruntime-extensions calls Python, which calls the kernels; no float16, no bfloat16.
         None: native where it is available, else extensions, with a RuntimeWarning.
+    standard_ops : bool
+        Also replace ONNX Runtime's own QuantizeLinear and DequantizeLinear (native only; ONNX Runtime 1.31 or later), by
+        ones that have all types of opset 10 to 25: bfloat16 and float4e2m1 data, bfloat16 and float8e8m0 scales, int32 x,
+        `precision` and `output_dtype`, which its CPU provider refuses. ONNX Runtime does not fuse these with their
+        neighbours into integer operators any more: the model computes in float, as it is written.
 
     Returns
     -------
@@ -36,9 +44,9 @@ def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | 
     Raises
     ------
     TypeError, ValueError
-        For an argument that is none of these, or a backend other than that of an earlier call.
+        For an argument that is none of these, or other than in an earlier call.
     RuntimeError
-        If `backend` is "native" and that is not available here; the message says why.
+        If the native backend is asked for, or needed for `standard_ops`, and not available; the message says why.
     """
     import onnxruntime
 
@@ -46,22 +54,32 @@ def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | 
         raise TypeError(f"session_options is a {type(session_options).__name__}; expected onnxruntime.SessionOptions")
     if backend not in ("native", "extensions", None):
         raise ValueError(f'backend is {backend!r}; expected "native", "extensions" or None')
-    try:
-        registered: Backend = session_options.get_session_config_entry(REGISTERED)
-    except RuntimeError:  # no such entry
-        pass
-    else:
+    registered: Backend | None = _entry(session_options, REGISTERED)
+    if registered:
         if backend not in (registered, None):
             raise ValueError(f"backend is {backend!r}, but session_options are registered with {registered!r} already")
+        if standard_ops and not _entry(session_options, STANDARD_OPS):
+            raise ValueError("standard_ops is True, but session_options are registered without them already")
         return registered
+    if standard_ops:
+        if backend == "extensions":
+            raise ValueError('standard_ops is True, backend "extensions"; expected "native" or None')
+        release = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+        if release < c_api.STANDARD_OPS_RELEASE:
+            expected = ".".join(map(str, c_api.STANDARD_OPS_RELEASE))
+            raise RuntimeError(f"standard_ops needs ONNX Runtime {expected} or later; this is {onnxruntime.__version__}")
     if backend != "extensions":
         try:
-            session_options.register_custom_ops_library(get_library_path())
-            return "native"
+            path = get_library_path()
         except NotAvailableError as error:
-            if backend == "native":
+            if backend == "native" or standard_ops:
                 raise
             reason = str(error)
+        else:
+            if standard_ops:
+                session_options.add_session_config_entry(STANDARD_OPS, "1")
+            session_options.register_custom_ops_library(path)
+            return "native"
     from . import extensions
 
     if backend is None:
@@ -70,3 +88,10 @@ def register(session_options: onnxruntime.SessionOptions, *, backend: Backend | 
     session_options.register_custom_ops_library(extensions.get_library_path())
     session_options.add_session_config_entry(REGISTERED, "extensions")
     return "extensions"
+
+
+def _entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
+    try:
+        return session_options.get_session_config_entry(name)
+    except RuntimeError:  # no such entry
+        return None

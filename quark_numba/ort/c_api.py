@@ -7,6 +7,8 @@ from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int64, c_size_t, c_uin
 from enum import IntEnum
 from typing import Any
 
+from ..element_types import ElementType
+
 # The API version that KernelContext_ParallelFor came with, and the release of that version. ONNX Runtime serves every
 # older version of its API, and its table of functions only ever grows.
 API_VERSION = 17
@@ -22,8 +24,11 @@ class OrtApi(IntEnum):
     CustomOpDomain_Add = 27
     AddCustomOpDomain = 28
     GetTensorMutableData = 51
+    SetTensorElementType = 58
+    GetTensorElementType = 60
     GetDimensionsCount = 61
     GetDimensions = 62
+    GetSymbolicDimensions = 63
     GetTensorTypeAndShape = 65
     KernelInfoGetAttribute_int64 = 86
     KernelContext_GetInputCount = 88
@@ -33,6 +38,10 @@ class OrtApi(IntEnum):
     ReleaseTensorTypeAndShapeInfo = 99
     AddSessionConfigEntry = 130
     HasSessionConfigEntry = 237
+    ShapeInferContext_GetInputTypeShape = 268
+    ShapeInferContext_GetAttribute = 269
+    ShapeInferContext_SetOutputTypeShape = 270
+    ReadOpAttr = 272
     KernelContext_ParallelFor = 274
 
 
@@ -42,8 +51,21 @@ API_WORDS = max(OrtApi) + 1
 ORT_FAIL = 1
 ORT_INVALID_ARGUMENT = 2
 
+# OrtOpAttrType
+ORT_OP_ATTR_INT = 1
+
 # OrtCustomOpInputOutputCharacteristic
 REQUIRED, OPTIONAL = 0, 1
+
+# ONNXTensorElementDataType, where it is not the number in TensorProto. Before release 1.31, ONNX Runtime took the latter
+# in some places and the former in others.
+STANDARD_OPS_RELEASE = (1, 31)
+_ELEMENT_TYPES = {"uint2": 24, "int2": 25, "float8e8m0": 26}
+
+
+def element_type(row: ElementType) -> int:
+    return _ELEMENT_TYPES.get(row.name, row.number)
+
 
 GetApi = CFUNCTYPE(c_void_p, c_uint32)
 GetVersionString = CFUNCTYPE(c_char_p)
@@ -53,6 +75,7 @@ class OrtApiBase(ctypes.Structure):
     _fields_ = [("GetApi", GetApi), ("GetVersionString", GetVersionString)]
 
 
+InferOutputShape = CFUNCTYPE(c_void_p, c_void_p, c_void_p)
 RegisterCustomOps = CFUNCTYPE(c_void_p, c_void_p, POINTER(OrtApiBase))
 
 
@@ -79,7 +102,7 @@ class OrtCustomOp(ctypes.Structure):
         ("GetVariadicOutputHomogeneity", c_void_p),
         ("CreateKernelV2", CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))),
         ("KernelComputeV2", c_void_p),
-        ("InferOutputShapeFn", c_void_p),
+        ("InferOutputShapeFn", InferOutputShape),
         ("GetStartVersion", c_void_p),
         ("GetEndVersion", c_void_p),
         ("GetMayInplace", c_void_p),
@@ -118,7 +141,47 @@ def int64_attribute(api: int, info: int, name: str, default: int) -> int:
     try:
         check(api, get(info, name.encode(), ctypes.byref(value)))
     except StatusError as error:
-        if "type" in str(error):
+        if "No attribute with name" not in str(error):
             raise StatusError(f"attribute {name}: {error}; expected INT") from None
         return default
+    return value.value
+
+
+def inference_input(api: int, context: int, index: int) -> tuple[int | None, int]:
+    """Of an OrtShapeInferContext: what is known of an input (OrtTensorTypeAndShapeInfo), and its element type; None and 0
+    where the node leaves it out."""
+    get = function(api, OrtApi.ShapeInferContext_GetInputTypeShape, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
+    get_type = function(api, OrtApi.GetTensorElementType, c_void_p, c_void_p, POINTER(c_int))
+    info, number = c_void_p(), c_int()
+    try:
+        check(api, get(context, index, ctypes.byref(info)))
+    except StatusError:
+        return None, 0
+    check(api, get_type(info, ctypes.byref(number)))
+    return info.value, number.value
+
+
+def has_shape(api: int, info: int) -> bool:
+    """Whether each dimension of an OrtTensorTypeAndShapeInfo has a size or a name. A scalar looks like no shape at all."""
+    get_rank = function(api, OrtApi.GetDimensionsCount, c_void_p, c_void_p, POINTER(c_size_t))
+    get_sizes = function(api, OrtApi.GetDimensions, c_void_p, c_void_p, POINTER(c_int64), c_size_t)
+    get_names = function(api, OrtApi.GetSymbolicDimensions, c_void_p, c_void_p, POINTER(c_char_p), c_size_t)
+    rank = c_size_t()
+    check(api, get_rank(info, ctypes.byref(rank)))
+    sizes, names = (c_int64 * rank.value)(), (c_char_p * rank.value)()
+    check(api, get_sizes(info, sizes, rank.value))
+    check(api, get_names(info, names, rank.value))
+    return rank.value > 0 and all(size >= 0 or name for size, name in zip(sizes, names, strict=True))
+
+
+def inference_attribute(api: int, context: int, name: str, default: int) -> int:
+    """Of an OrtShapeInferContext: a node's attribute, or `default` where the node has none."""
+    get = function(api, OrtApi.ShapeInferContext_GetAttribute, c_void_p, c_void_p, c_char_p, POINTER(c_void_p))
+    read = function(api, OrtApi.ReadOpAttr, c_void_p, c_void_p, c_int, c_void_p, c_size_t, POINTER(c_size_t))
+    attribute, value, size = c_void_p(), c_int64(), c_size_t()
+    try:
+        check(api, get(context, name.encode(), ctypes.byref(attribute)))
+    except StatusError:
+        return default
+    check(api, read(attribute, ORT_OP_ATTR_INT, ctypes.byref(value), ctypes.sizeof(value), ctypes.byref(size)))
     return value.value

@@ -12,26 +12,42 @@ from .. import jit
 from ..granularity import MAX_RANK, NO_FAULT, RANK, loop_shape
 from ..intrinsics import call, pointer, stack
 from ..kernels import (
-    WORK_CHUNK,
+    CHUNK,
+    WORK_BLOCK,
     WORK_INNER,
     WORK_LENGTH,
+    WORK_ROWS,
     WORK_SCALE,
+    WORK_SCALES,
     WORK_SIZE,
+    WORK_VARY,
     WORK_WORDS,
     WORK_X,
     WORK_Y,
     WORK_ZERO_POINT,
+    WORK_ZERO_POINTS,
 )
 from .c_api import API_WORDS, ORT_INVALID_ARGUMENT, OrtApi
 
 # A node's state, as int64 words: addresses, which thus stay out of compiled (and cached) code, and attributes.
-STATE_API, STATE_AXIS, STATE_TASK, STATE_ZERO_POINT_ITEMSIZE, STATE_MESSAGES, STATE_WORDS = range(6)
+(
+    STATE_API,
+    STATE_AXIS,
+    STATE_BLOCK_SIZE,
+    STATE_TASK,
+    STATE_SCALE,  # address of a widening
+    STATE_ZERO_POINT,  # another
+    STATE_MESSAGES,
+    STATE_WORDS,
+) = range(8)
+
+# How the elements of a scale or zero point become what kernels take, as int64 words: types of up to 16 bits are looked up
+# in a table of the float32 values of all codes, 32-bit integers become float64.
+WIDENING_KIND, WIDENING_ITEMSIZE, WIDENING_BITS, WIDENING_TABLE, WIDENING_WORDS = range(5)
+AS_IT_IS, BY_TABLE, FROM_INT32, FROM_UINT32 = range(4)
 
 # In a message these bytes stand for what only the run knows.
-MARK_X_SHAPE, MARK_SCALE_SHAPE, MARK_ZERO_POINT_SHAPE, MARK_AXIS = range(1, 5)
-
-# Elements that one call of a task converts: 2 to 8 µs of work, so that threads share evenly, at some 20 ns a call.
-CHUNK = 1 << 14
+MARK_X_SHAPE, MARK_SCALE_SHAPE, MARK_ZERO_POINT_SHAPE, MARK_AXIS, MARK_BLOCK_SIZE = range(1, 6)
 
 _CREATE_STATUS = int(OrtApi.CreateStatus)
 _GET_DATA = int(OrtApi.GetTensorMutableData)
@@ -105,8 +121,8 @@ def _write_shape(text: Any, at: int, shape: Any) -> int:
 def _fault_status(api: Any, state: Any, fault: int, x_shape: Any, scale_shape: Any, zero_point_shape: Any) -> int:
     messages = carray(pointer(state[STATE_MESSAGES]), 2 * (fault + 1), np.int64)
     template = carray(pointer(messages[2 * fault]), messages[2 * fault + 1], np.uint8)
-    # 22 bytes for an integer and what separates it from the next; a shape or the axis may stand twice.
-    text = np.empty(template.size + 44 * (x_shape.size + scale_shape.size + zero_point_shape.size + 4), np.uint8)
+    # 22 bytes for an integer and what separates it from the next; a shape or a number may stand twice.
+    text = np.empty(template.size + 44 * (x_shape.size + scale_shape.size + zero_point_shape.size + 8), np.uint8)
     at = 0
     for i in range(template.size):
         mark = template[i]
@@ -118,6 +134,8 @@ def _fault_status(api: Any, state: Any, fault: int, x_shape: Any, scale_shape: A
             at = _write_shape(text, at, zero_point_shape)
         elif mark == MARK_AXIS:
             at = _write_integer(text, at, state[STATE_AXIS])
+        elif mark == MARK_BLOCK_SIZE:
+            at = _write_integer(text, at, state[STATE_BLOCK_SIZE])
         else:
             text[at] = mark
             at += 1
@@ -127,11 +145,49 @@ def _fault_status(api: Any, state: Any, fault: int, x_shape: Any, scale_shape: A
     return status
 
 
+@jit.inline
+def _widen(widening: Any, source: int, count: int, target: int) -> None:
+    kind, bits = widening[WIDENING_KIND], widening[WIDENING_BITS]
+    if kind == BY_TABLE:
+        table = carray(pointer(widening[WIDENING_TABLE]), 1 << bits, np.float32)
+        floats = carray(pointer(target), count, np.float32)
+        if bits == 16:
+            words = carray(pointer(source), count, np.uint16)
+            for i in range(count):
+                floats[i] = table[words[i]]
+        else:
+            per_byte = 8 // bits
+            packed = carray(pointer(source), (count + per_byte - 1) // per_byte, np.uint8)
+            for i in range(count):
+                floats[i] = table[packed[i // per_byte] >> (i % per_byte * bits) & ((1 << bits) - 1)]
+    else:
+        doubles = carray(pointer(target), count, np.float64)
+        integers = carray(pointer(source), count, np.int32)
+        mask = 0xFFFFFFFF if kind == FROM_UINT32 else -1
+        for i in range(count):
+            doubles[i] = integers[i] & mask
+
+
+@jit.inline
+def _parameter(widening: Any, source: int, count: int, word: Any) -> Any:
+    """Room for the widened elements of a scale or zero point, filled: `word` if that is enough. None is needed, and the
+    room empty, where they serve as they are; where there are none (source 0), zeros stand for them."""
+    size = count * widening[WIDENING_ITEMSIZE]
+    if source and widening[WIDENING_KIND] == AS_IT_IS:
+        return word[:0]
+    room = word[:size] if size <= word.size else np.empty(size, np.uint8)
+    if source:
+        _widen(widening, source, count, room.ctypes.data)
+    else:
+        room[:] = 0
+    return room
+
+
 def compute(state_pointer: Any, context: int) -> int:
     """OrtCustomOp::KernelComputeV2 of every operator: an OrtStatus, null if all went well."""
     state = carray(state_pointer, STATE_WORDS)
     api = carray(pointer(state[STATE_API]), API_WORDS, np.int64)
-    slot = carray(stack(1), 1)
+    slot = carray(stack(1), 1, np.int64)
 
     call(api[_GET_INPUT_COUNT], (context, slot.ctypes.data))
     input_count = slot[0]
@@ -144,13 +200,13 @@ def compute(state_pointer: Any, context: int) -> int:
         call(api[_GET_INPUT], (context, 2, slot.ctypes.data))
         zero_point = slot[0]
 
-    rank, x_shape = _shape(api, x, slot, carray(stack(MAX_RANK), MAX_RANK))
-    scale_rank, scale_shape = _shape(api, scale, slot, carray(stack(MAX_RANK), MAX_RANK))
+    rank, x_shape = _shape(api, x, slot, carray(stack(MAX_RANK), MAX_RANK, np.int64))
+    scale_rank, scale_shape = _shape(api, scale, slot, carray(stack(MAX_RANK), MAX_RANK, np.int64))
     zero_point_rank, zero_point_shape = scale_rank, scale_shape
     if zero_point:
-        zero_point_rank, zero_point_shape = _shape(api, zero_point, slot, carray(stack(MAX_RANK), MAX_RANK))
+        zero_point_rank, zero_point_shape = _shape(api, zero_point, slot, carray(stack(MAX_RANK), MAX_RANK, np.int64))
 
-    fault, length, inner = _loop_shape(x_shape, scale_shape, zero_point_shape, state[STATE_AXIS])
+    fault, loop = _loop_shape(x_shape, scale_shape, zero_point_shape, state[STATE_AXIS], state[STATE_BLOCK_SIZE])
     if max(rank, scale_rank, zero_point_rank) > MAX_RANK:
         fault = RANK
     if fault != NO_FAULT:
@@ -164,19 +220,32 @@ def compute(state_pointer: Any, context: int) -> int:
     size = 1
     for dimension in x_shape:
         size *= dimension
-    work = carray(stack(WORK_WORDS), WORK_WORDS)
-    work[WORK_SIZE], work[WORK_LENGTH], work[WORK_INNER], work[WORK_CHUNK] = size, length, inner, CHUNK
+    work = carray(stack(WORK_WORDS), WORK_WORDS, np.int64)
+    work[WORK_SIZE] = size
+    work[WORK_LENGTH], work[WORK_BLOCK], work[WORK_INNER], work[WORK_ROWS] = loop.length, loop.block, loop.inner, loop.rows
+    work[WORK_VARY] = loop.vary
+    width = loop.inner if loop.vary else 1
+    work[WORK_SCALES] = loop.rows * width
+    work[WORK_ZERO_POINTS] = loop.rows * width if zero_point else width
     call(api[_GET_DATA], (x, slot.ctypes.data))
     work[WORK_X] = slot[0]
-    call(api[_GET_DATA], (scale, slot.ctypes.data))
-    work[WORK_SCALE] = slot[0]
     call(api[_GET_DATA], (y, slot.ctypes.data))
     work[WORK_Y] = slot[0]
-    zeros = np.zeros(0 if zero_point else length * state[STATE_ZERO_POINT_ITEMSIZE], np.uint8)
-    work[WORK_ZERO_POINT] = zeros.ctypes.data
+    call(api[_GET_DATA], (scale, slot.ctypes.data))
+    work[WORK_SCALE] = slot[0]
+    work[WORK_ZERO_POINT] = 0
     if zero_point:
         call(api[_GET_DATA], (zero_point, slot.ctypes.data))
         work[WORK_ZERO_POINT] = slot[0]
+
+    widening = carray(pointer(state[STATE_SCALE]), WIDENING_WORDS, np.int64)
+    scales = _parameter(widening, work[WORK_SCALE], work[WORK_SCALES], carray(stack(1), 8, np.uint8))
+    if scales.size:
+        work[WORK_SCALE] = scales.ctypes.data
+    widening = carray(pointer(state[STATE_ZERO_POINT]), WIDENING_WORDS, np.int64)
+    zero_points = _parameter(widening, work[WORK_ZERO_POINT], work[WORK_ZERO_POINTS], carray(stack(1), 8, np.uint8))
+    if zero_points.size:
+        work[WORK_ZERO_POINT] = zero_points.ctypes.data
 
     chunks = (size + CHUNK - 1) // CHUNK
     status = 0
@@ -184,7 +253,8 @@ def compute(state_pointer: Any, context: int) -> int:
         call(state[STATE_TASK], (work.ctypes.data, 0))
     elif chunks > 1:
         status = call(api[_PARALLEL_FOR], (context, state[STATE_TASK], chunks, 0, work.ctypes.data))
-    _keep(zeros)
+    _keep(scales)
+    _keep(zero_points)
     return status
 
 

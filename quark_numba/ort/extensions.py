@@ -22,22 +22,23 @@ from numpy.typing import NDArray
 from onnxruntime_extensions import _ocos
 
 from .. import api, jit
-from ..dispatch import Key
-from ..element_types import ELEMENT_TYPES, ElementType
+from ..element_types import FLOAT32, ElementType
 from ..lock import creation_lock
-from .operators import DEFAULT_AXIS, OPERATORS, Operator
+from ..operators import DEFAULTS, OPERATOR_VERSIONS, OperatorVersion
 
 _log = logging.getLogger(__name__)
 
 
 def carries(row: ElementType) -> bool:
     """Whether tensors of the type get through onnxruntime-extensions."""
-    return row.is_integer or row.name == "float32"
+    return (row.is_integer and row.bits >= 8) or row is FLOAT32
 
+
+VERSIONS = tuple(version for version in OPERATOR_VERSIONS if version.domain)
 
 MISSING = (
-    f"{' and '.join(row.name for row in ELEMENT_TYPES if not carries(row))}, nodes without a zero point, an axis that the "
-    "shapes do not tell, errors from a run (they are logged, and the output is empty), and most of the speed"
+    f"{' and '.join(row.name for row in VERSIONS[0].quantized if not carries(row))}, nodes without a zero point, an axis that "
+    "the shapes do not tell, errors from a run (they are logged, and the output is empty), and most of the speed"
 )
 
 
@@ -52,14 +53,15 @@ def get_library_path() -> str:
 def _declare() -> None:
     """Once: a second declaration of the same types is a conflict for every session from then on."""
     bodies: dict[int, Callable[..., NDArray[Any]]] = {}
-    for operator in OPERATORS:
-        for key in operator.overloads:
-            if carries(key.quantized):
-                body = functools.partial(_body, operator, key)
+    for version in VERSIONS:
+        for x in filter(carries, version.x):
+            for y in filter(carries, version.y):
+                body = functools.partial(_body, version, y)
+                quantized = y if version.operation == "quantize" else x
                 declared = onnxruntime_extensions.onnx_op(
-                    op_type=f"{operator.domain}::{operator.name}",
-                    inputs=[key.x.number, key.scale.number, key.quantized.number],
-                    outputs=[key.y.number],
+                    op_type=version.full_name,
+                    inputs=[x.number, FLOAT32.number, quantized.number],
+                    outputs=[y.number],
                 )(body)
                 bodies[id(declared)] = body
 
@@ -73,21 +75,23 @@ def _declare() -> None:
     onnxruntime_extensions.PyCustomOpDef.install_hooker(hook)
 
 
-def _body(operator: Operator, key: Key, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any]) -> NDArray[Any]:
-    convert = api.quantize if operator.operation == "quantize" else api.dequantize
+def _body(
+    version: OperatorVersion, y: ElementType, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any]
+) -> NDArray[Any]:
+    convert = api.quantize if version.operation == "quantize" else api.dequantize
     try:
         with jit.one_thread():  # ONNX Runtime's threads wait for this one, spinning
             return convert(x, scale, zero_point, axis=_axis(x.shape, scale.shape))
     except Exception as error:
-        _log.error("%s::%s: %s; the output is left empty", operator.domain, operator.name, error)
-        return np.empty(0, key.y.dtype)
+        _log.error("%s: %s; the output is left empty", version.full_name, error)
+        return np.empty(0, y.dtype)
 
 
 def _axis(x_shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> int:
     """The one axis for which these shapes are valid, if there is just one; the default where it has no meaning."""
     if scale_shape in ((), (1,)):
-        return DEFAULT_AXIS
+        return DEFAULTS["axis"]
     fitting = [axis for axis, length in enumerate(x_shape) if (length,) == scale_shape]
     if len(fitting) > 1:
         raise ValueError(f"axis is one of {fitting} for shapes {x_shape} and {scale_shape}: which, only the native way can see")
-    return fitting[0] if fitting else DEFAULT_AXIS
+    return fitting[0] if fitting else DEFAULTS["axis"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
@@ -10,26 +11,34 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_int, c_void_p
-from typing import Any
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dispatch import TABLE, Key
+from .. import dispatch, element_types
+from ..dispatch import TABLE
+from ..element_types import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, ElementType
 from ..granularity import FAULTS
 from ..lock import creation_lock
+from ..operators import DEFAULTS, INPUT_NAMES, OperatorVersion, newest_versions
 from . import c_api
 from .c_api import OrtApi, OrtCustomOp
-from .operators import DEFAULT_AXIS, OPERATORS, Operator
 from .shared_library import MACHINES, shared_library
 
 # The entry of a session's configuration that says which backend has registered: ONNX Runtime refuses a domain that comes
 # twice when it creates the session, in words that help nobody.
 REGISTERED = "quark_numba.backend"
 
+# The entry that asks for ONNX's own operators as well; it must be there before the library is registered.
+STANDARD_OPS = "quark_numba.standard_ops"
+
+QUARK_DOMAINS = ("com.amd.quark", "com.vai.quantize")
+
 # ONNX Runtime keeps pointers into these for as long as any session lives: they are never dropped.
-_overloads: dict[int, tuple[Operator, Key]] = {}
+_overloads: dict[int, _Overload] = {}
 _kept: list[Any] = []
 
 
@@ -120,13 +129,18 @@ def _register_custom_ops(options: int, api_base: Any) -> int | None:
         has_entry = c_api.function(api, OrtApi.HasSessionConfigEntry, c_void_p, c_void_p, c_char_p, POINTER(c_int))
         add_entry = c_api.function(api, OrtApi.AddSessionConfigEntry, c_void_p, c_void_p, c_char_p, c_char_p)
         add_domain = c_api.function(api, OrtApi.AddCustomOpDomain, c_void_p, c_void_p, c_void_p)
-        registered = c_int()
-        c_api.check(api, has_entry(options, REGISTERED.encode(), ctypes.byref(registered)))
-        if registered:
+
+        def has(entry: str) -> bool:
+            found = c_int()
+            c_api.check(api, has_entry(options, entry.encode(), ctypes.byref(found)))
+            return bool(found)
+
+        if has(REGISTERED):
             return
+        domains = QUARK_DOMAINS + (("",) if has(STANDARD_OPS) else ())
         with creation_lock:
-            for domain in _domains(api):
-                c_api.check(api, add_domain(options, domain))
+            for domain in domains:
+                c_api.check(api, add_domain(options, _domain(api, domain)))
         c_api.check(api, add_entry(options, REGISTERED.encode(), b"native"))
 
     return _status(api, add)
@@ -142,83 +156,178 @@ def _status(api: int, action: Callable[[], None]) -> int | None:
 
 
 @functools.cache
-def _domains(api: int) -> list[c_void_p]:
-    """One OrtCustomOpDomain a domain, with one OrtCustomOp an overload. Typed overloads let ONNX Runtime check types when
-    it loads a model, and infer the output type where a model does not state it."""
+def _domain(api: int, domain: str) -> c_void_p:
+    """An OrtCustomOpDomain, with one OrtCustomOp an overload. Typed overloads let ONNX Runtime check types when it loads a
+    model, and infer the output type where a model does not state it: it is that of the first overload that fits. Hence
+    the types of a dequantized y that are the scale's come first, as they stand for a missing output_dtype, and uint8 is the
+    first among the types of a quantized y."""
     create_domain = c_api.function(api, OrtApi.CreateCustomOpDomain, c_void_p, c_char_p, POINTER(c_void_p))
     add_operator = c_api.function(api, OrtApi.CustomOpDomain_Add, c_void_p, c_void_p, c_void_p)
-    domains = {}
-    for name in dict.fromkeys(operator.domain for operator in OPERATORS):
-        domains[name] = c_void_p()
-        c_api.check(api, create_domain(name.encode(), ctypes.byref(domains[name])))
-    for operator in OPERATORS:
-        for key in operator.overloads:
-            custom_op = _custom_op(operator, key)
-            c_api.check(api, add_operator(domains[operator.domain], ctypes.byref(custom_op)))
-    return list(domains.values())
+    result = c_void_p()
+    c_api.check(api, create_domain(domain.encode(), ctypes.byref(result)))
+    for version in newest_versions(domain):
+        operands = product(*(filter(has_tensors, rows) for rows in (version.x, version.scale, version.y)))
+        for x, scale, y in sorted(operands, key=lambda rows: rows[2] is not rows[1]):
+            custom_op = _custom_op(_Overload(api, version, x, scale, y))
+            c_api.check(api, add_operator(result, ctypes.byref(custom_op)))
+    return result
 
 
-def _custom_op(operator: Operator, key: Key) -> OrtCustomOp:
+def has_tensors(row: ElementType) -> bool:
+    """Whether ONNX Runtime has tensors of the type, in the releases that standard_ops needs."""
+    return row.bits != 6
+
+
+class _Overload(NamedTuple):
+    api: int
+    version: OperatorVersion
+    x: ElementType
+    scale: ElementType
+    y: ElementType
+
+    @property
+    def input_types(self) -> tuple[ElementType, ElementType, ElementType]:
+        return self.x, self.scale, self.y if self.version.operation == "quantize" else self.x
+
+
+def _custom_op(overload: _Overload) -> OrtCustomOp:
+    custom_op = OrtCustomOp.from_buffer_copy(_prototype())
+    if not overload.version.domain:
+        custom_op.InferOutputShapeFn = _infer_output
+    _overloads[ctypes.addressof(custom_op)] = overload
+    _kept.append(custom_op)
+    return custom_op
+
+
+@functools.cache
+def _prototype() -> OrtCustomOp:
+    """What all operators share: each function is given the address of the structure that it is to speak of."""
     from . import compute
 
-    name = ctypes.create_string_buffer(operator.name.encode())  # lives as long as GetName, and so custom_op, does
-    input_types = (key.x.number, key.scale.number, key.quantized.number)
     functions: dict[str, Callable[..., Any]] = {
-        "GetName": lambda _: ctypes.addressof(name),
-        "GetExecutionProviderType": lambda _: None,  # the CPU's
-        "GetInputType": lambda _, index: input_types[index],
-        "GetInputTypeCount": lambda _: len(input_types),
-        "GetOutputType": lambda _, index: key.y.number,
-        "GetOutputTypeCount": lambda _: 1,
-        "GetInputCharacteristic": lambda _, index: c_api.OPTIONAL if index == 2 else c_api.REQUIRED,
-        "GetOutputCharacteristic": lambda _, index: c_api.REQUIRED,
-        "GetInputMemoryType": lambda _, index: 0,
+        "GetName": lambda op: ctypes.addressof(_name(_overloads[op].version.name)),
+        "GetExecutionProviderType": lambda op: None,  # the CPU's
+        "GetInputType": lambda op, index: c_api.element_type(_overloads[op].input_types[index]),
+        "GetInputTypeCount": lambda op: 3,
+        "GetOutputType": lambda op, index: c_api.element_type(_overloads[op].y),
+        "GetOutputTypeCount": lambda op: 1,
+        "GetInputCharacteristic": lambda op, index: c_api.OPTIONAL if index == 2 else c_api.REQUIRED,
+        "GetOutputCharacteristic": lambda op, index: c_api.REQUIRED,
+        "GetInputMemoryType": lambda op, index: 0,
         "CreateKernelV2": _create_kernel,
     }
-    custom_op = OrtCustomOp(
+    prototype = OrtCustomOp(
         version=c_api.API_VERSION,
         KernelComputeV2=compute.compute_function().address,
         KernelDestroy=compute.destroy_function().address,
     )
     for field, function in functions.items():
-        setattr(custom_op, field, type(getattr(custom_op, field))(function))
-    _overloads[ctypes.addressof(custom_op)] = operator, key
-    _kept.append(custom_op)
-    return custom_op
+        setattr(prototype, field, type(getattr(prototype, field))(function))
+    _kept.append(prototype)
+    return prototype
 
 
-def _create_kernel(custom_op: int, api: int, info: int, result: Any) -> int | None:
+@functools.cache
+def _name(name: str) -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(name.encode())
+
+
+def _create_kernel(op: int, api: int, info: int, result: Any) -> int | None:
     """OrtCustomOp::CreateKernelV2: compile what the node needs, now and not in its first run."""
 
     def create() -> None:
-        operator, key = _overloads[custom_op]
-        axis = c_api.int64_attribute(api, info, "axis", DEFAULT_AXIS)
+        overload = _overloads[op]
+        version = overload.version
+        attributes = {name: c_api.int64_attribute(api, info, name, DEFAULTS[name]) for name in version.attributes}
         with creation_lock:
-            result[0] = _state(api, operator, key, axis).ctypes.data
+            result[0] = _state(overload, **attributes).ctypes.data
 
     return _status(api, create)
 
 
 @functools.cache
-def _state(api: int, operator: Operator, key: Key, axis: int) -> NDArray[Any]:
+def _state(
+    overload: _Overload,
+    axis: int,
+    block_size: int = 0,
+    saturate: int = 1,
+    precision: int = 0,
+    output_dtype: int = 0,
+) -> NDArray[np.int64]:
     """The state of every node that is like this; few are different, so that none needs to be freed."""
+    api, version, x, scale, y = overload
+    if block_size < 0:
+        raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
+    if output_dtype not in (0, y.number):
+        raise ValueError(f"output_dtype is {output_dtype}, and y is {y.name}, {y.number}")
+    rows = {0: None} | {row.number: row for row in (FLOAT32, FLOAT16, BFLOAT16) if scale is not INT32}
+    if precision not in rows:
+        expected = " or ".join(f"{number} ({row.name})" if row else "0" for number, row in rows.items())
+        raise ValueError(f"precision is {precision}; expected {expected} for a scale of {scale.name}")
+    key = dispatch.key(version.operation, x, scale, y, saturate=saturate != 0, precision=rows[precision])
     from . import compute
 
     state = np.zeros(compute.STATE_WORDS, np.int64)
     state[compute.STATE_API] = api
     state[compute.STATE_AXIS] = axis
+    state[compute.STATE_BLOCK_SIZE] = block_size
     state[compute.STATE_TASK] = TABLE[key].task.address
-    state[compute.STATE_ZERO_POINT_ITEMSIZE] = key.quantized.storage.itemsize
-    state[compute.STATE_MESSAGES] = _messages(operator).ctypes.data
+    state[compute.STATE_SCALE] = _widening(scale, np.dtype(key.scale_dtype)).ctypes.data
+    state[compute.STATE_ZERO_POINT] = _widening(key.quantized, np.dtype(key.zero_point_dtype)).ctypes.data
+    state[compute.STATE_MESSAGES] = _messages(version).ctypes.data
     return state
 
 
+@c_api.InferOutputShape
+def _infer_output(op: int, context: int) -> int | None:
+    """OrtCustomOp::InferOutputShapeFn of ONNX's own operators: y has the shape of x and, if there is one, the type of the
+    attribute output_dtype, which ONNX Runtime's choice among the overloads leaves out of account."""
+    overload = _overloads[op]
+    api = overload.api
+    set_type = c_api.function(api, OrtApi.SetTensorElementType, c_void_p, c_void_p, c_int)
+    set_output = c_api.function(api, OrtApi.ShapeInferContext_SetOutputTypeShape, c_void_p, c_void_p, c_size_t, c_void_p)
+    # ONNX Runtime does not look at what comes back: what it infers itself has to do where this fails.
+    with contextlib.suppress(c_api.StatusError):
+        row = element_types.find(c_api.inference_attribute(api, context, "output_dtype", DEFAULTS["output_dtype"]))
+        if row:
+            number = c_api.element_type(row)
+        elif overload.version.operation == "quantize":
+            number = c_api.inference_input(api, context, 2)[1] or UINT8.number
+        else:
+            number = c_api.inference_input(api, context, 1)[1]
+        x, _ = c_api.inference_input(api, context, 0)
+        if x and c_api.has_shape(api, x):  # there is no setting the type alone, or a shape that is partly unknown
+            c_api.check(api, set_type(x, number))
+            c_api.check(api, set_output(context, 0, x))
+    return None
+
+
 @functools.cache
-def _messages(operator: Operator) -> NDArray[Any]:
+def _widening(row: ElementType, dtype: np.dtype[Any]) -> NDArray[np.int64]:
+    """How elements of a type become numbers of a dtype that holds all their values; for ``compute``."""
+    from . import compute
+
+    widening = np.zeros(compute.WIDENING_WORDS, np.int64)
+    widening[compute.WIDENING_ITEMSIZE] = dtype.itemsize
+    if row.dtype == dtype:
+        widening[compute.WIDENING_KIND] = compute.AS_IT_IS
+    elif row.bits == 32:
+        widening[compute.WIDENING_KIND] = compute.FROM_INT32 if row.is_signed else compute.FROM_UINT32
+    else:
+        widening[compute.WIDENING_KIND] = compute.BY_TABLE
+        widening[compute.WIDENING_BITS] = row.bits if row.is_packed else 8 * row.storage.itemsize
+        table = np.resize(row.code_values, 1 << widening[compute.WIDENING_BITS])
+        _kept.append(table)
+        widening[compute.WIDENING_TABLE] = table.ctypes.data
+    return widening
+
+
+@functools.cache
+def _messages(version: OperatorVersion) -> NDArray[np.int64]:
     """For each fault the address and the length of its message, with marks for what the run will know."""
     from . import compute
 
-    x, scale, zero_point = operator.input_names
+    x, scale, zero_point = INPUT_NAMES[version.operation]
     messages = np.zeros(2 * (max(FAULTS) + 1), np.int64)
     for fault, template in FAULTS.items():
         message = template.format(
@@ -229,8 +338,9 @@ def _messages(operator: Operator) -> NDArray[Any]:
             scale_shape=chr(compute.MARK_SCALE_SHAPE),
             zero_point_shape=chr(compute.MARK_ZERO_POINT_SHAPE),
             axis=chr(compute.MARK_AXIS),
+            block_size=chr(compute.MARK_BLOCK_SIZE),
         )
-        text = np.frombuffer(f"{operator.domain}::{operator.name}: {message}".encode(), np.uint8)
+        text = np.frombuffer(f"{version.full_name}: {message}".encode(), np.uint8)
         _kept.append(text)
         messages[2 * fault : 2 * fault + 2] = text.ctypes.data, text.size
     return messages

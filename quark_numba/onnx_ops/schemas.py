@@ -1,0 +1,155 @@
+"""OpSchemas of Quark's operators, made from the table of operators."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterable
+from typing import Any
+
+import onnx
+from onnx import defs, helper, shape_inference
+
+from ..element_types import UINT8, ElementType, find
+from ..granularity import FAULTS, loop_shape
+from ..lock import creation_lock
+from ..operators import DEFAULTS, INPUT_NAMES, OPERATOR_VERSIONS, Operand, OperatorVersion
+
+# A shape of which a dimension, or all, may be unknown.
+Shape = list[int | None]
+
+QUARK_VERSIONS = tuple(version for version in OPERATOR_VERSIONS if version.domain)
+
+# The element types of the inputs and the output, as type variables.
+_VARIABLES: dict[Operand, str] = {"x": "T1", "scale": "T2", "y": "T3"}
+
+_DOCS = {
+    "quantize": "y = saturate(x / y_scale + y_zero_point), with the scale and zero point of the whole tensor or of each "
+    "index along `axis`. For integer types the quotient is rounded, half to even, before the zero point is added.",
+    "dequantize": "y = (x - x_zero_point) * x_scale, with the scale and zero point of the whole tensor or of each index along "
+    "`axis`.",
+}
+_SOURCE = "AMD Quark's documentation, {} - 1."
+_X = {"quantize": "What to quantize.", "dequantize": "What to dequantize."}
+_SCALE = "A scalar, or one dimension with as many elements as x has along `axis`."
+_ZERO_POINT = {
+    "quantize": "Of the shape of y_scale. Its type is that of y. Default: 0, uint8.",
+    "dequantize": "Of the shape of x_scale and the type of x. Default: 0.",
+}
+_AXIS = "The axis of a scale of one dimension, -r..r-1 of an x of r dimensions."
+
+
+def register_schemas() -> None:
+    """Make ExtendedQuantizeLinear and ExtendedDequantizeLinear of com.amd.quark, and VitisQuantizeLinear and
+    VitisDequantizeLinear of com.vai.quantize, version 1, known to ``onnx.checker`` and ``onnx.shape_inference``.
+
+    Models with other element types, inputs or attributes are refused by the checker then. Element type and shape of y are
+    inferred, and wrong element types, wrong shapes of scale or zero point, and an axis out of range, as far as they are known,
+    raise ``onnx.shape_inference.InferenceError``, in strict mode or not.
+
+    Before onnx 1.19 schemas from Python have no inference functions. There the type of y is known with check_type only, and not
+    without a zero point; its shape never is; strict mode fails where a later node needs what is not known.
+
+    Any number of calls from any number of threads have the effect of one; schemas of these names that are registered already
+    are left as they are.
+    """
+    with creation_lock:
+        for version in QUARK_VERSIONS:
+            if not defs.has(version.name, version.domain):
+                defs.register_schema(schema(version))
+                # onnx 1.19 to 1.22 would let go of the inference functions when Python is gone, and crash or hang.
+                atexit.register(_deregister, version)
+
+
+def schema(version: OperatorVersion) -> defs.OpSchema:
+    """The schema for a row of the table, not registered."""
+    parameter = defs.OpSchema.FormalParameter
+    x, scale, zero_point = INPUT_NAMES[version.operation]
+    quantized: Operand = "y" if version.operation == "quantize" else "x"
+    optional = defs.OpSchema.FormalParameterOption.Optional
+    made = defs.OpSchema(
+        version.name,
+        version.domain,
+        version.since_version,
+        f"{_DOCS[version.operation]}\n\n{_SOURCE.format(version.name.replace('Vitis', 'Extended'))}",
+        inputs=[
+            parameter(x, _VARIABLES["x"], _X[version.operation]),
+            parameter(scale, _VARIABLES["scale"], _SCALE),
+            parameter(zero_point, _VARIABLES[quantized], _ZERO_POINT[version.operation], param_option=optional),
+        ],
+        outputs=[parameter("y", _VARIABLES["y"], "Of the shape of x.")],
+        type_constraints=[
+            (variable, [_type_string(row) for row in getattr(version, operand)], f"Element types of {operand}.")
+            for operand, variable in _VARIABLES.items()
+        ],
+        attributes=[
+            defs.OpSchema.Attribute(name, helper.make_attribute(name, DEFAULTS[name]), _AXIS) for name in version.attributes
+        ],
+    )
+    if hasattr(made, "set_type_and_shape_inference_function"):
+        made.set_type_and_shape_inference_function(lambda context: _infer(version, context))
+    return made
+
+
+def _deregister(version: OperatorVersion) -> None:
+    if defs.has(version.name, version.domain):
+        defs.deregister_schema(version.name, version.since_version, version.domain)
+
+
+def _type_string(row: ElementType) -> str:
+    return f"tensor({onnx.TensorProto.DataType.Name(row.number).lower()})"
+
+
+def _infer(version: OperatorVersion, context: Any) -> None:
+    inputs = [context.get_input_type(i) if context.has_input(i) else None for i in range(context.get_num_inputs())]
+    has_zero_point = len(inputs) > 2 and context.has_input(2)
+    inputs += [None] * (3 - len(inputs))
+    x, _, zero_point = (find(each.tensor_type.elem_type) if each else None for each in inputs)
+    _check_type(version, 0, inputs[0], version.x)
+    _check_type(version, 1, inputs[1], version.scale)
+    _check_type(version, 2, inputs[2], (x,) if x and version.operation == "dequantize" else version.quantized)
+    attribute = context.get_attribute("axis")
+    _check_shapes(version, [_shape(each) for each in inputs], DEFAULTS["axis"] if attribute is None else attribute.i)
+
+    y: ElementType | None = version.y[0]  # of dequantize
+    if version.operation == "quantize":
+        y = zero_point if has_zero_point else UINT8
+    if y:
+        output = onnx.TypeProto()
+        output.tensor_type.elem_type = y.number
+        if inputs[0] and inputs[0].tensor_type.HasField("shape"):
+            output.tensor_type.shape.CopyFrom(inputs[0].tensor_type.shape)
+        context.set_output_type(0, output)
+
+
+def _check_type(version: OperatorVersion, index: int, value: Any, allowed: Iterable[ElementType]) -> None:
+    number = value.tensor_type.elem_type if value else onnx.TensorProto.UNDEFINED
+    if number and number not in [row.number for row in allowed]:
+        name = INPUT_NAMES[version.operation][index]
+        given = onnx.TensorProto.DataType.Name(number).lower()
+        expected = " or ".join(row.name for row in allowed)
+        raise shape_inference.InferenceError(f"{version.full_name}: {name} has element type {given}; expected {expected}")
+
+
+def _check_shapes(version: OperatorVersion, shapes: list[Shape | None], axis: int) -> None:
+    x, scale, zero_point = shapes
+    if x is None or scale is None or None in scale or (zero_point and None in zero_point):
+        return
+    # Any number that fits stands for a dimension of x that is not known.
+    fits = scale[0] if scale else 1
+    zero_point = scale if zero_point is None else zero_point
+    fault, _ = loop_shape([fits if each is None else each for each in x], scale, zero_point, axis, 0)
+    if fault:
+        names = dict(zip(("x", "scale", "zero_point"), INPUT_NAMES[version.operation], strict=True))
+        texts = {"x_shape": _text(x), "scale_shape": _text(scale), "zero_point_shape": _text(zero_point)}
+        message = FAULTS[fault].format(**names, **texts, axis=axis, block_size=0)
+        raise shape_inference.InferenceError(f"{version.full_name}: {message}")
+
+
+def _shape(value: Any) -> Shape | None:
+    if value is None or not value.tensor_type.HasField("shape"):
+        return None
+    return [each.dim_value if each.HasField("dim_value") else None for each in value.tensor_type.shape.dim]
+
+
+def _text(shape: Shape) -> str:
+    return "[" + ", ".join("?" if each is None else str(each) for each in shape) + "]"

@@ -1,0 +1,168 @@
+"""2-, 4- and 6-bit codes, one a byte, to and from ONNX's packed bytes: the first element in the lowest bits
+(onnx.proto, ``TensorProto.raw_data``)."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from . import element_types
+from .element_types import ELEMENT_TYPES, ElementType
+from .lock import created_once
+
+# Bound when the functions below are compiled.
+BITS: Any = None
+
+
+def pack_codes(codes: Any, packed: Any) -> None:
+    """uint8 codes, whose higher bits do not count, to ceil(size * BITS / 8) bytes; what is left of the last one is 0."""
+    # Words of whole bytes: 4 or 2 codes in one byte, or 4 in three.
+    word_codes = 4 if BITS == 6 else 8 // BITS
+    word_bytes = word_codes * BITS // 8
+    mask = np.uint32(2**BITS - 1)
+    words = codes.size // word_codes
+    for i in range(words):
+        word = np.uint32(0)
+        for j in range(word_codes):
+            word |= (np.uint32(codes[i * word_codes + j]) & mask) << np.uint32(j * BITS)
+        for j in range(word_bytes):
+            packed[i * word_bytes + j] = np.uint8((word >> np.uint32(8 * j)) & np.uint32(255))
+    word = np.uint32(0)
+    for j in range(codes.size - words * word_codes):
+        word |= (np.uint32(codes[words * word_codes + j]) & mask) << np.uint32(j * BITS)
+    for j in range(packed.size - words * word_bytes):
+        packed[words * word_bytes + j] = np.uint8((word >> np.uint32(8 * j)) & np.uint32(255))
+
+
+def unpack_codes(packed: Any, codes: Any) -> None:
+    """The inverse; the higher bits of the codes are 0."""
+    word_codes = 4 if BITS == 6 else 8 // BITS
+    word_bytes = word_codes * BITS // 8
+    mask = np.uint32(2**BITS - 1)
+    words = codes.size // word_codes
+    for i in range(words):
+        word = np.uint32(0)
+        for j in range(word_bytes):
+            word |= np.uint32(packed[i * word_bytes + j]) << np.uint32(8 * j)
+        for j in range(word_codes):
+            codes[i * word_codes + j] = np.uint8((word >> np.uint32(j * BITS)) & mask)
+    word = np.uint32(0)
+    for j in range(packed.size - words * word_bytes):
+        word |= np.uint32(packed[words * word_bytes + j]) << np.uint32(8 * j)
+    for j in range(codes.size - words * word_codes):
+        codes[words * word_codes + j] = np.uint8((word >> np.uint32(j * BITS)) & mask)
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """The functions above compiled for codes of `bits` bits, each when it is first asked for."""
+
+    bits: int
+
+    @created_once
+    def pack(self) -> Any:
+        return self._compile(pack_codes)
+
+    @created_once
+    def unpack(self) -> Any:
+        return self._compile(unpack_codes)
+
+    def _compile(self, template: Any) -> Any:
+        from . import jit
+
+        signature = "void(Array(uint8, 1, 'C', readonly=True), uint8[::1])"
+        return jit.kernel(template, f"{template.__name__}_{self.bits}", signature, BITS=self.bits)
+
+
+_PACKINGS = {row.bits: _Packing(row.bits) for row in ELEMENT_TYPES if row.bits < 8}
+
+
+def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Pack elements as ONNX does: the first one in the lowest bits of the first byte (onnx.proto, TensorProto.raw_data).
+
+    Parameters
+    ----------
+    array : array of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2 as in ml_dtypes, one element a byte
+        Any shape, strides and memory order; elements are taken in C order. The higher bits of a byte do not count.
+
+    Returns
+    -------
+    uint8 ndarray of one dimension: 2, 4 or, of 6-bit types, 4/3 elements a byte; what is left of the last byte is 0.
+
+    Raises
+    ------
+    TypeError
+        If `array` has another element type.
+    """
+    array = np.asarray(array)
+    row = _packed_type(array.dtype, "array")
+    codes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    packed = np.empty(packed_size(codes.size, row), np.uint8)
+    _PACKINGS[row.bits].pack(codes, packed)
+    return packed
+
+
+def unpack(packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike | str | int) -> NDArray[Any]:
+    """Unpack what `pack` gives, and ONNX's packed tensors hold.
+
+    Parameters
+    ----------
+    packed : uint8 ndarray of one dimension
+        As many bytes as elements of that shape and type need. What is left of the last one does not count.
+    shape : int or sequence of int
+    dtype : numpy dtype, name such as "int4", or TensorProto number
+        Of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2.
+
+    Returns
+    -------
+    ndarray of that shape in C order, of the type's dtype in ml_dtypes, one element a byte.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected.
+    """
+    row = _packed_type(dtype, "dtype")
+    shape = _shape(shape)
+    if not isinstance(packed, np.ndarray):
+        raise TypeError(f"packed is a {type(packed).__name__}; expected a numpy array of uint8")
+    if packed.dtype != np.uint8:
+        raise TypeError(f"packed has dtype {packed.dtype}; expected uint8")
+    if packed.ndim != 1:
+        raise ValueError(f"packed has shape {packed.shape}; expected one dimension")
+    expected = packed_size(math.prod(shape), row)
+    if packed.size != expected:
+        raise ValueError(f"packed has {packed.size} bytes; expected {expected} for {row.name} of shape {shape}")
+    codes = np.empty(math.prod(shape), np.uint8)
+    _PACKINGS[row.bits].unpack(np.ascontiguousarray(packed), codes)
+    return codes.view(row.dtype).reshape(shape)
+
+
+def packed_size(size: int, row: ElementType) -> int:
+    """The bytes that hold `size` elements."""
+    return (size * row.bits + 7) // 8
+
+
+def _packed_type(specification: Any, name: str) -> ElementType:
+    row = element_types.find(specification)
+    if row is None or row.bits not in _PACKINGS:
+        expected = " or ".join(row.name for row in ELEMENT_TYPES if row.bits in _PACKINGS)
+        given = getattr(specification, "__name__", specification)
+        raise TypeError(f"{name} has element type {given}; expected {expected}")
+    return row
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    try:
+        dimensions = tuple(operator.index(dimension) for dimension in (shape if np.iterable(shape) else (shape,)))
+    except TypeError:
+        raise TypeError(f"shape is {shape!r}; expected integers") from None
+    if any(dimension < 0 for dimension in dimensions):
+        raise ValueError(f"shape is {shape!r}; expected no negative dimension")
+    return dimensions

@@ -1,0 +1,213 @@
+"""Direct calls against the oracle: every kernel of the dispatch table, and every combination of types and granularity.
+
+All of it is generated from the package's tables; that the oracle knows every type of theirs is tested elsewhere.
+"""
+
+import numpy as np
+import oracle
+import pytest
+import samples
+
+from quark_numba import dequantize, quantize
+from quark_numba.dispatch import TABLE
+from quark_numba.operators import types
+
+
+def quantize_pieces(x, *arguments, **attributes):
+    return np.concatenate([quantize(piece, *arguments, **attributes) for piece in samples.pieces(x)])
+
+
+def dequantize_pieces(x, *arguments, **attributes):
+    return np.concatenate([dequantize(piece, *arguments, **attributes) for piece in samples.pieces(x)])
+
+
+def key_id(key):
+    return "-".join([key.x.name, key.precision.name, key.y.name] + ["unsaturated"] * (not key.saturate))
+
+
+def keys(operation):
+    return pytest.mark.parametrize("key", [key for key in TABLE if key.operation == operation], ids=key_id)
+
+
+@keys("quantize")
+def test_quantize_kernel(key):
+    """All inputs of a 16-bit type; of float32 every tie and both its neighbours, among others."""
+    name, precision = key.y.name, key.precision.name
+    zero_points = samples.zero_points(name)
+    for scale, zero_point in [(1.0, zero_points[0]), (0.37, zero_points[-1])]:
+        scale = np.float32(scale)
+        x = samples.inputs(key.x.name, name, oracle.rounded(np.float64(scale), precision), zero_point)
+        y = quantize_pieces(x, scale, zero_point, precision=precision, saturate=key.saturate)
+        expected = oracle.quantize(x, scale, zero_point, name, precision=precision, saturate=key.saturate)
+        oracle.assert_same_bits(y, expected)
+
+
+@keys("dequantize")
+def test_dequantize_kernel(key):
+    """All codes of up to 16 bits."""
+    name, output = key.x.name, key.y.name
+    codes, zero_points = samples.codes(name), samples.zero_points(name)
+    for scale, zero_point in [(1.0, zero_points[0]), (0.37, zero_points[-1]), (1e-6, zero_points[0]), (3e36, zero_points[-1])]:
+        scale = np.float32(scale)
+        y = dequantize_pieces(codes, scale, zero_point, output_dtype=output)
+        oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name, output))
+
+
+# The shape of x, that of scale and zero point, axis, and block size.
+GRANULARITIES = {
+    "per_tensor": ((3, 5, 7), (), 1, 0),
+    "per_axis": ((3, 5, 7), (5,), 1, 0),
+    "per_last_axis": ((3, 5, 7), (7,), -1, 0),
+    "blocks_along_last_axis": ((3, 5, 8), (3, 5, 2), 2, 4),
+    "blocks_along_another_axis": ((3, 6, 7), (3, 2, 7), -2, 3),
+    "blocks_along_first_axis": ((6, 35), (2, 35), 0, 3),
+    "short_last_block_along_last_axis": ((3, 5, 7), (3, 5, 3), 2, 3),
+    "short_last_block_along_another_axis": ((3, 5, 7), (3, 3, 7), 1, 2),
+}
+granularities = pytest.mark.parametrize("granularity", GRANULARITIES)
+with_or_without_zero_point = pytest.mark.parametrize("with_zero_point", [True, False], ids=["zero_point", "no_zero_point"])
+
+
+def scale_types(operation):
+    return pytest.mark.parametrize("scale_name", [row.name for row in types(operation, "scale")])
+
+
+def quantized_types(operation):
+    operand = "y" if operation == "quantize" else "x"
+    return pytest.mark.parametrize("name", [row.name for row in types(operation, operand)])
+
+
+def scales(scale_name, shape):
+    uniform = np.random.default_rng(5).uniform(0.02, 4, shape)
+    return np.array(np.ceil(uniform) if scale_name == "int32" else uniform).astype(oracle.dtype(scale_name))
+
+
+def zero_points(name, shape):
+    return np.resize(np.array(samples.zero_points(name)), shape)
+
+
+@granularities
+@scale_types("quantize")
+@quantized_types("quantize")
+@with_or_without_zero_point
+def test_quantize_cell(granularity, scale_name, name, with_zero_point):
+    x_shape, scale_shape, axis, block_size = GRANULARITIES[granularity]
+    scale = scales(scale_name, scale_shape)
+    zero_point = zero_points(name, scale_shape) if with_zero_point else None
+    x_name = scale_name if scale_name in [row.name for row in types("quantize", "x")] else "float32"
+    x = np.random.default_rng(6).normal(0, 20, x_shape).astype(oracle.dtype(x_name))
+    attributes = {"output_dtype": name, "axis": axis, "block_size": block_size}
+    spread = [v if v is None else oracle.spread(v, axis, block_size, x_shape) for v in (scale, zero_point)]
+    oracle.assert_same_bits(quantize(x, scale, zero_point, **attributes), oracle.quantize(x, *spread, name))
+
+
+@granularities
+@scale_types("dequantize")
+@quantized_types("dequantize")
+@with_or_without_zero_point
+def test_dequantize_cell(granularity, scale_name, name, with_zero_point):
+    x_shape, scale_shape, axis, block_size = GRANULARITIES[granularity]
+    scale = scales(scale_name, scale_shape)
+    zero_point = zero_points(name, scale_shape) if with_zero_point else None
+    output = scale_name if scale_name in [row.name for row in types("dequantize", "y")] else "float32"
+    x = np.random.default_rng(7).permutation(np.resize(samples.codes(name), np.prod(x_shape))).reshape(x_shape)
+    attributes = {"axis": axis, "block_size": block_size} | ({} if output == scale_name else {"output_dtype": output})
+    spread = [v if v is None else oracle.spread(v, axis, block_size, x_shape) for v in (scale, zero_point)]
+    oracle.assert_same_bits(dequantize(x, scale, zero_point, **attributes), oracle.dequantize(x, *spread, name, output))
+
+
+@quantized_types("quantize")
+@pytest.mark.parametrize("scale", samples.SCALES, ids=str)
+def test_quantize_float32(name, scale):
+    """Every tie and both neighbours of each, for scales and zero points of all sizes."""
+    scale = np.float32(scale)
+    for zero_point in samples.zero_points(name):
+        x = samples.floats(name, scale, zero_point)
+        oracle.assert_same_bits(quantize_pieces(x, scale, zero_point), oracle.quantize(x, scale, zero_point, name))
+
+
+@quantized_types("dequantize")
+@pytest.mark.parametrize("scale", samples.SCALES, ids=str)
+def test_dequantize_to_float32(name, scale):
+    scale = np.float32(scale)
+    codes = samples.codes(name)
+    for zero_point in samples.zero_points(name):
+        y = dequantize_pieces(codes, scale, zero_point)
+        oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name))
+
+
+@quantized_types("quantize")
+@pytest.mark.parametrize("scale", [0.0, -0.0, -0.5, np.inf, np.nan, 1e-45], ids=str)
+def test_odd_scales(name, scale):
+    """IEEE arithmetic, whatever it gives, and then saturation."""
+    scale = np.float32(scale)
+    for zero_point in [*samples.zero_points(name), np.array(-0.0).astype(oracle.dtype(name))]:
+        y = quantize(samples.SPECIAL, scale, zero_point)
+        oracle.assert_same_bits(y, oracle.quantize(samples.SPECIAL, scale, zero_point, name))
+        codes = samples.codes(name)
+        y = dequantize_pieces(codes, scale, zero_point)
+        oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name))
+
+
+@pytest.mark.parametrize("name", [name for name, row in oracle.TYPES.items() if not isinstance(row, oracle.Integer)])
+def test_unsaturated(name):
+    """`saturate` is of float8 types only."""
+    for scale in np.array([1, 0.37, 1e-30], np.float32):
+        for zero_point in samples.zero_points(name):
+            x = samples.floats(name, scale, zero_point)
+            y = quantize_pieces(x, scale, zero_point, saturate=False)
+            oracle.assert_same_bits(y, oracle.quantize(x, scale, zero_point, name, saturate=False))
+
+
+@pytest.mark.parametrize("code", range(256))
+def test_float8e8m0_scales(code):
+    """2**-127 .. 2**127 and NaN; the quotient is in float32 all the same."""
+    scale = np.array(code, np.uint8).view(oracle.dtype("float8e8m0"))
+    x = samples.SPECIAL
+    oracle.assert_same_bits(quantize(x, scale, output_dtype="float8e5m2"), oracle.quantize(x, scale, None, "float8e5m2"))
+    codes = samples.codes("float8e5m2")
+    y = dequantize(codes, scale, output_dtype="bfloat16")
+    oracle.assert_same_bits(y, oracle.dequantize(codes, scale, None, "float8e5m2", "bfloat16"))
+
+
+@pytest.mark.parametrize("precision", [None, "float32", "float16", "bfloat16", "float64"])
+def test_int32_scales(precision):
+    """Rounded to the precision once, ties to even included."""
+    scale = np.array([1, -1, 0, 3, 2**24 + 1, 2**31 - 1, -(2**31), *samples.NEAR_TIES], np.int32)
+    for x_name in ("int32", "float32"):
+        x = np.random.default_rng(8).uniform(-(2.0**31), 2.0**31 - 200, (100, len(scale))).astype(x_name)
+        for name in ("bfloat16", "int32"):
+            y = quantize(x, scale, precision=precision, output_dtype=name)
+            oracle.assert_same_bits(y, oracle.quantize(x, scale, None, name, precision=precision))
+
+
+@pytest.mark.parametrize("name", [name for name, row in oracle.TYPES.items() if row.bits < 8])
+def test_bits_above_a_code_do_not_count(name):
+    """What others make of them: the sign extended, say. Of zero points, too."""
+    codes = np.arange(256, dtype=np.uint8).view(oracle.dtype(name))
+    expected = oracle.dequantize(codes, np.float32(1.5), None, name)
+    oracle.assert_same_bits(dequantize(codes, np.float32(1.5)), expected)
+    scale = np.full(256, 1.5, np.float32)
+    expected = oracle.dequantize(codes[::-1], scale, codes, name)
+    oracle.assert_same_bits(dequantize(codes[::-1].copy(), scale, codes, axis=0), expected)
+    x = np.linspace(-20, 20, 256).astype(np.float32)
+    oracle.assert_same_bits(quantize(x, scale, codes, axis=0), oracle.quantize(x, scale, codes, name))
+
+
+@pytest.mark.parametrize("name", ["int8", "float6e2m3"])
+@pytest.mark.parametrize(
+    ("x_shape", "scale_shape", "axis", "block_size"),
+    [((200_003,), (), 0, 0), ((331, 401), (401,), 1, 0), ((331, 401), (331,), 0, 0), ((3, 7, 11, 401), (7,), 1, 0)]
+    + [((331, 401), (331, 14), 1, 30), ((331, 401), (14, 401), 0, 25), ((5, 37, 401), (5, 4, 401), 1, 10)]
+    + [((37, 5, 401), (13, 5, 401), 0, 3), ((200_003,), (3,), 0, 70_000), ((3, 70_001), (1, 70_001), 0, 3)],
+    ids=str,
+)
+def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
+    """Sizes that threads divide in the middle of rows and blocks."""
+    scale, zero_point = scales("float32", scale_shape), zero_points(name, scale_shape)
+    x = np.random.default_rng(9).normal(0, 20, x_shape).astype(np.float32)
+    spread = [oracle.spread(v, axis, block_size, x_shape) for v in (scale, zero_point)]
+    y = quantize(x, scale, zero_point, axis=axis, block_size=block_size)
+    oracle.assert_same_bits(y, oracle.quantize(x, *spread, name))
+    z = dequantize(y, scale, zero_point, axis=axis, block_size=block_size)
+    oracle.assert_same_bits(z, oracle.dequantize(y, *spread, name))

@@ -1,0 +1,365 @@
+"""The tools of the onnx package: its backend tests, checker, shape inference and reference evaluator."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import oracle
+import pytest
+from onnx import TensorProto, checker, defs, helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import RuntimeTypeError
+from onnx_models import OPERATORS, model, node_tests, number
+
+import quark_numba
+from quark_numba.operators import OPERATOR_VERSIONS
+
+QUARK = [version for version in OPERATOR_VERSIONS if version.domain]
+
+# From onnx 1.19 on. Before that the type variables of the schemas tell element types, and nothing tells shapes.
+INFERS = hasattr(defs.OpSchema, "set_type_and_shape_inference_function")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _schemas():
+    quark_numba.register_schemas()
+
+
+def as_ml_dtypes(value):
+    """An array of a tensor, or of an array in onnx's own dtypes."""
+    return quark_numba.from_tensor_proto(value if isinstance(value, TensorProto) else numpy_helper.from_array(value))
+
+
+def as_onnx(value):
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+
+
+def assert_same(actual, expected):
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    assert actual.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("case", node_tests())
+@pytest.mark.parametrize("way", ["direct call", "evaluator"])
+def test_backend_case(case, way):
+    (node,) = case.model.graph.node
+    for inputs, (expected,) in case.data_sets:
+        if way == "direct call":
+            function = {"QuantizeLinear": quark_numba.quantize, "DequantizeLinear": quark_numba.dequantize}[node.op_type]
+            attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+            y = function(*map(as_ml_dtypes, inputs), **attributes, opset=case.model.opset_import[0].version)
+        else:
+            evaluator = ReferenceEvaluator(case.model, new_ops=quark_numba.reference_ops(standard_ops=True))
+            y = as_ml_dtypes(evaluator.run(None, dict(zip(node.input, map(as_onnx, inputs), strict=True)))[0])
+        assert_same(y, as_ml_dtypes(expected))
+
+
+def test_backend_cases_are_all_there():
+    names = [case.values[0].name for case in node_tests()]
+    assert "test_quantizelinear_blocked_asymmetric" in names
+    assert "test_dequantizelinear_blocked" in names
+
+
+def constant(name, element_type, values):
+    values = np.asarray(values)
+    return helper.make_tensor(name, number(element_type), values.shape, values.reshape(-1).tolist())
+
+
+def chain():
+    """x of N x 3 x 2 → int16 per axis → float32 → bfloat16 → float32 → uint8, without a zero point, in both domains."""
+    quark, vai = "com.amd.quark", "com.vai.quantize"
+    nodes = [
+        helper.make_node("ExtendedQuantizeLinear", ["x", "scales", "int16_zeros"], ["q1"], domain=quark, axis=-2),
+        helper.make_node("ExtendedDequantizeLinear", ["q1", "scales", "int16_zeros"], ["f1"], domain=quark),
+        helper.make_node("VitisQuantizeLinear", ["f1", "scale", "bfloat16_zero"], ["q2"], domain=vai),
+        helper.make_node("VitisDequantizeLinear", ["q2", "scale", ""], ["f2"], domain=vai, axis=7),
+        helper.make_node("ExtendedQuantizeLinear", ["f2", "scale"], ["y"], domain=quark),
+    ]
+    initializers = [
+        constant("scales", "float32", [0.5, 0.25, 3.0]),
+        constant("int16_zeros", "int16", [7, -7, 32000]),
+        constant("scale", "float32", 0.75),
+        constant("bfloat16_zero", "bfloat16", 1.5),
+    ]
+    inputs, outputs = [("x", "float32", ["N", 3, 2])], [("y", "uint8", ["N", 3, 2])]
+    return model(nodes, inputs, outputs, initializers=initializers, domains=(quark, vai))
+
+
+def value_infos(inferred):
+    """Element type and shape by name."""
+    infos = {}
+    for value in inferred.graph.value_info:
+        tensor = value.type.tensor_type
+        shape = [dim.dim_param or dim.dim_value for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+        infos[value.name] = (tensor.elem_type, shape)
+    return infos
+
+
+def test_chain():
+    checker.check_model(chain(), full_check=True)
+    inferred = shape_inference.infer_shapes(chain(), check_type=True, strict_mode=True, data_prop=True)
+    types = {"q1": TensorProto.INT16, "f1": TensorProto.FLOAT, "q2": TensorProto.BFLOAT16, "f2": TensorProto.FLOAT}
+    shape = ["N", 3, 2] if INFERS else None
+    assert value_infos(inferred) == {name: (element_type, shape) for name, element_type in types.items()}
+
+    x = np.random.default_rng(7).normal(0, 20, (4, 3, 2)).astype(np.float32)
+    scales = np.array([0.5, 0.25, 3.0], np.float32).reshape(3, 1)
+    zeros = np.array([7, -7, 32000], np.int16).reshape(3, 1)
+    q1 = oracle.quantize(x, scales, zeros, "int16")
+    f1 = oracle.dequantize(q1, scales, zeros, "int16")
+    q2 = oracle.quantize(f1, np.float32(0.75), np.array(1.5, ml_dtypes.bfloat16), "bfloat16")
+    f2 = oracle.dequantize(q2, np.float32(0.75), np.array(0, ml_dtypes.bfloat16), "bfloat16")
+    y = oracle.quantize(f2, np.float32(0.75), np.uint8(0), "uint8")
+    results = ReferenceEvaluator(chain(), new_ops=quark_numba.reference_ops()).run(None, {"x": x}, intermediate=True)
+    for name, expected in {"q1": q1, "f1": f1, "q2": q2, "f2": f2, "y": y}.items():
+        assert_same(as_ml_dtypes(results[name]), expected)
+    assert len(np.unique(y)) > 3
+
+
+@pytest.mark.parametrize("variant", ["bf16", "fp16", "i32", "u32"])
+def test_models_that_quark_wrote(variant):
+    source = onnx.load(Path(__file__).parent / "models" / f"textline_cls_{variant}.onnx")
+    checker.check_model(source, full_check=True)
+    infos = value_infos(shape_inference.infer_shapes(source, check_type=True, strict_mode=True, data_prop=True))
+    if variant in ("bf16", "fp16"):  # all nodes are ONNX's or Quark's
+        names = {output for node in source.graph.node for output in node.output} - {
+            output.name for output in source.graph.output
+        }
+        assert names <= set(infos)
+        shapes = [infos[node.output[0]][1] for node in source.graph.node if node.output[0] in infos]
+        assert all(shape is not None for shape in shapes) is INFERS
+
+
+def node_model(operation, types, shapes, domain="com.amd.quark", output=None, **attributes):
+    """A model of one node with inputs of these types and shapes; an input whose type is None is left out."""
+    names = ("x", "scale", "zero_point")
+    given = [(name, each, shape) for name, each, shape in zip(names, types, shapes, strict=True) if each]
+    node = helper.make_node(OPERATORS[domain, operation], [name for name, *_ in given], ["y"], domain=domain, **attributes)
+    output = output or ("float32" if operation == "dequantize" else types[2] or "uint8")
+    return model([node], given, [("y", output, shapes[0])], domains=[domain])
+
+
+@pytest.mark.parametrize("version", QUARK, ids=lambda version: version.full_name)
+def test_schemas_follow_the_table(version):
+    for row in version.quantized:
+        types = ("float32" if version.operation == "quantize" else row.name, "float32", row.name)
+        for left_out in (False, True):
+            if left_out:
+                types = (*types[:2], None)
+            for shapes in ([["N", 3], [], []], [["N", 3], [3], [3]], [["N", "C"], [4], [4]], [[2, 5], [1], []]):
+                checker.check_model(node_model(version.operation, types, shapes, version.domain), full_check=True)
+    schema = defs.get_schema(version.name, 1, version.domain)
+    assert {name: attribute.default_value.i for name, attribute in schema.attributes.items()} == {"axis": 1}
+    assert schema.has_type_and_shape_inference_function is INFERS
+
+
+F, I8 = "float32", "int8"
+SCALAR = [[2, 3], [], []]
+
+
+@pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"])
+@pytest.mark.parametrize(
+    ("operation", "types", "message"),
+    [
+        ("quantize", ("float16", F, I8), "x has element type float16; expected float32"),
+        ("quantize", (F, "float16", I8), "y_scale has element type float16; expected float32"),
+        ("quantize", (F, F, "int4"), "y_zero_point has element type int4; expected uint8 or int8 or uint16"),
+        ("dequantize", ("float8e5m2", F, None), "x has element type float8e5m2; expected uint8 or"),
+        ("dequantize", (I8, F, "uint8"), "x_zero_point has element type uint8; expected int8"),
+    ],
+)
+def test_wrong_types(operation, types, message, domain):
+    wrong = node_model(operation, types, SCALAR, domain)
+    with pytest.raises((checker.ValidationError, shape_inference.InferenceError)):
+        checker.check_model(wrong, full_check=True)
+    if INFERS:
+        for strict in (True, False):
+            with pytest.raises(shape_inference.InferenceError, match=message):
+                shape_inference.infer_shapes(wrong, strict_mode=strict)
+
+
+def test_a_type_that_no_operator_has():
+    wrong = node_model("dequantize", (I8, F, None), SCALAR)
+    wrong.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    message = "x has element type int64; expected uint8 or" if INFERS else "int64"
+    with pytest.raises(shape_inference.InferenceError, match=message):
+        shape_inference.infer_shapes(wrong, check_type=True, strict_mode=True)
+
+
+def test_wrong_output_type():
+    for wrong in (
+        node_model("quantize", (F, F, I8), SCALAR, output="uint8"),
+        node_model("quantize", (F, F, None), SCALAR, output=I8),
+    ):
+        with pytest.raises(shape_inference.InferenceError):
+            checker.check_model(wrong, full_check=True)
+        if not INFERS:
+            break
+
+
+def test_wrong_nodes():
+    attribute = node_model("quantize", (F, F, I8), SCALAR, block_size=2)
+    inputs = node_model("quantize", (F, F, I8), SCALAR)
+    inputs.graph.node[0].input.append("x")
+    missing = node_model("quantize", (F, None, None), SCALAR)
+    for wrong in (attribute, inputs, missing):
+        with pytest.raises(checker.ValidationError):
+            checker.check_model(wrong)
+
+
+@pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
+@pytest.mark.parametrize(
+    ("shapes", "axis", "message"),
+    [
+        (
+            [["N", 3], [2], [2]],
+            None,
+            r"y_scale has shape \[2\]; expected as many elements as x of shape \[\?, 3\] has along axis 1",
+        ),
+        ([["N", 3], [3], [3]], 2, r"axis is 2, out of range for x of shape \[\?, 3\]"),
+        ([["N"], [3], [3]], None, r"axis is 1, out of range for x of shape \[\?\]"),
+        ([[2, 3], [2, 3], [2, 3]], None, r"y_scale has shape \[2, 3\]; expected a scalar"),
+        ([[2, 3], [3], []], None, r"y_zero_point has shape \[\]; expected the shape of y_scale, \[3\]"),
+        ([[2, 3], [3], [2]], None, r"y_zero_point has shape \[2\]; expected the shape of y_scale, \[3\]"),
+    ],
+)
+def test_wrong_shapes(shapes, axis, message):
+    wrong = node_model("quantize", (F, F, I8), shapes, **({} if axis is None else {"axis": axis}))
+    with pytest.raises(shape_inference.InferenceError, match=f"com.amd.quark::ExtendedQuantizeLinear: {message}"):
+        shape_inference.infer_shapes(wrong, strict_mode=True)
+
+
+@pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
+def test_what_is_unknown_stays_unknown():
+    unknown = helper.make_node("Unknown", ["a"], ["u"], domain="other")
+    nodes = [
+        unknown,
+        helper.make_node("ExtendedQuantizeLinear", ["u", "scale", "zero_point"], ["y1"], domain="com.amd.quark"),
+        helper.make_node("ExtendedQuantizeLinear", ["a", "scale", "u"], ["y2"], domain="com.amd.quark"),
+        helper.make_node("ExtendedDequantizeLinear", ["u", "u"], ["y3"], domain="com.amd.quark"),
+    ]
+    inputs = [("a", F, [2]), ("scale", F, ["S"]), ("zero_point", I8, None)]
+    graph = model(nodes, inputs, [("y2", I8, [2])], domains=("com.amd.quark", "other"))
+    inferred = shape_inference.infer_shapes(graph, strict_mode=True)
+    assert value_infos(inferred) == {"y1": (TensorProto.INT8, None), "y3": (TensorProto.FLOAT, None)}
+
+
+def test_registration_happens_once():
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: quark_numba.register_schemas(), range(32)))
+    defs.deregister_schema("VitisQuantizeLinear", 1, "com.vai.quantize")
+    quark_numba.register_schemas()
+    for version in QUARK:
+        assert defs.get_schema(version.name, 1, version.domain).name == version.name
+
+
+def test_the_process_ends_well():
+    """onnx 1.19 to 1.22 crash or hang where inference functions are left registered."""
+    code = "import quark_numba; quark_numba.register_schemas()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+OPSETS = [opset for opset in (10, 13, 19, 21, 23, 24, 25, 28) if opset <= defs.onnx_opset_version()]
+
+
+def standard_model(opset, types=(F, F, "uint8"), shapes=((2, 3), (), ()), **attributes):
+    made = node_model("quantize", types, shapes, "", **attributes)
+    made.opset_import[0].version = opset
+    return made
+
+
+@pytest.mark.parametrize(
+    ("opset", "shape"), [(opset, shape) for opset in OPSETS for shape in ((), (3,)) if opset >= 13 or not shape], ids=str
+)
+def test_standard_operators_in_every_opset(opset, shape):
+    source = standard_model(opset, shapes=((2, 3), shape, shape))
+    feeds = {
+        "x": np.array([[-1, 2.5, 7], [1e4, 0.75, 3]], np.float32),
+        "scale": np.full(shape, 0.5, np.float32),
+        "zero_point": np.full(shape, 3, np.uint8),
+    }
+    (y,) = ReferenceEvaluator(source, new_ops=quark_numba.reference_ops(standard_ops=True)).run(None, feeds)
+    assert_same(y, oracle.quantize(*feeds.values(), "uint8"))
+
+
+def test_standard_operators_are_those_of_the_opset():
+    new_ops = quark_numba.reference_ops(standard_ops=True)
+    feeds = {"x": np.ones((2, 4), np.float32), "scale": np.ones((), np.float32), "zero_point": np.zeros((), np.int16)}
+    with pytest.raises(RuntimeTypeError, match="y_zero_point has element type int16; expected uint8 or int8"):
+        ReferenceEvaluator(standard_model(20, (F, F, "int16")), new_ops=new_ops).run(None, feeds)
+    assert ReferenceEvaluator(standard_model(21, (F, F, "int16")), new_ops=new_ops).run(None, feeds)[0].dtype == np.int16
+
+    blocked = {"x": feeds["x"], "scale": np.ones((2, 2), np.float32)}
+    with pytest.raises(ValueError, match="y_scale has shape"):
+        ReferenceEvaluator(standard_model(21, (F, F, None), output="uint8"), new_ops=new_ops).run(None, blocked)
+    sized = standard_model(21, (F, F, None), output="int16", block_size=2, output_dtype=TensorProto.INT16)
+    assert ReferenceEvaluator(sized, new_ops=new_ops).run(None, blocked)[0].dtype == np.int16
+
+
+def test_standard_operators_are_onnx_own_unless_asked_for():
+    assert {cls.op_domain for cls in quark_numba.reference_ops()} == {"com.amd.quark", "com.vai.quantize"}
+    feeds = {"x": np.array([[np.inf]], np.float32), "scale": np.ones((), np.float32), "zero_point": np.zeros((), np.uint8)}
+    # onnx's own casts to int32 before it clips, and gives 0.
+    (y,) = ReferenceEvaluator(standard_model(21), new_ops=quark_numba.reference_ops(standard_ops=True)).run(None, feeds)
+    assert y.tolist() == [[255]]
+
+
+@pytest.mark.parametrize(
+    ("operation", "inputs", "error", "message"),
+    [
+        ("quantize", (np.ones(2, np.float16), np.float32(1)), RuntimeTypeError, "x has element type float16; expected float32"),
+        ("quantize", (np.ones(2, np.float32), np.ones(3, np.float32)), ValueError, "axis is 1, out of range for x"),
+        (
+            "quantize",
+            (np.ones((2, 4), np.float32), np.ones((2, 2), np.float32)),
+            ValueError,
+            "expected a scalar or one dimension",
+        ),
+        (
+            "dequantize",
+            (np.ones(2, ml_dtypes.int4), np.float32(1)),
+            RuntimeTypeError,
+            "x has element type int4; expected uint8 or",
+        ),
+        (
+            "dequantize",
+            (np.ones(2, np.int8), np.float32(1), np.uint8(1)),
+            RuntimeTypeError,
+            "x_zero_point has element type uint8",
+        ),
+    ],
+)
+@pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"])
+def test_wrong_input_of_the_evaluator(domain, operation, inputs, error, message):
+    names = ["x", "scale", "zero_point"][: len(inputs)]
+    node = helper.make_node(OPERATORS[domain, operation], names, ["y"], domain=domain)
+    evaluator = ReferenceEvaluator(node, new_ops=quark_numba.reference_ops())
+    with pytest.raises(error, match=message):
+        evaluator.run(None, dict(zip(names, inputs, strict=True)))
+
+
+def test_in_a_subgraph():
+    inner = helper.make_node("ExtendedQuantizeLinear", ["x", "scale"], ["y"], domain="com.amd.quark")
+    branch = helper.make_graph([inner], "branch", [], [helper.make_tensor_value_info("y", TensorProto.UINT8, [2])])
+    node = helper.make_node("If", ["condition"], ["y"], then_branch=branch, else_branch=branch)
+    source = model([node], ["x", "scale"], [("y", "uint8", [2])])
+    source.graph.input.append(helper.make_tensor_value_info("condition", TensorProto.BOOL, []))
+    feeds = {"x": np.array([1, 2], np.float32), "scale": np.array(0.5, np.float32), "condition": np.array(True)}
+    (y,) = ReferenceEvaluator(source, new_ops=quark_numba.reference_ops()).run(None, feeds)
+    assert y.tolist() == [2, 4]
+
+
+def test_as_a_function_with_a_linked_attribute():
+    """The evaluator gives no new_ops to a model's functions, but takes evaluators for them."""
+    node = helper.make_node("ExtendedQuantizeLinear", ["x", "scale"], ["y"], domain="com.amd.quark")
+    node.attribute.append(onnx.AttributeProto(name="axis", ref_attr_name="along", type=onnx.AttributeProto.INT))
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.amd.quark", 1)]
+    function = helper.make_function("mine", "F", ["x", "scale"], ["y"], [node], opsets, attributes=["along"])
+    evaluator = ReferenceEvaluator(function, new_ops=quark_numba.reference_ops())
+    feeds = {"x": np.ones((2, 3), np.float32), "scale": np.array([1, 0.5], np.float32)}
+    (y,) = evaluator.run(None, feeds, attributes={"along": 0})
+    assert y.tolist() == [[1, 1, 1], [2, 2, 2]]

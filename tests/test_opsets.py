@@ -1,0 +1,195 @@
+"""`opset` accepts just what the schemas of the installed onnx say, and onnx's schemas say what the package's table does."""
+
+import itertools
+
+import numpy as np
+import onnx
+import oracle
+import pytest
+import samples
+
+from quark_numba import api, dequantize, quantize
+from quark_numba.dispatch import TABLE
+from quark_numba.element_types import ELEMENT_TYPES
+from quark_numba.operators import LATEST_OPSET, OPERATOR_VERSIONS, operator_version
+
+OPERATORS = {"quantize": "QuantizeLinear", "dequantize": "DequantizeLinear"}
+
+# An older onnx does not know the newest versions.
+OPSETS = range(10, min(LATEST_OPSET, onnx.defs.onnx_opset_version()) + 1)
+opsets = pytest.mark.parametrize("opset", OPSETS)
+operations = pytest.mark.parametrize("operation", OPERATORS)
+
+
+def schema(operation, opset):
+    return onnx.defs.get_schema(OPERATORS[operation], opset, "")
+
+
+def type_names(of_schema, parameter):
+    """The element types that an input or output of a schema may have."""
+    constraints = {c.type_param_str: c.allowed_type_strs for c in of_schema.type_constraints}
+    strings = constraints.get(parameter.type_str, [parameter.type_str])
+    names = [string.removeprefix("tensor(").removesuffix(")") for string in strings]
+    return {"float32" if name == "float" else name for name in names}
+
+
+@opsets
+@operations
+def test_table_is_the_schemas(operation, opset):
+    version, expected = operator_version(operation, opset), schema(operation, opset)
+    assert version.name == expected.name
+    assert version.since_version == expected.since_version
+    assert {row.name for row in version.x} == type_names(expected, expected.inputs[0])
+    assert {row.name for row in version.scale} == type_names(expected, expected.inputs[1])
+    assert {row.name for row in version.quantized} == type_names(expected, expected.inputs[2])
+    assert {row.name for row in version.y} == type_names(expected, expected.outputs[0])
+    assert version.scale_as_x == (expected.inputs[0].type_str == expected.inputs[1].type_str)
+    assert set(version.attributes) == set(expected.attributes)
+
+
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < LATEST_OPSET, reason="onnx is older than the newest version")
+@operations
+def test_table_has_every_version(operation):
+    schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == OPERATORS[operation] and not s.domain]
+    in_table = [v.since_version for v in OPERATOR_VERSIONS if v.operation == operation and not v.domain]
+    assert in_table == sorted(s.since_version for s in schemas if s.since_version <= LATEST_OPSET)
+
+
+@pytest.fixture
+def no_kernels(monkeypatch):
+    """Arguments are checked and a kernel is selected, but neither compiled nor run."""
+
+    def run(key, *arguments):
+        assert key in TABLE
+
+    monkeypatch.setattr(api, "_run", run)
+
+
+NAMES = [row.name for row in ELEMENT_TYPES]
+DTYPES = {row.name: row.dtype for row in ELEMENT_TYPES}
+ARRAYS = {name: np.zeros((), dtype) for name, dtype in DTYPES.items()}
+
+
+def accepted(call, *arguments, **attributes):
+    try:
+        call(*arguments, **attributes)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("no_kernels")
+@opsets
+def test_types_of_quantize(opset):
+    """Every combination of types, the output's from the zero point or from output_dtype."""
+    expected = schema("quantize", opset)
+    x_names, scale_names, y_names = (type_names(expected, parameter) for parameter in expected.inputs)
+    alike = expected.inputs[0].type_str == expected.inputs[1].type_str
+    has_output_dtype = "output_dtype" in expected.attributes
+    for x, scale, y in itertools.product(NAMES, NAMES, NAMES):
+        allowed = x in x_names and scale in scale_names and y in y_names and (x == scale or not alike)
+        arguments = ARRAYS[x], ARRAYS[scale]
+        assert accepted(quantize, *arguments, ARRAYS[y], opset=opset) == allowed, (x, scale, y)
+        output_dtype = allowed and has_output_dtype
+        assert accepted(quantize, *arguments, output_dtype=y, opset=opset) == output_dtype, (x, scale, y)
+
+
+@pytest.mark.usefixtures("no_kernels")
+@opsets
+def test_types_of_dequantize(opset):
+    """Every combination of types, the output's from the scale or from output_dtype."""
+    expected = schema("dequantize", opset)
+    x_names, scale_names, _ = (type_names(expected, parameter) for parameter in expected.inputs)
+    (y_names,) = (type_names(expected, parameter) for parameter in expected.outputs)
+    has_output_dtype = "output_dtype" in expected.attributes
+    for x, scale in itertools.product(NAMES, NAMES):
+        allowed = x in x_names and scale in scale_names
+        arguments = ARRAYS[x], ARRAYS[scale]
+        assert accepted(dequantize, *arguments, opset=opset) == (allowed and scale in y_names), (x, scale)
+        for y in NAMES:
+            output_dtype = allowed and has_output_dtype and y in y_names
+            assert accepted(dequantize, *arguments, output_dtype=y, opset=opset) == output_dtype, (x, scale, y)
+            zero_point = allowed and scale in y_names and x == y
+            assert accepted(dequantize, *arguments, ARRAYS[y], opset=opset) == zero_point, (x, scale, y)
+
+
+# An attribute, a value that is not the default and, with it, the shapes of x and scale.
+ATTRIBUTES = {
+    "axis": (0, (2, 3), ()),
+    "saturate": (False, (2, 3), ()),
+    "block_size": (2, (2, 4), (2, 2)),
+    "output_dtype": (None, (2, 3), ()),
+    "precision": ("float16", (2, 3), ()),
+}
+
+
+@pytest.mark.usefixtures("no_kernels")
+@opsets
+@operations
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_attributes(operation, opset, attribute):
+    value, x_shape, scale_shape = ATTRIBUTES[attribute]
+    call = quantize if operation == "quantize" else dequantize
+    if operation == "dequantize" and attribute in ("saturate", "precision"):
+        pytest.skip("no version of dequantize has it")
+    if attribute == "output_dtype":
+        value = "int8" if operation == "quantize" else "float32"
+    x = np.ones(x_shape, np.float32 if operation == "quantize" else np.int8)
+    scale = np.ones(scale_shape, np.float32)
+    if attribute in schema(operation, opset).attributes:
+        call(x, scale, opset=opset, **{attribute: value})
+    else:
+        name = f"{OPERATORS[operation]}-{schema(operation, opset).since_version}"
+        with pytest.raises(ValueError, match=f"{attribute} is {value!r}; {name} has no such attribute"):
+            call(x, scale, opset=opset, **{attribute: value})
+    assert set(schema(operation, opset).attributes) <= set(ATTRIBUTES)
+
+
+@pytest.mark.usefixtures("no_kernels")
+@opsets
+@operations
+def test_attributes_left_out(operation, opset):
+    """At the values that stand for that, they are in any version."""
+    left_out = {"axis": 1, "block_size": 0, "output_dtype": None}
+    if operation == "quantize":
+        quantize(np.ones(3, np.float32), np.float32(1), **left_out, saturate=True, precision=None, opset=opset)
+    else:
+        dequantize(np.ones(3, np.int8), np.float32(1), **left_out, opset=opset)
+
+
+@pytest.mark.usefixtures("no_kernels")
+@opsets
+@operations
+def test_granularities(operation, opset):
+    call = quantize if operation == "quantize" else dequantize
+    x = np.ones((2, 4), np.float32 if operation == "quantize" else np.int8)
+    call(x, np.float32(1), opset=opset)
+    assert accepted(call, x, np.ones(4, np.float32), opset=opset) == (opset >= 13)
+    blocks = np.ones((2, 2), np.float32)
+    assert accepted(call, x, blocks, block_size=2, opset=opset) == (opset >= 21)
+    # A block size is not guessed where the attribute would be missing.
+    assert not accepted(call, x, np.ones((2, 4), np.float32), opset=opset)
+    assert accepted(call, x, np.ones((2, 4), np.float32))
+
+
+@pytest.mark.usefixtures("no_kernels")
+@opsets
+def test_int32_has_no_zero_point(opset):
+    dequantize(np.int32(3), np.float32(1), np.int32(0), opset=opset)
+    with pytest.raises(ValueError, match=r"x_zero_point is not zero; expected zeros for int32 in DequantizeLinear-\d+"):
+        dequantize(np.int32(3), np.float32(1), np.int32(1), opset=opset)
+    dequantize(np.int32(3), np.float32(1), np.int32(1))
+
+
+@operations
+def test_results_do_not_depend_on_the_opset(operation):
+    x = np.linspace(-300, 300, 1000).astype(np.float32)
+    zero_point = np.int8(-7)
+    for opset in OPSETS:
+        if operation == "quantize":
+            y = quantize(x, np.float32(1.7), zero_point, opset=opset)
+            oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1.7), zero_point, "int8"))
+        else:
+            codes = samples.codes("int8")
+            y = dequantize(codes, np.float32(1.7), zero_point, opset=opset)
+            oracle.assert_same_bits(y, oracle.dequantize(codes, np.float32(1.7), zero_point, "int8"))

@@ -1,0 +1,323 @@
+"""ONNX's own QuantizeLinear and DequantizeLinear in sessions, replaced by ours: against the oracle, and against ONNX
+Runtime's own kernels."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import oracle
+import pytest
+import samples
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import model, node_tests, number, one_node, run, session
+
+import quark_numba
+from quark_numba.element_types import FLOAT32, find
+from quark_numba.operators import newest_versions
+from quark_numba.ort import c_api, native
+
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+pytestmark = pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")
+
+QUANTIZE, DEQUANTIZE = newest_versions("")
+ONNX_RUNTIMES_OPSET = 25
+
+
+def carried(rows):
+    return [row for row in rows if RELEASE >= c_api.STANDARD_OPS_RELEASE and native.has_tensors(row)]
+
+
+def cells(version):
+    """Every quantized type with float32, and every type of the other operands with three quantized types: the kernels are
+    those of the direct calls, where each combination is tested."""
+    result = []
+    for x, scale, y in product(carried(version.x), carried(version.scale), carried(version.y)):
+        quantized, full = (y, x) if version.operation == "quantize" else (x, y)
+        if (scale is full is FLOAT32) or quantized.name in ("uint8", "int4", "float4e2m1"):
+            result.append(pytest.param(x.name, scale.name, y.name, id=f"{x.name}-{scale.name}-{y.name}"))
+    return result
+
+
+def node(operation, x, scale, y, *, zero_point=True, opset=ONNX_RUNTIMES_OPSET, **attributes):
+    """`x` has a shape: output_dtype needs one."""
+    types = {"x": x, "scale": scale, "y": y, "zero_point": y if operation == "quantize" else x}
+    quantized = types["zero_point"]
+    if (operation == "quantize" and not zero_point and y != "uint8") or (operation == "dequantize" and y != scale):
+        attributes["output_dtype"] = number(y)
+    return one_node(
+        operation,
+        quantized,
+        domain="",
+        zero_point=zero_point,
+        types=types,
+        shapes={"x": ["rows", "columns"]},
+        opset=opset,
+        attributes=attributes,
+    )
+
+
+def scales(name, shape):
+    values = np.random.default_rng(20).uniform(0.05, 3, shape)
+    if name == "int32":
+        values = np.ceil(values)
+    with np.errstate(all="ignore"):
+        return np.asarray(np.exp2(np.round(np.log2(values))) if name == "float8e8m0" else values).astype(find(name).dtype)
+
+
+GRANULARITIES = {
+    "per tensor": ((), {}, lambda values: values),
+    "per axis": ((5,), {"axis": 0}, lambda values: values[:, None]),
+    "blocked": ((5, 3), {"axis": -1, "block_size": 32}, lambda values: np.repeat(values, 32, axis=1)[:, :70]),
+}
+
+
+@pytest.mark.parametrize(("x", "scale", "y"), cells(QUANTIZE))
+def test_quantize(x, scale, y):
+    values = np.random.default_rng(21).normal(0, 5, (5, 70)).astype(np.float32)
+    values.flat[: len(samples.SPECIAL)] = samples.SPECIAL
+    with np.errstate(all="ignore"):
+        values = np.nan_to_num(values, posinf=2**30, neginf=-(2**30)).astype(np.int32) if x == "int32" else values
+        values = values.astype(find(x).dtype)
+    for (shape, attributes, spread), zero_point in product(GRANULARITIES.values(), (True, False)):
+        feeds = {"x": values, "scale": scales(scale, shape)}
+        zeros = np.zeros(shape, find(y).dtype)
+        if zero_point:
+            zeros = feeds["zero_point"] = np.resize(np.array(samples.zero_points(y)), shape)
+        actual = run(session(node("quantize", x, scale, y, zero_point=zero_point, **attributes), standard_ops=True), **feeds)
+        expected = oracle.quantize(values, spread(feeds["scale"]), spread(zeros), y)
+        oracle.assert_same_bits(actual, expected)
+
+
+@pytest.mark.parametrize(("x", "scale", "y"), cells(DEQUANTIZE))
+def test_dequantize(x, scale, y):
+    codes = np.resize(samples.codes(x), (5, 70))
+    for (shape, attributes, spread), zero_point in product(GRANULARITIES.values(), (True, False)):
+        feeds = {"x": codes, "scale": scales(scale, shape)}
+        zeros = np.zeros(shape, find(x).dtype)
+        if zero_point:
+            zeros = feeds["zero_point"] = np.resize(np.array(samples.zero_points(x)), shape)
+        actual = run(session(node("dequantize", x, scale, y, zero_point=zero_point, **attributes), standard_ops=True), **feeds)
+        expected = oracle.dequantize(codes, spread(feeds["scale"]), spread(zeros), x, output=y)
+        oracle.assert_same_bits(actual, expected)
+
+
+@pytest.mark.parametrize("name", [row.name for row in carried(QUANTIZE.y) if row.is_packed])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 16383, 16384, 16387, 100_003])
+def test_packed_elements(name, size):
+    """Counts that do not fill the last byte, and several tasks."""
+    x = np.random.default_rng(22).normal(0, 3, (1, size)).astype(np.float32)
+    zero_point = samples.zero_points(name)[-1]
+    scale = np.float32(0.7)
+    y = run(session(node("quantize", "float32", "float32", name), standard_ops=True), x=x, scale=scale, zero_point=zero_point)
+    oracle.assert_same_bits(y, oracle.quantize(x, scale, zero_point, name))
+    z = run(session(node("dequantize", name, "float32", "float32"), standard_ops=True), x=y, scale=scale, zero_point=zero_point)
+    oracle.assert_same_bits(z, oracle.dequantize(y, scale, zero_point, name))
+
+
+@pytest.mark.parametrize("name", ["float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"])
+def test_saturate(name):
+    x = samples.floats(name, np.float32(1), np.zeros((), find(name).dtype))[None]
+    unsaturated = session(node("quantize", "float32", "float32", name, saturate=0), standard_ops=True)
+    y = run(unsaturated, x=x, scale=np.float32(1), zero_point=np.zeros((), find(name).dtype))
+    oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), np.zeros((), y.dtype), name, saturate=False))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_precision(precision):
+    x, scale, zero_point = samples.floats("int8", 0.1, 3)[None], np.float32(0.1), np.int8(3)
+    precise = session(node("quantize", "float32", "float32", "int8", precision=number(precision)), standard_ops=True)
+    expected = oracle.quantize(x, scale, zero_point, "int8", precision=precision)
+    oracle.assert_same_bits(run(precise, x=x, scale=scale, zero_point=zero_point), expected)
+
+
+@pytest.mark.parametrize("case", node_tests())
+def test_onnx_node_tests(case):
+    """They are written for the newest opset; what they test, an older one that ONNX Runtime reads has too."""
+
+    def array(value):
+        return value if isinstance(value, np.ndarray | np.generic) else numpy_helper.to_array(value)
+
+    case.model.opset_import[0].version = ONNX_RUNTIMES_OPSET
+    case.model.ir_version = 11
+    loaded = session(case.model, standard_ops=True)
+    for inputs, outputs in case.data_sets:
+        names = [value.name for value in case.model.graph.input]
+        y = run(loaded, **dict(zip(names, map(array, inputs), strict=True)))
+        oracle.assert_same_bits(y, array(outputs[0]))
+
+
+def onnx_runtimes_own():
+    """The types that ONNX Runtime's CPU provider has itself: what it loads. (It also loads float32 x with float16 scales
+    and the reverse, and fails in the run.)"""
+    for version in (QUANTIZE, DEQUANTIZE):
+        for x, y in product(carried(version.x), carried(version.y)):
+            full = x if version.operation == "quantize" else y
+            try:
+                session(node(version.operation, x.name, full.name, y.name), backend=None)
+            except Exception as error:
+                assert "NOT_IMPLEMENTED" in str(error)  # noqa: PT017
+            else:
+                yield pytest.param(version.operation, x.name, y.name, id=f"{version.operation}-{x.name}-{y.name}")
+
+
+def beyond_int32(x, scale):
+    """Quotients that ONNX Runtime takes to int32 before it saturates, NaN among them, for float16 x and 2-bit types."""
+    with np.errstate(all="ignore"):
+        return ~(np.abs(x.astype(np.float32) / np.float32(scale)) < 2.0**31 - 2**16)
+
+
+def is_negative_zero(x, scale):
+    """Quotients to which a zero point of 0 is to be added, which makes them 0; ONNX Runtime does not add that of float8."""
+    with np.errstate(all="ignore"):
+        quotient = x.astype(np.float32) / np.float32(scale)
+    return (quotient == 0) & np.signbit(quotient)
+
+
+def rounds_beyond(x, scale, name):
+    """Quotients that without saturation are beyond the range, but that ONNX Runtime takes for the largest float8e4m3fn, or
+    turns into NaN of float8e5m2."""
+    lowest, highest = {"float8e4m3fn": (480, 496), "float8e5m2": (61440, 65536)}.get(name, (0, 0))
+    with np.errstate(all="ignore"):
+        quotient = np.abs(x.astype(np.float32) / np.float32(scale))
+    return (lowest <= quotient) & (quotient < highest)
+
+
+@pytest.mark.parametrize(("operation", "x", "y"), list(onnx_runtimes_own()))
+def test_against_onnx_runtimes_own(operation, x, y):
+    """The same bits; but for the differences that the README lists."""
+    quantized = y if operation == "quantize" else x
+    full = x if operation == "quantize" else y
+    # QuantizeLinear divides in the type of the scale; ONNX Runtime in float32.
+    precision = {"precision": number("float32")} if operation == "quantize" and full == "float16" else {}
+    saturates = [{}, {"saturate": 0}] if operation == "quantize" and quantized.startswith("float8") else [{}]
+    for saturate in saturates:
+        theirs = session(node(operation, x, full, y, **saturate), backend=None)
+        ours = session(node(operation, x, full, y, **saturate, **precision), standard_ops=True)
+        for scale in np.array([1, 0.1, 3, 2.0**-7, 1e-4], find(full).dtype):
+            for zero_point in samples.zero_points(quantized):
+                if quantized.startswith("float") or quantized == "int32":
+                    zero_point = np.zeros_like(zero_point)
+                if operation == "quantize":
+                    with np.errstate(all="ignore"):
+                        values = samples.floats(quantized, float(scale), zero_point).astype(find(x).dtype)
+                    if full == "float16" or quantized.endswith("int2"):
+                        values = values[~beyond_int32(values, scale)]
+                    if quantized.startswith("float8"):
+                        values = values[~is_negative_zero(values, scale)]
+                    if saturate:
+                        values = values[~rounds_beyond(values, scale, quantized)]
+                else:
+                    values = samples.codes(quantized)
+                feeds = {"x": values[None], "scale": scale, "zero_point": zero_point}
+                oracle.assert_same_bits(run(ours, **feeds), run(theirs, **feeds))
+
+
+def test_what_onnx_runtime_refuses():
+    """bfloat16 scales, and a float4e2m1 weight blocked by 32."""
+    rng = np.random.default_rng(23)
+    codes = rng.integers(0, 16, (64, 10)).astype(np.uint8)
+    weight = codes.view(find("float4e2m1").dtype)
+    scale = rng.uniform(0.1, 1, (2, 10)).astype(find("bfloat16").dtype)
+    packed = codes.reshape(-1, 2)
+    initializers = [
+        helper.make_tensor("w", number("float4e2m1"), weight.shape, (packed[:, 0] | packed[:, 1] << 4).tobytes(), raw=True),
+        helper.make_tensor("s", number("bfloat16"), scale.shape, scale.tobytes(), raw=True),
+    ]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=32),
+        helper.make_node("Cast", ["d"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
+    blocked = model(nodes, [("x", "float32", [3, 64])], [("y", "float32", [3, 10])], initializers=initializers, opset=25)
+    with pytest.raises(Exception, match="NOT_IMPLEMENTED"):
+        session(blocked, backend=None)
+    x = rng.normal(0, 1, (3, 64)).astype(np.float32)
+    dense = oracle.dequantize(weight, np.repeat(scale, 32, axis=0), np.zeros((), weight.dtype), "float4e2m1", output="bfloat16")
+    y = run(session(blocked, standard_ops=True), x=x)
+    np.testing.assert_allclose(y, x @ dense.astype(np.float32), rtol=1e-5, atol=1e-5)
+
+
+def test_a_quantized_model_runs_as_before():
+    """ONNX Runtime turns this model into integer operators, which round once less: up to two steps (1/255) of the
+    uint8 output."""
+    path = Path(__file__).parent / "models" / "textline_cls_a8w8.onnx"
+    with np.load(path.with_name("textline_cls_expected.npz")) as arrays:
+        x = arrays["x"]
+    before, after = (session(path, standard_ops=replaced).run(None, {"x": x})[0] for replaced in (False, True))
+    assert np.abs(after - before).max() <= 2.01 / 255
+
+
+def test_types_are_inferred_through_a_chain():
+    """No value_info, and shapes known in part or not at all."""
+    nodes, initializers = [], [helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5])]
+    for row in carried(QUANTIZE.y):
+        initializers.append(helper.make_tensor(f"zero_{row.name}", row.number, [], b"\0" * row.dtype.itemsize, raw=True))
+        inputs = ["x" if not nodes else nodes[-1].output[0], "scale", f"zero_{row.name}"]
+        nodes.append(helper.make_node("QuantizeLinear", inputs, [f"q_{row.name}"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"q_{row.name}", *inputs[1:]], [f"d_{row.name}"]))
+    for shape in (None, [None, 2], ["n", 2], [1, 2]):
+        output = nodes[-1].output[0]
+        chain = session(
+            model(nodes, [("x", "float32", shape)], [output], initializers=initializers, opset=25), standard_ops=True
+        )
+        assert chain.run(None, {"x": np.array([[0, 0.5]], np.float32)})[0].tolist() == [[0, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"block_size": -1}, "block_size is -1; expected a positive integer, or 0"),
+        ({"precision": 7}, r"precision is 7; expected 0 or 1 \(float32\) or 10 \(float16\) or 16 \(bfloat16\)"),
+        ({"output_dtype": TensorProto.UINT8}, "output_dtype is 2, and y is int8, 3"),
+        ({"axis": 1.5}, "attribute axis.*expected INT"),
+    ],
+    ids=str,
+)
+def test_wrong_attributes_are_refused_at_load(attributes, message):
+    with pytest.raises(Exception, match=message):
+        session(one_node("quantize", "int8", domain="", attributes=attributes, opset=25), standard_ops=True)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "x", "scale", "message"),
+    [
+        ({"block_size": 2}, (4, 6), (4, 2), r"block_size is 2; expected one that divides x of shape \(4, 6\) along axis 1"),
+        (
+            {"block_size": 2},
+            (4, 6),
+            (3, 3),
+            r"y_scale has shape \(3, 3\); expected the shape of x, \(4, 6\), except along axis 1",
+        ),
+        ({"block_size": 2}, (4, 6), (6,), r"block_size is 2, y_scale has shape \(6,\); expected as many dimensions as x"),
+        ({}, (4, 6), (4, 3), r"y_scale has shape \(4, 3\); expected a scalar, one element, one dimension"),
+    ],
+    ids=str,
+)
+def test_shapes_are_checked_in_the_run(attributes, x, scale, message):
+    wrong = session(one_node("quantize", "int8", domain="", attributes=attributes, opset=25), standard_ops=True)
+    with pytest.raises(Exception, match=rf"ai\.onnx::QuantizeLinear: {message}"):
+        run(wrong, x=np.ones(x, np.float32), scale=np.ones(scale, np.float32), zero_point=np.zeros(scale, np.int8))
+
+
+def test_off_by_default():
+    with pytest.raises(Exception, match="NOT_IMPLEMENTED"):
+        session(node("quantize", "bfloat16", "bfloat16", "int8"))
+
+
+def test_registering_again():
+    options = onnxruntime.SessionOptions()
+    assert quark_numba.register(options, standard_ops=True) == "native"
+    assert quark_numba.register(options, standard_ops=True) == quark_numba.register(options) == "native"
+    options = onnxruntime.SessionOptions()
+    quark_numba.register(options)
+    with pytest.raises(ValueError, match="standard_ops is True, but session_options are registered without"):
+        quark_numba.register(options, standard_ops=True)
+    with pytest.raises(ValueError, match='standard_ops is True, backend "extensions"; expected "native" or None'):
+        quark_numba.register(onnxruntime.SessionOptions(), backend="extensions", standard_ops=True)
+
+
+def test_an_older_onnx_runtime(monkeypatch):
+    monkeypatch.setattr(onnxruntime, "__version__", "1.30.2")
+    with pytest.raises(RuntimeError, match=r"standard_ops needs ONNX Runtime 1\.31 or later; this is 1\.30\.2"):
+        quark_numba.register(onnxruntime.SessionOptions(), standard_ops=True)
