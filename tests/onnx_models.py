@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 import quark_numba
 from quark_numba.element_types import find
@@ -25,7 +25,8 @@ OPERATORS = {
 
 
 def number(name):
-    return find(name).number
+    row = find(name)
+    return row.number if row else TensorProto.DataType.Value(name.upper())
 
 
 def node_tests():
