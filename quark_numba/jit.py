@@ -24,6 +24,12 @@ JIT_ENABLED = not numba.config.DISABLE_JIT
 # No fastmath: NaN, Inf and the sign of zero are part of the results.
 _FLAGS = {"error_model": "numpy", "nogil": True}
 
+# Taken now, when the modules that kernels are made of are read, and not at the first kernel: the source of a process that
+# goes on may have been edited since.
+_SOURCE_DIGEST = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
+).hexdigest()[:12]
+
 _pool = threading.Lock()
 _pool_started = False
 _pool_lost = False
@@ -104,14 +110,6 @@ def _specialise(template: Callable[..., Any], name: str, names: dict[str, Any]) 
     """
     assert isinstance(template, FunctionType)
     copy = FunctionType(template.__code__, {**template.__globals__, **names}, name)
-    copy.__qualname__ = f"{name}_{_source_digest()}"
+    copy.__qualname__ = f"{name}_{_SOURCE_DIGEST}"
     copy.__module__ = template.__module__
     return copy
-
-
-@functools.cache
-def _source_digest() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]

@@ -21,8 +21,8 @@ run_slice: Any = None  # run, compiled
 x_chunk: Any = None  # the three that `task` calls for a chunk
 y_chunk: Any = None
 finish: Any = None
-pack: Any = None  # packing.pack_codes, compiled
-unpack: Any = None  # packing.unpack_codes, compiled
+pack: Any = None  # packing.regroup, compiled
+unpack: Any = None  # packing.regroup, compiled
 DTYPE: Any = None
 ITEMSIZE: Any = None
 BITS: Any = None
@@ -188,10 +188,10 @@ def task_function(key: Key, serial: Any) -> Any:
     ends = jit.inline(packed_bytes, BITS=bits)
     x_chunk, y_chunk, finish_chunk = in_place_of(key.x), in_place_of(key.y), jit.inline(nothing)
     if key.x.is_packed:
-        x_chunk = jit.inline(unpacked, packed_bytes=ends, unpack=jit.inline(packing.unpack_codes, BITS=bits))
+        x_chunk = jit.inline(unpacked, packed_bytes=ends, unpack=jit.inline(packing.regroup, FROM_BITS=8, TO_BITS=bits))
     if key.y.is_packed:
         y_chunk = jit.inline(aside)
-        finish_chunk = jit.inline(pack_back, packed_bytes=ends, pack=jit.inline(packing.pack_codes, BITS=bits))
+        finish_chunk = jit.inline(pack_back, packed_bytes=ends, pack=jit.inline(packing.regroup, FROM_BITS=bits, TO_BITS=8))
     return jit.c_function(
         task,
         _name("task", key),

@@ -16,68 +16,51 @@ from . import element_types
 from .element_types import ELEMENT_TYPES, ElementType
 from .lock import created_once
 
-# Bound when the functions below are compiled.
-BITS: Any = None
+# Bound when `regroup` is compiled.
+FROM_BITS: Any = None
+TO_BITS: Any = None
 
 
-def pack_codes(codes: Any, packed: Any) -> None:
-    """uint8 codes, whose higher bits do not count, to ceil(size * BITS / 8) bytes; what is left of the last one is 0."""
-    # Words of whole bytes: 4 or 2 codes in one byte, or 4 in three.
-    word_codes = 4 if BITS == 6 else 8 // BITS
-    word_bytes = word_codes * BITS // 8
-    mask = np.uint32(2**BITS - 1)
-    words = codes.size // word_codes
+def regroup(source: Any, target: Any) -> None:
+    """The low FROM_BITS bits of each source byte become the low TO_BITS bits of each target byte, the first ones in the
+    lowest. The other bits of the source do not count, those of the target are 0, and so is what is left of the last byte."""
+    # Words in which both come out even: 8 bits, or of 6-bit codes 24.
+    bits = 24 if FROM_BITS == 6 or TO_BITS == 6 else 8
+    from_bytes, to_bytes = bits // FROM_BITS, bits // TO_BITS
+    from_mask, to_mask = np.uint32(2**FROM_BITS - 1), np.uint32(2**TO_BITS - 1)
+    words = min(source.size // from_bytes, target.size // to_bytes)
     for i in range(words):
         word = np.uint32(0)
-        for j in range(word_codes):
-            word |= (np.uint32(codes[i * word_codes + j]) & mask) << np.uint32(j * BITS)
-        for j in range(word_bytes):
-            packed[i * word_bytes + j] = np.uint8((word >> np.uint32(8 * j)) & np.uint32(255))
+        for j in range(from_bytes):
+            word |= (np.uint32(source[i * from_bytes + j]) & from_mask) << np.uint32(j * FROM_BITS)
+        for j in range(to_bytes):
+            target[i * to_bytes + j] = np.uint8((word >> np.uint32(j * TO_BITS)) & to_mask)
     word = np.uint32(0)
-    for j in range(codes.size - words * word_codes):
-        word |= (np.uint32(codes[words * word_codes + j]) & mask) << np.uint32(j * BITS)
-    for j in range(packed.size - words * word_bytes):
-        packed[words * word_bytes + j] = np.uint8((word >> np.uint32(8 * j)) & np.uint32(255))
-
-
-def unpack_codes(packed: Any, codes: Any) -> None:
-    """The inverse; the higher bits of the codes are 0."""
-    word_codes = 4 if BITS == 6 else 8 // BITS
-    word_bytes = word_codes * BITS // 8
-    mask = np.uint32(2**BITS - 1)
-    words = codes.size // word_codes
-    for i in range(words):
-        word = np.uint32(0)
-        for j in range(word_bytes):
-            word |= np.uint32(packed[i * word_bytes + j]) << np.uint32(8 * j)
-        for j in range(word_codes):
-            codes[i * word_codes + j] = np.uint8((word >> np.uint32(j * BITS)) & mask)
-    word = np.uint32(0)
-    for j in range(packed.size - words * word_bytes):
-        word |= np.uint32(packed[words * word_bytes + j]) << np.uint32(8 * j)
-    for j in range(codes.size - words * word_codes):
-        codes[words * word_codes + j] = np.uint8((word >> np.uint32(j * BITS)) & mask)
+    for j in range(source.size - words * from_bytes):
+        word |= (np.uint32(source[words * from_bytes + j]) & from_mask) << np.uint32(j * FROM_BITS)
+    for j in range(target.size - words * to_bytes):
+        target[words * to_bytes + j] = np.uint8((word >> np.uint32(j * TO_BITS)) & to_mask)
 
 
 @dataclass(frozen=True)
 class _Packing:
-    """The functions above compiled for codes of `bits` bits, each when it is first asked for."""
+    """`regroup` compiled for codes of `bits` bits, each when it is first asked for."""
 
     bits: int
 
     @created_once
     def pack(self) -> Any:
-        return self._compile(pack_codes)
+        return self._compile("pack", self.bits, 8)
 
     @created_once
     def unpack(self) -> Any:
-        return self._compile(unpack_codes)
+        return self._compile("unpack", 8, self.bits)
 
-    def _compile(self, template: Any) -> Any:
+    def _compile(self, name: str, from_bits: int, to_bits: int) -> Any:
         from . import jit
 
         signature = "void(Array(uint8, 1, 'C', readonly=True), uint8[::1])"
-        return jit.kernel(template, f"{template.__name__}_{self.bits}", signature, BITS=self.bits)
+        return jit.kernel(regroup, f"{name}_{self.bits}", signature, FROM_BITS=from_bits, TO_BITS=to_bits)
 
 
 _PACKINGS = {row.bits: _Packing(row.bits) for row in ELEMENT_TYPES if row.bits < 8}
