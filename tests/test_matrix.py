@@ -86,19 +86,23 @@ def zero_points(name, shape):
     return np.resize(np.array(samples.zero_points(name)), shape)
 
 
+def cell(granularity, scale_name, name, with_zero_point):
+    """The shape of x, scale and zero point, both of them for every element, and the attributes."""
+    x_shape, scale_shape, axis, block_size = GRANULARITIES[granularity]
+    parameters = [scales(scale_name, scale_shape), zero_points(name, scale_shape) if with_zero_point else None]
+    spread = [each if each is None else oracle.spread(each, axis, block_size, x_shape) for each in parameters]
+    return x_shape, parameters, spread, {"axis": axis, "block_size": block_size}
+
+
 @granularities
 @scale_types("quantize")
 @quantized_types("quantize")
 @with_or_without_zero_point
 def test_quantize_cell(granularity, scale_name, name, with_zero_point):
-    x_shape, scale_shape, axis, block_size = GRANULARITIES[granularity]
-    scale = scales(scale_name, scale_shape)
-    zero_point = zero_points(name, scale_shape) if with_zero_point else None
+    x_shape, parameters, spread, attributes = cell(granularity, scale_name, name, with_zero_point)
     x_name = scale_name if scale_name in [row.name for row in types("quantize", "x")] else "float32"
     x = np.random.default_rng(6).normal(0, 20, x_shape).astype(oracle.dtype(x_name))
-    attributes = {"output_dtype": name, "axis": axis, "block_size": block_size}
-    spread = [v if v is None else oracle.spread(v, axis, block_size, x_shape) for v in (scale, zero_point)]
-    oracle.assert_same_bits(quantize(x, scale, zero_point, **attributes), oracle.quantize(x, *spread, name))
+    oracle.assert_same_bits(quantize(x, *parameters, output_dtype=name, **attributes), oracle.quantize(x, *spread, name))
 
 
 @granularities
@@ -106,14 +110,12 @@ def test_quantize_cell(granularity, scale_name, name, with_zero_point):
 @quantized_types("dequantize")
 @with_or_without_zero_point
 def test_dequantize_cell(granularity, scale_name, name, with_zero_point):
-    x_shape, scale_shape, axis, block_size = GRANULARITIES[granularity]
-    scale = scales(scale_name, scale_shape)
-    zero_point = zero_points(name, scale_shape) if with_zero_point else None
+    x_shape, parameters, spread, attributes = cell(granularity, scale_name, name, with_zero_point)
     output = scale_name if scale_name in [row.name for row in types("dequantize", "y")] else "float32"
     x = np.random.default_rng(7).permutation(np.resize(samples.codes(name), np.prod(x_shape))).reshape(x_shape)
-    attributes = {"axis": axis, "block_size": block_size} | ({} if output == scale_name else {"output_dtype": output})
-    spread = [v if v is None else oracle.spread(v, axis, block_size, x_shape) for v in (scale, zero_point)]
-    oracle.assert_same_bits(dequantize(x, scale, zero_point, **attributes), oracle.dequantize(x, *spread, name, output))
+    if output != scale_name:
+        attributes["output_dtype"] = output
+    oracle.assert_same_bits(dequantize(x, *parameters, **attributes), oracle.dequantize(x, *spread, name, output))
 
 
 @quantized_types("quantize")

@@ -72,6 +72,22 @@ GRANULARITIES = {
 }
 
 
+def check(operation, values, x, scale, y):
+    """In each granularity, with a zero point and without."""
+    quantized = y if operation == "quantize" else x
+    for (shape, attributes, spread), zero_point in product(GRANULARITIES.values(), (True, False)):
+        feeds = {"x": values, "scale": scales(scale, shape)}
+        zeros = np.zeros(shape, find(quantized).dtype)
+        if zero_point:
+            zeros = feeds["zero_point"] = np.resize(np.array(samples.zero_points(quantized)), shape)
+        actual = run(session(node(operation, x, scale, y, zero_point=zero_point, **attributes), standard_ops=True), **feeds)
+        parameters = spread(feeds["scale"]), spread(zeros)
+        if operation == "quantize":
+            oracle.assert_same_bits(actual, oracle.quantize(values, *parameters, y))
+        else:
+            oracle.assert_same_bits(actual, oracle.dequantize(values, *parameters, x, output=y))
+
+
 @pytest.mark.parametrize(("x", "scale", "y"), cells(QUANTIZE))
 def test_quantize(x, scale, y):
     values = np.random.default_rng(21).normal(0, 5, (5, 70)).astype(np.float32)
@@ -79,27 +95,12 @@ def test_quantize(x, scale, y):
     with np.errstate(all="ignore"):
         values = np.nan_to_num(values, posinf=2**30, neginf=-(2**30)).astype(np.int32) if x == "int32" else values
         values = values.astype(find(x).dtype)
-    for (shape, attributes, spread), zero_point in product(GRANULARITIES.values(), (True, False)):
-        feeds = {"x": values, "scale": scales(scale, shape)}
-        zeros = np.zeros(shape, find(y).dtype)
-        if zero_point:
-            zeros = feeds["zero_point"] = np.resize(np.array(samples.zero_points(y)), shape)
-        actual = run(session(node("quantize", x, scale, y, zero_point=zero_point, **attributes), standard_ops=True), **feeds)
-        expected = oracle.quantize(values, spread(feeds["scale"]), spread(zeros), y)
-        oracle.assert_same_bits(actual, expected)
+    check("quantize", values, x, scale, y)
 
 
 @pytest.mark.parametrize(("x", "scale", "y"), cells(DEQUANTIZE))
 def test_dequantize(x, scale, y):
-    codes = np.resize(samples.codes(x), (5, 70))
-    for (shape, attributes, spread), zero_point in product(GRANULARITIES.values(), (True, False)):
-        feeds = {"x": codes, "scale": scales(scale, shape)}
-        zeros = np.zeros(shape, find(x).dtype)
-        if zero_point:
-            zeros = feeds["zero_point"] = np.resize(np.array(samples.zero_points(x)), shape)
-        actual = run(session(node("dequantize", x, scale, y, zero_point=zero_point, **attributes), standard_ops=True), **feeds)
-        expected = oracle.dequantize(codes, spread(feeds["scale"]), spread(zeros), x, output=y)
-        oracle.assert_same_bits(actual, expected)
+    check("dequantize", np.resize(samples.codes(x), (5, 70)), x, scale, y)
 
 
 @pytest.mark.parametrize("name", [row.name for row in carried(QUANTIZE.y) if row.is_packed])
