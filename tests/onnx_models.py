@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib
+import math
 import sys
 import warnings
 
@@ -82,10 +83,11 @@ def run(one_node_session, **feeds):
     values = {name: _value(np.array(array, order="C")) for name, array in feeds.items()}
     (y,) = one_node_session.run_with_ort_values(["y"], values)
     row = find(y.element_type())
-    codes = np.frombuffer(ctypes.string_at(y.data_ptr(), y.tensor_size_in_bytes()), np.uint8)
+    size = math.prod(y.shape())
+    codes = np.frombuffer(ctypes.string_at(y.data_ptr(), -(-size * row.bits // 8)), np.uint8)
     if row.bits < 8:
         codes = np.stack([codes >> shift for shift in range(0, 8, row.bits)], axis=-1).reshape(-1) & (2**row.bits - 1)
-        codes = codes[: int(np.prod(y.shape(), dtype=np.int64))]
+        codes = codes[:size]
     return codes.view(row.dtype).reshape(y.shape())
 
 

@@ -15,6 +15,8 @@ rows = pytest.mark.parametrize("row", ELEMENT_TYPES, ids=lambda row: row.name)
 @rows
 def test_number_is_tensor_protos(row):
     name = {"float32": "FLOAT", "float64": "DOUBLE"}.get(row.name, row.name.upper())
+    if not hasattr(onnx.TensorProto, name):
+        pytest.skip("onnx is older than the type")
     assert row.number == onnx.TensorProto.DataType.Value(name)
 
 
