@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from . import dispatch, element_types
 from .dispatch import TABLE, Key
 from .element_types import FLOAT32, INT32, UINT8, ElementType
-from .granularity import FAULTS, INFERRED, Loop, loop_shape
+from .granularity import FAULTS, INFERRED, ZERO_POINT_SHAPE, Loop, loop_shape
 from .operators import (
     DEFAULTS,
     INPUT_NAMES,
@@ -217,11 +217,18 @@ def _convert(
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if version is None and block_size == 0:
         block_size = INFERRED
-    if version and "axis" not in version.attributes and scale.size != 1:
-        name = f"{version.name}-{version.since_version}"
-        raise ValueError(f"{scale_name} has shape {scale.shape}; {name} expects a scalar")
     zero_point_shape = scale.shape if zero_point is None else zero_point.shape
     fault, loop = loop_shape(x.shape, scale.shape, zero_point_shape, axis, block_size)
+    if version and not fault:
+        # Less than what `loop_shape` takes; one dimension of one element is a scalar to all who run models.
+        scalar = scale.shape in ((), (1,))
+        dimensions = 0 if scalar else scale.ndim
+        if dimensions > (block_size > 0 and x.ndim) and dimensions > ("axis" in version.attributes):
+            expected = "a scalar, or one dimension, or a block_size" if "axis" in version.attributes else "a scalar"
+            name = f"{version.name}-{version.since_version}"
+            raise ValueError(f"{scale_name} has shape {scale.shape}; {name} expects {expected}")
+        if zero_point_shape != scale.shape and not (scalar and zero_point_shape in ((), (1,))):
+            fault = ZERO_POINT_SHAPE
     if fault:
         raise ValueError(
             FAULTS[fault].format(
@@ -319,7 +326,7 @@ def _array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
         back = cast.astype(np.float64)
         wrong = back != array if default.is_integer else np.isfinite(array) & ~np.isfinite(back)
         if not default.is_integer and default.nan_substitute is not None:
-            wrong = wrong | (np.abs(array) > default.highest)
+            wrong = ~(np.abs(array) <= default.highest)
     if np.any(wrong):
         raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}")
     return cast

@@ -25,36 +25,27 @@ def converter(key: Key) -> Any:
 def _quantizer(key: Key) -> Any:
     """y = saturate(x / scale + zero point) (QuantizeLinear-28; ExtendedQuantizeLinear-1).
 
-    x and scale are rounded to the precision of the division, and so is the quotient. For integers it is then rounded half
-    to even, and the sum with the zero point is exact wherever it is not saturated anyway: in float32, whole numbers below
-    2**24 are, and 8- and 16-bit types need no more. For float types the sum is rounded to float32, to nearest; but from
-    float64 to odd, so that rounding it once more gives what rounding once would.
+    x and scale are rounded to the precision of the division, and so is the quotient. For float types the sum is rounded to
+    float32, to nearest; but from float64 to odd, so that rounding it once more gives what rounding once would.
     """
-    x_value, y_code = _decoder(key.x), _encoder(key.y, key.saturate)
-    rounded = _rint if key.y.is_integer else _same
-    from_double = key.precision is FLOAT64 and not key.y.is_integer
-    sum_type = np.float64 if from_double else key.zero_point_dtype
-    narrow = _to_odd_float32 if from_double else _same
+    divide = _divider(key)
+    x_value = _decoder(key.x)
+    if key.y.is_integer:
+        y_code = _integer_encoder(key.y, np.float64 if key.precision is FLOAT64 else key.zero_point_dtype)
+        return inline(lambda x, scale, zero_point: y_code(divide(x_value(x), scale), zero_point))
+    encode = _encoder(key.y, key.saturate)
+    sum_type, narrow = (np.float64, _to_odd_float32) if key.precision is FLOAT64 else (np.float32, _same)
+    return inline(lambda x, scale, zero_point: encode(narrow(sum_type(divide(x_value(x), scale)) + zero_point)))
 
+
+def _divider(key: Key) -> Any:
     if key.precision in (FLOAT16, BFLOAT16):
         # For +, -, *, / of such operands, rounding to float32 first changes nothing (24 >= 2 * 11 + 2 bits).
         precise = _rounder(key.precision)
         x_narrow = _to_odd_float32 if _wide(key.x) is np.float64 else _same
-
-        def divide(value: Any, scale: Any) -> Any:
-            return precise(precise(x_narrow(value)) / precise(scale))
-    else:
-        operand = key.precision.dtype.type
-
-        def divide(value: Any, scale: Any) -> Any:
-            return operand(value) / scale
-
-    divide = inline(divide)
-
-    def quantize(x: Any, scale: Any, zero_point: Any) -> Any:
-        return y_code(narrow(sum_type(rounded(divide(x_value(x), scale))) + zero_point))
-
-    return inline(quantize)
+        return inline(lambda value, scale: precise(precise(x_narrow(value)) / precise(scale)))
+    operand = key.precision.dtype.type
+    return inline(lambda value, scale: operand(value) / scale)
 
 
 def _dequantizer(key: Key) -> Any:
@@ -87,12 +78,10 @@ def _decoder(row: ElementType) -> Any:
 
 @functools.cache
 def _encoder(row: ElementType, saturate: bool) -> Any:
-    """Value in the wide type of integers, or float32 -> code as stored: rounded half to even (integers: already whole),
-    and beyond the finite range saturated, or else Inf or what stands for it."""
+    """float32 -> code of a float type as stored: rounded half to even, and beyond the finite range saturated, or else Inf
+    or what stands for it."""
     if row is FLOAT32:
         return _same
-    if row.is_integer:
-        return _integer_encoder(row)
     if row is FLOAT16 and intrinsics.HAS_FLOAT16:
         bits = inline(lambda value: intrinsics.float16_bits(value))
     else:
@@ -129,19 +118,25 @@ def _integer_decoder(row: ElementType) -> Any:
     return inline(lambda code: wide(i32(i32(code) & mask)))
 
 
-def _integer_encoder(row: ElementType) -> Any:
-    lowest, highest = _wide(row)(row.lowest), _wide(row)(row.highest)
-    code = row.storage.type
-    mask = np.int32((1 << min(row.bits, 8)) - 1)
+def _integer_encoder(row: ElementType, wide: Any) -> Any:
+    """(quotient, zero point) -> code: rounded half to even, then the zero point added, then saturated; NaN the lowest.
 
-    def saturate(value: Any) -> Any:
-        value = value if value > lowest else lowest  # also NaN
-        return value if value < highest else highest
+    Saturated first, between bounds that are whole and exact in `wide`, which comes to the same: then half a unit and less
+    is to be rounded away, which adding 1.5 units in the place of the leading bit does and leaves the whole number, of
+    either sign, in the bits below.
+    """
+    magic, integer = (np.float64(1.5 * 2**52), np.int64) if wide is np.float64 else (np.float32(1.5 * 2**23), np.int32)
+    lowest, highest = wide(row.lowest), wide(row.highest)
+    code, mask = row.storage.type, integer(2**row.bits - 1)
 
-    saturate = inline(saturate)
-    if row.bits < 8:
-        return inline(lambda value: code(np.int32(saturate(value)) & mask))
-    return inline(lambda value: code(saturate(value)))
+    def encode(quotient: Any, zero_point: Any) -> Any:
+        least, most = wide(lowest - zero_point), wide(highest - zero_point)
+        value = wide(quotient)
+        value = value if value > least else least  # also NaN
+        value = value if value < most else most
+        return code(integer(integer(wide(value + magic).view(integer) + integer(zero_point)) & mask))
+
+    return inline(encode)
 
 
 # Numba computes with 64-bit integers unless it is told not to, and vectors then hold half as many: hence every u32.
@@ -249,8 +244,3 @@ def _to_odd_float32(value: Any) -> Any:
 @inline
 def _same(value: Any) -> Any:
     return value
-
-
-@inline
-def _rint(value: Any) -> Any:
-    return np.rint(value)

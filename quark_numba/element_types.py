@@ -152,12 +152,12 @@ _BY_SPECIFICATION: dict[Any, ElementType] = {
 def find(specification: Any) -> ElementType | None:
     """The row for a numpy dtype (in any byte order), scalar type or dtype string, a name such as "bfloat16", or a
     TensorProto number."""
-    if isinstance(specification, bool) or not isinstance(specification, (int, str, type, np.dtype)):
+    if isinstance(specification, bool) or not isinstance(specification, (int, np.integer, str, type, np.dtype)):
         return None
     if specification not in _BY_SPECIFICATION and isinstance(specification, str):
         try:
             specification = np.dtype(specification)
-        except TypeError:
+        except (TypeError, SyntaxError):  # of a string such as ","
             return None
     if isinstance(specification, np.dtype):
         specification = specification.newbyteorder("=")

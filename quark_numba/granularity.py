@@ -62,7 +62,9 @@ def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int,
     for dimension in zero_point_shape:
         zero_points *= dimension
 
-    blocked = len(scale_shape) == rank and (block_size > 0 or (block_size == INFERRED and rank > 1))
+    blocked = len(scale_shape) == rank and block_size > 0
+    if len(scale_shape) == rank and block_size == INFERRED:
+        blocked = rank > 1 or (rank == 1 and 0 < scale_shape[0] < x_shape[0])
     if scales == 1 and zero_points == 1 and not (blocked and block_size > 0):
         size = 1
         for dimension in x_shape:
@@ -106,4 +108,4 @@ def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int,
     if -(-length // block_size) != blocks:
         return BLOCK_SIZE, nothing
     block_size = min(block_size, max(1, length))  # larger than an int64, maybe
-    return NO_FAULT, Loop(length, block_size, inner, max(1, scales // max(1, inner)), inner > 1)
+    return NO_FAULT, Loop(length, block_size, inner, scales // max(1, inner), inner > 1)

@@ -35,10 +35,22 @@ _pool_started = False
 _pool_lost = False
 
 
+# Two caches on disk, of different processes, may hold different functions under one symbol: all that tells closures of one
+# name and one type apart there is a process's counter. A process that loads both then calls one for the other, unless no
+# call is left, or no two functions have one name.
+
+
 def inline(function: Callable[..., Any], **names: Any) -> Any:
-    """Compile a function that others call, its global names bound to `names`; it has no cache entry of its own."""
+    """Compile a function into its callers, its global names bound to `names`."""
     function = _specialise(function, function.__name__, names) if names else function
-    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(function)
+    return numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(function)
+
+
+def function(template: Callable[..., Any], name: str | None = None, **names: Any) -> Any:
+    """Compile a function that others call, as `name`, which stands for one binding of its global names only; it has no
+    cache entry of its own."""
+    bound = _specialise(template, name or template.__name__, names)
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_FLAGS)(bound)
 
 
 def kernel(template: Callable[..., Any], name: str, signature: Any, *, parallel: bool = False, **names: Any) -> Any:

@@ -167,8 +167,8 @@ def serial_kernel(key: Key) -> Any:
         run,
         _name("run", key),
         types.void(*_arrays(key), *_LOOP, types.intp),
-        constant=jit.inline(constant_scale, convert=convert),
-        varying=jit.inline(varying_scale, convert=convert),
+        constant=jit.function(constant_scale, _name("constant", key), convert=convert),
+        varying=jit.function(varying_scale, _name("varying", key), convert=convert),
     )
 
 
@@ -188,10 +188,12 @@ def task_function(key: Key, serial: Any) -> Any:
     ends = jit.inline(packed_bytes, BITS=bits)
     x_chunk, y_chunk, finish_chunk = in_place_of(key.x), in_place_of(key.y), jit.inline(nothing)
     if key.x.is_packed:
-        x_chunk = jit.inline(unpacked, packed_bytes=ends, unpack=jit.inline(packing.regroup, FROM_BITS=8, TO_BITS=bits))
+        unpack = jit.function(packing.regroup, f"unpack_{bits}", FROM_BITS=8, TO_BITS=bits)
+        x_chunk = jit.inline(unpacked, packed_bytes=ends, unpack=unpack)
     if key.y.is_packed:
         y_chunk = jit.inline(aside)
-        finish_chunk = jit.inline(pack_back, packed_bytes=ends, pack=jit.inline(packing.regroup, FROM_BITS=bits, TO_BITS=8))
+        pack = jit.function(packing.regroup, f"pack_{bits}", FROM_BITS=bits, TO_BITS=8)
+        finish_chunk = jit.inline(pack_back, packed_bytes=ends, pack=pack)
     return jit.c_function(
         task,
         _name("task", key),

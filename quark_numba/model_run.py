@@ -20,7 +20,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from .operators import OPERATOR_VERSIONS
-from .ort import Backend, register
+from .ort import DISABLE_QUANT_QDQ, Backend, register
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -129,7 +129,7 @@ def create_session(
     if any(counted.run_by == "quark_numba" for counted in nodes):
         # ONNX Runtime's rewriting of quantized models does not know our operators, and moves 32-bit zero points into
         # operators of its own that have no such type.
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
     register(options, backend=backend)
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], disable_fallback=True)

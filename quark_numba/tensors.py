@@ -75,6 +75,10 @@ def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[A
         loaded.CopyFrom(tensor)
         external_data_helper.load_external_data_for_tensor(loaded, base_dir)
         tensor = loaded
+    if any(dimension < 0 for dimension in tensor.dims):
+        raise ValueError(f"tensor {tensor.name!r} has dims {tuple(tensor.dims)}; expected no negative dimension")
+    if tensor.HasField("segment"):
+        raise ValueError(f"tensor {tensor.name!r} is a segment; expected a whole tensor")
     size = math.prod(tensor.dims)
     if not tensor.HasField("raw_data"):
         codes = _typed_data(tensor, row)
@@ -96,7 +100,10 @@ def _typed_data(tensor: onnx.TensorProto, row: ElementType) -> NDArray[Any]:
     """From the field for the type: one element each, but bytes of packed ones of types of 2 and 4 bits."""
     if row in (FLOAT32, FLOAT64):
         return np.array(tensor.float_data if row is FLOAT32 else tensor.double_data, row.dtype)
-    values = np.array(tensor.uint64_data if row.name == "uint32" else tensor.int32_data, np.int64)
+    values = np.array(tensor.uint64_data, np.uint64) if row.name == "uint32" else np.array(tensor.int32_data, np.int64)
+    width = 8 * row.dtype.itemsize
+    if np.any((values < -(1 << width - 1)) | (values >= 1 << width)):
+        raise ValueError(f"tensor {tensor.name!r} has elements that {row.name} has not")
     codes: NDArray[Any] = values.astype(f"u{row.dtype.itemsize}")
     return codes & np.uint8(2**row.bits - 1) if row.bits == 6 else codes
 

@@ -130,7 +130,7 @@ def nearest(numbers, name, *, saturate):
 def _magnitudes(name):
     """The values of the codes 0, 1, ... up to the largest finite one, and the next that there would be."""
     row = TYPES[name]
-    table = np.arange(1 << (row.bits - 1)).astype(_unsigned(row.dtype)).view(row.dtype).astype(np.float64)
+    table = values(np.arange(1 << (row.bits - 1)).astype(_unsigned(row.dtype)).view(row.dtype), name)
     table = table[: np.flatnonzero(table == row.highest)[0] + 1]
     return np.append(table, 2 * table[-1] - table[-2])
 

@@ -115,3 +115,20 @@ for name in oracle.EXTENDED:
 """,
         MALLOC_PERTURB_="165",
     )
+
+
+def test_kernels_of_one_shape_from_the_caches_of_two_processes(tmp_path):
+    """Their types and the names of their parts are the same; what they compute is not."""
+    names = ["uint4", "uint2", "int4", "float4e2m1", "float6e2m3", "float6e3m2"]
+    convert = """
+for name in {}:
+    x = np.random.default_rng(0).normal(0, 5, 70_001).astype(np.float32)
+    scale, zero_point = np.ones(70_001, np.float32), np.ones(70_001, oracle.dtype(name))
+    oracle.assert_same_bits(quantize(x, scale, zero_point, axis=0), oracle.quantize(x, scale, zero_point, name))
+    y = quantize(x, scale[0], zero_point[0])
+    oracle.assert_same_bits(y, oracle.quantize(x, scale[0], zero_point[0], name))
+    oracle.assert_same_bits(dequantize(y, scale, zero_point, axis=0), oracle.dequantize(y, scale, zero_point, name))
+"""
+    for each in names:
+        _run(convert.format([each]), NUMBA_CACHE_DIR=str(tmp_path))
+    _run(convert.format(names), NUMBA_CACHE_DIR=str(tmp_path))

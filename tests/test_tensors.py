@@ -125,3 +125,12 @@ def test_wrong_input():
         quark_numba.from_tensor_proto(TensorProto(data_type=22, dims=[4], raw_data=b"abc"))
     with pytest.raises(ValueError, match=r"tensor '' has 1 elements; expected 2 for dims \(2,\)"):
         quark_numba.from_tensor_proto(TensorProto(data_type=2, dims=[2], int32_data=[3]))
+    with pytest.raises(ValueError, match=r"tensor 't' has dims \(-2, -2\); expected no negative dimension"):
+        quark_numba.from_tensor_proto(TensorProto(name="t", data_type=2, dims=[-2, -2], raw_data=b"1234"))
+    with pytest.raises(ValueError, match="tensor 't' has elements that uint8 has not"):
+        quark_numba.from_tensor_proto(TensorProto(name="t", data_type=2, dims=[1], int32_data=[300]))
+    with pytest.raises(ValueError, match="tensor 't' has elements that uint32 has not"):
+        quark_numba.from_tensor_proto(TensorProto(name="t", data_type=12, dims=[1], uint64_data=[2**64 - 1]))
+    segment = TensorProto.Segment(begin=0, end=1)
+    with pytest.raises(ValueError, match="tensor 't' is a segment"):
+        quark_numba.from_tensor_proto(TensorProto(name="t", data_type=2, dims=[1], raw_data=b"1", segment=segment))

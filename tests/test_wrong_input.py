@@ -101,6 +101,11 @@ E8M0 = np.ones(3, ml_dtypes.float8_e8m0fnu)
             "y_zero_point is 10000000000.0; expected float16",
             {"y_scale": 1.0, "y_zero_point": 1e10, "output_dtype": "f2"},
         ),
+        (
+            ValueError,
+            "y_zero_point is nan; expected float4e2m1",
+            {"y_scale": 1.0, "y_zero_point": float("nan"), "output_dtype": "float4e2m1"},
+        ),
         (ValueError, r"y_scale is 1e\+300; expected float32", {"y_scale": 1e300}),
         (ValueError, "axis is 2, out of range", {"axis": 2}),
         (ValueError, "axis is -3, out of range", {"axis": -3}),
@@ -148,7 +153,23 @@ E8M0 = np.ones(3, ml_dtypes.float8_e8m0fnu)
         (ValueError, "saturate is False; QuantizeLinear-13 has no such attribute", {"saturate": False, "opset": 13}),
         (ValueError, "axis is 0; QuantizeLinear-10 has no such attribute", {"axis": 0, "y_scale": 1.0, "opset": 10}),
         (ValueError, r"y_scale has shape \(2, 2\); expected a scalar", {"y_scale": BLOCKS, "opset": 28}),
+        (
+            ValueError,
+            r"y_scale has shape \(1, 1, 1\); QuantizeLinear-10 expects a scalar$",
+            {"y_scale": np.ones((1, 1, 1), "f"), "opset": 10},
+        ),
+        (
+            ValueError,
+            r"y_scale has shape \(1, 1\); QuantizeLinear-21 expects a scalar, or one dimension, or a block_size",
+            {"y_scale": np.ones((1, 1), "f"), "opset": 21},
+        ),
+        (
+            ValueError,
+            r"y_zero_point has shape \(1, 1\); expected the shape of y_scale, \(\)",
+            {"y_scale": 1.0, "y_zero_point": np.ones((1, 1), np.uint8), "opset": 28},
+        ),
         (TypeError, r"output_dtype has element type \[\]; expected", {"output_dtype": []}),
+        (TypeError, "output_dtype has element type ,; expected", {"output_dtype": ","}),
         (TypeError, "output_dtype has element type 2.0; expected", {"output_dtype": 2.0}),
         (
             TypeError,

@@ -101,6 +101,8 @@ def _type_string(row: ElementType) -> str:
 
 def _infer(version: OperatorVersion, context: Any) -> None:
     inputs = [context.get_input_type(i) if context.has_input(i) else None for i in range(context.get_num_inputs())]
+    if len(inputs) > 3:
+        raise shape_inference.InferenceError(f"{version.full_name} has {len(inputs)} inputs; expected 2 or 3")
     has_zero_point = len(inputs) > 2 and context.has_input(2)
     inputs += [None] * (3 - len(inputs))
     x, _, zero_point = (find(each.tensor_type.elem_type) if each else None for each in inputs)
@@ -108,6 +110,9 @@ def _infer(version: OperatorVersion, context: Any) -> None:
     _check_type(version, 1, inputs[1], version.scale)
     _check_type(version, 2, inputs[2], (x,) if x and version.operation == "dequantize" else version.quantized)
     attribute = context.get_attribute("axis")
+    if attribute is not None and attribute.type != onnx.AttributeProto.INT:
+        given = onnx.AttributeProto.AttributeType.Name(attribute.type)
+        raise shape_inference.InferenceError(f"{version.full_name}: attribute axis is a {given}; expected INT")
     _check_shapes(version, [_shape(each) for each in inputs], DEFAULTS["axis"] if attribute is None else attribute.i)
 
     y: ElementType | None = version.y[0]  # of dequantize

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Backend", "get_library_path", "register"]
 
+# ONNX Runtime's entry that keeps its optimiser from moving, fusing and dropping quantization nodes.
+DISABLE_QUANT_QDQ = "session.disable_quant_qdq"
+
 Backend = Literal["native", "extensions"]
 
 
@@ -34,8 +37,9 @@ def register(
     standard_ops : bool
         Also replace ONNX Runtime's own QuantizeLinear and DequantizeLinear (native only; ONNX Runtime 1.31 or later), by
         ones that have all types of opset 10 to 25: bfloat16 and float4e2m1 data, bfloat16 and float8e8m0 scales, int32 x,
-        `precision` and `output_dtype`, which its CPU provider refuses. ONNX Runtime does not fuse these with their
-        neighbours into integer operators any more: the model computes in float, as it is written.
+        `precision` and `output_dtype`, which its CPU provider refuses. It also sets `session.disable_quant_qdq`, unless
+        `session_options` have that entry, so that ONNX Runtime does not fuse these with their neighbours into integer
+        operators, which lack these types: the model computes in float, as it is written.
 
     Returns
     -------
@@ -78,6 +82,8 @@ def register(
         else:
             if standard_ops:
                 session_options.add_session_config_entry(STANDARD_OPS, "1")
+                if _entry(session_options, DISABLE_QUANT_QDQ) is None:
+                    session_options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
             session_options.register_custom_ops_library(path)
             return "native"
     from . import extensions

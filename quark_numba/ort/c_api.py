@@ -162,7 +162,8 @@ def inference_input(api: int, context: int, index: int) -> tuple[int | None, int
 
 
 def has_shape(api: int, info: int) -> bool:
-    """Whether each dimension of an OrtTensorTypeAndShapeInfo has a size or a name. A scalar looks like no shape at all."""
+    """Whether each dimension of an OrtTensorTypeAndShapeInfo has a size or a name. A scalar looks like no shape at all, for
+    TensorTypeAndShape_HasShape too."""
     get_rank = function(api, OrtApi.GetDimensionsCount, c_void_p, c_void_p, POINTER(c_size_t))
     get_sizes = function(api, OrtApi.GetDimensions, c_void_p, c_void_p, POINTER(c_int64), c_size_t)
     get_names = function(api, OrtApi.GetSymbolicDimensions, c_void_p, c_void_p, POINTER(c_char_p), c_size_t)

@@ -41,10 +41,10 @@ from .c_api import API_WORDS, ORT_INVALID_ARGUMENT, OrtApi
     STATE_WORDS,
 ) = range(8)
 
-# How the elements of a scale or zero point become what kernels take, as int64 words: types of up to 16 bits are looked up
-# in a table of the float32 values of all codes, 32-bit integers become float64.
+# How the elements of a scale or zero point become what kernels take, float32 or, of ITEMSIZE 8, float64, as int64 words:
+# types of up to 16 bits are looked up in a table of the float32 values of all codes, 32-bit types become float64.
 WIDENING_KIND, WIDENING_ITEMSIZE, WIDENING_BITS, WIDENING_TABLE, WIDENING_WORDS = range(5)
-AS_IT_IS, BY_TABLE, FROM_INT32, FROM_UINT32 = range(4)
+AS_IT_IS, BY_TABLE, FROM_INT32, FROM_UINT32, FROM_FLOAT32 = range(5)
 
 # In a message these bytes stand for what only the run knows.
 MARK_X_SHAPE, MARK_SCALE_SHAPE, MARK_ZERO_POINT_SHAPE, MARK_AXIS, MARK_BLOCK_SIZE = range(1, 6)
@@ -60,15 +60,15 @@ _GET_OUTPUT = int(OrtApi.KernelContext_GetOutput)
 _RELEASE_SHAPE = int(OrtApi.ReleaseTensorTypeAndShapeInfo)
 _PARALLEL_FOR = int(OrtApi.KernelContext_ParallelFor)
 
-_loop_shape = jit.inline(loop_shape)
+_loop_shape = jit.function(loop_shape)
 
 
-@jit.inline
+@jit.function
 def _keep(array: Any) -> None:
     """Numba frees an array after its last use, and a use of its address is none."""
 
 
-@jit.inline
+@jit.function
 def _shape(api: Any, value: int, slot: Any, dimensions: Any) -> tuple[int, Any]:
     """A tensor's rank, and its shape within `dimensions` as far as there is room. None of these calls fails on a tensor."""
     call(api[_GET_SHAPE], (value, slot.ctypes.data))
@@ -81,7 +81,7 @@ def _shape(api: Any, value: int, slot: Any, dimensions: Any) -> tuple[int, Any]:
     return rank, shape
 
 
-@jit.inline
+@jit.function
 def _write_integer(text: Any, at: int, value: int) -> int:
     if value < 0:
         text[at] = ord("-")
@@ -99,7 +99,7 @@ def _write_integer(text: Any, at: int, value: int) -> int:
     return at + digits
 
 
-@jit.inline
+@jit.function
 def _write_shape(text: Any, at: int, shape: Any) -> int:
     """As Python writes a tuple."""
     text[at] = ord("(")
@@ -117,7 +117,7 @@ def _write_shape(text: Any, at: int, shape: Any) -> int:
     return at + 1
 
 
-@jit.inline
+@jit.function
 def _fault_status(api: Any, state: Any, fault: int, x_shape: Any, scale_shape: Any, zero_point_shape: Any) -> int:
     messages = carray(pointer(state[STATE_MESSAGES]), 2 * (fault + 1), np.int64)
     template = carray(pointer(messages[2 * fault]), messages[2 * fault + 1], np.uint8)
@@ -145,30 +145,34 @@ def _fault_status(api: Any, state: Any, fault: int, x_shape: Any, scale_shape: A
     return status
 
 
-@jit.inline
+@jit.function
 def _widen(widening: Any, source: int, count: int, target: int) -> None:
+    floats = carray(pointer(target), count, np.float32)
+    doubles = carray(pointer(target), count, np.float64)
     kind, bits = widening[WIDENING_KIND], widening[WIDENING_BITS]
     if kind == BY_TABLE:
         table = carray(pointer(widening[WIDENING_TABLE]), 1 << bits, np.float32)
-        floats = carray(pointer(target), count, np.float32)
-        if bits == 16:
-            words = carray(pointer(source), count, np.uint16)
-            for i in range(count):
-                floats[i] = table[words[i]]
-        else:
-            per_byte = 8 // bits
-            packed = carray(pointer(source), (count + per_byte - 1) // per_byte, np.uint8)
-            for i in range(count):
-                floats[i] = table[packed[i // per_byte] >> (i % per_byte * bits) & ((1 << bits) - 1)]
+        per_word = max(1, 8 // bits)
+        packed = carray(pointer(source), (count + per_word - 1) // per_word, np.uint8)
+        words = carray(pointer(source), count, np.uint16)
+        for i in range(count):
+            code = np.int64(words[i]) if bits == 16 else packed[i // per_word] >> (i % per_word * bits) & ((1 << bits) - 1)
+            if widening[WIDENING_ITEMSIZE] == 8:
+                doubles[i] = table[code]
+            else:
+                floats[i] = table[code]
+    elif kind == FROM_FLOAT32:
+        values = carray(pointer(source), count, np.float32)
+        for i in range(count):
+            doubles[i] = values[i]
     else:
-        doubles = carray(pointer(target), count, np.float64)
         integers = carray(pointer(source), count, np.int32)
         mask = 0xFFFFFFFF if kind == FROM_UINT32 else -1
         for i in range(count):
             doubles[i] = integers[i] & mask
 
 
-@jit.inline
+@jit.function
 def _parameter(widening: Any, source: int, count: int, word: Any) -> Any:
     """Room for the widened elements of a scale or zero point, filled: `word` if that is enough. None is needed, and the
     room empty, where they serve as they are; where there are none (source 0), zeros stand for them."""
@@ -220,6 +224,8 @@ def compute(state_pointer: Any, context: int) -> int:
     size = 1
     for dimension in x_shape:
         size *= dimension
+    if size == 0:
+        return 0
     work = carray(stack(WORK_WORDS), WORK_WORDS, np.int64)
     work[WORK_SIZE] = size
     work[WORK_LENGTH], work[WORK_BLOCK], work[WORK_INNER], work[WORK_ROWS] = loop.length, loop.block, loop.inner, loop.rows
@@ -251,7 +257,7 @@ def compute(state_pointer: Any, context: int) -> int:
     status = 0
     if chunks == 1:
         call(state[STATE_TASK], (work.ctypes.data, 0))
-    elif chunks > 1:
+    else:
         status = call(api[_PARALLEL_FOR], (context, state[STATE_TASK], chunks, 0, work.ctypes.data))
     _keep(scales)
     _keep(zero_points)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .. import dispatch, element_types
 from ..dispatch import TABLE
-from ..element_types import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, ElementType
+from ..element_types import FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..granularity import FAULTS
 from ..lock import creation_lock
 from ..operators import DEFAULTS, INPUT_NAMES, OperatorVersion, newest_versions
@@ -260,7 +260,7 @@ def _state(
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if output_dtype not in (0, y.number):
         raise ValueError(f"output_dtype is {output_dtype}, and y is {y.name}, {y.number}")
-    rows = {0: None} | {row.number: row for row in (FLOAT32, FLOAT16, BFLOAT16) if scale is not INT32}
+    rows = {0: None} | {row.number: row for row in dispatch.PRECISIONS if scale is not INT32 or row is FLOAT64}
     if precision not in rows:
         expected = " or ".join(f"{number} ({row.name})" if row else "0" for number, row in rows.items())
         raise ValueError(f"precision is {precision}; expected {expected} for a scale of {scale.name}")
@@ -311,6 +311,8 @@ def _widening(row: ElementType, dtype: np.dtype[Any]) -> NDArray[np.int64]:
     widening[compute.WIDENING_ITEMSIZE] = dtype.itemsize
     if row.dtype == dtype:
         widening[compute.WIDENING_KIND] = compute.AS_IT_IS
+    elif row is FLOAT32:
+        widening[compute.WIDENING_KIND] = compute.FROM_FLOAT32
     elif row.bits == 32:
         widening[compute.WIDENING_KIND] = compute.FROM_INT32 if row.is_signed else compute.FROM_UINT32
     else:
