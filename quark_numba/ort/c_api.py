@@ -43,7 +43,10 @@ class OrtApi(IntEnum):
     ShapeInferContext_SetOutputTypeShape = 270
     ReadOpAttr = 272
     KernelContext_ParallelFor = 274
+    GetTensorElementTypeAndShapeDataReference = 414  # since SHAPE_REFERENCE_RELEASE
 
+
+SHAPE_REFERENCE_RELEASE = (1, 24)
 
 API_WORDS = max(OrtApi) + 1
 

@@ -32,6 +32,7 @@ from .c_api import API_WORDS, ORT_INVALID_ARGUMENT, OrtApi
 # A node's state, as int64 words: addresses, which thus stay out of compiled (and cached) code, and attributes.
 (
     STATE_API,
+    STATE_HAS_SHAPE_REFERENCE,  # whether ONNX Runtime shows shapes where they lie
     STATE_AXIS,
     STATE_BLOCK_SIZE,
     STATE_TASK,
@@ -39,7 +40,7 @@ from .c_api import API_WORDS, ORT_INVALID_ARGUMENT, OrtApi
     STATE_ZERO_POINT,  # another
     STATE_MESSAGES,
     STATE_WORDS,
-) = range(8)
+) = range(9)
 
 # How the elements of a scale or zero point become what kernels take, float32 or, of ITEMSIZE 8, float64, as int64 words:
 # types of up to 16 bits are looked up in a table of the float32 values of all codes, 32-bit types become float64.
@@ -54,6 +55,7 @@ _GET_DATA = int(OrtApi.GetTensorMutableData)
 _GET_RANK = int(OrtApi.GetDimensionsCount)
 _GET_DIMENSIONS = int(OrtApi.GetDimensions)
 _GET_SHAPE = int(OrtApi.GetTensorTypeAndShape)
+_GET_SHAPE_REFERENCE = int(OrtApi.GetTensorElementTypeAndShapeDataReference)
 _GET_INPUT_COUNT = int(OrtApi.KernelContext_GetInputCount)
 _GET_INPUT = int(OrtApi.KernelContext_GetInput)
 _GET_OUTPUT = int(OrtApi.KernelContext_GetOutput)
@@ -69,8 +71,13 @@ def _keep(array: Any) -> None:
 
 
 @jit.function
-def _shape(api: Any, value: int, slot: Any, dimensions: Any) -> tuple[int, Any]:
-    """A tensor's rank, and its shape within `dimensions` as far as there is room. None of these calls fails on a tensor."""
+def _shape(api: Any, has_reference: int, value: int, slot: Any, dimensions: Any) -> tuple[int, Any]:
+    """A tensor's rank, and its shape: where it lies, or in `dimensions`, as far as there is room. None of these calls fails
+    on a tensor."""
+    if has_reference:
+        first = slot.ctypes.data
+        call(api[_GET_SHAPE_REFERENCE], (value, first + 16, first, first + 8))  # element type, address, rank
+        return slot[1], carray(pointer(slot[0]), min(slot[1], dimensions.size), np.int64)
     call(api[_GET_SHAPE], (value, slot.ctypes.data))
     info = slot[0]
     call(api[_GET_RANK], (info, slot.ctypes.data))
@@ -191,7 +198,7 @@ def compute(state_pointer: Any, context: int) -> int:
     """OrtCustomOp::KernelComputeV2 of every operator: an OrtStatus, null if all went well."""
     state = carray(state_pointer, STATE_WORDS)
     api = carray(pointer(state[STATE_API]), API_WORDS, np.int64)
-    slot = carray(stack(1), 1, np.int64)
+    slot = carray(stack(3), 3, np.int64)
 
     call(api[_GET_INPUT_COUNT], (context, slot.ctypes.data))
     input_count = slot[0]
@@ -204,11 +211,13 @@ def compute(state_pointer: Any, context: int) -> int:
         call(api[_GET_INPUT], (context, 2, slot.ctypes.data))
         zero_point = slot[0]
 
-    rank, x_shape = _shape(api, x, slot, carray(stack(MAX_RANK), MAX_RANK, np.int64))
-    scale_rank, scale_shape = _shape(api, scale, slot, carray(stack(MAX_RANK), MAX_RANK, np.int64))
+    reference = state[STATE_HAS_SHAPE_REFERENCE]
+    rank, x_shape = _shape(api, reference, x, slot, carray(stack(MAX_RANK), MAX_RANK, np.int64))
+    scale_rank, scale_shape = _shape(api, reference, scale, slot, carray(stack(MAX_RANK), MAX_RANK, np.int64))
     zero_point_rank, zero_point_shape = scale_rank, scale_shape
     if zero_point:
-        zero_point_rank, zero_point_shape = _shape(api, zero_point, slot, carray(stack(MAX_RANK), MAX_RANK, np.int64))
+        room = carray(stack(MAX_RANK), MAX_RANK, np.int64)
+        zero_point_rank, zero_point_shape = _shape(api, reference, zero_point, slot, room)
 
     fault, loop = _loop_shape(x_shape, scale_shape, zero_point_shape, state[STATE_AXIS], state[STATE_BLOCK_SIZE])
     if max(rank, scale_rank, zero_point_rank) > MAX_RANK:

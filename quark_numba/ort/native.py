@@ -125,6 +125,8 @@ def _register_custom_ops(options: int, api_base: Any) -> int | None:
         message = f"quark_numba needs ONNX Runtime {c_api.FIRST_RELEASE} or later; this is {release}"
         return c_api.create_status(base.GetApi(1), c_api.ORT_FAIL, message)
 
+    release = tuple(map(int, base.GetVersionString().decode().split(".")[:2]))
+
     def add() -> None:
         has_entry = c_api.function(api, OrtApi.HasSessionConfigEntry, c_void_p, c_void_p, c_char_p, POINTER(c_int))
         add_entry = c_api.function(api, OrtApi.AddSessionConfigEntry, c_void_p, c_void_p, c_char_p, c_char_p)
@@ -140,7 +142,7 @@ def _register_custom_ops(options: int, api_base: Any) -> int | None:
         domains = QUARK_DOMAINS + (("",) if has(STANDARD_OPS) else ())
         with creation_lock:
             for domain in domains:
-                c_api.check(api, add_domain(options, _domain(api, domain)))
+                c_api.check(api, add_domain(options, _domain(api, release, domain)))
         c_api.check(api, add_entry(options, REGISTERED.encode(), b"native"))
 
     return _status(api, add)
@@ -156,7 +158,7 @@ def _status(api: int, action: Callable[[], None]) -> int | None:
 
 
 @functools.cache
-def _domain(api: int, domain: str) -> c_void_p:
+def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
     """An OrtCustomOpDomain, with one OrtCustomOp an overload. Typed overloads let ONNX Runtime check types when it loads a
     model, and infer the output type where a model does not state it: it is that of the first overload that fits. Hence
     the types of a dequantized y that are the scale's come first, as they stand for a missing output_dtype, and uint8 is the
@@ -168,7 +170,7 @@ def _domain(api: int, domain: str) -> c_void_p:
     for version in newest_versions(domain):
         operands = product(*(filter(has_tensors, rows) for rows in (version.x, version.scale, version.y)))
         for x, scale, y in sorted(operands, key=lambda rows: rows[2] is not rows[1]):
-            custom_op = _custom_op(_Overload(api, version, x, scale, y))
+            custom_op = _custom_op(_Overload(api, release, version, x, scale, y))
             c_api.check(api, add_operator(result, ctypes.byref(custom_op)))
     return result
 
@@ -180,6 +182,7 @@ def has_tensors(row: ElementType) -> bool:
 
 class _Overload(NamedTuple):
     api: int
+    release: tuple[int, ...]
     version: OperatorVersion
     x: ElementType
     scale: ElementType
@@ -255,7 +258,7 @@ def _state(
     output_dtype: int = 0,
 ) -> NDArray[np.int64]:
     """The state of every node that is like this; few are different, so that none needs to be freed."""
-    api, version, x, scale, y = overload
+    api, release, version, x, scale, y = overload
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if output_dtype not in (0, y.number):
@@ -269,6 +272,7 @@ def _state(
 
     state = np.zeros(compute.STATE_WORDS, np.int64)
     state[compute.STATE_API] = api
+    state[compute.STATE_HAS_SHAPE_REFERENCE] = release >= c_api.SHAPE_REFERENCE_RELEASE
     state[compute.STATE_AXIS] = axis
     state[compute.STATE_BLOCK_SIZE] = block_size
     state[compute.STATE_TASK] = TABLE[key].task.address
