@@ -1,60 +1,182 @@
-"""Who is measured: for each contender, the element types that it has and how to make a call that only computes."""
+"""Who is measured: for each contender, the cases that it has and how to make a call that only computes."""
 
+import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numba
 import numpy as np
 import onnxruntime
-from onnx_models import number, one_node
+from cases import STANDARD_TYPES, Case, arrays
+from onnx.reference import ReferenceEvaluator
+from onnx_models import one_node, ort_value
 
 import quark_numba
-from quark_numba.element_types import ElementType
-from quark_numba.ort import extensions
+from quark_numba.ort import extensions, native
 
-THREADS = 2
-SCALE = np.array(0.05, np.float32)
+ONNX_RUNTIMES_OPSET = 25
+PEER_LIBRARY = os.environ.get("QUARK_NUMBA_PEER_LIBRARY")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """`prepare(operation, element type, x)` returns what is to be timed."""
+    """`prepare` returns what is to be timed, for cases that it `has`."""
 
     name: str
-    has: Callable[[ElementType], bool]
-    prepare: Callable[[str, ElementType, np.ndarray], Callable[[], object]]
+    has: Callable[[Case], bool]
+    prepare: Callable[[Case], Callable[[], object]]
 
 
-def _session(domain: str, backend: str | None):
-    def prepare(operation, row, x):
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = THREADS
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        if backend:
-            quark_numba.register(options, backend=backend)
-        model = one_node(operation, row.name, domain=domain).SerializeToString()
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        binding = session.io_binding()
-        arrays = {"x": x, "scale": SCALE, "zero_point": np.zeros((), row.dtype)}
-        for name, array in arrays.items():
-            bits = array.view(row.storage) if array.dtype.kind == "V" else array
-            value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, number(array.dtype.name))
-            binding.bind_ortvalue_input(name, value)
-        binding.bind_output("y")
-        return lambda: session.run_with_iobinding(binding)
-
-    return prepare
+def _model(case: Case, domain: str):
+    attributes = {name: value for name, value in case.attributes.items() if name == "axis" or not domain}
+    return one_node(case.operation, case.row.name, domain=domain, opset=ONNX_RUNTIMES_OPSET, attributes=attributes)
 
 
-def _direct(operation, row, x):
-    convert = getattr(quark_numba, operation)
-    zero_point = np.zeros((), row.dtype)
-    out = convert(x, SCALE, zero_point)
-    return lambda: convert(x, SCALE, zero_point, out=out)
+def _bound(case: Case, domain: str, register: Callable[[onnxruntime.SessionOptions], object]) -> Callable[[], object]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = case.threads
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    register(options)
+    content = _model(case, domain).SerializeToString()
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
+    binding = session.io_binding()
+    for name, array in zip(("x", "scale", "zero_point"), arrays(case), strict=True):
+        binding.bind_ortvalue_input(name, ort_value(array))
+    binding.bind_output("y")
+    return lambda: session.run_with_iobinding(binding)
+
+
+def _native(case: Case) -> Callable[[], object]:
+    domain = "com.amd.quark" if case.is_extended else ""
+    return _bound(case, domain, lambda options: quark_numba.register(options, backend="native", standard_ops=not domain))
+
+
+def _has_native(case: Case) -> bool:
+    return native.has_tensors(case.row)
+
+
+def _extensions(case: Case) -> Callable[[], object]:
+    return _bound(case, "com.amd.quark", lambda options: quark_numba.register(options, backend="extensions"))
+
+
+def _onnxruntime(case: Case) -> Callable[[], object]:
+    return _bound(case, "", lambda options: None)
+
+
+@lru_cache
+def _onnxruntime_has(operation: str, name: str) -> bool:
+    """What its CPU provider has, it loads."""
+    content = one_node(operation, name, domain="", opset=ONNX_RUNTIMES_OPSET).SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
+    except Exception:
+        return False
+    return True
+
+
+def _peer(case: Case) -> Callable[[], object]:
+    return _bound(case, "com.amd.quark", lambda options: options.register_custom_ops_library(PEER_LIBRARY))
+
+
+def _direct(case: Case) -> Callable[[], object]:
+    numba.set_num_threads(case.threads)
+    convert = getattr(quark_numba, case.operation)
+    x, scale, zero_point = arrays(case)
+    out = convert(x, scale, zero_point, **case.attributes)
+    return lambda: convert(x, scale, zero_point, **case.attributes, out=out)
+
+
+def _reference(case: Case) -> Callable[[], object]:
+    evaluator = ReferenceEvaluator(_model(case, ""))
+    feeds = dict(zip(("x", "scale", "zero_point"), arrays(case), strict=True))
+    return lambda: evaluator.run(None, feeds)
+
+
+def _has_reference(case: Case) -> bool:
+    return case.row in STANDARD_TYPES and native.has_tensors(case.row) and case.size <= 1 << 20
+
+
+def _numpy(case: Case) -> Callable[[], object]:
+    """As one writes it with numpy, with the casts of ml_dtypes, per tensor."""
+    x, scale, zero_point = arrays(case)
+    dtype, row = case.row.dtype, case.row
+    wide = np.float64 if row.bits == 32 else np.float32
+    if case.operation == "dequantize":
+        return lambda: (x.astype(wide) - zero_point.astype(wide)).astype(np.float32) * scale
+    if row.is_integer:
+        zero = zero_point.astype(wide)
+        return lambda: np.clip(np.rint(x / scale) + zero, row.lowest, row.highest).astype(dtype)
+    return lambda: np.clip(x / scale, row.lowest, row.highest).astype(dtype)
+
+
+# PyTorch's nearest operation: its quantized tensors, or a division and a cast.
+_TORCH_QUANTIZED = {"uint8": "quint8", "int8": "qint8", "int32": "qint32"}
+_TORCH_CAST = {
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float8e4m3fn": "float8_e4m3fn",
+    "float8e4m3fnuz": "float8_e4m3fnuz",
+    "float8e5m2": "float8_e5m2",
+    "float8e5m2fnuz": "float8_e5m2fnuz",
+}
+
+
+def _torch(case: Case) -> Callable[[], object]:
+    import torch
+
+    torch.set_num_threads(case.threads)
+    x, scale, _ = arrays(case)
+    scale = float(scale)
+    name = case.row.name
+    if name in _TORCH_QUANTIZED:
+        dtype = getattr(torch, _TORCH_QUANTIZED[name])
+        if case.operation == "quantize":
+            tensor = torch.from_numpy(x)
+            return lambda: torch.quantize_per_tensor(tensor, scale, 0, dtype)
+        values = torch.from_numpy(x.astype(np.float32)) * scale
+        return torch.quantize_per_tensor(values, scale, 0, dtype).dequantize
+    dtype = getattr(torch, _TORCH_CAST[name])
+    if case.operation == "quantize":
+        tensor = torch.from_numpy(x)
+        return lambda: (tensor / scale).to(dtype)
+    tensor = torch.from_numpy(x.view(f"u{x.dtype.itemsize}")).view(dtype)
+    return lambda: tensor.to(torch.float32) * scale
+
+
+def _has_torch(case: Case) -> bool:
+    names = {**_TORCH_QUANTIZED, **_TORCH_CAST}
+    return bool(importlib.util.find_spec("torch")) and case.row.name in names and not case.scale_shape
+
+
+@numba.njit(parallel=True, nogil=True)
+def _copy_slices(source, target, slices):
+    for i in numba.prange(slices):
+        start, stop = i * source.size // slices, (i + 1) * source.size // slices
+        target[start:stop] = source[start:stop]
+
+
+def _copy(case: Case) -> Callable[[], object]:
+    """As many bytes, read and written, as the case's x and y have."""
+    numba.set_num_threads(case.threads)
+    bits = 32 + (case.row.bits if case.row.is_packed else case.row.dtype.itemsize * 8)
+    source = np.ones(case.size * bits // 16, np.uint8)
+    target = np.zeros_like(source)
+    return lambda: _copy_slices(source, target, 4 * case.threads)
 
 
 CONTENDERS = (
-    Contender("onnxruntime", lambda row: row.is_integer and row.bits < 32, _session("", None)),
-    Contender("native session", lambda row: True, _session("com.amd.quark", "native")),
-    Contender("extensions session", extensions.carries, _session("com.amd.quark", "extensions")),
-    Contender("direct call", lambda row: True, _direct),
+    Contender("onnxruntime", lambda case: _onnxruntime_has(case.operation, case.row.name), _onnxruntime),
+    Contender("native session", _has_native, _native),
+    Contender("extensions session", lambda case: case.is_extended and extensions.carries(case.row), _extensions),
+    Contender("direct call", lambda case: True, _direct),
+    Contender("ReferenceEvaluator", _has_reference, _reference),
+    Contender("numpy, ml_dtypes", lambda case: not case.scale_shape, _numpy),
+    Contender("PyTorch", _has_torch, _torch),
+    Contender("Quark's library", lambda case: bool(PEER_LIBRARY) and case.is_extended, _peer),
+    Contender("copy", lambda case: case.size >= 1 << 20, _copy),
 )

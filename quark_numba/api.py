@@ -253,8 +253,10 @@ def _convert(
         zero_point = None if zero_point is None else zero_point.T
         _, loop = loop_shape(x_rows.shape, scale.shape, zero_point_shape[::-1], ~axis, block_size)
     y = y_rows
-    if not y.flags.carray or any(np.may_share_memory(y, array) for array in (x, scale, zero_point) if array is not None):
-        y = np.empty(y.shape, key.y.dtype)
+    if out is not None:
+        overlaps = (np.may_share_memory(y, array) for array in (x, scale, zero_point) if array is not None)
+        if not y.flags.carray or any(overlaps):
+            y = np.empty(y.shape, key.y.dtype)
     if zero_point is None:
         wide_zero_point = np.zeros(loop.inner if loop.vary else 1, key.zero_point_dtype)
     elif key.quantized.bits < 8:
@@ -274,18 +276,20 @@ def _convert(
 
 def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, loop: Loop) -> None:
     kernel = TABLE[key]
+
+    def parallel(threads: int) -> None:
+        kernel.parallel(x, scale, zero_point, y, *loop, threads * _SLICES_PER_THREAD)
+
     if x.size >= _PARALLEL_SIZE:
         from . import jit
 
-        with jit.threads() as threads:
-            if threads > 1:
-                kernel.parallel(x, scale, zero_point, y, *loop, threads * _SLICES_PER_THREAD)
-                return
+        if jit.run_on_threads(parallel):
+            return
     kernel.serial(x, scale, zero_point, y, *loop, 0)
 
 
 def _wide(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    return np.ascontiguousarray(array).reshape(-1).astype(dtype, copy=False)
+    return array.astype(dtype, "C", copy=False).reshape(-1)
 
 
 def _to_odd_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -306,7 +310,10 @@ def _index(value: Any, name: str) -> int:
 
 def _flat(array: NDArray[Any], row: ElementType) -> NDArray[Any]:
     """The array as the kernels take it: flat, contiguous, aligned, native byte order, storage dtype; copied if it must."""
-    return np.require(array, row.dtype, ["C", "A"]).reshape(-1).view(row.storage)
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned and array.dtype.isnative):
+        array = np.require(array, row.dtype, ["C", "A"])
+    return array.reshape(-1).view(row.storage)
 
 
 def _array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:

@@ -152,7 +152,10 @@ _BY_SPECIFICATION: dict[Any, ElementType] = {
 def find(specification: Any) -> ElementType | None:
     """The row for a numpy dtype (in any byte order), scalar type or dtype string, a name such as "bfloat16", or a
     TensorProto number."""
-    if isinstance(specification, bool) or not isinstance(specification, (int, np.integer, str, type, np.dtype)):
+    if isinstance(specification, np.dtype):
+        row = _BY_SPECIFICATION.get(specification)
+        return row if row else _BY_SPECIFICATION.get(specification.newbyteorder("="))
+    if isinstance(specification, bool) or not isinstance(specification, (int, np.integer, str, type)):
         return None
     if specification not in _BY_SPECIFICATION and isinstance(specification, str):
         try:

@@ -73,24 +73,23 @@ def _cached(decorate: Callable[..., Any], function: FunctionType) -> Any:
         return decorate(cache=False, **_FLAGS)(function)
 
 
-@contextmanager
-def threads() -> Iterator[int]:
-    """How many threads a parallel kernel may use that is called inside the context: Numba's, or one.
+def run_on_threads(parallel: Callable[[int], None]) -> bool:
+    """Call `parallel` with the number of Numba's threads, unless that is one, or it may not use them now.
 
-    One where another thread has the pool: two teams at a time would only be in each other's way, and Numba's workqueue
-    layer ends a process that tries. One in a forked child of a process that had a pool: pools do not survive a fork, and
-    OpenMP ends a child that touches one.
+    It may not where another thread has the pool: two teams at a time would only be in each other's way, and Numba's
+    workqueue layer ends a process that tries. Nor in a forked child of a process that had a pool: pools do not survive a
+    fork, and OpenMP ends a child that touches one.
     """
     global _pool_started
     number = 1 if _pool_lost else int(numba.get_num_threads())
     if number == 1 or not _pool.acquire(blocking=False):
-        yield 1
-        return
+        return False
     try:
         _pool_started = True
-        yield number
+        parallel(number)
     finally:
         _pool.release()
+    return True
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def session(source, *, backend="native", standard_ops=False, threads=2, **entrie
 
 def run(one_node_session, **feeds):
     """The output y for arrays fed by name, of any element type, most of which ONNX Runtime's numpy interface lacks."""
-    values = {name: _value(np.array(array, order="C")) for name, array in feeds.items()}
+    values = {name: ort_value(np.array(array, order="C")) for name, array in feeds.items()}
     (y,) = one_node_session.run_with_ort_values(["y"], values)
     row = find(y.element_type())
     size = math.prod(y.shape())
@@ -91,7 +91,8 @@ def run(one_node_session, **feeds):
     return codes.view(row.dtype).reshape(y.shape())
 
 
-def _value(array):
+def ort_value(array):
+    """The OrtValue of an array of any element type."""
     row = find(array.dtype)
     codes = array.reshape(-1).view(np.uint8)
     if row.bits < 8:

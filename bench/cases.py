@@ -1,0 +1,89 @@
+"""What is measured: an operation on a type, at a size and granularity."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from quark_numba import quantize
+from quark_numba.element_types import ElementType, find
+from quark_numba.operators import newest_versions, types
+
+SIZES = {"1": 1, "1 K": 1 << 10, "64 K": 1 << 16, "1 M": 1 << 20, "16 M": 1 << 24}
+SQUARE = (4096, 4096)
+
+# The shape of x, that of the scale, axis and block size.
+GRANULARITIES = {
+    "per axis, 64×56×56, first": ((64, 56, 56), (64,), 0, 0),
+    "per axis, 4096×4096, first": (SQUARE, (4096,), 0, 0),
+    "per axis, 4096×4096, last": (SQUARE, (4096,), 1, 0),
+    "blocks of 32, 4096×4096, first": (SQUARE, (128, 4096), 0, 32),
+    "blocks of 32, 4096×4096, last": (SQUARE, (4096, 128), 1, 32),
+    "blocks of 128, 4096×4096, first": (SQUARE, (32, 4096), 0, 128),
+    "blocks of 128, 4096×4096, last": (SQUARE, (4096, 32), 1, 128),
+}
+GRANULAR_TYPES = ("uint8", "int4", "float8e4m3fn", "bfloat16")
+PER_TENSOR = "per tensor"
+
+(STANDARD_TYPES, _), (EXTENDED_TYPES, _) = ([v.quantized for v in newest_versions(d)] for d in ("", "com.amd.quark"))
+
+
+@dataclass(frozen=True)
+class Case:
+    operation: str
+    row: ElementType
+    granularity: str
+    shape: tuple[int, ...]
+    scale_shape: tuple[int, ...] = ()
+    axis: int = 1
+    block_size: int = 0
+    threads: int = 2
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def group(self) -> str:
+        return f"{self.operation} {self.row.name}, {self.granularity}, {self.size} elements, threads: {self.threads}"
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        return {"axis": self.axis, "block_size": self.block_size}
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether Quark's operators have it."""
+        return self.row in EXTENDED_TYPES and not self.block_size
+
+    @property
+    def is_quick(self) -> bool:
+        return self.row.name in ("uint8", "bfloat16") and self.size in (1 << 10, 1 << 16)
+
+
+def cases() -> Iterator[Case]:
+    for operation in ("quantize", "dequantize"):
+        for row in types("quantize", "y"):
+            for size in SIZES.values():
+                yield Case(operation, row, PER_TENSOR, (size,))
+        for name in ("uint8", "int8"):
+            yield Case(operation, find(name), PER_TENSOR, (1 << 16,), threads=1)
+        for name in GRANULAR_TYPES:
+            for granularity, (shape, scale_shape, axis, block_size) in GRANULARITIES.items():
+                if not block_size or find(name) in STANDARD_TYPES:
+                    yield Case(operation, find(name), granularity, shape, scale_shape, axis, block_size)
+            yield Case(operation, find(name), PER_TENSOR, (64, 56, 56))
+
+
+@lru_cache(maxsize=2)
+def arrays(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, scale and zero point; drawn with one seed."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(case.shape, np.float32) * np.float32(3)
+    scale = rng.uniform(0.04, 0.06, case.scale_shape).astype(np.float32)
+    zero_point = np.zeros(case.scale_shape, case.row.dtype)
+    if case.operation == "dequantize":
+        x = quantize(x, scale, zero_point, **case.attributes)
+    return x, scale, zero_point

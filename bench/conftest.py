@@ -1,0 +1,17 @@
+"""What the raw results carry besides pytest-benchmark's description of the machine."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = ("quark_numba", "numba", "numpy", "onnxruntime", "onnxruntime-extensions", "onnx", "ml_dtypes", "torch")
+
+
+def pytest_benchmark_update_machine_info(machine_info):
+    machine_info["quark_numba"] = dict(_versions())
+
+
+def _versions():
+    for package in PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue

@@ -1,0 +1,299 @@
+"""Write what `pytest bench --benchmark-json=FILE` found into the README, between its two marks, and a plot beside this file."""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from cases import GRANULARITIES, PER_TENSOR, SIZES, Case, cases
+from contenders import CONTENDERS
+
+README = Path(__file__).parent.parent / "README.md"
+PLOT = Path(__file__).with_name("throughput.svg")
+MARKS = "<!-- what bench/report.py writes -->", "<!-- and so far -->"
+
+OURS = ("native session", "extensions session", "direct call")
+
+
+class Results:
+    """Medians in seconds, over the turns of each contender."""
+
+    def __init__(self, path: Path) -> None:
+        content = json.loads(path.read_text())
+        self.machine = content["machine_info"]
+        self.versions = self.machine["quark_numba"]
+        self.date = content["datetime"][:10]
+        seconds = defaultdict(list)
+        for benchmark in content["benchmarks"]:
+            info = benchmark["extra_info"]
+            key = (benchmark["group"], info.get("contender") or info.get("model") or info.get("part"))
+            seconds[key].append(benchmark["stats"]["median"])
+        self.seconds = {key: median(values) for key, values in seconds.items()}
+
+    def get(self, group: str, who: str) -> float | None:
+        return self.seconds.get((group, who))
+
+    def ratio(self, case: Case, ours: str, theirs: str) -> float | None:
+        """How many times their speed ours is."""
+        mine, other = self.get(case.group, ours), self.get(case.group, theirs)
+        return other / mine if mine and other else None
+
+
+@dataclass(frozen=True)
+class Target:
+    what: str
+    wanted: str
+    measured: Callable[[Results], Iterator[tuple[float, str]]]  # numbers, and of what each is
+    is_least: bool = True
+    unit: str = "×"
+
+    @property
+    def bound(self) -> float:
+        return float(self.wanted.split()[0])
+
+
+def _versus(ours: str, theirs: tuple[str, ...], which: Callable[[Case], bool]):
+    def measured(results: Results) -> Iterator[tuple[float, str]]:
+        for case in cases():
+            for other in theirs if which(case) else ():
+                ratio = results.ratio(case, ours, other)
+                if ratio:
+                    against = f", {other}" if len(theirs) > 1 else ""
+                    yield ratio, f"{_label(case)}{against}"
+
+    return measured
+
+
+def _versus_per_tensor(ours: str):
+    def measured(results: Results) -> Iterator[tuple[float, str]]:
+        whole = {(c.operation, c.row, c.size): c for c in cases() if c.granularity == PER_TENSOR and c.threads == 2}
+        for case in cases():
+            if case.granularity != PER_TENSOR:
+                seconds = results.get(case.group, ours)
+                reference = results.get(whole[case.operation, case.row, case.size].group, ours)
+                if seconds and reference:
+                    yield reference / seconds, f"{case.operation} {case.row.name}, {case.granularity}"
+
+    return measured
+
+
+def _one_element(results: Results) -> Iterator[tuple[float, str]]:
+    for case in cases():
+        seconds = results.get(case.group, "direct call")
+        if case.size == 1 and seconds:
+            yield 1e6 * seconds, _label(case)
+
+
+def _real_models(results: Results) -> Iterator[tuple[float, str]]:
+    for name in ("bf16", "fp16", "u32"):
+        seconds, reference = results.get("real models", name), results.get("real models", "float")
+        if seconds and reference:
+            yield seconds / reference, name
+
+
+def _start_up(step: str):
+    def measured(results: Results) -> Iterator[tuple[float, str]]:
+        whole, rest = (results.get(f"start-up: {step}", part) for part in ("all", "without ours"))
+        if whole and rest:
+            yield whole - rest, step
+
+    return measured
+
+
+def _label(case: Case) -> str:
+    size = next((name for name, size in SIZES.items() if size == case.size), str(case.size))
+    return f"{case.operation} {case.row.name}, {size}"
+
+
+def _is_big(case: Case) -> bool:
+    return case.granularity == PER_TENSOR and case.threads == 2 and case.size in (1 << 16, 1 << 20, 1 << 24)
+
+
+def _is_8_bit_float(case: Case) -> bool:
+    return case.row.bits == 8 and not case.row.is_integer
+
+
+def _is_small(case: Case) -> bool:
+    return case.granularity == PER_TENSOR and case.size in (1, 1 << 10)
+
+
+TARGETS = (
+    Target(
+        "native session against ONNX Runtime, 64 K / 1 M / 16 M elements",
+        "1.0 ×",
+        _versus("native session", ("onnxruntime",), lambda c: _is_big(c) and not c.row.is_packed and not _is_8_bit_float(c)),
+    ),
+    Target(
+        "the same, (u)int4 and (u)int2",
+        "3 ×",
+        _versus("native session", ("onnxruntime",), lambda c: _is_big(c) and c.row.is_packed),
+    ),
+    Target(
+        "the same, float8", "20 ×", _versus("native session", ("onnxruntime",), lambda c: _is_big(c) and _is_8_bit_float(c))
+    ),
+    Target(
+        "the same, dequantize from 1 M on",
+        "1.5 ×",
+        _versus("native session", ("onnxruntime",), lambda c: _is_big(c) and c.operation == "dequantize" and c.size >= 1 << 20),
+    ),
+    Target(
+        "native session against ONNX Runtime, 1 and 1 K elements",
+        "0.9 ×",
+        _versus("native session", ("onnxruntime",), _is_small),
+    ),
+    Target(
+        "64 K elements to (u)int8, one thread, against ONNX Runtime",
+        "1.5 ×",
+        _versus("native session", ("onnxruntime",), lambda c: c.threads == 1 and c.operation == "quantize"),
+    ),
+    Target("direct call against PyTorch, 64 K and more", "1.2 ×", _versus("direct call", ("PyTorch",), _is_big)),
+    Target(
+        "direct call against numpy, ml_dtypes and the ReferenceEvaluator, 64 K and more",
+        "10 ×",
+        _versus("direct call", ("numpy, ml_dtypes", "ReferenceEvaluator"), _is_big),
+    ),
+    Target(
+        "16 M elements of a byte or more, native session, against a copy of as many bytes",
+        "0.9 ×",
+        _versus("native session", ("copy",), lambda c: _is_big(c) and c.size == 1 << 24 and c.row.bits >= 8),
+    ),
+    Target(
+        "the same, direct call",
+        "0.9 ×",
+        _versus("direct call", ("copy",), lambda c: _is_big(c) and c.size == 1 << 24 and c.row.bits >= 8),
+    ),
+    Target("per axis and blocked against per tensor, native session", "0.8 ×", _versus_per_tensor("native session")),
+    Target("one element, direct call", "10 µs", _one_element, is_least=False, unit="µs"),
+    Target("real models against the float model", "2.0 ×", _real_models, is_least=False),
+    Target("import, over numpy's", "0.15 s", _start_up("import"), is_least=False, unit="s"),
+    Target("first call, cache empty", "2 s", _start_up("first call, cache empty"), is_least=False, unit="s"),
+    Target("the same of 1 M elements", "2 s", _start_up("first call of 1 M elements, cache empty"), is_least=False, unit="s"),
+    Target("first call, cache filled", "0.3 s", _start_up("first call, cache filled"), is_least=False, unit="s"),
+    Target(
+        "the same of 1 M elements", "0.3 s", _start_up("first call of 1 M elements, cache filled"), is_least=False, unit="s"
+    ),
+    Target(
+        "session of the bf16 model over the float model's, cache filled",
+        "0.5 s",
+        _start_up("session of the bf16 model, cache filled"),
+        is_least=False,
+        unit="s",
+    ),
+)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(header)} |"
+    yield f"| --- |{' ---: |' * (len(header) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def _targets(results: Results) -> Iterator[str]:
+    rows = []
+    for target in TARGETS:
+        found = sorted(target.measured(results), reverse=not target.is_least)
+        if not found:
+            continue
+        values = [value for value, _ in found]
+        missed = sum(value < target.bound if target.is_least else value > target.bound for value in values)
+        bound = f"{'at least' if target.is_least else 'at most'} {target.wanted}"
+        verdict = f"{len(found) - missed} of {len(found)}"
+        worst, label = found[0]
+        rows.append(
+            [target.what, bound, f"{median(values):.2g} {target.unit}", f"{worst:.2g} {target.unit} ({label})", verdict]
+        )
+    yield from _table(["what", "target", "median", "worst", "met"], rows)
+
+
+def _operators(results: Results, size: int) -> Iterator[str]:
+    chosen = [case for case in cases() if case.granularity == PER_TENSOR and case.size == size and case.threads == 2]
+    names = [c.name for c in CONTENDERS if any(results.get(case.group, c.name) for case in chosen)]
+    rows = []
+    for case in chosen:
+        seconds = [results.get(case.group, name) for name in names]
+        if any(seconds):
+            rows.append([f"{case.operation} {case.row.name}", *(f"{size / s / 1e9:.2f}" if s else "" for s in seconds)])
+    yield from _table(["", *names], rows)
+
+
+def _granularities(results: Results) -> Iterator[str]:
+    chosen = [case for case in cases() if case.granularity != PER_TENSOR]
+    columns = list(dict.fromkeys((case.operation, case.row.name) for case in chosen))
+    rows = []
+    for granularity in GRANULARITIES:
+        row = [granularity]
+        for operation, name in columns:
+            match = [c for c in chosen if (c.operation, c.row.name, c.granularity) == (operation, name, granularity)]
+            seconds = results.get(match[0].group, "native session") if match else None
+            row.append(f"{match[0].size / seconds / 1e9:.2f}" if seconds else "")
+        rows.append(row)
+    yield from _table(["", *(f"{operation} {name}" for operation, name in columns)], rows)
+
+
+def _models(results: Results) -> Iterator[str]:
+    reference = results.get("real models", "float")
+    rows = []
+    for name in ("float", "bf16", "fp16", "i32", "u32"):
+        seconds = results.get("real models", name)
+        if seconds and reference:
+            rows.append([name, f"{1e3 * seconds:.2f}", f"{seconds / reference:.2f}"])
+    yield from _table(["model", "median latency, ms", "ratio"], rows)
+
+
+def _text(results: Results) -> Iterator[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
+    yield f"{results.machine['cpu']['brand_raw']}, {results.machine['cpu']['count']} processors; {versions}; {results.date}.\n"
+    yield "Targets. Each number is a ratio of speeds within one run, or a time; met: in how many cases.\n"
+    yield from _targets(results)
+    yield "One operator per tensor, 1 M elements, 2 threads, in Gelements/s:\n"
+    yield from _operators(results, 1 << 20)
+    yield "The native session by granularity, in Gelements/s:\n"
+    yield from _granularities(results)
+    yield "Real models, batch 6, 2 threads, in turns with the float model:\n"
+    yield from _models(results)
+    yield f"![Throughput against size]({PLOT.relative_to(README.parent)})"
+
+
+def _plot(results: Results) -> None:
+    import matplotlib.pyplot as plt
+
+    shown = [case for case in cases() if case.granularity == PER_TENSOR and case.threads == 2 and case.size in SIZES.values()]
+    panels = list(dict.fromkeys((case.operation, case.row) for case in shown))
+    columns = 6
+    figure, axes = plt.subplots(
+        -(-len(panels) // columns), columns, figsize=(20, 20), sharex=True, sharey=True, layout="constrained"
+    )
+    colors = {contender.name: f"C{i}" for i, contender in enumerate(CONTENDERS)}
+    for axis, (operation, row) in zip(axes.flat, panels, strict=False):
+        axis.set_title(f"{operation} {row.name}", fontsize=10)
+        for name, color in colors.items():
+            found = [(c.size, results.get(c.group, name)) for c in shown if (c.operation, c.row) == (operation, row)]
+            points = [(size, size / seconds / 1e9) for size, seconds in found if seconds]
+            if points:
+                axis.loglog(*zip(*points, strict=True), color=color, marker=".", linewidth=2 if name in OURS else 1, label=name)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+    figure.supxlabel("elements")
+    figure.supylabel("Gelements/s")
+    figure.savefig(PLOT, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, help="the JSON file of a run")
+    results = Results(parser.parse_args().results)
+    before, rest = README.read_text().split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    README.write_text("\n".join([before + MARKS[0] + "\n", *_text(results), "", MARKS[1]]) + after)
+    _plot(results)
+
+
+if __name__ == "__main__":
+    main()
