@@ -25,7 +25,7 @@ def _turns():
             yield pytest.param(case, contender, id=f"{case.group}-{turn}-{contender.name}", marks=marks)
 
 
-@pytest.mark.parametrize(("case", "contender"), _turns())
+@pytest.mark.parametrize(("case", "contender"), list(_turns()))
 @pytest.mark.benchmark(max_time=0.04, min_rounds=3, warmup=False)
 @pytest.mark.filterwarnings("ignore")  # PyTorch's
 def test_operator(benchmark, case, contender):

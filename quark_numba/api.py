@@ -25,7 +25,7 @@ from .operators import (
 )
 
 # Below this many elements one thread is done before a second has woken up.
-_PARALLEL_SIZE = 1 << 16
+_PARALLEL_SIZE = 1 << 17
 
 # Slices a thread: some slack for threads that the system puts aside.
 _SLICES_PER_THREAD = 4
@@ -268,6 +268,9 @@ def _convert(
     if scale.dtype == INT32.dtype and key.precision.bits < 32:
         scale = _to_odd_float32(scale.astype(np.float64))  # the kernel rounds it once more
     wide_scale = _wide(scale, key.scale_dtype)
+    if loop.vary and 0 < wide_scale.size < loop.inner:
+        wide_scale = np.resize(wide_scale, loop.inner)
+        wide_zero_point = np.resize(wide_zero_point, loop.inner)
     _run(key, _flat(x_rows, key.x), wide_scale, wide_zero_point, _flat(y, key.y), loop)
     if y is not y_rows:
         y_rows[...] = y

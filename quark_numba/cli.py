@@ -25,6 +25,7 @@ from . import __version__
 
 if TYPE_CHECKING:
     from . import model_run
+    from .element_types import ElementType
 
 _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
 
@@ -65,6 +66,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--runs", type=_positive, default=50, metavar="N", help="for the median latency (default: %(default)s)")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+    warmup = commands.add_parser("warmup", help="compile ahead, into the cache, what calls and sessions need")
+    warmup.set_defaults(action=_warmup)
+    warmup.add_argument(
+        "--types",
+        nargs="+",
+        choices=_quantized_types(),
+        metavar="TYPE",
+        help="to and from float32, for calls and sessions (default: those of Quark's operators, unless there is a model): "
+        + ", ".join(_quantized_types()),
+    )
+    warmup.add_argument("--model", metavar="FILE", help="what a session of this ONNX model needs")
 
     types = commands.add_parser("types", help="print which types each operator has, since which version, and where they run")
     types.set_defaults(action=_types)
@@ -111,6 +124,57 @@ def _run(options: argparse.Namespace) -> int:
     else:
         _print_measurements(report)
     return 0
+
+
+def _warmup(options: argparse.Namespace) -> int:
+    from . import model_run
+    from .element_types import find
+    from .operators import newest_versions
+
+    names = options.types
+    if not names and not options.model:
+        names = [row.name for row in newest_versions("com.amd.quark")[0].quantized]
+    # Who sees a bar sees it begin before Numba is imported.
+    with _progress("compiling", 2 * len(_FORMS) * len(names or ()) + bool(options.model)) as tick:
+        try:
+            for name in names or ():
+                _compile(find(name), tick)
+            if options.model:
+                model_run.create_session(options.model, model_run.quantization_nodes(options.model))
+                tick()
+        except model_run.ModelError as error:
+            _tell("red", "error", error)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+    return 0
+
+
+# What calls on small and on large arrays need, and sessions.
+_FORMS = ("serial", "parallel", "task")
+
+
+def _compile(row: ElementType | None, tick: Callable[[], None]) -> None:
+    from . import dispatch
+    from .element_types import FLOAT32
+    from .ort import compute
+
+    assert row
+    compute.compute_function()
+    compute.destroy_function()
+    for key in (
+        dispatch.key("quantize", FLOAT32, FLOAT32, row),
+        dispatch.key("dequantize", row, FLOAT32, FLOAT32),
+    ):
+        for form in _FORMS:
+            getattr(dispatch.TABLE[key], form)
+            tick()
+
+
+def _quantized_types() -> list[str]:
+    from .operators import types
+
+    return [row.name for row in types("quantize", "y")]
 
 
 def _measurements(options: argparse.Namespace, models: list[tuple[str, list[model_run.QuantizationNodes]]]) -> dict[str, Any]:

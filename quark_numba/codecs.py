@@ -196,10 +196,21 @@ def _float_encoder(row: ElementType, saturated: bool) -> Any:
     exponent_shift = u32((127 - row.bias) << row.mantissa_bits)
     smallest_normal = f32(2.0 ** (1 - row.bias))
     # One unit in the last place of this float32 is one of the format's subnormals: adding it rounds to those, half to
-    # even, and leaves their number in the low bits. float32's own subnormals are the format's if the exponents agree.
+    # even, and leaves their number in the low bits.
     magic = f32(2.0 ** (24 - row.bias - row.mantissa_bits))
     magic_bits = magic.view(u32)
-    has_subnormals_of_its_own = row.exponent_bits < 8
+
+    if row.exponent_bits == 8:
+        # float32's upper bits: the sign stays above whatever carries, and Inf and its neighbours are float32's.
+        quiet = u32(row.nan)
+
+        def encode_upper_bits(value: Any) -> Any:
+            bits = f32(value).view(u32)
+            odd = u32(u32(bits >> shift) & one)
+            code = u32(u32(u32(bits + half_less_one) + odd) >> shift)
+            return code_type(code if value == value else u32(u32(bits >> shift) | quiet))
+
+        return inline(encode_upper_bits)
 
     largest: Any = u32(np.flatnonzero(row.code_values == np.float32(row.highest))[0])
     nan = u32(row.nan)
@@ -211,10 +222,9 @@ def _float_encoder(row: ElementType, saturated: bool) -> Any:
         magnitude = u32(bits & magnitude_mask)
         odd = u32(u32(magnitude >> shift) & one)
         code = u32(u32(u32(u32(magnitude + half_less_one) + odd) >> shift) - exponent_shift)
-        if has_subnormals_of_its_own:
-            absolute = magnitude.view(f32)
-            subnormal = u32(f32(absolute + magic).view(u32) - magic_bits)
-            code = code if absolute >= smallest_normal else subnormal
+        absolute = magnitude.view(f32)
+        subnormal = u32(f32(absolute + magic).view(u32) - magic_bits)
+        code = code if absolute >= smallest_normal else subnormal
         if not saturated:
             code = overflow if code > largest else code
         sign = u32(u32(bits >> sign_shift) & sign_bit)

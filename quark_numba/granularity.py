@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 # Stands for a block_size that is left out where the shapes may tell it.
 INFERRED = -1
 
+# Elements of a row of scales from which on longer ones are no faster.
+ROW = 512
+
 # What numpy has; the native operators keep shapes on the stack.
 MAX_RANK = 64
 
@@ -39,8 +42,8 @@ class Loop(NamedTuple):
     """x seen as (outer, length, inner) in C order, and the scales as rows of one element, or of `inner` if they `vary`.
 
     The `length` rows of x are divided into blocks of `block` rows, the last one maybe shorter. Counting the blocks through
-    all of x, block b has the row b % rows of the scales. The same holds for the zero points; where there is none, they are
-    a single row of zeros.
+    all of x, block b has the row b % rows of the scales. Where these are less than rows of that size need, they are to be
+    repeated. The same holds for the zero points; where there is none, they are a single row of zeros.
     """
 
     length: int
@@ -89,7 +92,12 @@ def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int,
         if scale_shape[0] != length:
             return SCALE_LENGTH, nothing
         if inner == 1:
-            return NO_FAULT, Loop(1, 1, length, 1, True)
+            # A short row is repeated, so that kernels have a longer one at a time.
+            size = 1
+            for dimension in x_shape:
+                size *= dimension
+            repeated = max(1, min(ROW // max(1, length), size // max(1, 2 * length)))
+            return NO_FAULT, Loop(1, 1, length * repeated, 1, True)
         return NO_FAULT, Loop(length, 1, inner, length, False)
 
     for i in range(rank):

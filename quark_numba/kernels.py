@@ -51,14 +51,22 @@ CHUNK = 1 << 14
 ) = range(13)
 
 
-def constant_scale(x: Any, scale: Any, zero_point: Any, y: Any) -> None:
-    for i in range(x.size):
+# Unsigned indices: signed ones might be negative, that is, count from an array's end, which makes each access a choice.
+# They may wrap around, there and back; Python's own integers need not. And no slices: each would cost more than the
+# conversion of 32 elements.
+unsigned = np.uintp if jit.JIT_ENABLED else int
+
+
+def constant_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
+    for i in range(unsigned(start), unsigned(start + n)):
         y[i] = convert(x[i], scale, zero_point)
 
 
-def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any) -> None:
-    for i in range(x.size):
-        y[i] = convert(x[i], scale[i], zero_point[i])
+def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, s: Any, z: Any) -> None:
+    """Element `start` of x has the scale `s` and the zero point `z`."""
+    s, z = unsigned(s - start), unsigned(z - start)
+    for i in range(unsigned(start), unsigned(start + n)):
+        y[i] = convert(x[i], scale[i + s], zero_point[i + z])
 
 
 def run(
@@ -81,12 +89,13 @@ def run(
             n = min(inner - k, size - i)
             s = b * inner + k
             z = s if zero_points else k
-            varying(x[i : i + n], scale[s : s + n], zero_point[z : z + n], y[i : i + n])
+            varying(x, scale, zero_point, y, i, n, s, z)
             r += 1
             d += 1
         else:
             n = min(min(block - r, length - d) * inner - k, size - i)
-            constant(x[i : i + n], scale[b], zero_point[b if zero_points else 0], y[i : i + n])
+            z = b if zero_points else 0
+            constant(x, scale[unsigned(b)], zero_point[unsigned(z)], y, i, n)
             d += block - r
             r = block
         i += n

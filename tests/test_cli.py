@@ -231,3 +231,47 @@ def test_node_counts_in_subgraphs_and_functions(tmp_path):
         ("ExtendedQuantizeLinear", "int16", 2),
         ("ExtendedQuantizeLinear", "uint8", 1),
     ]
+
+
+def _process(*arguments, cache):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after"),
+    [
+        (
+            ["--types", "int4"],
+            "import numpy, quark_numba\n"
+            "for size in (1, 1 << 20):\n"
+            "    y = quark_numba.quantize(numpy.ones(size, 'f'), 0.5, output_dtype='int4')\n"
+            "    quark_numba.dequantize(y, 0.5)",
+        ),
+        (
+            ["--model", BF16],
+            "import onnxruntime, quark_numba\n"
+            "options = onnxruntime.SessionOptions()\n"
+            "quark_numba.register(options)\n"
+            f"onnxruntime.InferenceSession({BF16!r}, options)",
+        ),
+    ],
+    ids=["types", "model"],
+)
+def test_warmup(arguments, after, tmp_path):
+    """A later process finds all that it needs in the cache."""
+    done = _process("-m", "quark_numba", "warmup", *arguments, cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
+    assert compiled
+    done = _process("-c", after, cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == compiled
+
+
+def test_warmup_refuses(capsys):
+    assert cli.main(["warmup", "--model", "/nowhere.onnx"]) == 1
+    assert "/nowhere.onnx: No such file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["warmup", "--types", "int3"])
+    assert "invalid choice: 'int3'" in capsys.readouterr().err

@@ -287,3 +287,23 @@ def test_number_of_copies(order, copies):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert abs(peak - (y.nbytes + copies * x.nbytes)) < 100_000
+
+
+@pytest.mark.parametrize("name", ["uint8", "int4", "bfloat16", "int32", "float8e4m3fn"])
+@pytest.mark.parametrize("scale_shape", [(), (64,), (64, 1024)], ids=str)
+def test_memory(name, scale_shape):
+    """The output, and at most a MiB more."""
+    x = np.ones((64, 1 << 16), np.float32)
+    scale = np.full(scale_shape, 0.5, np.float32)
+    attributes = {"axis": 1, "block_size": 64} if len(scale_shape) == 2 else {"axis": 0}
+    y = quantize(x, scale, output_dtype=name, **attributes)
+    for convert, arguments in ((quantize, {"x": x, "output_dtype": name}), (dequantize, {"x": y})):
+        arguments |= {"y_scale" if convert is quantize else "x_scale": scale} | attributes
+        convert(**arguments)
+        tracemalloc.start()
+        try:
+            result = convert(**arguments)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert result.nbytes <= peak <= result.nbytes + (1 << 20)

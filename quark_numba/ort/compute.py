@@ -29,6 +29,10 @@ from ..kernels import (
 )
 from .c_api import API_WORDS, ORT_INVALID_ARGUMENT, OrtApi
 
+# Up to this many elements one thread is done before a second has woken up, unless it has been waiting for work, as it has
+# amid a model: a compromise.
+SERIAL_SIZE = 1 << 16
+
 # A node's state, as int64 words: addresses, which thus stay out of compiled (and cached) code, and attributes.
 (
     STATE_API,
@@ -168,10 +172,13 @@ def _widen(widening: Any, source: int, count: int, target: int) -> None:
                 doubles[i] = table[code]
             else:
                 floats[i] = table[code]
-    elif kind == FROM_FLOAT32:
+    elif kind != FROM_INT32 and kind != FROM_UINT32:
         values = carray(pointer(source), count, np.float32)
         for i in range(count):
-            doubles[i] = values[i]
+            if widening[WIDENING_ITEMSIZE] == 8:
+                doubles[i] = values[i]
+            else:
+                floats[i] = values[i]
     else:
         integers = carray(pointer(source), count, np.int32)
         mask = 0xFFFFFFFF if kind == FROM_UINT32 else -1
@@ -180,15 +187,19 @@ def _widen(widening: Any, source: int, count: int, target: int) -> None:
 
 
 @jit.function
-def _parameter(widening: Any, source: int, count: int, word: Any) -> Any:
-    """Room for the widened elements of a scale or zero point, filled: `word` if that is enough. None is needed, and the
-    room empty, where they serve as they are; where there are none (source 0), zeros stand for them."""
-    size = count * widening[WIDENING_ITEMSIZE]
-    if source and widening[WIDENING_KIND] == AS_IT_IS:
+def _parameter(widening: Any, source: int, given: int, count: int, word: Any) -> Any:
+    """Room for `count` widened elements of a scale or zero point, filled with those that are given, again and again: `word`
+    if that is enough. None is needed, and the room empty, where they serve as they are; where there are none (source 0),
+    zeros stand for them."""
+    itemsize = widening[WIDENING_ITEMSIZE]
+    if source and given >= count and widening[WIDENING_KIND] == AS_IT_IS:
         return word[:0]
+    size = count * itemsize
     room = word[:size] if size <= word.size else np.empty(size, np.uint8)
     if source:
-        _widen(widening, source, count, room.ctypes.data)
+        _widen(widening, source, min(given, count), room.ctypes.data)
+        for i in range(given * itemsize, size):
+            room[i] = room[i - given * itemsize]
     else:
         room[:] = 0
     return room
@@ -253,19 +264,24 @@ def compute(state_pointer: Any, context: int) -> int:
         call(api[_GET_DATA], (zero_point, slot.ctypes.data))
         work[WORK_ZERO_POINT] = slot[0]
 
+    given = 1
+    for dimension in scale_shape:
+        given *= dimension
     widening = carray(pointer(state[STATE_SCALE]), WIDENING_WORDS, np.int64)
-    scales = _parameter(widening, work[WORK_SCALE], work[WORK_SCALES], carray(stack(1), 8, np.uint8))
+    scales = _parameter(widening, work[WORK_SCALE], given, work[WORK_SCALES], carray(stack(1), 8, np.uint8))
     if scales.size:
         work[WORK_SCALE] = scales.ctypes.data
     widening = carray(pointer(state[STATE_ZERO_POINT]), WIDENING_WORDS, np.int64)
-    zero_points = _parameter(widening, work[WORK_ZERO_POINT], work[WORK_ZERO_POINTS], carray(stack(1), 8, np.uint8))
+    word = carray(stack(1), 8, np.uint8)
+    zero_points = _parameter(widening, work[WORK_ZERO_POINT], given, work[WORK_ZERO_POINTS], word)
     if zero_points.size:
         work[WORK_ZERO_POINT] = zero_points.ctypes.data
 
     chunks = (size + CHUNK - 1) // CHUNK
     status = 0
-    if chunks == 1:
-        call(state[STATE_TASK], (work.ctypes.data, 0))
+    if size <= SERIAL_SIZE:
+        for i in range(chunks):
+            call(state[STATE_TASK], (work.ctypes.data, i))
     else:
         status = call(api[_PARALLEL_FOR], (context, state[STATE_TASK], chunks, 0, work.ctypes.data))
     _keep(scales)
