@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 
 from cases import GRANULARITIES, PER_TENSOR, SIZES, Case, cases
-from contenders import CONTENDERS
 
 README = Path(__file__).parent.parent / "README.md"
 PLOT = Path(__file__).with_name("throughput.svg")
@@ -29,11 +28,12 @@ class Results:
         seconds = defaultdict(list)
         for benchmark in content["benchmarks"]:
             info = benchmark["extra_info"]
-            key = (benchmark["group"], info.get("contender") or info.get("model") or info.get("part"))
-            seconds[key].append(benchmark["stats"]["median"])
+            key = (benchmark["group"], info.get("contender") or info.get("model"))
+            seconds[key] += info.get("seconds") or [benchmark["stats"]["median"]]
         self.seconds = {key: median(values) for key, values in seconds.items()}
+        self.contenders = list(dict.fromkeys(who for group, who in seconds if group.startswith(("quantize", "dequantize"))))
 
-    def get(self, group: str, who: str) -> float | None:
+    def get(self, group: str, who: str | None = None) -> float | None:
         return self.seconds.get((group, who))
 
     def ratio(self, case: Case, ours: str, theirs: str) -> float | None:
@@ -94,10 +94,10 @@ def _real_models(results: Results) -> Iterator[tuple[float, str]]:
             yield seconds / reference, name
 
 
-def _start_up(step: str):
+def _start_up(step: str, without: str = ""):
     def measured(results: Results) -> Iterator[tuple[float, str]]:
-        whole, rest = (results.get(f"start-up: {step}", part) for part in ("all", "without ours"))
-        if whole and rest:
+        whole, rest = results.get(f"start-up: {step}"), results.get(f"start-up: {without}") if without else 0
+        if whole is not None and rest is not None:
             yield whole - rest, step
 
     return measured
@@ -168,19 +168,18 @@ TARGETS = (
     Target("per axis and blocked against per tensor, native session", "0.8 ×", _versus_per_tensor("native session")),
     Target("one element, direct call", "10 µs", _one_element, is_least=False, unit="µs"),
     Target("real models against the float model", "2.0 ×", _real_models, is_least=False),
-    Target("import, over numpy's", "0.15 s", _start_up("import"), is_least=False, unit="s"),
-    Target("first call, cache empty", "2 s", _start_up("first call, cache empty"), is_least=False, unit="s"),
-    Target("the same of 1 M elements", "2 s", _start_up("first call of 1 M elements, cache empty"), is_least=False, unit="s"),
-    Target("first call, cache filled", "0.3 s", _start_up("first call, cache filled"), is_least=False, unit="s"),
-    Target(
-        "the same of 1 M elements", "0.3 s", _start_up("first call of 1 M elements, cache filled"), is_least=False, unit="s"
-    ),
-    Target(
-        "session of the bf16 model over the float model's, cache filled",
-        "0.5 s",
-        _start_up("session of the bf16 model, cache filled"),
-        is_least=False,
-        unit="s",
+    *(
+        Target(
+            f"start-up: {step}, cache {cache}", wanted, _start_up(f"{step}, cache {cache}", without), is_least=False, unit="s"
+        )
+        for step, cache, wanted, without in (
+            ("import", "filled", "0.15 s", ""),
+            ("first call", "empty", "2 s", ""),
+            ("first call, 1 M elements", "empty", "2 s", ""),
+            ("first call", "filled", "0.3 s", ""),
+            ("first call, 1 M elements", "filled", "0.3 s", ""),
+            ("session, bf16 model", "filled", "0.5 s", "session, float model, cache filled"),
+        )
     ),
 )
 
@@ -212,7 +211,7 @@ def _targets(results: Results) -> Iterator[str]:
 
 def _operators(results: Results, size: int) -> Iterator[str]:
     chosen = [case for case in cases() if case.granularity == PER_TENSOR and case.size == size and case.threads == 2]
-    names = [c.name for c in CONTENDERS if any(results.get(case.group, c.name) for case in chosen)]
+    names = [name for name in results.contenders if any(results.get(case.group, name) for case in chosen)]
     rows = []
     for case in chosen:
         seconds = [results.get(case.group, name) for name in names]
@@ -268,7 +267,7 @@ def _plot(results: Results) -> None:
     figure, axes = plt.subplots(
         -(-len(panels) // columns), columns, figsize=(20, 20), sharex=True, sharey=True, layout="constrained"
     )
-    colors = {contender.name: f"C{i}" for i, contender in enumerate(CONTENDERS)}
+    colors = {name: f"C{i}" for i, name in enumerate(results.contenders)}
     for axis, (operation, row) in zip(axes.flat, panels, strict=False):
         axis.set_title(f"{operation} {row.name}", fontsize=10)
         for name, color in colors.items():
