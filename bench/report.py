@@ -11,7 +11,7 @@ from statistics import median
 from cases import GRANULARITIES, PER_TENSOR, SIZES, Case, cases
 
 README = Path(__file__).parent.parent / "README.md"
-PLOT = Path(__file__).with_name("throughput.svg")
+PLOT = Path(__file__).with_name("throughput.png")
 MARKS = "<!-- what bench/report.py writes -->", "<!-- and so far -->"
 
 OURS = ("native session", "extensions session", "direct call")
@@ -265,7 +265,7 @@ def _plot(results: Results) -> None:
     panels = list(dict.fromkeys((case.operation, case.row) for case in shown))
     columns = 6
     figure, axes = plt.subplots(
-        -(-len(panels) // columns), columns, figsize=(20, 20), sharex=True, sharey=True, layout="constrained"
+        -(-len(panels) // columns), columns, figsize=(15, 17), sharex=True, sharey=True, layout="constrained"
     )
     colors = {name: f"C{i}" for i, name in enumerate(results.contenders)}
     for axis, (operation, row) in zip(axes.flat, panels, strict=False):
@@ -279,9 +279,8 @@ def _plot(results: Results) -> None:
         axis.set_axis_off()
     handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
-    figure.supxlabel("elements")
-    figure.supylabel("Gelements/s")
-    figure.savefig(PLOT, metadata={"Date": None})
+    figure.suptitle("Gelements/s against elements")
+    figure.savefig(PLOT, dpi=60)
 
 
 def main() -> None:

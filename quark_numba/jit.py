@@ -65,12 +65,22 @@ def c_function(template: Callable[..., Any], name: str, signature: Any, **names:
 
 def _cached(decorate: Callable[..., Any], function: FunctionType) -> Any:
     """With a cache on disk, unless neither the package's folder nor the user's can be written."""
+    compile_cached = functools.partial(decorate(cache=True, **_FLAGS), function)
+    compile_only = functools.partial(decorate(cache=False, **_FLAGS), function)
     try:
-        return decorate(cache=True, **_FLAGS)(function)
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
-            raise
-        return decorate(cache=False, **_FLAGS)(function)
+        return compile_cached()
+    except Exception as error:
+        if "cannot cache" in str(error):
+            return compile_only()
+        # A file in the cache may be cut short, or something else: any exception may come of reading it. An error of
+        # another kind comes again.
+        try:
+            folder = Path(numba.njit(cache=True)(function).stats.cache_path)
+            for path in folder.glob(f"*{function.__qualname__}-*"):
+                path.unlink()
+        except OSError:
+            return compile_only()
+        return compile_cached()
 
 
 def run_on_threads(parallel: Callable[[int], None]) -> bool:

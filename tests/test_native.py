@@ -94,7 +94,7 @@ def test_one_element_shapes_mix():
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("size", [16383, 16384, 16385, 1_000_003])
+@pytest.mark.parametrize("size", [16383, 16384, 16385, 65536, 65537, 1_000_003])
 def test_any_number_of_threads(threads, size):
     x = np.random.default_rng(9).normal(0, 100, size).astype(np.float32)
     y = run(session(one_node("quantize", "int16"), threads=threads), x=x, scale=np.float32(0.3), zero_point=np.int16(5))

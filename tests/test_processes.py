@@ -13,6 +13,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 import oracle
 from onnx_models import one_node, run, session
+import quark_numba
 from quark_numba import dequantize, get_library_path, quantize
 
 def check(name, seed=0):
@@ -46,9 +47,9 @@ def fork(action):
 """
 
 
-def _run(code, **environment):
+def _run(code, expected=0, **environment):
     done = subprocess.run([sys.executable, "-c", PREPARE + code], env={**os.environ, **environment}, timeout=300)
-    assert done.returncode == 0
+    assert done.returncode == expected
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
@@ -71,6 +72,103 @@ for thread in threads: thread.join()
 assert not errors, errors
 """,
         NUMBA_THREADING_LAYER=layer,
+    )
+
+
+def test_sessions_and_threads():
+    """One session from eight threads; sessions of one, two and five threads at a time; nodes of one model in parallel."""
+    _run(
+        """
+import onnxruntime
+from concurrent.futures import ThreadPoolExecutor
+from onnx import helper
+from onnx_models import model
+
+x = np.random.default_rng(0).normal(0, 50, 300_000).astype(np.float32)
+names = ["uint8", "int16", "int32", "bfloat16"]
+feeds = {name: {"x": x, "scale": np.float32(0.5), "zero_point": np.ones((), oracle.dtype(name))} for name in names}
+expected = {name: oracle.quantize(x, np.float32(0.5), feeds[name]["zero_point"], name) for name in names}
+sessions = [(name, session(one_node("quantize", name), threads=n)) for name in names for n in (1, 2, 5)]
+
+def use(pair):
+    name, node = pair
+    oracle.assert_same_bits(run(node, **feeds[name]), expected[name])
+
+with ThreadPoolExecutor(8) as threads:
+    list(threads.map(use, sessions[:1] * 100))
+    list(threads.map(use, sessions * 20))
+
+nodes = []
+for i in range(8):
+    nodes.append(helper.make_node("ExtendedQuantizeLinear", ["x", "s"], [f"q{i}"], domain="com.amd.quark"))
+    nodes.append(helper.make_node("ExtendedDequantizeLinear", [f"q{i}", "s"], [f"d{i}"], domain="com.amd.quark"))
+nodes.append(helper.make_node("Sum", [f"d{i}" for i in range(8)], ["y"]))
+options = onnxruntime.SessionOptions()
+options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+options.inter_op_num_threads, options.intra_op_num_threads = 3, 2
+quark_numba.register(options)
+parallel = onnxruntime.InferenceSession(model(nodes, ["x", "s"], ["y"]).SerializeToString(), options)
+for _ in range(50):
+    (y,) = parallel.run(None, {"x": np.full(300_000, 0.5, np.float32), "s": np.array(0.5, np.float32)})
+    assert (y == 4).all()
+"""
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing(method, tmp_path):
+    """A pool of workers after the parent has used calls and sessions, as data loaders have."""
+    script = tmp_path / "main.py"
+    script.write_text(
+        PREPARE
+        + f"""
+import multiprocessing
+
+def work(name):
+    check(name)
+    return name
+
+if __name__ == "__main__":
+    names = ["int8", "bfloat16", "uint16"]
+    for name in names:
+        check(name)
+    with multiprocessing.get_context({method!r}).Pool(2) as pool:
+        assert pool.map_async(work, names).get(120) == names
+"""
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", str(script)], timeout=300)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("sys.exit(3)", 3),
+        ("raise KeyError", 1),
+        ("os._exit(5)", 5),
+        ("os.kill(os.getpid(), 15)", -15),
+        ("threading.Thread(target=check, args=('int16',)).start()", 0),
+        ("quark_numba.kept = node", 0),
+    ],
+    ids=str,
+)
+def test_a_process_ends_with_its_own_code(end, code):
+    """With live sessions, of the main thread and of another."""
+    _run(
+        f"""
+kept = []
+def create():
+    node = session(one_node("quantize", "int8"))
+    run(node, x=np.ones(300_000, np.float32), scale=np.float32(1), zero_point=np.int8(0))
+    kept.append(node)
+thread = threading.Thread(target=create)
+thread.start()
+thread.join()
+create()
+node = kept[0]
+{end}
+""",
+        expected=code,
     )
 
 
@@ -115,20 +213,3 @@ for name in oracle.EXTENDED:
 """,
         MALLOC_PERTURB_="165",
     )
-
-
-def test_kernels_of_one_shape_from_the_caches_of_two_processes(tmp_path):
-    """Their types and the names of their parts are the same; what they compute is not."""
-    names = ["uint4", "uint2", "int4", "float4e2m1", "float6e2m3", "float6e3m2"]
-    convert = """
-for name in {}:
-    x = np.random.default_rng(0).normal(0, 5, 70_001).astype(np.float32)
-    scale, zero_point = np.ones(70_001, np.float32), np.ones(70_001, oracle.dtype(name))
-    oracle.assert_same_bits(quantize(x, scale, zero_point, axis=0), oracle.quantize(x, scale, zero_point, name))
-    y = quantize(x, scale[0], zero_point[0])
-    oracle.assert_same_bits(y, oracle.quantize(x, scale[0], zero_point[0], name))
-    oracle.assert_same_bits(dequantize(y, scale, zero_point, axis=0), oracle.dequantize(y, scale, zero_point, name))
-"""
-    for each in names:
-        _run(convert.format([each]), NUMBA_CACHE_DIR=str(tmp_path))
-    _run(convert.format(names), NUMBA_CACHE_DIR=str(tmp_path))

@@ -1,0 +1,103 @@
+"""The cache on disk: filled by several processes, unwritable, broken or of another version."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_processes import PREPARE
+
+import quark_numba
+
+CHECK = "check('int8'); check('bfloat16')"
+
+
+def start(code, **environment):
+    command = [sys.executable, "-P", "-c", PREPARE + code]  # the current folder may hold the package
+    return subprocess.Popen(command, env={**os.environ, **environment})
+
+
+def run(code, **environment):
+    assert start(code, **environment).wait(300) == 0
+
+
+def test_eight_processes_fill_it_at_once(tmp_path):
+    processes = [start(CHECK, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(8)]
+    assert [process.wait(300) for process in processes] == [0] * 8
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
+    assert files
+    run(CHECK, NUMBA_CACHE_DIR=str(tmp_path))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == files
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "foreign"])
+def test_damaged_files(damage, tmp_path):
+    """They are made anew."""
+    run(CHECK, NUMBA_CACHE_DIR=str(tmp_path))
+    for path in tmp_path.rglob("*.nb?"):
+        content = path.read_bytes()
+        path.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "foreign": b"something else\n" * 99}[damage])
+    run(CHECK, NUMBA_CACHE_DIR=str(tmp_path))
+
+
+def test_nowhere_to_write(tmp_path):
+    """Neither the package's folder nor the user's is there to be written: what has no cache is compiled all the same."""
+    package = tmp_path / "package" / "quark_numba"
+    shutil.copytree(Path(quark_numba.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    # Numba wants to make a folder __pycache__ in the package, and one in the user's cache: both names are taken by files.
+    for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
+        (folder / "__pycache__").write_text("")
+    (tmp_path / "home").write_text("")
+    environment = {"PYTHONPATH": str(package.parent), "HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    at = f"assert quark_numba.__file__.startswith({str(tmp_path)!r}), quark_numba.__file__; "
+    run(
+        at + "assert not list(__import__('pathlib').Path(quark_numba.__file__).parent.rglob('*.nb?')); " + CHECK,
+        NUMBA_CACHE_DIR="",
+        **environment,
+    )
+    assert not list(tmp_path.rglob("*.nb?"))
+
+
+def test_another_version_of_the_package(tmp_path):
+    """Kernels of other sources are not taken for one's own, though they lie beside them."""
+    package = tmp_path / "package" / "quark_numba"
+    shutil.copytree(Path(quark_numba.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {"PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    run(CHECK, **environment)
+    codecs = package / "codecs.py"
+    source = codecs.read_text()
+    changed = source.replace("/ scale", "/ (scale + scale)")
+    assert changed != source
+    codecs.write_text(changed)
+    run(
+        """
+try:
+    check("int8")
+except AssertionError:
+    pass
+else:
+    raise SystemExit("the old kernel")
+""",
+        **environment,
+    )
+    codecs.write_text(source)
+    run(CHECK, **environment)
+
+
+def test_kernels_of_one_shape_from_the_caches_of_two_processes(tmp_path):
+    """Their types and the names of their parts are the same; what they compute is not."""
+    names = ["uint4", "uint2", "int4", "float4e2m1", "float6e2m3", "float6e3m2"]
+    convert = """
+for name in {}:
+    x = np.random.default_rng(0).normal(0, 5, 70_001).astype(np.float32)
+    scale, zero_point = np.ones(70_001, np.float32), np.ones(70_001, oracle.dtype(name))
+    oracle.assert_same_bits(quantize(x, scale, zero_point, axis=0), oracle.quantize(x, scale, zero_point, name))
+    y = quantize(x, scale[0], zero_point[0])
+    oracle.assert_same_bits(y, oracle.quantize(x, scale[0], zero_point[0], name))
+    oracle.assert_same_bits(dequantize(y, scale, zero_point, axis=0), oracle.dequantize(y, scale, zero_point, name))
+"""
+    for each in names:
+        run(convert.format([each]), NUMBA_CACHE_DIR=str(tmp_path))
+    run(convert.format(names), NUMBA_CACHE_DIR=str(tmp_path))

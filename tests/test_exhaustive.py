@@ -1,0 +1,128 @@
+"""Every float32, to each type of up to 16 bits, against casts of numpy and ml_dtypes; and every code of the type back.
+
+`pytest -m exhaustive` takes some minutes a type, on all processors. A type's result is kept in exhaustive.json, and a later
+run skips it for as long as the sources that its kernels are made of stay what they were. Without the marker, a sample.
+"""
+
+import datetime
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+import samples
+from rich.console import Console
+from rich.progress import track
+
+import quark_numba
+from quark_numba import dequantize, quantize
+from quark_numba.operators import types
+
+RESULTS = Path(__file__).with_name("exhaustive.json")
+SOURCES = ("codecs", "dispatch", "element_types", "intrinsics", "kernels")
+VERSIONS = ("numba", "numpy", "ml_dtypes")
+
+# 1; one that is no binary fraction; one whose mantissa is all ones; a subnormal one; one whose products overflow.
+SCALES = np.array([1, 0.1, np.nextafter(np.float32(2), np.float32(0)), 3e-39, 1.7e38], np.float32)
+
+# One call on as many takes a single thread, and all stays in cache.
+BLOCK = 1 << 16
+
+every_type = pytest.mark.parametrize("name", [row.name for row in types("quantize", "y") if row.bits <= 16])
+
+
+def expected_codes(x, scale, name):
+    """By numpy's division and rounding, and casts of numpy and ml_dtypes; where NaN goes is another matter."""
+    row = oracle.TYPES[name]
+    with np.errstate(all="ignore"):
+        quotient = x / scale
+        if isinstance(row, oracle.Integer):
+            whole = np.clip(np.rint(quotient), row.lowest, row.highest)
+            codes = np.where(np.isnan(whole), row.lowest, whole).astype(np.int32)
+            return codes & np.int32(2**row.bits - 1), np.zeros(x.shape, bool)
+        saturated = np.clip(quotient + np.float32(0), -row.highest, row.highest)
+        return saturated.astype(row.dtype).view(f"u{row.dtype.itemsize}"), np.isnan(quotient)
+
+
+def mismatches(x, name):
+    """How many results are wrong, over all scales."""
+    row, wrong = oracle.TYPES[name], 0
+    for scale in SCALES:
+        y = quantize(x, scale, output_dtype=name)
+        codes, is_nan = expected_codes(x, scale, name)
+        different = y.view(f"u{y.dtype.itemsize}") != codes
+        if is_nan.any():
+            different[is_nan] = oracle.bits(y[is_nan]) != row.nan if name in NAN_SUBSTITUTED else ~np.isnan(values(y[is_nan]))
+        wrong += int(np.count_nonzero(different))
+    return wrong
+
+
+NAN_SUBSTITUTED = ("float4e2m1", "float6e2m3", "float6e3m2")
+
+
+def values(y):
+    with np.errstate(invalid="ignore"):
+        return y.astype(np.float32)
+
+
+def codes_wrong_back(name):
+    """How many codes dequantize to another value, over all scales."""
+    codes, wrong = samples.codes(name), 0
+    for scale in SCALES:
+        expected = oracle.dequantize(codes, scale, None, name)
+        y = dequantize(codes, scale)
+        same = (y.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(y) & np.isnan(expected))
+        wrong += int(np.count_nonzero(~same))
+    return wrong
+
+
+@every_type
+def test_sample(name):
+    """Every 9973rd pattern, which meets each exponent some thousand times, and what is special."""
+    bits = np.arange(0, 2**32, 9973, dtype=np.uint32)
+    for x in samples.pieces(np.concatenate([bits.view(np.float32), samples.SPECIAL])):
+        assert mismatches(x, name) == 0
+    assert codes_wrong_back(name) == 0
+
+
+def source():
+    digest = hashlib.sha256()
+    for module in SOURCES:
+        digest.update(Path(quark_numba.__file__).with_name(f"{module}.py").read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def results():
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+@pytest.mark.exhaustive
+@every_type
+def test_all(name, capsys):
+    done = results().get(name, {})
+    if done.get("source") == source() and done["mismatches"] == 0:
+        pytest.skip(f"done on {done['date']} for these sources")
+
+    def block(start):
+        bits = np.arange(start, start + BLOCK, dtype=np.uint64).astype(np.uint32)
+        return mismatches(bits.view(np.float32), name)
+
+    starts = range(0, 2**32, BLOCK)
+    with capsys.disabled(), ThreadPoolExecutor(os.cpu_count()) as threads:
+        wrong = sum(track(threads.map(block, starts), name, len(starts), console=Console(stderr=True)))
+    wrong += codes_wrong_back(name)
+    record = {
+        "inputs": len(SCALES) * 2**32,
+        "codes": len(SCALES) * len(samples.codes(name)),
+        "mismatches": wrong,
+        "date": str(datetime.date.today()),
+        "source": source(),
+        "versions": {package: version(package) for package in VERSIONS},
+    }
+    RESULTS.write_text(json.dumps(results() | {name: record}, indent=1) + "\n")
+    assert wrong == 0

@@ -1,0 +1,161 @@
+"""Nothing is read or written beyond the ends of arrays, and nothing is kept: memory and open files stay level.
+
+Arrays lie against pages that may not be touched: an access beyond ends the process.
+"""
+
+import ctypes
+import gc
+import mmap
+import os
+from itertools import product
+
+import numpy as np
+import onnxruntime
+import oracle
+import pytest
+import samples
+from onnx_models import number, one_node, session
+
+from quark_numba import dequantize, quantize
+from quark_numba.dispatch import TABLE
+from quark_numba.granularity import loop_shape
+from quark_numba.operators import newest_versions
+
+linux = pytest.mark.skipif(not hasattr(mmap, "MAP_ANONYMOUS"), reason="needs mmap and mprotect as on Linux")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Guarded:
+    """Room for an array between two pages that may not be touched, flush with the one after it or the one before."""
+
+    def __init__(self, nbytes, at_end):
+        rest = -nbytes % mmap.PAGESIZE
+        self._map = mmap.mmap(-1, nbytes + rest + 2 * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        for page in (start, start + mmap.PAGESIZE + nbytes + rest):
+            assert _libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+        self.nbytes, self.address = nbytes, start + mmap.PAGESIZE + (rest if at_end else 0)
+
+    def array(self, dtype):
+        content = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
+        content.map = self._map
+        return np.frombuffer(content, np.uint8).view(dtype)
+
+
+def guarded(array, at_end):
+    flat = np.ascontiguousarray(array).reshape(-1)
+    copy = Guarded(flat.nbytes, at_end).array(flat.dtype) if flat.size else flat
+    copy[:] = flat
+    return copy
+
+
+# Shape of x, shape of the scale, axis, block size; no size is a multiple of a vector's.
+SHAPES = [
+    ((1,), (), 0, 0),
+    ((37,), (), 0, 0),
+    ((1021,), (), 0, 0),
+    ((3, 5, 7), (5,), 1, 0),
+    ((11, 131), (131,), 1, 0),
+    ((67, 3), (3,), 1, 0),
+    ((5, 83), (5, 11), 1, 8),
+    ((23, 17), (6, 17), 0, 4),
+]
+
+
+def key_id(key):
+    return "-".join([key.operation, key.x.name, key.precision.name, key.y.name] + ["unsaturated"] * (not key.saturate))
+
+
+@linux
+@pytest.mark.parametrize("key", TABLE, ids=key_id)
+def test_kernel_stays_within_its_arrays(key):
+    kernel, rng = TABLE[key].serial, np.random.default_rng(30)
+    for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
+        _, loop = loop_shape(x_shape, scale_shape, scale_shape, axis, block_size)
+        rows = loop.rows * (loop.inner if loop.vary else 1)
+        x = rng.integers(0, 2**8, np.prod(x_shape) * key.x.storage.itemsize, np.uint8).view(key.x.storage)
+        scale, zero_point = np.full(rows, 0.5, key.scale_dtype), np.zeros(rows, key.zero_point_dtype)
+        expected = np.empty(x.size, key.y.storage)
+        kernel(x, scale, zero_point, expected, *loop, 0)
+        y = guarded(np.empty_like(expected), at_end)
+        kernel(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, *loop, 0)
+        assert y.tobytes() == expected.tobytes()
+
+
+def node_cases():
+    """Every type of the operators in sessions, as x or y beside float32."""
+    for domain in ("com.amd.quark", ""):
+        for version in newest_versions(domain):
+            for row in version.quantized:
+                if row.bits != 6 and (domain == "com.amd.quark" or STANDARD_OPS):
+                    yield pytest.param(version.operation, row, domain, id=f"{version.full_name}-{row.name}")
+
+
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+STANDARD_OPS = RELEASE >= (1, 31)
+
+
+@linux
+@pytest.mark.parametrize(("operation", "row", "domain"), node_cases())
+def test_node_stays_within_its_tensors(operation, row, domain):
+    for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
+        if block_size and domain:
+            continue
+        attributes = {"axis": axis} | ({"block_size": block_size} if block_size else {})
+        node = session(one_node(operation, row.name, domain=domain, attributes=attributes, opset=25), standard_ops=not domain)
+        types = {"x": "float32" if operation == "quantize" else row.name, "scale": "float32", "zero_point": row.name}
+        types["y"] = row.name if operation == "quantize" else "float32"
+        binding, kept = node.io_binding(), []
+        for name, shape in {"x": x_shape, "scale": scale_shape, "zero_point": scale_shape, "y": x_shape}.items():
+            bits = row.bits if types[name] == row.name else 32
+            room = Guarded(max(1, -(-int(np.prod(shape)) * bits // 8)), at_end)
+            room.array(np.uint8)[:] = 0
+            kept.append(room)
+            bind = binding.bind_output if name == "y" else binding.bind_input
+            bind(name, "cpu", 0, number(types[name]), list(shape), room.address)
+        node.run_with_iobinding(binding)
+
+
+def resident():
+    """This process's memory in bytes, and its open files."""
+    gc.collect()
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * mmap.PAGESIZE, len(os.listdir("/proc/self/fd"))
+
+
+@linux
+def test_many_sessions():
+    """A thousand are made, run and dropped."""
+    model = one_node("quantize", "uint8")
+    feeds = {"x": np.ones(70_000, np.float32), "scale": np.float32(0.5), "zero_point": np.uint8(0)}
+
+    def use(times):
+        for _ in range(times):
+            session(model).run(None, feeds)
+
+    use(200)
+    memory, files = resident()
+    use(1000)
+    grown = resident()
+    assert grown[0] - memory < 8 << 20
+    assert grown[1] == files
+
+
+@linux
+@pytest.mark.parametrize("name", ["uint8", "int4", "bfloat16"])
+def test_many_calls(name):
+    """A hundred thousand, a third of them each type."""
+    x, scale = samples.SPECIAL, np.float32(0.5)
+    zero_point = np.zeros((), oracle.dtype(name))
+
+    def use(times):
+        for _ in range(times):
+            dequantize(quantize(x, scale, zero_point), scale, zero_point)
+
+    use(1000)
+    memory, files = resident()
+    use(17_000)
+    grown = resident()
+    assert grown[0] - memory < 2 << 20
+    assert grown[1] == files
