@@ -281,7 +281,10 @@ def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, loop: Loop) -> N
     kernel = TABLE[key]
 
     def parallel(threads: int) -> None:
-        kernel.parallel(x, scale, zero_point, y, *loop, threads * _SLICES_PER_THREAD)
+        from .kernels import PAST_CACHE
+
+        form = kernel.past_cache if y.nbytes >= PAST_CACHE else kernel.parallel
+        form(x, scale, zero_point, y, *loop, threads * _SLICES_PER_THREAD)
 
     if x.size >= _PARALLEL_SIZE:
         from . import jit

@@ -150,8 +150,8 @@ def _warmup(options: argparse.Namespace) -> int:
     return 0
 
 
-# What calls on small and on large arrays need, and sessions.
-_FORMS = ("serial", "parallel", "task")
+# What calls on small, on large and on huge arrays need, and sessions.
+_FORMS = ("serial", "parallel", "past_cache", "task")
 
 
 def _compile(row: ElementType | None, tick: Callable[[], None]) -> None:

@@ -84,6 +84,12 @@ class Kernel:
         return kernels.parallel_kernel(self.key, self.serial)
 
     @created_once
+    def past_cache(self) -> Any:
+        from . import kernels
+
+        return kernels.parallel_kernel(self.key, self.serial, past_cache=True)
+
+    @created_once
     def task(self) -> Any:
         from . import kernels
 

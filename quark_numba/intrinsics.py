@@ -59,6 +59,38 @@ def stack(typingctx: Any, words: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
+LINE = 64  # bytes of a cache line
+
+
+@intrinsic
+def copy_past_cache(typingctx: Any, target: Any, source: Any, lines: Any) -> Any:
+    """Copy cache lines, to an address that is a multiple of LINE, with stores that do not read what they replace. They may
+    be seen out of order: other threads wait for `fence`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(8), LINE)
+        targets, sources = (builder.inttoptr(address, vector.as_pointer()) for address in arguments[:2])
+        flag = builder.module.add_metadata([ir.IntType(32)(1)])
+        with cgutils.for_range(builder, arguments[2]) as loop:
+            line = builder.load(builder.gep(sources, [loop.index]), align=1)
+            store = builder.store(line, builder.gep(targets, [loop.index]), align=LINE)
+            store.set_metadata("nontemporal", flag)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def fence(typingctx: Any) -> Any:
+    """What was stored before is seen before what is stored after."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
 @intrinsic
 def call(typingctx: Any, address: Any, arguments: Any) -> Any:
     """Call the C function at `address` with a tuple of integers and return what it leaves in the result register.

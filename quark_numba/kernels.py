@@ -11,13 +11,14 @@ from numba import carray, prange, types
 from . import codecs, jit, packing
 from .dispatch import Key
 from .element_types import ElementType
-from .intrinsics import pointer, stack
+from .intrinsics import LINE, copy_past_cache, fence, pointer, stack
 
 # Names in the templates that a compilation binds.
 convert: Any = None  # scalar (x, scale, zero point) -> y, of codecs.converter
 constant: Any = None  # constant_scale, compiled
 varying: Any = None  # varying_scale, compiled
 run_slice: Any = None  # run, compiled
+run_past: Any = None  # run_past_cache, compiled
 x_chunk: Any = None  # the three that `task` calls for a chunk
 y_chunk: Any = None
 finish: Any = None
@@ -28,6 +29,12 @@ ITEMSIZE: Any = None
 BITS: Any = None
 SCALE_DTYPE: Any = None
 ZERO_POINT_DTYPE: Any = None
+
+# Bytes of y from which on it is not written to the cache, which would drop it anyway before anyone reads it.
+PAST_CACHE = 1 << 24 if jit.JIT_ENABLED else np.iinfo(np.int64).max
+
+# Elements on the way there: they stay in the first-level cache.
+BUFFER = 1 << 11
 
 # Elements that one call of a task converts: 2 to 8 µs of work, so that threads share evenly, at some 20 ns a call. A
 # multiple of what a byte holds of any type: no two tasks touch one byte.
@@ -109,10 +116,25 @@ def run(
                 d = 0
 
 
+def run_past_cache(
+    x: Any, scale: Any, zero_point: Any, y: Any, length: int, block: int, inner: int, rows: int, vary: bool, start: int
+) -> None:
+    """`run`, by way of a buffer from which whole cache lines go to y, which thus need not be read first."""
+    at = min(-y.ctypes.data % LINE // y.itemsize, y.size)
+    run_slice(x[:at], scale, zero_point, y[:at], length, block, inner, rows, vary, start)
+    buffer = np.empty(BUFFER, y.dtype)
+    while at + BUFFER <= y.size:
+        run_slice(x[at : at + BUFFER], scale, zero_point, buffer, length, block, inner, rows, vary, start + at)
+        copy_past_cache(y[at:].ctypes.data, buffer.ctypes.data, BUFFER * y.itemsize // LINE)
+        at += BUFFER
+    fence()
+    run_slice(x[at:], scale, zero_point, y[at:], length, block, inner, rows, vary, start + at)
+
+
 def parallel(
     x: Any, scale: Any, zero_point: Any, y: Any, length: int, block: int, inner: int, rows: int, vary: bool, slices: int
 ) -> None:
-    """`run` over all of x, on Numba's threads."""
+    """`run`, or `run_past_cache`, over all of x, on Numba's threads."""
     for i in prange(slices):
         start, stop = i * x.size // slices, (i + 1) * x.size // slices
         run_slice(x[start:stop], scale, zero_point, y[start:stop], length, block, inner, rows, vary, start)
@@ -125,18 +147,13 @@ def task(work_pointer: Any, index: int) -> None:
     codes = carray(stack(CHUNK // 8), CHUNK, np.uint8)[: min(CHUNK, work[WORK_SIZE] - start)]
     x = x_chunk(work[WORK_X], start, codes)
     y = y_chunk(work[WORK_Y], start, codes)
-    run_slice(
-        x,
-        carray(pointer(work[WORK_SCALE]), work[WORK_SCALES], SCALE_DTYPE),
-        carray(pointer(work[WORK_ZERO_POINT]), work[WORK_ZERO_POINTS], ZERO_POINT_DTYPE),
-        y,
-        work[WORK_LENGTH],
-        work[WORK_BLOCK],
-        work[WORK_INNER],
-        work[WORK_ROWS],
-        work[WORK_VARY] != 0,
-        start,
-    )
+    scale = carray(pointer(work[WORK_SCALE]), work[WORK_SCALES], SCALE_DTYPE)
+    zero_point = carray(pointer(work[WORK_ZERO_POINT]), work[WORK_ZERO_POINTS], ZERO_POINT_DTYPE)
+    length, block, inner, rows = work[WORK_LENGTH], work[WORK_BLOCK], work[WORK_INNER], work[WORK_ROWS]
+    if work[WORK_SIZE] * y.itemsize >= PAST_CACHE:
+        run_past(x, scale, zero_point, y, length, block, inner, rows, work[WORK_VARY] != 0, start)
+    else:
+        run_slice(x, scale, zero_point, y, length, block, inner, rows, work[WORK_VARY] != 0, start)
     finish(work[WORK_Y], start, codes)
 
 
@@ -181,10 +198,12 @@ def serial_kernel(key: Key) -> Any:
     )
 
 
-def parallel_kernel(key: Key, serial: Any) -> Any:
+def parallel_kernel(key: Key, serial: Any, *, past_cache: bool = False) -> Any:
     """(x, scale, zero_point, y, *loop, slices) -> None"""
+    name = _name("parallel_past_cache" if past_cache else "parallel", key)
+    run_slice = _run_past_cache(key, serial) if past_cache else serial
     signature = types.void(*_arrays(key), *_LOOP, types.intp)
-    return jit.kernel(parallel, _name("parallel", key), signature, parallel=True, run_slice=serial)
+    return jit.kernel(parallel, name, signature, parallel=True, run_slice=run_slice)
 
 
 def task_function(key: Key, serial: Any) -> Any:
@@ -196,11 +215,12 @@ def task_function(key: Key, serial: Any) -> Any:
     bits = key.quantized.bits
     ends = jit.inline(packed_bytes, BITS=bits)
     x_chunk, y_chunk, finish_chunk = in_place_of(key.x), in_place_of(key.y), jit.inline(nothing)
+    run_past = _run_past_cache(key, serial)
     if key.x.is_packed:
         unpack = jit.function(packing.regroup, f"unpack_{bits}", FROM_BITS=8, TO_BITS=bits)
         x_chunk = jit.inline(unpacked, packed_bytes=ends, unpack=unpack)
     if key.y.is_packed:
-        y_chunk = jit.inline(aside)
+        y_chunk, run_past = jit.inline(aside), serial
         pack = jit.function(packing.regroup, f"pack_{bits}", FROM_BITS=bits, TO_BITS=8)
         finish_chunk = jit.inline(pack_back, packed_bytes=ends, pack=pack)
     return jit.c_function(
@@ -208,12 +228,17 @@ def task_function(key: Key, serial: Any) -> Any:
         _name("task", key),
         types.void(types.CPointer(types.int64), types.intp),
         run_slice=serial,
+        run_past=run_past,
         SCALE_DTYPE=key.scale_dtype,
         ZERO_POINT_DTYPE=key.zero_point_dtype,
         x_chunk=x_chunk,
         y_chunk=y_chunk,
         finish=finish_chunk,
     )
+
+
+def _run_past_cache(key: Key, serial: Any) -> Any:
+    return jit.function(run_past_cache, _name("run_past_cache", key), run_slice=serial)
 
 
 _LOOP = [types.intp] * 4 + [types.boolean]

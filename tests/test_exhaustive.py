@@ -46,7 +46,7 @@ def expected_codes(x, scale, name):
             codes = np.where(np.isnan(whole), row.lowest, whole).astype(np.int32)
             return codes & np.int32(2**row.bits - 1), np.zeros(x.shape, bool)
         saturated = np.clip(quotient + np.float32(0), -row.highest, row.highest)
-        return saturated.astype(row.dtype).view(f"u{row.dtype.itemsize}"), np.isnan(quotient)
+        return oracle.bits(saturated.astype(row.dtype)), np.isnan(quotient)
 
 
 def mismatches(x, name):

@@ -215,3 +215,20 @@ def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
     oracle.assert_same_bits(y, oracle.quantize(x, *spread, name))
     z = dequantize(y, scale, zero_point, axis=axis, block_size=block_size)
     oracle.assert_same_bits(z, oracle.dequantize(y, *spread, name))
+
+
+@pytest.mark.parametrize("name", ["uint8", "bfloat16"])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_past_the_cache(name, offset):
+    """Results of more than 16 MiB, which begin on a cache line or beside one."""
+    x = np.random.default_rng(10).normal(0, 20, (3, (1 << 24) // 3 + 5)).astype(np.float32)
+    scale = np.array([0.1, 0.3, 0.7], np.float32)
+    out = np.empty(x.size + offset, oracle.dtype(name))[offset:].reshape(x.shape)
+    assert quantize(x, scale, axis=0, output_dtype=name, out=out) is out
+    back = np.empty(x.size + offset, np.float32)[offset:].reshape(x.shape)
+    assert dequantize(out, scale, axis=0, out=back) is back
+    for i in range(3):
+        for start in range(0, x.shape[1], 1 << 20):
+            piece = (i, slice(start, start + (1 << 20)))
+            oracle.assert_same_bits(out[piece], oracle.quantize(x[piece], scale[i], None, name))
+            oracle.assert_same_bits(back[piece], oracle.dequantize(out[piece], scale[i], None, name))

@@ -16,9 +16,10 @@ import pytest
 import samples
 from onnx_models import number, one_node, session
 
-from quark_numba import dequantize, quantize
+from quark_numba import dequantize, dispatch, quantize
 from quark_numba.dispatch import TABLE
-from quark_numba.granularity import loop_shape
+from quark_numba.element_types import FLOAT32, find
+from quark_numba.granularity import Loop, loop_shape
 from quark_numba.operators import newest_versions
 
 linux = pytest.mark.skipif(not hasattr(mmap, "MAP_ANONYMOUS"), reason="needs mmap and mprotect as on Linux")
@@ -68,7 +69,7 @@ def key_id(key):
 
 
 @linux
-@pytest.mark.parametrize("key", TABLE, ids=key_id)
+@pytest.mark.parametrize("key", list(TABLE), ids=key_id)
 def test_kernel_stays_within_its_arrays(key):
     kernel, rng = TABLE[key].serial, np.random.default_rng(30)
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
@@ -80,6 +81,25 @@ def test_kernel_stays_within_its_arrays(key):
         kernel(x, scale, zero_point, expected, *loop, 0)
         y = guarded(np.empty_like(expected), at_end)
         kernel(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, *loop, 0)
+        assert y.tobytes() == expected.tobytes()
+
+
+@linux
+@pytest.mark.parametrize("name", ["uint8", "bfloat16", "int32"])  # an item of 1, 2 and 4 bytes
+@pytest.mark.parametrize("operation", ["quantize", "dequantize"])
+def test_past_the_cache_stays_within_its_arrays(operation, name):
+    """On a few thousand elements, which begin and end anywhere between cache lines."""
+    row = find(name)
+    key = dispatch.key(operation, *((FLOAT32, FLOAT32, row) if operation == "quantize" else (row, FLOAT32, FLOAT32)))
+    rng = np.random.default_rng(31)
+    scale, zero_point = rng.uniform(0.1, 1, 7).astype(key.scale_dtype), np.zeros(7, key.zero_point_dtype)
+    for size, at_end in product((1, 15, 2048, 5000, 6161), (True, False)):
+        x = rng.integers(0, 2**8, size * key.x.storage.itemsize, np.uint8).view(key.x.storage)
+        loop = Loop(1, 1, 7, 1, True)
+        expected = np.empty(size, key.y.storage)
+        TABLE[key].serial(x, scale, zero_point, expected, *loop, 0)
+        y = guarded(np.empty_like(expected), at_end)
+        TABLE[key].past_cache(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, *loop, 3)
         assert y.tobytes() == expected.tobytes()
 
 
@@ -97,7 +117,7 @@ STANDARD_OPS = RELEASE >= (1, 31)
 
 
 @linux
-@pytest.mark.parametrize(("operation", "row", "domain"), node_cases())
+@pytest.mark.parametrize(("operation", "row", "domain"), list(node_cases()))
 def test_node_stays_within_its_tensors(operation, row, domain):
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
         if block_size and domain:
@@ -128,7 +148,7 @@ def resident():
 def test_many_sessions():
     """A thousand are made, run and dropped."""
     model = one_node("quantize", "uint8")
-    feeds = {"x": np.ones(70_000, np.float32), "scale": np.float32(0.5), "zero_point": np.uint8(0)}
+    feeds = {"x": np.ones(70_000, np.float32), "scale": np.array(0.5, np.float32), "zero_point": np.array(0, np.uint8)}
 
     def use(times):
         for _ in range(times):

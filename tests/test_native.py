@@ -101,6 +101,19 @@ def test_any_number_of_threads(threads, size):
     oracle.assert_same_bits(y, oracle.quantize(x, np.float32(0.3), np.int16(5), "int16"))
 
 
+@pytest.mark.parametrize("name", ["uint8", "bfloat16"])
+def test_past_the_cache(name):
+    """Results of more than 16 MiB."""
+    x = np.random.default_rng(10).normal(0, 20, (1 << 24) + 77).astype(np.float32)
+    parameters = {"scale": np.float32(0.3), "zero_point": np.ones((), oracle.dtype(name))}
+    y = run(session(one_node("quantize", name)), x=x, **parameters)
+    z = run(session(one_node("dequantize", name)), x=y, **parameters)
+    for start in range(0, x.size, 1 << 20):
+        piece = slice(start, start + (1 << 20))
+        oracle.assert_same_bits(y[piece], oracle.quantize(x[piece], *parameters.values(), name))
+        oracle.assert_same_bits(z[piece], oracle.dequantize(y[piece], *parameters.values(), name))
+
+
 def test_types_are_inferred_through_a_chain():
     """No value_info: what the quantized tensor is follows from the zero point, and is uint8 without one."""
     nodes, initializers = [], [helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5])]
