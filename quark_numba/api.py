@@ -246,9 +246,10 @@ def _convert(
         _check_out(out, x.shape, key.y)
 
     # A Fortran-ordered array is the C-ordered one of reversed shape, and so is its result.
-    result = np.empty_like(x, key.y.dtype, order="F" if x.flags.fnc else "C") if out is None else np.asarray(out)
+    is_fortran = x.flags.fnc
+    result = np.empty(x.shape, key.y.dtype, "F" if is_fortran else "C") if out is None else np.asarray(out)
     x_rows, y_rows = x, result
-    if x.flags.fnc:
+    if is_fortran:
         x_rows, y_rows, scale = x.T, result.T, scale.T
         zero_point = None if zero_point is None else zero_point.T
         _, loop = loop_shape(x_rows.shape, scale.shape, zero_point_shape[::-1], ~axis, block_size)
@@ -261,8 +262,7 @@ def _convert(
         wide_zero_point = np.zeros(loop.inner if loop.vary else 1, key.zero_point_dtype)
     elif key.quantized.bits < 8:
         # The bits above a code do not count. ml_dtypes takes some of those of float4 and float6 for the sign.
-        codes = zero_point.view(np.uint8) & np.uint8(2**key.quantized.bits - 1)
-        wide_zero_point = _wide(key.quantized.code_values[codes], key.zero_point_dtype)
+        wide_zero_point = _wide(key.quantized.byte_values[zero_point.view(np.uint8)], key.zero_point_dtype)
     else:
         wide_zero_point = _wide(zero_point, key.zero_point_dtype)
     if scale.dtype == INT32.dtype and key.precision.bits < 32:

@@ -92,6 +92,11 @@ class ElementType:
         return codes.view(self.dtype).astype(np.float32)
 
     @cached_property
+    def byte_values(self) -> NDArray[np.float32]:
+        """The value that every byte stands for, of a type of less than 8 bits: the bits above a code do not count."""
+        return np.resize(self.code_values, 256)
+
+    @cached_property
     def is_packed(self) -> bool:
         """Whether ONNX Runtime's tensors hold several elements a byte. numpy's arrays hold one."""
         return self.bits in (2, 4)
