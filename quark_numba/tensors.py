@@ -66,15 +66,22 @@ def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[A
     """
     if not isinstance(tensor, onnx.TensorProto):
         raise TypeError(f"tensor is a {type(tensor).__name__}; expected onnx.TensorProto")
-    row = element_types.find(tensor.data_type)
-    if row is None:
-        return numpy_helper.to_array(tensor, base_dir)
+    if tensor.data_type not in onnx.TensorProto.DataType.values() and not element_types.find(tensor.data_type):
+        known = "a number of onnx.TensorProto.DataType"
+        raise TypeError(f"tensor {tensor.name!r} has data_type {tensor.data_type}; expected {known}")
     if external_data_helper.uses_external_data(tensor):
         # The function fills the tensor that it is given.
         loaded = onnx.TensorProto()
         loaded.CopyFrom(tensor)
-        external_data_helper.load_external_data_for_tensor(loaded, base_dir)
+        try:
+            external_data_helper.load_external_data_for_tensor(loaded, base_dir)
+        except onnx.checker.ValidationError as error:
+            raise ValueError(f"tensor {tensor.name!r}: {error}") from None
+        loaded.ClearField("data_location")
         tensor = loaded
+    row = element_types.find(tensor.data_type)
+    if row is None:
+        return numpy_helper.to_array(tensor)
     if any(dimension < 0 for dimension in tensor.dims):
         raise ValueError(f"tensor {tensor.name!r} has dims {tuple(tensor.dims)}; expected no negative dimension")
     if tensor.HasField("segment"):

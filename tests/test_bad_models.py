@@ -1,0 +1,122 @@
+"""Models that are broken: ONNX Runtime's error, and no crash; other sessions go on."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx_models import model, one_node, run, session
+
+DOMAIN = "com.amd.quark"
+QUANTIZE, DEQUANTIZE = "ExtendedQuantizeLinear", "ExtendedDequantizeLinear"
+
+
+def node(op_type, inputs, outputs=("y",), **attributes):
+    return helper.make_node(op_type, inputs, outputs, domain=DOMAIN, **attributes)
+
+
+def scaled(nodes, outputs=("y",), inputs=("x", "s"), **arguments):
+    return model(nodes, list(inputs), list(outputs), **arguments)
+
+
+def changed(change):
+    broken = one_node("quantize", "int8")
+    change(broken)
+    return broken
+
+
+def initializer(name, dims, data, data_type=TensorProto.FLOAT):
+    return TensorProto(name=name, dims=dims, data_type=data_type, raw_data=data)
+
+
+def cyclic():
+    return scaled([node(QUANTIZE, ["b", "s"], ["a"]), node(DEQUANTIZE, ["a", "s"], ["b"])], ["b"])
+
+
+BROKEN = {
+    "no inputs": scaled([node(QUANTIZE, [])]),
+    "one input": scaled([node(DEQUANTIZE, ["x"])]),
+    "four inputs": scaled([node(QUANTIZE, ["x", "s", "", "s"])]),
+    "scale left empty": scaled([node(QUANTIZE, ["x", ""])]),
+    "x left empty": scaled([node(QUANTIZE, ["", "s"])]),
+    "two outputs": scaled([node(QUANTIZE, ["x", "s"], ["y", "z"])]),
+    "no output": scaled([node(QUANTIZE, ["x", "s"], [])]),
+    "an input that nobody makes": scaled([node(QUANTIZE, ["x", "nothing"])]),
+    "an output twice": scaled([node(QUANTIZE, ["x", "s"]), node(QUANTIZE, ["x", "s"])]),
+    "a cycle": cyclic(),
+    "its own input": scaled([node(QUANTIZE, ["y", "s"])]),
+    "unknown operator": scaled([node("ExtendedQuantizeQuadratic", ["x", "s"])]),
+    "no opset of the domain": scaled([node(QUANTIZE, ["x", "s"])], domains=()),
+    "axis is a float": scaled([node(QUANTIZE, ["x", "s"], axis=1.0)]),
+    "axis is a string": scaled([node(QUANTIZE, ["x", "s"], axis="1")]),
+    "axis is a list": scaled([node(QUANTIZE, ["x", "s"], axis=[1])]),
+    "axis is a tensor": scaled([node(QUANTIZE, ["x", "s"], axis=initializer("a", [], b"1234"))]),
+    "axis is of no type": changed(lambda m: m.graph.node[0].attribute.add(name="axis")),
+    "output of another type": model([node(QUANTIZE, ["x", "s"])], ["x", "s"], [("y", "int8", None)]),
+    "x is a string": model([node(QUANTIZE, ["x", "s"])], [("x", "string", None), "s"], [("y", "uint8", None)]),
+    "x is a bool": model([node(QUANTIZE, ["x", "s"])], [("x", "bool", None), "s"], [("y", "uint8", None)]),
+    "scale is a double": model([node(QUANTIZE, ["x", "s"])], ["x", ("s", "double", None)], [("y", "uint8", None)]),
+    "dequantize of floats": scaled([node(DEQUANTIZE, ["x", "s"])]),
+    "negative dimension": changed(lambda m: m.graph.initializer.append(initializer("scale", [-1], b"1234"))),
+    "too little data": changed(lambda m: m.graph.initializer.append(initializer("scale", [9], b"1234"))),
+    "huge dimensions": changed(lambda m: m.graph.initializer.append(initializer("scale", [2**62, 2**62], b"1234"))),
+    "data of no type": changed(lambda m: m.graph.initializer.append(initializer("scale", [], b"1234", 0))),
+    "data of an unknown type": changed(lambda m: m.graph.initializer.append(initializer("scale", [], b"1234", 99))),
+    "no graph": onnx.ModelProto(ir_version=10),
+    "a future opset": changed(lambda m: setattr(m.opset_import[0], "version", 10**6)),
+    "no opsets": changed(lambda m: m.ClearField("opset_import")),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_models(name):
+    with pytest.raises(Exception, match=r"ONNXRuntimeError|quark_numba"):
+        session(BROKEN[name])
+
+
+@pytest.mark.parametrize("part", [0, 1, 7, 20, 50, 80, 99])
+@pytest.mark.parametrize("damage", ["cut", "zeros", "noise"])
+def test_damaged_files(part, damage, tmp_path):
+    """Some damage leaves a model that can be read, after all; it must not crash either."""
+    content = one_node("quantize", "int8").SerializeToString()
+    start = len(content) * part // 100
+    rest = len(content) - start
+    content = content[:start] + {"cut": b"", "zeros": bytes(rest), "noise": np.random.default_rng(part).bytes(rest)}[damage]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        session(path)
+
+
+@pytest.mark.parametrize("operation", ["quantize", "dequantize"])
+@pytest.mark.parametrize(
+    ("x", "scale", "zero_point", "axis"),
+    [
+        ((2, 3), (4,), (4,), 1),
+        ((2, 3), (3,), (2,), 1),
+        ((2, 3), (3, 1), (3, 1), 1),
+        ((2, 3), (2, 3), (2, 3), 0),
+        ((0, 3), (4,), (4,), 1),
+        ((2, 0), (3,), (3,), 1),
+        ((), (2,), (2,), 0),
+        ((2,), (2,), (2,), 1),
+        ((1,) * 30, (2,), (2,), 29),
+    ],
+    ids=str,
+)
+def test_wrong_shapes(operation, x, scale, zero_point, axis):
+    types = {"x": "float32", "zero_point": "int8"} if operation == "quantize" else {"x": "int8", "zero_point": "int8"}
+    loaded = session(one_node(operation, "int8", attributes={"axis": axis}))
+    feeds = {"x": np.ones(x, types["x"]), "scale": np.ones(scale, np.float32), "zero_point": np.zeros(zero_point, np.int8)}
+    with pytest.raises(Exception, match=r"INVALID_ARGUMENT.*Extended.*(has shape|out of range)"):
+        run(loaded, **feeds)
+    good = {"x": np.ones((2, 3), types["x"]), "scale": np.float32(1), "zero_point": np.int8(0)}
+    assert (run(loaded, **good) == 1).all()
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("operation", ["quantize", "dequantize"])
+def test_no_elements(operation, shape):
+    """Which is no fault."""
+    x = np.ones(shape, "float32" if operation == "quantize" else "int8")
+    y = run(session(one_node(operation, "int8")), x=x, scale=np.float32(1), zero_point=np.int8(0))
+    assert y.shape == shape

@@ -1,0 +1,173 @@
+"""Public functions with arguments of any type: what comes back is a result, or an error of the documented types."""
+
+import random
+import time
+import warnings
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx.reference.op_run import OpRun
+
+import quark_numba
+
+SECONDS = 60
+
+X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
+ARRAYS = [
+    X,
+    X.astype(np.float16),
+    X.astype(ml_dtypes.bfloat16),
+    X.astype(">f4"),
+    X.astype(np.float64),
+    X.astype(np.int32),
+    X[::-1, :, ::2],
+    np.asfortranarray(X),
+    np.zeros((0, 3), np.float32),
+    np.array(0.5, np.float32),
+    np.float32(0.5),
+    np.ones(3, np.float32),
+    np.ones((2, 3, 2), np.float32),
+    np.zeros(3, np.int8),
+    np.array(7, np.uint8),
+    np.zeros((2, 3, 2), ml_dtypes.int4),
+    np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+    np.arange(24, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn),
+    np.ones((), ml_dtypes.float8_e8m0fnu),
+    np.array(["a", "b"]),
+    np.array([None, {}], object),
+    np.array([(1, 2)], [("a", "i4"), ("b", "f4")]),
+    np.ma.masked_array([1.0, 2.0], [0, 1]),
+    np.array([1 + 2j]),
+    np.array(["2026-11-21"], "datetime64[D]"),
+]
+OTHERS = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    2**31,
+    2**63,
+    2**64,
+    -(2**70),
+    0.5,
+    1e300,
+    float("nan"),
+    float("inf"),
+    1j,
+    "",
+    ",",
+    "int8",
+]
+OTHERS += [
+    "float8e4m3fn",
+    "bfloat16",
+    "int3",
+    b"int8",
+    np.int8,
+    np.dtype("f2"),
+    int,
+    object,
+    21,
+    28,
+    np.int64(3),
+    np.bool_(True),
+]
+OTHERS += [
+    [],
+    [1, 2, 3],
+    [[1.0], [2.0, 3.0]],
+    (2, 3),
+    {},
+    {"a": 1},
+    set(),
+    range(3),
+    lambda: 0,
+    object(),
+    ...,
+    NotImplemented,
+    10**400,
+]
+OTHERS += [
+    onnx.TensorProto(data_type=1, dims=[2], raw_data=b"12345678"),
+    onnx.TensorProto(data_type=22, dims=[3], raw_data=b"ab"),
+]
+OTHERS += [onnx.TensorProto(data_type=99), onnx.TensorProto(data_type=2, dims=[1 << 40]), onnx.ModelProto()]
+OTHERS += [onnx.TensorProto(data_type=1, dims=[1], data_location=1), memoryview(b"abcd"), bytearray(b"ab")]
+
+# What fits an argument more often than chance has it.
+FITTING = {
+    "packed": [np.arange(2, dtype=np.uint8)],
+    "shape": [3, 4, 8, (2, 2), (1, 3)],
+    "dtype": ["int4", "uint4", "uint2", 22],
+    "session_options": [None],
+}
+
+ATTRIBUTES = ("axis", "block_size", "output_dtype", "opset", "out")
+FUNCTIONS = {
+    quark_numba.quantize: (("x", "y_scale", "y_zero_point"), (*ATTRIBUTES, "saturate", "precision")),
+    quark_numba.dequantize: (("x", "x_scale", "x_zero_point"), ATTRIBUTES),
+    quark_numba.pack: (("array",), ()),
+    quark_numba.unpack: (("packed", "shape", "dtype"), ()),
+    quark_numba.to_tensor_proto: (("array",), ("name",)),
+    quark_numba.from_tensor_proto: (("tensor",), ("base_dir",)),
+    quark_numba.register: (("session_options",), ("backend", "standard_ops")),
+    quark_numba.reference_ops: ((), ("standard_ops",)),
+    quark_numba.get_library_path: ((), ()),
+    quark_numba.register_schemas: ((), ()),
+}
+
+
+def fresh(value, rng):
+    """Arrays are copied, so that those written to stay apart; session options are made anew."""
+    if isinstance(value, np.ndarray) and rng.random() < 0.5:
+        return value.copy(order="K")
+    return value
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_any_arguments(function):
+    positional, keywords = FUNCTIONS[function]
+    rng, end, calls, results = random.Random(0), time.monotonic() + SECONDS / len(FUNCTIONS), 0, 0
+    while calls < 50 or (time.monotonic() < end and positional + keywords):
+        calls += 1
+        likely = rng.random() < 0.7  # mostly arrays, or few would get as far as a kernel
+        pool = ARRAYS if likely else ARRAYS + OTHERS
+        arguments = [
+            fresh(rng.choice(FITTING.get(name, pool) if likely else pool), rng) for name in positional[: rng.randint(1, 3)]
+        ]
+        attributes = {name: fresh(rng.choice(OTHERS + ARRAYS), rng) for name in keywords if rng.random() < 0.2}
+        if function is quark_numba.register and rng.random() < 0.7:
+            arguments = [onnxruntime.SessionOptions()]
+        out = attributes.get("out")
+        before = out.copy() if isinstance(out, np.ndarray) else None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = function(*arguments, **attributes)
+        except (TypeError, ValueError, RuntimeError) as error:
+            assert str(error), (function, arguments, attributes)  # noqa: PT017
+            if before is not None:
+                assert before.tobytes() == out.tobytes(), (arguments, attributes)
+        except OSError:
+            assert function is quark_numba.from_tensor_proto  # external data that is not there
+        else:
+            results += 1
+            assert isinstance(result, np.ndarray | onnx.TensorProto | str | list | None)
+            if isinstance(result, list):
+                assert all(issubclass(each, OpRun) for each in result)
+    assert results
+
+
+def test_arguments_that_are_missing_or_unknown():
+    for function, (positional, _) in FUNCTIONS.items():
+        if positional:
+            with pytest.raises(TypeError, match=positional[0]):
+                function()
+        with pytest.raises(TypeError, match="unknown"):
+            function(unknown=1)
