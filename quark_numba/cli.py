@@ -134,7 +134,6 @@ def _warmup(options: argparse.Namespace) -> int:
     names = options.types
     if not names and not options.model:
         names = [row.name for row in newest_versions("com.amd.quark")[0].quantized]
-    # Who sees a bar sees it begin before Numba is imported.
     with _progress("compiling", 2 * len(_FORMS) * len(names or ()) + bool(options.model)) as tick:
         try:
             for name in names or ():
