@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from cases import STANDARD_TYPES, Case, arrays
 from onnx.reference import ReferenceEvaluator
-from onnx_models import one_node, ort_value
+from onnx_models import one_node, ort_value, session
 
 import quark_numba
 from quark_numba.ort import extensions, native
@@ -41,12 +41,12 @@ def _bound(case: Case, domain: str, register: Callable[[onnxruntime.SessionOptio
     options.add_session_config_entry("session.force_spinning_stop", "1")
     register(options)
     content = _model(case, domain).SerializeToString()
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
-    binding = session.io_binding()
+    bound = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
+    binding = bound.io_binding()
     for name, array in zip(("x", "scale", "zero_point"), arrays(case), strict=True):
         binding.bind_ortvalue_input(name, ort_value(array))
     binding.bind_output("y")
-    return lambda: session.run_with_iobinding(binding)
+    return lambda: bound.run_with_iobinding(binding)
 
 
 def _native(case: Case) -> Callable[[], object]:
@@ -69,11 +69,8 @@ def _onnxruntime(case: Case) -> Callable[[], object]:
 @lru_cache
 def _onnxruntime_has(operation: str, name: str) -> bool:
     """What its CPU provider has, it loads."""
-    content = one_node(operation, name, domain="", opset=ONNX_RUNTIMES_OPSET).SerializeToString()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     try:
-        onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
+        session(one_node(operation, name, domain="", opset=ONNX_RUNTIMES_OPSET), backend=None)
     except Exception:
         return False
     return True

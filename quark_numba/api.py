@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import dispatch, element_types
+from . import dispatch
 from .dispatch import TABLE, Key
-from .element_types import FLOAT32, INT32, UINT8, ElementType
+from .element_types import FLOAT32, INT32, UINT8, ElementType, checked
 from .granularity import FAULTS, INFERRED, ZERO_POINT_SHAPE, Loop, loop_shape
 from .operators import (
     DEFAULTS,
@@ -94,18 +94,18 @@ def quantize(
     scale = _array(y_scale, "y_scale", FLOAT32)
     quantized = UINT8
     if output_dtype is not None:
-        quantized = _element_type(output_dtype, "output_dtype", _types(version, "quantize", "y"))
+        quantized = checked(output_dtype, "output_dtype", _types(version, "quantize", "y"))
     zero_point = None
     if y_zero_point is not None:
         zero_point = _array(y_zero_point, "y_zero_point", quantized)
         allowed = _types(version, "quantize", "y") if output_dtype is None else (quantized,)
-        quantized = _element_type(zero_point.dtype, "y_zero_point", allowed)
-    x_type = _element_type(x_array.dtype, "x", _types(version, "quantize", "x"))
+        quantized = checked(zero_point.dtype, "y_zero_point", allowed)
+    x_type = checked(x_array.dtype, "x", _types(version, "quantize", "x"))
     scale_types = (x_type,) if version and version.scale_as_x else _types(version, "quantize", "scale")
-    scale_type = _element_type(scale.dtype, "y_scale", scale_types)
+    scale_type = checked(scale.dtype, "y_scale", scale_types)
     if not isinstance(saturate, (bool, np.bool_, int)) or saturate not in (0, 1):
         raise ValueError(f"saturate is {saturate!r}; expected True or False")
-    precision_type = None if precision is None else _element_type(precision, "precision", dispatch.PRECISIONS)
+    precision_type = None if precision is None else checked(precision, "precision", dispatch.PRECISIONS)
     if version:
         _check_attributes(
             version, axis=axis, block_size=block_size, output_dtype=output_dtype, saturate=saturate, precision=precision
@@ -163,18 +163,16 @@ def dequantize(
     """
     version = _version("dequantize", opset)
     x_array = _array(x, "x", None)
-    quantized = _element_type(x_array.dtype, "x", _types(version, "dequantize", "x"))
+    quantized = checked(x_array.dtype, "x", _types(version, "dequantize", "x"))
     scale = _array(x_scale, "x_scale", FLOAT32)
-    scale_type = _element_type(scale.dtype, "x_scale", _types(version, "dequantize", "scale"))
+    scale_type = checked(scale.dtype, "x_scale", _types(version, "dequantize", "scale"))
     zero_point = None
     if x_zero_point is not None:
         zero_point = _array(x_zero_point, "x_zero_point", quantized)
-        _element_type(zero_point.dtype, "x_zero_point", (quantized,))
+        checked(zero_point.dtype, "x_zero_point", (quantized,))
         if version and quantized is INT32 and np.any(zero_point):
             raise ValueError(f"x_zero_point is not zero; expected zeros for int32 in DequantizeLinear-{version.since_version}")
-    y = _element_type(
-        scale_type.name if output_dtype is None else output_dtype, "output_dtype", _types(version, "dequantize", "y")
-    )
+    y = checked(scale_type.name if output_dtype is None else output_dtype, "output_dtype", _types(version, "dequantize", "y"))
     if version:
         _check_attributes(version, axis=axis, block_size=block_size, output_dtype=output_dtype)
     key = dispatch.key("dequantize", quantized, scale_type, y)
@@ -343,15 +341,6 @@ def _array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
     if np.any(wrong):
         raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}")
     return cast
-
-
-def _element_type(specification: Any, name: str, allowed: tuple[ElementType, ...]) -> ElementType:
-    row = element_types.find(specification)
-    if row is None or row not in allowed:
-        expected = " or ".join(allowed_row.name for allowed_row in allowed)
-        given = getattr(specification, "__name__", specification)
-        raise TypeError(f"{name} has element type {given}; expected {expected}")
-    return row
 
 
 def _check_out(out: Any, shape: tuple[int, ...], row: ElementType) -> None:

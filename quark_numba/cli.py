@@ -131,12 +131,10 @@ def _warmup(options: argparse.Namespace) -> int:
     from .element_types import find
     from .operators import newest_versions
 
-    names = options.types
-    if not names and not options.model:
-        names = [row.name for row in newest_versions("com.amd.quark")[0].quantized]
-    with _progress("compiling", 2 * len(_FORMS) * len(names or ()) + bool(options.model)) as tick:
+    names = options.types or ([] if options.model else [row.name for row in newest_versions("com.amd.quark")[0].quantized])
+    with _progress("compiling", 2 * len(_FORMS) * len(names) + bool(options.model)) as tick:
         try:
-            for name in names or ():
+            for name in names:
                 _compile(find(name), tick)
             if options.model:
                 model_run.create_session(options.model, model_run.quantization_nodes(options.model))

@@ -5,6 +5,7 @@ A row holds what cannot be computed: the name, the number in ``onnx.TensorProto.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -170,3 +171,19 @@ def find(specification: Any) -> ElementType | None:
     if isinstance(specification, np.dtype):
         specification = specification.newbyteorder("=")
     return _BY_SPECIFICATION.get(specification)
+
+
+def checked(specification: Any, name: str, allowed: Collection[ElementType]) -> ElementType:
+    """The row that `find` gives, if it is one of those allowed.
+
+    Raises
+    ------
+    TypeError
+        Naming `name`, what it is and what was expected.
+    """
+    row = find(specification)
+    if row is None or row not in allowed:
+        expected = " or ".join(allowed_row.name for allowed_row in allowed)
+        given = getattr(specification, "__name__", specification)
+        raise TypeError(f"{name} has element type {given}; expected {expected}")
+    return row

@@ -58,6 +58,9 @@ def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int,
     INFERRED, for a scale that may be blocked."""
     nothing = Loop(0, 0, 0, 0, False)
     rank = len(x_shape)
+    size = 1
+    for dimension in x_shape:
+        size *= dimension
     scales = 1
     for dimension in scale_shape:
         scales *= dimension
@@ -69,9 +72,6 @@ def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int,
     if len(scale_shape) == rank and block_size == INFERRED:
         blocked = rank > 1 or (rank == 1 and 0 < scale_shape[0] < x_shape[0])
     if scales == 1 and zero_points == 1 and not (blocked and block_size > 0):
-        size = 1
-        for dimension in x_shape:
-            size *= dimension
         return NO_FAULT, Loop(1, 1, size, 1, False)
     if block_size > 0 and not blocked:
         return BLOCKED_RANK, nothing
@@ -93,9 +93,6 @@ def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int,
             return SCALE_LENGTH, nothing
         if inner == 1:
             # A short row is repeated, so that kernels have a longer one at a time.
-            size = 1
-            for dimension in x_shape:
-                size *= dimension
             repeated = max(1, min(ROW // max(1, length), size // max(1, 2 * length)))
             return NO_FAULT, Loop(1, 1, length * repeated, 1, True)
         return NO_FAULT, Loop(length, 1, inner, length, False)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from . import element_types
-from .element_types import ELEMENT_TYPES, ElementType
+from .element_types import ELEMENT_TYPES, ElementType, checked
 from .lock import created_once
 
 # Bound when `regroup` is compiled.
@@ -63,7 +62,8 @@ class _Packing:
         return jit.kernel(regroup, f"{name}_{self.bits}", signature, FROM_BITS=from_bits, TO_BITS=to_bits)
 
 
-_PACKINGS = {row.bits: _Packing(row.bits) for row in ELEMENT_TYPES if row.bits < 8}
+_PACKED = tuple(row for row in ELEMENT_TYPES if row.bits < 8)
+_PACKINGS = {row.bits: _Packing(row.bits) for row in _PACKED}
 
 
 def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -84,7 +84,7 @@ def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
         If `array` has another element type.
     """
     array = np.asarray(array)
-    row = _packed_type(array.dtype, "array")
+    row = checked(array.dtype, "array", _PACKED)
     codes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     packed = np.empty(packed_size(codes.size, row), np.uint8)
     _PACKINGS[row.bits].pack(codes, packed)
@@ -111,7 +111,7 @@ def unpack(packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLi
     TypeError, ValueError
         Naming the argument, what it is and what was expected.
     """
-    row = _packed_type(dtype, "dtype")
+    row = checked(dtype, "dtype", _PACKED)
     shape = _shape(shape)
     if not isinstance(packed, np.ndarray):
         raise TypeError(f"packed is a {type(packed).__name__}; expected a numpy array of uint8")
@@ -130,15 +130,6 @@ def unpack(packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLi
 def packed_size(size: int, row: ElementType) -> int:
     """The bytes that hold `size` elements."""
     return (size * row.bits + 7) // 8
-
-
-def _packed_type(specification: Any, name: str) -> ElementType:
-    row = element_types.find(specification)
-    if row is None or row.bits not in _PACKINGS:
-        expected = " or ".join(row.name for row in ELEMENT_TYPES if row.bits in _PACKINGS)
-        given = getattr(specification, "__name__", specification)
-        raise TypeError(f"{name} has element type {given}; expected {expected}")
-    return row
 
 
 def _shape(shape: Any) -> tuple[int, ...]:

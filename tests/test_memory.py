@@ -15,12 +15,14 @@ import oracle
 import pytest
 import samples
 from onnx_models import number, one_node, session
+from test_matrix import key_id
 
 from quark_numba import dequantize, dispatch, quantize
 from quark_numba.dispatch import TABLE
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.granularity import Loop, loop_shape
 from quark_numba.operators import newest_versions
+from quark_numba.ort import c_api, native
 
 linux = pytest.mark.skipif(not hasattr(mmap, "MAP_ANONYMOUS"), reason="needs mmap and mprotect as on Linux")
 
@@ -64,10 +66,6 @@ SHAPES = [
 ]
 
 
-def key_id(key):
-    return "-".join([key.operation, key.x.name, key.precision.name, key.y.name] + ["unsaturated"] * (not key.saturate))
-
-
 @linux
 @pytest.mark.parametrize("key", list(TABLE), ids=key_id)
 def test_kernel_stays_within_its_arrays(key):
@@ -108,12 +106,11 @@ def node_cases():
     for domain in ("com.amd.quark", ""):
         for version in newest_versions(domain):
             for row in version.quantized:
-                if row.bits != 6 and (domain == "com.amd.quark" or STANDARD_OPS):
+                if native.has_tensors(row) and (domain == "com.amd.quark" or RELEASE >= c_api.STANDARD_OPS_RELEASE):
                     yield pytest.param(version.operation, row, domain, id=f"{version.full_name}-{row.name}")
 
 
 RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-STANDARD_OPS = RELEASE >= (1, 31)
 
 
 @linux
@@ -144,6 +141,15 @@ def resident():
         return int(statm.read().split()[1]) * mmap.PAGESIZE, len(os.listdir("/proc/self/fd"))
 
 
+def growth(use, before, times):
+    """By how much both grow in so many times of use, after some before."""
+    use(before)
+    memory, files = resident()
+    use(times)
+    grown = resident()
+    return grown[0] - memory, grown[1] - files
+
+
 @linux
 def test_many_sessions():
     """A thousand are made, run and dropped."""
@@ -154,12 +160,9 @@ def test_many_sessions():
         for _ in range(times):
             session(model).run(None, feeds)
 
-    use(200)
-    memory, files = resident()
-    use(1000)
-    grown = resident()
-    assert grown[0] - memory < 8 << 20
-    assert grown[1] == files
+    memory, files = growth(use, 200, 1000)
+    assert memory < 8 << 20
+    assert files == 0
 
 
 @linux
@@ -173,9 +176,6 @@ def test_many_calls(name):
         for _ in range(times):
             dequantize(quantize(x, scale, zero_point), scale, zero_point)
 
-    use(1000)
-    memory, files = resident()
-    use(17_000)
-    grown = resident()
-    assert grown[0] - memory < 2 << 20
-    assert grown[1] == files
+    memory, files = growth(use, 1000, 17_000)
+    assert memory < 2 << 20
+    assert files == 0

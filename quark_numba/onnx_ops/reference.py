@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun, RuntimeTypeError
 
 from .. import api
-from ..element_types import find
+from ..element_types import checked, find
 from ..operators import DEFAULTS, INPUT_NAMES, OPERATOR_VERSIONS, OperatorVersion
 
 try:
@@ -78,9 +78,8 @@ def _check(version: OperatorVersion, x: NDArray[Any], scale: NDArray[Any], zero_
     """Of what `quantize` and `dequantize` take, Quark's operators take less."""
     operands = ((x, version.x), (scale, version.scale), (zero_point, version.quantized))
     for name, (array, allowed) in zip(INPUT_NAMES[version.operation], operands, strict=True):
-        if array is not None and find(array.dtype) not in allowed:
-            expected = " or ".join(row.name for row in allowed)
-            raise TypeError(f"{name} has element type {array.dtype}; expected {expected}")
+        if array is not None:
+            checked(array.dtype, name, allowed)
     if scale.ndim > 1 and scale.size != 1:
         raise ValueError(f"{INPUT_NAMES[version.operation][1]} has shape {scale.shape}; expected a scalar or one dimension")
 
