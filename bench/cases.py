@@ -74,7 +74,6 @@ def cases() -> Iterator[Case]:
             for granularity, (shape, scale_shape, axis, block_size) in GRANULARITIES.items():
                 if not block_size or find(name) in STANDARD_TYPES:
                     yield Case(operation, find(name), granularity, shape, scale_shape, axis, block_size)
-            yield Case(operation, find(name), PER_TENSOR, (64, 56, 56))
 
 
 @lru_cache(maxsize=2)

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numba
@@ -52,6 +52,10 @@ def _bound(case: Case, domain: str, register: Callable[[onnxruntime.SessionOptio
 def _native(case: Case) -> Callable[[], object]:
     domain = "com.amd.quark" if case.is_extended else ""
     return _bound(case, domain, lambda options: quark_numba.register(options, backend="native", standard_ops=not domain))
+
+
+def _native_per_tensor(case: Case) -> Callable[[], object]:
+    return _native(replace(case, scale_shape=(), block_size=0))
 
 
 def _has_native(case: Case) -> bool:
@@ -169,6 +173,7 @@ def _copy(case: Case) -> Callable[[], object]:
 CONTENDERS = (
     Contender("onnxruntime", lambda case: _onnxruntime_has(case.operation, case.row.name), _onnxruntime),
     Contender("native session", _has_native, _native),
+    Contender("native session, per tensor", lambda case: bool(case.scale_shape) and _has_native(case), _native_per_tensor),
     Contender("extensions session", lambda case: case.is_extended and extensions.carries(case.row), _extensions),
     Contender("direct call", lambda case: True, _direct),
     Contender("ReferenceEvaluator", _has_reference, _reference),

@@ -256,8 +256,8 @@ def _convert(
         overlaps = (np.may_share_memory(y, array) for array in (x, scale, zero_point) if array is not None)
         if not y.flags.carray or any(overlaps):
             y = np.empty(y.shape, key.y.dtype)
-    if zero_point is None:
-        wide_zero_point = np.zeros(loop.inner if loop.vary else 1, key.zero_point_dtype)
+    if zero_point is None or (zero_point.size > 1 and not zero_point.view(f"u{zero_point.itemsize}").any()):
+        wide_zero_point = np.zeros(1, key.zero_point_dtype)
     elif key.quantized.bits < 8:
         # The bits above a code do not count. ml_dtypes takes some of those of float4 and float6 for the sign.
         wide_zero_point = _wide(key.quantized.byte_values[zero_point.view(np.uint8)], key.zero_point_dtype)
@@ -268,7 +268,8 @@ def _convert(
     wide_scale = _wide(scale, key.scale_dtype)
     if loop.vary and 0 < wide_scale.size < loop.inner:
         wide_scale = np.resize(wide_scale, loop.inner)
-        wide_zero_point = np.resize(wide_zero_point, loop.inner)
+        if wide_zero_point.size > 1:
+            wide_zero_point = np.resize(wide_zero_point, loop.inner)
     _run(key, _flat(x_rows, key.x), wide_scale, wide_zero_point, _flat(y, key.y), loop)
     if y is not y_rows:
         y_rows[...] = y

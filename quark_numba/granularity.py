@@ -43,7 +43,8 @@ class Loop(NamedTuple):
 
     The `length` rows of x are divided into blocks of `block` rows, the last one maybe shorter. Counting the blocks through
     all of x, block b has the row b % rows of the scales. Where these are less than rows of that size need, they are to be
-    repeated. The same holds for the zero points; where there is none, they are a single row of zeros.
+    repeated. The same holds for the zero points; where none differs from zero, a single one stands for them: rows of both
+    may not fit the first-level cache beside x.
     """
 
     length: int

@@ -69,18 +69,23 @@ def constant_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: i
         y[i] = convert(x[i], scale, zero_point)
 
 
-def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, s: Any, z: Any) -> None:
-    """Element `start` of x has the scale `s` and the zero point `z`."""
-    s, z = unsigned(s - start), unsigned(z - start)
-    for i in range(unsigned(start), unsigned(start + n)):
-        y[i] = convert(x[i], scale[i + s], zero_point[i + z])
+def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, s: Any) -> None:
+    """Element `start` of x has the scale `s`, and the zero point `s` as well if there are several."""
+    s = unsigned(s - start)
+    if zero_point.size == 1:
+        one = zero_point[0]
+        for i in range(unsigned(start), unsigned(start + n)):
+            y[i] = convert(x[i], scale[i + s], one)
+    else:
+        for i in range(unsigned(start), unsigned(start + n)):
+            y[i] = convert(x[i], scale[i + s], zero_point[i + s])
 
 
 def run(
     x: Any, scale: Any, zero_point: Any, y: Any, length: int, block: int, inner: int, rows: int, vary: bool, start: int
 ) -> None:
     """Convert x, which begins at element `start` of an array with this ``granularity.Loop``, run by run: a run ends where
-    its scale does, or the row of scales that lies beside it."""
+    its scale does, or the row of scales that lies beside it. There are as many zero points as scales, or one for all."""
     i, size = 0, x.size
     if size == 0:
         return
@@ -89,19 +94,15 @@ def run(
     blocks = -(-length // block)
     b, r = divmod(d, block)  # row r of block b
     b = (outer * blocks + b) % rows
-    width = inner if vary else 1
-    zero_points = zero_point.size > width  # else one row serves all
     while i < size:
         if vary:
             n = min(inner - k, size - i)
-            s = b * inner + k
-            z = s if zero_points else k
-            varying(x, scale, zero_point, y, i, n, s, z)
+            varying(x, scale, zero_point, y, i, n, b * inner + k)
             r += 1
             d += 1
         else:
             n = min(min(block - r, length - d) * inner - k, size - i)
-            z = b if zero_points else 0
+            z = b if zero_point.size > 1 else 0
             constant(x, scale[unsigned(b)], zero_point[unsigned(z)], y, i, n)
             d += block - r
             r = block

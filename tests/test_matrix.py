@@ -119,6 +119,20 @@ def test_dequantize_cell(granularity, scale_name, name, with_zero_point):
 
 
 @quantized_types("quantize")
+@pytest.mark.parametrize("granularity", [name for name in GRANULARITIES if name != "per_tensor"])
+@pytest.mark.parametrize("last", [0, -1], ids=["all_zero", "zero_but_for_one"])
+def test_zero_points_of_zero(granularity, name, last):
+    x_shape, (scale, zeros), _, attributes = cell(granularity, "float32", name, True)
+    zeros[...] = 0
+    zeros[(-1,) * zeros.ndim] = samples.zero_points(name)[last]
+    spread = [oracle.spread(each, attributes["axis"], attributes["block_size"], x_shape) for each in (scale, zeros)]
+    x = np.random.default_rng(9).normal(0, 20, x_shape).astype(np.float32)
+    oracle.assert_same_bits(quantize(x, scale, zeros, **attributes), oracle.quantize(x, *spread, name))
+    codes = np.resize(samples.codes(name), x_shape)
+    oracle.assert_same_bits(dequantize(codes, scale, zeros, **attributes), oracle.dequantize(codes, *spread, name))
+
+
+@quantized_types("quantize")
 @pytest.mark.parametrize("scale", samples.SCALES, ids=str)
 def test_quantize_float32(name, scale):
     """Every tie and both neighbours of each, for scales and zero points of all sizes."""

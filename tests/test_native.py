@@ -45,7 +45,7 @@ def test_dequantize_per_tensor(dequantize_key, domain):
             oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name))
 
 
-@pytest.mark.parametrize("zero_point", [True, False], ids=["zero_point", "no_zero_point"])
+@pytest.mark.parametrize("zero_point", ["several", "all zero", "zero but for one", None])
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [((7,), 0), ((5, 33), 0), ((5, 33), None), ((2, 3, 5, 7), -2), ((300, 400), 0), ((300, 400), 1), ((2, 70000), 0)],
@@ -57,19 +57,20 @@ def test_per_axis(quantize_key, shape, axis, zero_point):
     axis = 1 if axis is None else axis
     rng = np.random.default_rng(8)
     scale = rng.uniform(0.01, 2, shape[axis]).astype(np.float32)
-    zeros = np.resize(np.array(samples.zero_points(name)), shape[axis])
-    feeds = {"scale": scale, "zero_point": zeros}
-    if not zero_point:
-        del feeds["zero_point"]
-        zeros = np.zeros_like(zeros)
+    zeros = np.zeros(shape[axis], oracle.dtype(name))
+    if zero_point == "several":
+        zeros = np.resize(np.array(samples.zero_points(name)), shape[axis])
+    elif zero_point == "zero but for one":
+        zeros[-1] = samples.zero_points(name)[-1]
+    feeds = {"scale": scale, "zero_point": zeros} if zero_point else {"scale": scale}
     along = [oracle.along(values, axis, len(shape)) for values in (scale, zeros)]
 
     x = rng.normal(0, 100, shape).astype(np.float32)
     if zero_point or name == "uint8":
-        node = session(one_node("quantize", name, zero_point=zero_point, attributes=attributes))
+        node = session(one_node("quantize", name, zero_point=bool(zero_point), attributes=attributes))
         oracle.assert_same_bits(run(node, x=x, **feeds), oracle.quantize(x, *along, name))
     codes = np.resize(samples.codes(name), shape)
-    node = session(one_node("dequantize", name, zero_point=zero_point, attributes=attributes))
+    node = session(one_node("dequantize", name, zero_point=bool(zero_point), attributes=attributes))
     oracle.assert_same_bits(run(node, x=codes, **feeds), oracle.dequantize(codes, *along, name))
 
 

@@ -105,6 +105,19 @@ def test_dequantize(x, scale, y):
     check("dequantize", np.resize(samples.codes(x), (5, 70)), x, scale, y)
 
 
+@pytest.mark.parametrize("name", [row.name for row in carried(QUANTIZE.y)])
+@pytest.mark.parametrize("last", [0, -1], ids=["all zero", "zero but for one"])
+def test_zero_points_of_zero(name, last):
+    """Of which there is an odd number."""
+    shape, attributes, spread = GRANULARITIES["blocked"]
+    feeds = {"scale": scales("float32", shape), "zero_point": np.zeros(shape, find(name).dtype)}
+    feeds["zero_point"][-1, -1] = samples.zero_points(name)[last]
+    codes = np.resize(samples.codes(name), (5, 70))
+    dequantizing = session(node("dequantize", name, "float32", "float32", **attributes), standard_ops=True)
+    expected = oracle.dequantize(codes, *(spread(each) for each in feeds.values()), name)
+    oracle.assert_same_bits(run(dequantizing, x=codes, **feeds), expected)
+
+
 @pytest.mark.parametrize("name", [row.name for row in carried(QUANTIZE.y) if row.is_packed])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16383, 16384, 16387, 100_003])
 def test_packed_elements(name, size):

@@ -187,6 +187,15 @@ def _widen(widening: Any, source: int, count: int, target: int) -> None:
 
 
 @jit.function
+def _is_zero(source: int, size: int) -> bool:
+    """Whether no bit of so many bytes is set."""
+    bits = np.uint8(0)
+    for byte in carray(pointer(source), size, np.uint8):
+        bits |= byte
+    return bits == 0
+
+
+@jit.function
 def _parameter(widening: Any, source: int, given: int, count: int, word: Any) -> Any:
     """Room for `count` widened elements of a scale or zero point, filled with those that are given, again and again: `word`
     if that is enough. None is needed, and the room empty, where they serve as they are; where there are none (source 0),
@@ -252,18 +261,12 @@ def compute(state_pointer: Any, context: int) -> int:
     work[WORK_VARY] = loop.vary
     width = loop.inner if loop.vary else 1
     work[WORK_SCALES] = loop.rows * width
-    work[WORK_ZERO_POINTS] = loop.rows * width if zero_point else width
     call(api[_GET_DATA], (x, slot.ctypes.data))
     work[WORK_X] = slot[0]
     call(api[_GET_DATA], (y, slot.ctypes.data))
     work[WORK_Y] = slot[0]
     call(api[_GET_DATA], (scale, slot.ctypes.data))
     work[WORK_SCALE] = slot[0]
-    work[WORK_ZERO_POINT] = 0
-    if zero_point:
-        call(api[_GET_DATA], (zero_point, slot.ctypes.data))
-        work[WORK_ZERO_POINT] = slot[0]
-
     given = 1
     for dimension in scale_shape:
         given *= dimension
@@ -272,6 +275,11 @@ def compute(state_pointer: Any, context: int) -> int:
     if scales.size:
         work[WORK_SCALE] = scales.ctypes.data
     widening = carray(pointer(state[STATE_ZERO_POINT]), WIDENING_WORDS, np.int64)
+    work[WORK_ZERO_POINT], work[WORK_ZERO_POINTS] = 0, 1
+    if zero_point:
+        call(api[_GET_DATA], (zero_point, slot.ctypes.data))
+        if given == 1 or not _is_zero(slot[0], (given * widening[WIDENING_BITS] + 7) // 8):
+            work[WORK_ZERO_POINT], work[WORK_ZERO_POINTS] = slot[0], work[WORK_SCALES]
     word = carray(stack(1), 8, np.uint8)
     zero_points = _parameter(widening, work[WORK_ZERO_POINT], given, work[WORK_ZERO_POINTS], word)
     if zero_points.size:

@@ -313,6 +313,7 @@ def _widening(row: ElementType, dtype: np.dtype[Any]) -> NDArray[np.int64]:
 
     widening = np.zeros(compute.WIDENING_WORDS, np.int64)
     widening[compute.WIDENING_ITEMSIZE] = dtype.itemsize
+    widening[compute.WIDENING_BITS] = row.bits if row.is_packed else 8 * row.storage.itemsize
     if row.dtype == dtype:
         widening[compute.WIDENING_KIND] = compute.AS_IT_IS
     elif row is FLOAT32:
@@ -321,7 +322,6 @@ def _widening(row: ElementType, dtype: np.dtype[Any]) -> NDArray[np.int64]:
         widening[compute.WIDENING_KIND] = compute.FROM_INT32 if row.is_signed else compute.FROM_UINT32
     else:
         widening[compute.WIDENING_KIND] = compute.BY_TABLE
-        widening[compute.WIDENING_BITS] = row.bits if row.is_packed else 8 * row.storage.itemsize
         table = np.resize(row.code_values, 1 << widening[compute.WIDENING_BITS])
         _kept.append(table)
         widening[compute.WIDENING_TABLE] = table.ctypes.data
