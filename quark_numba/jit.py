@@ -17,6 +17,7 @@ from types import FunctionType
 from typing import Any
 
 import numba
+import numpy as np
 
 JIT_ENABLED = not numba.config.DISABLE_JIT
 
@@ -55,7 +56,9 @@ def function(template: Callable[..., Any], name: str | None = None, **names: Any
 
 def kernel(template: Callable[..., Any], name: str, signature: Any, *, parallel: bool = False, **names: Any) -> Any:
     """Compile `template` under `name` with its global names bound to `names`, and keep the result on disk."""
-    return _cached(functools.partial(numba.njit, signature, parallel=parallel), _specialise(template, name, names))
+    compiled = _cached(functools.partial(numba.njit, signature, parallel=parallel), _specialise(template, name, names))
+    # Where nothing is compiled, numpy's scalars warn of what IEEE defines.
+    return compiled if JIT_ENABLED else np.errstate(all="ignore")(compiled)
 
 
 def c_function(template: Callable[..., Any], name: str, signature: Any, **names: Any) -> Any:

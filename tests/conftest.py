@@ -1,3 +1,4 @@
+import numba
 import pytest
 
 from quark_numba import dispatch
@@ -17,3 +18,10 @@ def pytest_generate_tests(metafunc):
     for operation in ("quantize", "dequantize"):
         if f"{operation}_key" in metafunc.fixturenames:
             metafunc.parametrize(f"{operation}_key", keys(operation))
+
+
+def pytest_collection_modifyitems(items):
+    if numba.config.DISABLE_JIT:
+        for item in items:
+            if item.get_closest_marker("compiled"):
+                item.add_marker(pytest.mark.skip(reason="NUMBA_DISABLE_JIT: of compiled code only"))

@@ -6,6 +6,8 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_models import model, one_node, run, session
 
+pytestmark = pytest.mark.compiled
+
 DOMAIN = "com.amd.quark"
 QUANTIZE, DEQUANTIZE = "ExtendedQuantizeLinear", "ExtendedDequantizeLinear"
 

@@ -11,6 +11,8 @@ from test_processes import PREPARE
 
 import quark_numba
 
+pytestmark = pytest.mark.compiled
+
 CHECK = "check('int8'); check('bfloat16')"
 
 

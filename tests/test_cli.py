@@ -17,6 +17,8 @@ from onnx_models import model, one_node
 
 from quark_numba import cli, model_run
 
+pytestmark = pytest.mark.compiled
+
 ROOT = Path(__file__).parent.parent
 MODELS = Path(__file__).parent / "models"
 BF16, FLOAT, EXPECTED = (

@@ -274,6 +274,7 @@ def test_out_may_overlap_the_inputs():
     assert dequantize(np.full((2, 8), 8, np.int32), ones, both[0], out=both.view(np.float32)).tolist() == expected.tolist()
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(("order", "copies"), [("C", 0), ("F", 0), ("strided", 1)])
 def test_number_of_copies(order, copies):
     """Beyond the output, contiguous input costs no memory in proportion to its size, other input one copy."""
@@ -289,6 +290,7 @@ def test_number_of_copies(order, copies):
     assert abs(peak - (y.nbytes + copies * x.nbytes)) < 100_000
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("name", ["uint8", "int4", "bfloat16", "int32", "float8e4m3fn"])
 @pytest.mark.parametrize("scale_shape", [(), (64,), (64, 1024)], ids=str)
 def test_memory(name, scale_shape):

@@ -23,6 +23,8 @@ import quark_numba
 from quark_numba import dequantize, quantize
 from quark_numba.operators import types
 
+pytestmark = pytest.mark.compiled
+
 RESULTS = Path(__file__).with_name("exhaustive.json")
 SOURCES = ("codecs", "dispatch", "element_types", "intrinsics", "kernels")
 VERSIONS = ("numba", "numpy", "ml_dtypes")

@@ -13,6 +13,8 @@ from onnx_models import model, one_node, run, session
 from quark_numba.element_types import find
 from quark_numba.ort import extensions
 
+pytestmark = pytest.mark.compiled
+
 carried = [name for name in oracle.EXTENDED if extensions.carries(find(name))]
 types = pytest.mark.parametrize("name", carried)
 domains = pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"])

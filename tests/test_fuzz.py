@@ -13,6 +13,8 @@ from onnx.reference.op_run import OpRun
 
 import quark_numba
 
+pytestmark = pytest.mark.compiled
+
 SECONDS = 60
 
 X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)

@@ -231,6 +231,7 @@ def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
     oracle.assert_same_bits(z, oracle.dequantize(y, *spread, name))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("name", ["uint8", "bfloat16"])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_past_the_cache(name, offset):

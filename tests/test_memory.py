@@ -24,6 +24,8 @@ from quark_numba.granularity import Loop, loop_shape
 from quark_numba.operators import newest_versions
 from quark_numba.ort import c_api, native
 
+pytestmark = pytest.mark.compiled
+
 linux = pytest.mark.skipif(not hasattr(mmap, "MAP_ANONYMOUS"), reason="needs mmap and mprotect as on Linux")
 
 _libc = ctypes.CDLL(None, use_errno=True)

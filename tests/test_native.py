@@ -20,6 +20,8 @@ from onnx_models import model, one_node, run, session
 import quark_numba
 from quark_numba.ort import c_api, native, shared_library
 
+pytestmark = pytest.mark.compiled
+
 domains = pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"])
 
 
@@ -244,6 +246,7 @@ sys.modules["torch"] = None
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 import numpy as np, oracle
 from onnx_models import model, one_node, run, session
+
 x = np.linspace(-9, 9, 100).astype(np.float32)
 for name in oracle.EXTENDED:
     zero_point = np.zeros((), oracle.dtype(name))

@@ -23,6 +23,7 @@ def test_public_names():
     assert all(hasattr(quark_numba, name) for name in quark_numba.__all__)
 
 
+@pytest.mark.compiled
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="every AArch64 processor converts float16")
 def test_a_processor_without_float16_instructions():
     """LLVM would call a run-time library for them, which is not there, and the process would end."""
@@ -31,6 +32,7 @@ def test_a_processor_without_float16_instructions():
     assert " passed" in subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.compiled
 def test_no_folder_can_be_written():
     """A locator that never finds a place stands for a read-only package folder and home."""
     environment = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "ZipCacheLocator"}

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.compiled
+
 PREPARE = f"""
 import os, sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})

@@ -2,6 +2,7 @@
 
 import numpy as np
 import oracle
+import pytest
 import samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -118,6 +119,7 @@ def test_per_axis_is_per_tensor_slice_by_slice(call):
 EXTENDED = [row.name for row in newest_versions("com.amd.quark")[0].quantized]
 
 
+@pytest.mark.compiled
 @given(calls())
 @settings(max_examples=200)
 def test_sessions_are_direct_calls(call):

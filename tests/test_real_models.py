@@ -7,6 +7,8 @@ import onnxruntime
 import pytest
 from onnx_models import session
 
+pytestmark = pytest.mark.compiled
+
 MODELS = Path(__file__).parent / "models"
 
 

@@ -20,7 +20,10 @@ from quark_numba.operators import newest_versions
 from quark_numba.ort import c_api, native
 
 RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-pytestmark = pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime"),
+]
 
 QUANTIZE, DEQUANTIZE = newest_versions("")
 ONNX_RUNTIMES_OPSET = 25
