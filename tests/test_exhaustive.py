@@ -125,3 +125,17 @@ def test_all(name, capsys):
     }
     RESULTS.write_text(json.dumps(results() | {name: record}, indent=1) + "\n")
     assert wrong == 0
+
+
+def table():
+    yield "| type | inputs | codes | mismatches | date | versions |"
+    yield "| --- | ---: | ---: | ---: | --- | --- |"
+    for name, record in results().items():
+        versions = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
+        numbers = " | ".join(f"{record[what]:,}" for what in ("inputs", "codes", "mismatches"))
+        yield f"| {name} | {numbers} | {record['date']} | {versions} |"
+
+
+def test_readme_has_the_results():
+    assert sorted(results()) == sorted(row.name for row in types("quantize", "y") if row.bits <= 16)
+    assert "\n".join(table()) in Path(__file__).parent.parent.joinpath("README.md").read_text()

@@ -54,7 +54,18 @@ def _run(code, expected=0, **environment):
     assert done.returncode == expected
 
 
-@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def has_tbb():
+    try:
+        import numba.np.ufunc.tbbpool  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+tbb = pytest.param("tbb", marks=pytest.mark.skipif(not has_tbb(), reason="Numba finds no TBB"))
+
+
+@pytest.mark.parametrize("layer", ["omp", "workqueue", tbb])
 def test_threads(layer):
     """Eight at once, each type first compiled, or loaded, by whoever comes first. Numba's workqueue layer ends a process
     that runs two parallel kernels at a time."""
