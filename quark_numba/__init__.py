@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import dequantize, quantize
+    from .block_api import bfp_quantize_dequantize, mx_quantize_dequantize
     from .onnx_ops.reference import reference_ops
     from .onnx_ops.schemas import register_schemas
     from .ort import get_library_path, register
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
+    "bfp_quantize_dequantize",
     "dequantize",
     "from_tensor_proto",
     "get_library_path",
+    "mx_quantize_dequantize",
     "pack",
     "quantize",
     "reference_ops",
@@ -31,9 +34,11 @@ __all__ = [
 # Loaded when first used: numpy and ml_dtypes for the calls on arrays, onnx for its tools, onnxruntime for sessions, numba for
 # a first kernel.
 _MODULES = {
+    "bfp_quantize_dequantize": ".block_api",
     "dequantize": ".api",
     "from_tensor_proto": ".tensors",
     "get_library_path": ".ort",
+    "mx_quantize_dequantize": ".block_api",
     "pack": ".packing",
     "quantize": ".api",
     "reference_ops": ".onnx_ops.reference",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import dispatch
+from .arguments import array, check_out, flat, index
 from .dispatch import TABLE, Key
 from .element_types import FLOAT32, INT32, UINT8, ElementType, checked
 from .granularity import FAULTS, INFERRED, ZERO_POINT_SHAPE, Loop, loop_shape
@@ -90,14 +90,14 @@ def quantize(
         Naming the argument, what it is and what was expected. Nothing has been written then.
     """
     version = _version("quantize", opset)
-    x_array = _array(x, "x", FLOAT32)
-    scale = _array(y_scale, "y_scale", FLOAT32)
+    x_array = array(x, "x", FLOAT32)
+    scale = array(y_scale, "y_scale", FLOAT32)
     quantized = UINT8
     if output_dtype is not None:
         quantized = checked(output_dtype, "output_dtype", _types(version, "quantize", "y"))
     zero_point = None
     if y_zero_point is not None:
-        zero_point = _array(y_zero_point, "y_zero_point", quantized)
+        zero_point = array(y_zero_point, "y_zero_point", quantized)
         allowed = _types(version, "quantize", "y") if output_dtype is None else (quantized,)
         quantized = checked(zero_point.dtype, "y_zero_point", allowed)
     x_type = checked(x_array.dtype, "x", _types(version, "quantize", "x"))
@@ -162,13 +162,13 @@ def dequantize(
         Naming the argument, what it is and what was expected. Nothing has been written then.
     """
     version = _version("dequantize", opset)
-    x_array = _array(x, "x", None)
+    x_array = array(x, "x", None)
     quantized = checked(x_array.dtype, "x", _types(version, "dequantize", "x"))
-    scale = _array(x_scale, "x_scale", FLOAT32)
+    scale = array(x_scale, "x_scale", FLOAT32)
     scale_type = checked(scale.dtype, "x_scale", _types(version, "dequantize", "scale"))
     zero_point = None
     if x_zero_point is not None:
-        zero_point = _array(x_zero_point, "x_zero_point", quantized)
+        zero_point = array(x_zero_point, "x_zero_point", quantized)
         checked(zero_point.dtype, "x_zero_point", (quantized,))
         if version and quantized is INT32 and np.any(zero_point):
             raise ValueError(f"x_zero_point is not zero; expected zeros for int32 in DequantizeLinear-{version.since_version}")
@@ -182,7 +182,7 @@ def dequantize(
 def _version(operation: Operation, opset: Any) -> OperatorVersion | None:
     if opset is None:
         return None
-    version = operator_version(operation, _index(opset, "opset"))
+    version = operator_version(operation, index(opset, "opset"))
     if version is None:
         raise ValueError(f"opset is {opset}; expected {OPERATOR_VERSIONS[0].since_version}..{LATEST_OPSET}")
     return version
@@ -210,7 +210,7 @@ def _convert(
     out: NDArray[Any] | None,
 ) -> NDArray[Any]:
     _, scale_name, zero_point_name = INPUT_NAMES[key.operation]
-    axis, block_size = _index(axis, "axis"), _index(block_size, "block_size")
+    axis, block_size = index(axis, "axis"), index(block_size, "block_size")
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if version is None and block_size == 0:
@@ -241,7 +241,7 @@ def _convert(
             )
         )
     if out is not None:
-        _check_out(out, x.shape, key.y)
+        check_out(out, x.shape, key.y)
 
     # A Fortran-ordered array is the C-ordered one of reversed shape, and so is its result.
     is_fortran = x.flags.fnc
@@ -270,7 +270,7 @@ def _convert(
         wide_scale = np.resize(wide_scale, loop.inner)
         if wide_zero_point.size > 1:
             wide_zero_point = np.resize(wide_zero_point, loop.inner)
-    _run(key, _flat(x_rows, key.x), wide_scale, wide_zero_point, _flat(y, key.y), loop)
+    _run(key, flat(x_rows, key.x), wide_scale, wide_zero_point, flat(y, key.y), loop)
     if y is not y_rows:
         y_rows[...] = y
     return result if out is None else out
@@ -304,52 +304,3 @@ def _to_odd_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
     even = (nearest != values) & (nearest.view(np.uint32) % 2 == 0)
     towards = np.where(values > nearest, np.inf, -np.inf).astype(np.float32)
     return np.where(even, np.nextafter(nearest, towards), nearest)
-
-
-def _index(value: Any, name: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; expected an integer") from None
-
-
-def _flat(array: NDArray[Any], row: ElementType) -> NDArray[Any]:
-    """The array as the kernels take it: flat, contiguous, aligned, native byte order, storage dtype; copied if it must."""
-    flags = array.flags
-    if not (flags.c_contiguous and flags.aligned and array.dtype.isnative):
-        array = np.require(array, row.dtype, ["C", "A"])
-    return array.reshape(-1).view(row.storage)
-
-
-def _array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
-    """`value` as an array. What has no dtype of its own, a Python number or list, becomes one of `default`."""
-    if isinstance(value, np.ndarray):
-        return np.asarray(value)
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{name} is not an array: {error}") from None
-    if default is None or isinstance(value, np.generic) or not isinstance(value, (int, float, list, tuple)):
-        return array
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"{name} has dtype {array.dtype}; expected numbers of {default.name}")
-    with np.errstate(all="ignore"):
-        cast = array.astype(default.dtype)
-        back = cast.astype(np.float64)
-        wrong = back != array if default.is_integer else np.isfinite(array) & ~np.isfinite(back)
-        if not default.is_integer and default.nan_substitute is not None:
-            wrong = ~(np.abs(array) <= default.highest)
-    if np.any(wrong):
-        raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}")
-    return cast
-
-
-def _check_out(out: Any, shape: tuple[int, ...], row: ElementType) -> None:
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out is a {type(out).__name__}; expected a numpy array")
-    if out.dtype != row.dtype:
-        raise TypeError(f"out has dtype {out.dtype}; expected {row.name}")
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}; expected the shape of x, {shape}")
-    if not out.flags.writeable:
-        raise ValueError("out is read-only; expected a writeable array")

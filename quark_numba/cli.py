@@ -287,18 +287,21 @@ def _types(options: argparse.Namespace) -> int:
 
 
 TYPES_LEGEND = (
-    "Numbers: the version (of ONNX's operators: the opset) since which the type is there with this type of scale. Where it "
+    "Numbers: the version (of ONNX's operators: the opset) since which the type is there with this type of scale, or "
+    "of block formats with this type of x. Where it "
     "runs: A, on arrays and in onnx's ReferenceEvaluator; S, in sessions of the native way, of ONNX's own operators with "
     "standard_ops; E, in sessions of the onnxruntime-extensions way."
 )
 
 
 def type_rows() -> list[dict[str, Any]]:
-    """For each operator and quantized type: the first version that takes it with each type of scale, and where it runs."""
+    """For each operator and quantized type: the first version that takes it with each type of scale (block formats have none:
+    with each type of x), and where it runs."""
+    from .block_formats import BLOCK_OPERATORS, X_TYPES
     from .operators import OPERATOR_VERSIONS, newest_versions
     from .ort import extensions, native
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for newest in [*newest_versions(""), *newest_versions("com.amd.quark")]:
         versions = [version for version in OPERATOR_VERSIONS if version.full_name == newest.full_name]
         for row in newest.quantized:
@@ -312,6 +315,11 @@ def type_rows() -> list[dict[str, Any]]:
                 "extensions": newest in extensions.VERSIONS and extensions.carries(row),
             }
             rows.append({"operator": newest.full_name, "type": row.name, "scales": since, **ways})
+    for operator in BLOCK_OPERATORS:
+        if operator.domain == "com.amd.quark":
+            ways = {"arrays": True, "native": True, "extensions": True}
+            since = {row.name: 1 for row in X_TYPES}
+            rows += [{"operator": operator.full_name, "type": name, "x": since, **ways} for name in operator.formats]
     return rows
 
 
@@ -320,13 +328,14 @@ def type_tables() -> list[tuple[str, list[str], list[list[str]]]]:
     tables = []
     for operator, group in itertools.groupby(type_rows(), key=lambda row: row["operator"]):
         rows = list(group)
-        scales = list(rows[0]["scales"])
+        operand = "scales" if "scales" in rows[0] else "x"
+        columns = list(rows[0][operand])
         lines = []
         for row in rows:
             ways = {"A": row["arrays"], "S": row["native"], "E": row["extensions"]}
             where = " ".join(letter for letter, runs in ways.items() if runs)
-            lines.append([row["type"], *(str(row["scales"][scale]) for scale in scales), where])
-        tables.append((operator, ["type", *scales, "where"], lines))
+            lines.append([row["type"], *(str(row[operand][column]) for column in columns), where])
+        tables.append((operator, ["type", *columns, "where"], lines))
     return tables
 
 

@@ -29,11 +29,11 @@ def _quantizer(key: Key) -> Any:
     float32, to nearest; but from float64 to odd, so that rounding it once more gives what rounding once would.
     """
     divide = _divider(key)
-    x_value = _decoder(key.x)
+    x_value = decoder(key.x)
     if key.y.is_integer:
         y_code = _integer_encoder(key.y, np.float64 if key.precision is FLOAT64 else key.zero_point_dtype)
         return inline(lambda x, scale, zero_point: y_code(divide(x_value(x), scale), zero_point))
-    encode = _encoder(key.y, key.saturate)
+    encode = encoder(key.y, key.saturate)
     sum_type, narrow = (np.float64, _to_odd_float32) if key.precision is FLOAT64 else (np.float32, _same)
     return inline(lambda x, scale, zero_point: encode(narrow(sum_type(divide(x_value(x), scale)) + zero_point)))
 
@@ -41,7 +41,7 @@ def _quantizer(key: Key) -> Any:
 def _divider(key: Key) -> Any:
     if key.precision in (FLOAT16, BFLOAT16):
         # For +, -, *, / of such operands, rounding to float32 first changes nothing (24 >= 2 * 11 + 2 bits).
-        precise = _rounder(key.precision)
+        precise = rounder(key.precision)
         x_narrow = _to_odd_float32 if _wide(key.x) is np.float64 else _same
         return inline(lambda value, scale: precise(precise(x_narrow(value)) / precise(scale)))
     operand = key.precision.dtype.type
@@ -51,7 +51,7 @@ def _divider(key: Key) -> Any:
 def _dequantizer(key: Key) -> Any:
     """y = (x - zero point) * scale (DequantizeLinear-28; ExtendedDequantizeLinear-1), the difference exact for integers,
     then rounded to float32; the product rounded to float32, and from there to y."""
-    x_value, y_code = _decoder(key.x), _encoder(key.y, saturate=False)
+    x_value, y_code = decoder(key.x), encoder(key.y, saturate=False)
     float32 = np.float32
 
     def dequantize(x: Any, scale: Any, zero_point: Any) -> Any:
@@ -65,7 +65,7 @@ def _wide(row: ElementType) -> Any:
 
 
 @functools.cache
-def _decoder(row: ElementType) -> Any:
+def decoder(row: ElementType) -> Any:
     """Code as stored -> its value in the wide type."""
     if row is FLOAT32:
         return _same
@@ -77,7 +77,7 @@ def _decoder(row: ElementType) -> Any:
 
 
 @functools.cache
-def _encoder(row: ElementType, saturate: bool) -> Any:
+def encoder(row: ElementType, saturate: bool) -> Any:
     """float32 -> code of a float type as stored: rounded half to even, and beyond the finite range saturated, or else Inf
     or what stands for it."""
     if row is FLOAT32:
@@ -100,9 +100,9 @@ def _encoder(row: ElementType, saturate: bool) -> Any:
 
 
 @functools.cache
-def _rounder(row: ElementType) -> Any:
+def rounder(row: ElementType) -> Any:
     """float32 -> the nearest value of a 16-bit float type, as float32."""
-    encode, decode = _encoder(row, saturate=False), _decoder(row)
+    encode, decode = encoder(row, saturate=False), decoder(row)
     return inline(lambda value: decode(encode(value)))
 
 

@@ -19,6 +19,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from .block_formats import BLOCK_OPERATORS
 from .operators import OPERATOR_VERSIONS
 from .ort import DISABLE_QUANT_QDQ, Backend, register
 
@@ -44,6 +45,8 @@ class QuantizationNodes:
     @property
     def run_by(self) -> str:
         domain, _, name = self.operator.partition("::")
+        if self.operator in {operator.full_name for operator in BLOCK_OPERATORS}:
+            return "quark_numba"
         if domain not in {version.domain for version in OPERATOR_VERSIONS if version.domain}:
             return "ONNX Runtime"
         for version in OPERATOR_VERSIONS:

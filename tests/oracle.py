@@ -102,6 +102,99 @@ def dequantize(x, scale, zero_point, name, output="float32"):
         return nearest(product, output, saturate=False).astype(np.uint16).view(dtype(output))
 
 
+# Microscaling formats: the element type, and the exponent of its highest binade.
+MX_ELEMENTS = {
+    "fp8_e5m2": ("float8e5m2", 15),
+    "fp8_e4m3": ("float8e4m3fn", 8),
+    "fp6_e3m2": ("float6e3m2", 4),
+    "fp6_e2m3": ("float6e2m3", 2),
+    "fp4_e2m1": ("float4e2m1", 2),
+    "int8": ("int8", 0),
+}
+
+
+def bfp(x, *, bfp_method, axis, bit_width, block_size, rounding_mode, sub_block_size, sub_block_shift_bits, to_bfloat16):
+    """BFPQuantizeDequantize-1: to_bfp in float64, in which all of it is exact, to_bfp_prime on integer significands."""
+    if x.size == 1:
+        return x
+    single = x.astype(np.float32)
+    with np.errstate(over="ignore"):
+        single = single.astype(ml_dtypes.bfloat16).astype(np.float32) if to_bfloat16 else single
+    cut, together = _cut(single, axis, block_size)
+    exponents, bits = _exponents(cut), bit_width - 9
+    if bfp_method == "to_bfp":
+        step = 2.0 ** (_largest_finite(exponents) - (bits - 1))
+        return _like(x, together(np.where(exponents == 255, cut, _whole(cut / step, rounding_mode, 2**bits - 1) * step)))
+
+    significands = np.where(exponents > 0, cut.view(np.uint32) & 0x7FFFFF | 1 << 23, 0).astype(np.int64)
+    negative = np.signbit(cut)
+    shared = exponents.max(-1, keepdims=True, initial=0)
+    subs = exponents.reshape(*cut.shape[:-1], block_size // sub_block_size, sub_block_size).max(-1, initial=0)
+    shift = np.repeat(np.minimum(shared - subs, 2**sub_block_shift_bits - 1), sub_block_size, axis=-1)
+    dropped = shared - shift - exponents + 23 - bits + 1
+    drop = np.minimum(dropped, 30)
+    kept, rest, half = significands >> drop, significands & ((1 << drop) - 1), 1 << (drop - 1)
+    tie_up = {0: True, 1: ~negative, 2: kept % 2 == 1}[rounding_mode]
+    up = (rest > half) | ((rest == half) & tie_up)
+    number = np.where(kept == 2**bits - 1, kept, kept + up)
+    number = np.where(dropped > 25, 0, number)
+    y = np.where(negative, -1.0, 1.0) * number * 2.0 ** (shared - 127 - shift + 1 - bits)
+    return _like(x, together(np.where(shared == 255, np.nan, y)))
+
+
+def mx(x, *, element_dtype, axis, block_size, rounding_mode):
+    """MXQuantizeDequantize-1, in float64, in which all of it is exact."""
+    if x.size == 1:
+        return x
+    cut, together = _cut(x.astype(np.float32), axis, block_size)
+    exponents = _exponents(cut)
+    name, highest = MX_ELEMENTS[element_dtype]
+    scale = 2.0 ** (_largest_finite(exponents) - highest)
+    finite = np.where(exponents == 255, 0, cut) / scale
+    if element_dtype == "int8":
+        elements = np.maximum(_whole(finite * 64, rounding_mode, 128), -128)
+        elements = np.minimum(elements, 127) / 64
+    else:
+        elements = values(nearest(finite, name, saturate=True).astype(np.uint8).view(dtype(name)), name)
+    return _like(x, together(np.where(exponents == 255, cut, elements * scale)))
+
+
+def _cut(x, axis, block_size):
+    """x as (..., blocks, block_size), padded with zeros, and how such an array is put together again."""
+    axis = 0 if x.ndim == 1 else axis
+    moved = np.moveaxis(x, axis, -1)
+    length = moved.shape[-1]
+    padded = np.pad(moved, [(0, 0)] * (x.ndim - 1) + [(0, -length % block_size)])
+    blocks = padded.shape[-1] // block_size
+    cut = np.ascontiguousarray(padded).reshape(*moved.shape[:-1], blocks, block_size)
+    return cut, lambda y: np.moveaxis(y.reshape(padded.shape)[..., :length], -1, axis)
+
+
+def _exponents(x):
+    """Biased, of float32."""
+    return (x.view(np.uint32) >> 23 & 0xFF).astype(np.int64)
+
+
+def _largest_finite(exponents):
+    return np.where(exponents == 255, 0, exponents).max(-1, keepdims=True, initial=0) - 127
+
+
+def _whole(numbers, rounding_mode, most):
+    """Rounded half away from zero, upward or to even, within -most..most; zero with the number's sign."""
+    if rounding_mode == 0:
+        whole = np.trunc(numbers + np.copysign(0.5, numbers))
+    else:
+        whole = np.floor(numbers + 0.5) if rounding_mode == 1 else np.rint(numbers)
+    return np.copysign(np.abs(np.clip(whole, -most, most)), np.where(whole == 0, numbers, whole))
+
+
+def _like(x, y):
+    """float64 numbers that are float32 ones, in the type of x."""
+    name = {np.dtype(np.float16): "float16", np.dtype(ml_dtypes.bfloat16): "bfloat16"}.get(x.dtype)
+    with np.errstate(all="ignore"):
+        return (rounded(y, name) if name else y).astype(x.dtype)
+
+
 def rounded(numbers, name):
     """float64 numbers, rounded to a float type that has infinities. Where they are sums, products or quotients of numbers
     of up to 24 bits, having been rounded to the 53 bits of float64 first changes nothing (53 >= 2 * 24 + 2)."""

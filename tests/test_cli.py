@@ -35,10 +35,15 @@ def test_run_with_reference(capsys):
 
 def test_models_that_nobody_runs(capsys, tmp_path):
     """What keeps a model from loading is in the table of its nodes."""
-    node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain="com.amd.quark", element_dtype="fp8_e4m3")
-    onnx.save(model([node], ["x"], ["y"]), tmp_path / "m")
+    node = helper.make_node("FixNeuron", ["x"], ["y"], domain="com.vai.quantize")
+    onnx.save(model([node], ["x"], ["y"], domains=["com.vai.quantize"]), tmp_path / "m")
     assert cli.main(["run", str(tmp_path / "m")]) == 1
-    assert re.search(r"MXQuantizeDequantize +│ fp8_e4m3 +│ +1 │ nobody", capsys.readouterr().out)
+    assert re.search(r"FixNeuron +│ \? +│ +1 │ nobody", capsys.readouterr().out)
+
+
+def test_models_of_block_formats(capsys):
+    assert cli.main(["run", str(MODELS / "textline_cls_mxfp8.onnx"), "--inputs", EXPECTED, "--runs", "3"]) == 0
+    assert re.search(r"MXQuantizeDequantize +│ fp8_e4m3 +│ +291 │ quark_numba", capsys.readouterr().out)
 
 
 def test_inputs_go_by_name(capsys, tmp_path):
@@ -98,7 +103,9 @@ def test_info(capsys):
 def test_types(capsys):
     assert cli.main(["types", "--json"]) == 0
     rows = {(row["operator"], row["type"]): row for row in json.loads(capsys.readouterr().out)}
-    assert {kind for _, kind in rows} == set(oracle.TYPES)
+    formats = {kind for operator, kind in rows if operator.endswith("QuantizeDequantize")}
+    assert formats == {*oracle.MX_ELEMENTS, "to_bfp", "to_bfp_prime", "to_bfp_prime_shared"}
+    assert {kind for _, kind in rows} - formats == set(oracle.TYPES) - formats
     float4 = rows["ai.onnx::QuantizeLinear", "float4e2m1"]
     assert float4["scales"] == {"float32": 23, "float16": 23, "bfloat16": 23, "int32": 23, "float8e8m0": 24}
     assert [float4[way] for way in ("arrays", "native", "extensions")] == [True, True, False]

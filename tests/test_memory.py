@@ -18,6 +18,7 @@ from onnx_models import number, one_node, session
 from test_matrix import key_id
 
 from quark_numba import dequantize, dispatch, quantize
+from quark_numba.block_formats import BLOCK_TABLE, Blocks, block_shape
 from quark_numba.dispatch import TABLE
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.granularity import Loop, loop_shape
@@ -100,6 +101,25 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
         TABLE[key].serial(x, scale, zero_point, expected, *loop, 0)
         y = guarded(np.empty_like(expected), at_end)
         TABLE[key].past_cache(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, *loop, 3)
+        assert y.tobytes() == expected.tobytes()
+
+
+@linux
+@pytest.mark.parametrize(
+    "key",
+    list(BLOCK_TABLE),
+    ids=lambda key: "-".join(map(str, (key.x.name, *key[2:], key.element.name if key.element else ""))),
+)
+def test_block_kernel_stays_within_its_arrays(key):
+    kernel, rng = BLOCK_TABLE[key].serial, np.random.default_rng(32)
+    for (x_shape, _, axis, _), (block, sub_block), at_end in product(SHAPES, [(8, 2), (3, 1), (16, 16)], (True, False)):
+        _, length, inner = block_shape(x_shape, axis, block)
+        blocks = Blocks(block, sub_block, 1, 6, -127, 127, length, inner)
+        x = rng.normal(0, 9, np.prod(x_shape)).astype(key.x.dtype).view(key.x.storage)
+        expected = np.empty_like(x)
+        kernel(x, expected, blocks, 0, 1)
+        y = guarded(np.empty_like(expected), at_end)
+        kernel(guarded(x, at_end), y, blocks, 0, 1)
         assert y.tobytes() == expected.tobytes()
 
 

@@ -29,14 +29,8 @@ def tolerance(expected):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("variant", "backend"),
-    [
-        ("bf16", "native"),
-        ("fp16", "native"),
-        ("i32", "native"),
-        ("u32", "native"),
-        ("i32", "extensions"),
-        ("u32", "extensions"),
-    ],
+    [(variant, "native") for variant in ("bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8")]
+    + [(variant, "extensions") for variant in ("i32", "u32", "bfp16", "mx9", "mxfp8")],
 )
 def test_expected_outputs(variant, backend, threads, expected, tolerance):
     model = session(MODELS / f"textline_cls_{variant}.onnx", backend=backend, threads=threads, disable_quant_qdq="1")

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun, RuntimeTypeError
 
-from .. import api
+from .. import api, block_api
+from ..block_formats import BLOCK_OPERATORS, X_TYPES, BlockOperator
 from ..element_types import checked, find
 from ..operators import DEFAULTS, INPUT_NAMES, OPERATOR_VERSIONS, OperatorVersion
 
@@ -24,8 +25,9 @@ except ImportError:
 def reference_ops(*, standard_ops: bool = False) -> list[type[OpRun]]:
     """Operator classes for ``ReferenceEvaluator(model, new_ops=...)``, which run the package's kernels.
 
-    ExtendedQuantizeLinear and ExtendedDequantizeLinear of com.amd.quark, VitisQuantizeLinear and VitisDequantizeLinear of
-    com.vai.quantize. The evaluator does not hand them on to the functions of a model (``ModelProto.functions``).
+    ExtendedQuantizeLinear, ExtendedDequantizeLinear, BFPQuantizeDequantize and MXQuantizeDequantize of com.amd.quark, and
+    VitisQuantizeLinear, VitisDequantizeLinear, BFPFixNeuron and MXFixNeuron of com.vai.quantize. The evaluator does not hand
+    them on to the functions of a model (``ModelProto.functions``).
 
     Parameters
     ----------
@@ -62,16 +64,36 @@ class _Linear(OpRun):
             raise RuntimeTypeError(f"{version.full_name}: {error}") from error
 
 
+class _Block(OpRun):
+    """Any of the operators of block formats; the same holds for its attributes."""
+
+    operator: ClassVar[BlockOperator]
+
+    def _run(self, x: Any, **attributes: Any) -> tuple[NDArray[Any]]:
+        array = _from_onnx(x)
+        given = {name: value for name, value in attributes.items() if value is not None}
+        try:
+            checked(array.dtype, "x", X_TYPES)
+            return (_to_onnx(getattr(block_api, self.operator.function)(array, **given)),)
+        except TypeError as error:
+            raise RuntimeTypeError(f"{self.operator.full_name}: {error}") from error
+
+
 @functools.cache
-def _classes() -> tuple[type[_Linear], ...]:
+def _classes() -> tuple[type[OpRun], ...]:
     versions: dict[tuple[str, str], list[OperatorVersion]] = {}
     for version in OPERATOR_VERSIONS:
         versions.setdefault((version.domain, version.name), []).append(version)
     # The evaluator looks a class up by its name.
-    return tuple(
+    linear = (
         type(name, (_Linear,), {"op_domain": domain, "versions": tuple(rows), "__module__": __name__})
         for (domain, name), rows in versions.items()
     )
+    blocks = (
+        type(each.name, (_Block,), {"op_domain": each.domain, "operator": each, "__module__": __name__})
+        for each in BLOCK_OPERATORS
+    )
+    return (*linear, *blocks)
 
 
 def _check(version: OperatorVersion, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any] | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 from onnx import defs, helper, shape_inference
 
+from ..block_formats import BLOCK_FAULTS, BLOCK_OPERATORS, X_TYPES, BlockOperator, block_shape
 from ..element_types import UINT8, ElementType, find
 from ..granularity import FAULTS, loop_shape
 from ..lock import creation_lock
@@ -39,12 +40,13 @@ _AXIS = "The axis of a scale of one dimension, -r..r-1 of an x of r dimensions."
 
 
 def register_schemas() -> None:
-    """Make ExtendedQuantizeLinear and ExtendedDequantizeLinear of com.amd.quark, and VitisQuantizeLinear and
-    VitisDequantizeLinear of com.vai.quantize, version 1, known to ``onnx.checker`` and ``onnx.shape_inference``.
+    """Make ExtendedQuantizeLinear, ExtendedDequantizeLinear, BFPQuantizeDequantize and MXQuantizeDequantize of com.amd.quark,
+    and VitisQuantizeLinear, VitisDequantizeLinear, BFPFixNeuron and MXFixNeuron of com.vai.quantize, version 1, known to
+    ``onnx.checker`` and ``onnx.shape_inference``.
 
     Models with other element types, inputs or attributes are refused by the checker then. Element type and shape of y are
-    inferred, and wrong element types, wrong shapes of scale or zero point, and an axis out of range, as far as they are known,
-    raise ``onnx.shape_inference.InferenceError``, in strict mode or not.
+    inferred, and wrong element types, wrong shapes of scale or zero point, wrong values of the attributes of block formats, and
+    an axis out of range, as far as they are known, raise ``onnx.shape_inference.InferenceError``, in strict mode or not.
 
     Before onnx 1.19 schemas from Python have no inference functions. There the type of y is known with check_type only, and not
     without a zero point; its shape never is; strict mode fails where a later node needs what is not known.
@@ -53,11 +55,11 @@ def register_schemas() -> None:
     are left as they are.
     """
     with creation_lock:
-        for version in QUARK_VERSIONS:
-            if not defs.has(version.name, version.domain):
-                defs.register_schema(schema(version))
+        for made in (*map(schema, QUARK_VERSIONS), *map(block_schema, BLOCK_OPERATORS)):
+            if not defs.has(made.name, made.domain):
+                defs.register_schema(made)
                 # onnx 1.19 to 1.22 would let go of the inference functions when Python is gone, and crash or hang.
-                atexit.register(_deregister, version)
+                atexit.register(_deregister, made.name, made.domain)
 
 
 def schema(version: OperatorVersion) -> defs.OpSchema:
@@ -90,9 +92,57 @@ def schema(version: OperatorVersion) -> defs.OpSchema:
     return made
 
 
-def _deregister(version: OperatorVersion) -> None:
-    if defs.has(version.name, version.domain):
-        defs.deregister_schema(version.name, version.since_version, version.domain)
+def block_schema(operator: BlockOperator) -> defs.OpSchema:
+    """The schema of an operator of block formats, not registered."""
+    parameter = defs.OpSchema.FormalParameter
+    made = defs.OpSchema(
+        operator.name,
+        operator.domain,
+        1,
+        "y is x, rounded to a format whose elements share exponents, block by block along `axis`. See "
+        f"quark_numba.{operator.function} for the attributes.",
+        inputs=[parameter("x", "T", "What to round.")],
+        outputs=[parameter("y", "T", "Of the shape of x.")],
+        type_constraints=[("T", [_type_string(row) for row in X_TYPES], "Element types of x and y.")],
+        attributes=[
+            defs.OpSchema.Attribute(name, helper.make_attribute(name, default), "")
+            for name, default in operator.defaults.items()
+        ],
+    )
+    if hasattr(made, "set_type_and_shape_inference_function"):
+        made.set_type_and_shape_inference_function(lambda context: _infer_block(operator, context))
+    return made
+
+
+def _infer_block(operator: BlockOperator, context: Any) -> None:
+    x = context.get_input_type(0)
+    row = find(x.tensor_type.elem_type) if x else None
+    if row not in X_TYPES:
+        given = onnx.TensorProto.DataType.Name(x.tensor_type.elem_type).lower() if x else "none"
+        expected = " or ".join(row.name for row in X_TYPES)
+        raise shape_inference.InferenceError(f"{operator.full_name}: x has element type {given}; expected {expected}")
+    attributes: dict[str, Any] = {}
+    for name, default in operator.defaults.items():
+        attribute = context.get_attribute(name)
+        value = default if attribute is None else helper.get_attribute_value(attribute)
+        attributes[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+    axis = attributes.pop("axis")
+    try:
+        _, blocks = operator.make_format(row, **attributes)
+    except (TypeError, ValueError) as error:
+        raise shape_inference.InferenceError(f"{operator.full_name}: {error}") from None
+    shape = _shape(x)
+    if shape is not None:
+        fault, _, _ = block_shape([2 if each is None else each for each in shape], axis, blocks.block)
+        if fault:
+            message = BLOCK_FAULTS[fault].format(axis=axis, x_shape=_text(shape))
+            raise shape_inference.InferenceError(f"{operator.full_name}: {message}")
+    context.set_output_type(0, x)
+
+
+def _deregister(name: str, domain: str) -> None:
+    if defs.has(name, domain):
+        defs.deregister_schema(name, 1, domain)
 
 
 def _type_string(row: ElementType) -> str:

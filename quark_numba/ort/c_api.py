@@ -31,6 +31,7 @@ class OrtApi(IntEnum):
     GetSymbolicDimensions = 63
     GetTensorTypeAndShape = 65
     KernelInfoGetAttribute_int64 = 86
+    KernelInfoGetAttribute_string = 87
     KernelContext_GetInputCount = 88
     KernelContext_GetInput = 90
     KernelContext_GetOutput = 91
@@ -137,17 +138,33 @@ def create_status(api: int, code: int, message: str) -> int:
     return int(function(api, OrtApi.CreateStatus, c_void_p, c_int, c_char_p)(code, message.encode()))
 
 
-def int64_attribute(api: int, info: int, name: str, default: int) -> int:
-    """A node's attribute, or `default` where the node has none. Raises StatusError if it is of another type."""
-    value = c_int64()
-    get = function(api, OrtApi.KernelInfoGetAttribute_int64, c_void_p, c_void_p, c_char_p, POINTER(c_int64))
+def attribute(api: int, info: int, name: str, default: Any) -> Any:
+    """A node's attribute of the type of `default`, int or str, or `default` where the node has none. Raises StatusError if it
+    is of another type."""
+    expected = "STRING" if isinstance(default, str) else "INT"
+    get = _string_attribute if isinstance(default, str) else _int64_attribute
     try:
-        check(api, get(info, name.encode(), ctypes.byref(value)))
+        return get(api, info, name.encode())
     except StatusError as error:
         if "No attribute with name" not in str(error):
-            raise StatusError(f"attribute {name}: {error}; expected INT") from None
+            raise StatusError(f"attribute {name}: {error}; expected {expected}") from None
         return default
+
+
+def _int64_attribute(api: int, info: int, name: bytes) -> int:
+    get = function(api, OrtApi.KernelInfoGetAttribute_int64, c_void_p, c_void_p, c_char_p, POINTER(c_int64))
+    value = c_int64()
+    check(api, get(info, name, ctypes.byref(value)))
     return value.value
+
+
+def _string_attribute(api: int, info: int, name: bytes) -> str:
+    get = function(api, OrtApi.KernelInfoGetAttribute_string, c_void_p, c_void_p, c_char_p, c_char_p, POINTER(c_size_t))
+    size = c_size_t()
+    check(api, get(info, name, None, ctypes.byref(size)))
+    value = ctypes.create_string_buffer(size.value)
+    check(api, get(info, name, value, ctypes.byref(size)))
+    return value.value.decode(errors="replace")
 
 
 def inference_input(api: int, context: int, index: int) -> tuple[int | None, int]:

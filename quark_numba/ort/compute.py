@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numba import carray, types
 
-from .. import jit
+from .. import block_kernels, jit
+from ..block_formats import BLOCK_RANK, NO_BLOCK_FAULT, Blocks, block_shape
 from ..granularity import MAX_RANK, NO_FAULT, RANK, loop_shape
 from ..intrinsics import call, pointer, stack
 from ..kernels import (
@@ -33,6 +34,9 @@ from .c_api import API_WORDS, ORT_INVALID_ARGUMENT, OrtApi
 # amid a model: a compromise.
 SERIAL_SIZE = 1 << 16
 
+# The same for block formats, whose elements take longer.
+BLOCK_SERIAL_SIZE = 1 << 14
+
 # A node's state, as int64 words: addresses, which thus stay out of compiled (and cached) code, and attributes.
 (
     STATE_API,
@@ -45,6 +49,9 @@ SERIAL_SIZE = 1 << 16
     STATE_MESSAGES,
     STATE_WORDS,
 ) = range(9)
+
+# Behind them, of a block format: Blocks, but for the shape.
+BLOCK_STATE_WORDS = STATE_WORDS + len(Blocks._fields)
 
 # How the elements of a scale or zero point become what kernels take, float32 or, of ITEMSIZE 8, float64, as int64 words:
 # types of up to 16 bits are looked up in a table of the float32 values of all codes, 32-bit types become float64.
@@ -67,6 +74,7 @@ _RELEASE_SHAPE = int(OrtApi.ReleaseTensorTypeAndShapeInfo)
 _PARALLEL_FOR = int(OrtApi.KernelContext_ParallelFor)
 
 _loop_shape = jit.function(loop_shape)
+_block_shape = jit.function(block_shape)
 
 
 @jit.function
@@ -214,6 +222,16 @@ def _parameter(widening: Any, source: int, given: int, count: int, word: Any) ->
     return room
 
 
+@jit.function
+def _output(api: Any, context: int, shape: Any, slot: Any) -> tuple[int, int, int]:
+    """An OrtStatus, the output of this shape, and how many elements it has."""
+    status = call(api[_GET_OUTPUT], (context, 0, shape.ctypes.data, shape.size, slot.ctypes.data))
+    size = 1
+    for dimension in shape:
+        size *= dimension
+    return status, slot[0], size
+
+
 def compute(state_pointer: Any, context: int) -> int:
     """OrtCustomOp::KernelComputeV2 of every operator: an OrtStatus, null if all went well."""
     state = carray(state_pointer, STATE_WORDS)
@@ -245,16 +263,9 @@ def compute(state_pointer: Any, context: int) -> int:
     if fault != NO_FAULT:
         return _fault_status(api, state, fault, x_shape, scale_shape, zero_point_shape)
 
-    status = call(api[_GET_OUTPUT], (context, 0, x_shape.ctypes.data, x_shape.size, slot.ctypes.data))
-    if status:
+    status, y, size = _output(api, context, x_shape, slot)
+    if status or size == 0:
         return status
-    y = slot[0]
-
-    size = 1
-    for dimension in x_shape:
-        size *= dimension
-    if size == 0:
-        return 0
     work = carray(stack(WORK_WORDS), WORK_WORDS, np.int64)
     work[WORK_SIZE] = size
     work[WORK_LENGTH], work[WORK_BLOCK], work[WORK_INNER], work[WORK_ROWS] = loop.length, loop.block, loop.inner, loop.rows
@@ -297,6 +308,45 @@ def compute(state_pointer: Any, context: int) -> int:
     return status
 
 
+def compute_blocks(state_pointer: Any, context: int) -> int:
+    """OrtCustomOp::KernelComputeV2 of the operators of block formats."""
+    state = carray(state_pointer, BLOCK_STATE_WORDS)
+    api = carray(pointer(state[STATE_API]), API_WORDS, np.int64)
+    slot = carray(stack(3), 3, np.int64)
+
+    call(api[_GET_INPUT], (context, 0, slot.ctypes.data))
+    x = slot[0]
+    room = carray(stack(MAX_RANK), MAX_RANK, np.int64)
+    rank, x_shape = _shape(api, state[STATE_HAS_SHAPE_REFERENCE], x, slot, room)
+    fault, length, inner = _block_shape(x_shape, state[STATE_AXIS], state[STATE_BLOCK_SIZE])
+    if rank > MAX_RANK:
+        fault = BLOCK_RANK
+    if fault != NO_BLOCK_FAULT:
+        return _fault_status(api, state, fault, x_shape, x_shape, x_shape)
+
+    status, y, size = _output(api, context, x_shape, slot)
+    if status or size == 0:
+        return status
+
+    work = carray(stack(block_kernels.WORK_WORDS), block_kernels.WORK_WORDS, np.int64)
+    call(api[_GET_DATA], (x, slot.ctypes.data))
+    work[block_kernels.WORK_X] = slot[0]
+    call(api[_GET_DATA], (y, slot.ctypes.data))
+    work[block_kernels.WORK_Y] = slot[0]
+    work[block_kernels.WORK_SIZE] = size
+    for i in range(BLOCK_STATE_WORDS - STATE_WORDS):
+        work[block_kernels.WORK_BLOCKS + i] = state[STATE_WORDS + i]
+    work[block_kernels.WORK_LENGTH] = length
+    work[block_kernels.WORK_INNER] = inner
+    if size <= BLOCK_SERIAL_SIZE:
+        work[block_kernels.WORK_PARTS] = 1
+        call(state[STATE_TASK], (work.ctypes.data, 0))
+        return 0
+    parts = (size + block_kernels.CHUNK - 1) // block_kernels.CHUNK
+    work[block_kernels.WORK_PARTS] = parts
+    return call(api[_PARALLEL_FOR], (context, state[STATE_TASK], parts, 0, work.ctypes.data))
+
+
 def destroy(state_pointer: Any) -> None:
     """OrtCustomOp::KernelDestroy: states are shared and stay. Compiled, as it may run after the interpreter."""
 
@@ -304,6 +354,11 @@ def destroy(state_pointer: Any) -> None:
 @functools.cache
 def compute_function() -> Any:
     return jit.c_function(compute, "compute", types.int64(types.CPointer(types.int64), types.int64))
+
+
+@functools.cache
+def compute_blocks_function() -> Any:
+    return jit.c_function(compute_blocks, "compute_blocks", types.int64(types.CPointer(types.int64), types.int64))
 
 
 @functools.cache

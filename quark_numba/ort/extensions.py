@@ -4,8 +4,8 @@ What onnxruntime-extensions 0.15 cannot do, and what follows from it here:
 
 - float16 and bfloat16 tensors end the process: they are not declared, so that ONNX Runtime refuses them at load.
 - Every input is required, and overloads must agree in their number: a node without a zero point is refused at load.
-- An attribute that is declared must be on every node, and Quark leaves axis out where it has no meaning: it is not
-  declared, and `_axis` finds it from the shapes.
+- An attribute that is declared must be on every node. Quark leaves axis out where it has no meaning: for quantize and
+  dequantize it is not declared, and `_axis` finds it from the shapes. Nodes of block formats have all their attributes.
 - An exception ends the process: a fault is logged, and the output left empty.
 """
 
@@ -21,7 +21,8 @@ import onnxruntime_extensions
 from numpy.typing import NDArray
 from onnxruntime_extensions import _ocos
 
-from .. import api, jit
+from .. import api, block_api, jit
+from ..block_formats import BLOCK_OPERATORS, BlockOperator
 from ..element_types import FLOAT32, ElementType
 from ..lock import creation_lock
 from ..operators import DEFAULTS, OPERATOR_VERSIONS, OperatorVersion
@@ -64,12 +65,20 @@ def _declare() -> None:
                     outputs=[y.number],
                 )(body)
                 bodies[id(declared)] = body
+    for operator in BLOCK_OPERATORS:
+        body = functools.partial(_block_body, operator)
+        kinds = onnxruntime_extensions.PyCustomOpDef
+        attributes = {n: kinds.dt_string if isinstance(v, str) else kinds.dt_int64 for n, v in operator.defaults.items()}
+        declared = onnxruntime_extensions.onnx_op(
+            op_type=operator.full_name, inputs=[FLOAT32.number], outputs=[FLOAT32.number], attrs=attributes
+        )(body)
+        bodies[id(declared)] = body
 
     def hook(k_id: int, feed: Any, attributes: Any) -> Any:
         """The stock hook makes a list of Python numbers of every output; arrays may go back as they are."""
         if k_id not in bodies:
             return _ocos._on_pyop_invocation(k_id, feed, attributes)
-        y = bodies[k_id](*feed)
+        y = bodies[k_id](*feed, **attributes)
         return k_id, y.shape, y
 
     onnxruntime_extensions.PyCustomOpDef.install_hooker(hook)
@@ -79,11 +88,21 @@ def _body(
     version: OperatorVersion, y: ElementType, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any]
 ) -> NDArray[Any]:
     convert = api.quantize if version.operation == "quantize" else api.dequantize
+    return _run(version.full_name, y, lambda: convert(x, scale, zero_point, axis=_axis(x.shape, scale.shape)))
+
+
+def _block_body(operator: BlockOperator, x: NDArray[Any], **attributes: str) -> NDArray[Any]:
+    convert = getattr(block_api, operator.function)
+    values = {name: type(operator.defaults[name])(value) for name, value in attributes.items()}
+    return _run(operator.full_name, FLOAT32, lambda: convert(x, **values))
+
+
+def _run(name: str, y: ElementType, convert: Callable[[], NDArray[Any]]) -> NDArray[Any]:
     try:
         with jit.one_thread():  # ONNX Runtime's threads wait for this one, spinning
-            return convert(x, scale, zero_point, axis=_axis(x.shape, scale.shape))
+            return convert()
     except Exception as error:
-        _log.error("%s: %s; the output is left empty", version.full_name, error)
+        _log.error("%s: %s; the output is left empty", name, error)
         return np.empty(0, y.dtype)
 
 

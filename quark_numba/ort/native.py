@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import dispatch, element_types
+from ..block_formats import BLOCK_FAULTS, BLOCK_OPERATORS, BLOCK_TABLE, X_TYPES, BlockOperator
 from ..dispatch import TABLE
 from ..element_types import FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..granularity import FAULTS
@@ -167,11 +168,17 @@ def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
     add_operator = c_api.function(api, OrtApi.CustomOpDomain_Add, c_void_p, c_void_p, c_void_p)
     result = c_void_p()
     c_api.check(api, create_domain(domain.encode(), ctypes.byref(result)))
+    overloads = []
     for version in newest_versions(domain):
         operands = product(*(filter(has_tensors, rows) for rows in (version.x, version.scale, version.y)))
         for x, scale, y in sorted(operands, key=lambda rows: rows[2] is not rows[1]):
-            custom_op = _custom_op(_Overload(api, release, version, x, scale, y))
-            c_api.check(api, add_operator(result, ctypes.byref(custom_op)))
+            quantized = y if version.operation == "quantize" else x
+            overloads.append(_Overload(api, release, version, (x, scale, quantized), y))
+    for operator in BLOCK_OPERATORS:
+        if operator.domain == domain:
+            overloads += [_Overload(api, release, operator, (x,), x) for x in X_TYPES]
+    for overload in overloads:
+        c_api.check(api, add_operator(result, ctypes.byref(_custom_op(overload))))
     return result
 
 
@@ -181,21 +188,22 @@ def has_tensors(row: ElementType) -> bool:
 
 
 class _Overload(NamedTuple):
+    """An operator with these types of inputs, of which the third is optional, and of y."""
+
     api: int
     release: tuple[int, ...]
-    version: OperatorVersion
-    x: ElementType
-    scale: ElementType
+    operator: OperatorVersion | BlockOperator
+    inputs: tuple[ElementType, ...]
     y: ElementType
-
-    @property
-    def input_types(self) -> tuple[ElementType, ElementType, ElementType]:
-        return self.x, self.scale, self.y if self.version.operation == "quantize" else self.x
 
 
 def _custom_op(overload: _Overload) -> OrtCustomOp:
+    from . import compute
+
     custom_op = OrtCustomOp.from_buffer_copy(_prototype())
-    if not overload.version.domain:
+    if isinstance(overload.operator, BlockOperator):
+        custom_op.KernelComputeV2 = compute.compute_blocks_function().address
+    elif not overload.operator.domain:
         custom_op.InferOutputShapeFn = _infer_output
     _overloads[ctypes.addressof(custom_op)] = overload
     _kept.append(custom_op)
@@ -208,10 +216,10 @@ def _prototype() -> OrtCustomOp:
     from . import compute
 
     functions: dict[str, Callable[..., Any]] = {
-        "GetName": lambda op: ctypes.addressof(_name(_overloads[op].version.name)),
+        "GetName": lambda op: ctypes.addressof(_name(_overloads[op].operator.name)),
         "GetExecutionProviderType": lambda op: None,  # the CPU's
-        "GetInputType": lambda op, index: c_api.element_type(_overloads[op].input_types[index]),
-        "GetInputTypeCount": lambda op: 3,
+        "GetInputType": lambda op, index: c_api.element_type(_overloads[op].inputs[index]),
+        "GetInputTypeCount": lambda op: len(_overloads[op].inputs),
         "GetOutputType": lambda op, index: c_api.element_type(_overloads[op].y),
         "GetOutputTypeCount": lambda op: 1,
         "GetInputCharacteristic": lambda op, index: c_api.OPTIONAL if index == 2 else c_api.REQUIRED,
@@ -240,10 +248,12 @@ def _create_kernel(op: int, api: int, info: int, result: Any) -> int | None:
 
     def create() -> None:
         overload = _overloads[op]
-        version = overload.version
-        attributes = {name: c_api.int64_attribute(api, info, name, DEFAULTS[name]) for name in version.attributes}
+        operator = overload.operator
+        defaults = operator.defaults if isinstance(operator, BlockOperator) else {a: DEFAULTS[a] for a in operator.attributes}
+        make_state = _block_state if isinstance(operator, BlockOperator) else _state
+        attributes = {name: c_api.attribute(api, info, name, default) for name, default in defaults.items()}
         with creation_lock:
-            result[0] = _state(overload, **attributes).ctypes.data
+            result[0] = make_state(overload, **attributes).ctypes.data
 
     return _status(api, create)
 
@@ -258,7 +268,9 @@ def _state(
     output_dtype: int = 0,
 ) -> NDArray[np.int64]:
     """The state of every node that is like this; few are different, so that none needs to be freed."""
-    api, release, version, x, scale, y = overload
+    version, y = overload.operator, overload.y
+    x, scale, _ = overload.inputs
+    assert isinstance(version, OperatorVersion)
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if output_dtype not in (0, y.number):
@@ -270,15 +282,35 @@ def _state(
     key = dispatch.key(version.operation, x, scale, y, saturate=saturate != 0, precision=rows[precision])
     from . import compute
 
-    state = np.zeros(compute.STATE_WORDS, np.int64)
-    state[compute.STATE_API] = api
-    state[compute.STATE_HAS_SHAPE_REFERENCE] = release >= c_api.SHAPE_REFERENCE_RELEASE
-    state[compute.STATE_AXIS] = axis
-    state[compute.STATE_BLOCK_SIZE] = block_size
-    state[compute.STATE_TASK] = TABLE[key].task.address
+    state = _common_state(overload, compute.STATE_WORDS, axis, block_size, TABLE[key].task)
     state[compute.STATE_SCALE] = _widening(scale, np.dtype(key.scale_dtype)).ctypes.data
     state[compute.STATE_ZERO_POINT] = _widening(key.quantized, np.dtype(key.zero_point_dtype)).ctypes.data
-    state[compute.STATE_MESSAGES] = _messages(version).ctypes.data
+    return state
+
+
+@functools.cache
+def _block_state(overload: _Overload, axis: int, block_size: int, **attributes: Any) -> NDArray[np.int64]:
+    """The same for a block format."""
+    assert isinstance(overload.operator, BlockOperator)
+    key, blocks = overload.operator.make_format(overload.y, block_size=block_size, **attributes)
+    from . import compute
+
+    task = BLOCK_TABLE[key].task
+    state = _common_state(overload, compute.BLOCK_STATE_WORDS, axis, block_size, task)
+    state[compute.STATE_WORDS :] = blocks
+    return state
+
+
+def _common_state(overload: _Overload, words: int, axis: int, block_size: int, task: Any) -> NDArray[np.int64]:
+    from . import compute
+
+    state = np.zeros(words, np.int64)
+    state[compute.STATE_API] = overload.api
+    state[compute.STATE_HAS_SHAPE_REFERENCE] = overload.release >= c_api.SHAPE_REFERENCE_RELEASE
+    state[compute.STATE_AXIS] = axis
+    state[compute.STATE_BLOCK_SIZE] = block_size
+    state[compute.STATE_TASK] = task.address
+    state[compute.STATE_MESSAGES] = _messages(overload.operator).ctypes.data
     return state
 
 
@@ -295,7 +327,7 @@ def _infer_output(op: int, context: int) -> int | None:
         row = element_types.find(c_api.inference_attribute(api, context, "output_dtype", DEFAULTS["output_dtype"]))
         if row:
             number = c_api.element_type(row)
-        elif overload.version.operation == "quantize":
+        elif isinstance(overload.operator, OperatorVersion) and overload.operator.operation == "quantize":
             number = c_api.inference_input(api, context, 2)[1] or UINT8.number
         else:
             number = c_api.inference_input(api, context, 1)[1]
@@ -329,13 +361,16 @@ def _widening(row: ElementType, dtype: np.dtype[Any]) -> NDArray[np.int64]:
 
 
 @functools.cache
-def _messages(version: OperatorVersion) -> NDArray[np.int64]:
+def _messages(operator: OperatorVersion | BlockOperator) -> NDArray[np.int64]:
     """For each fault the address and the length of its message, with marks for what the run will know."""
     from . import compute
 
-    x, scale, zero_point = INPUT_NAMES[version.operation]
-    messages = np.zeros(2 * (max(FAULTS) + 1), np.int64)
-    for fault, template in FAULTS.items():
+    if isinstance(operator, BlockOperator):
+        faults, (x, scale, zero_point) = BLOCK_FAULTS, ("x", "", "")
+    else:
+        faults, (x, scale, zero_point) = FAULTS, INPUT_NAMES[operator.operation]
+    messages = np.zeros(2 * (max(faults) + 1), np.int64)
+    for fault, template in faults.items():
         message = template.format(
             x=x,
             scale=scale,
@@ -346,7 +381,7 @@ def _messages(version: OperatorVersion) -> NDArray[np.int64]:
             axis=chr(compute.MARK_AXIS),
             block_size=chr(compute.MARK_BLOCK_SIZE),
         )
-        text = np.frombuffer(f"{version.full_name}: {message}".encode(), np.uint8)
+        text = np.frombuffer(f"{operator.full_name}: {message}".encode(), np.uint8)
         _kept.append(text)
         messages[2 * fault : 2 * fault + 2] = text.ctypes.data, text.size
     return messages

@@ -1,0 +1,106 @@
+"""Scalar arithmetic of block formats, made for a key as small compiled functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import codecs
+from .block_formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, BlockKey
+from .element_types import BFLOAT16
+from .jit import inline
+
+_LARGEST = np.finfo(np.float32).max
+
+
+def functions(key: BlockKey) -> dict[str, Any]:
+    """By the names that the templates of ``block_kernels`` have for them."""
+    return {"exponent_of": _exponent_of(key), "step_of": _step_of, "convert": _converter(key)}
+
+
+def _value_of(key: BlockKey) -> Any:
+    """x as stored -> float32."""
+    decode = codecs.decoder(key.x)
+    if not key.via_bfloat16:
+        return decode
+    via = codecs.rounder(BFLOAT16)
+    return inline(lambda x: via(decode(x)))
+
+
+def _exponent_of(key: BlockKey) -> Any:
+    """x as stored -> its biased exponent; that of Inf and NaN is 0 unless they spread."""
+    value_of, u32, f32 = _value_of(key), np.uint32, np.float32
+    place, mask, special, zero = u32(23), u32(0xFF), u32(0xFF), u32(0)
+    spreads = key.is_prime
+
+    def exponent_of(x: Any) -> Any:
+        exponent = u32(u32(f32(value_of(x)).view(u32) >> place) & mask)
+        if spreads:
+            return exponent
+        return zero if exponent == special else exponent
+
+    return inline(exponent_of)
+
+
+@inline
+def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
+    """2**(exponent - drop), for the biased exponents of a block and of a sub-block in it. Subnormal float32 go down to
+    2**-149, steps to 2**(-127 - 15). NaN for a block of Inf or NaN."""
+    u32, i32 = np.uint32, np.int32
+    shift = min(u32(shared - largest), max_shift)
+    biased = i32(i32(u32(shared - shift)) - drop)
+    normal = u32(u32(max(biased, i32(0))) << u32(23))
+    subnormal = u32(u32(1 << 22) >> u32(max(i32(-biased), i32(0))))
+    bits = normal if biased > i32(0) else subnormal
+    return u32(u32(0x7FC00000) if shared == u32(0xFF) else bits).view(np.float32)
+
+
+def _converter(key: BlockKey) -> Any:
+    """(x as stored, step, lowest, highest) -> y as stored.
+
+    The quotient is exact, as a step is a power of two: where it would underflow it is too small to matter. So is the product,
+    a whole number or a float of few bits times the step.
+    """
+    value_of, encode = _value_of(key), codecs.encoder(key.x, saturate=False)
+    is_prime, largest_float, smallest_normal = key.is_prime, _LARGEST, np.float32(2.0**-126)
+    multiple = _element_rounder(key) if key.element else _whole_rounder(key)
+
+    def convert(x: Any, step: Any, lowest: Any, highest: Any) -> Any:
+        value = value_of(x)
+        magnitude = abs(value)
+        if is_prime:
+            value = value if magnitude >= smallest_normal or value != value else np.copysign(np.float32(0), value)
+            return encode(np.float32(multiple(np.float32(value / step), lowest, highest) * step))
+        y = np.float32(multiple(np.float32(value / step), lowest, highest) * step)
+        return encode(y if magnitude <= largest_float else value)
+
+    return inline(convert)
+
+
+def _element_rounder(key: BlockKey) -> Any:
+    """float32 -> the nearest value of the element type, saturated."""
+    encode, decode = codecs.encoder(key.element, saturate=True), codecs.decoder(key.element)
+    return inline(lambda quotient, lowest, highest: decode(encode(quotient)))
+
+
+def _whole_rounder(key: BlockKey) -> Any:
+    """float32 -> the nearest whole number, saturated. A result of zero has the quotient's sign. NaN stays.
+
+    What is left after rounding half to even is exact; where it is half a unit, in the direction of the rounding mode, the
+    next number is to be taken.
+    """
+    f32, mode = np.float32, key.rounding_mode
+    half, one = f32(0.5), f32(1)
+    to_even, away = mode == HALF_TO_EVEN, mode == HALF_AWAY_FROM_ZERO
+
+    def whole(quotient: Any, lowest: Any, highest: Any) -> Any:
+        number = np.rint(quotient)
+        if not to_even:
+            rest = f32(quotient - number)
+            towards = np.copysign(one, quotient) if away else one
+            number = f32(number + towards) if rest == f32(half * towards) else number
+        number = lowest if number < lowest else number
+        return highest if number > highest else number
+
+    return inline(whole)

@@ -1,0 +1,301 @@
+"""Block formats against the oracle: each configuration, rounding mode and type, along each axis, in calls and in sessions."""
+
+import functools
+from itertools import product
+
+import numpy as np
+import oracle
+import pytest
+import samples
+from onnx import TensorProto, helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+from onnx_models import model, run, session
+
+import quark_numba
+from quark_numba import bfp_quantize_dequantize, mx_quantize_dequantize
+from quark_numba.block_formats import BLOCK_OPERATORS, MX_ELEMENT_TYPES, ROUNDING_MODES, X_TYPES
+
+# BFP16, MX4, MX6 and MX9, as Quark sets them up; other widths, sizes, and such as are no powers of two.
+BFP = {
+    "BFP16": {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8},
+    "MX4": {"bfp_method": "to_bfp_prime", "bit_width": 11, "block_size": 16},
+    "MX6": {"bfp_method": "to_bfp_prime", "bit_width": 13, "block_size": 16},
+    "MX9": {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16},
+    "MX9 shared": {"bfp_method": "to_bfp_prime_shared", "bit_width": 16, "block_size": 16},
+    "narrowest": {"bfp_method": "to_bfp", "bit_width": 10, "block_size": 5},
+    "widest": {"bfp_method": "to_bfp", "bit_width": 24, "block_size": 1},
+    "widest prime": {"bfp_method": "to_bfp_prime", "bit_width": 24, "block_size": 12, "sub_block_size": 3},
+    "many shifts": {
+        "bfp_method": "to_bfp_prime",
+        "bit_width": 12,
+        "block_size": 64,
+        "sub_block_size": 4,
+        "sub_block_shift_bits": 3,
+    },
+    "via bfloat16": {"bfp_method": "to_bfp", "bit_width": 17, "block_size": 8, "convert_to_bfloat_before_bfp": 1},
+    "prime via bfloat16": {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16, "convert_to_bfloat_before_bfp": 1},
+}
+MX = {f"{name}, {size}": {"element_dtype": name, "block_size": size} for name, size in product(MX_ELEMENT_TYPES, (32, 7))}
+
+SHAPES = [(1,), (7,), (64,), (100,), (1, 1, 1), (0, 4), (3, 40), (40, 3), (33, 1), (2, 33, 5), (2, 64, 9), (2, 3, 4, 70)]
+SHAPES += [(2, 35, 4, 6)]
+
+x_types = pytest.mark.parametrize("x_type", [row.name for row in X_TYPES])
+rounding_modes = pytest.mark.parametrize("rounding_mode", ROUNDING_MODES)
+
+SPECIAL = [
+    0.0,
+    -0.0,
+    np.nan,
+    -np.nan,
+    np.inf,
+    -np.inf,
+    1e-45,
+    -1e-45,
+    1.1754942e-38,
+    1.1754944e-38,
+    3.4028235e38,
+    -3.4028235e38,
+]
+
+
+@functools.cache
+def values(shape, x_type, seed=0):
+    """Of all exponents, neighbours within a few, with ties; blocks of zeros, subnormals, and special values in a few blocks."""
+    rng = np.random.default_rng(seed)
+    size = int(np.prod(shape))
+    lengths = np.arange(size) // 37
+    center = rng.integers(-150, 128, size)[lengths] if size else lengths
+    exponents = np.clip(center + rng.integers(-9, 3, size), -149, 127)
+    significands = np.where(rng.random(size) < 0.3, rng.integers(0, 2**9, size) * 2**14, rng.integers(0, 2**23, size))
+    with np.errstate(all="ignore"):
+        x = ((1 + significands * 2.0**-23) * np.exp2(exponents.astype(np.float64))).astype(np.float32)
+        x *= rng.choice(np.array([-1, 1], np.float32), size)
+        x[rng.integers(0, 5, size)[lengths] == 0] *= np.float32(0)
+        at = (rng.integers(0, 4, size)[lengths] == 1) & (rng.random(size) < 0.1)
+        x[at] = rng.choice(samples.SPECIAL, int(at.sum()))
+        if x_type == "float16":
+            x = np.where(np.abs(x) > 65504, np.ldexp(x, -100), x)
+            x = np.where(np.isfinite(x) & (np.abs(x) < 1e-8), np.ldexp(x, 30), x)
+        x = x.astype(oracle.dtype(x_type))
+    return x.reshape(shape)
+
+
+def axes(shape):
+    return range(-len(shape), len(shape))
+
+
+def bfp_expected(x, *, sub_block_size=2, sub_block_shift_bits=1, convert_to_bfloat_before_bfp=0, **attributes):
+    return oracle.bfp(
+        x,
+        sub_block_size=sub_block_size,
+        sub_block_shift_bits=sub_block_shift_bits,
+        to_bfloat16=bool(convert_to_bfloat_before_bfp),
+        **attributes,
+    )
+
+
+@x_types
+@rounding_modes
+@pytest.mark.parametrize("name", BFP)
+def test_bfp(name, rounding_mode, x_type):
+    for shape in SHAPES:
+        x = values(shape, x_type)
+        for axis in axes(shape):
+            attributes = BFP[name] | {"rounding_mode": rounding_mode, "axis": axis}
+            oracle.assert_same_bits(bfp_quantize_dequantize(x, **attributes), bfp_expected(x, **attributes))
+
+
+@x_types
+@rounding_modes
+@pytest.mark.parametrize("name", MX)
+def test_mx(name, rounding_mode, x_type):
+    for shape in SHAPES:
+        x = values(shape, x_type)
+        for axis in axes(shape):
+            attributes = MX[name] | {"rounding_mode": rounding_mode, "axis": axis}
+            oracle.assert_same_bits(mx_quantize_dequantize(x, **attributes), oracle.mx(x, **attributes))
+
+
+def one_node(operator, attributes, x_type="float32", shape=None):
+    node = helper.make_node(operator.name, ["x"], ["y"], domain=operator.domain, **attributes)
+    return model([node], [("x", x_type, shape)], [("y", x_type, None)], domains=[operator.domain])
+
+
+def expected(operator, x, attributes):
+    attributes = operator.defaults | attributes
+    return bfp_expected(x, **attributes) if "bfp_method" in attributes else oracle.mx(x, **attributes)
+
+
+operators = pytest.mark.parametrize("operator", BLOCK_OPERATORS, ids=lambda operator: operator.full_name)
+every_case = pytest.mark.parametrize(
+    ("operator", "name"),
+    [(operator, name) for operator in BLOCK_OPERATORS for name in ["defaults", *(BFP if "BFP" in operator.name else MX)]],
+    ids=lambda value: getattr(value, "name", value),
+)
+# The last two are big enough for several threads.
+SESSION_SHAPES = [
+    ((), 1),
+    ((7,), 1),
+    ((0, 4), 0),
+    ((2, 35, 4, 6), 1),
+    ((3, 4, 100), -1),
+    ((8, 70, 20, 20), 1),
+    ((301, 333), -1),
+]
+
+
+@pytest.mark.compiled
+@x_types
+@every_case
+def test_sessions(operator, name, x_type):
+    given = {} if name == "defaults" else (BFP | MX)[name]
+    for shape, axis in SESSION_SHAPES:
+        attributes = given | {"axis": axis}
+        x = values(shape, x_type)
+        oracle.assert_same_bits(run(session(one_node(operator, attributes, x_type)), x=x), expected(operator, x, attributes))
+
+
+@pytest.mark.compiled
+@operators
+def test_sessions_of_extensions(operator):
+    """Which need every attribute."""
+    for shape, axis in SESSION_SHAPES:
+        attributes = operator.defaults | {"axis": axis}
+        x = values(shape, "float32")
+        node = session(one_node(operator, attributes), backend="extensions")
+        oracle.assert_same_bits(run(node, x=x), expected(operator, x, attributes))
+
+
+@x_types
+@operators
+def test_reference_evaluator(operator, x_type):
+    x = values((2, 35, 4, 6), x_type)
+    evaluator = ReferenceEvaluator(one_node(operator, {"block_size": 4}, x_type), new_ops=quark_numba.reference_ops())
+    oracle.assert_same_bits(evaluator.run(None, {"x": x})[0], expected(operator, x, {"block_size": 4}))
+
+
+def test_large_arrays():
+    """Several threads."""
+    for shape, axis in (((1000, 999), 0), ((1000, 999), 1), ((1000, 960), 1), ((4, 96, 50, 60), 1)):
+        x = values(shape, "float32")
+        oracle.assert_same_bits(
+            mx_quantize_dequantize(x, axis=axis), oracle.mx(x, element_dtype="int8", axis=axis, block_size=32, rounding_mode=0)
+        )
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_layouts(axis):
+    x = values((2, 33, 5), "float32")
+    with np.errstate(all="ignore"):
+        y = oracle.mx(x, element_dtype="int8", axis=axis, block_size=32, rounding_mode=0)
+    for array in (np.asfortranarray(x), x.astype(">f4"), np.repeat(x, 2, axis=1)[:, ::2], x[::-1][::-1], x.tolist()):
+        result = mx_quantize_dequantize(array, axis=axis)
+        oracle.assert_same_bits(result, y)
+    assert mx_quantize_dequantize(np.asfortranarray(x)).flags.f_contiguous
+    out = np.empty((5, 33, 2), np.float32).T
+    assert mx_quantize_dequantize(x, axis=axis, out=out) is out
+    oracle.assert_same_bits(out, y)
+    both = x.copy()
+    mx_quantize_dequantize(both, axis=axis, out=both)
+    oracle.assert_same_bits(both, y)
+
+
+WRONG = [
+    ("bfp", {"bfp_method": "to_bpf"}, "bfp_method is 'to_bpf'; expected 'to_bfp' or 'to_bfp_prime'"),
+    ("bfp", {"bit_width": 9}, "bit_width is 9; expected 10"),
+    ("bfp", {"bit_width": 25}, "bit_width is 25"),
+    ("bfp", {"block_size": 0}, "block_size is 0; expected a positive"),
+    ("bfp", {"block_size": -8}, "block_size is -8"),
+    ("bfp", {"rounding_mode": 3}, "rounding_mode is 3; expected 0 or 1 or 2"),
+    ("bfp", {"convert_to_bfloat_before_bfp": 2}, "convert_to_bfloat_before_bfp is 2; expected 0 or 1"),
+    (
+        "bfp",
+        {"bfp_method": "to_bfp_prime", "sub_block_size": 3},
+        "sub_block_size is 3; expected one that divides block_size, 8",
+    ),
+    ("bfp", {"bfp_method": "to_bfp_prime", "sub_block_size": 16}, "sub_block_size is 16"),
+    ("bfp", {"bfp_method": "to_bfp_prime", "sub_block_size": 0}, "sub_block_size is 0"),
+    ("bfp", {"bfp_method": "to_bfp_prime", "sub_block_shift_bits": 9}, "sub_block_shift_bits is 9"),
+    ("bfp", {"bfp_method": "to_bfp_prime", "sub_block_shift_bits": -1}, "sub_block_shift_bits is -1"),
+    ("mx", {"element_dtype": "fp8"}, "element_dtype is 'fp8'; expected 'fp8_e5m2' or"),
+    ("mx", {"block_size": 0}, "block_size is 0"),
+    ("mx", {"rounding_mode": -1}, "rounding_mode is -1"),
+]
+wrong = pytest.mark.parametrize(("kind", "attributes", "message"), WRONG)
+FUNCTIONS = {"bfp": bfp_quantize_dequantize, "mx": mx_quantize_dequantize}
+
+
+def operator_of(kind):
+    return next(operator for operator in BLOCK_OPERATORS if operator.name.lower().startswith(kind))
+
+
+@wrong
+def test_wrong_attributes_of_calls(kind, attributes, message):
+    out = np.full((2, 16), 7, np.float32)
+    with pytest.raises(ValueError, match=message):
+        FUNCTIONS[kind](np.ones((2, 16), np.float32), out=out, **attributes)
+    assert (out == 7).all()
+
+
+@pytest.mark.compiled
+@wrong
+def test_wrong_attributes_of_sessions(kind, attributes, message):
+    with pytest.raises(Exception, match=message):
+        session(one_node(operator_of(kind), attributes))
+
+
+@wrong
+def test_wrong_attributes_of_shape_inference(kind, attributes, message):
+    quark_numba.register_schemas()
+    with pytest.raises(shape_inference.InferenceError, match=message):
+        shape_inference.infer_shapes(one_node(operator_of(kind), attributes, shape=[2, 16]))
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("x", "arguments", "error", "message"),
+    [
+        (np.ones((2, 3), np.float32), {"axis": 2}, ValueError, r"axis is 2, out of range for x of shape \(2, 3\)"),
+        (np.ones((2, 3), np.float32), {"axis": -3}, ValueError, "axis is -3, out of range"),
+        (np.ones((2, 3), np.float32), {"axis": 0.5}, TypeError, "axis is 0.5; expected an integer"),
+        (np.ones((2, 3), np.float32), {"block_size": "8"}, TypeError, "block_size is '8'; expected an integer"),
+        (np.ones((2, 3), np.float64), {}, TypeError, "x has element type float64; expected float32 or float16 or bfloat16"),
+        (np.ones((2, 3), np.float32), {"out": np.ones((3, 2), np.float32)}, ValueError, r"out has shape \(3, 2\)"),
+        (np.ones((2, 3), np.float32), {"out": np.ones((2, 3), np.float16)}, TypeError, "out has dtype float16"),
+    ],
+)
+def test_wrong_arguments(kind, x, arguments, error, message):
+    with pytest.raises(error, match=message):
+        FUNCTIONS[kind](x, **arguments)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("shape", "axis"), [((2, 3), 2), ((2, 3), -3), ((2, 3, 4), 7)])
+@operators
+def test_axis_out_of_range(operator, shape, axis):
+    node = session(one_node(operator, {"axis": axis}))
+    with pytest.raises(Exception, match=rf"{operator.name}: axis is {axis}, out of range for x of shape \({shape[0]}, 3"):
+        run(node, x=np.ones(shape, np.float32))
+    quark_numba.register_schemas()
+    with pytest.raises(shape_inference.InferenceError, match=f"axis is {axis}, out of range"):
+        shape_inference.infer_shapes(one_node(operator, {"axis": axis}, shape=shape))
+
+
+@pytest.mark.compiled
+@operators
+def test_attributes_of_another_kind(operator):
+    name = next(name for name, default in operator.defaults.items() if isinstance(default, str))
+    for attributes in ({name: 3}, {"block_size": "8"}, {"axis": 1.5}):
+        with pytest.raises(Exception, match=f"attribute {next(iter(attributes))}"):
+            session(one_node(operator, attributes))
+
+
+@operators
+def test_shape_inference(operator):
+    quark_numba.register_schemas()
+    inferred = shape_inference.infer_shapes(one_node(operator, {}, "float16", ["n", 3]), strict_mode=True)
+    assert inferred.graph.output[0].type == inferred.graph.input[0].type
+    with pytest.raises(shape_inference.InferenceError, match="x has element type int8; expected float32"):
+        shape_inference.infer_shapes(one_node(operator, {}, "int8"))
+    assert inferred.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT16
