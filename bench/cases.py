@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from quark_numba import quantize
+from quark_numba.block_formats import BLOCK_OPERATORS, BlockOperator
 from quark_numba.element_types import ElementType, find
 from quark_numba.operators import newest_versions, types
 
@@ -74,6 +75,33 @@ def cases() -> Iterator[Case]:
             for granularity, (shape, scale_shape, axis, block_size) in GRANULARITIES.items():
                 if not block_size or find(name) in STANDARD_TYPES:
                     yield Case(operation, find(name), granularity, shape, scale_shape, axis, block_size)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockCase:
+    format: str
+    layout: str
+    operator: BlockOperator
+    shape: tuple[int, ...]
+    attributes: dict[str, object]
+
+    @property
+    def group(self) -> str:
+        return f"{self.format}, {self.layout}"
+
+
+_BFP, _MX = BLOCK_OPERATORS[:2]
+_FORMATS = {
+    "BFP16": (_BFP, {"bit_width": 16, "block_size": 8, "rounding_mode": 2}),
+    "MX9": (_BFP, {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16, "rounding_mode": 2}),
+    "MXFP8": (_MX, {"element_dtype": "fp8_e4m3", "block_size": 32}),
+    "MXINT8": (_MX, {"element_dtype": "int8", "block_size": 32}),
+}
+BLOCK_CASES = [
+    BlockCase(name, layout, operator, shape, {**attributes, "axis": axis})
+    for name, (operator, attributes) in _FORMATS.items()
+    for layout, shape, axis in (("4096×4096, last axis", SQUARE, 1), ("16×64×128×128, axis 1", (16, 64, 128, 128), 1))
+]
 
 
 @lru_cache(maxsize=2)

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numba
 import numpy as np
+import onnx
 import onnxruntime
 from cases import STANDARD_TYPES, Case, arrays
 from onnx.reference import ReferenceEvaluator
@@ -35,15 +36,26 @@ def _model(case: Case, domain: str):
 
 
 def _bound(case: Case, domain: str, register: Callable[[onnxruntime.SessionOptions], object]) -> Callable[[], object]:
+    feeds = dict(zip(("x", "scale", "zero_point"), arrays(case), strict=True))
+    return bound_session(_model(case, domain), feeds, case.threads, register)
+
+
+def bound_session(
+    model: onnx.ModelProto,
+    feeds: dict[str, np.ndarray],
+    threads: int,
+    register: Callable[[onnxruntime.SessionOptions], object],
+) -> Callable[[], object]:
+    """A run of the model whose tensors are bound, so that nothing is copied."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = case.threads
+    options.intra_op_num_threads = threads
     options.log_severity_level = 4
     options.add_session_config_entry("session.force_spinning_stop", "1")
     register(options)
-    content = _model(case, domain).SerializeToString()
+    content = model.SerializeToString()
     bound = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
     binding = bound.io_binding()
-    for name, array in zip(("x", "scale", "zero_point"), arrays(case), strict=True):
+    for name, array in feeds.items():
         binding.bind_ortvalue_input(name, ort_value(array))
     binding.bind_output("y")
     return lambda: bound.run_with_iobinding(binding)
@@ -163,11 +175,15 @@ def _copy_slices(source, target, slices):
 
 def _copy(case: Case) -> Callable[[], object]:
     """As many bytes, read and written, as the case's x and y have."""
-    numba.set_num_threads(case.threads)
     bits = 32 + (case.row.bits if case.row.is_packed else case.row.dtype.itemsize * 8)
-    source = np.ones(case.size * bits // 16, np.uint8)
+    return copy_call(case.size * bits // 16, case.threads)
+
+
+def copy_call(nbytes: int, threads: int) -> Callable[[], object]:
+    numba.set_num_threads(threads)
+    source = np.ones(nbytes, np.uint8)
     target = np.zeros_like(source)
-    return lambda: _copy_slices(source, target, 4 * case.threads)
+    return lambda: _copy_slices(source, target, 4 * threads)
 
 
 CONTENDERS = (

@@ -5,10 +5,12 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from pathlib import Path
 from statistics import median
 
-from cases import GRANULARITIES, PER_TENSOR, SIZES, Case, cases
+from cases import BLOCK_CASES, GRANULARITIES, PER_TENSOR, SIZES, Case, cases
 
 README = Path(__file__).parent.parent / "README.md"
 PLOT = Path(__file__).with_name("throughput.png")
@@ -74,11 +76,21 @@ def _one_element(results: Results) -> Iterator[tuple[float, str]]:
             yield 1e6 * seconds, _label(case)
 
 
-def _real_models(results: Results) -> Iterator[tuple[float, str]]:
-    for name in ("bf16", "fp16", "u32"):
-        seconds, reference = results.get("real models", name), results.get("real models", "float")
-        if seconds and reference:
-            yield seconds / reference, name
+def _real_models(*names: str):
+    def measured(results: Results) -> Iterator[tuple[float, str]]:
+        for name in names:
+            seconds, reference = results.get("real models", name), results.get("real models", "float")
+            if seconds and reference:
+                yield seconds / reference, name
+
+    return measured
+
+
+def _block_formats(results: Results) -> Iterator[tuple[float, str]]:
+    for case, who in product(BLOCK_CASES, ("native session", "direct call")):
+        seconds = results.get(case.group, who)
+        if seconds:
+            yield prod(case.shape) / seconds / 1e9, f"{case.group}, {who}"
 
 
 def _start_up(step: str, without: str = ""):
@@ -158,7 +170,9 @@ TARGETS = (
         _versus("native session", ("native session, per tensor",), lambda c: c.granularity != PER_TENSOR),
     ),
     Target("one element, direct call", "10 µs", _one_element, is_least=False, unit="µs"),
-    Target("real models against the float model", "2.0 ×", _real_models, is_least=False),
+    Target("real models against the float model", "2.0 ×", _real_models("bf16", "fp16", "u32"), is_least=False),
+    Target("real models of block formats against it", "5 ×", _real_models("bfp16", "mx9", "mxfp8"), is_least=False),
+    Target("block formats, 16 M elements, Gelements/s", "1 G/s", _block_formats, unit="G/s"),
     *(
         Target(
             f"start-up: {step}, cache {cache}", wanted, _start_up(f"{step}, cache {cache}", without), is_least=False, unit="s"
@@ -225,10 +239,19 @@ def _granularities(results: Results) -> Iterator[str]:
     yield from _table(["", *(f"{operation} {name}" for operation, name in columns)], rows)
 
 
+def _blocks(results: Results) -> Iterator[str]:
+    rows = []
+    for case in BLOCK_CASES:
+        seconds = [results.get(case.group, who) for who in ("native session", "direct call", "copy")]
+        if all(seconds):
+            rows.append([case.group, *(f"{prod(case.shape) / s / 1e9:.2f}" for s in seconds if s)])
+    yield from _table(["", "native session", "direct call", "copy"], rows)
+
+
 def _models(results: Results) -> Iterator[str]:
     reference = results.get("real models", "float")
     rows = []
-    for name in ("float", "bf16", "fp16", "i32", "u32"):
+    for name in ("float", "bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8"):
         seconds = results.get("real models", name)
         if seconds and reference:
             rows.append([name, f"{1e3 * seconds:.2f}", f"{seconds / reference:.2f}"])
@@ -244,6 +267,8 @@ def _text(results: Results) -> Iterator[str]:
     yield from _operators(results, 1 << 20)
     yield "The native session by granularity, in Gelements/s:\n"
     yield from _granularities(results)
+    yield "Block formats, 16 M elements, 2 threads, in Gelements/s; the copy is of x:\n"
+    yield from _blocks(results)
     yield "Real models, batch 6, 2 threads, in turns with the float model:\n"
     yield from _models(results)
     yield f"![Throughput against size]({PLOT.relative_to(README.parent)})"

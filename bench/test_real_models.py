@@ -24,7 +24,7 @@ def _inputs() -> np.ndarray:
         return arrays["x"]
 
 
-@pytest.mark.parametrize("name", ["float", "bf16", "fp16", "i32", "u32"])
+@pytest.mark.parametrize("name", ["float", "bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8"])
 @pytest.mark.parametrize("turn", range(2 * TURNS))
 @pytest.mark.benchmark(max_time=0.3, min_rounds=20, warmup=True, warmup_iterations=5)
 def test_real_model(benchmark, turn, name):

@@ -128,8 +128,8 @@ def _one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
 
 
 def _positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} is {value}; expected a positive integer")
+    if not 0 < value < 2**63:
+        raise ValueError(f"{name} is {value}; expected a positive integer below 2**63")
 
 
 @dataclass(frozen=True, eq=False)

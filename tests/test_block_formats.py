@@ -175,6 +175,17 @@ def test_reference_evaluator(operator, x_type):
     oracle.assert_same_bits(evaluator.run(None, {"x": x})[0], expected(operator, x, {"block_size": 4}))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_blocks_beyond_the_axis(axis):
+    x = values((3, 5000), "float32")
+    expected = oracle.mx(x, element_dtype="int8", axis=axis, block_size=5000, rounding_mode=0)
+    for block_size in (5000, 100_000, 2**62, 2**63 - 1):
+        oracle.assert_same_bits(mx_quantize_dequantize(x, block_size=block_size, axis=axis), expected)
+    attributes = {"bfp_method": "to_bfp_prime", "bit_width": 16, "axis": axis, "rounding_mode": 2, "sub_block_size": 1}
+    y = bfp_quantize_dequantize(x, block_size=2**62, **attributes)
+    oracle.assert_same_bits(y, bfp_expected(x, block_size=5000, **attributes))
+
+
 def test_large_arrays():
     """Several threads."""
     for shape, axis in (((1000, 999), 0), ((1000, 999), 1), ((1000, 960), 1), ((4, 96, 50, 60), 1)):
@@ -220,6 +231,7 @@ WRONG = [
     ("bfp", {"bfp_method": "to_bfp_prime", "sub_block_shift_bits": -1}, "sub_block_shift_bits is -1"),
     ("mx", {"element_dtype": "fp8"}, "element_dtype is 'fp8'; expected 'fp8_e5m2' or"),
     ("mx", {"block_size": 0}, "block_size is 0"),
+    ("mx", {"block_size": -(2**63)}, "block_size is -9223372036854775808; expected a positive"),
     ("mx", {"rounding_mode": -1}, "rounding_mode is -1"),
 ]
 wrong = pytest.mark.parametrize(("kind", "attributes", "message"), WRONG)
@@ -260,6 +272,7 @@ def test_wrong_attributes_of_shape_inference(kind, attributes, message):
         (np.ones((2, 3), np.float32), {"axis": -3}, ValueError, "axis is -3, out of range"),
         (np.ones((2, 3), np.float32), {"axis": 0.5}, TypeError, "axis is 0.5; expected an integer"),
         (np.ones((2, 3), np.float32), {"block_size": "8"}, TypeError, "block_size is '8'; expected an integer"),
+        (np.ones((2, 3), np.float32), {"block_size": 2**64}, ValueError, "block_size is 18446744073709551616; expected a"),
         (np.ones((2, 3), np.float64), {}, TypeError, "x has element type float64; expected float32 or float16 or bfloat16"),
         (np.ones((2, 3), np.float32), {"out": np.ones((3, 2), np.float32)}, ValueError, r"out has shape \(3, 2\)"),
         (np.ones((2, 3), np.float32), {"out": np.ones((2, 3), np.float16)}, TypeError, "out has dtype float16"),
