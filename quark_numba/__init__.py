@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import dequantize, quantize
     from .block_api import bfp_quantize_dequantize, mx_quantize_dequantize
+    from .block_storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
     from .onnx_ops.reference import reference_ops
     from .onnx_ops.schemas import register_schemas
     from .ort import get_library_path, register
@@ -16,11 +17,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BFPBlocks",
     "__version__",
+    "bfp_dequantize",
+    "bfp_quantize",
     "bfp_quantize_dequantize",
     "dequantize",
     "from_tensor_proto",
     "get_library_path",
+    "mx_dequantize",
+    "mx_quantize",
     "mx_quantize_dequantize",
     "pack",
     "quantize",
@@ -34,10 +40,15 @@ __all__ = [
 # Loaded when first used: numpy and ml_dtypes for the calls on arrays, onnx for its tools, onnxruntime for sessions, numba for
 # a first kernel.
 _MODULES = {
+    "BFPBlocks": ".block_storage",
+    "bfp_dequantize": ".block_storage",
+    "bfp_quantize": ".block_storage",
     "bfp_quantize_dequantize": ".block_api",
     "dequantize": ".api",
     "from_tensor_proto": ".tensors",
     "get_library_path": ".ort",
+    "mx_dequantize": ".block_storage",
+    "mx_quantize": ".block_storage",
     "mx_quantize_dequantize": ".block_api",
     "pack": ".packing",
     "quantize": ".api",

@@ -106,7 +106,7 @@ def mx_quantize_dequantize(
 
     Each block of elements has a scale, a power of two that brings its largest into the highest binade of the element type. An
     element is divided by it, rounded to the element type, saturated, and multiplied by it. Inf and NaN come back as they are,
-    and do not count for their block. A result of zero has x's sign.
+    and do not count for their block. A result of zero has x's sign, but for int8, which has no -0.
 
     Parameters
     ----------

@@ -85,13 +85,14 @@ def _element_rounder(key: BlockKey) -> Any:
 
 
 def _whole_rounder(key: BlockKey) -> Any:
-    """float32 -> the nearest whole number, saturated. A result of zero has the quotient's sign. NaN stays.
+    """float32 -> the nearest whole number, saturated; NaN stays. A result of zero has the quotient's sign if the range is
+    symmetric, as that of sign and magnitude, which has -0; two's complement has none.
 
     What is left after rounding half to even is exact; where it is half a unit, in the direction of the rounding mode, the
     next number is to be taken.
     """
     f32, mode = np.float32, key.rounding_mode
-    half, one = f32(0.5), f32(1)
+    zero, half, one = f32(0), f32(0.5), f32(1)
     to_even, away = mode == HALF_TO_EVEN, mode == HALF_AWAY_FROM_ZERO
 
     def whole(quotient: Any, lowest: Any, highest: Any) -> Any:
@@ -101,6 +102,7 @@ def _whole_rounder(key: BlockKey) -> Any:
             towards = np.copysign(one, quotient) if away else one
             number = f32(number + towards) if rest == f32(half * towards) else number
         number = lowest if number < lowest else number
-        return highest if number > highest else number
+        number = highest if number > highest else number
+        return number if lowest == -highest else f32(number + zero)
 
     return inline(whole)

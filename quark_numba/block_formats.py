@@ -8,7 +8,7 @@ and integers, and reports a fault by number, whose message is in ``BLOCK_FAULTS`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ MX_ELEMENT_TYPES = {
 }
 
 # The fraction bits of the int8 of Microscaling formats.
-_INT8_FRACTION_BITS = 6
+INT8_FRACTION_BITS = 6
 
 BFP_METHODS = {"to_bfp": False, "to_bfp_prime": True, "to_bfp_prime_shared": True}
 
@@ -94,11 +94,11 @@ def bfp_format(
     _one_of("bit_width", bit_width, BIT_WIDTHS)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
     _one_of("convert_to_bfloat_before_bfp", convert_to_bfloat_before_bfp, (0, 1))
-    _positive("block_size", block_size)
+    positive("block_size", block_size)
     is_prime = BFP_METHODS[bfp_method]
     max_shift = 0
     if is_prime:
-        _positive("sub_block_size", sub_block_size)
+        positive("sub_block_size", sub_block_size)
         if block_size % sub_block_size:
             raise ValueError(f"sub_block_size is {sub_block_size}; expected one that divides block_size, {block_size}")
         _one_of("sub_block_shift_bits", sub_block_shift_bits, range(9))
@@ -113,23 +113,26 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
     """What MXQuantizeDequantize's attributes select, without a shape. A wrong one raises ValueError."""
     _one_of("element_dtype", element_dtype, MX_ELEMENT_TYPES)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
-    _positive("block_size", block_size)
+    positive("block_size", block_size)
     row = MX_ELEMENT_TYPES[element_dtype]
     if row.is_integer:
-        key, drop = BlockKey(x, None, rounding_mode, False, False), _INT8_FRACTION_BITS
+        key, drop = BlockKey(x, None, rounding_mode, False, False), INT8_FRACTION_BITS
     else:
         key, drop = BlockKey(x, row, HALF_TO_EVEN, False, False), math.floor(math.log2(row.highest))
     return key, Blocks(block_size, block_size, 0, drop, int(row.lowest), int(row.highest))
 
 
-def _one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
-    if isinstance(value, bool) or value not in allowed:
+def _one_of(name: str, value: Any, allowed: Collection[Any]) -> None:
+    kind = type(next(iter(allowed)))
+    if not isinstance(value, kind) or isinstance(value, bool) or value not in allowed:
         raise ValueError(f"{name} is {value!r}; expected {' or '.join(map(repr, allowed))}")
 
 
-def _positive(name: str, value: int) -> None:
+def positive(name: str, value: int) -> int:
+    """`value`, if it is one that an attribute may hold."""
     if not 0 < value < 2**63:
         raise ValueError(f"{name} is {value}; expected a positive integer below 2**63")
+    return value
 
 
 @dataclass(frozen=True, eq=False)

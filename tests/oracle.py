@@ -153,7 +153,7 @@ def mx(x, *, element_dtype, axis, block_size, rounding_mode):
     finite = np.where(exponents == 255, 0, cut) / scale
     if element_dtype == "int8":
         elements = np.maximum(_whole(finite * 64, rounding_mode, 128), -128)
-        elements = np.minimum(elements, 127) / 64
+        elements = np.minimum(elements, 127) / 64 + 0.0  # int8 has no -0
     else:
         elements = values(nearest(finite, name, saturate=True).astype(np.uint8).view(dtype(name)), name)
     return _like(x, together(np.where(exponents == 255, cut, elements * scale)))

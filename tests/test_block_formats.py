@@ -3,6 +3,7 @@
 import functools
 from itertools import product
 
+import numba
 import numpy as np
 import oracle
 import pytest
@@ -39,6 +40,8 @@ MX = {f"{name}, {size}": {"element_dtype": name, "block_size": size} for name, s
 
 SHAPES = [(1,), (7,), (64,), (100,), (1, 1, 1), (0, 4), (3, 40), (40, 3), (33, 1), (2, 33, 5), (2, 64, 9), (2, 3, 4, 70)]
 SHAPES += [(2, 35, 4, 6)]
+if numba.config.DISABLE_JIT:
+    SHAPES = [shape for shape in SHAPES if np.prod(shape) <= 330]
 
 x_types = pytest.mark.parametrize("x_type", [row.name for row in X_TYPES])
 rounding_modes = pytest.mark.parametrize("rounding_mode", ROUNDING_MODES)
@@ -186,6 +189,7 @@ def test_blocks_beyond_the_axis(axis):
     oracle.assert_same_bits(y, bfp_expected(x, block_size=5000, **attributes))
 
 
+@pytest.mark.compiled
 def test_large_arrays():
     """Several threads."""
     for shape, axis in (((1000, 999), 0), ((1000, 999), 1), ((1000, 960), 1), ((4, 96, 50, 60), 1)):

@@ -108,12 +108,25 @@ FITTING = {
     "shape": [3, 4, 8, (2, 2), (1, 3)],
     "dtype": ["int4", "uint4", "uint2", 22],
     "session_options": [None],
+    "codes": [np.zeros((2, 3, 4), np.int8), np.zeros((2, 3, 4), ml_dtypes.float4_e2m1fn), np.int8(3)],
+    "scales": [np.ones((2, 1, 4), ml_dtypes.float8_e8m0fnu), np.ones((), ml_dtypes.float8_e8m0fnu)],
+    "blocks": [
+        quark_numba.BFPBlocks(np.ones((2, 3, 4), np.uint8), np.full((2, 1, 4), 127, np.uint8), np.zeros((2, 1, 4), np.uint8))
+    ],
 }
 
+MX = ("element_dtype", "axis", "block_size", "rounding_mode")
+BFP = ("bfp_method", "axis", "bit_width", "block_size", "rounding_mode", "sub_block_size", "sub_block_shift_bits")
 ATTRIBUTES = ("axis", "block_size", "output_dtype", "opset", "out")
 FUNCTIONS = {
     quark_numba.quantize: (("x", "y_scale", "y_zero_point"), (*ATTRIBUTES, "saturate", "precision")),
     quark_numba.dequantize: (("x", "x_scale", "x_zero_point"), ATTRIBUTES),
+    quark_numba.bfp_quantize_dequantize: (("x",), (*BFP, "convert_to_bfloat_before_bfp", "out")),
+    quark_numba.mx_quantize_dequantize: (("x",), (*MX, "out")),
+    quark_numba.bfp_quantize: (("x",), BFP),
+    quark_numba.mx_quantize: (("x",), MX),
+    quark_numba.bfp_dequantize: (("blocks",), ("bfp_method", "axis", "bit_width", "block_size", "output_dtype")),
+    quark_numba.mx_dequantize: (("codes", "scales"), ("axis", "block_size", "output_dtype")),
     quark_numba.pack: (("array",), ()),
     quark_numba.unpack: (("packed", "shape", "dtype"), ()),
     quark_numba.to_tensor_proto: (("array",), ("name",)),
@@ -160,7 +173,7 @@ def test_any_arguments(function):
             assert function is quark_numba.from_tensor_proto  # external data that is not there
         else:
             results += 1
-            assert isinstance(result, np.ndarray | onnx.TensorProto | str | list | None)
+            assert isinstance(result, np.ndarray | onnx.TensorProto | str | list | tuple | None)
             if isinstance(result, list):
                 assert all(issubclass(each, OpRun) for each in result)
     assert results
