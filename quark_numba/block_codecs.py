@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from . import codecs
-from .block_formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, BlockKey
-from .element_types import BFLOAT16
+from .block_formats import BlockKey
+from .element_types import BFLOAT16, ElementType
 from .jit import inline
 
 _LARGEST = np.finfo(np.float32).max
@@ -57,52 +57,48 @@ def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
 
 
 def _converter(key: BlockKey) -> Any:
-    """(x as stored, step, lowest, highest) -> y as stored.
+    """(x as stored, step, what `block_kernels.rounding_of` gives) -> y as stored.
 
     The quotient is exact, as a step is a power of two: where it would underflow it is too small to matter. So is the product,
     a whole number or a float of few bits times the step.
     """
     value_of, encode = _value_of(key), codecs.encoder(key.x, saturate=False)
     is_prime, largest_float, smallest_normal = key.is_prime, _LARGEST, np.float32(2.0**-126)
-    multiple = _element_rounder(key) if key.element else _whole_rounder(key)
+    multiple = _element_rounder(key.element) if key.element else _whole
 
-    def convert(x: Any, step: Any, lowest: Any, highest: Any) -> Any:
+    def convert(x: Any, step: Any, rounding: Any) -> Any:
         value = value_of(x)
         magnitude = abs(value)
         if is_prime:
             value = value if magnitude >= smallest_normal or value != value else np.copysign(np.float32(0), value)
-            return encode(np.float32(multiple(np.float32(value / step), lowest, highest) * step))
-        y = np.float32(multiple(np.float32(value / step), lowest, highest) * step)
+            return encode(np.float32(multiple(np.float32(value / step), rounding) * step))
+        y = np.float32(multiple(np.float32(value / step), rounding) * step)
         return encode(y if magnitude <= largest_float else value)
 
     return inline(convert)
 
 
-def _element_rounder(key: BlockKey) -> Any:
+def _element_rounder(row: ElementType) -> Any:
     """float32 -> the nearest value of the element type, saturated."""
-    encode, decode = codecs.encoder(key.element, saturate=True), codecs.decoder(key.element)
-    return inline(lambda quotient, lowest, highest: decode(encode(quotient)))
+    encode, decode = codecs.encoder(row, saturate=True), codecs.decoder(row)
+    return inline(lambda quotient, rounding: decode(encode(quotient)))
 
 
-def _whole_rounder(key: BlockKey) -> Any:
+@inline
+def _whole(quotient: Any, rounding: Any) -> Any:
     """float32 -> the nearest whole number, saturated; NaN stays. A result of zero has the quotient's sign if the range is
     symmetric, as that of sign and magnitude, which has -0; two's complement has none.
 
-    What is left after rounding half to even is exact; where it is half a unit, in the direction of the rounding mode, the
-    next number is to be taken.
+    What is left after rounding half to even is exact. Where it is half a unit in the direction in which halves go, the next
+    number there is to be taken; that direction has the quotient's sign, or is upward.
     """
-    f32, mode = np.float32, key.rounding_mode
-    zero, half, one = f32(0), f32(0.5), f32(1)
-    to_even, away = mode == HALF_TO_EVEN, mode == HALF_AWAY_FROM_ZERO
-
-    def whole(quotient: Any, lowest: Any, highest: Any) -> Any:
-        number = np.rint(quotient)
-        if not to_even:
-            rest = f32(quotient - number)
-            towards = np.copysign(one, quotient) if away else one
-            number = f32(number + towards) if rest == f32(half * towards) else number
-        number = lowest if number < lowest else number
-        number = highest if number > highest else number
-        return number if lowest == -highest else f32(number + zero)
-
-    return inline(whole)
+    f32, u32 = np.float32, np.uint32
+    lowest, highest, half, sign = rounding
+    number = np.rint(quotient)
+    way = u32(f32(quotient).view(u32) & sign)
+    towards = u32(way | f32(half).view(u32)).view(f32)
+    one = u32(way | f32(1).view(u32)).view(f32)
+    number = f32(number + one) if f32(quotient - number) == towards else number
+    number = lowest if number < lowest else number
+    number = highest if number > highest else number
+    return number if lowest == -highest else f32(number + f32(0))

@@ -47,7 +47,6 @@ class BlockKey(NamedTuple):
 
     x: ElementType  # and y
     element: ElementType | None  # a float type, or None for whole numbers of steps
-    rounding_mode: int  # of whole numbers
     is_prime: bool  # whether Inf and NaN spread over their block, and subnormals are zero
     via_bfloat16: bool  # whether x is rounded to bfloat16 first
 
@@ -67,6 +66,7 @@ class Blocks(NamedTuple):
     drop: int
     lowest: int
     highest: int
+    rounding_mode: int  # of whole numbers
     length: int = 0
     inner: int = 0
 
@@ -104,9 +104,9 @@ def bfp_format(
         _one_of("sub_block_shift_bits", sub_block_shift_bits, range(9))
         max_shift = 2**sub_block_shift_bits - 1
     bits = bit_width - 9
-    key = BlockKey(x, None, rounding_mode, is_prime, bool(convert_to_bfloat_before_bfp))
+    key = BlockKey(x, None, is_prime, bool(convert_to_bfloat_before_bfp))
     most = 2**bits - 1
-    return key, Blocks(block_size, sub_block_size if is_prime else block_size, max_shift, bits - 1, -most, most)
+    return key, Blocks(block_size, sub_block_size if is_prime else block_size, max_shift, bits - 1, -most, most, rounding_mode)
 
 
 def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int) -> tuple[BlockKey, Blocks]:
@@ -116,10 +116,10 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
     positive("block_size", block_size)
     row = MX_ELEMENT_TYPES[element_dtype]
     if row.is_integer:
-        key, drop = BlockKey(x, None, rounding_mode, False, False), INT8_FRACTION_BITS
+        key, drop = BlockKey(x, None, False, False), INT8_FRACTION_BITS
     else:
-        key, drop = BlockKey(x, row, HALF_TO_EVEN, False, False), math.floor(math.log2(row.highest))
-    return key, Blocks(block_size, block_size, 0, drop, int(row.lowest), int(row.highest))
+        key, drop = BlockKey(x, row, False, False), math.floor(math.log2(row.highest))
+    return key, Blocks(block_size, block_size, 0, drop, int(row.lowest), int(row.highest), rounding_mode)
 
 
 def _one_of(name: str, value: Any, allowed: Collection[Any]) -> None:
@@ -229,11 +229,10 @@ def _keys() -> Iterable[BlockKey]:
     for x in X_TYPES:
         for row in MX_ELEMENT_TYPES.values():
             if not row.is_integer:
-                yield BlockKey(x, row, HALF_TO_EVEN, False, False)
-        for rounding_mode in ROUNDING_MODES:
-            for is_prime in (False, True):
-                for via_bfloat16 in (False, True):
-                    yield BlockKey(x, None, rounding_mode, is_prime, via_bfloat16)
+                yield BlockKey(x, row, False, False)
+        for is_prime in (False, True):
+            for via_bfloat16 in (False, True):
+                yield BlockKey(x, None, is_prime, via_bfloat16)
 
 
 BLOCK_TABLE = {key: BlockKernel(key) for key in _keys()}

@@ -9,7 +9,7 @@ import numpy as np
 from numba import carray, prange, types
 
 from . import block_codecs, jit
-from .block_formats import BlockKey, Blocks
+from .block_formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, BlockKey, Blocks
 from .intrinsics import pointer
 from .kernels import unsigned
 
@@ -83,6 +83,15 @@ def count_units(size: int, blocks: Any) -> int:
     return outer * across if blocks.inner == 1 else outer * -(-blocks.length // blocks.block) * across
 
 
+@jit.function
+def rounding_of(blocks: Any) -> Any:
+    """What rounds to whole numbers, see ``block_codecs``: the bounds; what is left of a number that is half way and is not to
+    stay at the even side, or NaN; and the bit of the number that tells the way, or none."""
+    half = np.float32(np.nan) if blocks.rounding_mode == HALF_TO_EVEN else np.float32(0.5)
+    sign = np.uint32(1 << 31) if blocks.rounding_mode == HALF_AWAY_FROM_ZERO else np.uint32(0)
+    return np.float32(blocks.lowest), np.float32(blocks.highest), half, sign
+
+
 def columns(x: Any, y: Any, blocks: Any, start: int, rows: int, width: int, exponents: Any, shared: Any, steps: Any) -> None:
     """The blocks that are side by side in so many columns, of which the first begins at `start`, and in these rows."""
     sub_blocks = -(-rows // blocks.sub_block)
@@ -104,12 +113,12 @@ def columns(x: Any, y: Any, blocks: Any, start: int, rows: int, width: int, expo
         at = unsigned(sub * width)
         for i in range(unsigned(width)):
             steps[at + i] = step_of(shared[i], exponents[at + i], max_shift, drop)
-    lowest, highest = np.float32(blocks.lowest), np.float32(blocks.highest)
+    rounding = rounding_of(blocks)
     for row in range(rows):
         at = unsigned(row // blocks.sub_block * width)
         begin = unsigned(start + row * blocks.inner)
         for i in range(unsigned(width)):
-            y[begin + i] = convert(x[begin + i], steps[at + i], lowest, highest)
+            y[begin + i] = convert(x[begin + i], steps[at + i], rounding)
 
 
 def row(x: Any, y: Any, blocks: Any, start: int, n: int, exponents: Any, shared: Any, steps: Any) -> None:
@@ -127,9 +136,9 @@ def row(x: Any, y: Any, blocks: Any, start: int, n: int, exponents: Any, shared:
     for i in range(count):
         steps[i] = step_of(shared[spread_out + i], exponents[largest + i], max_shift, drop)
     at = spread(steps, unsigned(0), count, blocks.sub_block)
-    lowest, highest = np.float32(blocks.lowest), np.float32(blocks.highest)
+    rounding = rounding_of(blocks)
     for i in range(unsigned(n)):
-        y[begin + i] = convert(x[begin + i], steps[at + i], lowest, highest)
+        y[begin + i] = convert(x[begin + i], steps[at + i], rounding)
 
 
 def run(x: Any, y: Any, blocks: Any, part: int, parts: int) -> None:
@@ -173,8 +182,8 @@ def task(work_pointer: Any, index: int) -> None:
     work = carray(work_pointer, WORK_WORDS)
     x = carray(pointer(work[WORK_X]), work[WORK_SIZE], DTYPE)
     y = carray(pointer(work[WORK_Y]), work[WORK_SIZE], DTYPE)
-    numbers = work[WORK_BLOCKS:]
-    blocks = Blocks(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6], numbers[7])
+    n = work[WORK_BLOCKS:]
+    blocks = Blocks(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8])
     convert_part(x, y, blocks, index, work[WORK_PARTS])
 
 
@@ -211,5 +220,5 @@ def _arrays(key: BlockKey) -> list[Any]:
 
 
 def _name(template: str, key: BlockKey) -> str:
-    element = key.element.name if key.element else f"whole_{key.rounding_mode}"
+    element = key.element.name if key.element else "whole"
     return f"blocks_{template}_{key.x.name}_{element}" + "_prime" * key.is_prime + "_via_bfloat16" * key.via_bfloat16

@@ -114,7 +114,7 @@ def test_block_kernel_stays_within_its_arrays(key):
     kernel, rng = BLOCK_TABLE[key].serial, np.random.default_rng(32)
     for (x_shape, _, axis, _), (block, sub_block), at_end in product(SHAPES, [(8, 2), (3, 1), (16, 16)], (True, False)):
         _, length, inner = block_shape(x_shape, axis, block)
-        blocks = Blocks(block, sub_block, 1, 6, -127, 127, length, inner)
+        blocks = Blocks(block, sub_block, 1, 6, -127, 127, 0, length, inner)
         x = rng.normal(0, 9, np.prod(x_shape)).astype(key.x.dtype).view(key.x.storage)
         expected = np.empty_like(x)
         kernel(x, expected, blocks, 0, 1)
