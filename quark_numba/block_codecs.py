@@ -60,7 +60,8 @@ def _converter(key: BlockKey) -> Any:
     """(x as stored, step, what `block_kernels.rounding_of` gives) -> y as stored.
 
     The quotient is exact, as a step is a power of two: where it would underflow it is too small to matter. So is the product,
-    a whole number or a float of few bits times the step.
+    a whole number or a float of few bits times the step. Zero is not divided: a step that is subnormal is zero too on a thread
+    that flushes such (``session.set_denormal_as_zero``).
     """
     value_of, encode = _value_of(key), codecs.encoder(key.x, saturate=False)
     is_prime, largest_float, smallest_normal = key.is_prime, _LARGEST, np.float32(2.0**-126)
@@ -70,9 +71,12 @@ def _converter(key: BlockKey) -> Any:
         value = value_of(x)
         magnitude = abs(value)
         if is_prime:
-            value = value if magnitude >= smallest_normal or value != value else np.copysign(np.float32(0), value)
-            return encode(np.float32(multiple(np.float32(value / step), rounding) * step))
-        y = np.float32(multiple(np.float32(value / step), rounding) * step)
+            value = np.copysign(np.float32(0), value) if magnitude < smallest_normal else value
+            magnitude = abs(value)
+        quotient = np.float32(value / step) if magnitude > np.float32(0) else value
+        y = np.float32(multiple(quotient, rounding) * step)
+        if is_prime:
+            return encode(y)
         return encode(y if magnitude <= largest_float else value)
 
     return inline(convert)

@@ -124,7 +124,7 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
 
 def _one_of(name: str, value: Any, allowed: Collection[Any]) -> None:
     kind = type(next(iter(allowed)))
-    if not isinstance(value, kind) or isinstance(value, bool) or value not in allowed:
+    if not isinstance(value, kind) or value not in allowed:
         raise ValueError(f"{name} is {value!r}; expected {' or '.join(map(repr, allowed))}")
 
 

@@ -149,10 +149,13 @@ def run(x: Any, y: Any, blocks: Any, part: int, parts: int) -> None:
     length, inner, block, sub_block = blocks.length, blocks.inner, blocks.block, blocks.sub_block
     width, across = unit_shape(blocks)
     units = count_units(x.size, blocks)
+    first, last = part * units // parts, (part + 1) * units // parts
+    if first == last:
+        return
     room = max(TILE, -(-min(block, length) // sub_block))
     exponents, shared, steps = np.empty(2 * room, np.uint32), np.empty(2 * TILE, np.uint32), np.empty(2 * room, np.float32)
     by_halves = block <= TILE and block & (block - 1) == 0 and sub_block & (sub_block - 1) == 0
-    for unit in range(part * units // parts, (part + 1) * units // parts):
+    for unit in range(first, last):
         down, i = divmod(unit, across)
         if inner > 1:
             outer, b = divmod(down, -(-length // block))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .api import dequantize
+from .api import dequantize, quantize
 from .arguments import array, index
 from .block_api import bfp_quantize_dequantize, mx_quantize_dequantize
 from .block_formats import (
@@ -73,16 +73,27 @@ def mx_quantize(
     special = ~np.isfinite(values)
     exponents = _maxima(np.where(special, 0, _exponents(values)), axis, blocks.block)
     biased = np.maximum(exponents - (0 if element.is_integer else blocks.drop), 0)
-    elements = _rounded(mx_quantize_dequantize, values, axis, attributes).astype(np.float64)
-    elements = np.ldexp(elements, _BIAS - _spread(biased, axis, blocks.block, values.shape))
-    if element.is_integer:
-        # The lowest times the largest scale is beyond float32.
-        elements = np.maximum(elements * 2**INT8_FRACTION_BITS, element.lowest)
     if element.is_integer or not element.has_nan:
-        elements = np.where(special, 0, elements)
         biased = np.where(_maxima(special, axis, blocks.block), _SPECIAL, biased)
-    with np.errstate(invalid="ignore"):
-        return elements.astype(element.dtype), biased.astype(np.uint8).view(FLOAT8E8M0.dtype)
+    scales = np.asarray(biased).astype(np.uint8).view(FLOAT8E8M0.dtype)
+    finite = np.where(special, np.float32(0), values)
+    if element.is_integer:
+        rounded = _rounded(mx_quantize_dequantize, finite, axis, attributes).astype(np.float64)
+        steps = _spread(exponents - _BIAS - INT8_FRACTION_BITS, axis, blocks.block, values.shape)
+        # The lowest code times the largest scale is beyond float32.
+        codes = np.maximum(np.ldexp(rounded, -steps), element.lowest)
+        return np.asarray(codes).astype(element.dtype), scales
+    codes = quantize(
+        finite,
+        np.where(biased == _SPECIAL, 0, biased).astype(np.uint8).view(FLOAT8E8M0.dtype),
+        axis=axis,
+        block_size=blocks.block if values.ndim else 0,
+        output_dtype=element.name,
+    )
+    if element.has_nan:
+        with np.errstate(invalid="ignore"):
+            codes[special] = values[special].astype(element.dtype)
+    return codes, scales
 
 
 def mx_dequantize(

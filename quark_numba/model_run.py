@@ -114,9 +114,14 @@ def _element_type(node: onnx.NodeProto, types: Mapping[str, str]) -> str:
         return types.get(zero_point, "?") if zero_point else "uint8"
     if node.op_type.endswith("DequantizeLinear"):
         return types.get(zero_point) or types.get(node.input[0], "?")
-    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    value = attributes.get("element_dtype") or attributes.get("bfp_method")
-    return value.decode() if isinstance(value, bytes) else "?"
+    defaults = next((each.defaults for each in BLOCK_OPERATORS if (each.domain, each.name) == (node.domain, node.op_type)), {})
+    for name in ("element_dtype", "bfp_method"):
+        for attribute in node.attribute:
+            if attribute.name == name:
+                return attribute.s.decode(errors="replace") or "?"  # of a function, it may refer to the function's own
+        if name in defaults:
+            return str(defaults[name])
+    return "?"
 
 
 def create_session(

@@ -1,7 +1,10 @@
 """Block formats against the oracle: each configuration, rounding mode and type, along each axis, in calls and in sessions."""
 
 import functools
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -306,6 +309,51 @@ def test_attributes_of_another_kind(operator):
     for attributes in ({name: 3}, {"block_size": "8"}, {"axis": 1.5}):
         with pytest.raises(Exception, match=f"attribute {next(iter(attributes))}"):
             session(one_node(operator, attributes))
+
+
+@operators
+@pytest.mark.parametrize(
+    "attributes", [{"axis": 1.5}, {"axis": "1"}, {"block_size": "8"}, {"block_size": 8.0}, {"block_size": [8]}]
+)
+def test_attributes_of_another_kind_in_shape_inference(operator, attributes):
+    quark_numba.register_schemas()
+    message = f"attribute {next(iter(attributes))} is a .*; expected INT"
+    with pytest.raises(shape_inference.InferenceError, match=message):
+        shape_inference.infer_shapes(one_node(operator, attributes))
+
+
+@operators
+def test_shape_inference_of_what_is_not_known(operator):
+    quark_numba.register_schemas()
+    nodes = [
+        helper.make_node("Mystery", ["x"], ["u"], domain="other"),
+        helper.make_node(operator.name, ["u"], ["y"], domain=operator.domain),
+    ]
+    shape_inference.infer_shapes(model(nodes, ["x"], ["y"], domains=["other", operator.domain]))
+
+
+@pytest.mark.compiled
+def test_threads_that_flush_subnormals():
+    """The first session of a process may tell its threads to, and that of the caller stays so."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import numpy as np
+from onnx_models import run, session
+from test_block_formats import one_node
+from quark_numba import bfp_quantize_dequantize, mx_quantize_dequantize
+from quark_numba.block_formats import BLOCK_OPERATORS
+x = np.zeros((4, 64), np.float32)
+x[1] = 1
+for operator in BLOCK_OPERATORS:
+    y = run(session(one_node(operator, {{}}), set_denormal_as_zero="1"), x=x)
+    assert y.tolist() == x.tolist(), operator
+for method in ("to_bfp", "to_bfp_prime"):
+    assert bfp_quantize_dequantize(x, bfp_method=method).tolist() == x.tolist(), method
+for element in ("fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "int8"):
+    assert mx_quantize_dequantize(x, element_dtype=element).tolist() == x.tolist(), element
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @operators

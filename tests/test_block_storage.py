@@ -82,7 +82,7 @@ def test_mx_scales(element):
     _, highest = oracle.MX_ELEMENTS[element]
     x = np.array([1.5, -6, 0.1, 0, 0, 0, 2.0**-126, 0, 2.0**127], np.float32)
     _, scales = mx_quantize(x, element_dtype=element, block_size=3)
-    exponents = [2 - highest, max(-127, -127), max(127 - highest, -127)]
+    exponents = [2 - highest, -127, 127 - highest]
     assert scales.astype(np.float64).tolist() == [2.0**exponent for exponent in exponents]
 
 
@@ -119,6 +119,16 @@ def test_scales_that_are_too_small():
     codes, scales = mx_quantize(x, element_dtype="fp8_e4m3")
     assert float(scales[0]) == 2.0**-127
     assert mx_dequantize(codes, scales).tolist() == [3 * 2.0**-130, 0]
+    x = np.array([3141465, 1], np.uint32).view(np.float32)  # 0.749 of the scale, and first rounded to three quarters
+    codes, scales = mx_quantize(x, element_dtype="fp4_e2m1")
+    assert (float(scales[0]), codes.astype(np.float32).tolist()) == (2.0**-127, [0.5, 0])
+
+
+def test_a_scalar():
+    for element in oracle.MX_ELEMENTS:
+        codes, scales = mx_quantize(np.float32(-0.75), element_dtype=element)
+        assert (codes.shape, scales.shape) == ((), ())
+        assert mx_dequantize(codes, scales) == -0.75
 
 
 CODES, SCALES = mx_quantize(np.ones((2, 40), np.float32))

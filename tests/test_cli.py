@@ -46,6 +46,24 @@ def test_models_of_block_formats(capsys):
     assert re.search(r"MXQuantizeDequantize +│ fp8_e4m3 +│ +291 │ quark_numba", capsys.readouterr().out)
 
 
+def test_formats_of_nodes_that_do_not_say(tmp_path, capsys):
+    """The default, or what a function leaves to its caller."""
+    node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain="com.amd.quark")
+    onnx.save(model([node], ["x"], ["y"]), tmp_path / "m")
+    assert cli.main(["run", str(tmp_path / "m"), "--runs", "1"]) == 0
+    assert re.search(r"MXQuantizeDequantize +│ int8 +│ +1 │ quark_numba", capsys.readouterr().out)
+    for name in ("element_dtype", "block_size"):
+        attribute = node.attribute.add()
+        attribute.name, attribute.ref_attr_name = name, "outer"
+        attribute.type = onnx.AttributeProto.STRING if name == "element_dtype" else onnx.AttributeProto.INT
+    body = helper.make_function("local", "F", ["x"], ["y"], [node], [helper.make_opsetid("com.amd.quark", 1)], ["outer"])
+    whole = model([helper.make_node("F", ["x"], ["y"], domain="local")], ["x"], ["y"], domains=["local", "com.amd.quark"])
+    whole.functions.append(body)
+    onnx.save(whole, tmp_path / "f")
+    cli.main(["run", str(tmp_path / "f")])
+    assert re.search(r"MXQuantizeDequantize +│ \? +│ +1 │ quark_numba", capsys.readouterr().out)
+
+
 def test_inputs_go_by_name(capsys, tmp_path):
     """Models that declare their inputs in another order get the same arrays."""
     inputs = [(name, "float32", [1000]) for name in "ab"]

@@ -115,21 +115,26 @@ def block_schema(operator: BlockOperator) -> defs.OpSchema:
 
 
 def _infer_block(operator: BlockOperator, context: Any) -> None:
-    x = context.get_input_type(0)
-    row = find(x.tensor_type.elem_type) if x else None
-    if row not in X_TYPES:
-        given = onnx.TensorProto.DataType.Name(x.tensor_type.elem_type).lower() if x else "none"
+    x = context.get_input_type(0) if context.get_num_inputs() else None
+    number = x.tensor_type.elem_type if x else onnx.TensorProto.UNDEFINED
+    row = find(number)
+    if number and row not in X_TYPES:
+        given = onnx.TensorProto.DataType.Name(number).lower()
         expected = " or ".join(row.name for row in X_TYPES)
         raise shape_inference.InferenceError(f"{operator.full_name}: x has element type {given}; expected {expected}")
     attributes: dict[str, Any] = {}
     for name, default in operator.defaults.items():
         attribute = context.get_attribute(name)
+        kind = onnx.AttributeProto.STRING if isinstance(default, str) else onnx.AttributeProto.INT
+        if attribute is not None and attribute.type != kind:
+            given, expected = (onnx.AttributeProto.AttributeType.Name(each) for each in (attribute.type, kind))
+            raise shape_inference.InferenceError(f"{operator.full_name}: attribute {name} is a {given}; expected {expected}")
         value = default if attribute is None else helper.get_attribute_value(attribute)
         attributes[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
     axis = attributes.pop("axis")
     try:
-        _, blocks = operator.make_format(row, **attributes)
-    except (TypeError, ValueError) as error:
+        _, blocks = operator.make_format(row or X_TYPES[0], **attributes)
+    except ValueError as error:
         raise shape_inference.InferenceError(f"{operator.full_name}: {error}") from None
     shape = _shape(x)
     if shape is not None:
@@ -137,7 +142,8 @@ def _infer_block(operator: BlockOperator, context: Any) -> None:
         if fault:
             message = BLOCK_FAULTS[fault].format(axis=axis, x_shape=_text(shape))
             raise shape_inference.InferenceError(f"{operator.full_name}: {message}")
-    context.set_output_type(0, x)
+    if x:
+        context.set_output_type(0, x)
 
 
 def _deregister(name: str, domain: str) -> None:

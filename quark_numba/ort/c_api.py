@@ -164,7 +164,7 @@ def _string_attribute(api: int, info: int, name: bytes) -> str:
     check(api, get(info, name, None, ctypes.byref(size)))
     value = ctypes.create_string_buffer(size.value)
     check(api, get(info, name, value, ctypes.byref(size)))
-    return value.value.decode(errors="replace")
+    return value.raw[: size.value - 1].decode(errors="replace")
 
 
 def inference_input(api: int, context: int, index: int) -> tuple[int | None, int]:

@@ -50,7 +50,7 @@ BLOCK_SERIAL_SIZE = 1 << 14
     STATE_WORDS,
 ) = range(9)
 
-# Behind them, of a block format: Blocks, but for the shape.
+# Behind them, of a block format: Blocks, whose shape only the run knows.
 BLOCK_STATE_WORDS = STATE_WORDS + len(Blocks._fields)
 
 # How the elements of a scale or zero point become what kernels take, float32 or, of ITEMSIZE 8, float64, as int64 words:

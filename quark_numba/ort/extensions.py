@@ -38,8 +38,9 @@ def carries(row: ElementType) -> bool:
 VERSIONS = tuple(version for version in OPERATOR_VERSIONS if version.domain)
 
 MISSING = (
-    f"{' and '.join(row.name for row in VERSIONS[0].quantized if not carries(row))}, nodes without a zero point, an axis that "
-    "the shapes do not tell, errors from a run (they are logged, and the output is empty), and most of the speed"
+    f"{' and '.join(row.name for row in VERSIONS[0].quantized if not carries(row))}, nodes without a zero point, nodes of "
+    "block formats that leave an attribute out, an axis that the shapes do not tell, errors from a run (they are logged, and "
+    "the output is empty), and most of the speed"
 )
 
 
