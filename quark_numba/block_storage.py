@@ -83,13 +83,9 @@ def mx_quantize(
         # The lowest code times the largest scale is beyond float32.
         codes = np.maximum(np.ldexp(rounded, -steps), element.lowest)
         return np.asarray(codes).astype(element.dtype), scales
-    codes = quantize(
-        finite,
-        np.where(biased == _SPECIAL, 0, biased).astype(np.uint8).view(FLOAT8E8M0.dtype),
-        axis=axis,
-        block_size=blocks.block if values.ndim else 0,
-        output_dtype=element.name,
-    )
+    finite_scales = np.where(biased == _SPECIAL, 0, biased).astype(np.uint8).view(FLOAT8E8M0.dtype)
+    minus_zero = np.full(scales.shape, -0.0, element.dtype)  # a sum with it keeps the sign of zero
+    codes = quantize(finite, finite_scales, minus_zero, axis=axis, block_size=blocks.block if values.ndim else 0)
     if element.has_nan:
         with np.errstate(invalid="ignore"):
             codes[special] = values[special].astype(element.dtype)
