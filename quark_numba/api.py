@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import dispatch
-from .arguments import array, check_out, flat, index
+from .arguments import array, flat, index, output
 from .dispatch import TABLE, Key
 from .element_types import FLOAT32, INT32, UINT8, ElementType, checked
 from .granularity import FAULTS, INFERRED, ZERO_POINT_SHAPE, Loop, loop_shape
@@ -26,9 +26,6 @@ from .operators import (
 
 # Below this many elements one thread is done before a second has woken up.
 _PARALLEL_SIZE = 1 << 17
-
-# Slices a thread: some slack for threads that the system puts aside.
-_SLICES_PER_THREAD = 4
 
 
 def quantize(
@@ -240,22 +237,12 @@ def _convert(
                 block_size=max(block_size, 0),
             )
         )
-    if out is not None:
-        check_out(out, x.shape, key.y)
-
-    # A Fortran-ordered array is the C-ordered one of reversed shape, and so is its result.
-    is_fortran = x.flags.fnc
-    result = np.empty(x.shape, key.y.dtype, "F" if is_fortran else "C") if out is None else np.asarray(out)
-    x_rows, y_rows = x, result
-    if is_fortran:
-        x_rows, y_rows, scale = x.T, result.T, scale.T
+    result, y_rows, y = output(out, x, key.y, (scale,) if zero_point is None else (scale, zero_point))
+    x_rows = x
+    if x.flags.fnc:
+        x_rows, scale = x.T, scale.T
         zero_point = None if zero_point is None else zero_point.T
         _, loop = loop_shape(x_rows.shape, scale.shape, zero_point_shape[::-1], ~axis, block_size)
-    y = y_rows
-    if out is not None:
-        overlaps = (np.may_share_memory(y, array) for array in (x, scale, zero_point) if array is not None)
-        if not y.flags.carray or any(overlaps):
-            y = np.empty(y.shape, key.y.dtype)
     if zero_point is None or (zero_point.size > 1 and not zero_point.view(f"u{zero_point.itemsize}").any()):
         wide_zero_point = np.zeros(1, key.zero_point_dtype)
     elif key.quantized.bits < 8:
@@ -279,11 +266,11 @@ def _convert(
 def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, loop: Loop) -> None:
     kernel = TABLE[key]
 
-    def parallel(threads: int) -> None:
+    def parallel(slices: int) -> None:
         from .kernels import PAST_CACHE
 
         form = kernel.past_cache if y.nbytes >= PAST_CACHE else kernel.parallel
-        form(x, scale, zero_point, y, *loop, threads * _SLICES_PER_THREAD)
+        form(x, scale, zero_point, y, *loop, slices)
 
     if x.size >= _PARALLEL_SIZE:
         from . import jit

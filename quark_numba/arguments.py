@@ -49,7 +49,7 @@ def array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
     return cast
 
 
-def check_out(out: Any, shape: tuple[int, ...], row: ElementType) -> None:
+def _check_out(out: Any, shape: tuple[int, ...], row: ElementType) -> None:
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out is a {type(out).__name__}; expected a numpy array")
     if out.dtype != row.dtype:
@@ -58,3 +58,21 @@ def check_out(out: Any, shape: tuple[int, ...], row: ElementType) -> None:
         raise ValueError(f"out has shape {out.shape}; expected the shape of x, {shape}")
     if not out.flags.writeable:
         raise ValueError("out is read-only; expected a writeable array")
+
+
+def output(
+    out: Any, x: NDArray[Any], row: ElementType, others: tuple[NDArray[Any], ...] = ()
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """The result, of x's shape: `out`, or a new array in x's memory order. Then the same with its dimensions in the order that
+    kernels see, and what they are to write instead where `out` is laid out otherwise, or shares memory with x or the others.
+
+    A Fortran-ordered x is the C-ordered one of reversed shape, and so is its result.
+    """
+    if out is not None:
+        _check_out(out, x.shape, row)
+    is_fortran = x.flags.fnc
+    result = np.empty(x.shape, row.dtype, "F" if is_fortran else "C") if out is None else np.asarray(out)
+    rows = written = result.T if is_fortran else result
+    if out is not None and (not rows.flags.carray or any(np.may_share_memory(rows, each) for each in (x, *others))):
+        written = np.empty(rows.shape, row.dtype)
+    return result, rows, written

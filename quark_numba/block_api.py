@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arguments import array, check_out, flat, index
+from .arguments import array, flat, index, output
 from .block_formats import (
     BLOCK_FAULTS,
     BLOCK_TABLE,
@@ -22,9 +21,6 @@ from .element_types import FLOAT32, ElementType, checked
 
 # Below this many elements one thread is done before a second has woken up.
 _PARALLEL_SIZE = 1 << 16
-
-# Slices a thread: some slack for threads that the system puts aside.
-_SLICES_PER_THREAD = 4
 
 
 def bfp_quantize_dequantize(
@@ -79,7 +75,7 @@ def bfp_quantize_dequantize(
     TypeError, ValueError
         Naming the argument, what it is and what was expected. Nothing has been written then.
     """
-    x_array, row = _x(x)
+    x_array, row = block_input(x)
     key, blocks = bfp_format(
         row,
         bfp_method=bfp_method,
@@ -133,7 +129,7 @@ def mx_quantize_dequantize(
     TypeError, ValueError
         Naming the argument, what it is and what was expected. Nothing has been written then.
     """
-    x_array, row = _x(x)
+    x_array, row = block_input(x)
     key, blocks = mx_format(
         row,
         element_dtype=element_dtype,
@@ -143,7 +139,8 @@ def mx_quantize_dequantize(
     return _convert(key, blocks, x_array, axis, out)
 
 
-def _x(x: Any) -> tuple[NDArray[Any], ElementType]:
+def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
+    """`x` as an array of a type that block formats take, and that type."""
     x_array = array(x, "x", FLOAT32)
     return x_array, checked(x_array.dtype, "x", X_TYPES)
 
@@ -154,18 +151,11 @@ def _convert(key: BlockKey, blocks: Blocks, x: NDArray[Any], axis: Any, out: NDA
     fault, length, inner = block_shape(x.shape, axis, blocks.block)
     if fault:
         raise ValueError(BLOCK_FAULTS[fault].format(axis=axis, x_shape=x.shape))
-    if out is not None:
-        check_out(out, x.shape, row)
-    # A Fortran-ordered array is the C-ordered one of reversed shape, and so is its result.
-    is_fortran = x.flags.fnc
-    result = np.empty(x.shape, row.dtype, "F" if is_fortran else "C") if out is None else np.asarray(out)
-    x_rows, y_rows = x, result
-    if is_fortran:
-        x_rows, y_rows = x.T, result.T
+    result, y_rows, y = output(out, x, row)
+    x_rows = x
+    if x.flags.fnc:
+        x_rows = x.T
         _, length, inner = block_shape(x_rows.shape, ~axis, blocks.block)
-    y = y_rows
-    if out is not None and (not y.flags.carray or np.may_share_memory(y, x)):
-        y = np.empty(y.shape, row.dtype)
     _run(key, blocks._replace(length=length, inner=inner), flat(x_rows, row), flat(y, row))
     if y is not y_rows:
         y_rows[...] = y
@@ -177,6 +167,6 @@ def _run(key: BlockKey, blocks: Blocks, x: Any, y: Any) -> None:
     if x.size >= _PARALLEL_SIZE:
         from . import jit
 
-        if jit.run_on_threads(lambda threads: kernel.parallel(x, y, blocks, threads * _SLICES_PER_THREAD)):
+        if jit.run_on_threads(lambda slices: kernel.parallel(x, y, blocks, slices)):
             return
     kernel.serial(x, y, blocks, 0, 1)

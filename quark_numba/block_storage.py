@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .api import dequantize, quantize
 from .arguments import array, index
-from .block_api import bfp_quantize_dequantize, mx_quantize_dequantize
+from .block_api import bfp_quantize_dequantize, block_input, mx_quantize_dequantize
 from .block_formats import (
     BLOCK_FAULTS,
     INT8_FRACTION_BITS,
@@ -221,8 +221,7 @@ def bfp_dequantize(
 
 
 def _values(x: Any, axis: Any) -> tuple[NDArray[np.float32], int, ElementType]:
-    x_array = array(x, "x", FLOAT32)
-    row = checked(x_array.dtype, "x", X_TYPES)
+    x_array, row = block_input(x)
     return np.ascontiguousarray(x_array, np.float32).reshape(x_array.shape), _axis(x_array.shape, axis), row
 
 

@@ -31,6 +31,9 @@ _SOURCE_DIGEST = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
 ).hexdigest()[:12]
 
+# Some slack for threads that the system puts aside.
+_SLICES_PER_THREAD = 4
+
 _pool = threading.Lock()
 _pool_started = False
 _pool_lost = False
@@ -87,7 +90,7 @@ def _cached(decorate: Callable[..., Any], function: FunctionType) -> Any:
 
 
 def run_on_threads(parallel: Callable[[int], None]) -> bool:
-    """Call `parallel` with the number of Numba's threads, unless that is one, or it may not use them now.
+    """Call `parallel` with the number of slices for Numba's threads, unless that is one thread, or it may not use them now.
 
     It may not where another thread has the pool: two teams at a time would only be in each other's way, and Numba's
     workqueue layer ends a process that tries. Nor in a forked child of a process that had a pool: pools do not survive a
@@ -99,7 +102,7 @@ def run_on_threads(parallel: Callable[[int], None]) -> bool:
         return False
     try:
         _pool_started = True
-        parallel(number)
+        parallel(number * _SLICES_PER_THREAD)
     finally:
         _pool.release()
     return True
