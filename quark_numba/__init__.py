@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import dequantize, quantize
+    from .api import dequantize, quantize, quantize_dequantize
     from .block_api import bfp_quantize_dequantize, mx_quantize_dequantize
     from .block_storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
     from .onnx_ops.reference import reference_ops
@@ -30,6 +30,7 @@ __all__ = [
     "mx_quantize_dequantize",
     "pack",
     "quantize",
+    "quantize_dequantize",
     "reference_ops",
     "register",
     "register_schemas",
@@ -52,6 +53,7 @@ _MODULES = {
     "mx_quantize_dequantize": ".block_api",
     "pack": ".packing",
     "quantize": ".api",
+    "quantize_dequantize": ".api",
     "reference_ops": ".onnx_ops.reference",
     "register": ".ort",
     "register_schemas": ".onnx_ops.schemas",

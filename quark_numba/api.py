@@ -1,4 +1,4 @@
-"""`quantize` and `dequantize` on arrays: check the arguments, select a kernel, run it."""
+"""`quantize`, `dequantize`, and both in one step, on arrays: check the arguments, select a kernel, run it."""
 
 from __future__ import annotations
 
@@ -89,25 +89,18 @@ def quantize(
     version = _version("quantize", opset)
     x_array = array(x, "x", FLOAT32)
     scale = array(y_scale, "y_scale", FLOAT32)
-    quantized = UINT8
-    if output_dtype is not None:
-        quantized = checked(output_dtype, "output_dtype", _types(version, "quantize", "y"))
-    zero_point = None
-    if y_zero_point is not None:
-        zero_point = array(y_zero_point, "y_zero_point", quantized)
-        allowed = _types(version, "quantize", "y") if output_dtype is None else (quantized,)
-        quantized = checked(zero_point.dtype, "y_zero_point", allowed)
+    allowed = _types(version, "quantize", "y")
+    quantized, zero_point = _quantized(allowed, "y_zero_point", y_zero_point, "output_dtype", output_dtype)
     x_type = checked(x_array.dtype, "x", _types(version, "quantize", "x"))
     scale_types = (x_type,) if version and version.scale_as_x else _types(version, "quantize", "scale")
     scale_type = checked(scale.dtype, "y_scale", scale_types)
-    if not isinstance(saturate, (bool, np.bool_, int)) or saturate not in (0, 1):
-        raise ValueError(f"saturate is {saturate!r}; expected True or False")
+    saturated = _saturated(saturate)
     precision_type = None if precision is None else checked(precision, "precision", dispatch.PRECISIONS)
     if version:
         _check_attributes(
             version, axis=axis, block_size=block_size, output_dtype=output_dtype, saturate=saturate, precision=precision
         )
-    key = dispatch.key("quantize", x_type, scale_type, quantized, saturate=bool(saturate), precision=precision_type)
+    key = dispatch.key("quantize", x_type, scale_type, quantized, saturate=saturated, precision=precision_type)
     return _convert(version, key, x_array, scale, zero_point, axis, block_size, out)
 
 
@@ -174,6 +167,79 @@ def dequantize(
         _check_attributes(version, axis=axis, block_size=block_size, output_dtype=output_dtype)
     key = dispatch.key("dequantize", quantized, scale_type, y)
     return _convert(version, key, x_array, scale, zero_point, axis, block_size, out)
+
+
+def quantize_dequantize(
+    x: ArrayLike,
+    scale: ArrayLike,
+    zero_point: ArrayLike | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    quantized_dtype: DTypeLike | str | int | None = None,
+    saturate: bool = True,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """``dequantize(quantize(x, scale, zero_point), scale, zero_point)`` in one step, to the last bit: what x becomes in a
+    quantized model. QuantizeDequantizeLinear-1 of quark_numba.
+
+    Parameters
+    ----------
+    x : array_like of float32, any shape, strides and memory order
+    scale : array_like of float32
+        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`. As many dimensions as x:
+        blocked along `axis`, x's shape otherwise.
+    zero_point : array_like, optional
+        Same shape as `scale`. Its dtype is the quantized type. Default: 0.
+    axis : int
+        The axis of a per-axis or blocked `scale`, -r..r-1. Without meaning per tensor.
+    block_size : int
+        How many elements along `axis` share a scale; the last block may be shorter. Default, 0: not blocked, or the one
+        size that fits a blocked `scale`, if only one does.
+    quantized_dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
+        The quantized type where there is no zero point, or one without a dtype such as a Python int. Default: uint8. Any
+        that `quantize` has for its output.
+    saturate : bool
+        False: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.
+    out : ndarray of float32, optional
+        Where to write the result: x's shape.
+
+    Returns
+    -------
+    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected. Nothing has been written then.
+    """
+    x_array, scale_array = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32)
+    for name, each in (("x", x_array), ("scale", scale_array)):
+        checked(each.dtype, name, (FLOAT32,))
+    allowed = types("quantize_dequantize", "via")
+    via, zeros = _quantized(allowed, "zero_point", zero_point, "quantized_dtype", quantized_dtype)
+    key = dispatch.key("quantize_dequantize", FLOAT32, FLOAT32, FLOAT32, saturate=_saturated(saturate), via=via)
+    return _convert(None, key, x_array, scale_array, zeros, axis, block_size, out)
+
+
+def _quantized(
+    allowed: tuple[ElementType, ...], zero_point_name: str, zero_point: Any, dtype_name: str, dtype: Any
+) -> tuple[ElementType, NDArray[Any] | None]:
+    """The quantized type, and the zero point as an array of it."""
+    quantized = UINT8
+    if dtype is not None:
+        quantized = checked(dtype, dtype_name, allowed)
+        allowed = (quantized,)
+    if zero_point is None:
+        return quantized, None
+    zeros = array(zero_point, zero_point_name, quantized)
+    return checked(zeros.dtype, zero_point_name, allowed), zeros
+
+
+def _saturated(saturate: Any) -> bool:
+    if not isinstance(saturate, (bool, np.bool_, int)) or saturate not in (0, 1):
+        raise ValueError(f"saturate is {saturate!r}; expected True or False")
+    return bool(saturate)
 
 
 def _version(operation: Operation, opset: Any) -> OperatorVersion | None:

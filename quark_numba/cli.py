@@ -104,6 +104,7 @@ def _dimension(text: str) -> tuple[str, int]:
 
 def _run(options: argparse.Namespace) -> int:
     from . import model_run
+    from .errors import ModelError
 
     try:
         models = [(path, model_run.quantization_nodes(path)) for path in (options.model, options.reference) if path]
@@ -114,7 +115,7 @@ def _run(options: argparse.Namespace) -> int:
         if not options.json:
             _print_nodes(report)
         report |= _measurements(options, models)
-    except model_run.ModelError as error:
+    except ModelError as error:
         _tell("red", "error", error)
         return 1
     except KeyboardInterrupt:
@@ -129,6 +130,7 @@ def _run(options: argparse.Namespace) -> int:
 def _warmup(options: argparse.Namespace) -> int:
     from . import model_run
     from .element_types import find
+    from .errors import ModelError
     from .operators import newest_versions
 
     names = options.types or ([] if options.model else [row.name for row in newest_versions("com.amd.quark")[0].quantized])
@@ -139,7 +141,7 @@ def _warmup(options: argparse.Namespace) -> int:
             if options.model:
                 model_run.create_session(options.model, model_run.quantization_nodes(options.model))
                 tick()
-        except model_run.ModelError as error:
+        except ModelError as error:
             _tell("red", "error", error)
             return 1
         except KeyboardInterrupt:
@@ -302,7 +304,7 @@ def type_rows() -> list[dict[str, Any]]:
     from .ort import extensions, native
 
     rows: list[dict[str, Any]] = []
-    for newest in [*newest_versions(""), *newest_versions("com.amd.quark")]:
+    for newest in itertools.chain.from_iterable(map(newest_versions, ("", "com.amd.quark", "quark_numba"))):
         versions = [version for version in OPERATOR_VERSIONS if version.full_name == newest.full_name]
         for row in newest.quantized:
             since = {

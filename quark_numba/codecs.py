@@ -19,6 +19,9 @@ from .jit import inline
 
 def converter(key: Key) -> Any:
     """(x, scale, zero point) -> y, for x and y as stored."""
+    if key.via:
+        there, back = map(converter, key.there_and_back)
+        return inline(lambda x, scale, zero_point: back(there(x, scale, zero_point), scale, zero_point))
     return _quantizer(key) if key.operation == "quantize" else _dequantizer(key)
 
 

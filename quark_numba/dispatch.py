@@ -10,7 +10,7 @@ import numpy as np
 
 from .element_types import BFLOAT16, FLOAT8E8M0, FLOAT16, FLOAT32, FLOAT64, INT32, ElementType
 from .lock import created_once
-from .operators import Operation, types
+from .operators import QUANTIZED, Operation, types
 
 # What the division of quantize may be computed in. A dequantizing product always is in float32.
 PRECISIONS = (FLOAT32, FLOAT16, BFLOAT16, FLOAT64)
@@ -24,11 +24,18 @@ class Key(NamedTuple):
     precision: ElementType
     y: ElementType
     saturate: bool = True
+    via: ElementType | None = None
 
     @property
     def quantized(self) -> ElementType:
         """The type of the zero point."""
-        return self.y if self.operation == "quantize" else self.x
+        return getattr(self, QUANTIZED[self.operation])
+
+    @property
+    def there_and_back(self) -> tuple[Key, Key]:
+        """The two keys that a key with a `via` stands for."""
+        quantized = self.quantized
+        return Key("quantize", self.x, self.precision, quantized, self.saturate), Key("dequantize", quantized, FLOAT32, self.y)
 
     @property
     def scale_dtype(self) -> type[Any]:
@@ -49,6 +56,7 @@ def key(
     *,
     saturate: bool = True,
     precision: ElementType | None = None,
+    via: ElementType | None = None,
 ) -> Key:
     """The key for operands of these types. The precision of the division is that of the scale, "unless the `precision`
     attribute is specified" (QuantizeLinear-28), but float32 for a float8e8m0 scale, as it cannot hold a quotient, and
@@ -57,7 +65,7 @@ def key(
         return Key(operation, x, FLOAT32, y)
     if precision is None:
         precision = {FLOAT8E8M0: FLOAT32, INT32: FLOAT64}.get(scale, scale)
-    return Key(operation, x, precision, y, saturate or not has_unsaturated_form(y))
+    return Key(operation, x, precision, y, saturate or not has_unsaturated_form(via or y), via)
 
 
 def has_unsaturated_form(y: ElementType) -> bool:
@@ -106,6 +114,9 @@ def _keys() -> Iterator[Key]:
     for x in types("dequantize", "x"):
         for y in types("dequantize", "y"):
             yield Key("dequantize", x, FLOAT32, y)
+    for via in types("quantize_dequantize", "via"):
+        for saturate in (True, False) if has_unsaturated_form(via) else (True,):
+            yield Key("quantize_dequantize", FLOAT32, FLOAT32, FLOAT32, saturate, via)
 
 
 def _table() -> dict[Key, Kernel]:

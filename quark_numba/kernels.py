@@ -255,4 +255,5 @@ def _arrays(key: Key) -> list[Any]:
 
 def _name(template: str, key: Key) -> str:
     unsaturated = "" if key.saturate else "_unsaturated"
-    return f"{key.operation}_{template}_{key.x.name}_{key.precision.name}_{key.y.name}{unsaturated}"
+    via = f"_{key.via.name}" if key.via else ""
+    return f"{key.operation}_{template}_{key.x.name}_{key.precision.name}{via}_{key.y.name}{unsaturated}"

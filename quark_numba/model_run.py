@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 import warnings
 import zipfile
@@ -20,7 +19,8 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from .block_formats import BLOCK_OPERATORS
-from .operators import OPERATOR_VERSIONS
+from .errors import ModelError
+from .operators import OPERATOR_VERSIONS, QUANTIZATION
 from .ort import DISABLE_QUANT_QDQ, Backend, register
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -28,10 +28,6 @@ Arrays = Mapping[str, NDArray[Any]]
 _WARM_UP = 3
 # One session's runs before the other's turn: both meet the same state of the machine, and each finds its own in the caches.
 _BLOCK = 5
-
-
-class ModelError(Exception):
-    """The model, or what it is to be run with, cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +75,6 @@ def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
     return [QuantizationNodes(*key, count) for key, count in sorted(counts.items())]
 
 
-_QUANTIZATION = re.compile(r"(Quantize|Dequantize)(Linear|Dequantize)$|FixNeuron$")
-
-
 def _count(
     graph: onnx.GraphProto | onnx.FunctionProto, outer_types: Mapping[str, str], counts: Counter[tuple[str, str]]
 ) -> None:
@@ -95,7 +88,7 @@ def _count(
                 types[node.output[0]] = _name(attribute.t.data_type)
             for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
                 _count(subgraph, types, counts)
-        if not _QUANTIZATION.search(node.op_type):
+        if not QUANTIZATION.search(node.op_type):
             continue
         element_type = _element_type(node, types)
         if node.op_type.endswith("QuantizeLinear"):

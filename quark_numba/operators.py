@@ -6,24 +6,30 @@ One table, which direct calls, the schemas, the sessions and the command all rea
 from __future__ import annotations
 
 import functools
+import re
 from typing import Literal, NamedTuple
 
 from .element_types import ELEMENT_TYPES, ElementType
 
-Operation = Literal["quantize", "dequantize"]
-Operand = Literal["x", "scale", "y"]
+Operation = Literal["quantize", "dequantize", "quantize_dequantize"]
+Operand = Literal["x", "scale", "y", "via"]
 
 INPUT_NAMES: dict[Operation, tuple[str, str, str]] = {
     "quantize": ("x", "y_scale", "y_zero_point"),
     "dequantize": ("x", "x_scale", "x_zero_point"),
+    "quantize_dequantize": ("x", "scale", "zero_point"),
 }
+
+# The operand that has the quantized type.
+QUANTIZED: dict[Operation, Operand] = {"quantize": "y", "dequantize": "x", "quantize_dequantize": "via"}
 
 # The attributes, and the value that stands for leaving one out.
 DEFAULTS = {"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": 0, "precision": 0}
 
 
 class OperatorVersion(NamedTuple):
-    """A version of an operator. Its inputs are x, a scale and, optionally, a zero point of the quantized type."""
+    """A version of an operator. Its inputs are x, a scale and, optionally, a zero point of the quantized type. What goes to a
+    quantized type and back names that in `via`, and needs the zero point, which is all that tells it."""
 
     operation: Operation
     domain: str
@@ -35,10 +41,11 @@ class OperatorVersion(NamedTuple):
     attributes: tuple[str, ...]
     # Of quantize: whether the scale must have the type of x.
     scale_as_x: bool
+    via: tuple[ElementType, ...] = ()
 
     @property
     def quantized(self) -> tuple[ElementType, ...]:
-        return self.y if self.operation == "quantize" else self.x
+        return getattr(self, QUANTIZED[self.operation])
 
     @property
     def full_name(self) -> str:
@@ -49,14 +56,14 @@ _ROWS = {row.name: row for row in ELEMENT_TYPES}
 
 
 def _version(
-    operation: Operation, domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str
+    operation: Operation, domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str, via: str = ""
 ) -> OperatorVersion:
     def rows(names: str) -> tuple[ElementType, ...]:
         return tuple(_ROWS[name] for name in names.split())
 
     scales = rows(x if scale == "x" else scale)
     return OperatorVersion(
-        operation, domain, name, since_version, rows(x), scales, rows(y), tuple(attributes.split()), scale == "x"
+        operation, domain, name, since_version, rows(x), scales, rows(y), tuple(attributes.split()), scale == "x", rows(via)
     )
 
 
@@ -94,7 +101,22 @@ OPERATOR_VERSIONS = (
     # The names of older models.
     _version("quantize", "com.vai.quantize", "VitisQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
     _version("dequantize", "com.vai.quantize", "VitisDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
+    # What `optimize` writes.
+    _version(
+        "quantize_dequantize",
+        "quark_numba",
+        "QuantizeDequantizeLinear",
+        1,
+        "float32",
+        "float32",
+        "float32",
+        "axis block_size saturate",
+        f"{_28} uint32 int32 float16 bfloat16",
+    ),
 )
+
+# Names of operators that quantize, of this package or not.
+QUANTIZATION = re.compile(r"(Quantize|Dequantize)(Linear|Dequantize)$|FixNeuron$")
 
 
 @functools.cache

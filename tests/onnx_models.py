@@ -22,6 +22,7 @@ OPERATORS = {
     ("com.amd.quark", "dequantize"): "ExtendedDequantizeLinear",
     ("com.vai.quantize", "quantize"): "VitisQuantizeLinear",
     ("com.vai.quantize", "dequantize"): "VitisDequantizeLinear",
+    ("quark_numba", "quantize_dequantize"): "QuantizeDequantizeLinear",
 }
 
 
@@ -56,7 +57,7 @@ def model(nodes, inputs, outputs, *, initializers=(), domains=("com.amd.quark",)
 def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attributes=None, types=None, shapes=None, opset=21):
     """A model of one node whose inputs are all fed. `types` overrides element types, `shapes` states shapes, by input or
     output."""
-    types = {"x": "float32" if operation == "quantize" else name, "scale": "float32", "zero_point": name} | (types or {})
+    types = {"x": name if operation == "dequantize" else "float32", "scale": "float32", "zero_point": name} | (types or {})
     types = {"y": name if operation == "quantize" else "float32"} | types
     shapes = shapes or {}
     inputs = ["x", "scale", "zero_point"][: 2 + zero_point]

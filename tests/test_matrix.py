@@ -22,7 +22,8 @@ def dequantize_pieces(x, *arguments, **attributes):
 
 
 def key_id(key):
-    return "-".join([key.x.name, key.precision.name, key.y.name] + ["unsaturated"] * (not key.saturate))
+    via = [key.via.name] if key.via else []
+    return "-".join([key.x.name, key.precision.name, *via, key.y.name] + ["unsaturated"] * (not key.saturate))
 
 
 def keys(operation):

@@ -102,7 +102,7 @@ def _check(version: OperatorVersion, x: NDArray[Any], scale: NDArray[Any], zero_
     for name, (array, allowed) in zip(INPUT_NAMES[version.operation], operands, strict=True):
         if array is not None:
             checked(array.dtype, name, allowed)
-    if scale.ndim > 1 and scale.size != 1:
+    if scale.ndim > 1 and scale.size != 1 and "block_size" not in version.attributes:
         raise ValueError(f"{INPUT_NAMES[version.operation][1]} has shape {scale.shape}; expected a scalar or one dimension")
 
 

@@ -13,7 +13,7 @@ from ..block_formats import BLOCK_FAULTS, BLOCK_OPERATORS, X_TYPES, BlockOperato
 from ..element_types import UINT8, ElementType, find
 from ..granularity import FAULTS, loop_shape
 from ..lock import creation_lock
-from ..operators import DEFAULTS, INPUT_NAMES, OPERATOR_VERSIONS, Operand, OperatorVersion
+from ..operators import DEFAULTS, INPUT_NAMES, OPERATOR_VERSIONS, QUANTIZED, Operand, OperatorVersion
 
 # A shape of which a dimension, or all, may be unknown.
 Shape = list[int | None]
@@ -21,22 +21,34 @@ Shape = list[int | None]
 QUARK_VERSIONS = tuple(version for version in OPERATOR_VERSIONS if version.domain)
 
 # The element types of the inputs and the output, as type variables.
-_VARIABLES: dict[Operand, str] = {"x": "T1", "scale": "T2", "y": "T3"}
+_VARIABLES: dict[Operand, str] = {"x": "T1", "scale": "T2", "y": "T3", "via": "T4"}
 
 _DOCS = {
     "quantize": "y = saturate(x / y_scale + y_zero_point), with the scale and zero point of the whole tensor or of each "
     "index along `axis`. For integer types the quotient is rounded, half to even, before the zero point is added.",
     "dequantize": "y = (x - x_zero_point) * x_scale, with the scale and zero point of the whole tensor or of each index along "
     "`axis`.",
+    "quantize_dequantize": "QuantizeLinear followed by DequantizeLinear with the same scale and zero point: x is rounded to "
+    "the values that the type of the zero point has then. For integer types x / scale is rounded, half to even, the zero point "
+    "added, the sum saturated, the zero point subtracted, and the difference multiplied by the scale.",
 }
-_SOURCE = "AMD Quark's documentation, {} - 1."
-_X = {"quantize": "What to quantize.", "dequantize": "What to dequantize."}
+_X = {
+    "quantize": "What to quantize.",
+    "dequantize": "What to dequantize.",
+    "quantize_dequantize": "What to quantize and dequantize.",
+}
 _SCALE = "A scalar, or one dimension with as many elements as x has along `axis`."
+_BLOCKED_SCALE = f"{_SCALE} With `block_size`, x's shape but along `axis`, where there is one element a block."
 _ZERO_POINT = {
     "quantize": "Of the shape of y_scale. Its type is that of y. Default: 0, uint8.",
     "dequantize": "Of the shape of x_scale and the type of x. Default: 0.",
+    "quantize_dequantize": "Of the shape of scale, and of the quantized type.",
 }
-_AXIS = "The axis of a scale of one dimension, -r..r-1 of an x of r dimensions."
+_ATTRIBUTES = {
+    "axis": "The axis of a scale of one dimension or of blocks, -r..r-1 of an x of r dimensions.",
+    "block_size": "How many elements along `axis` share a scale; the last block may be shorter. 0: not blocked.",
+    "saturate": "0: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.",
+}
 
 
 def register_schemas() -> None:
@@ -66,25 +78,32 @@ def schema(version: OperatorVersion) -> defs.OpSchema:
     """The schema for a row of the table, not registered."""
     parameter = defs.OpSchema.FormalParameter
     x, scale, zero_point = INPUT_NAMES[version.operation]
-    quantized: Operand = "y" if version.operation == "quantize" else "x"
-    optional = defs.OpSchema.FormalParameterOption.Optional
+    option = defs.OpSchema.FormalParameterOption.Single if version.via else defs.OpSchema.FormalParameterOption.Optional
+    is_blocked = "block_size" in version.attributes
+    doc = _DOCS[version.operation]
+    if not version.via:
+        doc += f"\n\nAMD Quark's documentation, {version.name.replace('Vitis', 'Extended')} - 1."
     made = defs.OpSchema(
         version.name,
         version.domain,
         version.since_version,
-        f"{_DOCS[version.operation]}\n\n{_SOURCE.format(version.name.replace('Vitis', 'Extended'))}",
+        doc,
         inputs=[
             parameter(x, _VARIABLES["x"], _X[version.operation]),
-            parameter(scale, _VARIABLES["scale"], _SCALE),
-            parameter(zero_point, _VARIABLES[quantized], _ZERO_POINT[version.operation], param_option=optional),
+            parameter(scale, _VARIABLES["scale"], _BLOCKED_SCALE if is_blocked else _SCALE),
+            parameter(
+                zero_point, _VARIABLES[QUANTIZED[version.operation]], _ZERO_POINT[version.operation], param_option=option
+            ),
         ],
         outputs=[parameter("y", _VARIABLES["y"], "Of the shape of x.")],
         type_constraints=[
             (variable, [_type_string(row) for row in getattr(version, operand)], f"Element types of {operand}.")
             for operand, variable in _VARIABLES.items()
+            if getattr(version, operand)
         ],
         attributes=[
-            defs.OpSchema.Attribute(name, helper.make_attribute(name, DEFAULTS[name]), _AXIS) for name in version.attributes
+            defs.OpSchema.Attribute(name, helper.make_attribute(name, DEFAULTS[name]), _ATTRIBUTES[name])
+            for name in version.attributes
         ],
     )
     if hasattr(made, "set_type_and_shape_inference_function"):
@@ -165,11 +184,15 @@ def _infer(version: OperatorVersion, context: Any) -> None:
     _check_type(version, 0, inputs[0], version.x)
     _check_type(version, 1, inputs[1], version.scale)
     _check_type(version, 2, inputs[2], (x,) if x and version.operation == "dequantize" else version.quantized)
-    attribute = context.get_attribute("axis")
-    if attribute is not None and attribute.type != onnx.AttributeProto.INT:
-        given = onnx.AttributeProto.AttributeType.Name(attribute.type)
-        raise shape_inference.InferenceError(f"{version.full_name}: attribute axis is a {given}; expected INT")
-    _check_shapes(version, [_shape(each) for each in inputs], DEFAULTS["axis"] if attribute is None else attribute.i)
+    attributes = {name: DEFAULTS[name] for name in ("axis", "block_size")}
+    for name in version.attributes:
+        attribute = context.get_attribute(name)
+        if attribute is not None and attribute.type != onnx.AttributeProto.INT:
+            given = onnx.AttributeProto.AttributeType.Name(attribute.type)
+            raise shape_inference.InferenceError(f"{version.full_name}: attribute {name} is a {given}; expected INT")
+        if attribute is not None and name in attributes:
+            attributes[name] = attribute.i
+    _check_shapes(version, [_shape(each) for each in inputs], **attributes)
 
     y: ElementType | None = version.y[0]  # of dequantize
     if version.operation == "quantize":
@@ -191,18 +214,20 @@ def _check_type(version: OperatorVersion, index: int, value: Any, allowed: Itera
         raise shape_inference.InferenceError(f"{version.full_name}: {name} has element type {given}; expected {expected}")
 
 
-def _check_shapes(version: OperatorVersion, shapes: list[Shape | None], axis: int) -> None:
+def _check_shapes(version: OperatorVersion, shapes: list[Shape | None], axis: int, block_size: int) -> None:
     x, scale, zero_point = shapes
     if x is None or scale is None or None in scale or (zero_point and None in zero_point):
+        return
+    if block_size and None in x:
         return
     # Any number that fits stands for a dimension of x that is not known.
     fits = scale[0] if scale else 1
     zero_point = scale if zero_point is None else zero_point
-    fault, _ = loop_shape([fits if each is None else each for each in x], scale, zero_point, axis, 0)
+    fault, _ = loop_shape([fits if each is None else each for each in x], scale, zero_point, axis, block_size)
     if fault:
         names = dict(zip(("x", "scale", "zero_point"), INPUT_NAMES[version.operation], strict=True))
         texts = {"x_shape": _text(x), "scale_shape": _text(scale), "zero_point_shape": _text(zero_point)}
-        message = FAULTS[fault].format(**names, **texts, axis=axis, block_size=0)
+        message = FAULTS[fault].format(**names, **texts, axis=axis, block_size=block_size)
         raise shape_inference.InferenceError(f"{version.full_name}: {message}")
 
 

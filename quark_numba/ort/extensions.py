@@ -5,7 +5,8 @@ What onnxruntime-extensions 0.15 cannot do, and what follows from it here:
 - float16 and bfloat16 tensors end the process: they are not declared, so that ONNX Runtime refuses them at load.
 - Every input is required, and overloads must agree in their number: a node without a zero point is refused at load.
 - An attribute that is declared must be on every node. Quark leaves axis out where it has no meaning: for quantize and
-  dequantize it is not declared, and `_axis` finds it from the shapes. Nodes of block formats have all their attributes.
+  dequantize it is not declared, and `_axis` finds it from the shapes. Nodes of block formats, and those that `optimize`
+  writes, have all their attributes.
 - An exception ends the process: a fault is logged, and the output left empty.
 """
 
@@ -55,20 +56,21 @@ def get_library_path() -> str:
 def _declare() -> None:
     """Once: a second declaration of the same types is a conflict for every session from then on."""
     bodies: dict[int, Callable[..., NDArray[Any]]] = {}
+    kinds = onnxruntime_extensions.PyCustomOpDef
     for version in VERSIONS:
         for x in filter(carries, version.x):
             for y in filter(carries, version.y):
                 body = functools.partial(_body, version, y)
-                quantized = y if version.operation == "quantize" else x
-                declared = onnxruntime_extensions.onnx_op(
-                    op_type=version.full_name,
-                    inputs=[x.number, FLOAT32.number, quantized.number],
-                    outputs=[y.number],
-                )(body)
-                bodies[id(declared)] = body
+                for quantized in filter(carries, version.via) if version.via else [y if version.operation == "quantize" else x]:
+                    declared = onnxruntime_extensions.onnx_op(
+                        op_type=version.full_name,
+                        inputs=[x.number, FLOAT32.number, quantized.number],
+                        outputs=[y.number],
+                        attrs=dict.fromkeys(version.attributes, kinds.dt_int64) if version.via else {},
+                    )(body)
+                    bodies[id(declared)] = body
     for operator in BLOCK_OPERATORS:
         body = functools.partial(_block_body, operator)
-        kinds = onnxruntime_extensions.PyCustomOpDef
         attributes = {n: kinds.dt_string if isinstance(v, str) else kinds.dt_int64 for n, v in operator.defaults.items()}
         declared = onnxruntime_extensions.onnx_op(
             op_type=operator.full_name, inputs=[FLOAT32.number], outputs=[FLOAT32.number], attrs=attributes
@@ -86,10 +88,15 @@ def _declare() -> None:
 
 
 def _body(
-    version: OperatorVersion, y: ElementType, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any]
+    version: OperatorVersion, y: ElementType, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any], **attributes: str
 ) -> NDArray[Any]:
-    convert = api.quantize if version.operation == "quantize" else api.dequantize
-    return _run(version.full_name, y, lambda: convert(x, scale, zero_point, axis=_axis(x.shape, scale.shape)))
+    convert = getattr(api, version.operation)
+    values = {name: int(value) for name, value in attributes.items()}
+
+    def run() -> NDArray[Any]:
+        return convert(x, scale, zero_point, **(values or {"axis": _axis(x.shape, scale.shape)}))
+
+    return _run(version.full_name, y, run)
 
 
 def _block_body(operator: BlockOperator, x: NDArray[Any], **attributes: str) -> NDArray[Any]:

@@ -24,7 +24,7 @@ from ..dispatch import TABLE
 from ..element_types import FLOAT32, FLOAT64, INT32, UINT8, ElementType
 from ..granularity import FAULTS
 from ..lock import creation_lock
-from ..operators import DEFAULTS, INPUT_NAMES, OperatorVersion, newest_versions
+from ..operators import DEFAULTS, INPUT_NAMES, OPERATOR_VERSIONS, OperatorVersion, newest_versions
 from . import c_api
 from .c_api import OrtApi, OrtCustomOp
 from .shared_library import MACHINES, shared_library
@@ -36,7 +36,7 @@ REGISTERED = "quark_numba.backend"
 # The entry that asks for ONNX's own operators as well; it must be there before the library is registered.
 STANDARD_OPS = "quark_numba.standard_ops"
 
-QUARK_DOMAINS = ("com.amd.quark", "com.vai.quantize")
+DOMAINS = tuple(dict.fromkeys(version.domain for version in OPERATOR_VERSIONS if version.domain))
 
 # ONNX Runtime keeps pointers into these for as long as any session lives: they are never dropped.
 _overloads: dict[int, _Overload] = {}
@@ -140,7 +140,7 @@ def _register_custom_ops(options: int, api_base: Any) -> int | None:
 
         if has(REGISTERED):
             return
-        domains = QUARK_DOMAINS + (("",) if has(STANDARD_OPS) else ())
+        domains = DOMAINS + (("",) if has(STANDARD_OPS) else ())
         with creation_lock:
             for domain in domains:
                 c_api.check(api, add_domain(options, _domain(api, release, domain)))
@@ -172,8 +172,8 @@ def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
     for version in newest_versions(domain):
         operands = product(*(filter(has_tensors, rows) for rows in (version.x, version.scale, version.y)))
         for x, scale, y in sorted(operands, key=lambda rows: rows[2] is not rows[1]):
-            quantized = y if version.operation == "quantize" else x
-            overloads.append(_Overload(api, release, version, (x, scale, quantized), y))
+            for quantized in filter(has_tensors, version.via) if version.via else [y if version.operation == "quantize" else x]:
+                overloads.append(_Overload(api, release, version, (x, scale, quantized), y))
     for operator in BLOCK_OPERATORS:
         if operator.domain == domain:
             overloads += [_Overload(api, release, operator, (x,), x) for x in X_TYPES]
@@ -222,7 +222,7 @@ def _prototype() -> OrtCustomOp:
         "GetInputTypeCount": lambda op: len(_overloads[op].inputs),
         "GetOutputType": lambda op, index: c_api.element_type(_overloads[op].y),
         "GetOutputTypeCount": lambda op: 1,
-        "GetInputCharacteristic": lambda op, index: c_api.OPTIONAL if index == 2 else c_api.REQUIRED,
+        "GetInputCharacteristic": lambda op, index: c_api.REQUIRED if _is_required(_overloads[op], index) else c_api.OPTIONAL,
         "GetOutputCharacteristic": lambda op, index: c_api.REQUIRED,
         "GetInputMemoryType": lambda op, index: 0,
         "CreateKernelV2": _create_kernel,
@@ -236,6 +236,10 @@ def _prototype() -> OrtCustomOp:
         setattr(prototype, field, type(getattr(prototype, field))(function))
     _kept.append(prototype)
     return prototype
+
+
+def _is_required(overload: _Overload, index: int) -> bool:
+    return index < 2 or bool(isinstance(overload.operator, OperatorVersion) and overload.operator.via)
 
 
 @functools.cache
@@ -269,7 +273,7 @@ def _state(
 ) -> NDArray[np.int64]:
     """The state of every node that is like this; few are different, so that none needs to be freed."""
     version, y = overload.operator, overload.y
-    x, scale, _ = overload.inputs
+    x, scale, quantized = overload.inputs
     assert isinstance(version, OperatorVersion)
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
@@ -279,7 +283,8 @@ def _state(
     if precision not in rows:
         expected = " or ".join(f"{number} ({row.name})" if row else "0" for number, row in rows.items())
         raise ValueError(f"precision is {precision}; expected {expected} for a scale of {scale.name}")
-    key = dispatch.key(version.operation, x, scale, y, saturate=saturate != 0, precision=rows[precision])
+    via = quantized if version.via else None
+    key = dispatch.key(version.operation, x, scale, y, saturate=saturate != 0, precision=rows[precision], via=via)
     from . import compute
 
     state = _common_state(overload, compute.STATE_WORDS, axis, block_size, TABLE[key].task)
