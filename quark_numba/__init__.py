@@ -9,15 +9,20 @@ if TYPE_CHECKING:
     from .api import dequantize, quantize, quantize_dequantize
     from .block_api import bfp_quantize_dequantize, mx_quantize_dequantize
     from .block_storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
+    from .errors import ModelError
     from .onnx_ops.reference import reference_ops
     from .onnx_ops.schemas import register_schemas
+    from .optimization import optimize
     from .ort import get_library_path, register
+    from .ort.session import InferenceSession
     from .packing import pack, unpack
     from .tensors import from_tensor_proto, to_tensor_proto
 
 __version__ = "0.1.0"
 __all__ = [
     "BFPBlocks",
+    "InferenceSession",
+    "ModelError",
     "__version__",
     "bfp_dequantize",
     "bfp_quantize",
@@ -28,6 +33,7 @@ __all__ = [
     "mx_dequantize",
     "mx_quantize",
     "mx_quantize_dequantize",
+    "optimize",
     "pack",
     "quantize",
     "quantize_dequantize",
@@ -42,6 +48,8 @@ __all__ = [
 # a first kernel.
 _MODULES = {
     "BFPBlocks": ".block_storage",
+    "InferenceSession": ".ort.session",
+    "ModelError": ".errors",
     "bfp_dequantize": ".block_storage",
     "bfp_quantize": ".block_storage",
     "bfp_quantize_dequantize": ".block_api",
@@ -51,6 +59,7 @@ _MODULES = {
     "mx_dequantize": ".block_storage",
     "mx_quantize": ".block_storage",
     "mx_quantize_dequantize": ".block_api",
+    "optimize": ".optimization",
     "pack": ".packing",
     "quantize": ".api",
     "quantize_dequantize": ".api",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -48,24 +49,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"quark-numba {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="run a model, time it, and compare it with a reference")
+    run = _add_runner(commands, "run", "run a model, time it, and compare it with a reference")
     run.set_defaults(action=_run)
-    run.add_argument("model", metavar="MODEL", help="an ONNX model")
-    inputs = run.add_mutually_exclusive_group()
-    inputs.add_argument("--inputs", metavar="FILE.npz", help="inputs by name (default: random, of the model's shapes)")
     run.add_argument("--reference", metavar="FLOAT_MODEL", help="the model before it was quantized, to compare with")
-    run.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
-    run.add_argument("--threads", type=_positive, default=0, metavar="N", help="of a session (default: ONNX Runtime's)")
-    inputs.add_argument(
-        "--dim",
-        type=_dimension,
-        action="append",
-        default=[],
-        metavar="NAME=N",
-        help="a free dimension of random inputs, by its name or as INPUT[AXIS] (default: 1)",
-    )
-    run.add_argument("--runs", type=_positive, default=50, metavar="N", help="for the median latency (default: %(default)s)")
-    run.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+    profile = _add_runner(commands, "profile", "show where the time goes, before and after the model is optimised")
+    profile.set_defaults(action=_profile)
+    profile.add_argument("--standard-ops", action="store_true", help=_STANDARD_OPS)
+    profile.add_argument("--nodes", type=_positive, default=10, metavar="N", help="to show one by one (default: %(default)s)")
+
+    optimize = commands.add_parser("optimize", help="write a model that gives the same, faster")
+    optimize.set_defaults(action=_optimize)
+    optimize.add_argument("model", metavar="IN", help="an ONNX model")
+    optimize.add_argument("out", metavar="OUT", help="the optimised model; tensors beyond 2 GiB go to OUT.data")
+    optimize.add_argument("--keep-codes", action="store_true", help="leave constants quantized: a smaller, slower model")
+    optimize.add_argument("--standard-ops", action="store_true", help=_STANDARD_OPS)
+    optimize.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
     warmup = commands.add_parser("warmup", help="compile ahead, into the cache, what calls and sessions need")
     warmup.set_defaults(action=_warmup)
@@ -87,6 +86,30 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(action=_info)
     info.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
+
+
+_STANDARD_OPS = "run ONNX's own operators by this package, too, and not by ONNX Runtime"
+
+
+def _add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
+    """A command that runs a model."""
+    runner: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
+    runner.add_argument("model", metavar="MODEL", help="an ONNX model")
+    inputs = runner.add_mutually_exclusive_group()
+    inputs.add_argument("--inputs", metavar="FILE.npz", help="inputs by name (default: random, of the model's shapes)")
+    inputs.add_argument(
+        "--dim",
+        type=_dimension,
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="a free dimension of random inputs, by its name or as INPUT[AXIS] (default: 1)",
+    )
+    runner.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
+    runner.add_argument("--threads", type=_positive, default=0, metavar="N", help="of a session (default: ONNX Runtime's)")
+    runner.add_argument("--runs", type=_positive, default=50, metavar="N", help="for the medians (default: %(default)s)")
+    runner.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    return runner
 
 
 def _positive(text: str) -> int:
@@ -187,11 +210,7 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[mode
             sessions.append(model_run.create_session(path, nodes, backend=options.backend, threads=options.threads))
             load_times.append(time.perf_counter() - start)
             tick()
-    if options.inputs:
-        inputs = model_run.read_inputs(sessions[0], options.inputs)
-    else:
-        inputs = model_run.random_inputs(sessions[0], dict(options.dim))
-
+    inputs = _inputs(options, sessions[0])
     outputs = [model_run.run(session, inputs) for session in sessions]
     with _progress("running", model_run.ticks(len(sessions), options.runs)) as tick:
         medians = model_run.latencies(sessions, inputs, options.runs, tick)
@@ -213,6 +232,112 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[mode
             ],
         }
     return report
+
+
+def _inputs(options: argparse.Namespace, session: Any) -> model_run.Arrays:
+    from . import model_run
+
+    if options.inputs:
+        return model_run.read_inputs(session, options.inputs)
+    return model_run.random_inputs(session, dict(options.dim))
+
+
+def _optimize(options: argparse.Namespace) -> int:
+    from . import optimization
+    from .errors import ModelError
+
+    try:
+        with _progress(f"optimising {options.model}"):
+            result = optimization.optimized(options.model, keep_codes=options.keep_codes, standard_ops=options.standard_ops)
+            optimization.save(result.model, options.out)
+    except ModelError as error:
+        _tell("red", "error", error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    accounts = {"done": result.done, "left": result.left}
+    if options.json:
+        rows = {
+            name: [{"operator": operator, "nodes": count, key: text} for (operator, text), count in sorted(account.items())]
+            for (name, account), key in zip(accounts.items(), ("what", "why"), strict=True)
+        }
+        print(json.dumps({"model": options.model, "out": options.out, **rows}, indent=2))
+        return 0
+    for account, title, column in (
+        (result.done, f"Quantization nodes that {options.out} has no more", "what was done"),
+        (result.left, "Quantization nodes that were left", "why"),
+    ):
+        lines = [[operator, str(count), text] for (operator, text), count in sorted(account.items())]
+        _print_table(title, ["operator", ">nodes", column], lines or [["none", "", ""]])
+    return 0
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from . import model_run, optimization
+    from .errors import ModelError
+
+    try:
+        nodes = model_run.quantization_nodes(options.model)
+        contents = {
+            "before": None,
+            "after": optimization.optimize(options.model, standard_ops=options.standard_ops).SerializeToString(),
+        }
+        times = {}
+        for name, content in contents.items():
+            with _progress(f"profiling, {name} it is optimised"):
+                times[name] = model_run.node_times(
+                    options.model,
+                    nodes,
+                    lambda session: _inputs(options, session),
+                    options.runs,
+                    backend=options.backend,
+                    threads=options.threads,
+                    content=content,
+                    standard_ops=options.standard_ops,
+                )
+    except ModelError as error:
+        _tell("red", "error", error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        print(json.dumps({name: [asdict(each) for each in each_times] for name, each_times in times.items()}, indent=2))
+        return 0
+    _print_profile(times, options.nodes)
+    return 0
+
+
+def _print_profile(times: dict[str, list[model_run.NodeTime]], most: int) -> None:
+    """By kind, by operator and by node, of the model before and after it was optimised."""
+
+    def line(name: str, chosen: Callable[[model_run.NodeTime], bool]) -> list[str]:
+        cells = [name]
+        for each_times in times.values():
+            seconds = [each.seconds for each in each_times if chosen(each)]
+            total = sum(each.seconds for each in each_times)
+            share = sum(seconds) / total if total else 0.0
+            cells += [str(len(seconds)), f"{1e3 * sum(seconds):.3f}", f"{share:.0%}"] if seconds else ["", "", ""]
+        return cells
+
+    columns = [f">{column}" for name in times for column in (f"nodes {name}", "ms", "share")]
+    kinds = [
+        line("quantization", lambda each: each.quantizes),
+        line("the rest", lambda each: not each.quantizes),
+        line("all", lambda each: True),
+    ]
+    _print_table("Time of a run, as ONNX Runtime's profiler has it, which adds some to each node", ["", *columns], kinds)
+    seconds: dict[str, float] = {}
+    for each in itertools.chain.from_iterable(times.values()):
+        seconds[each.operator] = seconds.get(each.operator, 0.0) + each.seconds
+    by_operator = [line(name, functools.partial(_is_of, name)) for name in sorted(seconds, key=lambda name: -seconds[name])]
+    _print_table("By operator", ["operator", *columns], by_operator)
+    for name, each_times in times.items():
+        rows = [[each.node, each.operator, f"{1e6 * each.seconds:.0f}"] for each in each_times[:most]]
+        _print_table(f"The slowest nodes, {name}", ["node", "operator", ">µs"], rows)
+
+
+def _is_of(operator: str, each: model_run.NodeTime) -> bool:
+    return each.operator == operator
 
 
 def _json_number(value: float) -> float | str:

@@ -20,8 +20,7 @@ from .jit import inline
 def converter(key: Key) -> Any:
     """(x, scale, zero point) -> y, for x and y as stored."""
     if key.via:
-        there, back = map(converter, key.there_and_back)
-        return inline(lambda x, scale, zero_point: back(there(x, scale, zero_point), scale, zero_point))
+        return _round_trip(key)
     return _quantizer(key) if key.operation == "quantize" else _dequantizer(key)
 
 
@@ -61,6 +60,50 @@ def _dequantizer(key: Key) -> Any:
         return y_code(float32(x_value(x) - zero_point) * scale)
 
     return inline(dequantize)
+
+
+def _round_trip(key: Key) -> Any:
+    """What dequantizing gives of what quantizing gives."""
+    divide, x_value = _divider(key), decoder(key.x)
+    if key.quantized.is_integer:
+        multiple = _integer_multiple(key)
+        return inline(lambda x, scale, zero_point: multiple(divide(x_value(x), scale), scale, zero_point))
+    there, back = map(converter, key.there_and_back)
+    return inline(lambda x, scale, zero_point: back(there(x, scale, zero_point), scale, zero_point))
+
+
+def plain_round_trip(key: Key) -> Any:
+    """(x, reciprocal, scale, zero point) -> y, for a scale whose reciprocal is exact, and a zero point of 0: the product with
+    it is the quotient, rounded once as well."""
+    x_value = decoder(key.x)
+    if key.quantized.is_integer:
+        multiple = _integer_multiple(key)
+        return inline(lambda x, reciprocal, scale, zero_point: multiple(x_value(x) * reciprocal, scale, zero_point))
+    encode, decode, f32 = encoder(key.quantized, key.saturate), decoder(key.quantized), np.float32
+    # Adding 0 makes 0 of -0.
+    return inline(
+        lambda x, reciprocal, scale, zero_point: f32(decode(encode(f32(f32(x_value(x) * reciprocal) + f32(0)))) * scale)
+    )
+
+
+def _integer_multiple(key: Key) -> Any:
+    """(quotient, scale, zero point) -> y, for integers.
+
+    The difference of a code and the zero point is what the quotient is rounded to, between bounds which are exact in the zero
+    point's dtype. It is rounded to float32 before it is multiplied. The rounded quotient is a float32 already, and rounding
+    keeps the order: so the bounds may be rounded instead. The difference is never -0, which adding 0 sees to.
+    """
+    f32 = np.float32
+    lowest, highest = (key.zero_point_dtype(bound) for bound in (key.quantized.lowest, key.quantized.highest))
+
+    def multiple(quotient: Any, scale: Any, zero_point: Any) -> Any:
+        least, most = f32(lowest - zero_point), f32(highest - zero_point)
+        value = np.rint(quotient)
+        value = value if value > least else least  # also NaN
+        value = value if value < most else most
+        return f32(f32(value + f32(0)) * scale)
+
+    return inline(multiple)
 
 
 def _wide(row: ElementType) -> Any:

@@ -15,6 +15,7 @@ from .intrinsics import LINE, copy_past_cache, fence, pointer, stack
 
 # Names in the templates that a compilation binds.
 convert: Any = None  # scalar (x, scale, zero point) -> y, of codecs.converter
+convert_plain: Any = None  # of codecs.plain_round_trip
 constant: Any = None  # constant_scale, compiled
 varying: Any = None  # varying_scale, compiled
 run_slice: Any = None  # run, compiled
@@ -67,6 +68,20 @@ unsigned = np.uintp if jit.JIT_ENABLED else int
 def constant_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
     for i in range(unsigned(start), unsigned(start + n)):
         y[i] = convert(x[i], scale, zero_point)
+
+
+def constant_round_trip(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
+    """The same, faster for scales that are powers of two, which have an exact reciprocal unless they are next to the largest,
+    and a zero point that is 0, and not -0."""
+    bits = np.float32(scale).view(np.uint32)
+    exponent = bits >> np.uint32(23)
+    if bits & np.uint32(0x7FFFFF) == 0 and 0 < exponent < 253 and zero_point == 0 and not np.signbit(zero_point):
+        reciprocal = np.float32(np.float32(1) / scale)
+        for i in range(unsigned(start), unsigned(start + n)):
+            y[i] = convert_plain(x[i], reciprocal, scale, zero_point)
+    else:
+        for i in range(unsigned(start), unsigned(start + n)):
+            y[i] = convert(x[i], scale, zero_point)
 
 
 def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, s: Any) -> None:
@@ -189,13 +204,15 @@ def packed_bytes(address: int, start: int, codes: Any) -> Any:
 def serial_kernel(key: Key) -> Any:
     """(x, scale, zero_point, y, *loop, start) -> None: flat contiguous arrays, x and y of storage dtypes, scale and
     zero_point of the key's dtypes for them; a ``granularity.Loop``; the place of x in what that describes."""
-    convert = codecs.converter(key)
+    names = {"convert": codecs.converter(key)}
+    if key.via:
+        names["convert_plain"] = codecs.plain_round_trip(key)
     return jit.kernel(
         run,
         _name("run", key),
         types.void(*_arrays(key), *_LOOP, types.intp),
-        constant=jit.function(constant_scale, _name("constant", key), convert=convert),
-        varying=jit.function(varying_scale, _name("varying", key), convert=convert),
+        constant=jit.function(constant_round_trip if key.via else constant_scale, _name("constant", key), **names),
+        varying=jit.function(varying_scale, _name("varying", key), **names),
     )
 
 

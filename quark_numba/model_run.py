@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import tempfile
 import time
 import warnings
 import zipfile
@@ -26,6 +28,10 @@ from .ort import DISABLE_QUANT_QDQ, Backend, register
 Arrays = Mapping[str, NDArray[Any]]
 
 _WARM_UP = 3
+
+# How the profiler's names of nodes' times end.
+_KERNEL_TIME = "_kernel_time"
+
 # One session's runs before the other's turn: both meet the same state of the machine, and each finds its own in the caches.
 _BLOCK = 5
 
@@ -118,11 +124,20 @@ def _element_type(node: onnx.NodeProto, types: Mapping[str, str]) -> str:
 
 
 def create_session(
-    path: str | Path, nodes: list[QuantizationNodes], *, backend: Backend | None = None, threads: int = 0
+    path: str | Path,
+    nodes: list[QuantizationNodes],
+    *,
+    backend: Backend | None = None,
+    threads: int = 0,
+    standard_ops: bool = False,
+    content: bytes | None = None,
+    profile: str = "",
 ) -> onnxruntime.InferenceSession:
-    """A session, with our operators, of the model at `path`, which has these quantization nodes. `threads` = 0 leaves
-    their number to ONNX Runtime."""
+    """A session, with our operators, of the model at `path`, which has these quantization nodes, or of what `content` holds
+    instead. `threads` = 0 leaves their number to ONNX Runtime. A `profile` is written to files whose paths begin so."""
     options = onnxruntime.SessionOptions()
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
     options.intra_op_num_threads = threads
     options.log_severity_level = 4  # what matters comes as an exception
     # Idle threads that spin would take the processors from the session whose turn it is.
@@ -131,11 +146,48 @@ def create_session(
         # ONNX Runtime's rewriting of quantized models does not know our operators, and moves 32-bit zero points into
         # operators of its own that have no such type.
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
-    register(options, backend=backend)
+    register(options, backend=backend, standard_ops=standard_ops)
+    source = content or str(path)
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], disable_fallback=True)
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], disable_fallback=True)
     except Exception as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """What ONNX Runtime's profiler says of a node of a session: the median of its times, in seconds."""
+
+    node: str
+    operator: str
+    seconds: float
+
+    @property
+    def quantizes(self) -> bool:
+        return bool(QUANTIZATION.search(self.operator))
+
+
+def node_times(
+    path: str | Path,
+    nodes: list[QuantizationNodes],
+    make_inputs: Callable[[onnxruntime.InferenceSession], Arrays],
+    runs: int,
+    **options: Any,
+) -> list[NodeTime]:
+    """By node of the session that `create_session` makes of these, the slowest first."""
+    with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
+        session = create_session(path, nodes, profile=f"{folder}/profile", **options)
+        inputs = make_inputs(session)
+        for _ in range(_WARM_UP + runs):
+            run(session, inputs)
+        events = json.loads(Path(session.end_profiling()).read_bytes())
+    times: dict[tuple[str, str], list[int]] = {}
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_TIME):
+            key = event["name"].removesuffix(_KERNEL_TIME), event["args"]["op_name"]
+            times.setdefault(key, []).append(event["dur"])
+    result = [NodeTime(*key, float(np.median(durations[_WARM_UP:] or durations)) / 1e6) for key, durations in times.items()]
+    return sorted(result, key=lambda each: -each.seconds)
 
 
 def read_inputs(session: onnxruntime.InferenceSession, path: str | Path) -> Arrays:
