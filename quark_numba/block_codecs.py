@@ -16,7 +16,13 @@ _LARGEST = np.finfo(np.float32).max
 
 def functions(key: BlockKey) -> dict[str, Any]:
     """By the names that the templates of ``block_kernels`` have for them."""
-    return {"exponent_of": _exponent_of(key), "step_of": _step_of, "convert": _converter(key)}
+    return {
+        "exponent_of": _exponent_of(key),
+        "step_of": _step_of,
+        "convert": _converter(key, _element(key.element) if key.element else _whole_to_even),
+        "convert_by_mode": _converter(key, _whole_by_mode),
+        "HAS_MODES": key.element is None,
+    }
 
 
 def _value_of(key: BlockKey) -> Any:
@@ -29,34 +35,34 @@ def _value_of(key: BlockKey) -> Any:
 
 
 def _exponent_of(key: BlockKey) -> Any:
-    """x as stored -> its biased exponent; that of Inf and NaN is 0 unless they spread."""
+    """x as stored -> its biased exponent and 1, from 1 to 255, and of Inf and NaN 256 if they spread, or else 0."""
     value_of, u32, f32 = _value_of(key), np.uint32, np.float32
-    place, mask, special, zero = u32(23), u32(0xFF), u32(0xFF), u32(0)
-    spreads = key.is_prime
-
-    def exponent_of(x: Any) -> Any:
-        exponent = u32(u32(f32(value_of(x)).view(u32) >> place) & mask)
-        if spreads:
-            return exponent
-        return zero if exponent == special else exponent
-
-    return inline(exponent_of)
+    place, mask, one = u32(23), u32(0xFF), u32(1)
+    if key.is_prime:
+        return inline(lambda x: u32(u32(u32(f32(value_of(x)).view(u32) >> place) & mask) + one))
+    return inline(lambda x: u32(u32(u32(f32(value_of(x)).view(u32) >> place) + one) & mask))
 
 
 @inline
 def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
-    """2**(exponent - drop), for the biased exponents of a block and of a sub-block in it. Subnormal float32 go down to
-    2**-149, steps to 2**(-127 - 15). NaN for a block of Inf or NaN."""
+    """2**(exponent - drop), for what `exponent_of` gives for the largest element of a block and of a sub-block in it; NaN for a
+    block of Inf or NaN.
+
+    It may be subnormal: down to 2**-142, of a largest element that is subnormal. As the product of two powers of about half the
+    exponent it is exact.
+    """
     u32, i32 = np.uint32, np.int32
     shift = min(u32(shared - largest), max_shift)
-    biased = i32(i32(u32(shared - shift)) - drop)
-    normal = u32(u32(max(biased, i32(0))) << u32(23))
-    subnormal = u32(u32(1 << 22) >> u32(max(i32(-biased), i32(0))))
-    bits = normal if biased > i32(0) else subnormal
-    return u32(u32(0x7FC00000) if shared == u32(0xFF) else bits).view(np.float32)
+    exponent = i32(i32(i32(u32(max(shared, u32(1)) - shift)) - drop) - i32(128))
+    half = i32(exponent >> i32(1))
+    rest = i32(exponent - half)
+    one_power = u32(u32(i32(half + i32(127))) << u32(23)).view(np.float32)
+    other_power = u32(u32(i32(rest + i32(127))) << u32(23)).view(np.float32)
+    step = np.float32(one_power * other_power)
+    return np.float32(np.nan) if shared == u32(256) else step
 
 
-def _converter(key: BlockKey) -> Any:
+def _converter(key: BlockKey, multiple: Any) -> Any:
     """(x as stored, step, what `block_kernels.rounding_of` gives) -> y as stored.
 
     The quotient is exact, as a step is a power of two: where it would underflow it is too small to matter. So is the product,
@@ -65,7 +71,6 @@ def _converter(key: BlockKey) -> Any:
     """
     value_of, encode = _value_of(key), codecs.encoder(key.x, saturate=False)
     is_prime, largest_float, smallest_normal = key.is_prime, _LARGEST, np.float32(2.0**-126)
-    multiple = _element_rounder(key.element) if key.element else _whole
 
     def convert(x: Any, step: Any, rounding: Any) -> Any:
         value = value_of(x)
@@ -82,27 +87,39 @@ def _converter(key: BlockKey) -> Any:
     return inline(convert)
 
 
-def _element_rounder(row: ElementType) -> Any:
+def _element(row: ElementType) -> Any:
     """float32 -> the nearest value of the element type, saturated."""
-    encode, decode = codecs.encoder(row, saturate=True), codecs.decoder(row)
-    return inline(lambda quotient, rounding: decode(encode(quotient)))
+    nearest = codecs.nearest(row)
+    return inline(lambda quotient, rounding: nearest(quotient))
 
 
 @inline
-def _whole(quotient: Any, rounding: Any) -> Any:
-    """float32 -> the nearest whole number, saturated; NaN stays. A result of zero has the quotient's sign if the range is
-    symmetric, as that of sign and magnitude, which has -0; two's complement has none.
+def _saturated(number: Any, rounding: Any) -> Any:
+    """A whole number within its bounds; NaN stays. A zero has the quotient's sign if the range is symmetric, as that of sign
+    and magnitude, which has -0; two's complement has none."""
+    lowest, highest, zero, _, _ = rounding
+    number = lowest if number < lowest else number
+    number = highest if number > highest else number
+    return np.float32(number + zero)
+
+
+@inline
+def _whole_to_even(quotient: Any, rounding: Any) -> Any:
+    """float32 -> the nearest whole number, saturated."""
+    return _saturated(np.rint(quotient), rounding)
+
+
+@inline
+def _whole_by_mode(quotient: Any, rounding: Any) -> Any:
+    """The same for the other rounding modes.
 
     What is left after rounding half to even is exact. Where it is half a unit in the direction in which halves go, the next
     number there is to be taken; that direction has the quotient's sign, or is upward.
     """
     f32, u32 = np.float32, np.uint32
-    lowest, highest, half, sign = rounding
+    _, _, _, half, sign = rounding
     number = np.rint(quotient)
     way = u32(f32(quotient).view(u32) & sign)
     towards = u32(way | f32(half).view(u32)).view(f32)
     one = u32(way | f32(1).view(u32)).view(f32)
-    number = f32(number + one) if f32(quotient - number) == towards else number
-    number = lowest if number < lowest else number
-    number = highest if number > highest else number
-    return number if lowest == -highest else f32(number + f32(0))
+    return _saturated(f32(number + one) if f32(quotient - number) == towards else number, rounding)

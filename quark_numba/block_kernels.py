@@ -16,7 +16,9 @@ from .kernels import unsigned
 # Names in the templates that a compilation binds.
 exponent_of: Any = None  # of block_codecs
 step_of: Any = None
-convert: Any = None
+convert: Any = None  # rounds half to even
+convert_by_mode: Any = None  # rounds half elsewhere
+HAS_MODES: Any = None
 convert_columns: Any = None  # `columns`, compiled
 convert_row: Any = None  # `row`, compiled
 convert_part: Any = None  # `run`, compiled
@@ -85,11 +87,12 @@ def count_units(size: int, blocks: Any) -> int:
 
 @jit.function
 def rounding_of(blocks: Any) -> Any:
-    """What rounds to whole numbers, see ``block_codecs``: the bounds; what is left of a number that is half way and is not to
-    stay at the even side, or NaN; and the bit of the number that tells the way, or none."""
-    half = np.float32(np.nan) if blocks.rounding_mode == HALF_TO_EVEN else np.float32(0.5)
+    """See ``block_codecs``: the bounds of an element; what is added to a result of zero to have its sign, or none, as in two's
+    complement; what is left of a number that is half way, and the bit of the number that tells the way to go then, or none."""
+    lowest, highest = np.float32(blocks.lowest), np.float32(blocks.highest)
+    zero = np.float32(-0.0) if lowest == -highest else np.float32(0)
     sign = np.uint32(1 << 31) if blocks.rounding_mode == HALF_AWAY_FROM_ZERO else np.uint32(0)
-    return np.float32(blocks.lowest), np.float32(blocks.highest), half, sign
+    return lowest, highest, zero, np.float32(0.5), sign
 
 
 def columns(x: Any, y: Any, blocks: Any, start: int, rows: int, width: int, exponents: Any, shared: Any, steps: Any) -> None:
@@ -117,8 +120,12 @@ def columns(x: Any, y: Any, blocks: Any, start: int, rows: int, width: int, expo
     for row in range(rows):
         at = unsigned(row // blocks.sub_block * width)
         begin = unsigned(start + row * blocks.inner)
-        for i in range(unsigned(width)):
-            y[begin + i] = convert(x[begin + i], steps[at + i], rounding)
+        if HAS_MODES and blocks.rounding_mode != HALF_TO_EVEN:
+            for i in range(unsigned(width)):
+                y[begin + i] = convert_by_mode(x[begin + i], steps[at + i], rounding)
+        else:
+            for i in range(unsigned(width)):
+                y[begin + i] = convert(x[begin + i], steps[at + i], rounding)
 
 
 def row(x: Any, y: Any, blocks: Any, start: int, n: int, exponents: Any, shared: Any, steps: Any) -> None:
@@ -137,8 +144,12 @@ def row(x: Any, y: Any, blocks: Any, start: int, n: int, exponents: Any, shared:
         steps[i] = step_of(shared[spread_out + i], exponents[largest + i], max_shift, drop)
     at = spread(steps, unsigned(0), count, blocks.sub_block)
     rounding = rounding_of(blocks)
-    for i in range(unsigned(n)):
-        y[begin + i] = convert(x[begin + i], steps[at + i], rounding)
+    if HAS_MODES and blocks.rounding_mode != HALF_TO_EVEN:
+        for i in range(unsigned(n)):
+            y[begin + i] = convert_by_mode(x[begin + i], steps[at + i], rounding)
+    else:
+        for i in range(unsigned(n)):
+            y[begin + i] = convert(x[begin + i], steps[at + i], rounding)
 
 
 def run(x: Any, y: Any, blocks: Any, part: int, parts: int) -> None:

@@ -152,6 +152,27 @@ def rounder(row: ElementType) -> Any:
     return inline(lambda value: decode(encode(value)))
 
 
+@functools.cache
+def nearest(row: ElementType) -> Any:
+    """float32 of no more than twice the largest finite value -> the nearest value of a float type of up to 11 bits of precision
+    and 5 of exponent, ties to even, saturated, of the same sign.
+
+    One unit in the last place of `magic`, 1.5 times a power of two, is that of the value's binade in the type, or of its
+    subnormals: adding it rounds to multiples of that, and half to even ones, as `magic` is one.
+    """
+    u32, f32 = np.uint32, np.float32
+    exponent_mask, smallest, highest = u32(0xFF << 23), u32((128 - row.bias) << 23), f32(row.highest)
+    up, half_bit = u32((23 - row.mantissa_bits) << 23), u32(1 << 22)
+
+    def nearest_value(value: Any) -> Any:
+        exponent = max(u32(f32(value).view(u32) & exponent_mask), smallest)
+        magic = u32(u32(exponent + up) | half_bit).view(f32)
+        magnitude = abs(f32(f32(value + magic) - magic))
+        return np.copysign(highest if magnitude > highest else magnitude, value)
+
+    return inline(nearest_value)
+
+
 def _integer_decoder(row: ElementType) -> Any:
     wide = _wide(row)
     if row.bits >= 8:

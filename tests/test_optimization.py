@@ -291,7 +291,11 @@ def test_a_scale_that_loses_codes_keeps_its_round_trip():
             "what is behind it dequantizes with other parameters",
         ),
         ([pair(parameters=("scale", "one"))[0], pair(parameters=("scale",))[1]], ["y"], "dequantizes with other parameters"),
-        ([*pair(), pair(y="y2", parameters=("scale2", "zero_point"))[1]], ["y", "y2"], "several dequantize nodes, not equal"),
+        (
+            [*pair(), pair(y="y2", parameters=("scale2", "zero_point"))[1], helper.make_node("Add", ["y", "y2"], ["z"])],
+            ["z"],
+            "several dequantize nodes, not equal",
+        ),
         ([*pair(), pair(y="y2")[1]], ["y", "y2"], "or outputs of their graph, are behind it"),
         ([pair(axis=0)[0], pair(axis=1)[1]], ["y"], None),
         ([pair(parameters=("scales", "zeros"), axis=1)[0], pair(parameters=("scales", "zeros"), axis=-2)[1]], ["y"], "other"),
