@@ -28,7 +28,7 @@ DTYPE: Any = None
 TILE = 1 << 11
 
 # Elements that one call of a task converts, about.
-CHUNK = 1 << 14
+CHUNK = 1 << 13
 
 # The work of one node, as int64 words that `task` reads; the numbers of Blocks from WORK_BLOCKS on.
 WORK_X, WORK_Y, WORK_SIZE, WORK_PARTS, WORK_BLOCKS = range(5)

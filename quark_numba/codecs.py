@@ -128,6 +128,8 @@ def encoder(row: ElementType, saturate: bool) -> Any:
     or what stands for it."""
     if row is FLOAT32:
         return _same
+    if row.exponent_bits == 8:
+        return _upper_bits_encoder(row, saturate)
     if row is FLOAT16 and intrinsics.HAS_FLOAT16:
         bits = inline(lambda value: intrinsics.float16_bits(value))
     else:
@@ -247,6 +249,27 @@ def _float_decoder(row: ElementType) -> Any:
     return inline(decode)
 
 
+def _upper_bits_encoder(row: ElementType, saturate: bool) -> Any:
+    """The same as `_float_encoder` for a format with the exponents of float32: its codes are float32's upper bits, Inf and what
+    rounds to it are float32's, and saturating is taking the lower of two magnitudes, seen as integers."""
+    u32, f32, code_type = np.uint32, np.float32, row.storage.type
+    shift, sign_bit, magnitude_mask = u32(23 - row.mantissa_bits), u32(1 << 31), u32(0x7FFFFFFF)
+    one, half_less_one, quiet = u32(1), u32((1 << (22 - row.mantissa_bits)) - 1), u32(row.nan)
+    largest = np.float32(row.highest).view(u32)
+
+    def encode(value: Any) -> Any:
+        bits = f32(value).view(u32)
+        magnitude = u32(bits & magnitude_mask)
+        odd = u32(u32(magnitude >> shift) & one)
+        magnitude = u32(u32(magnitude + half_less_one) + odd)
+        if saturate:
+            magnitude = min(magnitude, u32(largest + half_less_one))
+        code = u32(u32(magnitude | u32(bits & sign_bit)) >> shift)
+        return code_type(code if value == value else u32(u32(bits >> shift) | quiet))
+
+    return inline(encode)
+
+
 def _float_encoder(row: ElementType, saturated: bool) -> Any:
     """float32 -> the bits of the nearest value, ties to even. `saturated`: no input is beyond the finite range.
 
@@ -266,18 +289,6 @@ def _float_encoder(row: ElementType, saturated: bool) -> Any:
     # even, and leaves their number in the low bits.
     magic = f32(2.0 ** (24 - row.bias - row.mantissa_bits))
     magic_bits = magic.view(u32)
-
-    if row.exponent_bits == 8:
-        # float32's upper bits: the sign stays above whatever carries, and Inf and its neighbours are float32's.
-        quiet = u32(row.nan)
-
-        def encode_upper_bits(value: Any) -> Any:
-            bits = f32(value).view(u32)
-            odd = u32(u32(bits >> shift) & one)
-            code = u32(u32(u32(bits + half_less_one) + odd) >> shift)
-            return code_type(code if value == value else u32(u32(bits >> shift) | quiet))
-
-        return inline(encode_upper_bits)
 
     largest: Any = u32(np.flatnonzero(row.code_values == np.float32(row.highest))[0])
     nan = u32(row.nan)
