@@ -86,6 +86,20 @@ def _real_models(*names: str):
     return measured
 
 
+MODELS, BLOCK_MODELS = ("bf16", "fp16", "i32", "u32"), ("bfp16", "mx9", "mxfp8")
+
+
+def _optimised(name: str) -> str:
+    return f"{name}, optimised"
+
+
+def _loading(results: Results) -> Iterator[tuple[float, str]]:
+    for name in (*MODELS, *BLOCK_MODELS):
+        seconds, before = (results.get("loading real models", each) for each in (_optimised(name), name))
+        if seconds and before:
+            yield seconds / before, name
+
+
 def _block_formats(results: Results) -> Iterator[tuple[float, str]]:
     for case, who in product(BLOCK_CASES, ("native session", "direct call")):
         seconds = results.get(case.group, who)
@@ -171,7 +185,12 @@ TARGETS = (
     ),
     Target("one element, direct call", "10 µs", _one_element, is_least=False, unit="µs"),
     Target("real models against the float model", "2.0 ×", _real_models("bf16", "fp16", "u32"), is_least=False),
-    Target("real models of block formats against it", "5 ×", _real_models("bfp16", "mx9", "mxfp8"), is_least=False),
+    Target("real models of block formats against it", "5 ×", _real_models(*BLOCK_MODELS), is_least=False),
+    Target("optimised models against the float model", "1.25 ×", _real_models(*map(_optimised, MODELS)), is_least=False),
+    Target(
+        "optimised models of block formats against it", "1.5 ×", _real_models(*map(_optimised, BLOCK_MODELS)), is_least=False
+    ),
+    Target("loading optimised models, against loading the original", "1.0 ×", _loading, is_least=False),
     Target("block formats, 16 M elements, Gelements/s", "1 G/s", _block_formats, unit="G/s"),
     *(
         Target(
@@ -251,11 +270,15 @@ def _blocks(results: Results) -> Iterator[str]:
 def _models(results: Results) -> Iterator[str]:
     reference = results.get("real models", "float")
     rows = []
-    for name in ("float", "bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8"):
-        seconds = results.get("real models", name)
-        if seconds and reference:
-            rows.append([name, f"{1e3 * seconds:.2f}", f"{seconds / reference:.2f}"])
-    yield from _table(["model", "median latency, ms", "ratio"], rows)
+    for name in ("float", *MODELS, *BLOCK_MODELS):
+        row = [name]
+        for each in (name, _optimised(name)):
+            seconds, load = results.get("real models", each), results.get("loading real models", each)
+            row += [f"{1e3 * seconds:.2f}", f"{seconds / reference:.2f}"] if seconds and reference else ["", ""]
+            row.append(f"{1e3 * load:.0f}" if load else "")
+        rows.append(row)
+    columns = ["latency, ms", "ratio", "load, ms"]
+    yield from _table(["model", *columns, *(f"optimised: {column}" for column in columns)], rows)
 
 
 def _text(results: Results) -> Iterator[str]:
@@ -269,7 +292,7 @@ def _text(results: Results) -> Iterator[str]:
     yield from _granularities(results)
     yield "Block formats, 16 M elements, 2 threads, in Gelements/s; the copy is of x:\n"
     yield from _blocks(results)
-    yield "Real models, batch 6, 2 threads, in turns with the float model:\n"
+    yield "Real models, batch 6, 2 threads, in turns with the float model, medians; loading with a filled cache:\n"
     yield from _models(results)
     yield f"![Throughput against size]({PLOT.relative_to(README.parent)})"
 

@@ -7,22 +7,23 @@ from typing import Any
 import numpy as np
 
 from . import codecs
-from .block_formats import BlockKey
+from .block_formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD, BlockKey
 from .element_types import BFLOAT16, ElementType
 from .jit import inline
 
 _LARGEST = np.finfo(np.float32).max
 
 
-def functions(key: BlockKey) -> dict[str, Any]:
+def exponent_functions(key: BlockKey) -> dict[str, Any]:
     """By the names that the templates of ``block_kernels`` have for them."""
-    return {
-        "exponent_of": _exponent_of(key),
-        "step_of": _step_of,
-        "convert": _converter(key, _element(key.element) if key.element else _whole_to_even),
-        "convert_by_mode": _converter(key, _whole_by_mode),
-        "HAS_MODES": key.element is None,
-    }
+    return {"exponent_of": _exponent_of(key), "step_of": _step_of}
+
+
+def converters(key: BlockKey) -> dict[int, Any]:
+    """By rounding mode: (x as stored, step, what `block_kernels.bounds_of` gives) -> y as stored. Float types have but one."""
+    if key.element:
+        return {HALF_TO_EVEN: _converter(key, _element(key.element))}
+    return {mode: _converter(key, _whole(nearest)) for mode, nearest in _NEAREST.items()}
 
 
 def _value_of(key: BlockKey) -> Any:
@@ -63,7 +64,7 @@ def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
 
 
 def _converter(key: BlockKey, multiple: Any) -> Any:
-    """(x as stored, step, what `block_kernels.rounding_of` gives) -> y as stored.
+    """(x as stored, step, what `block_kernels.bounds_of` gives) -> y as stored.
 
     The quotient is exact, as a step is a power of two: where it would underflow it is too small to matter. So is the product,
     a whole number or a float of few bits times the step. Zero is not divided: a step that is subnormal is zero too on a thread
@@ -72,14 +73,14 @@ def _converter(key: BlockKey, multiple: Any) -> Any:
     value_of, encode = _value_of(key), codecs.encoder(key.x, saturate=False)
     is_prime, largest_float, smallest_normal = key.is_prime, _LARGEST, np.float32(2.0**-126)
 
-    def convert(x: Any, step: Any, rounding: Any) -> Any:
+    def convert(x: Any, step: Any, bounds: Any) -> Any:
         value = value_of(x)
         magnitude = abs(value)
         if is_prime:
             value = np.copysign(np.float32(0), value) if magnitude < smallest_normal else value
             magnitude = abs(value)
         quotient = np.float32(value / step) if magnitude > np.float32(0) else value
-        y = np.float32(multiple(quotient, rounding) * step)
+        y = np.float32(multiple(quotient, bounds) * step)
         if is_prime:
             return encode(y)
         return encode(y if magnitude <= largest_float else value)
@@ -90,36 +91,41 @@ def _converter(key: BlockKey, multiple: Any) -> Any:
 def _element(row: ElementType) -> Any:
     """float32 -> the nearest value of the element type, saturated."""
     nearest = codecs.nearest(row)
-    return inline(lambda quotient, rounding: nearest(quotient))
+    return inline(lambda quotient, bounds: nearest(quotient))
+
+
+def _whole(nearest: Any) -> Any:
+    """float32 -> the nearest whole number, saturated; NaN stays. A zero has the quotient's sign if the range is symmetric, as
+    that of sign and magnitude, which has -0; two's complement has none."""
+
+    def whole(quotient: Any, bounds: Any) -> Any:
+        lowest, highest, zero = bounds
+        number = nearest(quotient)
+        number = lowest if number < lowest else number
+        number = highest if number > highest else number
+        return np.float32(number + zero)
+
+    return inline(whole)
 
 
 @inline
-def _saturated(number: Any, rounding: Any) -> Any:
-    """A whole number within its bounds; NaN stays. A zero has the quotient's sign if the range is symmetric, as that of sign
-    and magnitude, which has -0; two's complement has none."""
-    lowest, highest, zero, _, _ = rounding
-    number = lowest if number < lowest else number
-    number = highest if number > highest else number
-    return np.float32(number + zero)
+def _half_to_even(quotient: Any) -> Any:
+    return np.rint(quotient)
 
 
 @inline
-def _whole_to_even(quotient: Any, rounding: Any) -> Any:
-    """float32 -> the nearest whole number, saturated."""
-    return _saturated(np.rint(quotient), rounding)
+def _half_away_from_zero(quotient: Any) -> Any:
+    """What is added is less than half, by half a unit in the last place of what is just below 1: from half on the sum rounds to
+    the next number, below that it does not reach it."""
+    return np.copysign(np.floor(np.float32(abs(quotient) + _LESS_THAN_HALF)), quotient)
 
 
 @inline
-def _whole_by_mode(quotient: Any, rounding: Any) -> Any:
-    """The same for the other rounding modes.
-
-    What is left after rounding half to even is exact. Where it is half a unit in the direction in which halves go, the next
-    number there is to be taken; that direction has the quotient's sign, or is upward.
-    """
-    f32, u32 = np.float32, np.uint32
-    _, _, _, half, sign = rounding
+def _half_upward(quotient: Any) -> Any:
+    """What is left after rounding half to even is exact."""
     number = np.rint(quotient)
-    way = u32(f32(quotient).view(u32) & sign)
-    towards = u32(way | f32(half).view(u32)).view(f32)
-    one = u32(way | f32(1).view(u32)).view(f32)
-    return _saturated(f32(number + one) if f32(quotient - number) == towards else number, rounding)
+    return np.float32(number + np.float32(1)) if np.float32(quotient - number) == np.float32(0.5) else number
+
+
+_LESS_THAN_HALF = np.nextafter(np.float32(0.5), np.float32(0))
+_NEAREST = {HALF_TO_EVEN: _half_to_even, HALF_AWAY_FROM_ZERO: _half_away_from_zero, HALF_UPWARD: _half_upward}

@@ -9,16 +9,18 @@ import numpy as np
 from numba import carray, prange, types
 
 from . import block_codecs, jit
-from .block_formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, BlockKey, Blocks
+from .block_formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD, BlockKey, Blocks
 from .intrinsics import pointer
 from .kernels import unsigned
 
 # Names in the templates that a compilation binds.
 exponent_of: Any = None  # of block_codecs
 step_of: Any = None
-convert: Any = None  # rounds half to even
-convert_by_mode: Any = None  # rounds half elsewhere
-HAS_MODES: Any = None
+convert: Any = None  # for a rounding mode
+to_even: Any = None  # `convert_by`, compiled for a rounding mode
+away_from_zero: Any = None
+upward: Any = None
+convert_all: Any = None  # `convert_by`, or `convert_in_mode` where there are several
 convert_columns: Any = None  # `columns`, compiled
 convert_row: Any = None  # `row`, compiled
 convert_part: Any = None  # `run`, compiled
@@ -72,8 +74,8 @@ def unit_shape(blocks: Any) -> Any:
         width = max(1, TILE // blocks.block) * blocks.block
         return width, -(-blocks.length // width)
     sub_blocks = -(-min(blocks.block, blocks.length) // blocks.sub_block)
-    width = min(blocks.inner, max(1, TILE // sub_blocks))
-    return width, -(-blocks.inner // width)
+    across = -(-blocks.inner // max(1, TILE // sub_blocks))
+    return -(-blocks.inner // across), across
 
 
 @jit.function
@@ -86,13 +88,27 @@ def count_units(size: int, blocks: Any) -> int:
 
 
 @jit.function
-def rounding_of(blocks: Any) -> Any:
-    """See ``block_codecs``: the bounds of an element; what is added to a result of zero to have its sign, or none, as in two's
-    complement; what is left of a number that is half way, and the bit of the number that tells the way to go then, or none."""
+def bounds_of(blocks: Any) -> Any:
+    """Of an element that is a whole number; and what is added to a result of zero to have its sign, or none, as in two's
+    complement."""
     lowest, highest = np.float32(blocks.lowest), np.float32(blocks.highest)
-    zero = np.float32(-0.0) if lowest == -highest else np.float32(0)
-    sign = np.uint32(1 << 31) if blocks.rounding_mode == HALF_AWAY_FROM_ZERO else np.uint32(0)
-    return lowest, highest, zero, np.float32(0.5), sign
+    return lowest, highest, np.float32(-0.0) if lowest == -highest else np.float32(0)
+
+
+def convert_by(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
+    """Elements that follow each other, with steps that do."""
+    for i in range(n):
+        y[begin + i] = convert(x[begin + i], steps[at + i], bounds)
+
+
+def convert_in_mode(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
+    """The same in the rounding mode of the blocks."""
+    if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
+        away_from_zero(x, y, blocks, begin, n, steps, at, bounds)
+    elif blocks.rounding_mode == HALF_UPWARD:
+        upward(x, y, blocks, begin, n, steps, at, bounds)
+    else:
+        to_even(x, y, blocks, begin, n, steps, at, bounds)
 
 
 def columns(x: Any, y: Any, blocks: Any, start: int, rows: int, width: int, exponents: Any, shared: Any, steps: Any) -> None:
@@ -116,16 +132,11 @@ def columns(x: Any, y: Any, blocks: Any, start: int, rows: int, width: int, expo
         at = unsigned(sub * width)
         for i in range(unsigned(width)):
             steps[at + i] = step_of(shared[i], exponents[at + i], max_shift, drop)
-    rounding = rounding_of(blocks)
+    bounds = bounds_of(blocks)
     for row in range(rows):
         at = unsigned(row // blocks.sub_block * width)
         begin = unsigned(start + row * blocks.inner)
-        if HAS_MODES and blocks.rounding_mode != HALF_TO_EVEN:
-            for i in range(unsigned(width)):
-                y[begin + i] = convert_by_mode(x[begin + i], steps[at + i], rounding)
-        else:
-            for i in range(unsigned(width)):
-                y[begin + i] = convert(x[begin + i], steps[at + i], rounding)
+        convert_all(x, y, blocks, begin, unsigned(width), steps, at, bounds)
 
 
 def row(x: Any, y: Any, blocks: Any, start: int, n: int, exponents: Any, shared: Any, steps: Any) -> None:
@@ -143,13 +154,8 @@ def row(x: Any, y: Any, blocks: Any, start: int, n: int, exponents: Any, shared:
     for i in range(count):
         steps[i] = step_of(shared[spread_out + i], exponents[largest + i], max_shift, drop)
     at = spread(steps, unsigned(0), count, blocks.sub_block)
-    rounding = rounding_of(blocks)
-    if HAS_MODES and blocks.rounding_mode != HALF_TO_EVEN:
-        for i in range(unsigned(n)):
-            y[begin + i] = convert_by_mode(x[begin + i], steps[at + i], rounding)
-    else:
-        for i in range(unsigned(n)):
-            y[begin + i] = convert(x[begin + i], steps[at + i], rounding)
+    bounds = bounds_of(blocks)
+    convert_all(x, y, blocks, begin, unsigned(n), steps, at, bounds)
 
 
 def run(x: Any, y: Any, blocks: Any, part: int, parts: int) -> None:
@@ -203,7 +209,12 @@ def task(work_pointer: Any, index: int) -> None:
 
 def serial_kernel(key: BlockKey) -> Any:
     """(x, y, blocks, part, parts) -> None: flat contiguous arrays of x's storage dtype."""
-    names = block_codecs.functions(key)
+    modes = {mode: jit.inline(convert_by, convert=convert) for mode, convert in block_codecs.converters(key).items()}
+    convert_all = modes[HALF_TO_EVEN]
+    if len(modes) > 1:
+        names = {"to_even": HALF_TO_EVEN, "away_from_zero": HALF_AWAY_FROM_ZERO, "upward": HALF_UPWARD}
+        convert_all = jit.inline(convert_in_mode, **{name: modes[mode] for name, mode in names.items()})
+    names = block_codecs.exponent_functions(key) | {"convert_all": convert_all}
     return jit.kernel(
         run,
         _name("run", key),
