@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections import Counter
@@ -75,7 +76,7 @@ def optimize(
     Raises
     ------
     ModelError
-        If the path leads to no model.
+        If the path leads to no model, or a tensor cannot be read.
     TypeError
         If `model` is neither a model nor a path.
     """
@@ -273,7 +274,10 @@ class _Optimizer:
             tensor = None if is_input else ir.convenience.get_const_tensor(value)
             if tensor is None or find(tensor.dtype.value) is None:
                 return None
-            self.arrays[value] = tensor.numpy()
+            try:
+                self.arrays[value] = tensor.numpy()
+            except Exception as error:  # a file that is not there, bytes that do not fit the shape
+                raise ModelError(f"tensor {value.name}: {error}") from None
         return self.arrays[value]
 
     @staticmethod
@@ -469,6 +473,15 @@ class _Optimizer:
         key = graph, row, shape
         if key not in self.zero_points:
             assert graph
-            name = f"quark_numba/zero_point/{row.name}/{'x'.join(map(str, shape))}/{len(self.zero_points)}"
-            self.zero_points[key] = self._constant(np.zeros(shape, row.dtype), name, next(iter(graph)))
+            zeros = np.zeros(shape, row.dtype)
+            self.zero_points[key] = self._constant(zeros, self._unused_name(f"zero_point_{row.name}"), next(iter(graph)))
         return self.zero_points[key]
+
+    def _unused_name(self, name: str) -> str:
+        graphs = [self.model.graph, *(function.graph for function in self.model.functions.values())]
+        names = {value.name for value in self.zero_points.values()}
+        for graph in graphs:
+            names.update(value.name for value in (*graph.inputs, *graph.initializers.values()))
+            for node in ir.traversal.RecursiveGraphIterator(graph):
+                names.update(value.name for value in (*node.inputs, *node.outputs) if value)
+        return next(f"{name}_{i}" for i in itertools.count() if f"{name}_{i}" not in names)

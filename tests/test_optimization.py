@@ -20,10 +20,13 @@ from onnx_models import OPERATORS, model, ort_value
 import quark_numba
 from quark_numba import ModelError, cli, from_tensor_proto, optimization, optimize, to_tensor_proto
 from quark_numba.element_types import find
+from quark_numba.operators import newest_versions
 from quark_numba.optimization import CODES, CONSTANT, FUSED, ROUND_TRIP, SHARED, optimized
+from quark_numba.ort import c_api, native
 
 pytestmark = pytest.mark.compiled
 
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 MODELS = Path(__file__).parent / "models"
 X = np.random.default_rng(40).normal(0, 3, (2, 4, 6)).astype(np.float32)
 Q, DQ = "ExtendedQuantizeLinear", "ExtendedDequantizeLinear"
@@ -225,6 +228,34 @@ def test_a_missing_zero_point_is_zero():
         assert operators(result.model) == ["QuantizeDequantizeLinear"]
         assert len(result.model.graph.initializer) == 2
         assert_same_values(before, result.model, {"x": X})
+
+
+STANDARD = [row.name for row in newest_versions("")[0].quantized if native.has_tensors(row)]
+
+
+@pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")
+@pytest.mark.parametrize("name", STANDARD)
+def test_a_missing_zero_point_of_any_type(name):
+    """Of ONNX's own operators, run by this package."""
+    quantize, dequantize = pair(parameters=["scale"], domain="")
+    quantize.attribute.append(helper.make_attribute("output_dtype", find(name).number))
+    values = [("x", "float32", X.shape)], [("y", "float32", X.shape)]
+    before = model([quantize, dequantize], *values, initializers=[constant("scale", 0.3, np.float32)], domains=[], opset=25)
+    result = optimized(before, standard_ops=True)
+    assert operators(result.model) == ["QuantizeDequantizeLinear"]
+    zero_point = result.model.graph.initializer[1]
+    assert (zero_point.name, zero_point.data_type) == (f"zero_point_{name}_0", find(name).number)
+    assert_same_values(before, result.model, {"x": X}, standard_ops=True)
+
+
+def test_names_are_new():
+    """Of the zero points that `optimize` adds."""
+    relu = helper.make_node("Relu", ["zero_point_uint8_0"], ["zero_point_uint8_1"])
+    nodes = [*pair("x", "codes", "y", ["scale"]), relu]
+    before = model(nodes, ["x", "zero_point_uint8_0"], ["y", "zero_point_uint8_1"], initializers=[constant("scale", 0.3, "f")])
+    after = optimize(before)
+    assert after.graph.initializer[1].name == "zero_point_uint8_2"
+    assert_same_values(before, after, {"x": X, "zero_point_uint8_0": X})
 
 
 def test_what_dequantizes_equally_is_shared():
@@ -603,6 +634,16 @@ def test_no_model(files, name, message, capsys):
     assert cli.main(["optimize", str(folder / name), str(out)]) == 1
     assert message in capsys.readouterr().err.replace("\n", " ")
     assert out.read_text() == "from before"
+
+
+def test_tensors_that_cannot_be_read(files):
+    folder, before = files
+    outside = onnx.load(folder / "outside.onnx", load_external_data=False)
+    with pytest.raises(ModelError, match=r"tensor weight: .*outside\.data"):
+        optimize(outside)
+    before.graph.initializer[0].raw_data = before.graph.initializer[0].raw_data[:-1]
+    with pytest.raises(ModelError, match="tensor weight: "):
+        optimize(before)
 
 
 @pytest.mark.parametrize("most", [None, 1000])
