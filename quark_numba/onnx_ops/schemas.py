@@ -97,7 +97,7 @@ def schema(version: OperatorVersion) -> defs.OpSchema:
         ],
         outputs=[parameter("y", _VARIABLES["y"], "Of the shape of x.")],
         type_constraints=[
-            (variable, [_type_string(row) for row in getattr(version, operand)], f"Element types of {operand}.")
+            (variable, _type_strings(getattr(version, operand)), f"Element types of {operand}.")
             for operand, variable in _VARIABLES.items()
             if getattr(version, operand)
         ],
@@ -122,7 +122,7 @@ def block_schema(operator: BlockOperator) -> defs.OpSchema:
         f"quark_numba.{operator.function} for the attributes.",
         inputs=[parameter("x", "T", "What to round.")],
         outputs=[parameter("y", "T", "Of the shape of x.")],
-        type_constraints=[("T", [_type_string(row) for row in X_TYPES], "Element types of x and y.")],
+        type_constraints=[("T", _type_strings(X_TYPES), "Element types of x and y.")],
         attributes=[
             defs.OpSchema.Attribute(name, helper.make_attribute(name, default), "")
             for name, default in operator.defaults.items()
@@ -170,8 +170,10 @@ def _deregister(name: str, domain: str) -> None:
         defs.deregister_schema(name, 1, domain)
 
 
-def _type_string(row: ElementType) -> str:
-    return f"tensor({onnx.TensorProto.DataType.Name(row.number).lower()})"
+def _type_strings(rows: Iterable[ElementType]) -> list[str]:
+    """Of those that this version of onnx knows."""
+    names = {number: name for name, number in onnx.TensorProto.DataType.items()}
+    return [f"tensor({names[row.number].lower()})" for row in rows if row.number in names]
 
 
 def _infer(version: OperatorVersion, context: Any) -> None:

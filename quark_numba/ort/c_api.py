@@ -64,6 +64,7 @@ REQUIRED, OPTIONAL = 0, 1
 # ONNXTensorElementDataType, where it is not the number in TensorProto. Before release 1.31, ONNX Runtime took the latter
 # in some places and the former in others.
 STANDARD_OPS_RELEASE = (1, 31)
+LAST_OLD_TYPE = 22  # int4
 _ELEMENT_TYPES = {"uint2": 24, "int2": 25, "float8e8m0": 26}
 
 

@@ -170,9 +170,10 @@ def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
     c_api.check(api, create_domain(domain.encode(), ctypes.byref(result)))
     overloads = []
     for version in newest_versions(domain):
-        operands = product(*(filter(has_tensors, rows) for rows in (version.x, version.scale, version.y)))
+        operands = product(*([row for row in rows if has_tensors(row)] for rows in (version.x, version.scale, version.y)))
+        via = [row for row in version.via if has_tensors(row, release)]
         for x, scale, y in sorted(operands, key=lambda rows: rows[2] is not rows[1]):
-            for quantized in filter(has_tensors, version.via) if version.via else [y if version.operation == "quantize" else x]:
+            for quantized in via or [y if version.operation == "quantize" else x]:
                 overloads.append(_Overload(api, release, version, (x, scale, quantized), y))
     for operator in BLOCK_OPERATORS:
         if operator.domain == domain:
@@ -182,9 +183,9 @@ def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
     return result
 
 
-def has_tensors(row: ElementType) -> bool:
-    """Whether ONNX Runtime has tensors of the type, in the releases that standard_ops needs."""
-    return row.bits != 6
+def has_tensors(row: ElementType, release: tuple[int, ...] = c_api.STANDARD_OPS_RELEASE) -> bool:
+    """Whether ONNX Runtime has tensors of the type; before that release, as far as all have that the package runs with."""
+    return row.bits != 6 and (release >= c_api.STANDARD_OPS_RELEASE or row.number <= c_api.LAST_OLD_TYPE)
 
 
 class _Overload(NamedTuple):
