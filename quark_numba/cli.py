@@ -278,23 +278,21 @@ def _profile(options: argparse.Namespace) -> int:
 
     try:
         nodes = model_run.quantization_nodes(options.model)
-        contents = {
-            "before": None,
-            "after": optimization.optimize(options.model, standard_ops=options.standard_ops).SerializeToString(),
-        }
         times = {}
-        for name, content in contents.items():
-            with _progress(f"profiling, {name} it is optimised"):
-                times[name] = model_run.node_times(
-                    options.model,
-                    nodes,
-                    lambda session: _inputs(options, session),
-                    options.runs,
-                    backend=options.backend,
-                    threads=options.threads,
-                    content=content,
-                    standard_ops=options.standard_ops,
-                )
+        optimised = optimization.optimize(options.model, standard_ops=options.standard_ops)
+        with optimization.session_source(optimised) as source:
+            for name, content in {"before": None, "after": source}.items():
+                with _progress(f"profiling, {name} it is optimised"):
+                    times[name] = model_run.node_times(
+                        options.model,
+                        nodes,
+                        lambda session: _inputs(options, session),
+                        options.runs,
+                        backend=options.backend,
+                        threads=options.threads,
+                        content=content,
+                        standard_ops=options.standard_ops,
+                    )
     except ModelError as error:
         _tell("red", "error", error)
         return 1

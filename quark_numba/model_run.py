@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import logging
 import tempfile
@@ -31,6 +32,9 @@ _WARM_UP = 3
 
 # How the profiler's names of nodes' times end.
 _KERNEL_TIME = "_kernel_time"
+
+# Operators whose time is that of the nodes in their subgraphs, which the profiler has as well.
+_OF_BODIES = ("If", "Loop", "Scan")
 
 # One session's runs before the other's turn: both meet the same state of the machine, and each finds its own in the caches.
 _BLOCK = 5
@@ -130,11 +134,12 @@ def create_session(
     backend: Backend | None = None,
     threads: int = 0,
     standard_ops: bool = False,
-    content: bytes | None = None,
+    content: bytes | str | None = None,
     profile: str = "",
 ) -> onnxruntime.InferenceSession:
-    """A session, with our operators, of the model at `path`, which has these quantization nodes, or of what `content` holds
-    instead. `threads` = 0 leaves their number to ONNX Runtime. A `profile` is written to files whose paths begin so."""
+    """A session, with our operators, of the model at `path`, which has these quantization nodes, or of `content`, the bytes
+    or the path of another, instead. `threads` = 0 leaves their number to ONNX Runtime. A `profile` is written to files whose
+    paths begin so."""
     options = onnxruntime.SessionOptions()
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
@@ -156,7 +161,7 @@ def create_session(
 
 @dataclass(frozen=True)
 class NodeTime:
-    """What ONNX Runtime's profiler says of a node of a session: the median of its times, in seconds."""
+    """What ONNX Runtime's profiler says of a node of a session: its time in a run, the median, in seconds."""
 
     node: str
     operator: str
@@ -181,12 +186,15 @@ def node_times(
         for _ in range(_WARM_UP + runs):
             run(session, inputs)
         events = json.loads(Path(session.end_profiling()).read_bytes())
-    times: dict[tuple[str, str], list[int]] = {}
+    ends = sorted(event["ts"] + event["dur"] for event in events if event["name"] == "model_run")
+    times: dict[tuple[str, str, str], NDArray[np.int64]] = {}
     for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_TIME):
-            key = event["name"].removesuffix(_KERNEL_TIME), event["args"]["op_name"]
-            times.setdefault(key, []).append(event["dur"])
-    result = [NodeTime(*key, float(np.median(durations[_WARM_UP:] or durations)) / 1e6) for key, durations in times.items()]
+        operator = event.get("args", {}).get("op_name")
+        if event["name"].endswith(_KERNEL_TIME) and operator not in _OF_BODIES:
+            key = event["name"].removesuffix(_KERNEL_TIME), operator, event["args"].get("node_index", "")
+            of_runs = times.setdefault(key, np.zeros(len(ends) + 1, np.int64))
+            of_runs[bisect.bisect_left(ends, event["ts"])] += event["dur"]
+    result = [NodeTime(*key[:2], float(np.median(of_runs[_WARM_UP:-1])) / 1e6) for key, of_runs in times.items()]
     return sorted(result, key=lambda each: -each.seconds)
 
 

@@ -6,6 +6,8 @@ import itertools
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,20 +98,41 @@ def optimized(
     model: onnx.ModelProto | str | os.PathLike[str], *, keep_codes: bool = False, standard_ops: bool = False
 ) -> Optimized:
     """`optimize`, with an account of it."""
-    if isinstance(model, onnx.ModelProto):
-        graphs = ir.from_proto(model)
-    elif isinstance(model, (str, os.PathLike)):
-        graphs = _load(os.fspath(model))
-    else:
+    if isinstance(model, (str, os.PathLike)):
+        model = _load(os.fspath(model))
+    elif not isinstance(model, onnx.ModelProto):
         raise TypeError(f"model is a {type(model).__name__}; expected onnx.ModelProto or a path")
+    if not model.HasField("graph"):
+        raise ModelError("not an ONNX model: it has no graph")
+    try:
+        lost = _what_gets_lost(model)
+        graphs = None if lost else ir.from_proto(model)
+    except Exception as error:
+        graphs, lost = None, f"what onnx-ir cannot read: {error.__cause__ or error}"
+    if graphs is None:
+        same = onnx.ModelProto()
+        same.CopyFrom(model)
+        return Optimized(same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
     optimizer = _Optimizer(graphs, keep_codes, standard_ops)
     optimizer.run()
     return Optimized(ir.to_proto(graphs), optimizer.done, optimizer.left)
 
 
-def is_large(model: onnx.ModelProto) -> bool:
+@contextmanager
+def session_source(model: onnx.ModelProto) -> Iterator[bytes | str]:
+    """What onnxruntime.InferenceSession takes for the model: its bytes, or a path that is there in the context."""
+    if not _is_large(model):
+        yield model.SerializeToString()
+        return
+    with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
+        path = os.path.join(folder, "model.onnx")
+        save(model, path)
+        yield path
+
+
+def _is_large(model: onnx.ModelProto) -> bool:
     """Whether it is too large for one file."""
-    return sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _MOST_BYTES
+    return sum(each.ByteSize() for each in (*model.graph.initializer, *model.graph.node, *model.functions)) > _MOST_BYTES
 
 
 def save(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
@@ -120,21 +143,33 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=os.path.dirname(target), prefix=".quark_numba_") as folder:
             written = os.path.join(folder, os.path.basename(target))
-            onnx.save(model, written, save_as_external_data=is_large(model), location=data)
+            onnx.save(model, written, "protobuf", save_as_external_data=_is_large(model), location=data)
             for name in sorted(os.listdir(folder), key=lambda name: name != data):  # the model last
                 os.replace(os.path.join(folder, name), os.path.join(os.path.dirname(target), name))
     except OSError as error:
         raise ModelError(f"{os.fspath(path)}: {error.strerror}") from None
+    except Exception as error:  # of protobuf, where what is not an initializer is too large
+        raise ModelError(f"{os.fspath(path)}: {error}") from None
 
 
-def _load(path: str) -> ir.Model:
+def _load(path: str) -> onnx.ModelProto:
     try:
-        model = ir.load(path)
-        return ir.external_data.load_to_model(model)
+        return onnx.load(path)
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror or error}") from None
     except Exception as error:
         raise ModelError(f"{path}: not an ONNX model: {error}") from None
+
+
+def _what_gets_lost(model: onnx.ModelProto) -> str:
+    """What onnx-ir does not keep."""
+    graphs = [model.graph]
+    for graph in graphs:
+        if graph.sparse_initializer:
+            return "sparse initializers"
+        for attribute in itertools.chain.from_iterable(node.attribute for node in graph.node):
+            graphs += [attribute.g, *attribute.graphs]
+    return "training_info" if model.training_info else ""
 
 
 class _Left(Exception):  # noqa: N818
@@ -209,6 +244,11 @@ class _Optimizer:
             if operators.QUANTIZATION.search(node.op_type):
                 self.left[f"{node.domain or 'ai.onnx'}::{node.op_type}", "not an operator of this package"] += 1
             return
+        required, most = (1, 1) if isinstance(operator, BlockOperator) else (3 if operator.via else 2, 3)
+        if not required <= len(node.inputs) <= most or None in node.inputs[:required] or len(node.outputs) != 1:
+            name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
+            self.left[name, f"not valid: it has {len(node.inputs)} inputs, {len(node.outputs)} outputs, or lacks one"] += 1
+            return
         each = self.quantizations[node] = _Quantization(node, operator, owner)
         defaults = operator.defaults if isinstance(operator, BlockOperator) else DEFAULTS
         each.attributes |= defaults
@@ -228,9 +268,10 @@ class _Optimizer:
         is_integer_model = any(each.operation == "dequantize" and self._is_onnx_runtimes(each.x) for each in standard)
         for each in standard:
             quantized, scale = self._quantized_type(each), self._type(each.input(1))
+            wraps = quantized is not None and quantized.bits == 32 and not self._is_zero(each.input(2))
             if is_integer_model:
                 self.reasons[each.node] = "ONNX Runtime may fuse it with its neighbours into an integer operator"
-            elif quantized is None or not quantized.is_integer or quantized.bits < 4 or scale is not FLOAT32:
+            elif wraps or quantized is None or not quantized.is_integer or quantized.bits < 4 or scale is not FLOAT32:
                 self.reasons[each.node] = "ONNX Runtime's result may differ from the specification's"
 
     def _is_onnx_runtimes(self, codes: ir.Value) -> bool:
@@ -254,10 +295,7 @@ class _Optimizer:
         inputs = [None if value is None else self._array(value) for value in each.node.inputs]
         if any(array is None for value, array in zip(each.node.inputs, inputs, strict=True) if value is not None):
             return
-        try:
-            self.arrays[each.y] = self._call(each, inputs)
-        except (TypeError, ValueError) as error:
-            raise _Left(f"not valid: {error}") from None
+        self.arrays[each.y] = self._call(each, inputs)
         if each.operation == "quantize":
             return
         if self.keep_codes and each.operation == "dequantize":
@@ -283,14 +321,17 @@ class _Optimizer:
     @staticmethod
     def _call(each: _Quantization, inputs: list[NDArray[Any] | None], **changed: int) -> NDArray[Any]:
         attributes = each.attributes | changed
-        if isinstance(each.operator, BlockOperator):
-            return getattr(block_api, each.operator.function)(*inputs, **attributes)
-        scale = inputs[1]
-        if scale is not None and scale.size > 1 and scale.ndim > 1 and not attributes["block_size"]:
-            raise ValueError(f"the scale has shape {scale.shape}; expected a block_size")
-        known = {name: attributes[name] for name in each.operator.attributes}
-        types = {name: known[name] or None for name in ("output_dtype", "precision") if name in known}
-        return getattr(api, each.operator.operation)(*inputs, **(known | types))
+        try:
+            if isinstance(each.operator, BlockOperator):
+                return getattr(block_api, each.operator.function)(*inputs, **attributes)
+            scale = inputs[1]
+            if scale is not None and scale.size > 1 and scale.ndim > 1 and not attributes["block_size"]:
+                raise ValueError(f"the scale has shape {scale.shape}; expected a block_size")
+            known = {name: attributes[name] for name in each.operator.attributes}
+            types = {name: known[name] or None for name in ("output_dtype", "precision") if name in known}
+            return getattr(api, each.operator.operation)(*inputs, **(known | types))
+        except (TypeError, ValueError) as error:
+            raise _Left(f"not valid: {error}") from None
 
     def _make_constant(self, value: ir.Value, what: str) -> None:
         """An initializer in the place of the node that puts it out."""
@@ -299,6 +340,7 @@ class _Optimizer:
         if value.is_graph_output():
             raise _Left("it puts out an output of its graph")
         constant = self._constant(self.arrays[value], value.name, node)
+        _copy_metadata(value, constant)
         value.replace_all_uses_with(constant)
         self._remove(self.quantizations[node], what)
 
@@ -370,12 +412,16 @@ class _Optimizer:
             raise _Left("its codes are an output of its graph")
         if not each.y.uses():
             raise _Left("nothing uses it")
-        first, *others = (self._follower(each, user, index) for user, index in each.y.uses())
+        followers = [self._follower(each, user, index) for user, index in each.y.uses()]
+        first, *others = sorted(followers, key=list(self.quantizations.values()).index)
         for other in others:
             if not self._is_equal(first, other) or other.y.is_graph_output():
                 raise _Left("several dequantize nodes, not equal, or outputs of their graph, are behind it")
         self._check_fusion(each, first)
-        scale, zero_point = each.input(1), each.input(2) or first.input(2) or self._zero_point(each)
+        zero_point = each.input(2) or first.input(2)
+        if zero_point is not None and zero_point in each.owner.graph.inputs and each.owner is not self.model:
+            raise _Left("its zero point is an input of a function, which a call may leave out")
+        scale, zero_point = each.input(1), zero_point or self._zero_point(each)
         for other in others:
             other.y.replace_all_uses_with(first.y)
             self._remove(other, SHARED)
@@ -384,6 +430,8 @@ class _Optimizer:
         node = ir.node(_FUSED.name, inputs, attributes, domain=_FUSED.domain, outputs=[ir.Value()], name=name)
         assert graph
         ir.convenience.replace_nodes_and_values(graph, first.node, [first.node], [node], [first.y], list(node.outputs))
+        _copy_metadata(first.y, node.outputs[0])
+        _copy_metadata(first.node, node)
         self.done[first.full_name, FUSED] += 1
         self._remove(each, FUSED)
         for owner in (each.owner, self.model):
@@ -403,6 +451,8 @@ class _Optimizer:
             raise _Left("what is behind it dequantizes with other parameters")
         if row is not None and row not in _FUSED.via:
             raise _Left(f"{_FUSED.full_name} has no {row.name}")
+        if self._type(quantize.input(1)) not in (None, FLOAT32):
+            raise _Left("its scale is not float32")
         types = (0, FLOAT32.number)
         if quantize.attributes["precision"] not in types or dequantize.attributes["output_dtype"] not in types:
             raise _Left("it computes in another type than float32")
@@ -441,8 +491,11 @@ class _Optimizer:
         zero_points = [each.input(2) for each in (one, other)]
         if None not in zero_points or zero_points[0] is zero_points[1]:
             return self._same(*zero_points)
-        zeros = self._array_of(one, 2) if zero_points[0] else self._array_of(other, 2)
-        return zeros is not None and not any(zeros.tobytes())
+        return self._quantized_type(one) is self._quantized_type(other) and all(map(self._is_zero, zero_points))
+
+    def _is_zero(self, zero_point: ir.Value | None) -> bool:
+        array = None if zero_point is None else self._array(zero_point)
+        return zero_point is None or (array is not None and not any(array.tobytes()))
 
     def _same(self, one: ir.Value | None, other: ir.Value | None) -> bool:
         if one is other or one is None or other is None:
@@ -481,7 +534,18 @@ class _Optimizer:
         graphs = [self.model.graph, *(function.graph for function in self.model.functions.values())]
         names = {value.name for value in self.zero_points.values()}
         for graph in graphs:
-            names.update(value.name for value in (*graph.inputs, *graph.initializers.values()))
-            for node in ir.traversal.RecursiveGraphIterator(graph):
+            for node in ir.traversal.RecursiveGraphIterator(graph, enter_graph=lambda inner: names.update(_declared(inner))):
                 names.update(value.name for value in (*node.inputs, *node.outputs) if value)
         return next(f"{name}_{i}" for i in itertools.count() if f"{name}_{i}" not in names)
+
+
+def _declared(graph: Any) -> Iterator[str | None]:
+    for value in (*graph.inputs, *getattr(graph, "initializers", {}).values()):
+        yield value.name
+
+
+def _copy_metadata(old: Any, new: Any) -> None:
+    """Of a node or a value."""
+    new.doc_string = old.doc_string
+    new.metadata_props.update(old.metadata_props)
+    new.meta.update(old.meta)

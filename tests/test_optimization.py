@@ -407,6 +407,10 @@ def test_functions(parameters):
     before = function_model([*constants, *pair(parameters=parameters)], inputs)
     result = optimized(before)
     (function,) = result.model.functions
+    if not constants:
+        assert function.node == before.functions[0].node
+        assert {text for _, text in result.left} == {"its zero point is an input of a function, which a call may leave out"}
+        return
     assert [node.op_type for node in function.node][-1] == "QuantizeDequantizeLinear"
     assert [node.op_type for node in function.node].count("QuantizeDequantizeLinear") == 1
     assert ("quark_numba", 1) in [(each.domain, each.version) for each in function.opset_import]
@@ -510,6 +514,92 @@ def test_everything_else_stays():
     assert opsets == {"": 21, "com.amd.quark": 1, "some.domain": 7, "idle.domain": 2, "quark_numba": 1}
     unknown = model([helper.make_node("FixNeuron", ["x"], ["y"], domain="com.vai.quantize")], ["x"], ["y"])
     assert optimized(unknown).left == {("com.vai.quantize::FixNeuron", "not an operator of this package"): 1}
+
+
+def test_models_that_onnx_ir_does_not_keep_stay_as_they_are():
+    sparse = model([helper.make_node("Add", ["x", "s"], ["w"]), *pair("w")], ["x"], ["y"], initializers=scale_and_zero_point())
+    values, indices = constant("s", [1.0, 2.0], np.float32), constant("s_indices", [0, 3], np.int64)
+    sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [6]))
+    trained = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
+    trained.training_info.add().algorithm.node.append(helper.make_node("Relu", ["x"], ["q"]))
+    mapped = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
+    mapped.graph.output[0].type.map_type.key_type = 7
+    for before, reason in [(sparse, "it has sparse initializers"), (trained, "it has training_info"), (mapped, "cannot read")]:
+        result = optimized(before)
+        assert result.model == before
+        assert result.model is not before
+        ((_, text),) = result.left
+        assert reason in text
+    assert_same_values(sparse, optimize(sparse), {"x": X})
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [helper.make_node(Q, [], ["y"], domain="com.amd.quark")],
+        [helper.make_node(Q, ["x"], ["codes"], domain="com.amd.quark"), pair(parameters=())[1]],
+        [helper.make_node(Q, ["x", "", "zero_point"], ["codes"], domain="com.amd.quark"), pair()[1]],
+        [helper.make_node(Q, ["x", "scale", "zero_point", "x"], ["codes"], domain="com.amd.quark"), pair()[1]],
+        [helper.make_node(Q, ["x", "scale"], [], domain="com.amd.quark"), helper.make_node("Relu", ["x"], ["y"])],
+        [pair(parameters=["scale"])[0], pair()[1]],  # uint8, int8
+        [pair("codes0", "y", "z", ["scales", "zeros"])[1], *pair("z", "codes", "y", ["scales", "zeros"])],
+        [pair("codes0", "y", "z", ["double"])[1], *pair("z", "codes", "y", ["double"])],
+    ],
+)
+def test_nodes_that_are_not_valid_are_left(nodes):
+    initializers = [
+        *scale_and_zero_point(),
+        constant("scales", np.ones(4), np.float32),
+        constant("zeros", np.zeros(2), np.int8),
+    ]
+    initializers += [constant("double", 1.0, np.float64), constant("codes0", np.zeros(3), np.int8)]
+    before = model(nodes, ["x"], ["y"], initializers=initializers)
+    result = optimized(before)
+    assert operators(result.model) == operators(before)
+    assert result.left
+
+
+def test_nodes_stay_in_order():
+    nodes = [
+        *pair("x", "c", "y1"),
+        *pair("y1", "c2", "y2"),
+        helper.make_node("Relu", ["y2"], ["z"]),
+        pair("x", "c", "w")[1],
+        helper.make_node("Add", ["z", "w"], ["o"]),
+    ]
+    values = [("x", "float32", X.shape)], [("o", "float32", X.shape)]
+    before = model(nodes, *values, initializers=scale_and_zero_point())
+    after = optimize(before)
+    assert operators(after) == ["QuantizeDequantizeLinear", "Relu", "Add"]
+    onnx.checker.check_model(after)
+    assert_same_values(before, after, {"x": X})
+
+
+def test_int32_zero_points_are_onnx_runtimes():
+    """Its differences wrap around."""
+    nodes = [helper.make_node("DequantizeLinear", ["codes", "scale", "zero_point"], ["y"], domain="com.microsoft")]
+    nodes.append(helper.make_node("Add", ["x", "y"], ["z"]))
+    for zero_point, left in [(5, True), (0, False)]:
+        initializers = [
+            *scale_and_zero_point("int32", 0.3, zero_point),
+            constant("codes", [[[2**31 - 1]], [[-(2**31)]]], np.int32),
+        ]
+        before = model(nodes, ["x"], ["z"], initializers=initializers, domains=["com.microsoft"])
+        assert (operators(optimize(before)) == operators(before)) is left
+        assert_same_values(before, optimize(before), {"x": X})
+
+
+def test_metadata_of_what_is_rewritten_stays():
+    before = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
+    before.graph.output[0].doc_string, before.graph.node[1].doc_string = "of y", "of the node"
+    before.graph.quantization_annotation.add(tensor_name="y").quant_parameter_tensor_names.add(
+        key="SCALE_TENSOR", value="scale"
+    )
+    after = optimize(before)
+    assert operators(after) == ["QuantizeDequantizeLinear"]
+    assert after.graph.output == before.graph.output
+    assert after.graph.node[0].doc_string == "of the node"
+    assert after.graph.quantization_annotation == before.graph.quantization_annotation
 
 
 # Generated graphs.
@@ -636,6 +726,13 @@ def test_no_model(files, name, message, capsys):
     assert out.read_text() == "from before"
 
 
+def test_a_model_without_a_graph(tmp_path):
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    for empty in (tmp_path / "empty.onnx", onnx.ModelProto()):
+        with pytest.raises(ModelError, match="not an ONNX model: it has no graph"):
+            optimize(empty)
+
+
 def test_tensors_that_cannot_be_read(files):
     folder, before = files
     outside = onnx.load(folder / "outside.onnx", load_external_data=False)
@@ -716,4 +813,17 @@ def test_profile(files, capsys):
     text = capsys.readouterr().out
     assert all(word in text for word in ("quantization", "the rest", "100%", "MatMul"))
     assert cli.main(["profile", str(folder / "text.onnx")]) == 1
+
+    body_values = [helper.make_tensor_value_info(*each) for each in [("i", 7, []), ("c", 9, []), ("v", 1, None)]]
+    body_nodes = [helper.make_node("Identity", ["c"], ["c_out"]), *pair("v", "codes", "v_out")]
+    outputs = [helper.make_tensor_value_info(*each) for each in [("c_out", 9, []), ("v_out", 1, None)]]
+    loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=helper.make_graph(body_nodes, "body", body_values, outputs))
+    count = constant("n", 20, np.int64)
+    onnx.save(
+        model([loop], [("x", "float32", [64, 64])], ["y"], initializers=[*scale_and_zero_point(), count]), folder / "l.onnx"
+    )
+    assert cli.main(["profile", str(folder / "l.onnx"), "--runs", "3", "--json"]) == 0
+    times = {each["operator"]: each["seconds"] for each in json.loads(capsys.readouterr().out)["before"]}
+    assert "Loop" not in times
+    assert times[Q] > 0
     assert not [each for each in os.listdir() if each.startswith("profile")]

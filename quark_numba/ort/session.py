@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from typing import Any
 
 import onnx
@@ -49,10 +48,5 @@ def InferenceSession(  # noqa: N802
         except Exception as error:
             raise ModelError(f"not an ONNX model: {error}") from None
     register(options, standard_ops=standard_ops)
-    optimised = optimization.optimize(model, standard_ops=standard_ops)
-    if not optimization.is_large(optimised):
-        return onnxruntime.InferenceSession(optimised.SerializeToString(), options, *arguments, **named)
-    with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
-        path = os.path.join(folder, "model.onnx")
-        optimization.save(optimised, path)
-        return onnxruntime.InferenceSession(path, options, *arguments, **named)
+    with optimization.session_source(optimization.optimize(model, standard_ops=standard_ops)) as source:
+        return onnxruntime.InferenceSession(source, options, *arguments, **named)
