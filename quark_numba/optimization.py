@@ -163,12 +163,12 @@ def _load(path: str) -> onnx.ModelProto:
 
 def _what_gets_lost(model: onnx.ModelProto) -> str:
     """What onnx-ir does not keep."""
-    graphs = [model.graph]
+    graphs: list[Any] = [model.graph, *model.functions]
     for graph in graphs:
-        if graph.sparse_initializer:
+        if getattr(graph, "sparse_initializer", None):
             return "sparse initializers"
         for attribute in itertools.chain.from_iterable(node.attribute for node in graph.node):
-            graphs += [attribute.g, *attribute.graphs]
+            graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
     return "training_info" if model.training_info else ""
 
 
@@ -183,6 +183,7 @@ class _Quantization:
     node: ir.Node
     operator: OperatorVersion | BlockOperator
     owner: ir.Model | ir.Function
+    place: int  # among all of them
     attributes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -249,7 +250,7 @@ class _Optimizer:
             name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
             self.left[name, f"not valid: it has {len(node.inputs)} inputs, {len(node.outputs)} outputs, or lacks one"] += 1
             return
-        each = self.quantizations[node] = _Quantization(node, operator, owner)
+        each = self.quantizations[node] = _Quantization(node, operator, owner, len(self.quantizations))
         defaults = operator.defaults if isinstance(operator, BlockOperator) else DEFAULTS
         each.attributes |= defaults
         for name, attribute in node.attributes.items():
@@ -391,6 +392,8 @@ class _Optimizer:
         row, scale, zero_point = self._quantized_type(each), self._array_of(each, 1), self._array_of(each, 2)
         if row is None or row is not self._quantized_type(before) or scale is None or not self._same_parameters(each, before):
             return
+        if each.input(2) is not None and zero_point is None:
+            return
         # Float types give 0 for -0.
         if each.attributes["block_size"] or not row.is_integer or row.bits > 16 or scale.size << row.bits > _MOST_CODES:
             return
@@ -413,7 +416,7 @@ class _Optimizer:
         if not each.y.uses():
             raise _Left("nothing uses it")
         followers = [self._follower(each, user, index) for user, index in each.y.uses()]
-        first, *others = sorted(followers, key=list(self.quantizations.values()).index)
+        first, *others = sorted(followers, key=lambda follower: follower.place)
         for other in others:
             if not self._is_equal(first, other) or other.y.is_graph_output():
                 raise _Left("several dequantize nodes, not equal, or outputs of their graph, are behind it")

@@ -301,6 +301,15 @@ def test_a_round_trip_with_other_parameters_is_none():
     assert_same_values(before, result.model, {"codes": np.arange(-128, 128).astype(np.int8)})
 
 
+def test_a_round_trip_with_parameters_that_are_no_constants_stays():
+    for free in ("scale", "zero_point"):
+        nodes = [pair()[1], *pair("y", "codes2", "z")]
+        inputs = [("codes", "int8", None), (free, "int8" if free == "zero_point" else "float32", [])]
+        before = model(nodes, inputs, ["z"])
+        before.graph.initializer.extend(each for each in scale_and_zero_point() if each.name != free)
+        assert not any(what == ROUND_TRIP for _, what in optimized(before).done)
+
+
 def test_a_scale_that_loses_codes_keeps_its_round_trip():
     """By 0 all codes become 0, by 2e38 most become infinity."""
     nodes = [pair()[1], *pair("y", "codes2", "z")]
