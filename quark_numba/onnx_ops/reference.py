@@ -26,8 +26,8 @@ def reference_ops(*, standard_ops: bool = False) -> list[type[OpRun]]:
     """Operator classes for ``ReferenceEvaluator(model, new_ops=...)``, which run the package's kernels.
 
     ExtendedQuantizeLinear, ExtendedDequantizeLinear, BFPQuantizeDequantize and MXQuantizeDequantize of com.amd.quark, and
-    VitisQuantizeLinear, VitisDequantizeLinear, BFPFixNeuron and MXFixNeuron of com.vai.quantize. The evaluator does not hand
-    them on to the functions of a model (``ModelProto.functions``).
+    VitisQuantizeLinear, VitisDequantizeLinear, BFPFixNeuron and MXFixNeuron of com.vai.quantize, and QuantizeDequantizeLinear
+    of quark_numba. The evaluator does not hand them on to the functions of a model (``ModelProto.functions``).
 
     Parameters
     ----------

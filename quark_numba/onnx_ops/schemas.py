@@ -53,8 +53,8 @@ _ATTRIBUTES = {
 
 def register_schemas() -> None:
     """Make ExtendedQuantizeLinear, ExtendedDequantizeLinear, BFPQuantizeDequantize and MXQuantizeDequantize of com.amd.quark,
-    and VitisQuantizeLinear, VitisDequantizeLinear, BFPFixNeuron and MXFixNeuron of com.vai.quantize, version 1, known to
-    ``onnx.checker`` and ``onnx.shape_inference``.
+    VitisQuantizeLinear, VitisDequantizeLinear, BFPFixNeuron and MXFixNeuron of com.vai.quantize, and QuantizeDequantizeLinear
+    of quark_numba, version 1, known to ``onnx.checker`` and ``onnx.shape_inference``.
 
     Models with other element types, inputs or attributes are refused by the checker then. Element type and shape of y are
     inferred, and wrong element types, wrong shapes of scale or zero point, wrong values of the attributes of block formats, and

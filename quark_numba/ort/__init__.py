@@ -24,8 +24,9 @@ def register(
 ) -> Backend:
     """Make Quark's operators known to the sessions that are created with `session_options`.
 
-    The operators are ExtendedQuantizeLinear and ExtendedDequantizeLinear of com.amd.quark, version 1, and the same under
-    their older names, VitisQuantizeLinear and VitisDequantizeLinear of com.vai.quantize.
+    The operators are ExtendedQuantizeLinear, ExtendedDequantizeLinear, BFPQuantizeDequantize and MXQuantizeDequantize of
+    com.amd.quark, version 1; the same under their older names in com.vai.quantize, VitisQuantizeLinear, VitisDequantizeLinear,
+    BFPFixNeuron and MXFixNeuron; and QuantizeDequantizeLinear of quark_numba, version 1, which `optimize` writes.
 
     Parameters
     ----------
