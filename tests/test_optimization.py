@@ -595,7 +595,8 @@ def test_int32_zero_points_are_onnx_runtimes():
         ]
         before = model(nodes, ["x"], ["z"], initializers=initializers, domains=["com.microsoft"])
         assert (operators(optimize(before)) == operators(before)) is left
-        assert_same_values(before, optimize(before), {"x": X})
+        if not left:  # older ones refuse to run the other
+            assert_same_values(before, optimize(before), {"x": X})
 
 
 def test_metadata_of_what_is_rewritten_stays():
