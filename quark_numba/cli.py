@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from . import __version__
+from .errors import ModelError
 
 if TYPE_CHECKING:
     from . import model_run
@@ -40,7 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: _tell("yellow", "warning", message)
-        code: int = options.action(options)
+        try:
+            code: int = options.action(options)
+        except ModelError as error:
+            _tell("red", "error", error)
+            return 1
+        except KeyboardInterrupt:
+            return 130
     return code
 
 
@@ -127,22 +134,15 @@ def _dimension(text: str) -> tuple[str, int]:
 
 def _run(options: argparse.Namespace) -> int:
     from . import model_run
-    from .errors import ModelError
 
-    try:
-        models = [(path, model_run.quantization_nodes(path)) for path in (options.model, options.reference) if path]
-        report: dict[str, Any] = {
-            "model": options.model,
-            "nodes": [{**asdict(counted), "run_by": counted.run_by} for counted in models[0][1]],
-        }
-        if not options.json:
-            _print_nodes(report)
-        report |= _measurements(options, models)
-    except ModelError as error:
-        _tell("red", "error", error)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    models = [(path, model_run.quantization_nodes(path)) for path in (options.model, options.reference) if path]
+    report: dict[str, Any] = {
+        "model": options.model,
+        "nodes": [{**asdict(counted), "run_by": counted.run_by} for counted in models[0][1]],
+    }
+    if not options.json:
+        _print_nodes(report)
+    report |= _measurements(options, models)
     if options.json:
         print(json.dumps(report, indent=2))
     else:
@@ -153,22 +153,15 @@ def _run(options: argparse.Namespace) -> int:
 def _warmup(options: argparse.Namespace) -> int:
     from . import model_run
     from .element_types import find
-    from .errors import ModelError
     from .operators import newest_versions
 
     names = options.types or ([] if options.model else [row.name for row in newest_versions("com.amd.quark")[0].quantized])
     with _progress("compiling", 2 * len(_FORMS) * len(names) + bool(options.model)) as tick:
-        try:
-            for name in names:
-                _compile(find(name), tick)
-            if options.model:
-                model_run.create_session(options.model, model_run.quantization_nodes(options.model))
-                tick()
-        except ModelError as error:
-            _tell("red", "error", error)
-            return 1
-        except KeyboardInterrupt:
-            return 130
+        for name in names:
+            _compile(find(name), tick)
+        if options.model:
+            model_run.create_session(options.model, model_run.quantization_nodes(options.model))
+            tick()
     return 0
 
 
@@ -243,18 +236,11 @@ def _inputs(options: argparse.Namespace, session: Any) -> model_run.Arrays:
 
 
 def _optimize(options: argparse.Namespace) -> int:
-    from . import optimization
-    from .errors import ModelError
+    from . import model_files, optimization
 
-    try:
-        with _progress(f"optimising {options.model}"):
-            result = optimization.optimized(options.model, keep_codes=options.keep_codes, standard_ops=options.standard_ops)
-            optimization.save(result.model, options.out)
-    except ModelError as error:
-        _tell("red", "error", error)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    with _progress(f"optimising {options.model}"):
+        result = optimization.optimized(options.model, keep_codes=options.keep_codes, standard_ops=options.standard_ops)
+        model_files.save(result.model, options.out)
     accounts = {"done": result.done, "left": result.left}
     if options.json:
         rows = {
@@ -273,31 +259,24 @@ def _optimize(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    from . import model_run, optimization
-    from .errors import ModelError
+    from . import model_files, model_run, optimization
 
-    try:
-        nodes = model_run.quantization_nodes(options.model)
-        times = {}
-        optimised = optimization.optimize(options.model, standard_ops=options.standard_ops)
-        with optimization.session_source(optimised) as source:
-            for name, content in {"before": None, "after": source}.items():
-                with _progress(f"profiling, {name} it is optimised"):
-                    times[name] = model_run.node_times(
-                        options.model,
-                        nodes,
-                        lambda session: _inputs(options, session),
-                        options.runs,
-                        backend=options.backend,
-                        threads=options.threads,
-                        content=content,
-                        standard_ops=options.standard_ops,
-                    )
-    except ModelError as error:
-        _tell("red", "error", error)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    nodes = model_run.quantization_nodes(options.model)
+    times = {}
+    optimised = optimization.optimize(options.model, standard_ops=options.standard_ops)
+    with model_files.session_source(optimised) as source:
+        for name, content in {"before": None, "after": source}.items():
+            with _progress(f"profiling, {name} it is optimised"):
+                times[name] = model_run.node_times(
+                    options.model,
+                    nodes,
+                    lambda session: _inputs(options, session),
+                    options.runs,
+                    backend=options.backend,
+                    threads=options.threads,
+                    content=content,
+                    standard_ops=options.standard_ops,
+                )
     if options.json:
         print(json.dumps({name: [asdict(each) for each in each_times] for name, each_times in times.items()}, indent=2))
         return 0

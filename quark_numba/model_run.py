@@ -21,6 +21,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from . import model_files
 from .block_formats import BLOCK_OPERATORS
 from .errors import ModelError
 from .operators import OPERATOR_VERSIONS, QUANTIZATION
@@ -72,12 +73,7 @@ class Difference:
 
 def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
     """Those of the model at `path`, by operator and element type, subgraphs and local functions included."""
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}") from None
-    except Exception as error:
-        raise ModelError(f"{path}: not an ONNX model: {error}") from None
+    model = model_files.load(path, external_data=False)
     counts: Counter[tuple[str, str]] = Counter()
     _count(model.graph, {}, counts)
     for function in model.functions:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from . import api, block_api, operators
+from . import api, block_api, model_files, operators
 from .block_formats import BLOCK_OPERATORS, BlockOperator
 from .element_types import FLOAT32, UINT8, ElementType, find
 from .errors import ModelError
@@ -37,9 +35,6 @@ _OPERATORS: dict[tuple[str, str], OperatorVersion | BlockOperator] = {
 }
 _OPERATORS |= {("com.microsoft", name): each for (domain, name), each in _OPERATORS.items() if not domain}
 (_FUSED,) = (version for version in OPERATOR_VERSIONS if version.via)
-
-# Of initializers in one file: protobuf ends at 2 GiB.
-_MOST_BYTES = (1 << 31) - (1 << 24)
 
 # As many codes are tried at most for the proof that quantizing undoes dequantizing.
 _MOST_CODES = 1 << 24
@@ -99,7 +94,7 @@ def optimized(
 ) -> Optimized:
     """`optimize`, with an account of it."""
     if isinstance(model, (str, os.PathLike)):
-        model = _load(os.fspath(model))
+        model = model_files.load(model)
     elif not isinstance(model, onnx.ModelProto):
         raise TypeError(f"model is a {type(model).__name__}; expected onnx.ModelProto or a path")
     if not model.HasField("graph"):
@@ -116,49 +111,6 @@ def optimized(
     optimizer = _Optimizer(graphs, keep_codes, standard_ops)
     optimizer.run()
     return Optimized(ir.to_proto(graphs), optimizer.done, optimizer.left)
-
-
-@contextmanager
-def session_source(model: onnx.ModelProto) -> Iterator[bytes | str]:
-    """What onnxruntime.InferenceSession takes for the model: its bytes, or a path that is there in the context."""
-    if not _is_large(model):
-        yield model.SerializeToString()
-        return
-    with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
-        path = os.path.join(folder, "model.onnx")
-        save(model, path)
-        yield path
-
-
-def _is_large(model: onnx.ModelProto) -> bool:
-    """Whether it is too large for one file."""
-    return sum(each.ByteSize() for each in (*model.graph.initializer, *model.graph.node, *model.functions)) > _MOST_BYTES
-
-
-def save(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
-    """Write it, whole or not at all: with tensors in a file ``path.data`` if it is too large for one. `model` loses its tensors
-    then. Raises ModelError."""
-    target = os.path.abspath(path)
-    data = os.path.basename(target) + ".data"
-    try:
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(target), prefix=".quark_numba_") as folder:
-            written = os.path.join(folder, os.path.basename(target))
-            onnx.save(model, written, "protobuf", save_as_external_data=_is_large(model), location=data)
-            for name in sorted(os.listdir(folder), key=lambda name: name != data):  # the model last
-                os.replace(os.path.join(folder, name), os.path.join(os.path.dirname(target), name))
-    except OSError as error:
-        raise ModelError(f"{os.fspath(path)}: {error.strerror}") from None
-    except Exception as error:  # of protobuf, where what is not an initializer is too large
-        raise ModelError(f"{os.fspath(path)}: {error}") from None
-
-
-def _load(path: str) -> onnx.ModelProto:
-    try:
-        return onnx.load(path)
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror or error}") from None
-    except Exception as error:
-        raise ModelError(f"{path}: not an ONNX model: {error}") from None
 
 
 def _what_gets_lost(model: onnx.ModelProto) -> str:
@@ -188,7 +140,7 @@ class _Quantization:
 
     @property
     def full_name(self) -> str:
-        return f"{self.node.domain or 'ai.onnx'}::{self.node.op_type}"
+        return _full_name(self.node)
 
     @property
     def operation(self) -> str:
@@ -243,12 +195,12 @@ class _Optimizer:
         operator = _OPERATORS.get((node.domain, node.op_type))
         if operator is None or node.op_identifier() in self.model.functions:
             if operators.QUANTIZATION.search(node.op_type):
-                self.left[f"{node.domain or 'ai.onnx'}::{node.op_type}", "not an operator of this package"] += 1
+                self.left[_full_name(node), "not an operator of this package"] += 1
             return
         required, most = (1, 1) if isinstance(operator, BlockOperator) else (3 if operator.via else 2, 3)
         if not required <= len(node.inputs) <= most or None in node.inputs[:required] or len(node.outputs) != 1:
-            name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
-            self.left[name, f"not valid: it has {len(node.inputs)} inputs, {len(node.outputs)} outputs, or lacks one"] += 1
+            reason = f"not valid: it has {len(node.inputs)} inputs, {len(node.outputs)} outputs, or lacks one"
+            self.left[_full_name(node), reason] += 1
             return
         each = self.quantizations[node] = _Quantization(node, operator, owner, len(self.quantizations))
         defaults = operator.defaults if isinstance(operator, BlockOperator) else DEFAULTS
@@ -540,6 +492,10 @@ class _Optimizer:
             for node in ir.traversal.RecursiveGraphIterator(graph, enter_graph=lambda inner: names.update(_declared(inner))):
                 names.update(value.name for value in (*node.inputs, *node.outputs) if value)
         return next(f"{name}_{i}" for i in itertools.count() if f"{name}_{i}" not in names)
+
+
+def _full_name(node: ir.Node) -> str:
+    return f"{node.domain or 'ai.onnx'}::{node.op_type}"
 
 
 def _declared(graph: Any) -> Iterator[str | None]:

@@ -18,7 +18,7 @@ from onnx import helper
 from onnx_models import OPERATORS, model, ort_value
 
 import quark_numba
-from quark_numba import ModelError, cli, from_tensor_proto, optimization, optimize, to_tensor_proto
+from quark_numba import ModelError, cli, from_tensor_proto, model_files, optimize, to_tensor_proto
 from quark_numba.element_types import find
 from quark_numba.operators import newest_versions
 from quark_numba.optimization import CODES, CONSTANT, FUSED, ROUND_TRIP, SHARED, optimized
@@ -758,7 +758,7 @@ def test_the_command_writes_all_or_nothing(files, monkeypatch, capsys, most):
     """Tensors beyond what one file holds go to another."""
     folder, before = files
     if most:
-        monkeypatch.setattr(optimization, "_MOST_BYTES", most)
+        monkeypatch.setattr(model_files, "_MOST_BYTES", most)
     out = folder / "out.onnx"
     assert cli.main(["optimize", str(folder / "m.onnx"), str(out), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from .. import optimization
+from .. import model_files, optimization
 from ..errors import ModelError
 from . import register
 
@@ -48,5 +48,5 @@ def InferenceSession(  # noqa: N802
         except Exception as error:
             raise ModelError(f"not an ONNX model: {error}") from None
     register(options, standard_ops=standard_ops)
-    with optimization.session_source(optimization.optimize(model, standard_ops=standard_ops)) as source:
+    with model_files.session_source(optimization.optimize(model, standard_ops=standard_ops)) as source:
         return onnxruntime.InferenceSession(source, options, *arguments, **named)
