@@ -8,9 +8,13 @@ from math import prod
 import numpy as np
 
 from quark_numba import quantize
-from quark_numba.block_formats import BLOCK_OPERATORS, BlockOperator
+from quark_numba.catalog import OPERATORS
+from quark_numba.declaration import Operator
 from quark_numba.element_types import ElementType, find
-from quark_numba.operators import newest_versions, types
+from quark_numba.linear.versions import types
+
+# How often contenders take turns at a case.
+TURNS = 3
 
 SIZES = {"1": 1, "1 K": 1 << 10, "64 K": 1 << 16, "1 M": 1 << 20, "16 M": 1 << 24}
 SQUARE = (4096, 4096)
@@ -28,7 +32,10 @@ GRANULARITIES = {
 GRANULAR_TYPES = ("uint8", "int4", "float8e4m3fn", "bfloat16")
 PER_TENSOR = "per tensor"
 
-(STANDARD_TYPES, _), (EXTENDED_TYPES, _) = ([v.quantized for v in newest_versions(d)] for d in ("", "com.amd.quark"))
+STANDARD_TYPES, EXTENDED_TYPES = (
+    tuple(OPERATORS.find(*operator).formats.values())
+    for operator in (("", "QuantizeLinear"), ("com.amd.quark", "ExtendedQuantizeLinear"))
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     for operation in ("quantize", "dequantize"):
-        for row in types("quantize", "y"):
+        for row in types("quantize", "quantized"):
             for size in SIZES.values():
                 yield Case(operation, row, PER_TENSOR, (size,))
         for name in ("uint8", "int8"):
@@ -81,7 +88,7 @@ def cases() -> Iterator[Case]:
 class BlockCase:
     format: str
     layout: str
-    operator: BlockOperator
+    operator: Operator
     shape: tuple[int, ...]
     attributes: dict[str, object]
 
@@ -90,7 +97,7 @@ class BlockCase:
         return f"{self.format}, {self.layout}"
 
 
-_BFP, _MX = BLOCK_OPERATORS[:2]
+_BFP, _MX = (OPERATORS.find("com.amd.quark", f"{kind}QuantizeDequantize") for kind in ("BFP", "MX"))
 _FORMATS = {
     "BFP16": (_BFP, {"bit_width": 16, "block_size": 8, "rounding_mode": 2}),
     "MX9": (_BFP, {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16, "rounding_mode": 2}),

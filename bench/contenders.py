@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_models import one_node, ort_value, session
 
 import quark_numba
-from quark_numba.ort import extensions, native
+from quark_numba.ort import extensions
 
 ONNX_RUNTIMES_OPSET = 25
 PEER_LIBRARY = os.environ.get("QUARK_NUMBA_PEER_LIBRARY")
@@ -71,7 +71,7 @@ def _native_per_tensor(case: Case) -> Callable[[], object]:
 
 
 def _has_native(case: Case) -> bool:
-    return native.has_tensors(case.row)
+    return case.row.has_tensors()
 
 
 def _extensions(case: Case) -> Callable[[], object]:
@@ -111,7 +111,7 @@ def _reference(case: Case) -> Callable[[], object]:
 
 
 def _has_reference(case: Case) -> bool:
-    return case.row in STANDARD_TYPES and native.has_tensors(case.row) and case.size <= 1 << 20
+    return case.row in STANDARD_TYPES and case.row.has_tensors() and case.size <= 1 << 20
 
 
 def _numpy(case: Case) -> Callable[[], object]:

@@ -6,11 +6,10 @@ from functools import lru_cache, partial
 import numba
 import numpy as np
 import pytest
-from cases import BLOCK_CASES, BlockCase
+from cases import BLOCK_CASES, TURNS, BlockCase
 from contenders import bound_session, copy_call
 from onnx import helper
 from onnx_models import model
-from test_operators import TURNS
 
 import quark_numba
 
@@ -32,7 +31,7 @@ def _native(case: BlockCase) -> Callable[[], object]:
 def _direct(case: BlockCase) -> Callable[[], object]:
     numba.set_num_threads(2)
     x = _x(case.shape)
-    return partial(getattr(quark_numba, case.operator.function), x, **case.attributes, out=np.empty_like(x))
+    return partial(case.operator.call, x, **case.attributes, out=np.empty_like(x))
 
 
 def _copy(case: BlockCase) -> Callable[[], object]:

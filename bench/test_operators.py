@@ -4,10 +4,8 @@ from functools import lru_cache
 from itertools import product
 
 import pytest
-from cases import Case, cases
+from cases import TURNS, Case, cases
 from contenders import CONTENDERS, Contender
-
-TURNS = 3
 
 
 @lru_cache(maxsize=len(CONTENDERS))

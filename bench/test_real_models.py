@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_operators import TURNS
+from cases import TURNS
 
 from quark_numba import optimize
-from quark_numba.model_run import create_session, quantization_nodes
+from quark_numba.cli.inventory import quantization_nodes
+from quark_numba.cli.measuring import create_session
 
 MODELS = Path(__file__).parent.parent / "tests" / "models"
 QUANTIZED = ("bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8")

@@ -6,17 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import dequantize, quantize, quantize_dequantize
-    from .block_api import bfp_quantize_dequantize, mx_quantize_dequantize
-    from .block_storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
+    from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
+    from .block.storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
+    from .element_types.packing import pack, unpack
+    from .element_types.tensors import from_tensor_proto, to_tensor_proto
     from .errors import ModelError
-    from .onnx_ops.reference import reference_ops
-    from .onnx_ops.schemas import register_schemas
-    from .optimization import optimize
+    from .linear.calls import dequantize, quantize, quantize_dequantize
+    from .onnx_tools.evaluator import reference_ops
+    from .onnx_tools.schemas import register_schemas
     from .ort import get_library_path, register
-    from .ort.session import InferenceSession
-    from .packing import pack, unpack
-    from .tensors import from_tensor_proto, to_tensor_proto
+    from .rewriting.optimize import optimize
+    from .session import InferenceSession
 
 __version__ = "0.1.0"
 __all__ = [
@@ -47,27 +47,27 @@ __all__ = [
 # Loaded when first used: numpy and ml_dtypes for the calls on arrays, onnx for its tools, onnxruntime for sessions, numba for
 # a first kernel.
 _MODULES = {
-    "BFPBlocks": ".block_storage",
-    "InferenceSession": ".ort.session",
+    "BFPBlocks": ".block.storage",
+    "InferenceSession": ".session",
     "ModelError": ".errors",
-    "bfp_dequantize": ".block_storage",
-    "bfp_quantize": ".block_storage",
-    "bfp_quantize_dequantize": ".block_api",
-    "dequantize": ".api",
-    "from_tensor_proto": ".tensors",
+    "bfp_dequantize": ".block.storage",
+    "bfp_quantize": ".block.storage",
+    "bfp_quantize_dequantize": ".block.calls",
+    "dequantize": ".linear.calls",
+    "from_tensor_proto": ".element_types.tensors",
     "get_library_path": ".ort",
-    "mx_dequantize": ".block_storage",
-    "mx_quantize": ".block_storage",
-    "mx_quantize_dequantize": ".block_api",
-    "optimize": ".optimization",
-    "pack": ".packing",
-    "quantize": ".api",
-    "quantize_dequantize": ".api",
-    "reference_ops": ".onnx_ops.reference",
+    "mx_dequantize": ".block.storage",
+    "mx_quantize": ".block.storage",
+    "mx_quantize_dequantize": ".block.calls",
+    "optimize": ".rewriting.optimize",
+    "pack": ".element_types.packing",
+    "quantize": ".linear.calls",
+    "quantize_dequantize": ".linear.calls",
+    "reference_ops": ".onnx_tools.evaluator",
     "register": ".ort",
-    "register_schemas": ".onnx_ops.schemas",
-    "to_tensor_proto": ".tensors",
-    "unpack": ".packing",
+    "register_schemas": ".onnx_tools.schemas",
+    "to_tensor_proto": ".element_types.tensors",
+    "unpack": ".element_types.packing",
 }
 
 

@@ -18,12 +18,12 @@ def index(value: Any, name: str) -> int:
         raise TypeError(f"{name} is {value!r}; expected an integer") from None
 
 
-def flat(array: NDArray[Any], row: ElementType) -> NDArray[Any]:
+def flat(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
     """The array as the kernels take it: flat, contiguous, aligned, native byte order, storage dtype; copied if it must."""
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned and array.dtype.isnative):
-        array = np.require(array, row.dtype, ["C", "A"])
-    return array.reshape(-1).view(row.storage)
+        array = np.require(array, element_type.dtype, ["C", "A"])
+    return array.reshape(-1).view(element_type.storage)
 
 
 def array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
@@ -49,11 +49,11 @@ def array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
     return cast
 
 
-def _check_out(out: Any, shape: tuple[int, ...], row: ElementType) -> None:
+def _check_out(out: Any, shape: tuple[int, ...], element_type: ElementType) -> None:
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out is a {type(out).__name__}; expected a numpy array")
-    if out.dtype != row.dtype:
-        raise TypeError(f"out has dtype {out.dtype}; expected {row.name}")
+    if out.dtype != element_type.dtype:
+        raise TypeError(f"out has dtype {out.dtype}; expected {element_type.name}")
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}; expected the shape of x, {shape}")
     if not out.flags.writeable:
@@ -61,7 +61,7 @@ def _check_out(out: Any, shape: tuple[int, ...], row: ElementType) -> None:
 
 
 def output(
-    out: Any, x: NDArray[Any], row: ElementType, others: tuple[NDArray[Any], ...] = ()
+    out: Any, x: NDArray[Any], element_type: ElementType, others: tuple[NDArray[Any], ...] = ()
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """The result, of x's shape: `out`, or a new array in x's memory order. Then the same with its dimensions in the order that
     kernels see, and what they are to write instead where `out` is laid out otherwise, or shares memory with x or the others.
@@ -69,10 +69,10 @@ def output(
     A Fortran-ordered x is the C-ordered one of reversed shape, and so is its result.
     """
     if out is not None:
-        _check_out(out, x.shape, row)
+        _check_out(out, x.shape, element_type)
     is_fortran = x.flags.fnc
-    result = np.empty(x.shape, row.dtype, "F" if is_fortran else "C") if out is None else np.asarray(out)
+    result = np.empty(x.shape, element_type.dtype, "F" if is_fortran else "C") if out is None else np.asarray(out)
     rows = written = result.T if is_fortran else result
     if out is not None and (not rows.flags.carray or any(np.may_share_memory(rows, each) for each in (x, *others))):
-        written = np.empty(rows.shape, row.dtype)
+        written = np.empty(rows.shape, element_type.dtype)
     return result, rows, written

@@ -1,16 +1,16 @@
 import numba
 import pytest
 
-from quark_numba import dispatch
 from quark_numba.element_types import FLOAT32
-from quark_numba.operators import OPERATOR_VERSIONS
+from quark_numba.linear.key import select
+from quark_numba.linear.versions import VERSIONS
 
 
 def keys(operation):
     """Of what the Extended operators convert."""
-    (version,) = [v for v in OPERATOR_VERSIONS if v.operation == operation and v.domain == "com.amd.quark"]
-    operands = [(FLOAT32, row) if operation == "quantize" else (row, FLOAT32) for row in version.quantized]
-    each = [dispatch.key(operation, x, FLOAT32, y) for x, y in operands]
+    (version,) = [v for v in VERSIONS if v.operation == operation and v.domain == "com.amd.quark"]
+    operands = [(FLOAT32, row, row) if operation == "quantize" else (row, row, FLOAT32) for row in version.quantized]
+    each = [select(operation, x, FLOAT32, quantized, y) for x, quantized, y in operands]
     return [pytest.param(key, id=key.quantized.name) for key in each]
 
 

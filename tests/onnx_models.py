@@ -10,10 +10,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, defs, helper
 
 import quark_numba
 from quark_numba.element_types import find
+
+# Whether schemas from Python infer, from onnx 1.19 on. Before that their type variables tell element types, and nothing tells
+# shapes.
+INFERS = hasattr(defs.OpSchema, "set_type_and_shape_inference_function")
 
 OPERATORS = {
     ("", "quantize"): "QuantizeLinear",

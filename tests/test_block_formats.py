@@ -13,12 +13,13 @@ import pytest
 import samples
 from onnx import TensorProto, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
-from onnx_models import model, run, session
-from test_onnx_ops import INFERS
+from onnx_models import INFERS, model, run, session
 
 import quark_numba
 from quark_numba import bfp_quantize_dequantize, mx_quantize_dequantize
-from quark_numba.block_formats import BLOCK_OPERATORS, MX_ELEMENT_TYPES, ROUNDING_MODES, X_TYPES
+from quark_numba.block.formats import MX_ELEMENT_TYPES, ROUNDING_MODES
+from quark_numba.block.key import X_TYPES
+from quark_numba.block.operators import OPERATORS
 
 # BFP16, MX4, MX6 and MX9, as Quark sets them up; other widths, sizes, and such as are no powers of two.
 BFP = {
@@ -131,14 +132,14 @@ def one_node(operator, attributes, x_type="float32", shape=None):
 
 
 def expected(operator, x, attributes):
-    attributes = operator.defaults | attributes
+    attributes = operator.values({}) | attributes
     return bfp_expected(x, **attributes) if "bfp_method" in attributes else oracle.mx(x, **attributes)
 
 
-operators = pytest.mark.parametrize("operator", BLOCK_OPERATORS, ids=lambda operator: operator.full_name)
+operators = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.full_name)
 every_case = pytest.mark.parametrize(
     ("operator", "name"),
-    [(operator, name) for operator in BLOCK_OPERATORS for name in ["defaults", *(BFP if "BFP" in operator.name else MX)]],
+    [(operator, name) for operator in OPERATORS for name in ["defaults", *(BFP if "BFP" in operator.name else MX)]],
     ids=lambda value: getattr(value, "name", value),
 )
 # The last two are big enough for several threads.
@@ -169,7 +170,7 @@ def test_sessions(operator, name, x_type):
 def test_sessions_of_extensions(operator):
     """Which need every attribute."""
     for shape, axis in SESSION_SHAPES:
-        attributes = operator.defaults | {"axis": axis}
+        attributes = operator.values({}) | {"axis": axis}
         x = values(shape, "float32")
         node = session(one_node(operator, attributes), backend="extensions")
         oracle.assert_same_bits(run(node, x=x), expected(operator, x, attributes))
@@ -249,7 +250,7 @@ FUNCTIONS = {"bfp": bfp_quantize_dequantize, "mx": mx_quantize_dequantize}
 
 
 def operator_of(kind):
-    return next(operator for operator in BLOCK_OPERATORS if operator.name.lower().startswith(kind))
+    return next(operator for operator in OPERATORS if operator.name.lower().startswith(kind))
 
 
 @wrong
@@ -315,7 +316,7 @@ def test_axis_out_of_range_in_shape_inference(operator, shape, axis):
 @pytest.mark.compiled
 @operators
 def test_attributes_of_another_kind(operator):
-    name = next(name for name, default in operator.defaults.items() if isinstance(default, str))
+    name = next(name for name, default in operator.values({}).items() if isinstance(default, str))
     for attributes in ({name: 3}, {"block_size": "8"}, {"axis": 1.5}):
         with pytest.raises(Exception, match=f"attribute {next(iter(attributes))}"):
             session(one_node(operator, attributes))
@@ -354,10 +355,10 @@ import numpy as np
 from onnx_models import run, session
 from test_block_formats import one_node
 from quark_numba import bfp_quantize_dequantize, mx_quantize_dequantize
-from quark_numba.block_formats import BLOCK_OPERATORS
+from quark_numba.block.operators import OPERATORS
 x = np.zeros((4, 64), np.float32)
 x[1] = 1
-for operator in BLOCK_OPERATORS:
+for operator in OPERATORS:
     y = run(session(one_node(operator, {{}}), set_denormal_as_zero="1"), x=x)
     assert y.tolist() == x.tolist(), operator
 for method in ("to_bfp", "to_bfp_prime"):

@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_models import model, one_node
 
-from quark_numba import cli, model_run
+from quark_numba import cli
+from quark_numba.cli import inventory, measuring, type_table
 
 pytestmark = pytest.mark.compiled
 
@@ -136,7 +137,7 @@ def test_types(capsys):
 
 def test_readme_has_the_tables_of_types():
     readme = (ROOT / "README.md").read_text()
-    for operator, columns, rows in cli.type_tables():
+    for operator, columns, rows in type_table.type_tables():
         lines = ["| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *rows]]
         assert f"{operator}:\n\n" + "\n".join(lines) in readme
 
@@ -216,7 +217,7 @@ def test_quantized_nodes_are_kept_only_in_models_with_our_operators(tmp_path, do
         node.opset_import.append(helper.make_opsetid("com.amd.quark", 1))
     path = tmp_path / "m.onnx"
     onnx.save(node, path)
-    options = model_run.create_session(path, model_run.quantization_nodes(path)).get_session_options()
+    options = measuring.create_session(path, inventory.quantization_nodes(path)).get_session_options()
     if kept:
         assert options.get_session_config_entry("session.disable_quant_qdq") == "1"
     else:
@@ -250,7 +251,7 @@ def test_node_counts_in_subgraphs_and_functions(tmp_path):
     )
     counted.functions.append(function)
     onnx.save(counted, tmp_path / "m.onnx")
-    counts = model_run.quantization_nodes(tmp_path / "m.onnx")
+    counts = inventory.quantization_nodes(tmp_path / "m.onnx")
     assert [(n.operator.split("::")[1], n.element_type, n.count) for n in counts] == [
         ("QuantizeLinear", "?", 1),
         ("BFPQuantizeDequantize", "to_bfp", 1),

@@ -5,9 +5,9 @@ import onnx
 import oracle
 import pytest
 
-from quark_numba.dispatch import TABLE
 from quark_numba.element_types import ELEMENT_TYPES, find
-from quark_numba.operators import OPERATOR_VERSIONS
+from quark_numba.linear.dispatch import TABLE
+from quark_numba.linear.versions import VERSIONS
 
 rows = pytest.mark.parametrize("row", ELEMENT_TYPES, ids=lambda row: row.name)
 
@@ -41,14 +41,14 @@ def test_every_operator_has_kernels():
     for operation in ("quantize", "dequantize", "quantize_dequantize"):
         table = [key for key in TABLE if key.operation == operation]
         assert {key.quantized.name for key in table} == set(oracle.TYPES)
-        for version in OPERATOR_VERSIONS:
+        for version in VERSIONS:
             if version.operation == operation:
                 assert {key.x for key in table} >= set(version.x)
                 assert {key.y for key in table} >= set(version.y)
 
 
 def test_extended_types():
-    for version in OPERATOR_VERSIONS:
+    for version in VERSIONS:
         if version.domain in ("com.amd.quark", "com.vai.quantize"):
             assert {row.name for row in version.quantized} == set(oracle.EXTENDED)
 

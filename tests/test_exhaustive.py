@@ -21,7 +21,7 @@ from rich.progress import track
 
 import quark_numba
 from quark_numba import dequantize, quantize
-from quark_numba.operators import types
+from quark_numba.linear.versions import types
 
 pytestmark = pytest.mark.compiled
 
@@ -35,7 +35,7 @@ SCALES = np.array([1, 0.1, np.nextafter(np.float32(2), np.float32(0)), 3e-39, 1.
 # One call on as many takes a single thread, and all stays in cache.
 BLOCK = 1 << 16
 
-every_type = pytest.mark.parametrize("name", [row.name for row in types("quantize", "y") if row.bits <= 16])
+every_type = pytest.mark.parametrize("name", [row.name for row in types("quantize", "quantized") if row.bits <= 16])
 
 
 def expected_codes(x, scale, name):
@@ -137,5 +137,5 @@ def table():
 
 
 def test_readme_has_the_results():
-    assert sorted(results()) == sorted(row.name for row in types("quantize", "y") if row.bits <= 16)
+    assert sorted(results()) == sorted(row.name for row in types("quantize", "quantized") if row.bits <= 16)
     assert "\n".join(table()) in Path(__file__).parent.parent.joinpath("README.md").read_text()

@@ -14,16 +14,19 @@ import onnxruntime
 import oracle
 import pytest
 import samples
+from granularities import key_id
 from onnx_models import number, one_node, session
-from test_matrix import key_id
 
-from quark_numba import dequantize, dispatch, quantize
-from quark_numba.block_formats import BLOCK_TABLE, Blocks, block_shape
-from quark_numba.dispatch import TABLE
+from quark_numba import dequantize, quantize
+from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
+from quark_numba.block.granularity import Blocks, block_shape
+from quark_numba.catalog import OPERATORS
 from quark_numba.element_types import FLOAT32, find
-from quark_numba.granularity import Loop, loop_shape
-from quark_numba.operators import newest_versions
-from quark_numba.ort import c_api, native
+from quark_numba.linear.dispatch import TABLE
+from quark_numba.linear.granularity import Loop, loop_shape
+from quark_numba.linear.kernels import parallel_kernel
+from quark_numba.linear.key import select
+from quark_numba.ort import c_api
 
 pytestmark = pytest.mark.compiled
 
@@ -79,9 +82,9 @@ def test_kernel_stays_within_its_arrays(key):
         x = rng.integers(0, 2**8, np.prod(x_shape) * key.x.storage.itemsize, np.uint8).view(key.x.storage)
         scale, zero_point = np.full(rows, 0.5, key.scale_dtype), np.zeros(rows, key.zero_point_dtype)
         expected = np.empty(x.size, key.y.storage)
-        kernel(x, scale, zero_point, expected, *loop, 0)
+        kernel(x, scale, zero_point, expected, loop, 0)
         y = guarded(np.empty_like(expected), at_end)
-        kernel(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, *loop, 0)
+        kernel(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, loop, 0)
         assert y.tobytes() == expected.tobytes()
 
 
@@ -91,16 +94,18 @@ def test_kernel_stays_within_its_arrays(key):
 def test_past_the_cache_stays_within_its_arrays(operation, name):
     """On a few thousand elements, which begin and end anywhere between cache lines."""
     row = find(name)
-    key = dispatch.key(operation, *((FLOAT32, FLOAT32, row) if operation == "quantize" else (row, FLOAT32, FLOAT32)))
+    x_type, y_type = (FLOAT32, row) if operation == "quantize" else (row, FLOAT32)
+    key = select(operation, x_type, FLOAT32, row, y_type)
+    past_cache = parallel_kernel(key, past_cache=0)
     rng = np.random.default_rng(31)
     scale, zero_point = rng.uniform(0.1, 1, 7).astype(key.scale_dtype), np.zeros(7, key.zero_point_dtype)
     for size, at_end in product((1, 15, 2048, 5000, 6161), (True, False)):
         x = rng.integers(0, 2**8, size * key.x.storage.itemsize, np.uint8).view(key.x.storage)
         loop = Loop(1, 1, 7, 1, True)
         expected = np.empty(size, key.y.storage)
-        TABLE[key].serial(x, scale, zero_point, expected, *loop, 0)
+        TABLE[key].serial(x, scale, zero_point, expected, loop, 0)
         y = guarded(np.empty_like(expected), at_end)
-        TABLE[key].past_cache(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, *loop, 3)
+        past_cache(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, loop, 3)
         assert y.tobytes() == expected.tobytes()
 
 
@@ -117,19 +122,19 @@ def test_block_kernel_stays_within_its_arrays(key):
         blocks = Blocks(block, sub_block, 1, 6, -127, 127, 0, length, inner)
         x = rng.normal(0, 9, np.prod(x_shape)).astype(key.x.dtype).view(key.x.storage)
         expected = np.empty_like(x)
-        kernel(x, expected, blocks, 0, 1)
+        kernel(x, expected, blocks)
         y = guarded(np.empty_like(expected), at_end)
-        kernel(guarded(x, at_end), y, blocks, 0, 1)
+        kernel(guarded(x, at_end), y, blocks)
         assert y.tobytes() == expected.tobytes()
 
 
 def node_cases():
     """Every type of the operators in sessions, as x or y beside float32."""
     for domain in ("com.amd.quark", ""):
-        for version in newest_versions(domain):
-            for row in version.quantized:
-                if native.has_tensors(row) and (domain == "com.amd.quark" or RELEASE >= c_api.STANDARD_OPS_RELEASE):
-                    yield pytest.param(version.operation, row, domain, id=f"{version.full_name}-{row.name}")
+        for operator in OPERATORS.newest(domain):
+            for row in filter(None, operator.formats.values()):
+                if row.has_tensors() and (domain == "com.amd.quark" or RELEASE >= c_api.STANDARD_OPS_RELEASE):
+                    yield pytest.param(operator.operation, row, domain, id=f"{operator.full_name}-{row.name}")
 
 
 RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))

@@ -18,7 +18,8 @@ from onnx import TensorProto, helper
 from onnx_models import model, one_node, run, session
 
 import quark_numba
-from quark_numba.ort import c_api, native, shared_library
+from quark_numba.ort import c_api, native
+from quark_numba.ort.library import elf, load
 
 pytestmark = pytest.mark.compiled
 
@@ -256,10 +257,10 @@ for name in oracle.EXTENDED:
     subprocess.run([sys.executable, "-c", code], env={"PATH": "", "HOME": os.environ.get("HOME", "/")}, check=True)
 
 
-@pytest.mark.parametrize("machine", shared_library.MACHINES)
+@pytest.mark.parametrize("machine", elf.MACHINES)
 def test_library_segments(machine):
     """No segment, the stack included, is both writable and executable; no two share a page."""
-    library = shared_library.shared_library("RegisterCustomOps", 0x1234, shared_library.MACHINES[machine])
+    library = elf.shared_library("RegisterCustomOps", 0x1234, elf.MACHINES[machine])
     assert library[:4] == b"\x7fELF"
     assert struct.pack("<Q", 0x1234) in library
     count = struct.unpack_from("<H", library, 56)[0]
@@ -301,8 +302,8 @@ def test_files_that_cannot_be_loaded_are_not_left_behind(no_library, tmp_path):
 
 
 def test_extensions_where_files_are_refused_too(no_library):
-    no_library.setattr(native, "_load_memory_file", _refuse)
-    no_library.setattr(native, "_load_temporary_file", _refuse)
+    no_library.setattr(load, "_load_memory_file", _refuse)
+    no_library.setattr(load, "_load_temporary_file", _refuse)
     with pytest.raises(RuntimeError, match="cannot be loaded: refused; refused"):
         quark_numba.register(onnxruntime.SessionOptions(), backend="native")
     with pytest.warns(RuntimeWarning, match="lacks float16 and bfloat16.*speed") as warnings:

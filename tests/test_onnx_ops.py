@@ -13,15 +13,12 @@ import pytest
 from onnx import TensorProto, checker, defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeTypeError
-from onnx_models import OPERATORS, model, node_tests, number
+from onnx_models import INFERS, OPERATORS, model, node_tests, number
 
 import quark_numba
-from quark_numba.operators import OPERATOR_VERSIONS
+from quark_numba.catalog import OPERATORS as CATALOG
 
-QUARK = [version for version in OPERATOR_VERSIONS if version.domain and not version.via]
-
-# From onnx 1.19 on. Before that the type variables of the schemas tell element types, and nothing tells shapes.
-INFERS = hasattr(defs.OpSchema, "set_type_and_shape_inference_function")
+QUARK = [each for each in CATALOG if each.wing == "linear" and each.domain in ("com.amd.quark", "com.vai.quantize")]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -145,8 +142,8 @@ def node_model(operation, types, shapes, domain="com.amd.quark", output=None, **
 
 @pytest.mark.parametrize("version", QUARK, ids=lambda version: version.full_name)
 def test_schemas_follow_the_table(version):
-    for row in version.quantized:
-        types = ("float32" if version.operation == "quantize" else row.name, "float32", row.name)
+    for name in version.formats:
+        types = ("float32" if version.operation == "quantize" else name, "float32", name)
         for left_out in (False, True):
             if left_out:
                 types = (*types[:2], None)

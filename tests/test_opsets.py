@@ -8,10 +8,11 @@ import oracle
 import pytest
 import samples
 
-from quark_numba import api, dequantize, quantize
-from quark_numba.dispatch import TABLE
+from quark_numba import dequantize, quantize
 from quark_numba.element_types import ELEMENT_TYPES
-from quark_numba.operators import LATEST_OPSET, OPERATOR_VERSIONS, operator_version
+from quark_numba.linear import calls
+from quark_numba.linear.dispatch import TABLE
+from quark_numba.linear.versions import LATEST_OPSET, VERSIONS, version_of_opset
 
 OPERATORS = {"quantize": "QuantizeLinear", "dequantize": "DequantizeLinear"}
 
@@ -36,7 +37,7 @@ def type_names(of_schema, parameter):
 @opsets
 @operations
 def test_table_is_the_schemas(operation, opset):
-    version, expected = operator_version(operation, opset), schema(operation, opset)
+    version, expected = version_of_opset(operation, opset), schema(operation, opset)
     assert version.name == expected.name
     assert version.since_version == expected.since_version
     assert {row.name for row in version.x} == type_names(expected, expected.inputs[0])
@@ -51,7 +52,7 @@ def test_table_is_the_schemas(operation, opset):
 @operations
 def test_table_has_every_version(operation):
     schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == OPERATORS[operation] and not s.domain]
-    in_table = [v.since_version for v in OPERATOR_VERSIONS if v.operation == operation and not v.domain]
+    in_table = [v.since_version for v in VERSIONS if v.operation == operation and not v.domain]
     assert in_table == sorted(s.since_version for s in schemas if s.since_version <= LATEST_OPSET)
 
 
@@ -62,7 +63,7 @@ def no_kernels(monkeypatch):
     def run(key, *arguments):
         assert key in TABLE
 
-    monkeypatch.setattr(api, "_run", run)
+    monkeypatch.setattr(calls, "_run", run)
 
 
 NAMES = [row.name for row in ELEMENT_TYPES]

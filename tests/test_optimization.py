@@ -18,11 +18,15 @@ from onnx import helper
 from onnx_models import OPERATORS, model, ort_value
 
 import quark_numba
-from quark_numba import ModelError, cli, from_tensor_proto, model_files, optimize, to_tensor_proto
+from quark_numba import ModelError, cli, from_tensor_proto, optimize, to_tensor_proto
+from quark_numba.catalog import OPERATORS as OPERATORS_
 from quark_numba.element_types import find
-from quark_numba.operators import newest_versions
-from quark_numba.optimization import CODES, CONSTANT, FUSED, ROUND_TRIP, SHARED, optimized
-from quark_numba.ort import c_api, native
+from quark_numba.ort import c_api
+from quark_numba.rewriting import model_files
+from quark_numba.rewriting.constants import CODES, CONSTANT
+from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.pairs import FUSED, SHARED
+from quark_numba.rewriting.round_trips import ROUND_TRIP
 
 pytestmark = pytest.mark.compiled
 
@@ -230,7 +234,7 @@ def test_a_missing_zero_point_is_zero():
         assert_same_values(before, result.model, {"x": X})
 
 
-STANDARD = [row.name for row in newest_versions("")[0].quantized if native.has_tensors(row)]
+STANDARD = [name for name, row in OPERATORS_.find("", "QuantizeLinear").formats.items() if row.has_tensors()]
 
 
 @pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")

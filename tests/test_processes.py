@@ -1,57 +1,12 @@
 """Threads, forked children and freed memory, each in a process of its own."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from processes import PREPARE, run
 
 pytestmark = pytest.mark.compiled
-
-PREPARE = f"""
-import os, sys, threading, time
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import numpy as np
-import oracle
-from onnx_models import one_node, run, session
-import quark_numba
-from quark_numba import dequantize, get_library_path, quantize
-
-def check(name, seed=0):
-    x = np.random.default_rng(seed).normal(0, 50, 200_000).astype(np.float32)
-    zero_point = np.ones((), oracle.dtype(name))
-    expected = oracle.quantize(x, np.float32(0.5), zero_point, name)
-    oracle.assert_same_bits(quantize(x, np.float32(0.5), zero_point), expected)
-    node = session(one_node("quantize", name))
-    oracle.assert_same_bits(run(node, x=x, scale=np.float32(0.5), zero_point=zero_point), expected)
-
-def wait(child):
-    for _ in range(600):
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            assert status == 0, status
-            return
-        time.sleep(0.1)
-    os.kill(child, 9)
-    raise AssertionError("the child hangs")
-
-def fork(action):
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            action()
-            code = 0
-        finally:
-            os._exit(code)
-    return child
-"""
-
-
-def _run(code, expected=0, **environment):
-    done = subprocess.run([sys.executable, "-c", PREPARE + code], env={**os.environ, **environment}, timeout=300)
-    assert done.returncode == expected
 
 
 def has_tbb():
@@ -69,7 +24,7 @@ tbb = pytest.param("tbb", marks=pytest.mark.skipif(not has_tbb(), reason="Numba 
 def test_threads(layer):
     """Eight at once, each type first compiled, or loaded, by whoever comes first. Numba's workqueue layer ends a process
     that runs two parallel kernels at a time."""
-    _run(
+    run(
         """
 errors = []
 def work(i):
@@ -90,7 +45,7 @@ assert not errors, errors
 
 def test_sessions_and_threads():
     """One session from eight threads; sessions of one, two and five threads at a time; nodes of one model in parallel."""
-    _run(
+    run(
         """
 import onnxruntime
 from concurrent.futures import ThreadPoolExecutor
@@ -167,7 +122,7 @@ if __name__ == "__main__":
 )
 def test_a_process_ends_with_its_own_code(end, code):
     """With live sessions, of the main thread and of another."""
-    _run(
+    run(
         f"""
 kept = []
 def create():
@@ -187,12 +142,12 @@ node = kept[0]
 
 def test_a_forked_child():
     """OpenMP ends a child that uses its parent's pool."""
-    _run("check('int8'); wait(fork(lambda: check('int8'))); wait(fork(lambda: check('bfloat16'))); check('int8')")
+    run("check('int8'); wait(fork(lambda: check('int8'))); wait(fork(lambda: check('bfloat16'))); check('int8')")
 
 
 def test_a_fork_while_another_thread_creates_a_session():
     """No lock is left held in the child."""
-    _run(
+    run(
         """
 stop = threading.Event()
 def create():
@@ -215,7 +170,7 @@ finally:
 
 def test_a_zero_point_left_out_is_zero_until_the_run_ends():
     """Freed memory is filled with another byte: what is freed too early shows."""
-    _run(
+    run(
         """
 for name in oracle.EXTENDED:
     node = session(one_node("dequantize", name, zero_point=False))

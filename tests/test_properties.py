@@ -10,13 +10,14 @@ from hypothesis.extra import numpy as npst
 from onnx_models import one_node, run, session
 
 from quark_numba import dequantize, quantize
-from quark_numba.operators import newest_versions, types
+from quark_numba.catalog import OPERATORS
+from quark_numba.linear.versions import types
 
 # The first call of a type compiles.
 settings.register_profile("quark_numba", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("quark_numba")
 
-QUANTIZED = [row.name for row in types("quantize", "y")]
+QUANTIZED = [row.name for row in types("quantize", "quantized")]
 INTEGERS = [name for name in QUANTIZED if isinstance(oracle.TYPES[name], oracle.Integer)]
 FULL = ["float32", "float16", "bfloat16"]
 
@@ -116,7 +117,7 @@ def test_per_axis_is_per_tensor_slice_by_slice(call):
             oracle.assert_same_bits(y[i], quantize(piece, scale[i], of_slice, output_dtype=name))
 
 
-EXTENDED = [row.name for row in newest_versions("com.amd.quark")[0].quantized]
+EXTENDED = list(OPERATORS.find("com.amd.quark", "ExtendedQuantizeLinear").formats)
 
 
 @pytest.mark.compiled

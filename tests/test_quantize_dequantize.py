@@ -7,21 +7,20 @@ import onnxruntime
 import oracle
 import pytest
 import samples
+from granularities import GRANULARITIES, cell, keys
 from onnx import checker
 from onnx.reference import ReferenceEvaluator
-from onnx_models import one_node, run, session
-from test_matrix import GRANULARITIES, cell, keys
-from test_onnx_ops import INFERS
+from onnx_models import INFERS, one_node, run, session
 
 import quark_numba
 from quark_numba import quantize_dequantize
 from quark_numba.element_types import find
-from quark_numba.operators import types
-from quark_numba.ort import extensions, native
+from quark_numba.linear.versions import types
+from quark_numba.ort import extensions
 
-NAMES = [row.name for row in types("quantize_dequantize", "via")]
+NAMES = [row.name for row in types("quantize_dequantize", "quantized")]
 RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-in_sessions = pytest.mark.parametrize("name", [name for name in NAMES if native.has_tensors(find(name), RELEASE)])
+in_sessions = pytest.mark.parametrize("name", [name for name in NAMES if find(name).has_tensors(RELEASE)])
 DEFAULT_ATTRIBUTES = {"axis": 1, "block_size": 0, "saturate": 1}
 
 
@@ -36,7 +35,7 @@ def fused(name, **attributes):
 @keys("quantize_dequantize")
 def test_kernel(key):
     """Every tie of the type and both its neighbours, among others."""
-    name = key.via.name
+    name = key.quantized.name
     for scale in np.array(samples.SCALES, np.float32):
         for zero_point in samples.zero_points(name):
             x = samples.floats(name, scale, zero_point)

@@ -16,8 +16,8 @@ from onnx_models import model, node_tests, number, one_node, run, session
 import quark_numba
 from quark_numba import to_tensor_proto
 from quark_numba.element_types import FLOAT32, find
-from quark_numba.operators import newest_versions
-from quark_numba.ort import c_api, native
+from quark_numba.linear.versions import LATEST_OPSET, version_of_opset
+from quark_numba.ort import c_api
 
 RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 pytestmark = [
@@ -25,12 +25,12 @@ pytestmark = [
     pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime"),
 ]
 
-QUANTIZE, DEQUANTIZE = newest_versions("")
+QUANTIZE, DEQUANTIZE = (version_of_opset(operation, LATEST_OPSET) for operation in ("quantize", "dequantize"))
 ONNX_RUNTIMES_OPSET = 25
 
 
 def carried(rows):
-    return [row for row in rows if RELEASE >= c_api.STANDARD_OPS_RELEASE and native.has_tensors(row)]
+    return [row for row in rows if RELEASE >= c_api.STANDARD_OPS_RELEASE and row.has_tensors()]
 
 
 def cells(version):

@@ -6,7 +6,8 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import c_api
-from .native import REGISTERED, STANDARD_OPS, NotAvailableError, get_library_path
+from .library.load import NotAvailableError
+from .native import REGISTERED, STANDARD_OPS, get_library_path
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -22,11 +23,8 @@ Backend = Literal["native", "extensions"]
 def register(
     session_options: onnxruntime.SessionOptions, *, backend: Backend | None = None, standard_ops: bool = False
 ) -> Backend:
-    """Make Quark's operators known to the sessions that are created with `session_options`.
-
-    The operators are ExtendedQuantizeLinear, ExtendedDequantizeLinear, BFPQuantizeDequantize and MXQuantizeDequantize of
-    com.amd.quark, version 1; the same under their older names in com.vai.quantize, VitisQuantizeLinear, VitisDequantizeLinear,
-    BFPFixNeuron and MXFixNeuron; and QuantizeDequantizeLinear of quark_numba, version 1, which `optimize` writes.
+    """Make Quark's operators known to the sessions that are created with `session_options`, and the one that `optimize` writes:
+    those of the domains com.amd.quark, com.vai.quantize and quark_numba that ``quark-numba types`` prints.
 
     Parameters
     ----------

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+import functools
+from collections.abc import Callable
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_ubyte, c_uint32, c_void_p
 from enum import IntEnum
 from typing import Any
 
+from ..declaration import Attribute, Kind
 from ..element_types import ElementType
 
 # The API version that KernelContext_ParallelFor came with, and the release of that version. ONNX Runtime serves every
@@ -30,6 +33,7 @@ class OrtApi(IntEnum):
     GetDimensions = 62
     GetSymbolicDimensions = 63
     GetTensorTypeAndShape = 65
+    KernelInfoGetAttribute_float = 85
     KernelInfoGetAttribute_int64 = 86
     KernelInfoGetAttribute_string = 87
     KernelContext_GetInputCount = 88
@@ -38,6 +42,8 @@ class OrtApi(IntEnum):
     ReleaseStatus = 93
     ReleaseTensorTypeAndShapeInfo = 99
     AddSessionConfigEntry = 130
+    KernelInfoGetAttributeArray_float = 162
+    KernelInfoGetAttributeArray_int64 = 163
     HasSessionConfigEntry = 237
     ShapeInferContext_GetInputTypeShape = 268
     ShapeInferContext_GetAttribute = 269
@@ -59,17 +65,15 @@ ORT_INVALID_ARGUMENT = 2
 ORT_OP_ATTR_INT = 1
 
 # OrtCustomOpInputOutputCharacteristic
-REQUIRED, OPTIONAL = 0, 1
+REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2
 
-# ONNXTensorElementDataType, where it is not the number in TensorProto. Before release 1.31, ONNX Runtime took the latter
-# in some places and the former in others.
+# Since this release an operator of ours in ONNX's own domain replaces ONNX Runtime's.
 STANDARD_OPS_RELEASE = (1, 31)
-LAST_OLD_TYPE = 22  # int4
-_ELEMENT_TYPES = {"uint2": 24, "int2": 25, "float8e8m0": 26}
 
 
 def element_type(row: ElementType) -> int:
-    return _ELEMENT_TYPES.get(row.name, row.number)
+    """The number that ONNXTensorElementDataType has for it."""
+    return row.number if row.ort_number is None else row.ort_number
 
 
 GetApi = CFUNCTYPE(c_void_p, c_uint32)
@@ -101,8 +105,8 @@ class OrtCustomOp(ctypes.Structure):
         ("GetInputCharacteristic", CFUNCTYPE(c_int, c_void_p, c_size_t)),
         ("GetOutputCharacteristic", CFUNCTYPE(c_int, c_void_p, c_size_t)),
         ("GetInputMemoryType", CFUNCTYPE(c_int, c_void_p, c_size_t)),
-        ("GetVariadicInputMinArity", c_void_p),
-        ("GetVariadicInputHomogeneity", c_void_p),
+        ("GetVariadicInputMinArity", CFUNCTYPE(c_int, c_void_p)),
+        ("GetVariadicInputHomogeneity", CFUNCTYPE(c_int, c_void_p)),
         ("GetVariadicOutputMinArity", c_void_p),
         ("GetVariadicOutputHomogeneity", c_void_p),
         ("CreateKernelV2", CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))),
@@ -139,33 +143,47 @@ def create_status(api: int, code: int, message: str) -> int:
     return int(function(api, OrtApi.CreateStatus, c_void_p, c_int, c_char_p)(code, message.encode()))
 
 
-def attribute(api: int, info: int, name: str, default: Any) -> Any:
-    """A node's attribute of the type of `default`, int or str, or `default` where the node has none. Raises StatusError if it
-    is of another type."""
-    expected = "STRING" if isinstance(default, str) else "INT"
-    get = _string_attribute if isinstance(default, str) else _int64_attribute
+def attribute(api: int, info: int, attribute: Attribute) -> Any:
+    """A node's attribute, or its default where the node has none. Raises StatusError if it is of another kind, or required and
+    missing."""
     try:
-        return get(api, info, name.encode())
+        return _GET_ATTRIBUTE[attribute.kind](api, info, attribute.name.encode())
     except StatusError as error:
         if "No attribute with name" not in str(error):
-            raise StatusError(f"attribute {name}: {error}; expected {expected}") from None
-        return default
+            raise StatusError(f"attribute {attribute.name}: {error}; expected {attribute.kind}") from None
+        if attribute.default is None:
+            raise StatusError(f"attribute {attribute.name} is missing") from None
+        return attribute.default
 
 
-def _int64_attribute(api: int, info: int, name: bytes) -> int:
-    get = function(api, OrtApi.KernelInfoGetAttribute_int64, c_void_p, c_void_p, c_char_p, POINTER(c_int64))
-    value = c_int64()
-    check(api, get(info, name, ctypes.byref(value)))
+def _scalar_attribute(index: OrtApi, c_type: Any, api: int, info: int, name: bytes) -> Any:
+    value = c_type()
+    check(api, function(api, index, c_void_p, c_void_p, c_char_p, POINTER(c_type))(info, name, ctypes.byref(value)))
     return value.value
 
 
-def _string_attribute(api: int, info: int, name: bytes) -> str:
-    get = function(api, OrtApi.KernelInfoGetAttribute_string, c_void_p, c_void_p, c_char_p, c_char_p, POINTER(c_size_t))
+def _array_attribute(index: OrtApi, c_type: Any, api: int, info: int, name: bytes) -> list[Any]:
+    get = function(api, index, c_void_p, c_void_p, c_char_p, POINTER(c_type), POINTER(c_size_t))
     size = c_size_t()
     check(api, get(info, name, None, ctypes.byref(size)))
-    value = ctypes.create_string_buffer(size.value)
-    check(api, get(info, name, value, ctypes.byref(size)))
-    return value.raw[: size.value - 1].decode(errors="replace")
+    values = (c_type * size.value)()
+    if size.value:
+        check(api, get(info, name, values, ctypes.byref(size)))
+    return list(values)
+
+
+def _string_attribute(api: int, info: int, name: bytes) -> str:
+    content = bytes(_array_attribute(OrtApi.KernelInfoGetAttribute_string, c_ubyte, api, info, name))
+    return content[:-1].decode(errors="replace")
+
+
+_GET_ATTRIBUTE: dict[Kind, Callable[[int, int, bytes], Any]] = {
+    "INT": functools.partial(_scalar_attribute, OrtApi.KernelInfoGetAttribute_int64, c_int64),
+    "FLOAT": functools.partial(_scalar_attribute, OrtApi.KernelInfoGetAttribute_float, c_float),
+    "STRING": _string_attribute,
+    "INTS": functools.partial(_array_attribute, OrtApi.KernelInfoGetAttributeArray_int64, c_int64),
+    "FLOATS": functools.partial(_array_attribute, OrtApi.KernelInfoGetAttributeArray_float, c_float),
+}
 
 
 def inference_input(api: int, context: int, index: int) -> tuple[int | None, int]:

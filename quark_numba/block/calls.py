@@ -1,0 +1,165 @@
+"""Quark's block formats on arrays: check the arguments, select a kernel, run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import ArrayLike, NDArray
+
+from ..arguments import array, flat, index, output
+from ..element_types import FLOAT32, ElementType, checked
+from .dispatch import TABLE
+from .formats import bfp_format, mx_format
+from .granularity import FAULTS, Blocks, block_shape
+from .key import X_TYPES, Key
+
+# Below this many elements one thread is done before a second has woken up.
+_PARALLEL_SIZE = 1 << 16
+
+
+def bfp_quantize_dequantize(
+    x: ArrayLike,
+    *,
+    bfp_method: str = "to_bfp",
+    axis: int = 1,
+    bit_width: int = 16,
+    block_size: int = 8,
+    rounding_mode: int = 0,
+    sub_block_size: int = 2,
+    sub_block_shift_bits: int = 1,
+    convert_to_bfloat_before_bfp: int = 0,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Round to a block floating point format and back, as BFPQuantizeDequantize-1 of com.amd.quark.
+
+    Each block of elements shares the exponent of its largest, and each element keeps a sign and ``bit_width - 9`` bits. A
+    result of zero has x's sign.
+
+    Parameters
+    ----------
+    x : array_like of float32, float16 or bfloat16, any shape, strides and memory order
+        A single element comes back as it is.
+    bfp_method : "to_bfp", or "to_bfp_prime", also spelled "to_bfp_prime_shared"
+        "to_bfp": Inf and NaN come back as they are, and do not count for their block. "to_bfp_prime" (MicroeXponents, arXiv
+        2302.08007): sub-blocks of smaller elements have smaller exponents; a block that holds Inf or NaN becomes NaN, and
+        subnormal elements zero.
+    axis : int
+        Along which blocks are cut, -r..r-1. An array of one dimension is cut along that.
+    bit_width : int
+        10..24: a sign, 8 bits of the shared exponent, and the rest.
+    block_size : int
+        Elements that share an exponent. The last block along the axis may be shorter.
+    rounding_mode : int
+        Where halves go: 0 away from zero, 1 upward, 2 to even.
+    sub_block_size, sub_block_shift_bits : int
+        Of "to_bfp_prime": elements of a sub-block, which divides a block, and the bits of what its exponent is smaller by,
+        0..8.
+    convert_to_bfloat_before_bfp : int
+        1: round x to bfloat16 first.
+    out : ndarray, optional
+        Where to write the result: x's shape and dtype.
+
+    Returns
+    -------
+    ndarray of x's shape and dtype: `out`, or a new array in the memory order of x. What float16 and bfloat16 give is computed
+    in float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected. Nothing has been written then.
+    """
+    x_array, element_type = block_input(x)
+    key, blocks = bfp_format(
+        element_type,
+        bfp_method=bfp_method,
+        bit_width=index(bit_width, "bit_width"),
+        block_size=index(block_size, "block_size"),
+        rounding_mode=index(rounding_mode, "rounding_mode"),
+        sub_block_size=index(sub_block_size, "sub_block_size"),
+        sub_block_shift_bits=index(sub_block_shift_bits, "sub_block_shift_bits"),
+        convert_to_bfloat_before_bfp=index(convert_to_bfloat_before_bfp, "convert_to_bfloat_before_bfp"),
+    )
+    return _convert(key, blocks, x_array, axis, out)
+
+
+def mx_quantize_dequantize(
+    x: ArrayLike,
+    *,
+    element_dtype: str = "int8",
+    axis: int = 1,
+    block_size: int = 32,
+    rounding_mode: int = 0,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Round to a Microscaling format and back, as MXQuantizeDequantize-1 of com.amd.quark (OCP Microscaling Formats 1.0).
+
+    Each block of elements has a scale, a power of two that brings its largest into the highest binade of the element type. An
+    element is divided by it, rounded to the element type, saturated, and multiplied by it. Inf and NaN come back as they are,
+    and do not count for their block. A result of zero has x's sign, but for int8, which has no -0.
+
+    Parameters
+    ----------
+    x : array_like of float32, float16 or bfloat16, any shape, strides and memory order
+        A single element comes back as it is.
+    element_dtype : "fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1" or "int8"
+        int8 has 6 bits of fraction.
+    axis : int
+        Along which blocks are cut, -r..r-1. An array of one dimension is cut along that.
+    block_size : int
+        Elements that share a scale. The last block along the axis may be shorter.
+    rounding_mode : int
+        Where halves go, for int8: 0 away from zero, 1 upward, 2 to even. Float types are rounded to even.
+    out : ndarray, optional
+        Where to write the result: x's shape and dtype.
+
+    Returns
+    -------
+    ndarray of x's shape and dtype: `out`, or a new array in the memory order of x. What float16 and bfloat16 give is computed
+    in float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected. Nothing has been written then.
+    """
+    x_array, element_type = block_input(x)
+    key, blocks = mx_format(
+        element_type,
+        element_dtype=element_dtype,
+        block_size=index(block_size, "block_size"),
+        rounding_mode=index(rounding_mode, "rounding_mode"),
+    )
+    return _convert(key, blocks, x_array, axis, out)
+
+
+def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
+    """`x` as an array of a type that block formats take, and that type."""
+    x_array = array(x, "x", FLOAT32)
+    return x_array, checked(x_array.dtype, "x", X_TYPES)
+
+
+def _convert(key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, out: NDArray[Any] | None) -> NDArray[Any]:
+    axis = index(axis, "axis")
+    fault, length, inner = block_shape(x.shape, axis, blocks.block)
+    if fault:
+        raise ValueError(FAULTS[fault].format(axis=axis, x_shape=x.shape))
+    result, y_rows, y = output(out, x, key.x)
+    x_rows = x
+    if x.flags.fnc:
+        x_rows = x.T
+        _, length, inner = block_shape(x_rows.shape, ~axis, blocks.block)
+    _run(key, blocks._replace(length=length, inner=inner), flat(x_rows, key.x), flat(y, key.x))
+    if y is not y_rows:
+        y_rows[...] = y
+    return result if out is None else out
+
+
+def _run(key: Key, blocks: Blocks, x: Any, y: Any) -> None:
+    kernel = TABLE[key]
+    if x.size >= _PARALLEL_SIZE:
+        from ..compiling import jit  # which imports Numba
+
+        if jit.run_on_threads(lambda slices: kernel.parallel(x, y, blocks, slices)):
+            return
+    kernel.serial(x, y, blocks)

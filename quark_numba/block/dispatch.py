@@ -1,0 +1,29 @@
+"""The dispatch table: from the element types to the kernel compiled for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+from ..compiling.kernel import Table
+from .formats import MX_ELEMENT_TYPES
+from .key import X_TYPES, Key
+
+
+def _keys() -> Iterator[Key]:
+    for x in X_TYPES:
+        for element in MX_ELEMENT_TYPES.values():
+            if not element.is_integer:
+                yield Key(x, element, is_microexponent=False, rounds_to_bfloat16=False)
+        for is_microexponent in (False, True):
+            for rounds_to_bfloat16 in (False, True):
+                yield Key(x, None, is_microexponent, rounds_to_bfloat16)
+
+
+def _kernels() -> ModuleType:
+    from . import kernels  # which imports Numba
+
+    return kernels
+
+
+TABLE = Table(_keys(), _kernels)

@@ -1,0 +1,91 @@
+"""From the attributes of BFPQuantizeDequantize and MXQuantizeDequantize (com.amd.quark, version 1) to what selects a
+kernel, and to the numbers of the format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from ..element_types import ElementType, named
+from .granularity import Blocks
+from .key import Key
+
+# The element types of Microscaling formats, by their names in the attribute element_dtype.
+MX_ELEMENT_TYPES = dict(
+    zip(
+        ("fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "int8"),
+        named("float8e5m2 float8e4m3fn float6e3m2 float6e2m3 float4e2m1 int8"),
+        strict=True,
+    )
+)
+
+# The fraction bits of the int8 of Microscaling formats.
+INT8_FRACTION_BITS = 6
+
+# The values of the attribute bfp_method, and whether they stand for MicroeXponents.
+BFP_METHODS = {"to_bfp": False, "to_bfp_prime": True, "to_bfp_prime_shared": True}
+
+HALF_AWAY_FROM_ZERO, HALF_UPWARD, HALF_TO_EVEN = ROUNDING_MODES = range(3)
+
+# Sign, 8 bits of the shared exponent, and from 1 to 15 bits of a mantissa.
+BIT_WIDTHS = range(10, 25)
+
+
+def bfp_format(
+    x: ElementType,
+    *,
+    bfp_method: str,
+    bit_width: int,
+    block_size: int,
+    rounding_mode: int,
+    sub_block_size: int,
+    sub_block_shift_bits: int,
+    convert_to_bfloat_before_bfp: int,
+) -> tuple[Key, Blocks]:
+    """What BFPQuantizeDequantize's attributes select, without a shape. A wrong one raises ValueError."""
+    _one_of("bfp_method", bfp_method, BFP_METHODS)
+    _one_of("bit_width", bit_width, BIT_WIDTHS)
+    _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
+    _one_of("convert_to_bfloat_before_bfp", convert_to_bfloat_before_bfp, (0, 1))
+    positive("block_size", block_size)
+    is_microexponent = BFP_METHODS[bfp_method]
+    max_shift = 0
+    if is_microexponent:
+        positive("sub_block_size", sub_block_size)
+        if block_size % sub_block_size:
+            raise ValueError(f"sub_block_size is {sub_block_size}; expected one that divides block_size, {block_size}")
+        _one_of("sub_block_shift_bits", sub_block_shift_bits, range(9))
+        max_shift = 2**sub_block_shift_bits - 1
+    bits = bit_width - 9
+    key = Key(x, None, is_microexponent, bool(convert_to_bfloat_before_bfp))
+    most = 2**bits - 1
+    return key, Blocks(
+        block_size, sub_block_size if is_microexponent else block_size, max_shift, bits - 1, -most, most, rounding_mode
+    )
+
+
+def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int) -> tuple[Key, Blocks]:
+    """What MXQuantizeDequantize's attributes select, without a shape. A wrong one raises ValueError."""
+    _one_of("element_dtype", element_dtype, MX_ELEMENT_TYPES)
+    _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
+    positive("block_size", block_size)
+    element = MX_ELEMENT_TYPES[element_dtype]
+    if element.is_integer:
+        key, drop = Key(x, None, False, False), INT8_FRACTION_BITS
+    else:
+        key, drop = Key(x, element, False, False), math.floor(math.log2(element.highest))
+    return key, Blocks(block_size, block_size, 0, drop, int(element.lowest), int(element.highest), rounding_mode)
+
+
+def _one_of(name: str, value: Any, allowed: Collection[Any]) -> None:
+    kind = type(next(iter(allowed)))
+    if not isinstance(value, kind) or value not in allowed:
+        raise ValueError(f"{name} is {value!r}; expected {' or '.join(map(repr, allowed))}")
+
+
+def positive(name: str, value: int) -> int:
+    """`value`, if it is one that an attribute may hold."""
+    if not 0 < value < 2**63:
+        raise ValueError(f"{name} is {value}; expected a positive integer below 2**63")
+    return value

@@ -1,0 +1,57 @@
+"""From the shape of x to the loop: which elements are a block.
+
+``block_shape`` is compiled into the nodes of sessions as well, where it gets an array instead of a tuple: it uses nothing but
+``len``, indexing and integers, and reports a fault by number. ``FAULTS`` holds the message of each number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+NO_FAULT, AXIS = range(2)
+FAULTS = {AXIS: "axis is {axis}, out of range for x of shape {x_shape}"}
+
+
+class Blocks(NamedTuple):
+    """A block format, and how a kernel goes through x.
+
+    x is seen as an array of shape (outer, length, inner) in C order, and each `block` rows of its axis are blocks, side by
+    side, one for each of the `inner` columns. The last ones of an axis may have fewer rows. A block divides into sub-blocks
+    of `sub_block` rows.
+
+    The elements of a sub-block are whole numbers of steps, from `lowest` to `highest`, or values of a float type times a
+    step. A step is two to the power of the exponent of the block's largest element, less `drop`. In a sub-block whose
+    elements are all smaller it is divided by 2 as often as they allow, and at most `max_shift` times."""
+
+    block: int
+    sub_block: int
+    max_shift: int
+    drop: int
+    lowest: int
+    highest: int
+    rounding_mode: int  # of whole numbers
+    length: int = 0
+    inner: int = 0
+
+
+def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
+    """(fault, length, inner) of a shape given as a sequence of integers."""
+    rank = len(x_shape)
+    size = 1
+    for i in range(rank):
+        size *= x_shape[i]
+    if rank < 2:
+        axis = 0  # whatever the attribute says
+    if axis < -rank or axis >= (rank if rank else 1):
+        return AXIS, 0, 0
+    if size <= 1:
+        return NO_FAULT, size, 1
+    if axis < 0:
+        axis += rank
+    length = x_shape[axis]
+    inner = 1
+    for i in range(axis + 1, rank):
+        inner *= x_shape[i]
+    if length % block == 0:
+        length = size // inner  # as good as one long axis
+    return NO_FAULT, length, inner

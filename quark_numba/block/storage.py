@@ -1,0 +1,273 @@
+"""Block formats as they are stored: codes of elements, and what their blocks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from ..arguments import array, index
+from ..element_types import BFLOAT16, FLOAT8E8M0, FLOAT32, ElementType, checked
+from ..linear.calls import dequantize, quantize
+from .calls import bfp_quantize_dequantize, block_input, mx_quantize_dequantize
+from .formats import INT8_FRACTION_BITS, MX_ELEMENT_TYPES, bfp_format, mx_format, positive
+from .granularity import FAULTS, Blocks, block_shape
+from .key import X_TYPES
+
+# Of the exponent of float32 and float8e8m0, and that of Inf and NaN.
+_BIAS, _SPECIAL = 127, 255
+
+
+class BFPBlocks(NamedTuple):
+    """What `bfp_quantize` gives: an array of x's shape, and two with the number of blocks or sub-blocks along `axis`."""
+
+    mantissas: NDArray[Any]
+    """uint8, or uint16 for a bit_width above 16: ``bit_width - 9`` bits of magnitude, and above them the sign."""
+    exponents: NDArray[np.uint8]
+    """Of the blocks, biased by 127; 255: NaN."""
+    shifts: NDArray[np.uint8]
+    """What the exponents of sub-blocks are smaller by. "to_bfp" has one sub-block a block, and zeros."""
+
+
+def mx_quantize(
+    x: ArrayLike, *, element_dtype: str = "int8", axis: int = 1, block_size: int = 32, rounding_mode: int = 0
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Quantize to a Microscaling format (OCP Microscaling Formats 1.0): what `mx_quantize_dequantize` rounds to.
+
+    Parameters
+    ----------
+    x, element_dtype, axis, block_size, rounding_mode
+        As of `mx_quantize_dequantize`, but that a single element is a block like any other.
+
+    Returns
+    -------
+    codes : ndarray of x's shape
+        ml_dtypes' float8_e5m2, float8_e4m3fn, float6_e3m2fn, float6_e2m3fn or float4_e2m1fn, one element a byte; or int8, in
+        units of 2**-6.
+    scales : ndarray of ml_dtypes.float8_e8m0fnu
+        x's shape, but with the number of blocks along `axis`.
+
+    `mx_dequantize` gives bit for bit what `mx_quantize_dequantize` does, but for what the format cannot hold: a scale below
+    2**-127 becomes 2**-127, and Inf and NaN become the element type's; its NaN if it has no Inf; if it has neither, the scale
+    becomes NaN, and the block with it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected.
+    """
+    attributes = {"element_dtype": element_dtype, "block_size": block_size, "rounding_mode": rounding_mode}
+    values, axis, x_type = _values(x, axis)
+    _, blocks = mx_format(x_type, **_integers(attributes))
+    element = MX_ELEMENT_TYPES[element_dtype]
+    special = ~np.isfinite(values)
+    exponents = _maxima(np.where(special, 0, _exponents(values)), axis, blocks.block)
+    biased = np.maximum(exponents - (0 if element.is_integer else blocks.drop), 0)
+    if element.is_integer or not element.has_nan:
+        biased = np.where(_maxima(special, axis, blocks.block), _SPECIAL, biased)
+    scales = np.asarray(biased).astype(np.uint8).view(FLOAT8E8M0.dtype)
+    finite = np.where(special, np.float32(0), values)
+    if element.is_integer:
+        rounded = _rounded(mx_quantize_dequantize, finite, axis, attributes).astype(np.float64)
+        steps = _spread(exponents - _BIAS - INT8_FRACTION_BITS, axis, blocks.block, values.shape)
+        # The lowest code times the largest scale is beyond float32.
+        codes = np.maximum(np.ldexp(rounded, -steps), element.lowest)
+        return np.asarray(codes).astype(element.dtype), scales
+    finite_scales = np.where(biased == _SPECIAL, 0, biased).astype(np.uint8).view(FLOAT8E8M0.dtype)
+    minus_zero = np.full(scales.shape, -0.0, element.dtype)  # a sum with it keeps the sign of zero
+    codes = quantize(finite, finite_scales, minus_zero, axis=axis, block_size=blocks.block if values.ndim else 0)
+    if element.has_nan:
+        with np.errstate(invalid="ignore"):
+            codes[special] = values[special].astype(element.dtype)
+    return codes, scales
+
+
+def mx_dequantize(
+    codes: NDArray[Any],
+    scales: NDArray[Any],
+    *,
+    axis: int = 1,
+    block_size: int = 32,
+    output_dtype: DTypeLike | str | int = "float32",
+) -> NDArray[Any]:
+    """The values of what `mx_quantize` gives, in float32, float16 or bfloat16: code times scale, rounded once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected.
+    """
+    codes, scales = array(codes, "codes", None), array(scales, "scales", None)
+    element = checked(codes.dtype, "codes", tuple(MX_ELEMENT_TYPES.values()))
+    checked(scales.dtype, "scales", (FLOAT8E8M0,))
+    y = checked(output_dtype, "output_dtype", X_TYPES)
+    axis, block_size = _axis(codes.shape, axis), positive("block_size", index(block_size, "block_size"))
+    _check_shape("scales", scales, "codes", codes.shape, axis, block_size)
+    factors = scales.astype(np.float32) * np.float32(2.0**-INT8_FRACTION_BITS if element.is_integer else 1)
+    return dequantize(codes, factors, axis=axis, block_size=block_size if codes.ndim else 0, output_dtype=y.name)
+
+
+def bfp_quantize(
+    x: ArrayLike,
+    *,
+    bfp_method: str = "to_bfp",
+    axis: int = 1,
+    bit_width: int = 16,
+    block_size: int = 8,
+    rounding_mode: int = 0,
+    sub_block_size: int = 2,
+    sub_block_shift_bits: int = 1,
+    convert_to_bfloat_before_bfp: int = 0,
+) -> BFPBlocks:
+    """Quantize to a block floating point format: what `bfp_quantize_dequantize` rounds to.
+
+    Parameters
+    ----------
+    As of `bfp_quantize_dequantize`, but that a single element is a block like any other.
+
+    Returns
+    -------
+    BFPBlocks, of which `bfp_dequantize` gives bit for bit what `bfp_quantize_dequantize` does, but that with "to_bfp" too Inf
+    and NaN make their whole block NaN, as the format cannot hold them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected.
+    """
+    attributes = {
+        "bfp_method": bfp_method,
+        "bit_width": bit_width,
+        "block_size": block_size,
+        "rounding_mode": rounding_mode,
+        "sub_block_size": sub_block_size,
+        "sub_block_shift_bits": sub_block_shift_bits,
+        "convert_to_bfloat_before_bfp": convert_to_bfloat_before_bfp,
+    }
+    values, axis, x_type = _values(x, axis)
+    key, blocks = bfp_format(x_type, **_integers(attributes))
+    if key.rounds_to_bfloat16:
+        with np.errstate(over="ignore"):
+            values = values.astype(BFLOAT16.dtype).astype(np.float32)
+    exponents = _exponents(values)
+    shared, subs = _maxima(exponents, axis, blocks.block), _maxima(exponents, axis, blocks.sub_block)
+    sub_blocks = blocks.block // blocks.sub_block
+    shifts = np.minimum(_spread(shared, axis, sub_blocks, subs.shape) - subs, blocks.max_shift)
+    special = _spread(shared == _SPECIAL, axis, blocks.block, values.shape)
+    rounded = _rounded(bfp_quantize_dequantize, np.where(special, np.float32(0), values), axis, attributes)
+    steps = _step_exponents(shared, shifts, axis, blocks, values.shape)
+    magnitudes = np.ldexp(np.abs(rounded).astype(np.float64), -steps)
+    mantissas = magnitudes.astype(np.int64) | np.signbit(rounded).astype(np.int64) << (blocks.drop + 1)
+    dtype = np.uint8 if blocks.drop + 2 <= 8 else np.uint16
+    return BFPBlocks(mantissas.astype(dtype), shared.astype(np.uint8), shifts.astype(np.uint8))
+
+
+def bfp_dequantize(
+    blocks: BFPBlocks,
+    *,
+    bfp_method: str = "to_bfp",
+    axis: int = 1,
+    bit_width: int = 16,
+    block_size: int = 8,
+    sub_block_size: int = 2,
+    output_dtype: DTypeLike | str | int = "float32",
+) -> NDArray[Any]:
+    """The values of what `bfp_quantize` gives with these attributes, in float32, float16 or bfloat16.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected.
+    """
+    y = checked(output_dtype, "output_dtype", X_TYPES)
+    attributes: dict[str, Any] = {
+        "bfp_method": bfp_method,
+        "bit_width": bit_width,
+        "block_size": block_size,
+        "sub_block_size": sub_block_size,
+    }
+    attributes |= {"rounding_mode": 0, "sub_block_shift_bits": 0, "convert_to_bfloat_before_bfp": 0}
+    _, numbers = bfp_format(FLOAT32, **_integers(attributes))
+    if not isinstance(blocks, BFPBlocks):
+        raise TypeError(f"blocks is a {type(blocks).__name__}; expected BFPBlocks")
+    mantissas, exponents, shifts = (array(each, name, None) for name, each in zip(BFPBlocks._fields, blocks, strict=True))
+    wanted = np.dtype(np.uint8 if numbers.drop + 2 <= 8 else np.uint16)
+    for name, each, dtype in (
+        ("mantissas", mantissas, wanted),
+        ("exponents", exponents, np.dtype(np.uint8)),
+        ("shifts", shifts, np.dtype(np.uint8)),
+    ):
+        if each.dtype != dtype:
+            raise TypeError(f"{name} has dtype {each.dtype}; expected {dtype}")
+    axis = _axis(mantissas.shape, axis)
+    _check_shape("exponents", exponents, "mantissas", mantissas.shape, axis, numbers.block)
+    _check_shape("shifts", shifts, "mantissas", mantissas.shape, axis, numbers.sub_block)
+    steps = _step_exponents(exponents, shifts, axis, numbers, mantissas.shape)
+    magnitudes = (mantissas & (2 ** (numbers.drop + 1) - 1)).astype(np.float64)
+    values = np.ldexp(np.where(mantissas >> (numbers.drop + 1) & 1, -magnitudes, magnitudes), steps)
+    values = np.where(_spread(exponents == _SPECIAL, axis, numbers.block, mantissas.shape), np.nan, values)
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32).astype(y.dtype)
+
+
+def _values(x: Any, axis: Any) -> tuple[NDArray[np.float32], int, ElementType]:
+    x_array, x_type = block_input(x)
+    return np.ascontiguousarray(x_array, np.float32).reshape(x_array.shape), _axis(x_array.shape, axis), x_type
+
+
+def _axis(shape: tuple[int, ...], axis: Any) -> int:
+    axis = index(axis, "axis")
+    fault, _, _ = block_shape(shape, axis, 1)
+    if fault:
+        raise ValueError(FAULTS[fault].format(axis=axis, x_shape=shape))
+    return axis % len(shape) if len(shape) > 1 else 0
+
+
+def _integers(attributes: dict[str, Any]) -> dict[str, Any]:
+    texts = ("bfp_method", "element_dtype")
+    return {name: value if name in texts else index(value, name) for name, value in attributes.items()}
+
+
+def _check_shape(name: str, values: NDArray[Any], of: str, shape: tuple[int, ...], axis: int, block: int) -> None:
+    expected = tuple(-(-length // block) if i == axis else length for i, length in enumerate(shape))
+    if values.shape != expected:
+        raise ValueError(f"{name} has shape {values.shape}; expected {expected} for {of} of shape {shape}")
+
+
+def _rounded(
+    convert: Callable[..., NDArray[Any]], values: NDArray[np.float32], axis: int, attributes: dict[str, Any]
+) -> NDArray[np.float32]:
+    if values.size == 1:  # alone it would pass through
+        return convert(np.append(values, np.float32(0)), axis=0, **attributes)[:1].reshape(values.shape)
+    return convert(values, axis=axis, **attributes)
+
+
+def _exponents(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Biased."""
+    return (values.view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int64)
+
+
+def _step_exponents(
+    exponents: NDArray[Any], shifts: NDArray[Any], axis: int, blocks: Blocks, shape: tuple[int, ...]
+) -> NDArray[np.int64]:
+    """For each element, of the step that it is a multiple of."""
+    shared = _spread(exponents.astype(np.int64), axis, blocks.block, shape)
+    return shared - _spread(shifts.astype(np.int64), axis, blocks.sub_block, shape) - _BIAS - blocks.drop
+
+
+def _maxima(values: NDArray[Any], axis: int, block: int) -> NDArray[Any]:
+    """Of each block along the axis."""
+    if values.ndim == 0:
+        return values
+    length = values.shape[axis]
+    return np.maximum.reduceat(values, np.arange(0, length, min(block, max(length, 1))), axis)
+
+
+def _spread(values: NDArray[Any], axis: int, block: int, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Of blocks along the axis, for each element of an array of this shape."""
+    if values.ndim == 0:
+        return values
+    length = shape[axis]
+    return np.repeat(values, min(block, max(length, 1)), axis)[(slice(None),) * axis + (slice(length),)]

@@ -1,0 +1,66 @@
+"""Every operator of every wing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from .block.operators import OPERATORS as _BLOCK
+from .declaration import Operator
+from .linear.operators import OPERATORS as _LINEAR
+from .linear.versions import LATEST_OPSET
+
+# Names of operators that quantize, of this package or not.
+QUANTIZATION = re.compile(r"(Quantize|Dequantize)(Linear|Dequantize)$|FixNeuron$")
+
+# ONNX Runtime's own domain, in which QuantizeLinear and DequantizeLinear are ONNX's.
+_ALIASES = {"com.microsoft": ""}
+
+
+class Catalog:
+    """Operators, each version of each by its domain and name."""
+
+    def __init__(self, operators: Iterable[Operator]) -> None:
+        self._versions: dict[tuple[str, str], list[Operator]] = {}
+        for operator in operators:
+            self.add(operator)
+
+    def add(self, operator: Operator) -> None:
+        """Raises ValueError if there is such a version already, or a later one."""
+        versions = self._versions.setdefault((operator.domain, operator.name), [])
+        if versions and versions[-1].since_version >= operator.since_version:
+            raise ValueError(f"{operator.full_name}-{operator.since_version} comes twice, or after a later version")
+        versions.append(operator)
+
+    def __iter__(self) -> Iterator[Operator]:
+        """Every version, those of one operator in order."""
+        for versions in self._versions.values():
+            yield from versions
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(domain for domain, _ in self._versions))
+
+    def newest(self, domain: str) -> tuple[Operator, ...]:
+        """The newest version of each operator in a domain; it takes all that the older ones do."""
+        return tuple(versions[-1] for (own, _), versions in self._versions.items() if own == domain)
+
+    def find(self, domain: str, name: str) -> Operator | None:
+        """The newest version of an operator, for a node of that domain and op_type."""
+        versions = self._versions.get((_ALIASES.get(domain, domain), name))
+        return versions[-1] if versions else None
+
+    def of_opset(self, operator: Operator, opset: int) -> Operator:
+        """The version of one of ONNX's own operators that an opset has. Raises ValueError if it is not known."""
+        versions = self.versions(operator)
+        known = [each for each in versions if each.since_version <= opset <= LATEST_OPSET]
+        if not known:
+            raise ValueError(f"opset is {opset}; expected {versions[0].since_version}..{LATEST_OPSET}")
+        return known[-1]
+
+    def versions(self, operator: Operator) -> tuple[Operator, ...]:
+        """All versions of an operator, the oldest first."""
+        return tuple(self._versions[operator.domain, operator.name])
+
+
+OPERATORS = Catalog((*_LINEAR, *_BLOCK))

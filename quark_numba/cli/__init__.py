@@ -1,0 +1,395 @@
+"""The command ``quark-numba``, also ``python -m quark_numba``."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import math
+import platform
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import ModelError
+from .printing import OUTPUT, print_table, progress, tell
+
+if TYPE_CHECKING:
+    from ..element_types import ElementType
+    from . import measuring
+    from .inventory import QuantizationNodes
+
+_DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 0, 1 if a model cannot be used; exits with 2 on wrong arguments."""
+    options = _parser().parse_args(arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, *_, **__: tell("yellow", "warning", message)
+        try:
+            code: int = options.action(options)
+        except ModelError as error:
+            tell("red", "error", error)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="quark-numba", description="Run models that AMD Quark quantized, in ONNX Runtime.")
+    parser.add_argument("--version", action="version", version=f"quark-numba {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = _add_runner(commands, "run", "run a model, time it, and compare it with a reference")
+    run.set_defaults(action=_run)
+    run.add_argument("--reference", metavar="FLOAT_MODEL", help="the model before it was quantized, to compare with")
+
+    profile = _add_runner(commands, "profile", "show where the time goes, before and after the model is optimised")
+    profile.set_defaults(action=_profile)
+    profile.add_argument("--standard-ops", action="store_true", help=_STANDARD_OPS)
+    profile.add_argument("--nodes", type=_positive, default=10, metavar="N", help="to show one by one (default: %(default)s)")
+
+    optimize = commands.add_parser("optimize", help="write a model that gives the same, faster")
+    optimize.set_defaults(action=_optimize)
+    optimize.add_argument("model", metavar="IN", help="an ONNX model")
+    optimize.add_argument("out", metavar="OUT", help="the optimised model; tensors beyond 2 GiB go to OUT.data")
+    optimize.add_argument("--keep-codes", action="store_true", help="leave constants quantized: a smaller, slower model")
+    optimize.add_argument("--standard-ops", action="store_true", help=_STANDARD_OPS)
+    optimize.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+    warmup = commands.add_parser("warmup", help="compile ahead, into the cache, what calls and sessions need")
+    warmup.set_defaults(action=_warmup)
+    warmup.add_argument(
+        "--types",
+        nargs="+",
+        choices=_quantized_types(),
+        metavar="TYPE",
+        help="to and from float32, for calls and sessions (default: those of Quark's operators, unless there is a model): "
+        + ", ".join(_quantized_types()),
+    )
+    warmup.add_argument("--model", metavar="FILE", help="what a session of this ONNX model needs")
+
+    types = commands.add_parser("types", help="print which types each operator has, since which version, and where they run")
+    types.set_defaults(action=_types)
+    types.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    info = commands.add_parser("info", help="print versions, the backend in use, and threads")
+    info.set_defaults(action=_info)
+    info.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    return parser
+
+
+_STANDARD_OPS = "run ONNX's own operators by this package, too, and not by ONNX Runtime"
+
+
+def _add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
+    """A command that runs a model."""
+    runner: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
+    runner.add_argument("model", metavar="MODEL", help="an ONNX model")
+    inputs = runner.add_mutually_exclusive_group()
+    inputs.add_argument("--inputs", metavar="FILE.npz", help="inputs by name (default: random, of the model's shapes)")
+    inputs.add_argument(
+        "--dim",
+        type=_dimension,
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="a free dimension of random inputs, by its name or as INPUT[AXIS] (default: 1)",
+    )
+    runner.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
+    runner.add_argument("--threads", type=_positive, default=0, metavar="N", help="of a session (default: ONNX Runtime's)")
+    runner.add_argument("--runs", type=_positive, default=50, metavar="N", help="for the medians (default: %(default)s)")
+    runner.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    return runner
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    name, separator, value = text.rpartition("=")
+    if not name or not separator or not value.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=N")
+    return name, int(value)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from . import inventory
+
+    models = [(path, inventory.quantization_nodes(path)) for path in (options.model, options.reference) if path]
+    report: dict[str, Any] = {
+        "model": options.model,
+        "nodes": [{**asdict(counted), "run_by": counted.run_by} for counted in models[0][1]],
+    }
+    if not options.json:
+        _print_nodes(report)
+    report |= _measurements(options, models)
+    if options.json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print_measurements(report)
+    return 0
+
+
+def _warmup(options: argparse.Namespace) -> int:
+    from ..element_types import find
+    from . import inventory, measuring
+
+    names = options.types or ([] if options.model else _quark_types())
+    with progress("compiling", 2 * len(_FORMS) * len(names) + bool(options.model)) as tick:
+        for name in names:
+            _compile(find(name), tick)
+        if options.model:
+            measuring.create_session(options.model, inventory.quantization_nodes(options.model))
+            tick()
+    return 0
+
+
+# What calls on small and on large arrays need, and sessions.
+_FORMS = ("serial", "parallel", "task")
+
+
+def _compile(element_type: ElementType | None, tick: Callable[[], None]) -> None:
+    from ..element_types import FLOAT32
+    from ..linear.dispatch import TABLE
+    from ..linear.kernels import widen_function
+    from ..linear.key import select
+    from ..ort.nodes import context, linear
+
+    assert element_type
+    context.compute_function(linear.compute, "linear")
+    context.destroy_function()
+    for key in (
+        select("quantize", FLOAT32, FLOAT32, element_type, element_type),
+        select("dequantize", element_type, FLOAT32, element_type, FLOAT32),
+    ):
+        widen_function(element_type, key.zero_point_dtype)
+        for form in _FORMS:
+            getattr(TABLE[key], form)
+            tick()
+
+
+def _quantized_types() -> list[str]:
+    from ..linear.versions import types
+
+    return [element_type.name for element_type in types("quantize", "quantized")]
+
+
+def _quark_types() -> list[str]:
+    from ..catalog import OPERATORS
+
+    operator = OPERATORS.find("com.amd.quark", "ExtendedQuantizeLinear")
+    return list(operator.formats) if operator else []
+
+
+def _measurements(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> dict[str, Any]:
+    """What ``run`` finds out by running, in JSON's types. `models`: paths and quantization nodes."""
+    from . import measuring
+
+    sessions, load_times = [], []
+    for path, nodes in models:
+        with progress(f"loading {path}") as tick:
+            start = time.perf_counter()
+            sessions.append(measuring.create_session(path, nodes, backend=options.backend, threads=options.threads))
+            load_times.append(time.perf_counter() - start)
+            tick()
+    inputs = _inputs(options, sessions[0])
+    outputs = [measuring.run(session, inputs) for session in sessions]
+    with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
+        medians = measuring.latencies(sessions, inputs, options.runs, tick)
+    report: dict[str, Any] = {
+        "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
+        "threads": options.threads or "default",
+        "load_seconds": load_times[0],
+        "median_seconds": medians[0],
+    }
+    if options.reference:
+        report["reference"] = {
+            "model": options.reference,
+            "load_seconds": load_times[1],
+            "median_seconds": medians[1],
+            "latency_ratio": medians[0] / medians[1],
+            "outputs": [
+                {"output": d.output, "sqnr_db": _json_number(d.sqnr_db), "largest_difference": _json_number(d.largest)}
+                for d in measuring.differences(*outputs)
+            ],
+        }
+    return report
+
+
+def _inputs(options: argparse.Namespace, session: Any) -> measuring.Arrays:
+    from . import measuring
+
+    if options.inputs:
+        return measuring.read_inputs(session, options.inputs)
+    return measuring.random_inputs(session, dict(options.dim))
+
+
+def _optimize(options: argparse.Namespace) -> int:
+    from ..rewriting import model_files, optimize
+
+    with progress(f"optimising {options.model}"):
+        result = optimize.optimized(options.model, keep_codes=options.keep_codes, standard_ops=options.standard_ops)
+        model_files.save(result.model, options.out)
+    accounts = {"done": result.done, "left": result.left}
+    if options.json:
+        rows = {
+            name: [{"operator": operator, "nodes": count, key: text} for (operator, text), count in sorted(account.items())]
+            for (name, account), key in zip(accounts.items(), ("what", "why"), strict=True)
+        }
+        print(json.dumps({"model": options.model, "out": options.out, **rows}, indent=2))
+        return 0
+    for account, title, column in (
+        (result.done, f"Quantization nodes that {options.out} has no more", "what was done"),
+        (result.left, "Quantization nodes that were left", "why"),
+    ):
+        lines = [[operator, str(count), text] for (operator, text), count in sorted(account.items())]
+        print_table(title, ["operator", ">nodes", column], lines or [["none", "", ""]])
+    return 0
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from ..rewriting import model_files, optimize
+    from . import inventory, measuring
+
+    nodes = inventory.quantization_nodes(options.model)
+    times = {}
+    optimised = optimize.optimize(options.model, standard_ops=options.standard_ops)
+    with model_files.session_source(optimised) as source:
+        for name, content in {"before": None, "after": source}.items():
+            with progress(f"profiling, {name} it is optimised"):
+                times[name] = measuring.node_times(
+                    options.model,
+                    nodes,
+                    lambda session: _inputs(options, session),
+                    options.runs,
+                    backend=options.backend,
+                    threads=options.threads,
+                    content=content,
+                    standard_ops=options.standard_ops,
+                )
+    if options.json:
+        print(json.dumps({name: [asdict(each) for each in each_times] for name, each_times in times.items()}, indent=2))
+        return 0
+    _print_profile(times, options.nodes)
+    return 0
+
+
+def _print_profile(times: dict[str, list[measuring.NodeTime]], most: int) -> None:
+    """By kind, by operator and by node, of the model before and after it was optimised."""
+
+    def line(name: str, chosen: Callable[[measuring.NodeTime], bool]) -> list[str]:
+        cells = [name]
+        for each_times in times.values():
+            seconds = [each.seconds for each in each_times if chosen(each)]
+            total = sum(each.seconds for each in each_times)
+            share = sum(seconds) / total if total else 0.0
+            cells += [str(len(seconds)), f"{1e3 * sum(seconds):.3f}", f"{share:.0%}"] if seconds else ["", "", ""]
+        return cells
+
+    columns = [f">{column}" for name in times for column in (f"nodes {name}", "ms", "share")]
+    kinds = [
+        line("quantization", lambda each: each.quantizes),
+        line("the rest", lambda each: not each.quantizes),
+        line("all", lambda each: True),
+    ]
+    print_table("Time of a run, as ONNX Runtime's profiler has it, which adds some to each node", ["", *columns], kinds)
+    seconds: dict[str, float] = {}
+    for each in itertools.chain.from_iterable(times.values()):
+        seconds[each.operator] = seconds.get(each.operator, 0.0) + each.seconds
+    by_operator = [line(name, functools.partial(_is_of, name)) for name in sorted(seconds, key=lambda name: -seconds[name])]
+    print_table("By operator", ["operator", *columns], by_operator)
+    for name, each_times in times.items():
+        rows = [[each.node, each.operator, f"{1e6 * each.seconds:.0f}"] for each in each_times[:most]]
+        print_table(f"The slowest nodes, {name}", ["node", "operator", ">µs"], rows)
+
+
+def _is_of(operator: str, each: measuring.NodeTime) -> bool:
+    return each.operator == operator
+
+
+def _json_number(value: float) -> float | str:
+    """JSON has no infinities and no NaN."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _print_nodes(report: dict[str, Any]) -> None:
+    rows = [[n["operator"], n["element_type"], str(n["count"]), n["run_by"]] for n in report["nodes"]]
+    columns = ["operator", "type", ">nodes", "run by"]
+    print_table(f"Quantization nodes of {report['model']}", columns, rows or [["none", "", "", ""]])
+
+
+def _print_measurements(report: dict[str, Any]) -> None:
+    inputs = ", ".join(f"{name} {i['dtype']} {tuple(i['shape'])}" for name, i in report["inputs"].items())
+    rows = [_timing(report)]
+    reference = report.get("reference")
+    if reference:
+        rows = [[*rows[0], f"{reference['latency_ratio']:.2f}"], [*_timing(reference), "1.00"]]
+    columns = ["model", ">load, ms", ">median latency, ms"] + ([">ratio"] if reference else [])
+    print_table(f"Time (threads: {report['threads']}; inputs: {inputs})", columns, rows)
+
+    if reference:
+        rows = [
+            [o["output"], _number(o["sqnr_db"], ".1f"), _number(o["largest_difference"], ".3g")] for o in reference["outputs"]
+        ]
+        print_table("Difference from the reference", ["output", ">SQNR, dB", ">largest difference"], rows)
+
+
+def _timing(report: dict[str, Any]) -> list[str]:
+    return [Path(report["model"]).name, f"{1e3 * report['load_seconds']:.0f}", f"{1e3 * report['median_seconds']:.2f}"]
+
+
+def _number(value: float | str, form: str) -> str:
+    return value if isinstance(value, str) else format(value, form)
+
+
+def _info(options: argparse.Namespace) -> int:
+    import numba
+    import onnxruntime
+
+    from ..ort import get_library_path
+
+    try:
+        get_library_path()
+        backend, reason = "native", "the default where it is available"
+    except RuntimeError as error:
+        backend, reason = "extensions", f"the native way is not available: {error}"
+    facts = {
+        "quark_numba": __version__,
+        "Python": platform.python_version(),
+        **{name: version(name) for name in _DISTRIBUTIONS},
+        "machine": f"{platform.system()} {platform.machine()}",
+        "backend": backend,
+        "why": reason,
+        "threads of direct calls": numba.get_num_threads(),
+        "threads of a session": f"the session's own; {onnxruntime.get_device()} provider",
+    }
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print_table("", ["", ""], [[name, str(value)] for name, value in facts.items()])
+    return 0
+
+
+def _types(options: argparse.Namespace) -> int:
+    from . import type_table
+
+    if options.json:
+        print(json.dumps(type_table.type_rows(), indent=2))
+        return 0
+    for operator, columns, rows in type_table.type_tables():
+        print_table(operator, columns, rows)
+    OUTPUT.print(type_table.TYPES_LEGEND, soft_wrap=True)
+    return 0

@@ -1,0 +1,78 @@
+"""Whose nodes a model has: its quantization nodes, by operator and element type, and who runs them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import helper
+
+from ..catalog import OPERATORS, QUANTIZATION
+from ..rewriting import model_files
+
+
+@dataclass(frozen=True)
+class QuantizationNodes:
+    """The quantization nodes of one operator and element type in a model, and who runs them."""
+
+    operator: str
+    element_type: str
+    count: int
+
+    @property
+    def run_by(self) -> str:
+        domain, _, name = self.operator.partition("::")
+        if domain not in [each for each in OPERATORS.domains if each]:
+            return "ONNX Runtime"
+        operator = OPERATORS.find(domain, name)
+        return "quark_numba" if operator and self.element_type in (*operator.formats, "?") else "nobody"
+
+
+def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
+    """Those of the model at `path`, by operator and element type, subgraphs and local functions included."""
+    model = model_files.load(path, external_data=False)
+    counts: Counter[tuple[str, str]] = Counter()
+    _count(model.graph, {}, counts)
+    for function in model.functions:
+        _count(function, {}, counts)
+    return [QuantizationNodes(*key, count) for key, count in sorted(counts.items())]
+
+
+def _count(
+    graph: onnx.GraphProto | onnx.FunctionProto, outer_types: Mapping[str, str], counts: Counter[tuple[str, str]]
+) -> None:
+    types = dict(outer_types)
+    if isinstance(graph, onnx.GraphProto):
+        types |= {tensor.name: _name(tensor.data_type) for tensor in graph.initializer}
+        types |= {value.name: _name(value.type.tensor_type.elem_type) for value in [*graph.input, *graph.value_info]}
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.name == "value":
+                types[node.output[0]] = _name(attribute.t.data_type)
+            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                _count(subgraph, types, counts)
+        if not QUANTIZATION.search(node.op_type):
+            continue
+        element_type = _element_type(node, types)
+        if node.op_type.endswith("QuantizeLinear"):
+            types[node.output[0]] = element_type
+        counts[f"{node.domain or 'ai.onnx'}::{node.op_type}", element_type] += 1
+
+
+def _name(data_type: int) -> str:
+    return str(onnx.TensorProto.DataType.Name(data_type)).lower()
+
+
+def _element_type(node: onnx.NodeProto, types: Mapping[str, str]) -> str:
+    """What the operator says, or for one of others of a like name."""
+    operator = OPERATORS.find(node.domain, node.op_type) or OPERATORS.find("", node.op_type)
+    attributes = {}
+    for attribute in node.attribute:
+        # Of a function, it may refer to the function's own: then it is known when the function is called, and has no value
+        # here.
+        value = helper.get_attribute_value(attribute) if not attribute.ref_attr_name else "?"
+        attributes[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return operator.format_of([types.get(name) for name in node.input], attributes) if operator else "?"

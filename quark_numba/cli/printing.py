@@ -1,0 +1,39 @@
+"""Tables, messages and progress bars on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+OUTPUT = Console(highlight=False)
+_messages = Console(stderr=True, highlight=False)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns whose name begins with ">" are aligned to the right."""
+    if title:
+        OUTPUT.print(f"[bold]{escape(title)}", soft_wrap=True)
+    table = Table(show_header=any(columns))
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    OUTPUT.print(table)
+
+
+def tell(style: str, what: str, message: object) -> None:
+    _messages.print(f"[{style}]{what}:[/] {escape(str(message))}", soft_wrap=True)
+
+
+@contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal, gone when it is done. Yields what is to be called after each of `total` steps."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_messages, transient=True, disable=not _messages.is_terminal) as bar:
+        task = bar.add_task(escape(what), total=total)
+        yield lambda: bar.advance(task)

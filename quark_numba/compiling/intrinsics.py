@@ -1,0 +1,162 @@
+"""What Numba's Python cannot say: half precision conversion, and memory by its address, for what ONNX Runtime calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.core.typing.npydecl import parse_dtype
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
+
+from .jit import JIT_ENABLED
+
+_HALF_BITS = ir.IntType(16)
+_WORD = ir.IntType(64)
+
+# Without an instruction for it, LLVM calls a run-time library that is not there, and that ends the process.
+_triple, _, _features = cpu_target.target_context.codegen().magic_tuple()
+HAS_FLOAT16 = JIT_ENABLED and (_triple.startswith("aarch64") or "+f16c" in _features.split(","))
+
+
+@intrinsic
+def float16_bits(typingctx: Any, value: Any) -> Any:
+    """float32 -> the bits of the nearest float16, ties to even. Only where HAS_FLOAT16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), _HALF_BITS)
+
+    return types.uint16(types.float32), generate
+
+
+@intrinsic
+def float16_value(typingctx: Any, bits: Any) -> Any:
+    """The bits of a float16 -> float32. Only where HAS_FLOAT16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+# Memory by its address, an int64. None of these checks anything, or keeps anything alive.
+
+
+@intrinsic
+def array_at(typingctx: Any, address: Any, size: Any, dtype: Any) -> Any:
+    """The array of `size` elements that lies at `address`. Unlike ``numba.carray`` it compiles to no function of its own."""
+    array_type = types.Array(parse_dtype(dtype), 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = make_array(array_type)(context, builder)
+        itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array_type.dtype)))
+        data = builder.inttoptr(arguments[0], array.data.type)
+        populate_array(array, data=data, shape=[arguments[1]], strides=[itemsize], itemsize=itemsize, meminfo=None)
+        return array._getvalue()
+
+    return array_type(types.int64, types.int64, dtype), generate
+
+
+@intrinsic
+def record_at(typingctx: Any, address: Any, dtype: Any) -> Any:
+    """The record of a structured `dtype` that lies at `address`; its fields can be read and set."""
+    record_type = parse_dtype(dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(record_type))
+
+    return record_type(types.int64, dtype), generate
+
+
+@intrinsic
+def stack(typingctx: Any, words: Any) -> Any:
+    """The address of room for int64 words that is there until the calling function returns. Not to be used in a loop."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(builder.alloca(_WORD, arguments[0]), _WORD)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def allocate(typingctx: Any, size: Any) -> Any:
+    """The address of `size` bytes that `release` is to be called with, or 0 if there is no memory."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(context.nrt.allocate(builder, arguments[0]), _WORD)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def release(typingctx: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        context.nrt.free(builder, builder.inttoptr(arguments[0], cgutils.voidptr_t))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+LINE = 64  # bytes of a cache line
+
+
+@intrinsic
+def copy_past_cache(typingctx: Any, target: Any, source: Any, lines: Any) -> Any:
+    """Copy cache lines, to an address that is a multiple of LINE, with stores that do not read what they replace. They may
+    be seen out of order: other threads wait for `fence`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(8), LINE)
+        targets, sources = (builder.inttoptr(address, vector.as_pointer()) for address in arguments[:2])
+        flag = builder.module.add_metadata([ir.IntType(32)(1)])
+        with cgutils.for_range(builder, arguments[2]) as loop:
+            line = builder.load(builder.gep(sources, [loop.index]), align=1)
+            store = builder.store(line, builder.gep(targets, [loop.index]), align=LINE)
+            store.set_metadata("nontemporal", flag)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def fence(typingctx: Any) -> Any:
+    """What was stored before is seen before what is stored after."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def call(typingctx: Any, address: Any, arguments: Any) -> Any:
+    """Call the C function at `address` with a tuple of integers and return what it leaves in the result register.
+
+    Pointers, ``size_t`` and ``int64_t`` all go in general registers in the System V and AAPCS64 calling conventions, so
+    64-bit integers stand for each of them; so does the result, which is meaningless for a ``void`` function.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        function_type = ir.FunctionType(_WORD, [_WORD] * len(arguments))
+        function = builder.inttoptr(values[0], function_type.as_pointer())
+        return builder.call(function, cgutils.unpack_tuple(builder, values[1], len(arguments)))
+
+    return types.int64(types.int64, types.UniTuple(types.int64, len(arguments))), generate
+
+
+@intrinsic
+def ask(typingctx: Any, address: Any, arguments: Any) -> Any:
+    """Call a C function whose last parameter says where it is to write a word: (what it returns, the word)."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        answer = cgutils.alloca_once(builder, _WORD)
+        function_type = ir.FunctionType(_WORD, [_WORD] * len(arguments) + [_WORD.as_pointer()])
+        function = builder.inttoptr(values[0], function_type.as_pointer())
+        returned = builder.call(function, [*cgutils.unpack_tuple(builder, values[1], len(arguments)), answer])
+        return context.make_tuple(builder, signature.return_type, (returned, builder.load(answer)))
+
+    return types.UniTuple(types.int64, 2)(types.int64, types.UniTuple(types.int64, len(arguments))), generate

@@ -1,0 +1,186 @@
+"""What an operator says of itself. All that knows operators reads this: registration with ONNX Runtime, schemas, the reference
+evaluator, the optimiser, the command and the tables of the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+from .element_types import ElementType, names
+
+# The names that ``onnx.AttributeProto.AttributeType`` has for them, and what Python has.
+Kind = Literal["INT", "FLOAT", "STRING", "INTS", "FLOATS"]
+_PYTHON: dict[Kind, Callable[[Any], Any]] = {
+    "INT": int,
+    "FLOAT": float,
+    "STRING": str,
+    "INTS": lambda values: [int(value) for value in values],
+    "FLOATS": lambda values: [float(value) for value in values],
+}
+
+Option = Literal["required", "optional", "variadic"]
+
+# A shape of which a dimension may be unknown.
+Shape = Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute of an operator."""
+
+    name: str
+    default: Any = None  # None: the attribute is required
+    doc: str = ""
+    kind: Kind = "INT"
+
+    # Whether those who write models write it on every node. Through onnxruntime-extensions an attribute can be read only then.
+    is_always_written: bool = True
+
+    def value(self, given: Any) -> Any:
+        """`given` as Python has this kind of attribute; an attribute may come as text."""
+        return _PYTHON[self.kind](given)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An input or an output. Those with the same type variable have the same element type. A variadic one stands for one or
+    more and comes last."""
+
+    name: str
+    variable: str
+    doc: str = ""
+    option: Option = "required"
+
+
+class Tensor(NamedTuple):
+    """What is known of a tensor before the model runs."""
+
+    element_type: ElementType | None
+    shape: Shape | None
+
+
+class Overload(NamedTuple):
+    """An operator with one element type for each type variable: those of its inputs and outputs."""
+
+    inputs: tuple[ElementType, ...]
+    outputs: tuple[ElementType, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """A version of an operator.
+
+    Parameters
+    ----------
+    wing : str
+        The package that it belongs to; ``ort/nodes`` has a module of that name, with its compute function.
+    domain, name, since_version
+        As in ONNX; `domain` is "" for ONNX's own.
+    operation : str
+        What it does; operators that do the same under other names say the same here. The optimiser knows "quantize" and
+        "dequantize".
+    doc : str
+        For the schema.
+    types : mapping of type variable to element types
+        In the order in which ONNX Runtime is to try them.
+    inputs, outputs : tuple of Parameter
+    attributes : tuple of Attribute
+    call : callable
+        ``call(*inputs, **attributes)`` with arrays, None for an optional input that is left out, and values for all attributes.
+        Returns an array, or a tuple of arrays if there are several outputs. Raises TypeError or ValueError.
+    infer : callable
+        ``infer(inputs, attributes)`` with a ``Tensor`` for each input, None for one that is left out, and values for all
+        attributes. Returns a ``Tensor`` for each output. Raises ValueError for attributes and shapes that cannot be.
+    faults : mapping of number to message
+        What a run may find wrong. In a message, ``{NAME_shape}`` stands for the shape of the input NAME, and ``{NAME}`` for the
+        value of the attribute NAME, an INT.
+    formats : mapping of name to element type
+        The number formats that it quantizes to or from, and the type of the tensors that hold these; None where none does.
+    format_of : callable
+        ``format_of(types, attributes)`` with the name of an element type for each input, None where it is unknown or the input
+        is left out, and the attributes that a node has. Returns the name of the node's format, "?" if it is unknown.
+    column : str
+        The type variable that the tables of the documentation have columns for, beside a row for each format.
+    attributes_of_shapes : callable, optional
+        ``attributes_of_shapes(*shapes of inputs)`` returns what the shapes tell of attributes that are not always written.
+    is_pure : bool
+        Whether the same inputs always give the same outputs, so that a node of constants is a constant.
+    """
+
+    wing: str
+    domain: str
+    name: str
+    since_version: int
+    operation: str
+    doc: str
+    types: Mapping[str, tuple[ElementType, ...]]
+    inputs: tuple[Parameter, ...]
+    outputs: tuple[Parameter, ...]
+    attributes: tuple[Attribute, ...]
+    call: Callable[..., Any]
+    infer: Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[Tensor]]
+    faults: Mapping[int, str]
+    formats: Mapping[str, ElementType | None]
+    format_of: Callable[[Sequence[str | None], Mapping[str, Any]], str]
+    column: str
+    attributes_of_shapes: Callable[..., dict[str, Any]] | None = None
+    is_pure: bool = True
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.domain or 'ai.onnx'}::{self.name}"
+
+    @property
+    def fewest_inputs(self) -> int:
+        return sum(parameter.option != "optional" for parameter in self.inputs)
+
+    @property
+    def most_inputs(self) -> int | None:
+        """None: any number."""
+        return None if self.inputs[-1].option == "variadic" else len(self.inputs)
+
+    def input(self, index: int) -> Parameter:
+        """That of a node's input; a variadic one stands for all from its place on."""
+        return self.inputs[min(index, len(self.inputs) - 1)]
+
+    def overloads(self, allowed: Callable[[ElementType], bool]) -> Iterator[Overload]:
+        """Those of allowed element types. Those come first whose outputs have the types of inputs: where a model does not say
+        what an output is, ONNX Runtime takes the first that fits."""
+        variables = list(self.types)
+        found = []
+        for chosen in product(*(filter(allowed, element_types) for element_types in self.types.values())):
+            types = dict(zip(variables, chosen, strict=True))
+            inputs, outputs = (tuple(types[parameter.variable] for parameter in each) for each in (self.inputs, self.outputs))
+            found.append(Overload(inputs, outputs))
+        yield from sorted(found, key=lambda overload: not set(overload.outputs) <= set(overload.inputs))
+
+    def check_types(self, element_types: Sequence[ElementType | None]) -> None:
+        """Raises TypeError if an input has another element type than it may have; None: unknown."""
+        variables: dict[str, ElementType] = {}
+        for index, element_type in enumerate(element_types):
+            if element_type is None:
+                continue
+            parameter = self.input(index)
+            allowed = self.types[parameter.variable]
+            if variables.setdefault(parameter.variable, element_type) is not element_type:
+                allowed = (variables[parameter.variable],)
+            if element_type not in allowed:
+                raise TypeError(f"{parameter.name} has element type {element_type.name}; expected {names(allowed)}")
+
+    def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values for all attributes: those that a node has, or their defaults. Raises ValueError if a required one is
+        missing."""
+        result = {}
+        for attribute in self.attributes:
+            value = given.get(attribute.name, attribute.default)
+            if value is None:
+                raise ValueError(f"attribute {attribute.name} is missing")
+            result[attribute.name] = value
+        return result
+
+    def fault(self, number: int, shapes: Sequence[Any], attributes: Mapping[str, Any]) -> str:
+        """The message of a fault; `shapes` are those of the inputs, in the form that the message is to have."""
+        names = [f"{parameter.name}_shape" for parameter in self.inputs]
+        return self.faults[number].format(**dict(zip(names, shapes, strict=False)), **attributes)

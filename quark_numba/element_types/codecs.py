@@ -1,0 +1,210 @@
+"""Codes to values and back: for each row of the table, small functions that are compiled into the kernels.
+
+A code's value is exact in float32; that of a 32-bit integer is exact in float64.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from ..compiling import intrinsics
+from ..compiling.jit import inline
+from . import FLOAT16, FLOAT32, ElementType
+
+
+def wide_type(element_type: ElementType) -> Any:
+    """float32 or float64: which of the two holds every value of the type."""
+    return np.float64 if element_type.is_integer and element_type.bits > 16 else np.float32
+
+
+@functools.cache
+def decoder(element_type: ElementType) -> Any:
+    """Code as stored -> its value in the wide type."""
+    if element_type is FLOAT32:
+        return same
+    if element_type.is_integer:
+        return _integer_decoder(element_type)
+    if element_type is FLOAT16 and intrinsics.HAS_FLOAT16:
+        return inline(lambda code: intrinsics.float16_value(code))
+    return _float_decoder(element_type)
+
+
+@functools.cache
+def encoder(element_type: ElementType, saturate: bool) -> Any:
+    """float32 -> code of a float type as stored: rounded half to even, and beyond the finite range saturated, or else Inf
+    or what stands for it."""
+    if element_type is FLOAT32:
+        return same
+    if element_type.exponent_bits == 8:
+        return _upper_bits_encoder(element_type, saturate)
+    if element_type is FLOAT16 and intrinsics.HAS_FLOAT16:
+        bits = inline(lambda value: intrinsics.float16_bits(value))
+    else:
+        bits = _float_encoder(element_type, saturate)
+    if not saturate:
+        return bits
+    lowest, highest = np.float32(element_type.lowest), np.float32(element_type.highest)
+
+    # Saturating before rounding is saturating after it: what lies between the largest finite value and the next that
+    # there would be rounds to one of the two, and both saturate to the former.
+    def encode(value: Any) -> Any:
+        value = lowest if value < lowest else value  # NaN stays
+        return bits(highest if value > highest else value)
+
+    return inline(encode)
+
+
+@functools.cache
+def rounder(element_type: ElementType) -> Any:
+    """float32 -> the nearest value of a 16-bit float type, as float32."""
+    encode, decode = encoder(element_type, saturate=False), decoder(element_type)
+    return inline(lambda value: decode(encode(value)))
+
+
+@functools.cache
+def nearest(element_type: ElementType) -> Any:
+    """float32 of no more than twice the largest finite value -> the nearest value of a float type of up to 11 bits of precision
+    and 5 of exponent, ties to even, saturated, of the same sign.
+
+    One unit in the last place of `magic`, 1.5 times a power of two, is that of the value's binade in the type, or of its
+    subnormals: adding it rounds to multiples of that, and half to even ones, as `magic` is one.
+    """
+    u32, f32 = np.uint32, np.float32
+    exponent_mask, smallest, highest = u32(0xFF << 23), u32((128 - element_type.bias) << 23), f32(element_type.highest)
+    up, half_bit = u32((23 - element_type.mantissa_bits) << 23), u32(1 << 22)
+
+    def nearest_value(value: Any) -> Any:
+        exponent = max(u32(f32(value).view(u32) & exponent_mask), smallest)
+        magic = u32(u32(exponent + up) | half_bit).view(f32)
+        magnitude = abs(f32(f32(value + magic) - magic))
+        return np.copysign(highest if magnitude > highest else magnitude, value)
+
+    return inline(nearest_value)
+
+
+def _integer_decoder(element_type: ElementType) -> Any:
+    wide = wide_type(element_type)
+    if element_type.bits >= 8:
+        return inline(lambda code: wide(code))
+    # The bits above a code are not to be relied on: ml_dtypes clears those of int4, others extend the sign into them.
+    i32, unused = np.int32, np.int32(32 - element_type.bits)
+    if element_type.is_signed:
+        return inline(lambda code: wide(i32(i32(i32(code) << unused) >> unused)))
+    mask = i32(2**element_type.bits - 1)
+    return inline(lambda code: wide(i32(i32(code) & mask)))
+
+
+# Numba computes with 64-bit integers unless it is told not to, and vectors then hold half as many: hence every u32.
+# A float32 is sign, 8 exponent bits with bias 127, 23 mantissa bits. Below, `exponent_shift` moves between the biases and
+# `shift` between the mantissas of float32 and the format.
+
+
+def _float_decoder(element_type: ElementType) -> Any:
+    """The bits of a format with no more exponent or mantissa bits than float32 -> float32, exactly."""
+    u32, f32 = np.uint32, np.float32
+    shift = u32(23 - element_type.mantissa_bits)
+    if element_type.exponent_bits == 8:
+        return inline(lambda code: u32(u32(code) << shift).view(f32))
+
+    sign_shift = u32(32 - element_type.bits)
+    sign_bit = u32(1 << 31)
+    magnitude_mask = u32((1 << (element_type.bits - 1)) - 1)
+    smallest_normal = u32(1 << element_type.mantissa_bits)
+    exponent_shift = u32((127 - element_type.bias) << 23)
+    subnormal_unit = f32(2.0 ** (1 - element_type.bias - element_type.mantissa_bits))
+
+    # Inf and NaN: with an all-ones exponent as in IEEE formats, or one NaN of all ones (of either sign), or one in the
+    # place of -0.
+    has_infinity, has_nan, has_negative_zero = element_type.has_infinity, element_type.has_nan, element_type.has_negative_zero
+    first_special = u32((2**element_type.exponent_bits - 1) << element_type.mantissa_bits) if has_infinity else magnitude_mask
+    special_bits = u32(0xFF << 23) if has_infinity else u32(0x1FF << 22)
+    code_mask, negative_zero = u32(2**element_type.bits - 1), u32(1 << (element_type.bits - 1))
+
+    def decode(code: Any) -> Any:
+        magnitude = u32(u32(code) & magnitude_mask)
+        normal = u32(u32(magnitude << shift) + exponent_shift)
+        subnormal = f32(f32(magnitude) * subnormal_unit).view(u32)  # a product of an integer and a power of two
+        bits = normal if magnitude >= smallest_normal else subnormal
+        if has_nan and has_negative_zero:
+            bits = u32(bits | special_bits) if magnitude >= first_special else bits
+        elif has_nan:
+            bits = special_bits if u32(u32(code) & code_mask) == negative_zero else bits
+        sign = u32(u32(u32(code) << sign_shift) & sign_bit)
+        return u32(bits | sign).view(f32)
+
+    return inline(decode)
+
+
+def _upper_bits_encoder(element_type: ElementType, saturate: bool) -> Any:
+    """The same as `_float_encoder` for a format with the exponents of float32: its codes are float32's upper bits, Inf and what
+    rounds to it are float32's, and saturating is taking the lower of two magnitudes, seen as integers."""
+    u32, f32, code_type = np.uint32, np.float32, element_type.storage.type
+    shift, sign_bit, magnitude_mask = u32(23 - element_type.mantissa_bits), u32(1 << 31), u32(0x7FFFFFFF)
+    one, half_less_one, quiet = u32(1), u32((1 << (22 - element_type.mantissa_bits)) - 1), u32(element_type.nan)
+    largest = np.float32(element_type.highest).view(u32)
+
+    def encode(value: Any) -> Any:
+        bits = f32(value).view(u32)
+        magnitude = u32(bits & magnitude_mask)
+        odd = u32(u32(magnitude >> shift) & one)
+        magnitude = u32(u32(magnitude + half_less_one) + odd)
+        if saturate:
+            magnitude = min(magnitude, u32(largest + half_less_one))
+        code = u32(u32(magnitude | u32(bits & sign_bit)) >> shift)
+        return code_type(code if value == value else u32(u32(bits >> shift) | quiet))
+
+    return inline(encode)
+
+
+def _float_encoder(element_type: ElementType, saturated: bool) -> Any:
+    """float32 -> the bits of the nearest value, ties to even. `saturated`: no input is beyond the finite range.
+
+    Adding half a unit of the kept mantissa less one, and one more if what is kept is odd, carries into what is kept
+    exactly when what is dropped is above half a unit, or is half and the kept part odd. A carry out of the mantissa
+    raises the exponent, as it must. What comes out beyond the largest finite value becomes Inf, or NaN where there is no
+    Inf, or the largest where there is neither. A NaN, which that could carry away, becomes the quiet NaN of its sign, or
+    its substitute.
+    """
+    u32, f32, code_type = np.uint32, np.float32, element_type.storage.type
+    shift = u32(23 - element_type.mantissa_bits)
+    one, half_less_one = u32(1), u32((1 << (22 - element_type.mantissa_bits)) - 1)
+    magnitude_mask, sign_shift, sign_bit = u32(0x7FFFFFFF), u32(32 - element_type.bits), u32(1 << (element_type.bits - 1))
+    exponent_shift = u32((127 - element_type.bias) << element_type.mantissa_bits)
+    smallest_normal = f32(2.0 ** (1 - element_type.bias))
+    # One unit in the last place of this float32 is one of the format's subnormals: adding it rounds to those, half to
+    # even, and leaves their number in the low bits.
+    magic = f32(2.0 ** (24 - element_type.bias - element_type.mantissa_bits))
+    magic_bits = magic.view(u32)
+
+    largest: Any = u32(np.flatnonzero(element_type.code_values == np.float32(element_type.highest))[0])
+    nan = u32(element_type.nan)
+    overflow: Any = u32(largest + one) if element_type.has_infinity else nan if element_type.has_nan else largest
+    has_nan, has_negative_zero, zero = element_type.has_nan, element_type.has_negative_zero, u32(0)
+
+    def encode(value: Any) -> Any:
+        bits = f32(value).view(u32)
+        magnitude = u32(bits & magnitude_mask)
+        odd = u32(u32(magnitude >> shift) & one)
+        code = u32(u32(u32(u32(magnitude + half_less_one) + odd) >> shift) - exponent_shift)
+        absolute = magnitude.view(f32)
+        subnormal = u32(f32(absolute + magic).view(u32) - magic_bits)
+        code = code if absolute >= smallest_normal else subnormal
+        if not saturated:
+            code = overflow if code > largest else code
+        sign = u32(u32(bits >> sign_shift) & sign_bit)
+        if not has_negative_zero:
+            sign = sign if code != zero else zero
+        if has_nan:
+            code = code if value == value else nan
+            return code_type(u32(code | sign))
+        return code_type(u32(code | sign) if value == value else nan)
+
+    return inline(encode)
+
+
+@inline
+def same(value: Any) -> Any:
+    return value

@@ -1,0 +1,152 @@
+"""2-, 4- and 6-bit codes, one a byte, to and from ONNX's packed bytes: the first element in the lowest bits
+(onnx.proto, ``TensorProto.raw_data``)."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ..compiling.lock import created_once
+from . import ELEMENT_TYPES, ElementType, checked
+
+# Bound when `regroup` is compiled.
+FROM_BITS: Any = None
+TO_BITS: Any = None
+
+
+def regroup(source: Any, target: Any) -> None:
+    """The low FROM_BITS bits of each source byte become the low TO_BITS bits of each target byte, the first ones in the
+    lowest. The other bits of the source do not count, those of the target are 0, and so is what is left of the last byte."""
+    # Words in which both come out even: 8 bits, or of 6-bit codes 24.
+    bits = 24 if FROM_BITS == 6 or TO_BITS == 6 else 8
+    from_bytes, to_bytes = bits // FROM_BITS, bits // TO_BITS
+    from_mask, to_mask = np.uint32(2**FROM_BITS - 1), np.uint32(2**TO_BITS - 1)
+    words = min(source.size // from_bytes, target.size // to_bytes)
+    for i in range(words):
+        word = np.uint32(0)
+        for j in range(from_bytes):
+            word |= (np.uint32(source[i * from_bytes + j]) & from_mask) << np.uint32(j * FROM_BITS)
+        for j in range(to_bytes):
+            target[i * to_bytes + j] = np.uint8((word >> np.uint32(j * TO_BITS)) & to_mask)
+    word = np.uint32(0)
+    for j in range(source.size - words * from_bytes):
+        word |= (np.uint32(source[words * from_bytes + j]) & from_mask) << np.uint32(j * FROM_BITS)
+    for j in range(target.size - words * to_bytes):
+        target[words * to_bytes + j] = np.uint8((word >> np.uint32(j * TO_BITS)) & to_mask)
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """`regroup` compiled for codes of `bits` bits, each when it is first asked for."""
+
+    bits: int
+
+    @created_once
+    def pack(self) -> Any:
+        return _kernel(self.bits, 8)
+
+    @created_once
+    def unpack(self) -> Any:
+        return _kernel(8, self.bits)
+
+
+def _kernel(from_bits: int, to_bits: int) -> Any:
+    from ..compiling import jit  # which imports Numba
+
+    signature = "void(Array(uint8, 1, 'C', readonly=True), uint8[::1])"
+    return jit.kernel(regroup, f"regroup_{from_bits}_{to_bits}_kernel", signature, FROM_BITS=from_bits, TO_BITS=to_bits)
+
+
+@functools.cache
+def regroup_function(from_bits: int, to_bits: int) -> Any:
+    """`regroup` for compiled functions to call."""
+    from ..compiling import jit
+
+    return jit.function(regroup, f"regroup_{from_bits}_{to_bits}", FROM_BITS=from_bits, TO_BITS=to_bits)
+
+
+_PACKED = tuple(element_type for element_type in ELEMENT_TYPES if element_type.bits < 8)
+_PACKINGS = {element_type.bits: _Packing(element_type.bits) for element_type in _PACKED}
+
+
+def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Pack elements as ONNX does: the first one in the lowest bits of the first byte (onnx.proto, TensorProto.raw_data).
+
+    Parameters
+    ----------
+    array : array of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2 as in ml_dtypes, one element a byte
+        Any shape, strides and memory order; elements are taken in C order. The higher bits of a byte do not count.
+
+    Returns
+    -------
+    uint8 ndarray of one dimension: 2, 4 or, of 6-bit types, 4/3 elements a byte; what is left of the last byte is 0.
+
+    Raises
+    ------
+    TypeError
+        If `array` has another element type.
+    """
+    array = np.asarray(array)
+    element_type = checked(array.dtype, "array", _PACKED)
+    codes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    packed = np.empty(packed_size(codes.size, element_type), np.uint8)
+    _PACKINGS[element_type.bits].pack(codes, packed)
+    return packed
+
+
+def unpack(packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike | str | int) -> NDArray[Any]:
+    """Unpack what `pack` gives, and ONNX's packed tensors hold.
+
+    Parameters
+    ----------
+    packed : uint8 ndarray of one dimension
+        As many bytes as elements of that shape and type need. What is left of the last one does not count.
+    shape : int or sequence of int
+    dtype : numpy dtype, name such as "int4", or TensorProto number
+        Of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2.
+
+    Returns
+    -------
+    ndarray of that shape in C order, of the type's dtype in ml_dtypes, one element a byte.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected.
+    """
+    element_type = checked(dtype, "dtype", _PACKED)
+    shape = _shape(shape)
+    if not isinstance(packed, np.ndarray):
+        raise TypeError(f"packed is a {type(packed).__name__}; expected a numpy array of uint8")
+    if packed.dtype != np.uint8:
+        raise TypeError(f"packed has dtype {packed.dtype}; expected uint8")
+    if packed.ndim != 1:
+        raise ValueError(f"packed has shape {packed.shape}; expected one dimension")
+    expected = packed_size(math.prod(shape), element_type)
+    if packed.size != expected:
+        raise ValueError(f"packed has {packed.size} bytes; expected {expected} for {element_type.name} of shape {shape}")
+    codes = np.empty(math.prod(shape), np.uint8)
+    _PACKINGS[element_type.bits].unpack(np.ascontiguousarray(packed), codes)
+    return codes.view(element_type.dtype).reshape(shape)
+
+
+def packed_size(size: int, element_type: ElementType) -> int:
+    """The bytes that hold `size` elements."""
+    return (size * element_type.bits + 7) // 8
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    try:
+        dimensions = tuple(operator.index(dimension) for dimension in (shape if np.iterable(shape) else (shape,)))
+    except TypeError:
+        raise TypeError(f"shape is {shape!r}; expected integers") from None
+    if any(dimension < 0 for dimension in dimensions):
+        raise ValueError(f"shape is {shape!r}; expected no negative dimension")
+    return dimensions

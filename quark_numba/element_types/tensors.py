@@ -1,0 +1,124 @@
+"""Arrays to and from ``onnx.TensorProto``, for every element type of the table.
+
+onnx's own ``numpy_helper`` knows a type only from the version on that brought it, gives ml_dtypes from 1.19 on, and before
+that does not read bfloat16 in ``raw_data``. The layout (onnx.proto, ``TensorProto``) is the same in all versions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import external_data_helper, numpy_helper
+
+from . import FLOAT32, FLOAT64, ElementType, find
+from .packing import pack, packed_size, unpack
+
+
+def to_tensor_proto(array: NDArray[Any], name: str = "") -> onnx.TensorProto:
+    """A tensor that holds the elements of `array` in ``raw_data``.
+
+    Parameters
+    ----------
+    array : ndarray of any shape, strides, memory and byte order
+        Types of 2, 4 and 6 bits have one element a byte, as in ml_dtypes, and are packed. Types that the package has no use
+        for, such as int64 or strings, go through ``onnx.numpy_helper.from_array``.
+    name : str
+        The name of the tensor.
+
+    Raises
+    ------
+    TypeError, ValueError
+        From onnx, if it has no element type for the array's dtype.
+    """
+    array = np.asarray(array)
+    element_type = _known(array.dtype)
+    if element_type is None:
+        return numpy_helper.from_array(array, name)
+    tensor = onnx.TensorProto(data_type=element_type.number, dims=array.shape, name=name)
+    if element_type.bits < 8:
+        tensor.raw_data = pack(array).tobytes()
+    else:
+        bits = np.require(array, element_type.dtype, ["C"]).view(f"u{element_type.dtype.itemsize}")
+        tensor.raw_data = bits.astype(bits.dtype.newbyteorder("<"), copy=False).tobytes()
+    return tensor
+
+
+def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[Any]:
+    """The elements of `tensor`: a new array of the shape ``dims``, in C order.
+
+    Parameters
+    ----------
+    tensor : onnx.TensorProto
+        With its elements in ``raw_data``, in the field for its type, or in a file (``external_data``). Types that the package
+        has no use for, such as int64 or strings, go through ``onnx.numpy_helper.to_array``.
+    base_dir : str
+        The folder of the model, for a tensor whose elements are in a file.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `tensor` is no tensor, or does not hold as many elements as its dims say.
+    """
+    if not isinstance(tensor, onnx.TensorProto):
+        raise TypeError(f"tensor is a {type(tensor).__name__}; expected onnx.TensorProto")
+    if tensor.data_type not in onnx.TensorProto.DataType.values() and not find(tensor.data_type):
+        known = "a number of onnx.TensorProto.DataType"
+        raise TypeError(f"tensor {tensor.name!r} has data_type {tensor.data_type}; expected {known}")
+    if external_data_helper.uses_external_data(tensor):
+        # The function fills the tensor that it is given.
+        loaded = onnx.TensorProto()
+        loaded.CopyFrom(tensor)
+        try:
+            external_data_helper.load_external_data_for_tensor(loaded, base_dir)
+        except onnx.checker.ValidationError as error:
+            raise ValueError(f"tensor {tensor.name!r}: {error}") from None
+        loaded.ClearField("data_location")
+        tensor = loaded
+    element_type = find(tensor.data_type)
+    if element_type is None:
+        return numpy_helper.to_array(tensor)
+    if any(dimension < 0 for dimension in tensor.dims):
+        raise ValueError(f"tensor {tensor.name!r} has dims {tuple(tensor.dims)}; expected no negative dimension")
+    if tensor.HasField("segment"):
+        raise ValueError(f"tensor {tensor.name!r} is a segment; expected a whole tensor")
+    size = math.prod(tensor.dims)
+    if not tensor.HasField("raw_data"):
+        codes = _typed_data(tensor, element_type)
+        if not element_type.is_packed:
+            _check(tensor, codes.size, size, "elements")
+            return codes.view(element_type.dtype).reshape(tensor.dims)
+    elif element_type.bits < 8:
+        codes = np.frombuffer(tensor.raw_data, np.uint8)
+    else:
+        _check(tensor, len(tensor.raw_data), size * element_type.dtype.itemsize, "bytes")
+        bits = np.dtype(f"u{element_type.dtype.itemsize}")
+        codes = np.frombuffer(tensor.raw_data, bits.newbyteorder("<")).astype(bits)
+        return codes.view(element_type.dtype).reshape(tensor.dims)
+    _check(tensor, codes.size, packed_size(size, element_type), "bytes")
+    return unpack(codes, tensor.dims, element_type.dtype)
+
+
+def _typed_data(tensor: onnx.TensorProto, element_type: ElementType) -> NDArray[Any]:
+    """From the field for the type: one element each, but bytes of packed ones of types of 2 and 4 bits."""
+    if element_type in (FLOAT32, FLOAT64):
+        return np.array(tensor.float_data if element_type is FLOAT32 else tensor.double_data, element_type.dtype)
+    values = np.array(tensor.uint64_data, np.uint64) if element_type.name == "uint32" else np.array(tensor.int32_data, np.int64)
+    width = 8 * element_type.dtype.itemsize
+    if np.any((values < -(1 << width - 1)) | (values >= 1 << width)):
+        raise ValueError(f"tensor {tensor.name!r} has elements that {element_type.name} has not")
+    codes: NDArray[Any] = values.astype(f"u{element_type.dtype.itemsize}")
+    return codes & np.uint8(2**element_type.bits - 1) if element_type.bits == 6 else codes
+
+
+def _check(tensor: onnx.TensorProto, given: int, expected: int, what: str) -> None:
+    if given != expected:
+        raise ValueError(f"tensor {tensor.name!r} has {given} {what}; expected {expected} for dims {tuple(tensor.dims)}")
+
+
+def _known(dtype: np.dtype[Any]) -> ElementType | None:
+    # onnx before 1.19 has dtypes of its own for what numpy lacks, with a field of the type's name; numpy_helper knows them.
+    return None if dtype.names else find(dtype)

@@ -1,0 +1,144 @@
+"""What becomes of one element: scalar functions made for a key, which are compiled into its kernel.
+
+Scales and zero points come as their values, in ``Key.scale_dtype`` and ``Key.zero_point_dtype``; x and y are codes as stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..compiling.jit import inline
+from ..element_types import BFLOAT16, FLOAT16, FLOAT64, ElementType
+from ..element_types.codecs import decoder, encoder, rounder, same, wide_type
+from .key import Key
+
+
+def converter(key: Key) -> Any:
+    """(x, scale, zero point) -> y."""
+    if key.operation == "quantize_dequantize":
+        return _round_trip(key)
+    return _quantizer(key) if key.operation == "quantize" else _dequantizer(key)
+
+
+def _quantizer(key: Key) -> Any:
+    """y = saturate(x / scale + zero point) (QuantizeLinear-28; ExtendedQuantizeLinear-1).
+
+    x and scale are rounded to the precision of the division, and so is the quotient. For float types the sum is rounded to
+    float32, to nearest; but from float64 to odd, so that rounding it once more gives what rounding once would.
+    """
+    divide = _divider(key)
+    x_value = decoder(key.x)
+    if key.y.is_integer:
+        y_code = _integer_encoder(key.y, np.float64 if key.precision is FLOAT64 else key.zero_point_dtype)
+        return inline(lambda x, scale, zero_point: y_code(divide(x_value(x), scale), zero_point))
+    encode = encoder(key.y, key.saturate)
+    sum_type, narrow = (np.float64, _to_odd_float32) if key.precision is FLOAT64 else (np.float32, same)
+    return inline(lambda x, scale, zero_point: encode(narrow(sum_type(divide(x_value(x), scale)) + zero_point)))
+
+
+def _divider(key: Key) -> Any:
+    """(value of x, scale) -> the quotient, in the precision of the key."""
+    if key.precision in (FLOAT16, BFLOAT16):
+        # For +, -, *, / of such operands, rounding to float32 first changes nothing (24 >= 2 * 11 + 2 bits).
+        precise = rounder(key.precision)
+        x_narrow = _to_odd_float32 if wide_type(key.x) is np.float64 else same
+        return inline(lambda value, scale: precise(precise(x_narrow(value)) / precise(scale)))
+    operand = key.precision.dtype.type
+    return inline(lambda value, scale: operand(value) / scale)
+
+
+def _dequantizer(key: Key) -> Any:
+    """y = (x - zero point) * scale (DequantizeLinear-28; ExtendedDequantizeLinear-1), the difference exact for integers,
+    then rounded to float32; the product rounded to float32, and from there to y."""
+    x_value, y_code = decoder(key.x), encoder(key.y, saturate=False)
+    float32 = np.float32
+
+    def dequantize(x: Any, scale: Any, zero_point: Any) -> Any:
+        return y_code(float32(x_value(x) - zero_point) * scale)
+
+    return inline(dequantize)
+
+
+def _round_trip(key: Key) -> Any:
+    """What dequantizing gives of what quantizing gives."""
+    if key.quantized.is_integer:
+        divide, x_value, multiple = _divider(key), decoder(key.x), _integer_multiple(key)
+        return inline(lambda x, scale, zero_point: multiple(divide(x_value(x), scale), scale, zero_point))
+    quantize, dequantize = map(converter, key.steps)
+    return inline(lambda x, scale, zero_point: dequantize(quantize(x, scale, zero_point), scale, zero_point))
+
+
+def reciprocal_round_trip(key: Key) -> Any:
+    """(x, reciprocal, scale, zero point) -> y, the same for a scale whose reciprocal is exact, and a zero point of 0: the
+    product with the reciprocal is the quotient, rounded once as well."""
+    x_value = decoder(key.x)
+    if key.quantized.is_integer:
+        multiple = _integer_multiple(key)
+        return inline(lambda x, reciprocal, scale, zero_point: multiple(x_value(x) * reciprocal, scale, zero_point))
+    encode, decode, f32 = encoder(key.quantized, key.saturate), decoder(key.quantized), np.float32
+    # Adding 0 makes 0 of -0.
+    return inline(
+        lambda x, reciprocal, scale, zero_point: f32(decode(encode(f32(f32(x_value(x) * reciprocal) + f32(0)))) * scale)
+    )
+
+
+def _integer_multiple(key: Key) -> Any:
+    """(quotient, scale, zero point) -> y, of a round trip through integers.
+
+    Quantizing gives code = clamp(rint(quotient) + zero point, lowest, highest), and dequantizing takes code - zero point. So
+    the difference is clamp(rint(quotient), lowest - zero point, highest - zero point), whose bounds are exact in the zero
+    point's dtype. Then it is rounded to float32. rint(quotient) is a float32 already, and rounding keeps the order, so that it
+    is enough to round the bounds. As a difference of integers is never -0, 0 is added, which turns -0 into 0.
+    """
+    f32 = np.float32
+    lowest, highest = (key.zero_point_dtype(bound) for bound in (key.quantized.lowest, key.quantized.highest))
+
+    def multiple(quotient: Any, scale: Any, zero_point: Any) -> Any:
+        least, most = f32(lowest - zero_point), f32(highest - zero_point)
+        value = np.rint(quotient)
+        value = value if value > least else least  # also NaN
+        value = value if value < most else most
+        return f32(f32(value + f32(0)) * scale)
+
+    return inline(multiple)
+
+
+def _integer_encoder(element_type: ElementType, wide: Any) -> Any:
+    """(quotient, zero point) -> code: rounded half to even, then the zero point added, then saturated; NaN the lowest.
+
+    The quotient is saturated first, between bounds that are whole and exact in `wide`; that comes to the same. Then `magic` is
+    added, which rounds it. Of float32, 1.5 * 2**23 is
+
+        0 10010110 10000000000000000000000      sign, exponent, mantissa
+
+    and its last bit counts as 1. So a sum with a number of magnitude below 2**22 keeps that exponent, and is rounded to a whole
+    number, half to even. Its mantissa is then 2**22 more than that number, in two's complement: the low bits are the
+    number's, for either sign. Of float64 the same holds for 1.5 * 2**52.
+    """
+    magic, integer = (np.float64(1.5 * 2**52), np.int64) if wide is np.float64 else (np.float32(1.5 * 2**23), np.int32)
+    lowest, highest = wide(element_type.lowest), wide(element_type.highest)
+    code, mask = element_type.storage.type, integer(2**element_type.bits - 1)
+
+    def encode(quotient: Any, zero_point: Any) -> Any:
+        least, most = wide(lowest - zero_point), wide(highest - zero_point)
+        value = wide(quotient)
+        value = value if value > least else least  # also NaN
+        value = value if value < most else most
+        return code(integer(integer(wide(value + magic).view(integer) + integer(zero_point)) & mask))
+
+    return inline(encode)
+
+
+@inline
+def _to_odd_float32(value: Any) -> Any:
+    """float64 -> float32, to odd: of the two values around an inexact one, the one whose last bit is set."""
+    one = np.uint32(1)
+    nearest = np.float32(value)
+    bits = nearest.view(np.uint32)
+    wide = np.float64(nearest)
+    other = np.uint32(bits + one) if abs(wide) < abs(value) else np.uint32(bits - one)
+    exact = wide == value or value != value or np.uint32(bits & one) == one
+    odd = bits if exact else other
+    return np.uint32(odd).view(np.float32)

@@ -1,0 +1,360 @@
+"""`quantize`, `dequantize`, and both in one step, on arrays: check the arguments, select a kernel, run it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from ..arguments import array, flat, index, output
+from ..element_types import FLOAT32, INT32, UINT8, ElementType, checked
+from .dispatch import TABLE
+from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, inferred_block_size, loop_shape
+from .key import PRECISIONS, Key, select
+from .versions import DEFAULTS, LATEST_OPSET, VERSIONS, Operand, Operation, Version, types, version_of_opset
+
+# Below this many elements one thread is done before a second has woken up.
+_PARALLEL_SIZE = 1 << 17
+
+
+def quantize(
+    x: ArrayLike,
+    y_scale: ArrayLike,
+    y_zero_point: ArrayLike | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: DTypeLike | str | int | None = None,
+    saturate: bool = True,
+    precision: DTypeLike | str | int | None = None,
+    opset: int | None = None,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Quantize: y = saturate(x / y_scale + y_zero_point), as QuantizeLinear of ONNX, opset 10 to 28, and
+    ExtendedQuantizeLinear-1 of com.amd.quark.
+
+    For integer types x / y_scale is rounded, half to even, before the zero point is added; NaN gives the lowest value.
+    Float types are rounded to nearest, ties to even; NaN stays NaN (float4e2m1, which has none: 6; float6: -0). Everything
+    else beyond the type's finite range, infinities included, saturates.
+
+    Parameters
+    ----------
+    x : array_like of float32, float16, bfloat16 or int32, any shape, strides and memory order
+    y_scale : array_like of float32, float16, bfloat16, float8e8m0 or int32
+        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`. As many dimensions as x:
+        blocked along `axis`, x's shape otherwise.
+    y_zero_point : array_like, optional
+        Same shape as `y_scale`. Its dtype is the output's. Default: 0.
+    axis : int
+        The axis of a per-axis or blocked `y_scale`, -r..r-1. Without meaning per tensor.
+    block_size : int
+        How many elements along `axis` share a scale; the last block may be shorter. Default, 0: not blocked, or the one
+        size that fits a blocked `y_scale`, if only one does.
+    output_dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
+        The output's type where there is no zero point, or one without a dtype such as a Python int. Default: uint8. One
+        of uint8, int8, uint16, int16, uint32, int32, float16, bfloat16, uint4, int4, uint2, int2, float8e4m3fn,
+        float8e4m3fnuz, float8e5m2, float8e5m2fnuz, float6e2m3, float6e3m2, float4e2m1.
+    saturate : bool
+        False: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.
+    precision : like `output_dtype`; float32, float16, bfloat16 or float64, optional
+        What x and `y_scale` are converted to before the division, and the quotient is rounded to. Default: the type of
+        `y_scale`; float32 if that is float8e8m0, float64 if int32.
+    opset : int, optional
+        Accept just what QuantizeLinear of this opset of ONNX accepts, 10..28. Default: what any version does, and
+        ExtendedQuantizeLinear.
+    out : ndarray, optional
+        Where to write the result: x's shape, the output's dtype.
+
+    Returns
+    -------
+    ndarray of x's shape: `out`, or a new array in the memory order of x. 2-, 4- and 6-bit types have one element a byte, as
+    in ml_dtypes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected. Nothing has been written then.
+    """
+    version = _version("quantize", opset)
+    x_array = array(x, "x", FLOAT32)
+    scale = array(y_scale, "y_scale", FLOAT32)
+    allowed = _types(version, "quantize", "quantized")
+    quantized, zero_point = _quantized(allowed, "y_zero_point", y_zero_point, "output_dtype", output_dtype)
+    x_type = checked(x_array.dtype, "x", _types(version, "quantize", "x"))
+    scale_types = (x_type,) if version and version.scale_as_x else _types(version, "quantize", "scale")
+    scale_type = checked(scale.dtype, "y_scale", scale_types)
+    saturated = _saturated(saturate)
+    precision_type = None if precision is None else checked(precision, "precision", PRECISIONS)
+    if version:
+        _check_attributes(
+            version, axis=axis, block_size=block_size, output_dtype=output_dtype, saturate=saturate, precision=precision
+        )
+    key = select("quantize", x_type, scale_type, quantized, quantized, saturate=saturated, precision=precision_type)
+    parameters = _Parameters("y_scale", scale, "y_zero_point", zero_point, index(axis, "axis"), index(block_size, "block_size"))
+    return _convert(version, key, x_array, parameters, out)
+
+
+def dequantize(
+    x: ArrayLike,
+    x_scale: ArrayLike,
+    x_zero_point: ArrayLike | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: DTypeLike | str | int | None = None,
+    opset: int | None = None,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Dequantize: y = (x - x_zero_point) * x_scale, as DequantizeLinear of ONNX, opset 10 to 28, and
+    ExtendedDequantizeLinear-1 of com.amd.quark.
+
+    The difference is exact for integers, then rounded to float32; the product is rounded to float32, and then to the
+    output's type.
+
+    Parameters
+    ----------
+    x : array_like of any type that `quantize` gives; any shape, strides and memory order
+    x_scale : array_like of float32, float16, bfloat16 or float8e8m0
+        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`. As many dimensions as x:
+        blocked along `axis`, x's shape otherwise.
+    x_zero_point : array_like of x's dtype, optional
+        Same shape as `x_scale`. Default: 0.
+    axis : int
+        The axis of a per-axis or blocked `x_scale`, -r..r-1. Without meaning per tensor.
+    block_size : int
+        How many elements along `axis` share a scale; the last block may be shorter. Default, 0: not blocked, or the one
+        size that fits a blocked `x_scale`, if only one does.
+    output_dtype : numpy dtype, name such as "bfloat16", or TensorProto number; float32, float16 or bfloat16, optional
+        Default: the type of `x_scale`, which must be one of these then.
+    opset : int, optional
+        Accept just what DequantizeLinear of this opset of ONNX accepts, 10..28. Default: what any version does, and
+        ExtendedDequantizeLinear.
+    out : ndarray, optional
+        Where to write the result: x's shape, the output's dtype.
+
+    Returns
+    -------
+    ndarray of x's shape: `out`, or a new array in the memory order of x.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected. Nothing has been written then.
+    """
+    version = _version("dequantize", opset)
+    x_array = array(x, "x", None)
+    quantized = checked(x_array.dtype, "x", _types(version, "dequantize", "x"))
+    scale = array(x_scale, "x_scale", FLOAT32)
+    scale_type = checked(scale.dtype, "x_scale", _types(version, "dequantize", "scale"))
+    zero_point = None
+    if x_zero_point is not None:
+        zero_point = array(x_zero_point, "x_zero_point", quantized)
+        checked(zero_point.dtype, "x_zero_point", (quantized,))
+        if version and quantized is INT32 and np.any(zero_point):
+            raise ValueError(f"x_zero_point is not zero; expected zeros for int32 in DequantizeLinear-{version.since_version}")
+    y = checked(scale_type.name if output_dtype is None else output_dtype, "output_dtype", _types(version, "dequantize", "y"))
+    if version:
+        _check_attributes(version, axis=axis, block_size=block_size, output_dtype=output_dtype)
+    key = select("dequantize", quantized, scale_type, quantized, y)
+    parameters = _Parameters("x_scale", scale, "x_zero_point", zero_point, index(axis, "axis"), index(block_size, "block_size"))
+    return _convert(version, key, x_array, parameters, out)
+
+
+def quantize_dequantize(
+    x: ArrayLike,
+    scale: ArrayLike,
+    zero_point: ArrayLike | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    quantized_dtype: DTypeLike | str | int | None = None,
+    saturate: bool = True,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """``dequantize(quantize(x, scale, zero_point), scale, zero_point)`` in one step, to the last bit: what x becomes in a
+    quantized model. QuantizeDequantizeLinear-1 of quark_numba.
+
+    Parameters
+    ----------
+    x : array_like of float32, any shape, strides and memory order
+    scale : array_like of float32
+        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`. As many dimensions as x:
+        blocked along `axis`, x's shape otherwise.
+    zero_point : array_like, optional
+        Same shape as `scale`. Its dtype is the quantized type. Default: 0.
+    axis : int
+        The axis of a per-axis or blocked `scale`, -r..r-1. Without meaning per tensor.
+    block_size : int
+        How many elements along `axis` share a scale; the last block may be shorter. Default, 0: not blocked, or the one
+        size that fits a blocked `scale`, if only one does.
+    quantized_dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
+        The quantized type where there is no zero point, or one without a dtype such as a Python int. Default: uint8. Any
+        that `quantize` has for its output.
+    saturate : bool
+        False: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.
+    out : ndarray of float32, optional
+        Where to write the result: x's shape.
+
+    Returns
+    -------
+    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what it is and what was expected. Nothing has been written then.
+    """
+    x_array, scale_array = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32)
+    for name, each in (("x", x_array), ("scale", scale_array)):
+        checked(each.dtype, name, (FLOAT32,))
+    allowed = types("quantize_dequantize", "quantized")
+    quantized, zeros = _quantized(allowed, "zero_point", zero_point, "quantized_dtype", quantized_dtype)
+    key = select("quantize_dequantize", FLOAT32, FLOAT32, quantized, FLOAT32, saturate=_saturated(saturate))
+    parameters = _Parameters("scale", scale_array, "zero_point", zeros, index(axis, "axis"), index(block_size, "block_size"))
+    return _convert(None, key, x_array, parameters, out)
+
+
+class _Parameters(NamedTuple):
+    """How x is quantized, and what the arguments are called in messages."""
+
+    scale_name: str
+    scale: NDArray[Any]
+    zero_point_name: str
+    zero_point: NDArray[Any] | None
+    axis: int
+    block_size: int
+
+
+def _quantized(
+    allowed: tuple[ElementType, ...], zero_point_name: str, zero_point: Any, dtype_name: str, dtype: Any
+) -> tuple[ElementType, NDArray[Any] | None]:
+    """The quantized type, and the zero point as an array of it."""
+    quantized = UINT8
+    if dtype is not None:
+        quantized = checked(dtype, dtype_name, allowed)
+        allowed = (quantized,)
+    if zero_point is None:
+        return quantized, None
+    zeros = array(zero_point, zero_point_name, quantized)
+    return checked(zeros.dtype, zero_point_name, allowed), zeros
+
+
+def _saturated(saturate: Any) -> bool:
+    if not isinstance(saturate, (bool, np.bool_, int)) or saturate not in (0, 1):
+        raise ValueError(f"saturate is {saturate!r}; expected True or False")
+    return bool(saturate)
+
+
+def _version(operation: Operation, opset: Any) -> Version | None:
+    if opset is None:
+        return None
+    version = version_of_opset(operation, index(opset, "opset"))
+    if version is None:
+        raise ValueError(f"opset is {opset}; expected {VERSIONS[0].since_version}..{LATEST_OPSET}")
+    return version
+
+
+def _types(version: Version | None, operation: Operation, operand: Operand) -> tuple[ElementType, ...]:
+    return getattr(version, operand) if version else types(operation, operand)
+
+
+def _check_attributes(version: Version, **attributes: Any) -> None:
+    """Attributes that the version has not must be left at what stands for their absence."""
+    for name, value in attributes.items():
+        if name not in version.attributes and value is not None and value != DEFAULTS[name]:
+            raise ValueError(f"{name} is {value!r}; {version.name}-{version.since_version} has no such attribute")
+
+
+def _convert(
+    version: Version | None, key: Key, x: NDArray[Any], parameters: _Parameters, out: NDArray[Any] | None
+) -> NDArray[Any]:
+    """Lay out the result, and run the kernel."""
+    scale, zero_point = parameters.scale, parameters.zero_point
+    loop = _loop(version, x.shape, parameters)
+    result, y_rows, y = output(out, x, key.y, (scale,) if zero_point is None else (scale, zero_point))
+    x_rows = x
+    if x.flags.fnc:  # the C-ordered array of reversed shape
+        x_rows, scale = x.T, scale.T
+        zero_point = None if zero_point is None else zero_point.T
+        transposed = parameters._replace(scale=scale, zero_point=zero_point, axis=~parameters.axis)
+        loop = _loop(None, x_rows.shape, transposed)
+    if zero_point is None or (zero_point.size > 1 and not zero_point.view(f"u{zero_point.itemsize}").any()):
+        wide_zero_point = np.zeros(1, key.zero_point_dtype)
+    elif key.quantized.bits < 8:
+        # The bits above a code do not count. ml_dtypes takes some of those of float4 and float6 for the sign.
+        wide_zero_point = _wide(key.quantized.byte_values[zero_point.view(np.uint8)], key.zero_point_dtype)
+    else:
+        wide_zero_point = _wide(zero_point, key.zero_point_dtype)
+    if scale.dtype == INT32.dtype and key.precision.bits < 32:
+        scale = _to_odd_float32(scale.astype(np.float64))  # the kernel rounds it once more
+    wide_scale = _wide(scale, key.scale_dtype)
+    if loop.vary and 0 < wide_scale.size < loop.inner:
+        wide_scale = np.resize(wide_scale, loop.inner)
+        if wide_zero_point.size > 1:
+            wide_zero_point = np.resize(wide_zero_point, loop.inner)
+    _run(key, flat(x_rows, key.x), wide_scale, wide_zero_point, flat(y, key.y), loop)
+    if y is not y_rows:
+        y_rows[...] = y
+    return result if out is None else out
+
+
+def _loop(version: Version | None, x_shape: tuple[int, ...], parameters: _Parameters) -> Loop:
+    """The loop for these shapes. Raises ValueError."""
+    scale_name, scale, zero_point_name, zero_point, axis, block_size = parameters
+    if block_size < 0:
+        raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
+    zero_point_shape = scale.shape if zero_point is None else zero_point.shape
+    unclear, inferred = NO_FAULT, block_size
+    if version is None and block_size == 0:
+        unclear, inferred = inferred_block_size(x_shape, scale.shape, axis)
+    fault, loop = loop_shape(x_shape, scale.shape, zero_point_shape, axis, inferred)
+    if fault in (NO_FAULT, BLOCK_SIZE):
+        fault = unclear or fault
+    if version and not fault:
+        # Less than what `loop_shape` takes; one dimension of one element is a scalar to all who run models.
+        scalar = scale.shape in ((), (1,))
+        dimensions = 0 if scalar else scale.ndim
+        if dimensions > (block_size > 0 and len(x_shape)) and dimensions > ("axis" in version.attributes):
+            expected = "a scalar, or one dimension, or a block_size" if "axis" in version.attributes else "a scalar"
+            name = f"{version.name}-{version.since_version}"
+            raise ValueError(f"{scale_name} has shape {scale.shape}; {name} expects {expected}")
+        if zero_point_shape != scale.shape and not (scalar and zero_point_shape in ((), (1,))):
+            fault = ZERO_POINT_SHAPE
+    if fault:
+        raise ValueError(
+            FAULTS[fault].format(
+                x="x",
+                x_shape=x_shape,
+                scale=scale_name,
+                scale_shape=scale.shape,
+                zero_point=zero_point_name,
+                zero_point_shape=zero_point_shape,
+                axis=axis,
+                block_size=block_size,
+            )
+        )
+    return loop
+
+
+def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, loop: Loop) -> None:
+    kernel = TABLE[key]
+    if x.size >= _PARALLEL_SIZE:
+        from ..compiling import jit  # which imports Numba
+
+        if jit.run_on_threads(lambda slices: kernel.parallel(x, scale, zero_point, y, loop, slices)):
+            return
+    kernel.serial(x, scale, zero_point, y, loop, 0)
+
+
+def _wide(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    return array.astype(dtype, "C", copy=False).reshape(-1)
+
+
+def _to_odd_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Of the two float32 around an inexact value the one whose last bit is set: as good as the value itself for rounding
+    to fewer bits."""
+    nearest = values.astype(np.float32)
+    even = (nearest != values) & (nearest.view(np.uint32) % 2 == 0)
+    towards = np.where(values > nearest, np.inf, -np.inf).astype(np.float32)
+    return np.where(even, np.nextafter(nearest, towards), nearest)

@@ -1,0 +1,127 @@
+"""From the shapes of x, scale and zero point to the loop: which elements share which scale.
+
+``loop_shape`` is compiled into the native operators as well, where it gets arrays instead of tuples: it uses nothing but
+``len``, indexing and integers, and reports a fault by number. ``FAULTS`` holds the message of each number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+# Elements of a row of scales from which on longer ones are no faster.
+ROW = 512
+
+NO_FAULT, SCALE_RANK, ZERO_POINT_SHAPE, AXIS, SCALE_LENGTH, BLOCKED_RANK, BLOCKED_SHAPE, BLOCK_SIZE, NO_BLOCK_SIZE = range(9)
+
+FAULTS = {
+    SCALE_RANK: "{scale} has shape {scale_shape}; expected a scalar, one element, one dimension (per axis), or if it is "
+    "blocked, as many dimensions as {x} of shape {x_shape}",
+    ZERO_POINT_SHAPE: "{zero_point} has shape {zero_point_shape}; expected the shape of {scale}, {scale_shape}",
+    AXIS: "axis is {axis}, out of range for {x} of shape {x_shape}; {scale} has shape {scale_shape}",
+    SCALE_LENGTH: "{scale} has shape {scale_shape}; expected as many elements as {x} of shape {x_shape} has along axis {axis}",
+    BLOCKED_RANK: "block_size is {block_size}, {scale} has shape {scale_shape}; expected as many dimensions as {x} of shape "
+    "{x_shape}, or block_size 0",
+    BLOCKED_SHAPE: "{scale} has shape {scale_shape}; expected the shape of {x}, {x_shape}, except along axis {axis}",
+    BLOCK_SIZE: "block_size is {block_size}; expected one that divides {x} of shape {x_shape} along axis {axis} into as many "
+    "blocks as {scale} of shape {scale_shape} has",
+    NO_BLOCK_SIZE: "block_size is 0, and several would fit {x} of shape {x_shape} and {scale} of shape {scale_shape} along "
+    "axis {axis}; expected one of them",
+}
+
+
+class Loop(NamedTuple):
+    """How a kernel goes through x and the scales, both in C order.
+
+    x is seen as an array of shape (outer, length, inner): rows of `inner` elements, `length` of which are an axis. Each `block`
+    rows of an axis are a block; the last block of an axis may have fewer rows. The scales are seen as `rows` rows. Blocks are
+    counted through all of x, and block number b has the scales of row b % rows:
+
+    - if `vary` is False, a row of scales is one scale, which all elements of the block have;
+    - if it is True, a row of scales is as long as a row of x, and element i of each row of the block has scale i.
+
+    Examples, of x with shape (4, 6): one scale for all is Loop(1, 1, 24, 1, False). A scale for each index of axis 0 is
+    Loop(4, 1, 6, 4, False), of axis 1 Loop(1, 1, 6, 1, True). Blocks of 2 along axis 0, with scales of shape (2, 6), are
+    Loop(4, 2, 6, 2, True); along axis 1, with scales of shape (4, 3), Loop(6, 2, 1, 12, False).
+
+    If there are fewer scales than `rows` rows need, they are repeated before the kernel is called: a short row is taken several
+    times in a row of x, so that the inner loop is longer. There are as many zero points as scales, in the same order; but if
+    all are zero, a single one stands for them, as rows of both may not fit the first-level cache beside x.
+    """
+
+    length: int
+    block: int
+    inner: int
+    rows: int
+    vary: bool
+
+
+def size_of(shape: Any) -> int:
+    """How many elements a shape has."""
+    size = 1
+    for i in range(len(shape)):
+        size *= shape[i]
+    return size
+
+
+def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int, block_size: int) -> tuple[int, Loop]:
+    """(fault, loop) of shapes given as sequences of integers (QuantizeLinear-28, "granularities")."""
+    nothing = Loop(0, 0, 0, 0, False)
+    rank, scale_rank = len(x_shape), len(scale_shape)
+    size, scales, zero_points = size_of(x_shape), size_of(scale_shape), size_of(zero_point_shape)
+
+    blocked = scale_rank == rank and block_size > 0
+    if scales == 1 and zero_points == 1 and not blocked:
+        return NO_FAULT, Loop(1, 1, size, 1, False)
+    if block_size > 0 and not blocked:
+        return BLOCKED_RANK, nothing
+    if scales != 1 and scale_rank != 1 and not blocked:
+        return SCALE_RANK, nothing
+    if zero_points != scales or len(zero_point_shape) != scale_rank:
+        return ZERO_POINT_SHAPE, nothing
+    if axis < -rank or axis >= rank:
+        return AXIS, nothing
+    if axis < 0:
+        axis += rank
+    length, inner, fault = x_shape[axis], 1, NO_FAULT
+    for i in range(rank):
+        if i > axis:
+            inner *= x_shape[i]
+        if blocked and fault == NO_FAULT:
+            if scale_shape[i] != zero_point_shape[i]:
+                fault = ZERO_POINT_SHAPE
+            elif i != axis and scale_shape[i] != x_shape[i]:
+                fault = BLOCKED_SHAPE
+    if fault != NO_FAULT:
+        return fault, nothing
+
+    if not blocked:
+        if scale_shape[0] != length:
+            return SCALE_LENGTH, nothing
+        if inner == 1:
+            # A short row is repeated, so that kernels have a longer one at a time.
+            row = length if length else 1
+            repeated = size // (2 * row) if size // (2 * row) < ROW // row else ROW // row
+            return NO_FAULT, Loop(1, 1, length * (repeated if repeated else 1), 1, True)
+        return NO_FAULT, Loop(length, 1, inner, length, False)
+
+    # More than an axis has is as good as all of it; and sums with it may be beyond an int64.
+    block_size = block_size if block_size < length else length if length else 1
+    if (length + block_size - 1) // block_size != scale_shape[axis]:
+        return BLOCK_SIZE, nothing
+    return NO_FAULT, Loop(length, block_size, inner, scales // (inner if inner else 1), inner > 1)
+
+
+def inferred_block_size(x_shape: Any, scale_shape: Any, axis: int) -> tuple[int, int]:
+    """(fault, block size) of a scale that is blocked without saying by how many, where just one size fits; 0 for one that
+    is not blocked. "The accepted range is [ceil(Di/Si), ceil(Di/(Si-1))-1]" (QuantizeLinear-28, block_size)."""
+    rank = len(x_shape)
+    is_blocked = len(scale_shape) == rank and (rank > 1 or (rank == 1 and 0 < scale_shape[0] < x_shape[0]))
+    if not is_blocked or size_of(scale_shape) == 1 or not -rank <= axis < rank:
+        return NO_FAULT, 0
+    length, blocks = x_shape[axis], scale_shape[axis]
+    if blocks > length or (blocks == 0 and length > 0):
+        return BLOCK_SIZE, 1
+    block_size = max(1, -(-length // max(1, blocks)))
+    if blocks > 1 and -(-length // (blocks - 1)) - 1 > block_size:
+        return NO_BLOCK_SIZE, block_size
+    return NO_FAULT, block_size

@@ -1,0 +1,291 @@
+"""The loops: templates, and their compilation for a key of the dispatch table."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numba
+import numpy as np
+from numba import prange, types
+
+from ..compiling import jit
+from ..compiling.intrinsics import LINE, array_at, copy_past_cache, fence, record_at, stack
+from ..element_types import ElementType, codecs, packing
+from . import arithmetic
+from .granularity import Loop
+from .key import Key
+
+# Names in the templates that a compilation binds.
+convert: Any = None  # scalar (x, scale, zero point) -> y, of arithmetic.converter
+convert_by_reciprocal: Any = None  # of arithmetic.reciprocal_round_trip
+convert_run: Any = None  # constant_scale or constant_round_trip
+convert_row: Any = None  # varying_scale
+convert_loop: Any = None  # run
+convert_pieces: Any = None  # pieces
+pack: Any = None  # packing.regroup
+unpack: Any = None  # packing.regroup
+decode: Any = None  # of codecs.decoder
+DTYPE: Any = None
+BITS: Any = None
+X_DTYPE: Any = None
+X_ITEMSIZE: Any = None
+X_BITS: Any = None
+Y_DTYPE: Any = None
+Y_ITEMSIZE: Any = None
+Y_BITS: Any = None
+SCALE_DTYPE: Any = None
+ZERO_POINT_DTYPE: Any = None
+
+# Bytes of y from which on it is not written to the cache, which would drop it anyway before anyone reads it.
+PAST_CACHE = 1 << 24 if jit.JIT_ENABLED else np.iinfo(np.int64).max
+
+# Bytes of y on the way there: they stay in the first-level cache.
+BUFFER = 1 << 13
+
+# Elements that one call of a task converts: 2 to 8 µs of work, so that threads share evenly, at some 20 ns a call. A
+# multiple of what a byte holds of any type: no two tasks touch one byte.
+CHUNK = 1 << 14
+
+# What a node's tasks share: the addresses of the tensors' elements, how many there are, and the loop. The scales and zero
+# points are in the dtypes that the key has for them.
+WORK = np.dtype(
+    [(name, np.int64) for name in ("x", "y", "size", "scale", "scales", "zero_point", "zero_points", *Loop._fields)]
+)
+
+
+# Unsigned indices: signed ones might be negative, that is, count from an array's end, which makes each access a choice.
+# They may wrap around, there and back; Python's own integers need not. And no slices: each would cost more than the
+# conversion of 32 elements.
+unsigned = np.uintp if jit.JIT_ENABLED else int
+
+# A zero to count from: Numba would compile what it is handed to once more for a literal.
+signed = np.intp if jit.JIT_ENABLED else int
+
+
+def constant_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
+    for i in range(unsigned(start), unsigned(start + n)):
+        y[i] = convert(x[i], scale, zero_point)
+
+
+def constant_round_trip(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
+    """The same, faster for scales that are powers of two, which have an exact reciprocal unless they are next to the largest,
+    and a zero point that is 0, and not -0."""
+    bits = np.float32(scale).view(np.uint32)
+    exponent = bits >> np.uint32(23)
+    if bits & np.uint32(0x7FFFFF) == 0 and 0 < exponent < 253 and zero_point == 0 and not np.signbit(zero_point):
+        reciprocal = np.float32(np.float32(1) / scale)
+        for i in range(unsigned(start), unsigned(start + n)):
+            y[i] = convert_by_reciprocal(x[i], reciprocal, scale, zero_point)
+    else:
+        for i in range(unsigned(start), unsigned(start + n)):
+            y[i] = convert(x[i], scale, zero_point)
+
+
+def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, s: Any) -> None:
+    """Element `start` of x has the scale `s`, and the zero point `s` as well if there are several."""
+    s = unsigned(s - start)
+    if zero_point.size == 1:
+        one = zero_point[0]
+        for i in range(unsigned(start), unsigned(start + n)):
+            y[i] = convert(x[i], scale[i + s], one)
+    else:
+        for i in range(unsigned(start), unsigned(start + n)):
+            y[i] = convert(x[i], scale[i + s], zero_point[i + s])
+
+
+def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> None:
+    """Convert x, which begins at element `start` of an array with this ``granularity.Loop``, run by run: a run ends where
+    its scale does, or the row of scales that lies beside it. There are as many zero points as scales, or one for all."""
+    i, size = signed(0), x.size
+    if size == 0:
+        return
+    length, block, inner, rows = loop.length, loop.block, loop.inner, loop.rows
+    d = start // inner
+    k = start - d * inner  # element k of row d
+    outer = d // length
+    d -= outer * length
+    blocks = (length + block - 1) // block
+    b = d // block
+    r = d - b * block  # row r of block b
+    b = (outer * blocks + b) % rows
+    while i < size:
+        if loop.vary:
+            n = inner - k
+            n = n if n < size - i else size - i
+            convert_row(x, scale, zero_point, y, i, n, b * inner + k)
+            r += 1
+            d += 1
+        else:
+            n = block - r if block - r < length - d else length - d
+            n = n * inner - k
+            n = n if n < size - i else size - i
+            z = b if zero_point.size > 1 else 0
+            convert_run(x, scale[unsigned(b)], zero_point[unsigned(z)], y, i, n)
+            d += block - r
+            r = block
+        i += n
+        k = 0
+        if r == block or d >= length:
+            r = 0
+            b += 1
+            if b == rows:
+                b = 0
+            if d >= length:
+                d = 0
+
+
+def pieces(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int, past_cache: bool, buffer: Any) -> None:
+    """`run`, in one piece; or, if `past_cache`, by way of the buffer, from which whole cache lines go to y: a line of y that is
+    written whole need not be read first."""
+    at, size = 0, y.size
+    head = -y.ctypes.data % LINE // y.itemsize if past_cache else size
+    while at < size:
+        n = head - at if at < head else buffer.size
+        n = n if n < size - at else size - at
+        aside = at >= head and n == buffer.size
+        target = buffer if aside else y[at : at + n]
+        convert_loop(x[at : at + n], scale, zero_point, target, loop, start + at)
+        if aside:
+            copy_past_cache(y.ctypes.data + at * y.itemsize, buffer.ctypes.data, n * y.itemsize // LINE)
+        at += n
+    if past_cache:
+        fence()
+
+
+def parallel(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, slices: int) -> None:
+    """All of x, on Numba's threads."""
+    past_cache = y.nbytes >= PAST_CACHE
+    for i in prange(slices):
+        start, stop = i * x.size // slices, (i + 1) * x.size // slices
+        buffer = np.empty(BUFFER // y.itemsize, y.dtype)
+        convert_pieces(x[start:stop], scale, zero_point, y[start:stop], loop, start, past_cache, buffer)
+
+
+def task(work_address: int, index: int) -> None:
+    """Chunk `index` of a node's work, on a thread of ONNX Runtime's. Tensors with several elements a byte are taken apart into
+    `codes`, one a byte, or put together from these. The conditions on names in capitals are decided when it is compiled."""
+    work = record_at(work_address, WORK)
+    start = index * CHUNK
+    size = work.size - start
+    size = size if size < CHUNK else CHUNK
+    scale = array_at(work.scale, work.scales, SCALE_DTYPE)
+    zero_point = array_at(work.zero_point, work.zero_points, ZERO_POINT_DTYPE)
+    loop = Loop(work.length, work.block, work.inner, work.rows, work.vary != 0)
+    if X_BITS < 8:
+        packed = array_at(work.x + start * X_BITS // 8, (size * X_BITS + 7) // 8, np.uint8)
+        x = array_at(stack(CHUNK // 8), size, np.uint8)
+        unpack(packed, x)
+    else:
+        x = array_at(work.x + start * X_ITEMSIZE, size, X_DTYPE)
+    if Y_BITS < 8:
+        codes = array_at(stack(CHUNK // 8), size, np.uint8)
+        convert_loop(x, scale, zero_point, codes, loop, start)
+        pack(codes, array_at(work.y + start * Y_BITS // 8, (size * Y_BITS + 7) // 8, np.uint8))
+    else:
+        # All at once; or past the cache, by way of a buffer from which whole lines go to y.
+        past_cache = work.size * Y_ITEMSIZE >= PAST_CACHE and work.y % LINE == 0
+        buffer = stack(BUFFER // 8)
+        step = BUFFER // Y_ITEMSIZE if past_cache else size
+        for at in range(0, size, step):
+            n = size - at if size - at < step else step
+            target = work.y + (start + at) * Y_ITEMSIZE
+            aside = past_cache and n == step
+            y = array_at(buffer if aside else target, n, Y_DTYPE)
+            convert_loop(x[at : at + n], scale, zero_point, y, loop, start + at)
+            if aside:
+                copy_past_cache(target, buffer, BUFFER // LINE)
+        if past_cache:
+            fence()
+
+
+def widen(source_address: int, target_address: int, count: int) -> None:
+    """The values of `count` codes, as a tensor has them, in a dtype that holds every one of them."""
+    per_byte = 8 // BITS if BITS < 8 else 1
+    source = array_at(source_address, (count + per_byte - 1) // per_byte, DTYPE)
+    target = array_at(target_address, count, SCALE_DTYPE)
+    for i in range(count):
+        code = source[i // per_byte]
+        if BITS < 8:
+            code = np.uint8(code >> np.uint8(i % per_byte * BITS))
+        target[i] = decode(code)
+
+
+def serial_kernel(key: Key) -> Any:
+    """(x, scale, zero_point, y, loop, start) -> None: flat contiguous arrays, x and y of storage dtypes, scale and
+    zero_point of the key's dtypes for them; a ``granularity.Loop``; the place of x in what that describes."""
+    return jit.kernel(run, f"serial_{key.name}", types.void(*_arrays(key), _LOOP, types.intp), **_parts_of_run(key))
+
+
+def parallel_kernel(key: Key, past_cache: int = PAST_CACHE) -> Any:
+    """(x, scale, zero_point, y, loop, slices) -> None, past the cache for a y of so many bytes."""
+    signature = types.void(*_arrays(key), _LOOP, types.intp)
+    name = f"parallel_{key.name}" + (f"_{past_cache}" if past_cache != PAST_CACHE else "")
+    in_pieces = jit.expand(pieces, convert_loop=_run(key))
+    return jit.kernel(parallel, name, signature, parallel=True, convert_pieces=in_pieces, PAST_CACHE=past_cache)
+
+
+def task_function(key: Key) -> Any:
+    """The C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
+    bits = key.quantized.bits
+    return jit.c_function(
+        task,
+        f"task_{key.name}",
+        types.void(types.int64, types.intp),
+        convert_loop=_run(key),
+        SCALE_DTYPE=key.scale_dtype,
+        ZERO_POINT_DTYPE=key.zero_point_dtype,
+        X_DTYPE=key.x.storage.type,
+        X_ITEMSIZE=key.x.storage.itemsize,
+        X_BITS=bits if key.x.is_packed else 8,
+        unpack=packing.regroup_function(8, bits) if key.x.is_packed else None,
+        Y_DTYPE=key.y.storage.type,
+        Y_ITEMSIZE=key.y.storage.itemsize,
+        Y_BITS=bits if key.y.is_packed else 8,
+        pack=packing.regroup_function(bits, 8) if key.y.is_packed else None,
+    )
+
+
+@functools.cache
+def widen_function(element_type: ElementType, dtype: Any) -> Any:
+    """The C function void (source, target, int64_t count) that makes the elements of a scale or a zero point, as they lie in a
+    tensor, numbers of `dtype`; None where they are that already."""
+    if element_type.dtype == dtype:
+        return None
+    return jit.c_function(
+        widen,
+        f"widen_{element_type.name}_{np.dtype(dtype).name}",
+        types.void(types.int64, types.int64, types.int64),
+        decode=codecs.decoder(element_type),
+        DTYPE=element_type.storage.type,
+        SCALE_DTYPE=dtype,
+        BITS=element_type.bits if element_type.is_packed else 8,
+    )
+
+
+def _parts_of_run(key: Key) -> dict[str, Any]:
+    is_round_trip = key.operation == "quantize_dequantize"
+    names = {"convert": arithmetic.converter(key)}
+    if is_round_trip:
+        names["convert_by_reciprocal"] = arithmetic.reciprocal_round_trip(key)
+    constant = constant_round_trip if is_round_trip else constant_scale
+    return {
+        "convert_run": jit.expand(constant, **names),
+        "convert_row": jit.expand(varying_scale, **names),
+    }
+
+
+@functools.cache
+def _run(key: Key) -> Any:
+    return jit.expand(run, **_parts_of_run(key))
+
+
+_LOOP = types.NamedTuple([types.int64] * 4 + [types.boolean], Loop)
+
+
+def _arrays(key: Key) -> list[Any]:
+    inputs = [key.x.storage, np.dtype(key.scale_dtype), np.dtype(key.zero_point_dtype)]
+    return [
+        *(types.Array(numba.from_dtype(dtype), 1, "C", readonly=True) for dtype in inputs),
+        types.Array(numba.from_dtype(key.y.storage), 1, "C"),
+    ]

@@ -1,0 +1,179 @@
+"""What the operators of the wing say of themselves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..declaration import Attribute, Operator, Parameter, Shape, Tensor
+from ..element_types import UINT8, find
+from . import calls
+from .granularity import FAULTS, loop_shape
+from .versions import DEFAULTS, VERSIONS, Version
+
+# What the inputs are called, and what the operator does, for its schema.
+_NAMES = {
+    "quantize": ("x", "y_scale", "y_zero_point"),
+    "dequantize": ("x", "x_scale", "x_zero_point"),
+    "quantize_dequantize": ("x", "scale", "zero_point"),
+}
+_DOCS = {
+    "quantize": "y = saturate(x / y_scale + y_zero_point), with the scale and zero point of the whole tensor or of each "
+    "index along `axis`. For integer types the quotient is rounded, half to even, before the zero point is added.",
+    "dequantize": "y = (x - x_zero_point) * x_scale, with the scale and zero point of the whole tensor or of each index along "
+    "`axis`.",
+    "quantize_dequantize": "QuantizeLinear followed by DequantizeLinear with the same scale and zero point: x is rounded to "
+    "the values that the type of the zero point has then. For integer types x / scale is rounded, half to even, the zero point "
+    "added, the sum saturated, the zero point subtracted, and the difference multiplied by the scale.",
+}
+_X = {
+    "quantize": "What to quantize.",
+    "dequantize": "What to dequantize.",
+    "quantize_dequantize": "What to quantize and dequantize.",
+}
+_SCALE = "A scalar, or one dimension with as many elements as x has along `axis`."
+_BLOCKED_SCALE = f"{_SCALE} With `block_size`, x's shape but along `axis`, where there is one element a block."
+_ZERO_POINT = {
+    "quantize": "Of the shape of y_scale. Its type is that of y. Default: 0, uint8.",
+    "dequantize": "Of the shape of x_scale and the type of x. Default: 0.",
+    "quantize_dequantize": "Of the shape of scale, and of the quantized type.",
+}
+_ATTRIBUTES = {
+    "axis": "The axis of a scale of one dimension or of blocks, -r..r-1 of an x of r dimensions.",
+    "block_size": "How many elements along `axis` share a scale; the last block may be shorter. 0: not blocked.",
+    "saturate": "0: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.",
+    "output_dtype": "The TensorProto number of y's type; 0: that of the zero point, or of the scale.",
+    "precision": "The TensorProto number of the type in which the division is done; 0: that of the scale.",
+}
+
+
+def _operator(version: Version) -> Operator:
+    x, scale, zero_point = _NAMES[version.operation]
+    is_round_trip = version.operation == "quantize_dequantize"
+    scale_variable = "T1" if version.scale_as_x else "T2"
+    quantized_variable = {"quantize": "T3", "dequantize": "T1", "quantize_dequantize": "T4"}[version.operation]
+    types = {"T1": version.x, scale_variable: version.scale, "T3": version.y, quantized_variable: version.quantized}
+    names = {"scale": scale, "zero_point": zero_point, "x": x}
+    shapes = {f"{name}_shape": f"{{{own}_shape}}" for name, own in names.items()}
+    doc = _DOCS[version.operation]
+    if not is_round_trip:
+        doc += f"\n\nAMD Quark's documentation, {version.name.replace('Vitis', 'Extended')} - 1."
+    return Operator(
+        wing="linear",
+        domain=version.domain,
+        name=version.name,
+        since_version=version.since_version,
+        operation=version.operation,
+        doc=doc,
+        types=types,
+        inputs=(
+            Parameter(x, "T1", _X[version.operation]),
+            Parameter(scale, scale_variable, _BLOCKED_SCALE if "block_size" in version.attributes else _SCALE),
+            Parameter(
+                zero_point,
+                quantized_variable,
+                _ZERO_POINT[version.operation],
+                "required" if is_round_trip else "optional",
+            ),
+        ),
+        outputs=(Parameter("y", "T3", "Of the shape of x."),),
+        # Quark leaves axis out where it has no meaning.
+        attributes=tuple(
+            Attribute(name, DEFAULTS[name], _ATTRIBUTES[name], is_always_written=is_round_trip) for name in version.attributes
+        ),
+        call=functools.partial(_call, version),
+        infer=functools.partial(_infer, version),
+        faults={
+            number: message.format(**names, **shapes, axis="{axis}", block_size="{block_size}")
+            for number, message in FAULTS.items()
+        },
+        formats={element_type.name: element_type for element_type in version.quantized},
+        format_of=functools.partial(_format_of, version.operation),
+        column=scale_variable,
+        attributes_of_shapes=_axis_of_shapes,
+    )
+
+
+def _call(
+    version: Version,
+    x: NDArray[Any],
+    scale: NDArray[Any],
+    zero_point: NDArray[Any] | None = None,
+    *,
+    output_dtype: int = 0,
+    precision: int = 0,
+    **attributes: int,
+) -> NDArray[Any]:
+    """By the call on arrays that does the same, which takes more than some versions."""
+    types: dict[str, Any] = {"output_dtype": output_dtype or None, "precision": precision or None}
+    attributes |= {name: types[name] for name in version.attributes if name in types}
+    if not version.domain:
+        attributes["opset"] = version.since_version
+    elif np.ndim(scale) > 1 and np.size(scale) != 1 and not attributes.get("block_size"):
+        name = _NAMES[version.operation][1]
+        expected = "a block_size" if "block_size" in version.attributes else "a scalar or one dimension"
+        raise ValueError(f"{name} has shape {np.shape(scale)}; expected {expected}")
+    call: Callable[..., NDArray[Any]] = getattr(calls, version.operation)
+    return call(x, scale, zero_point, **attributes)
+
+
+def _infer(version: Version, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
+    """y has x's shape. Its type is that of output_dtype, or of the zero point or the scale."""
+    nothing = Tensor(None, None)
+    x, scale, zero_point = (inputs[i] if i < len(inputs) else None for i in range(3))
+    x, scale = x or nothing, scale or nothing
+    y = find(attributes.get("output_dtype", 0))
+    if y is None and version.operation == "quantize":
+        y = zero_point.element_type if zero_point else UINT8
+    elif y is None:
+        y = version.y[0] if len(version.y) == 1 else scale.element_type
+    _check_shapes(version, x.shape, scale.shape, zero_point and zero_point.shape, attributes)
+    return [Tensor(y, x.shape)]
+
+
+def _check_shapes(
+    version: Version, x: Shape | None, scale: Shape | None, zero_point: Shape | None, attributes: Mapping[str, Any]
+) -> None:
+    """Raises ValueError for shapes that cannot be, as far as they are known."""
+    if x is None or scale is None or None in scale or (zero_point is not None and None in zero_point):
+        return
+    axis, block_size = (attributes.get(name, DEFAULTS[name]) for name in ("axis", "block_size"))
+    if block_size and None in x:
+        return
+    # Any number that fits stands for a dimension of x that is not known.
+    fits = scale[0] if scale else 1
+    zero_point = scale if zero_point is None else zero_point
+    fault, _ = loop_shape([fits if each is None else each for each in x], scale, zero_point, axis, block_size)
+    if fault:
+        names = dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True))
+        shapes = {"x_shape": _text(x), "scale_shape": _text(scale), "zero_point_shape": _text(zero_point)}
+        raise ValueError(FAULTS[fault].format(**names, **shapes, axis=axis, block_size=block_size))
+
+
+def _text(shape: Shape) -> str:
+    return "[" + ", ".join("?" if each is None else str(each) for each in shape) + "]"
+
+
+def _format_of(operation: str, types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
+    """The quantized type: that of the zero point, or of the codes that are dequantized."""
+    x, _, zero_point = (*types, None, None, None)[:3]
+    if operation == "dequantize":
+        return zero_point or x or "?"
+    return zero_point or ("uint8" if len(types) < 3 else "?")
+
+
+def _axis_of_shapes(x: tuple[int, ...], scale: tuple[int, ...], zero_point: tuple[int, ...] = ()) -> dict[str, int]:
+    """The one axis for which these shapes are valid, if there is just one; the default where it has no meaning."""
+    if scale in ((), (1,)):
+        return {}
+    fitting = [axis for axis, length in enumerate(x) if (length,) == scale]
+    if len(fitting) > 1:
+        raise ValueError(f"axis is one of {fitting} for shapes {x} and {scale}: which, only the native way can see")
+    return {"axis": fitting[0]} if fitting else {}
+
+
+OPERATORS = tuple(map(_operator, VERSIONS))

@@ -1,0 +1,112 @@
+"""The operators of the wing, version by version: which element types and attributes each has."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, NamedTuple
+
+from ..element_types import ElementType, named
+
+Operation = Literal["quantize", "dequantize", "quantize_dequantize"]
+Operand = Literal["x", "scale", "quantized", "y"]
+
+# The attributes, and the value that stands for leaving one out.
+DEFAULTS = {"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": 0, "precision": 0}
+
+
+class Version(NamedTuple):
+    """A version of an operator. `x`, `scale` and `y` are the element types of these; `quantized` those of the zero point, which
+    are also those of y for "quantize" and of x for "dequantize"."""
+
+    operation: Operation
+    domain: str
+    name: str
+    since_version: int
+    x: tuple[ElementType, ...]
+    scale: tuple[ElementType, ...]
+    quantized: tuple[ElementType, ...]
+    y: tuple[ElementType, ...]
+    attributes: tuple[str, ...]
+    scale_as_x: bool  # whether the scale must have the type of x
+
+
+def _quantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
+    scales, codes = named(x if scale == "x" else scale), named(y)
+    return Version(
+        "quantize", domain, name, since_version, named(x), scales, codes, codes, tuple(attributes.split()), scale == "x"
+    )
+
+
+def _dequantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
+    codes = named(x)
+    return Version(
+        "dequantize", domain, name, since_version, codes, named(scale), codes, named(y), tuple(attributes.split()), False
+    )
+
+
+_onnx_quantize = functools.partial(_quantize, "", "QuantizeLinear")
+_onnx_dequantize = functools.partial(_dequantize, "", "DequantizeLinear")
+
+_10 = "uint8 int8"
+_19 = f"{_10} float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz"
+_21 = f"{_19} uint16 int16 uint4 int4"
+_23 = f"{_21} float4e2m1"
+_25 = f"{_23} uint2 int2"
+_28 = f"{_25} float6e2m3 float6e3m2"
+_FULL = "float32 float16 bfloat16"
+_EXTENDED = "uint8 int8 uint16 int16 uint32 int32 float16 bfloat16"
+
+VERSIONS = (
+    _onnx_quantize(10, "float32 int32", "float32", _10, ""),
+    _onnx_quantize(13, "float32 int32", "float32", _10, "axis"),
+    _onnx_quantize(19, f"{_FULL} int32", "x", _19, "axis saturate"),
+    _onnx_quantize(21, f"{_FULL} int32", "x", _21, "axis saturate block_size output_dtype"),
+    _onnx_quantize(23, f"{_FULL} int32", f"{_FULL} int32", _23, "axis saturate block_size output_dtype precision"),
+    _onnx_quantize(24, f"{_FULL} int32", f"{_FULL} int32 float8e8m0", _23, "axis saturate block_size output_dtype precision"),
+    _onnx_quantize(25, f"{_FULL} int32", f"{_FULL} int32 float8e8m0", _25, "axis saturate block_size output_dtype precision"),
+    _onnx_quantize(28, f"{_FULL} int32", f"{_FULL} int32 float8e8m0", _28, "axis saturate block_size output_dtype precision"),
+    _onnx_dequantize(10, f"{_10} int32", "float32", "float32", ""),
+    _onnx_dequantize(13, f"{_10} int32", "float32", "float32", "axis"),
+    _onnx_dequantize(19, f"{_19} int32", _FULL, _FULL, "axis"),
+    _onnx_dequantize(21, f"{_21} int32", _FULL, _FULL, "axis block_size"),
+    _onnx_dequantize(23, f"{_23} int32", _FULL, _FULL, "axis block_size output_dtype"),
+    _onnx_dequantize(24, f"{_23} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
+    _onnx_dequantize(25, f"{_25} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
+    _onnx_dequantize(28, f"{_28} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
+    _quantize("com.amd.quark", "ExtendedQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
+    _dequantize("com.amd.quark", "ExtendedDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
+    # The names of older models.
+    _quantize("com.vai.quantize", "VitisQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
+    _dequantize("com.vai.quantize", "VitisDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
+    # What `optimize` writes.
+    Version(
+        operation="quantize_dequantize",
+        domain="quark_numba",
+        name="QuantizeDequantizeLinear",
+        since_version=1,
+        x=named("float32"),
+        scale=named("float32"),
+        quantized=named(f"{_28} uint32 int32 float16 bfloat16"),
+        y=named("float32"),
+        attributes=("axis", "block_size", "saturate"),
+        scale_as_x=False,
+    ),
+)
+
+# The newest opset that has been looked at.
+LATEST_OPSET = 28
+
+
+@functools.cache
+def version_of_opset(operation: Operation, opset: int) -> Version | None:
+    """The version of QuantizeLinear or DequantizeLinear that ONNX's opset has, if it is one that is known."""
+    versions = [version for version in VERSIONS if version.operation == operation and not version.domain]
+    known = [version for version in versions if version.since_version <= opset <= LATEST_OPSET]
+    return known[-1] if known else None
+
+
+@functools.cache
+def types(operation: Operation, operand: Operand) -> tuple[ElementType, ...]:
+    """The element types that any version has for the operand."""
+    versions = [version for version in VERSIONS if version.operation == operation]
+    return tuple(dict.fromkeys(element_type for version in versions for element_type in getattr(version, operand)))

@@ -1,0 +1,105 @@
+"""Operator classes for ``onnx.reference.ReferenceEvaluator``, made from the table of operators."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx.reference.op_run import OpRun, RuntimeTypeError
+
+from ..catalog import OPERATORS
+from ..declaration import Operator
+from ..element_types import ElementType, find, names
+
+try:
+    # Before 1.19 onnx has dtypes of its own for what numpy lacks: those of uint8, int8 or uint16 with a field whose name is
+    # that of the type.
+    from onnx import _custom_element_types as own_types  # type: ignore[attr-defined, unused-ignore]
+except ImportError:
+    own_types = None
+
+
+def reference_ops(*, standard_ops: bool = False) -> list[type[OpRun]]:
+    """Operator classes for ``ReferenceEvaluator(model, new_ops=...)``, which run the package's kernels.
+
+    They are those of the domains com.amd.quark, com.vai.quantize and quark_numba that ``quark-numba types`` prints. The
+    evaluator does not hand them on to the functions of a model (``ModelProto.functions``).
+
+    Parameters
+    ----------
+    standard_ops : bool
+        Also ONNX's QuantizeLinear and DequantizeLinear, instead of the evaluator's own. They accept what these operators do in
+        the model's opset, 10..28.
+
+    Returns
+    -------
+    list of subclasses of ``onnx.reference.op_run.OpRun``. When they run, a wrong element type raises
+    ``onnx.reference.op_run.RuntimeTypeError`` and another wrong input ValueError, naming the input, what it is and what was
+    expected. Arrays of types that numpy lacks are ml_dtypes' as from onnx 1.19 on, and before that of the dtypes that the
+    evaluator itself uses.
+    """
+    return [cls for cls in _classes() if cls.op_domain or standard_ops]
+
+
+class _Operator(OpRun):
+    """Any of the operators; the attributes that a node leaves out may come as None, or as their default."""
+
+    newest: ClassVar[Operator]
+
+    def _run(self, *inputs: Any, **attributes: Any) -> tuple[NDArray[Any], ...]:
+        operator = self.newest
+        if not operator.domain:
+            operator = OPERATORS.of_opset(operator, self.run_params["opsets"][operator.domain])
+        arrays = [_from_onnx(each) for each in inputs]
+        given = {name: value for name, value in attributes.items() if value is not None}
+        try:
+            operator.check_types([None if array is None else _known(array, operator, i) for i, array in enumerate(arrays)])
+            outputs = operator.call(*arrays, **operator.values(given))
+        except TypeError as error:  # for which the evaluator has a message of its own, without the reason
+            raise RuntimeTypeError(f"{operator.full_name}: {error}") from error
+        return tuple(map(_to_onnx, outputs if isinstance(outputs, tuple) else (outputs,)))
+
+
+def _known(array: Any, operator: Operator, index: int) -> ElementType:
+    found = find(array.dtype)
+    if found is None:
+        parameter = operator.input(index)
+        raise TypeError(
+            f"{parameter.name} has element type {array.dtype}; expected {names(operator.types[parameter.variable])}"
+        )
+    return found
+
+
+@functools.cache
+def _classes() -> tuple[type[OpRun], ...]:
+    # The evaluator looks a class up by its name.
+    return tuple(
+        type(
+            newest.name,
+            (_Operator,),
+            {"op_domain": newest.domain, "newest": newest, "__module__": __name__},
+        )
+        for domain in OPERATORS.domains
+        for newest in OPERATORS.newest(domain)
+    )
+
+
+def _from_onnx(array: Any) -> Any:
+    array = None if array is None else np.asarray(array)
+    if array is None or not array.dtype.names:
+        return array
+    name = array.dtype.names[0]
+    element_type = find(name) or find(f"float8{name}")
+    return array.view(f"u{array.dtype.itemsize}").view(element_type.dtype) if element_type else array
+
+
+def _to_onnx(array: NDArray[Any]) -> NDArray[Any]:
+    element_type = find(array.dtype)
+    dtype = getattr(own_types, element_type.name, None) if element_type else None
+    if element_type is None or dtype is None:
+        return array
+    # An int4 is a sign-extended int8 there.
+    array = array.astype(np.int8) if element_type.name == "int4" else array
+    return array.view(f"u{array.dtype.itemsize}").view(dtype)

@@ -1,0 +1,156 @@
+"""OpSchemas of the package's operators, made from what these say of themselves."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterable
+from typing import Any
+
+import onnx
+from onnx import defs, helper, shape_inference
+
+from ..catalog import OPERATORS
+from ..compiling.lock import creation_lock
+from ..declaration import Operator, Parameter, Shape, Tensor
+from ..element_types import ElementType, find, names
+
+_PARAMETER = defs.OpSchema.FormalParameter
+_OPTIONS = {
+    "required": defs.OpSchema.FormalParameterOption.Single,
+    "optional": defs.OpSchema.FormalParameterOption.Optional,
+    "variadic": defs.OpSchema.FormalParameterOption.Variadic,
+}
+
+
+def register_schemas() -> None:
+    """Make Quark's operators, and the one that `optimize` writes, known to ``onnx.checker`` and ``onnx.shape_inference``:
+    those of the domains com.amd.quark, com.vai.quantize and quark_numba that ``quark-numba types`` prints.
+
+    Models with other element types, inputs or attributes are refused by the checker then. Element types and shapes of
+    outputs are inferred, and wrong element types, wrong shapes of inputs, wrong values of attributes, and an axis out of
+    range, as far as they are known, raise ``onnx.shape_inference.InferenceError``, in strict mode or not.
+
+    Before onnx 1.19 schemas from Python have no inference functions. There the type of y is known with check_type only, and not
+    without a zero point; its shape never is; strict mode fails where a later node needs what is not known.
+
+    Any number of calls from any number of threads have the effect of one; schemas of these names that are registered already
+    are left as they are.
+    """
+    with creation_lock:
+        for operator in OPERATORS:
+            if operator.domain and not defs.has(operator.name, operator.domain):
+                defs.register_schema(schema(operator))
+                # onnx 1.19 to 1.22 would let go of the inference functions when Python is gone, and crash or hang.
+                atexit.register(_deregister, operator)
+
+
+def _deregister(operator: Operator) -> None:
+    if defs.has(operator.name, operator.domain):
+        defs.deregister_schema(operator.name, operator.since_version, operator.domain)
+
+
+def schema(operator: Operator) -> defs.OpSchema:
+    """The schema of an operator, not registered."""
+    made = defs.OpSchema(
+        operator.name,
+        operator.domain,
+        operator.since_version,
+        operator.doc,
+        inputs=[_parameter(each) for each in operator.inputs],
+        outputs=[_parameter(each) for each in operator.outputs],
+        type_constraints=[
+            (variable, _type_strings(element_types), f"Element types of {_users(operator, variable)}.")
+            for variable, element_types in operator.types.items()
+        ],
+        attributes=[_attribute(each.name, each.kind, each.default, each.doc) for each in operator.attributes],
+    )
+    if hasattr(made, "set_type_and_shape_inference_function"):
+        made.set_type_and_shape_inference_function(lambda context: _infer(operator, context))
+    return made
+
+
+def _parameter(parameter: Parameter) -> Any:
+    return _PARAMETER(parameter.name, parameter.variable, parameter.doc, param_option=_OPTIONS[parameter.option])
+
+
+def _users(operator: Operator, variable: str) -> str:
+    return ", ".join(each.name for each in (*operator.inputs, *operator.outputs) if each.variable == variable)
+
+
+def _attribute(name: str, kind: str, default: Any, doc: str) -> Any:
+    if default is None:
+        return defs.OpSchema.Attribute(name, getattr(defs.OpSchema.AttrType, kind), doc, required=True)
+    kinds = onnx.AttributeProto.AttributeType
+    return defs.OpSchema.Attribute(name, helper.make_attribute(name, default, attr_type=kinds.Value(kind)), doc)
+
+
+def _type_strings(element_types: Iterable[ElementType]) -> list[str]:
+    """Of those that this version of onnx knows."""
+    known = {number: name for name, number in onnx.TensorProto.DataType.items()}
+    return [f"tensor({known[each.number].lower()})" for each in element_types if each.number in known]
+
+
+def _infer(operator: Operator, context: Any) -> None:
+    """Set what follows for the outputs. Raises InferenceError."""
+    try:
+        protos = [context.get_input_type(i) if context.has_input(i) else None for i in range(context.get_num_inputs())]
+        if operator.most_inputs is not None and not operator.fewest_inputs <= len(protos) <= operator.most_inputs:
+            expected = " or ".join(map(str, range(operator.fewest_inputs, operator.most_inputs + 1)))
+            raise ValueError(f"it has {len(protos)} inputs; expected {expected}")
+        _check_types(operator, protos)
+        inputs = [None if proto is None else Tensor(find(proto.tensor_type.elem_type), _shape(proto)) for proto in protos]
+        outputs = operator.infer(inputs, _attributes(operator, context))
+    except (TypeError, ValueError) as error:
+        raise shape_inference.InferenceError(f"{operator.full_name}: {error}") from None
+    for index, output in enumerate(outputs):
+        if output.element_type:
+            context.set_output_type(index, _type_proto(output, protos))
+
+
+def _check_types(operator: Operator, protos: list[Any]) -> None:
+    """Raises TypeError, for element types too that are none of the package's."""
+    for index, proto in enumerate(protos):
+        number = proto.tensor_type.elem_type if proto else onnx.TensorProto.UNDEFINED
+        if number and find(number) is None:
+            parameter, given = operator.input(index), onnx.TensorProto.DataType.Name(number).lower()
+            expected = names(operator.types[parameter.variable])
+            raise TypeError(f"{parameter.name} has element type {given}; expected {expected}")
+    operator.check_types([find(proto.tensor_type.elem_type) if proto else None for proto in protos])
+
+
+def _attributes(operator: Operator, context: Any) -> dict[str, Any]:
+    """Values for all attributes. Raises ValueError."""
+    given = {}
+    for attribute in operator.attributes:
+        proto = context.get_attribute(attribute.name)
+        if proto is None:
+            continue
+        kind = onnx.AttributeProto.AttributeType.Name(proto.type)
+        if kind != attribute.kind:
+            raise ValueError(f"attribute {attribute.name} is a {kind}; expected {attribute.kind}")
+        value = helper.get_attribute_value(proto)
+        given[attribute.name] = attribute.value(value.decode(errors="replace") if isinstance(value, bytes) else value)
+    return operator.values(given)
+
+
+def _shape(proto: Any) -> Shape | None:
+    if not proto.tensor_type.HasField("shape"):
+        return None
+    return [each.dim_value if each.HasField("dim_value") else None for each in proto.tensor_type.shape.dim]
+
+
+def _type_proto(output: Tensor, inputs: list[Any]) -> onnx.TypeProto:
+    """With the names of dimensions, where the shape is that of an input."""
+    result = onnx.TypeProto()
+    assert output.element_type
+    result.tensor_type.elem_type = output.element_type.number
+    if output.shape is None:
+        return result
+    like = next((each for each in inputs if each is not None and _shape(each) == output.shape), None)
+    if like is not None:
+        result.tensor_type.shape.CopyFrom(like.tensor_type.shape)
+    else:
+        result.tensor_type.shape.SetInParent()
+        for dimension in output.shape:
+            result.tensor_type.shape.dim.add(**({} if dimension is None else {"dim_value": dimension}))
+    return result

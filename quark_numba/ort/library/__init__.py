@@ -1,0 +1,1 @@
+"""A shared library that leads ONNX Runtime into this process, made without a compiler."""

@@ -1,0 +1,11 @@
+"""What ONNX Runtime calls while a node runs: compiled, without Python, without the GIL, without a copy of a tensor.
+
+A wing's module has
+
+- ``STATE``, the dtype of a node's state: a record that begins with the fields of ``context.STATE``;
+- ``NUMBERS``, the names of what messages of faults tell of a node besides shapes, in the order in which it tells them;
+- ``fill(state, operator, overload, attributes)``, which sets the fields of its own, compiles the kernel that the node
+  needs, and
+  raises ValueError for an attribute that cannot be;
+- ``compute(state_address, context)``, which ONNX Runtime calls in each run and which returns an OrtStatus, 0 if all went well.
+"""

@@ -1,0 +1,1 @@
+"""Models in cheaper forms, which give the same bits."""

@@ -1,0 +1,301 @@
+"""Facts about a model and its quantization nodes, and the steps of which passes are made."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ..catalog import OPERATORS, QUANTIZATION
+from ..declaration import Operator
+from ..element_types import UINT8, ElementType, find
+from ..element_types.tensors import to_tensor_proto
+from ..errors import ModelError
+
+# ONNX Runtime runs the operators of these domains, unless it is told otherwise.
+_STANDARD_DOMAINS = ("", "com.microsoft")
+
+
+class Left(Exception):  # noqa: N818
+    """A node is left as it is; the message says why."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A node of an operator of the package, with values for all its attributes."""
+
+    node: ir.Node
+    operator: Operator
+    owner: ir.Model | ir.Function
+    place: int  # among all of them
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def full_name(self) -> str:
+        return full_name(self.node)
+
+    @property
+    def operation(self) -> str:
+        return self.operator.operation
+
+    @property
+    def is_standard(self) -> bool:
+        return self.node.domain in _STANDARD_DOMAINS
+
+    def input(self, index: int) -> ir.Value | None:
+        return self.node.inputs[index] if index < len(self.node.inputs) else None
+
+    @property
+    def x(self) -> ir.Value:
+        value = self.node.inputs[0]
+        assert value is not None
+        return value
+
+    @property
+    def y(self) -> ir.Value:
+        return self.node.outputs[0]
+
+
+class Graph:
+    """A model: its nodes of the package's operators, subgraphs and local functions included.
+
+    Passes change the model through the methods of the last part, which keep the account: `done` counts what was done to the
+    nodes of an operator, `left` those that are there, by the reason."""
+
+    def __init__(self, model: ir.Model, *, keep_codes: bool, standard_ops: bool) -> None:
+        self.model, self.keep_codes, self.standard_ops = model, keep_codes, standard_ops
+        self.done: Counter[tuple[str, str]] = Counter()
+        self.reasons: dict[Node, str] = {}
+        self._nodes: dict[ir.Node, Node] = {}
+        self._unknown: Counter[tuple[str, str]] = Counter()
+        self._arrays: dict[ir.Value, NDArray[Any]] = {}  # of constants, and of what follows from them
+        self._names: set[str | None] | None = None
+        owners: list[ir.Model | ir.Function] = [model, *model.functions.values()]
+        for owner in owners:
+            for node in ir.traversal.RecursiveGraphIterator(owner.graph):
+                self._find(node, owner)
+
+    def _find(self, node: ir.Node, owner: ir.Model | ir.Function) -> None:
+        operator = OPERATORS.find(node.domain, node.op_type)
+        if operator is None or node.op_identifier() in self.model.functions:
+            if QUANTIZATION.search(node.op_type):
+                self._unknown[full_name(node), "not an operator of this package"] += 1
+            return
+        inputs, outputs = len(node.inputs), len(node.outputs)
+        most = operator.most_inputs or inputs
+        if (
+            not operator.fewest_inputs <= inputs <= most
+            or None in node.inputs[: operator.fewest_inputs]
+            or (outputs != len(operator.outputs))
+        ):
+            self._unknown[full_name(node), f"not valid: it has {inputs} inputs, {outputs} outputs, or lacks one"] += 1
+            return
+        found = self._nodes[node] = Node(node, operator, owner, len(self._nodes))
+        given = {}
+        for attribute in operator.attributes:
+            of_node = node.attributes.get(attribute.name)
+            if of_node is None:
+                continue
+            if of_node.is_ref():
+                self.reasons[found] = "its attributes are those of a function's call"
+            elif of_node.type.name != attribute.kind:
+                self.reasons[found] = f"its attribute {attribute.name} is a {of_node.type.name}"
+            else:
+                given[attribute.name] = of_node.value
+        try:
+            found.attributes = operator.values(given)
+        except ValueError as error:
+            self.reasons[found] = f"not valid: {error}"
+
+    # The nodes, and why they are left.
+
+    def each(self, step: Callable[[Node], None]) -> None:
+        """Take the step for each node that is there and has no reason to be left; `Left` gives it one."""
+        for node in self.nodes():
+            if node.node.graph and node not in self.reasons:
+                try:
+                    step(node)
+                except Left as error:
+                    self.reasons[node] = str(error)
+
+    def nodes(self) -> list[Node]:
+        """Those that are there."""
+        return [node for node in self._nodes.values() if node.node.graph]
+
+    def node(self, node: ir.Node | None) -> Node | None:
+        """What is known of a node, if it is one of an operator of the package."""
+        return self._nodes.get(node) if node else None
+
+    @property
+    def left(self) -> Counter[tuple[str, str]]:
+        """How many nodes of each operator are left, and why."""
+        return self._unknown + Counter((node.full_name, self.reasons[node]) for node in self.nodes())
+
+    # Values.
+
+    def array(self, value: ir.Value) -> NDArray[Any] | None:
+        """Of a constant. An initializer that is an input, too, is only the default of one, as from IR version 4 on."""
+        if value not in self._arrays:
+            is_input = value.is_graph_input() and self.model.ir_version >= 4
+            tensor = None if is_input else ir.convenience.get_const_tensor(value)
+            if tensor is None or find(tensor.dtype.value) is None:
+                return None
+            try:
+                self._arrays[value] = tensor.numpy()
+            except Exception as error:  # a file that is not there, bytes that do not fit the shape
+                raise ModelError(f"tensor {value.name}: {error}") from None
+        return self._arrays[value]
+
+    def arrays(self, node: Node) -> list[NDArray[Any] | None] | None:
+        """Those of a node's inputs, None for one that is left out; or None if any is no constant."""
+        arrays = []
+        for value in node.node.inputs:
+            array = None if value is None else self.array(value)
+            if array is None and value is not None:
+                return None
+            arrays.append(array)
+        return arrays
+
+    def input_array(self, node: Node, index: int) -> NDArray[Any] | None:
+        value = node.input(index)
+        return None if value is None else self.array(value)
+
+    def remember(self, value: ir.Value, array: NDArray[Any]) -> None:
+        """What a value is found to be, though its node is there still."""
+        self._arrays[value] = array
+
+    def type(self, value: ir.Value | None) -> ElementType | None:
+        if value is None:
+            return None
+        array = self.array(value)
+        return find(array.dtype) if array is not None else find(value.dtype.value) if value.dtype else None
+
+    # Nodes that quantize or dequantize: their inputs are x, a scale and, maybe, a zero point.
+
+    def quantized_type(self, node: Node) -> ElementType | None:
+        if node.input(2) is not None:
+            return self.type(node.input(2))
+        if node.operation == "quantize":
+            return find(node.attributes.get("output_dtype", 0)) or UINT8
+        before = self.node(node.x.producer())
+        return self.type(node.x) or (self.quantized_type(before) if before else None)
+
+    def same_parameters(self, one: Node, other: Node) -> bool:
+        """Whether scale, zero point and granularity are the same; those that are no constants have to be the same value."""
+        scale = self.input_array(one, 1)
+        same_axis = one.attributes.get("axis") == other.attributes.get("axis") or (scale is not None and scale.size == 1)
+        if not same_axis or one.attributes.get("block_size", 0) != other.attributes.get("block_size", 0):
+            return False
+        if not self._same(one.input(1), other.input(1)):
+            return False
+        zero_points = [each.input(2) for each in (one, other)]
+        if None not in zero_points or zero_points[0] is zero_points[1]:
+            return self._same(*zero_points)
+        return self.quantized_type(one) is self.quantized_type(other) and all(map(self.is_zero, zero_points))
+
+    def is_zero(self, zero_point: ir.Value | None) -> bool:
+        array = None if zero_point is None else self.array(zero_point)
+        return zero_point is None or (array is not None and not any(array.tobytes()))
+
+    def _same(self, one: ir.Value | None, other: ir.Value | None) -> bool:
+        if one is other or one is None or other is None:
+            return one is other
+        arrays = self.array(one), self.array(other)
+        if arrays[0] is None or arrays[1] is None:
+            return False
+        return all(getattr(arrays[0], name) == getattr(arrays[1], name) for name in ("shape", "dtype")) and (
+            arrays[0].tobytes() == arrays[1].tobytes()
+        )
+
+    # Changes.
+
+    def constant(self, array: NDArray[Any], name: str | None, before: ir.Node) -> ir.Value:
+        """An initializer of the graph of a node; a Constant node in front of that where there are none."""
+        tensor = ir.serde.deserialize_tensor(to_tensor_proto(array, name or ""))
+        graph = before.graph
+        assert graph
+        if self.model.ir_version < 4 or any(graph is function.graph for function in self.model.functions.values()):
+            node = ir.node("Constant", [], {"value": tensor}, outputs=[ir.Value(name=name)])
+            graph.insert_before(before, node)
+            (value,) = node.outputs
+        else:
+            value = ir.Value(name=name, const_value=tensor)
+            graph.register_initializer(value)
+        value.shape, value.type = ir.Shape(array.shape), ir.TensorType(tensor.dtype)
+        self._arrays[value] = array
+        return value
+
+    def make_constant(self, node: Node, arrays: tuple[NDArray[Any], ...], what: str) -> None:
+        """Put constants in the place of a node."""
+        if any(value.is_graph_output() for value in node.node.outputs):
+            raise Left("it puts out an output of its graph")
+        for value, array in zip(node.node.outputs, arrays, strict=True):
+            constant = self.constant(array, value.name, node.node)
+            copy_metadata(value, constant)
+            value.replace_all_uses_with(constant)
+        self.remove(node, what)
+
+    def remove(self, node: Node, what: str) -> None:
+        """Remove a node that nothing uses, and what only it used, of constants and of nodes of the package's operators."""
+        self.done[node.full_name, what] += 1
+        self._remove(node.node, what)
+
+    def _remove(self, node: ir.Node, what: str) -> None:
+        inputs = {value for value in node.inputs if value is not None}
+        graph = node.graph
+        assert graph
+        graph.remove(node, safe=True)
+        for value in inputs:
+            if value.uses() or value.is_graph_output() or value.is_graph_input():
+                continue
+            producer = value.producer()
+            if value.is_initializer() and value.graph and value.name:
+                del value.graph.initializers[value.name]
+            elif producer and producer.graph and producer in self._nodes:
+                if not any(output.uses() or output.is_graph_output() for output in producer.outputs):
+                    self.remove(self._nodes[producer], what)
+            elif producer and producer.graph and producer.op_identifier() == ("", "Constant", ""):
+                self._remove(producer, what)
+
+    def unused_name(self, name: str) -> str:
+        """`name` with a number behind it that no value of the model has."""
+        if self._names is None:
+            self._names = set(self._value_names())
+        unused = next(f"{name}_{i}" for i in itertools.count() if f"{name}_{i}" not in self._names)
+        self._names.add(unused)
+        return unused
+
+    def _value_names(self) -> Iterator[str | None]:
+        owners: list[Any] = [self.model, *self.model.functions.values()]
+        graphs: list[Any] = [owner.graph for owner in owners]
+        for owner in owners:
+            for node in ir.traversal.RecursiveGraphIterator(owner.graph, enter_graph=graphs.append):
+                yield from (value.name for value in (*node.inputs, *node.outputs) if value)
+        for graph in graphs:
+            yield from (value.name for value in (*graph.inputs, *getattr(graph, "initializers", {}).values()))
+
+
+def full_name(node: ir.Node) -> str:
+    return f"{node.domain or 'ai.onnx'}::{node.op_type}"
+
+
+def copy_metadata(old: Any, new: Any) -> None:
+    """Of a node or a value."""
+    new.doc_string = old.doc_string
+    new.metadata_props.update(old.metadata_props)
+    new.meta.update(old.meta)
+
+
+def call(node: Node, inputs: list[NDArray[Any] | None], **changed: int) -> tuple[NDArray[Any], ...]:
+    """What a node gives of these, with some attributes changed. Raises Left if they are not valid."""
+    try:
+        outputs = node.operator.call(*inputs, **(node.attributes | changed))
+    except (TypeError, ValueError) as error:
+        raise Left(f"not valid: {error}") from None
+    return outputs if isinstance(outputs, tuple) else (np.asarray(outputs),)

@@ -1,0 +1,104 @@
+"""`optimize`: a model with its quantization nodes in fewer, cheaper forms, which give the same bits."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from ..errors import ModelError
+from . import constants, model_files, pairs, round_trips, standard_operators
+from .graph import Graph
+
+# In this order. Each does what it does to all nodes of a model, and says why it leaves one.
+PASSES = (standard_operators, constants, round_trips, pairs)
+
+
+def optimize(
+    model: onnx.ModelProto | str | os.PathLike[str], *, keep_codes: bool = False, standard_ops: bool = False
+) -> onnx.ModelProto:
+    """The model with its quantization nodes in cheaper forms, without changing one bit of what they put out:
+
+    - Nodes of which all inputs are constants are computed: what they put out becomes an initializer.
+    - Quantize and dequantize nodes with the same parameters become one ``quark_numba::QuantizeDequantizeLinear``, version 1
+      (see `quantize_dequantize`, `register_schemas`), in float32; equal dequantize nodes behind one quantize node become one.
+    - A quantize node behind a dequantize node of the same, constant parameters is dropped where every code comes back, which is
+      tried, for integers of up to 16 bits.
+
+    Subgraphs and local functions are treated alike. Everything else stays as it is. Sessions need this package's operators
+    (`register`, `InferenceSession`), as for the original.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto, or the path of a model
+        Is not changed. Tensors in files beside the model are read.
+    keep_codes : bool
+        Leave constants quantized, each with a dequantize node: a small model, which does more work in a run. Block formats
+        have no such node, and become float constants all the same.
+    standard_ops : bool
+        Whether sessions run ONNX's own QuantizeLinear and DequantizeLinear by this package, too (see `register`). Where they
+        do not, these and those of com.microsoft stay if they quantize activations anywhere in the model, as ONNX Runtime
+        fuses them with their neighbours into integer operators; and if its results may differ from the specification's.
+
+    Returns
+    -------
+    onnx.ModelProto: a new one, with all tensors in it.
+
+    Raises
+    ------
+    ModelError
+        If the path leads to no model, or a tensor cannot be read.
+    TypeError
+        If `model` is neither a model nor a path.
+    """
+    return optimized(model, keep_codes=keep_codes, standard_ops=standard_ops).model
+
+
+@dataclass
+class Optimized:
+    """A model; of which operator how many nodes were treated how; and how many were left, and why."""
+
+    model: onnx.ModelProto
+    done: Counter[tuple[str, str]]
+    left: Counter[tuple[str, str]]
+
+
+def optimized(
+    model: onnx.ModelProto | str | os.PathLike[str], *, keep_codes: bool = False, standard_ops: bool = False
+) -> Optimized:
+    """`optimize`, with an account of it."""
+    if isinstance(model, (str, os.PathLike)):
+        model = model_files.load(model)
+    elif not isinstance(model, onnx.ModelProto):
+        raise TypeError(f"model is a {type(model).__name__}; expected onnx.ModelProto or a path")
+    if not model.HasField("graph"):
+        raise ModelError("not an ONNX model: it has no graph")
+    try:
+        lost = _what_gets_lost(model)
+        intermediate = None if lost else ir.from_proto(model)
+    except Exception as error:
+        intermediate, lost = None, f"what onnx-ir cannot read: {error.__cause__ or error}"
+    if intermediate is None:
+        same = onnx.ModelProto()
+        same.CopyFrom(model)
+        return Optimized(same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
+    graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops)
+    for each in PASSES:
+        each.rewrite(graph)
+    return Optimized(ir.to_proto(intermediate), graph.done, graph.left)
+
+
+def _what_gets_lost(model: onnx.ModelProto) -> str:
+    """What onnx-ir does not keep."""
+    graphs: list[Any] = [model.graph, *model.functions]
+    for graph in graphs:
+        if getattr(graph, "sparse_initializer", None):
+            return "sparse initializers"
+        for attribute in itertools.chain.from_iterable(node.attribute for node in graph.node):
+            graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+    return "training_info" if model.training_info else ""

@@ -1,0 +1,55 @@
+"""Python code for processes of their own, and what starts these."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# What such code may use.
+PREPARE = f"""
+import os, sys, threading, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import numpy as np
+import oracle
+from onnx_models import one_node, run, session
+import quark_numba
+from quark_numba import dequantize, get_library_path, quantize
+
+def check(name, seed=0):
+    x = np.random.default_rng(seed).normal(0, 50, 200_000).astype(np.float32)
+    zero_point = np.ones((), oracle.dtype(name))
+    expected = oracle.quantize(x, np.float32(0.5), zero_point, name)
+    oracle.assert_same_bits(quantize(x, np.float32(0.5), zero_point), expected)
+    node = session(one_node("quantize", name))
+    oracle.assert_same_bits(run(node, x=x, scale=np.float32(0.5), zero_point=zero_point), expected)
+
+def wait(child):
+    for _ in range(600):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            assert status == 0, status
+            return
+        time.sleep(0.1)
+    os.kill(child, 9)
+    raise AssertionError("the child hangs")
+
+def fork(action):
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+"""
+
+
+def start(code, **environment):
+    command = [sys.executable, "-P", "-c", PREPARE + code]  # the current folder may hold the package
+    return subprocess.Popen(command, env={**os.environ, **environment})
+
+
+def run(code, expected=0, **environment):
+    assert start(code, **environment).wait(300) == expected
