@@ -1,4 +1,4 @@
-"""Write what `pytest bench --benchmark-json=FILE` found into the README, between its two marks, and a plot beside this file."""
+"""Write what `pytest bench --benchmark-json=FILE` found into the README beside this file, between its two marks, and a plot."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from statistics import median
 
 from cases import BLOCK_CASES, GRANULARITIES, PER_TENSOR, SIZES, Case, cases
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).with_name("README.md")
 PLOT = Path(__file__).with_name("throughput.png")
 MARKS = "<!-- what bench/report.py writes -->", "<!-- and so far -->"
 
@@ -294,7 +294,7 @@ def _text(results: Results) -> Iterator[str]:
     yield from _blocks(results)
     yield "Real models, batch 6, 2 threads, in turns with the float model, medians; loading with a filled cache:\n"
     yield from _models(results)
-    yield f"![Throughput against size]({PLOT.relative_to(README.parent)})"
+    yield f"![Throughput against size]({PLOT.name})"
 
 
 def _plot(results: Results) -> None:

@@ -105,6 +105,8 @@ class Operator:
         The type variable that the tables of the documentation have columns for, beside a row for each format.
     attributes_of_shapes : callable, optional
         ``attributes_of_shapes(*shapes of inputs)`` returns what the shapes tell of attributes that are not always written.
+    is_older_name : bool
+        Whether another operator is the same under a newer name; the tables list that one alone.
     is_pure : bool
         Whether the same inputs always give the same outputs, so that a node of constants is a constant.
     """
@@ -126,6 +128,7 @@ class Operator:
     format_of: Callable[[Sequence[str | None], Mapping[str, Any]], str]
     column: str
     attributes_of_shapes: Callable[..., dict[str, Any]] | None = None
+    is_older_name: bool = False
     is_pure: bool = True
 
     @property

@@ -20,8 +20,32 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize(f"{operation}_key", keys(operation))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items):
-    if numba.config.DISABLE_JIT:
-        for item in items:
-            if item.get_closest_marker("compiled"):
-                item.add_marker(pytest.mark.skip(reason="NUMBA_DISABLE_JIT: of compiled code only"))
+    covering = {}
+    for item in items:
+        if item.get_closest_marker("covering"):
+            covering.setdefault((item.path, item.originalname), []).append(item)
+        if numba.config.DISABLE_JIT and item.get_closest_marker("compiled"):
+            item.add_marker(pytest.mark.skip(reason="NUMBA_DISABLE_JIT: of compiled code only"))
+    for group in covering.values():
+        for item in set(group) - set(covering_items(group)):
+            item.add_marker(pytest.mark.full)
+
+
+def covering_items(items):
+    """As few as a greedy choice takes, so that each value of each parameter is in one. The fields of a tuple are parameters."""
+    values = {item: set(parameter_values(item.callspec.params)) for item in items}
+    missing = set().union(*values.values())
+    while missing:
+        best = max(items, key=lambda item: len(values[item] & missing))
+        yield best
+        missing -= values[best]
+
+
+def parameter_values(parameters):
+    for name, value in parameters.items():
+        if hasattr(value, "_asdict"):
+            yield from parameter_values({f"{name}.{field}": each for field, each in value._asdict().items()})
+        else:
+            yield name, getattr(value, "name", None) or str(value)

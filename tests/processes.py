@@ -15,8 +15,8 @@ from onnx_models import one_node, run, session
 import quark_numba
 from quark_numba import dequantize, get_library_path, quantize
 
-def check(name, seed=0):
-    x = np.random.default_rng(seed).normal(0, 50, 200_000).astype(np.float32)
+def check(name, seed=0, size=200_000):
+    x = np.random.default_rng(seed).normal(0, 50, size).astype(np.float32)
     zero_point = np.ones((), oracle.dtype(name))
     expected = oracle.quantize(x, np.float32(0.5), zero_point, name)
     oracle.assert_same_bits(quantize(x, np.float32(0.5), zero_point), expected)

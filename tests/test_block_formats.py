@@ -1,56 +1,22 @@
 """Block formats against the oracle: each configuration, rounding mode and type, along each axis, in calls and in sessions."""
 
-import functools
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
-import numba
 import numpy as np
 import oracle
 import pytest
-import samples
+from block_samples import BFP, MX, SHAPES, axes, one_node, rounding_modes, values, x_types
 from onnx import TensorProto, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx_models import INFERS, model, run, session
 
 import quark_numba
 from quark_numba import bfp_quantize_dequantize, mx_quantize_dequantize
-from quark_numba.block.formats import MX_ELEMENT_TYPES, ROUNDING_MODES
-from quark_numba.block.key import X_TYPES
 from quark_numba.block.operators import OPERATORS
 
-# BFP16, MX4, MX6 and MX9, as Quark sets them up; other widths, sizes, and such as are no powers of two.
-BFP = {
-    "BFP16": {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8},
-    "MX4": {"bfp_method": "to_bfp_prime", "bit_width": 11, "block_size": 16},
-    "MX6": {"bfp_method": "to_bfp_prime", "bit_width": 13, "block_size": 16},
-    "MX9": {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16},
-    "MX9 shared": {"bfp_method": "to_bfp_prime_shared", "bit_width": 16, "block_size": 16},
-    "narrowest": {"bfp_method": "to_bfp", "bit_width": 10, "block_size": 5},
-    "widest": {"bfp_method": "to_bfp", "bit_width": 24, "block_size": 1},
-    "widest prime": {"bfp_method": "to_bfp_prime", "bit_width": 24, "block_size": 12, "sub_block_size": 3},
-    "many shifts": {
-        "bfp_method": "to_bfp_prime",
-        "bit_width": 12,
-        "block_size": 64,
-        "sub_block_size": 4,
-        "sub_block_shift_bits": 3,
-    },
-    "via bfloat16": {"bfp_method": "to_bfp", "bit_width": 17, "block_size": 8, "convert_to_bfloat_before_bfp": 1},
-    "prime via bfloat16": {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16, "convert_to_bfloat_before_bfp": 1},
-}
-MX = {f"{name}, {size}": {"element_dtype": name, "block_size": size} for name, size in product(MX_ELEMENT_TYPES, (32, 7))}
-
-SHAPES = [(1,), (7,), (64,), (100,), (1, 1, 1), (0, 4), (3, 40), (40, 3), (33, 1), (2, 33, 5), (2, 64, 9), (2, 3, 4, 70)]
-SHAPES += [(2, 35, 4, 6)]
-if numba.config.DISABLE_JIT:
-    SHAPES = [shape for shape in SHAPES if np.prod(shape) <= 330]
-
 infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
-x_types = pytest.mark.parametrize("x_type", [row.name for row in X_TYPES])
-rounding_modes = pytest.mark.parametrize("rounding_mode", ROUNDING_MODES)
 
 SPECIAL = [
     0.0,
@@ -68,32 +34,6 @@ SPECIAL = [
 ]
 
 
-@functools.cache
-def values(shape, x_type, seed=0):
-    """Of all exponents, neighbours within a few, with ties; blocks of zeros, subnormals, and special values in a few blocks."""
-    rng = np.random.default_rng(seed)
-    size = int(np.prod(shape))
-    lengths = np.arange(size) // 37
-    center = rng.integers(-150, 128, size)[lengths] if size else lengths
-    exponents = np.clip(center + rng.integers(-9, 3, size), -149, 127)
-    significands = np.where(rng.random(size) < 0.3, rng.integers(0, 2**9, size) * 2**14, rng.integers(0, 2**23, size))
-    with np.errstate(all="ignore"):
-        x = ((1 + significands * 2.0**-23) * np.exp2(exponents.astype(np.float64))).astype(np.float32)
-        x *= rng.choice(np.array([-1, 1], np.float32), size)
-        x[rng.integers(0, 5, size)[lengths] == 0] *= np.float32(0)
-        at = (rng.integers(0, 4, size)[lengths] == 1) & (rng.random(size) < 0.1)
-        x[at] = rng.choice(samples.SPECIAL, int(at.sum()))
-        if x_type == "float16":
-            x = np.where(np.abs(x) > 65504, np.ldexp(x, -100), x)
-            x = np.where(np.isfinite(x) & (np.abs(x) < 1e-8), np.ldexp(x, 30), x)
-        x = x.astype(oracle.dtype(x_type))
-    return x.reshape(shape)
-
-
-def axes(shape):
-    return range(-len(shape), len(shape))
-
-
 def bfp_expected(x, *, sub_block_size=2, sub_block_shift_bits=1, convert_to_bfloat_before_bfp=0, **attributes):
     return oracle.bfp(
         x,
@@ -107,6 +47,7 @@ def bfp_expected(x, *, sub_block_size=2, sub_block_shift_bits=1, convert_to_bflo
 @x_types
 @rounding_modes
 @pytest.mark.parametrize("name", BFP)
+@pytest.mark.covering
 def test_bfp(name, rounding_mode, x_type):
     for shape in SHAPES:
         x = values(shape, x_type)
@@ -118,17 +59,13 @@ def test_bfp(name, rounding_mode, x_type):
 @x_types
 @rounding_modes
 @pytest.mark.parametrize("name", MX)
+@pytest.mark.covering
 def test_mx(name, rounding_mode, x_type):
     for shape in SHAPES:
         x = values(shape, x_type)
         for axis in axes(shape):
             attributes = MX[name] | {"rounding_mode": rounding_mode, "axis": axis}
             oracle.assert_same_bits(mx_quantize_dequantize(x, **attributes), oracle.mx(x, **attributes))
-
-
-def one_node(operator, attributes, x_type="float32", shape=None):
-    node = helper.make_node(operator.name, ["x"], ["y"], domain=operator.domain, **attributes)
-    return model([node], [("x", x_type, shape)], [("y", x_type, None)], domains=[operator.domain])
 
 
 def expected(operator, x, attributes):
@@ -157,6 +94,7 @@ SESSION_SHAPES = [
 @pytest.mark.compiled
 @x_types
 @every_case
+@pytest.mark.covering
 def test_sessions(operator, name, x_type):
     given = {} if name == "defaults" else (BFP | MX)[name]
     for shape, axis in SESSION_SHAPES:
@@ -352,8 +290,8 @@ def test_threads_that_flush_subnormals():
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
+from block_samples import one_node
 from onnx_models import run, session
-from test_block_formats import one_node
 from quark_numba import bfp_quantize_dequantize, mx_quantize_dequantize
 from quark_numba.block.operators import OPERATORS
 x = np.zeros((4, 64), np.float32)

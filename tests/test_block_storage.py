@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
-from test_block_formats import BFP, MX, SHAPES, axes, rounding_modes, values, x_types
+from block_samples import BFP, MX, SHAPES, axes, rounding_modes, values, x_types
 
 from quark_numba import (
     BFPBlocks,

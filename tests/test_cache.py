@@ -3,14 +3,25 @@
 import shutil
 from pathlib import Path
 
+import grimp
 import pytest
 from processes import run, start
 
 import quark_numba
+from quark_numba.compiling.cache import sources
 
 pytestmark = pytest.mark.compiled
 
-CHECK = "check('int8'); check('bfloat16')"
+# One type with large arrays, too, which take another form of the kernel.
+CHECK = "check('int8'); check('bfloat16', size=5_000)"
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A cache that has all that CHECK needs."""
+    folder = tmp_path_factory.mktemp("cache")
+    run(CHECK, NUMBA_CACHE_DIR=str(folder))
+    return folder
 
 
 def test_eight_processes_fill_it_at_once(tmp_path):
@@ -23,9 +34,9 @@ def test_eight_processes_fill_it_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "foreign"])
-def test_damaged_files(damage, tmp_path):
+def test_damaged_files(damage, filled, tmp_path):
     """They are made anew."""
-    run(CHECK, NUMBA_CACHE_DIR=str(tmp_path))
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     for path in tmp_path.rglob("*.nb?"):
         content = path.read_bytes()
         path.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "foreign": b"something else\n" * 99}[damage])
@@ -48,6 +59,19 @@ def test_nowhere_to_write(tmp_path):
         **environment,
     )
     assert not list(tmp_path.rglob("*.nb?"))
+
+
+@pytest.mark.parametrize("wing", ["linear", "block"])
+def test_the_digest_covers_what_a_kernel_is_made_of(wing):
+    """All that its module imports, directly or not, but what keeps kernels on disk; and no more, as each edit of a file that is
+    covered makes every kernel stale."""
+    package = Path(quark_numba.__file__).parent
+    paths = [path.relative_to(package.parent) for path in sources(package / wing / "kernels.py")]
+    covered = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths}
+    imported = grimp.build_graph("quark_numba").find_upstream_modules(f"quark_numba.{wing}.kernels")
+    assert covered >= imported - {"quark_numba.compiling.cache"}
+    assert covered <= imported | {f"quark_numba.{each}" for each in ("compiling", wing, f"{wing}.kernels")}
+    assert not covered & {f"quark_numba.{wing}.calls", f"quark_numba.{wing}.operators", "quark_numba.compiling.cache"}
 
 
 def test_another_version_of_the_package(tmp_path):

@@ -15,7 +15,6 @@ import quark_numba
 
 pytestmark = pytest.mark.compiled
 
-SECONDS = 60
 
 X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
 ARRAYS = [
@@ -146,9 +145,10 @@ def fresh(value, rng):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_any_arguments(function):
+@pytest.mark.parametrize("seconds", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_any_arguments(function, seconds):
     positional, keywords = FUNCTIONS[function]
-    rng, end, calls, results = random.Random(0), time.monotonic() + SECONDS / len(FUNCTIONS), 0, 0
+    rng, end, calls, results = random.Random(0), time.monotonic() + seconds, 0, 0
     while calls < 50 or (time.monotonic() < end and positional + keywords):
         calls += 1
         likely = rng.random() < 0.7  # mostly arrays, or few would get as far as a kernel

@@ -32,6 +32,7 @@ def dequantize_pieces(x, *arguments, **attributes):
 
 
 @keys("quantize")
+@pytest.mark.covering
 def test_quantize_kernel(key):
     """All inputs of a 16-bit type; of float32 every tie and both its neighbours, among others."""
     name, precision = key.y.name, key.precision.name
@@ -45,6 +46,7 @@ def test_quantize_kernel(key):
 
 
 @keys("dequantize")
+@pytest.mark.covering
 def test_dequantize_kernel(key):
     """All codes of up to 16 bits."""
     name, output = key.x.name, key.y.name
@@ -59,6 +61,7 @@ def test_dequantize_kernel(key):
 @scale_types("quantize")
 @quantized_types("quantize")
 @with_or_without_zero_point
+@pytest.mark.covering
 def test_quantize_cell(granularity, scale_name, name, with_zero_point):
     x_shape, parameters, spread, attributes = cell(granularity, scale_name, name, with_zero_point)
     x_name = scale_name if scale_name in [row.name for row in types("quantize", "x")] else "float32"
@@ -70,6 +73,7 @@ def test_quantize_cell(granularity, scale_name, name, with_zero_point):
 @scale_types("dequantize")
 @quantized_types("dequantize")
 @with_or_without_zero_point
+@pytest.mark.covering
 def test_dequantize_cell(granularity, scale_name, name, with_zero_point):
     x_shape, parameters, spread, attributes = cell(granularity, scale_name, name, with_zero_point)
     output = scale_name if scale_name in [row.name for row in types("dequantize", "y")] else "float32"

@@ -74,6 +74,7 @@ SHAPES = [
 
 @linux
 @pytest.mark.parametrize("key", list(TABLE), ids=key_id)
+@pytest.mark.covering
 def test_kernel_stays_within_its_arrays(key):
     kernel, rng = TABLE[key].serial, np.random.default_rng(30)
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
@@ -96,7 +97,7 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
     row = find(name)
     x_type, y_type = (FLOAT32, row) if operation == "quantize" else (row, FLOAT32)
     key = select(operation, x_type, FLOAT32, row, y_type)
-    past_cache = parallel_kernel(key, past_cache=0)
+    streaming = parallel_kernel(key, streaming_size=0)
     rng = np.random.default_rng(31)
     scale, zero_point = rng.uniform(0.1, 1, 7).astype(key.scale_dtype), np.zeros(7, key.zero_point_dtype)
     for size, at_end in product((1, 15, 2048, 5000, 6161), (True, False)):
@@ -105,7 +106,7 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
         expected = np.empty(size, key.y.storage)
         TABLE[key].serial(x, scale, zero_point, expected, loop, 0)
         y = guarded(np.empty_like(expected), at_end)
-        past_cache(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, loop, 3)
+        streaming(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, loop, 3)
         assert y.tobytes() == expected.tobytes()
 
 
@@ -115,6 +116,7 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
     list(BLOCK_TABLE),
     ids=lambda key: "-".join(map(str, (key.x.name, *key[2:], key.element.name if key.element else ""))),
 )
+@pytest.mark.covering
 def test_block_kernel_stays_within_its_arrays(key):
     kernel, rng = BLOCK_TABLE[key].serial, np.random.default_rng(32)
     for (x_shape, _, axis, _), (block, sub_block), at_end in product(SHAPES, [(8, 2), (3, 1), (16, 16)], (True, False)):
@@ -142,6 +144,7 @@ RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 @linux
 @pytest.mark.parametrize(("operation", "row", "domain"), list(node_cases()))
+@pytest.mark.covering
 def test_node_stays_within_its_tensors(operation, row, domain):
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
         if block_size and domain:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +40,12 @@ def test_no_folder_can_be_written():
     code = "import numpy, quark_numba; quark_numba.get_library_path(); print(quark_numba.quantize([1.0], 0.5))"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "[2]\n"
+
+
+def test_tests_do_not_import_each_other():
+    """What they share is in modules of its own. Code for other processes, in strings, counts."""
+    root = Path(__file__).parents[1]
+    paths = [*root.glob("tests/*.py"), *root.glob("bench/*.py")]
+    pattern = re.compile(r"\b(?:from|import) +(?:[\w.]+, *)*(?:[\w.]+\.)?test_\w+")
+    found = {str(path.relative_to(root)): pattern.findall(path.read_text(encoding="utf-8")) for path in paths}
+    assert {path: imports for path, imports in found.items() if imports} == {}

@@ -94,6 +94,7 @@ def check(operation, values, x, scale, y):
 
 
 @pytest.mark.parametrize(("x", "scale", "y"), cells(QUANTIZE))
+@pytest.mark.covering
 def test_quantize(x, scale, y):
     values = np.random.default_rng(21).normal(0, 5, (5, 70)).astype(np.float32)
     values.flat[: len(samples.SPECIAL)] = samples.SPECIAL
@@ -104,6 +105,7 @@ def test_quantize(x, scale, y):
 
 
 @pytest.mark.parametrize(("x", "scale", "y"), cells(DEQUANTIZE))
+@pytest.mark.covering
 def test_dequantize(x, scale, y):
     check("dequantize", np.resize(samples.codes(x), (5, 70)), x, scale, y)
 
@@ -204,6 +206,7 @@ def rounds_beyond(x, scale, name):
 
 
 @pytest.mark.parametrize(("operation", "x", "y"), list(onnx_runtimes_own()))
+@pytest.mark.covering
 def test_against_onnx_runtimes_own(operation, x, y):
     """The same bits; but for the differences that the README lists."""
     quantized = y if operation == "quantize" else x

@@ -158,8 +158,8 @@ def _convert(key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, out: NDArray[
 def _run(key: Key, blocks: Blocks, x: Any, y: Any) -> None:
     kernel = TABLE[key]
     if x.size >= _PARALLEL_SIZE:
-        from ..compiling import jit  # which imports Numba
+        from ..compiling import threads  # which imports Numba
 
-        if jit.run_on_threads(lambda slices: kernel.parallel(x, y, blocks, slices)):
+        if threads.run_on_threads(lambda slices: kernel.parallel(x, y, blocks, slices)):
             return
     kernel.serial(x, y, blocks)

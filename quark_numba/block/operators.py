@@ -93,6 +93,7 @@ def _operator(domain: str, name: str, family: _Family) -> Operator:
         formats=family.formats,
         format_of=format_of,
         column="T",
+        is_older_name=name.endswith("FixNeuron"),
     )
 
 

@@ -190,8 +190,8 @@ def _quantized_types() -> list[str]:
 def _quark_types() -> list[str]:
     from ..catalog import OPERATORS
 
-    operator = OPERATORS.find("com.amd.quark", "ExtendedQuantizeLinear")
-    return list(operator.formats) if operator else []
+    (operator,) = (each for each in OPERATORS.newest("com.amd.quark") if each.operation == "quantize")
+    return list(operator.formats)
 
 
 def _measurements(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import onnx
 from onnx import helper
 
 from ..catalog import OPERATORS, QUANTIZATION
+from ..declaration import Operator
 from ..rewriting import model_files
 
 
@@ -56,8 +57,10 @@ def _count(
                 _count(subgraph, types, counts)
         if not QUANTIZATION.search(node.op_type):
             continue
-        element_type = _element_type(node, types)
-        if node.op_type.endswith("QuantizeLinear"):
+        # One of a like name in another domain is taken for ONNX's own.
+        operator = OPERATORS.find(node.domain, node.op_type) or OPERATORS.find("", node.op_type)
+        element_type = _element_type(operator, node, types) if operator else "?"
+        if operator and operator.operation == "quantize":
             types[node.output[0]] = element_type
         counts[f"{node.domain or 'ai.onnx'}::{node.op_type}", element_type] += 1
 
@@ -66,13 +69,11 @@ def _name(data_type: int) -> str:
     return str(onnx.TensorProto.DataType.Name(data_type)).lower()
 
 
-def _element_type(node: onnx.NodeProto, types: Mapping[str, str]) -> str:
-    """What the operator says, or for one of others of a like name."""
-    operator = OPERATORS.find(node.domain, node.op_type) or OPERATORS.find("", node.op_type)
+def _element_type(operator: Operator, node: onnx.NodeProto, types: Mapping[str, str]) -> str:
+    """What the operator says of the node."""
     attributes = {}
     for attribute in node.attribute:
-        # Of a function, it may refer to the function's own: then it is known when the function is called, and has no value
-        # here.
+        # In a function it may refer to the function's own: then it is known when the function is called, and has no value here.
         value = helper.get_attribute_value(attribute) if not attribute.ref_attr_name else "?"
         attributes[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return operator.format_of([types.get(name) for name in node.input], attributes) if operator else "?"
+    return operator.format_of([types.get(name) for name in node.input], attributes)

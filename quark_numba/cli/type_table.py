@@ -21,7 +21,9 @@ def type_rows() -> list[dict[str, Any]]:
     from ..ort import extensions
 
     rows: list[dict[str, Any]] = []
-    for newest in itertools.chain.from_iterable(map(OPERATORS.newest, ("", "com.amd.quark", "quark_numba"))):
+    for newest in itertools.chain.from_iterable(map(OPERATORS.newest, OPERATORS.domains)):
+        if newest.is_older_name:
+            continue
         versions = OPERATORS.versions(newest)
         columns = newest.types[newest.column]
         title = "scales" if newest.column != newest.inputs[0].variable else newest.inputs[0].name

@@ -104,7 +104,7 @@ LINE = 64  # bytes of a cache line
 
 
 @intrinsic
-def copy_past_cache(typingctx: Any, target: Any, source: Any, lines: Any) -> Any:
+def copy_streaming(typingctx: Any, target: Any, source: Any, lines: Any) -> Any:
     """Copy cache lines, to an address that is a multiple of LINE, with stores that do not read what they replace. They may
     be seen out of order: other threads wait for `fence`."""
 

@@ -66,11 +66,18 @@ def rounder(element_type: ElementType) -> Any:
 
 @functools.cache
 def nearest(element_type: ElementType) -> Any:
-    """float32 of no more than twice the largest finite value -> the nearest value of a float type of up to 11 bits of precision
-    and 5 of exponent, ties to even, saturated, of the same sign.
+    """float32 -> the nearest value of a float type, as float32: ties to even, saturated, of the same sign.
 
-    One unit in the last place of `magic`, 1.5 times a power of two, is that of the value's binade in the type, or of its
-    subnormals: adding it rounds to multiples of that, and half to even ones, as `magic` is one.
+    The type may have up to 11 bits of precision and 5 of exponent, and the input up to twice its largest finite value.
+
+    For an input with the exponent E, the type keeps `mantissa_bits` bits behind the leading one. `magic` has the exponent
+    E + 23 - mantissa_bits and the mantissa 1000..0:
+
+        input   0 E                      mmmmmmm dddddddddddddddd    m: kept, d: dropped
+        magic   0 E+(23-mantissa_bits)   10000000000000000000000     its last bit counts as much as the last m
+
+    So input + magic is rounded to a multiple of the last kept bit, half to even, as the last bit of `magic` is 0; and taking
+    `magic` away again is exact. For a subnormal of the type, E is that of the smallest normal, as the steps are no smaller.
     """
     u32, f32 = np.uint32, np.float32
     exponent_mask, smallest, highest = u32(0xFF << 23), u32((128 - element_type.bias) << 23), f32(element_type.highest)
@@ -98,8 +105,13 @@ def _integer_decoder(element_type: ElementType) -> Any:
 
 
 # Numba computes with 64-bit integers unless it is told not to, and vectors then hold half as many: hence every u32.
-# A float32 is sign, 8 exponent bits with bias 127, 23 mantissa bits. Below, `exponent_shift` moves between the biases and
-# `shift` between the mantissas of float32 and the format.
+#
+# A float32 and a code of fewer bits, with the sign at the top of each:
+#
+#     float32   s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm    exponent biased by 127, 23 bits of mantissa
+#     code      s eeee     mmm                        exponent biased by `bias`, `mantissa_bits` bits of mantissa
+#
+# Below, `exponent_shift` moves an exponent from one bias to the other, and `shift` is by how many bits the mantissas differ.
 
 
 def _float_decoder(element_type: ElementType) -> Any:
@@ -139,8 +151,9 @@ def _float_decoder(element_type: ElementType) -> Any:
 
 
 def _upper_bits_encoder(element_type: ElementType, saturate: bool) -> Any:
-    """The same as `_float_encoder` for a format with the exponents of float32: its codes are float32's upper bits, Inf and what
-    rounds to it are float32's, and saturating is taking the lower of two magnitudes, seen as integers."""
+    """The same as `_float_encoder` for a type with the exponents of float32, bfloat16: no exponent is moved, and its subnormals
+    are upper bits of float32's like all others. What rounds to more than the largest finite value has the bits of Inf. The
+    order of magnitudes is that of their bits as integers, so that saturating is taking the lower of two integers."""
     u32, f32, code_type = np.uint32, np.float32, element_type.storage.type
     shift, sign_bit, magnitude_mask = u32(23 - element_type.mantissa_bits), u32(1 << 31), u32(0x7FFFFFFF)
     one, half_less_one, quiet = u32(1), u32((1 << (22 - element_type.mantissa_bits)) - 1), u32(element_type.nan)
@@ -160,13 +173,22 @@ def _upper_bits_encoder(element_type: ElementType, saturate: bool) -> Any:
 
 
 def _float_encoder(element_type: ElementType, saturated: bool) -> Any:
-    """float32 -> the bits of the nearest value, ties to even. `saturated`: no input is beyond the finite range.
+    """float32 -> the code of the nearest value, ties to even. `saturated`: no input is beyond the finite range.
 
-    Adding half a unit of the kept mantissa less one, and one more if what is kept is odd, carries into what is kept
-    exactly when what is dropped is above half a unit, or is half and the kept part odd. A carry out of the mantissa
-    raises the exponent, as it must. What comes out beyond the largest finite value becomes Inf, or NaN where there is no
-    Inf, or the largest where there is neither. A NaN, which that could carry away, becomes the quiet NaN of its sign, or
-    its substitute.
+    The code of a normal value are the upper bits of the float32, rounded:
+
+        float32 without sign   eeeeeeee mmm dddddddddddddddddddd    m: kept, d: dropped (`shift` bits)
+        + half less one        00000000 000 01111111111111111111
+        + the last kept bit    00000000 000 00000000000000000001    if it is 1
+
+    The sum carries into the kept bits exactly when d is more than half a unit of the last m, or is half and that m is 1: ties
+    go to even. A carry out of the mantissa raises the exponent, as it must.
+
+    A subnormal of the type is a number of its smallest steps. `magic` is the float32 whose last bit counts as one step, so that
+    adding it rounds to steps, half to even, and leaves their number in the low bits.
+
+    What comes out beyond the largest finite value becomes Inf, or NaN where there is no Inf, or the largest where there is
+    neither. A NaN, which the sum could carry away, becomes the quiet NaN of its sign, or its substitute.
     """
     u32, f32, code_type = np.uint32, np.float32, element_type.storage.type
     shift = u32(23 - element_type.mantissa_bits)
@@ -174,8 +196,6 @@ def _float_encoder(element_type: ElementType, saturated: bool) -> Any:
     magnitude_mask, sign_shift, sign_bit = u32(0x7FFFFFFF), u32(32 - element_type.bits), u32(1 << (element_type.bits - 1))
     exponent_shift = u32((127 - element_type.bias) << element_type.mantissa_bits)
     smallest_normal = f32(2.0 ** (1 - element_type.bias))
-    # One unit in the last place of this float32 is one of the format's subnormals: adding it rounds to those, half to
-    # even, and leaves their number in the low bits.
     magic = f32(2.0 ** (24 - element_type.bias - element_type.mantissa_bits))
     magic_bits = magic.view(u32)
 

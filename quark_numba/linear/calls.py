@@ -340,9 +340,9 @@ def _loop(version: Version | None, x_shape: tuple[int, ...], parameters: _Parame
 def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, loop: Loop) -> None:
     kernel = TABLE[key]
     if x.size >= _PARALLEL_SIZE:
-        from ..compiling import jit  # which imports Numba
+        from ..compiling import threads  # which imports Numba
 
-        if jit.run_on_threads(lambda slices: kernel.parallel(x, scale, zero_point, y, loop, slices)):
+        if threads.run_on_threads(lambda slices: kernel.parallel(x, scale, zero_point, y, loop, slices)):
             return
     kernel.serial(x, scale, zero_point, y, loop, 0)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.intrinsics import LINE, array_at, copy_past_cache, fence, record_at, stack
+from ..compiling.intrinsics import LINE, array_at, copy_streaming, fence, record_at, stack
 from ..element_types import ElementType, codecs, packing
 from . import arithmetic
 from .granularity import Loop
@@ -37,8 +37,9 @@ Y_BITS: Any = None
 SCALE_DTYPE: Any = None
 ZERO_POINT_DTYPE: Any = None
 
-# Bytes of y from which on it is not written to the cache, which would drop it anyway before anyone reads it.
-PAST_CACHE = 1 << 24 if jit.JIT_ENABLED else np.iinfo(np.int64).max
+# Bytes of y from which on it is written with streaming (non-temporal) stores, past the cache, which would drop it anyway before
+# anyone reads it.
+STREAMING_SIZE = 1 << 24 if jit.JIT_ENABLED else np.iinfo(np.int64).max
 
 # Bytes of y on the way there: they stay in the first-level cache.
 BUFFER = 1 << 13
@@ -64,6 +65,7 @@ signed = np.intp if jit.JIT_ENABLED else int
 
 
 def constant_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
+    """Convert `n` elements from `start` on, all with one scale."""
     for i in range(unsigned(start), unsigned(start + n)):
         y[i] = convert(x[i], scale, zero_point)
 
@@ -82,9 +84,9 @@ def constant_round_trip(x: Any, scale: Any, zero_point: Any, y: Any, start: int,
             y[i] = convert(x[i], scale, zero_point)
 
 
-def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, s: Any) -> None:
-    """Element `start` of x has the scale `s`, and the zero point `s` as well if there are several."""
-    s = unsigned(s - start)
+def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, first: Any) -> None:
+    """Element `start` of x has scale number `first`, the next one the next, and the zero points alike if there are several."""
+    s = unsigned(first - start)
     if zero_point.size == 1:
         one = zero_point[0]
         for i in range(unsigned(start), unsigned(start + n)):
@@ -95,51 +97,50 @@ def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: in
 
 
 def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> None:
-    """Convert x, which begins at element `start` of an array with this ``granularity.Loop``, run by run: a run ends where
-    its scale does, or the row of scales that lies beside it. There are as many zero points as scales, or one for all."""
-    i, size = signed(0), x.size
+    """Convert x, which begins at element `start` of an array with this ``granularity.Loop``, stretch by stretch: one ends
+    where its scale does, or the row of scales that lies beside it. There are as many zero points as scales, or one for
+    all."""
+    done, size = signed(0), x.size
     if size == 0:
         return
     length, block, inner, rows = loop.length, loop.block, loop.inner, loop.rows
-    d = start // inner
-    k = start - d * inner  # element k of row d
-    outer = d // length
-    d -= outer * length
-    blocks = (length + block - 1) // block
-    b = d // block
-    r = d - b * block  # row r of block b
-    b = (outer * blocks + b) % rows
-    while i < size:
+    row = start // inner
+    column = start - row * inner
+    outer = row // length
+    row -= outer * length  # of its axis
+    in_block = row % block  # row of its block
+    scales = (outer * ((length + block - 1) // block) + row // block) % rows  # row of the scales
+    while done < size:
         if loop.vary:
-            n = inner - k
-            n = n if n < size - i else size - i
-            convert_row(x, scale, zero_point, y, i, n, b * inner + k)
-            r += 1
-            d += 1
+            n = inner - column
+            n = n if n < size - done else size - done
+            convert_row(x, scale, zero_point, y, done, n, scales * inner + column)
+            in_block += 1
+            row += 1
         else:
-            n = block - r if block - r < length - d else length - d
-            n = n * inner - k
-            n = n if n < size - i else size - i
-            z = b if zero_point.size > 1 else 0
-            convert_run(x, scale[unsigned(b)], zero_point[unsigned(z)], y, i, n)
-            d += block - r
-            r = block
-        i += n
-        k = 0
-        if r == block or d >= length:
-            r = 0
-            b += 1
-            if b == rows:
-                b = 0
-            if d >= length:
-                d = 0
+            n = block - in_block if block - in_block < length - row else length - row
+            n = n * inner - column
+            n = n if n < size - done else size - done
+            zero = scales if zero_point.size > 1 else 0
+            convert_run(x, scale[unsigned(scales)], zero_point[unsigned(zero)], y, done, n)
+            row += block - in_block
+            in_block = block
+        done += n
+        column = 0
+        if in_block == block or row >= length:
+            in_block = 0
+            scales += 1
+            if scales == rows:
+                scales = 0
+            if row >= length:
+                row = 0
 
 
-def pieces(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int, past_cache: bool, buffer: Any) -> None:
-    """`run`, in one piece; or, if `past_cache`, by way of the buffer, from which whole cache lines go to y: a line of y that is
-    written whole need not be read first."""
+def pieces(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int, is_streaming: bool, buffer: Any) -> None:
+    """`run`, in one piece; or, if `is_streaming`, by way of the buffer, from which whole cache lines are streamed to y: a
+    line of y that is written whole need not be read first."""
     at, size = 0, y.size
-    head = -y.ctypes.data % LINE // y.itemsize if past_cache else size
+    head = -y.ctypes.data % LINE // y.itemsize if is_streaming else size
     while at < size:
         n = head - at if at < head else buffer.size
         n = n if n < size - at else size - at
@@ -147,19 +148,19 @@ def pieces(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int, p
         target = buffer if aside else y[at : at + n]
         convert_loop(x[at : at + n], scale, zero_point, target, loop, start + at)
         if aside:
-            copy_past_cache(y.ctypes.data + at * y.itemsize, buffer.ctypes.data, n * y.itemsize // LINE)
+            copy_streaming(y.ctypes.data + at * y.itemsize, buffer.ctypes.data, n * y.itemsize // LINE)
         at += n
-    if past_cache:
+    if is_streaming:
         fence()
 
 
 def parallel(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, slices: int) -> None:
     """All of x, on Numba's threads."""
-    past_cache = y.nbytes >= PAST_CACHE
+    is_streaming = y.nbytes >= STREAMING_SIZE
     for i in prange(slices):
         start, stop = i * x.size // slices, (i + 1) * x.size // slices
         buffer = np.empty(BUFFER // y.itemsize, y.dtype)
-        convert_pieces(x[start:stop], scale, zero_point, y[start:stop], loop, start, past_cache, buffer)
+        convert_pieces(x[start:stop], scale, zero_point, y[start:stop], loop, start, is_streaming, buffer)
 
 
 def task(work_address: int, index: int) -> None:
@@ -183,19 +184,19 @@ def task(work_address: int, index: int) -> None:
         convert_loop(x, scale, zero_point, codes, loop, start)
         pack(codes, array_at(work.y + start * Y_BITS // 8, (size * Y_BITS + 7) // 8, np.uint8))
     else:
-        # All at once; or past the cache, by way of a buffer from which whole lines go to y.
-        past_cache = work.size * Y_ITEMSIZE >= PAST_CACHE and work.y % LINE == 0
+        # All at once; or by way of a buffer from which whole cache lines are streamed to y.
+        is_streaming = work.size * Y_ITEMSIZE >= STREAMING_SIZE and work.y % LINE == 0
         buffer = stack(BUFFER // 8)
-        step = BUFFER // Y_ITEMSIZE if past_cache else size
+        step = BUFFER // Y_ITEMSIZE if is_streaming else size
         for at in range(0, size, step):
             n = size - at if size - at < step else step
             target = work.y + (start + at) * Y_ITEMSIZE
-            aside = past_cache and n == step
+            aside = is_streaming and n == step
             y = array_at(buffer if aside else target, n, Y_DTYPE)
             convert_loop(x[at : at + n], scale, zero_point, y, loop, start + at)
             if aside:
-                copy_past_cache(target, buffer, BUFFER // LINE)
-        if past_cache:
+                copy_streaming(target, buffer, BUFFER // LINE)
+        if is_streaming:
             fence()
 
 
@@ -217,12 +218,12 @@ def serial_kernel(key: Key) -> Any:
     return jit.kernel(run, f"serial_{key.name}", types.void(*_arrays(key), _LOOP, types.intp), **_parts_of_run(key))
 
 
-def parallel_kernel(key: Key, past_cache: int = PAST_CACHE) -> Any:
-    """(x, scale, zero_point, y, loop, slices) -> None, past the cache for a y of so many bytes."""
+def parallel_kernel(key: Key, streaming_size: int = STREAMING_SIZE) -> Any:
+    """(x, scale, zero_point, y, loop, slices) -> None; a y of so many bytes is written with streaming stores."""
     signature = types.void(*_arrays(key), _LOOP, types.intp)
-    name = f"parallel_{key.name}" + (f"_{past_cache}" if past_cache != PAST_CACHE else "")
+    name = f"parallel_{key.name}" + (f"_{streaming_size}" if streaming_size != STREAMING_SIZE else "")
     in_pieces = jit.expand(pieces, convert_loop=_run(key))
-    return jit.kernel(parallel, name, signature, parallel=True, convert_pieces=in_pieces, PAST_CACHE=past_cache)
+    return jit.kernel(parallel, name, signature, parallel=True, convert_pieces=in_pieces, STREAMING_SIZE=streaming_size)
 
 
 def task_function(key: Key) -> Any:

@@ -95,6 +95,7 @@ def _operator(version: Version) -> Operator:
         format_of=functools.partial(_format_of, version.operation),
         column=scale_variable,
         attributes_of_shapes=_axis_of_shapes,
+        is_older_name=version.name.startswith("Vitis"),
     )
 
 

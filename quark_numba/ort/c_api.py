@@ -149,7 +149,7 @@ def attribute(api: int, info: int, attribute: Attribute) -> Any:
     try:
         return _GET_ATTRIBUTE[attribute.kind](api, info, attribute.name.encode())
     except StatusError as error:
-        if "No attribute with name" not in str(error):
+        if "No attribute with" not in str(error):
             raise StatusError(f"attribute {attribute.name}: {error}; expected {attribute.kind}") from None
         if attribute.default is None:
             raise StatusError(f"attribute {attribute.name} is missing") from None

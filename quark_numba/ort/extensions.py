@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnxruntime_extensions import _ocos
 
 from ..catalog import OPERATORS
-from ..compiling import jit
+from ..compiling import threads
 from ..compiling.lock import creation_lock
 from ..declaration import Attribute, Operator, Overload
 from ..element_types import FLOAT32, ElementType, named, names
@@ -42,8 +42,8 @@ def carries(element_type: ElementType) -> bool:
 
 
 def has(operator: Operator) -> bool:
-    """Whether the operator is declared: not ONNX's own, which are ONNX Runtime's."""
-    return bool(operator.domain)
+    """Whether the operator is declared: not ONNX's own, which are ONNX Runtime's, and none of any number of inputs."""
+    return bool(operator.domain) and operator.most_inputs is not None
 
 
 MISSING = (
@@ -94,7 +94,7 @@ def _body(
         values = {each.name: each.value(texts[each.name]) for each in attributes}
         if operator.attributes_of_shapes and not attributes:
             values = operator.attributes_of_shapes(*(each.shape for each in inputs))
-        with jit.one_thread():  # ONNX Runtime's threads wait for this one, spinning
+        with threads.one_thread():  # ONNX Runtime's threads wait for this one, spinning
             outputs = operator.call(*inputs, **operator.values(values))
     except Exception as error:
         _log.error("%s: %s; the output is left empty", operator.full_name, error)

@@ -1,0 +1,151 @@
+"""The catalog, and what an operator gets for its declaration alone."""
+
+import re
+from pathlib import Path
+
+import pytest
+from processes import run
+
+import quark_numba
+from quark_numba.catalog import OPERATORS, Catalog
+from quark_numba.compiling.kernel import Table
+
+PACKAGE = Path(quark_numba.__file__).parent
+
+
+def test_an_operator_comes_once():
+    first, *_ = OPERATORS
+    with pytest.raises(ValueError, match=f"{first.full_name}-{first.since_version} comes twice, or after a later version"):
+        Catalog([first, first])
+
+
+def test_versions_come_in_order():
+    versions = OPERATORS.versions(OPERATORS.find("", "QuantizeLinear"))
+    with pytest.raises(ValueError, match=r"ai\.onnx::QuantizeLinear-25 comes twice, or after a later version"):
+        Catalog(reversed(versions))
+
+
+def test_a_kernel_comes_once():
+    with pytest.raises(ValueError, match="two kernels for 3"):
+        Table([1, 2, 3, 3], None)
+
+
+def test_nothing_asks_for_the_class_of_an_operator():
+    """Nor lists operators by their names, but where they are declared and rewritten."""
+    for path in PACKAGE.rglob("*.py"):
+        source = path.read_text()
+        assert not re.search(r"isinstance\([^)]*\b(Operator|Version)\b", source), path
+        if path.parent.name not in ("linear", "block"):
+            assert not re.search(r'"(Vitis|Extended)?(Quantize|Dequantize)Linear"', source), path
+
+
+PREPARE_TOY = """
+import toy_wing
+toy_wing.add()
+from onnx import checker, helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+from onnx_models import model
+
+x = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+def spread(**attributes):
+    node = helper.make_node("SpreadQuantizeLinear", ["x"], ["y", "total"], domain="toy", **attributes)
+    return model([node], [("x", "float32", ["n", 3])], [("y", "float32", ["n", 3]), ("total", "float32", [1])], domains=["toy"])
+
+def mix(**attributes):
+    node = helper.make_node("Mix", ["x", "x", "x"], ["y"], domain="toy", **attributes)
+    return model([node], [("x", "float32", [2, 3])], [("y", "float32", [2, 3])], domains=["toy"])
+"""
+
+
+@pytest.mark.compiled
+def test_a_new_operator_in_sessions():
+    """Natively: its default attribute and another, both outputs, lists, any number of inputs, and its fault."""
+    run(
+        PREPARE_TOY
+        + """
+for attributes, factor in (({}, 2), ({"factor": 0.5}, 0.5)):
+    y, total = session(spread(**attributes)).run(None, {"x": x})
+    assert y.tolist() == (x * factor).tolist() and total.tolist() == [15 * factor]
+for attributes, offset in (({}, 0.5), ({"offsets": [4.0]}, 4)):
+    (y,) = session(mix(**attributes)).run(None, {"x": x})
+    assert y.tolist() == (3 * x + offset).tolist()
+scalar = spread()
+for value in (*scalar.graph.input, *scalar.graph.output):
+    value.type.tensor_type.ClearField("shape")
+try:
+    session(scalar).run(None, {"x": np.array(1, np.float32)})
+except Exception as error:
+    assert "toy::SpreadQuantizeLinear: x has shape (); expected a dimension" in str(error), error
+else:
+    raise AssertionError
+try:
+    session(spread(factor=3))
+except Exception as error:
+    assert "attribute factor" in str(error) and "expected FLOAT" in str(error), error
+else:
+    raise AssertionError
+"""
+    )
+
+
+@pytest.mark.compiled
+def test_a_new_operator_through_extensions():
+    """Which need the attribute, and have no lists."""
+    run(
+        PREPARE_TOY
+        + """
+y, total = session(spread(factor=0.5), backend="extensions").run(None, {"x": x})
+assert y.tolist() == (x * 0.5).tolist() and total.tolist() == [7.5]
+"""
+    )
+
+
+def test_a_new_operator_in_onnxs_tools():
+    run(
+        PREPARE_TOY
+        + """
+from onnx_models import INFERS
+quark_numba.register_schemas()
+for made in (spread(), mix()):
+    checker.check_model(made, full_check=True)
+made = spread()
+for value in made.graph.output:
+    value.type.tensor_type.ClearField("shape")
+if INFERS:
+    shapes = [value.type.tensor_type.shape.dim for value in shape_inference.infer_shapes(made).graph.output]
+    assert [[d.dim_param or d.dim_value for d in shape] for shape in shapes] == [["n", 3], [1]]
+new_ops = quark_numba.reference_ops()
+y, total = ReferenceEvaluator(spread(factor=0.5), new_ops=new_ops).run(None, {"x": x})
+assert y.tolist() == (x * 0.5).tolist() and total.tolist() == [7.5]
+(y,) = ReferenceEvaluator(mix(), new_ops=new_ops).run(None, {"x": x})
+assert y.tolist() == (3 * x + 0.5).tolist()
+"""
+    )
+
+
+def test_a_new_operator_in_models():
+    """The inventory, the table of types, and `optimize`, which computes what is constant."""
+    run(
+        PREPARE_TOY
+        + """
+import tempfile, onnx
+from quark_numba import optimize, to_tensor_proto
+from quark_numba.cli import inventory, type_table
+with tempfile.TemporaryDirectory() as folder:
+    onnx.save(spread(), folder + "/m.onnx")
+    (counted,) = inventory.quantization_nodes(folder + "/m.onnx")
+assert (counted.operator, counted.element_type, counted.count, counted.run_by) == (
+    "toy::SpreadQuantizeLinear", "float32", 1, "quark_numba"
+)
+assert "toy::SpreadQuantizeLinear" in [row["operator"] for row in type_table.type_rows()]
+constant = spread()
+del constant.graph.input[:]
+constant.graph.initializer.append(to_tensor_proto(x, "x"))
+constant.graph.node.append(helper.make_node("Mix", ["y", "total"], ["z"], domain="toy"))
+constant.graph.node.append(helper.make_node("Relu", ["z"], ["w"]))
+del constant.graph.output[:]
+constant.graph.output.append(helper.make_tensor_value_info("w", 1, [2, 3]))
+assert [node.op_type for node in optimize(constant).graph.node] == ["Relu"]
+"""
+    )

@@ -1,0 +1,540 @@
+"""`optimize` as a whole, sessions and commands: what is rewritten gives the bits that it gave before, and all else stays."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+from onnx_models import model
+from rewritten_models import (
+    DQ,
+    MODELS,
+    VARIANTS,
+    Q,
+    X,
+    assert_same_values,
+    constant,
+    exact_session,
+    operators,
+    pair,
+    scale_and_zero_point,
+)
+
+import quark_numba
+from quark_numba import ModelError, cli, optimize
+from quark_numba.rewriting import model_files
+from quark_numba.rewriting.constants import CONSTANT
+from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.pairs import FUSED
+
+pytestmark = pytest.mark.compiled
+
+# Whole models that Quark wrote.
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    with np.load(MODELS / "textline_cls_expected.npz") as arrays:
+        return {"x": arrays["x"]}
+
+
+@pytest.mark.parametrize("keep_codes", [False, True], ids=["floats", "codes"])
+@pytest.mark.parametrize("variant", [*VARIANTS, "a8w8"])
+def test_every_place_in_real_models(variant, keep_codes, inputs):
+    before = onnx.load(MODELS / f"textline_cls_{variant}.onnx")
+    after = optimize(before, keep_codes=keep_codes)
+    names = assert_same_values(before, after, inputs)
+    if variant == "a8w8":
+        assert operators(after) == operators(before)
+        return
+    quantizes = [name for name in operators(before) if "uantize" in name]
+    rewritten = [name for name in operators(after) if "uantize" in name]
+    assert {node.output[0] for node in after.graph.node if "uantize" in node.op_type} <= set(names)
+    assert len(rewritten) < len(quantizes)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_whole_real_models(variant, inputs):
+    """ONNX Runtime lays convolutions out otherwise where weights are constants ("all"), and a last bit may flip a rounding to
+    float16, of which the output has 11 bits."""
+    path = MODELS / f"textline_cls_{variant}.onnx"
+    for level, tolerance in [("EXTENDED", 1e-5), ("ALL", 2**-11 if variant == "fp16" else 1e-5)]:
+        outputs = []
+        for make in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = 4
+            options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+            quark_numba.register(options)
+            outputs += make(path, options, providers=["CPUExecutionProvider"]).run(None, inputs)
+        np.testing.assert_allclose(outputs[1], outputs[0], rtol=0, atol=tolerance)
+
+
+# Generated graphs.
+
+
+NAMES = ["uint8", "int8", "int16", "int32", "bfloat16"]
+
+
+@st.composite
+def graphs(draw):
+    """Chains, fan-outs, shared and equal parameters, outputs in the middle, per axis, missing zero points, constants."""
+    initializers, nodes, floats = [], [], ["x", "weight"]
+    initializers.append(constant("weight", np.random.default_rng(44).normal(0, 3, X.shape), np.float32))
+    codes: list[tuple[str, str, tuple]] = []
+    sets = []
+    for i in range(draw(st.integers(1, 3))):
+        name, per_axis = draw(st.sampled_from(NAMES)), draw(st.booleans())
+        axis = draw(st.sampled_from([-2, 0, 1, 2])) if per_axis else 1
+        scale = np.resize(
+            np.array(draw(st.sampled_from([[0.25], [0.1, 2.0], [1.0]])), np.float32), X.shape[axis] if per_axis else ()
+        )
+        low = draw(st.sampled_from([0, 1])) if name != "bfloat16" else draw(st.sampled_from([0, 0.5]))
+        zeros = np.full(scale.shape, low).astype(oracle.dtype(name))
+        initializers += [constant(f"scale{i}", scale), constant(f"zero{i}", zeros)]
+        zero_point = [f"zero{i}"] if name != "uint8" or low or draw(st.booleans()) else []
+        sets.append((name, [f"scale{i}", *zero_point], {"axis": axis}))
+        if draw(st.booleans()):  # equal parameters of other names
+            initializers += [constant(f"scale{i}b", scale), constant(f"zero{i}b", zeros)]
+            sets.append((name, [f"scale{i}b", f"zero{i}b"], {"axis": axis}))
+    for i in range(draw(st.integers(1, 8))):
+        what = draw(st.sampled_from(["quantize", "quantize", "dequantize", "dequantize", "Relu", "Add", "block"]))
+        output = f"{what}{i}"
+        if what == "quantize":
+            name, parameters, attributes = draw(st.sampled_from(sets))
+            source = draw(st.sampled_from(floats[-3:]))
+            nodes.append(helper.make_node(Q, [source, *parameters], [output], domain="com.amd.quark", **attributes))
+            codes.append((output, name, (parameters, attributes)))
+        elif what == "dequantize" and codes:
+            source, name, own = draw(st.sampled_from(codes[-2:]))
+            other = [(parameters, attributes) for each, parameters, attributes in sets if each == name]
+            parameters, attributes = draw(st.sampled_from([own, own, *other]))
+            nodes.append(helper.make_node(DQ, [source, *parameters], [output], domain="com.amd.quark", **attributes))
+            floats.append(output)
+        elif what == "block":
+            source = draw(st.sampled_from(floats[-3:]))
+            nodes.append(helper.make_node("BFPQuantizeDequantize", [source], [output], domain="com.amd.quark"))
+            floats.append(output)
+        elif what in ("Relu", "Add"):
+            sources = [draw(st.sampled_from(floats[-3:])) for _ in range(1 + (what == "Add"))]
+            nodes.append(helper.make_node(what, sources, [output]))
+            floats.append(output)
+    produced = [name for name in floats if name not in ("x", "weight")]
+    if not produced:
+        nodes.append(helper.make_node("Relu", ["x"], ["last"]))
+        produced = ["last"]
+    outputs = draw(st.lists(st.sampled_from([*produced, *codes]), min_size=1, unique_by=str))
+    outputs = [(each[0], each[1], None) if isinstance(each, tuple) else each for each in outputs]
+    return model(nodes, ["x"], outputs, initializers=initializers), draw(st.booleans())
+
+
+@settings(max_examples=300, deadline=None)
+@given(graphs())
+def test_generated_graphs(graph_and_keep_codes):
+    before, keep_codes = graph_and_keep_codes
+    after = optimize(before, keep_codes=keep_codes)
+    assert_same_values(before, after, {"x": X})
+    assert len(after.graph.node) <= len(before.graph.node)
+    assert optimize(after, keep_codes=keep_codes).graph.node == after.graph.node
+
+
+# Several passes at once.
+
+
+def test_a_missing_zero_point_is_zero():
+    for per_axis in (False, True):
+        scale = constant("scale", np.linspace(0.1, 1, 4) if per_axis else 0.1, np.float32)
+        nodes = [*pair("x", "a", "y", ["scale"], axis=1), *pair("y", "b", "z", ["scale"], axis=1)]
+        before = model(nodes, ["x"], ["z"], initializers=[scale])
+        result = optimized(before)
+        assert operators(result.model) == ["QuantizeDequantizeLinear"]
+        assert len(result.model.graph.initializer) == 2
+        assert_same_values(before, result.model, {"x": X})
+
+
+def test_nodes_stay_in_order():
+    nodes = [
+        *pair("x", "c", "y1"),
+        *pair("y1", "c2", "y2"),
+        helper.make_node("Relu", ["y2"], ["z"]),
+        pair("x", "c", "w")[1],
+        helper.make_node("Add", ["z", "w"], ["o"]),
+    ]
+    values = [("x", "float32", X.shape)], [("o", "float32", X.shape)]
+    before = model(nodes, *values, initializers=scale_and_zero_point())
+    after = optimize(before)
+    assert operators(after) == ["QuantizeDequantizeLinear", "Relu", "Add"]
+    onnx.checker.check_model(after)
+    assert_same_values(before, after, {"x": X})
+
+
+# Subgraphs and functions.
+
+
+def branches(then_nodes, then_initializers=()):
+    """A model of an If on the input `flag`, with `then_nodes` and an Identity in its branches."""
+    graphs = [
+        helper.make_graph(nodes, f"branch{i}", [], [helper.make_tensor_value_info(nodes[-1].output[0], 1, None)], initializers)
+        for i, (nodes, initializers) in enumerate(
+            [(then_nodes, then_initializers), ([helper.make_node("Identity", ["x"], ["other"])], ())]
+        )
+    ]
+    node = helper.make_node("If", ["flag"], ["out"], then_branch=graphs[0], else_branch=graphs[1])
+    return model([node], ["x", ("flag", "bool", [])], ["out"], initializers=scale_and_zero_point(zero_point=1))
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_subgraphs(flag):
+    """Their constants and pairs, with parameters of the graph around them."""
+    nodes = [
+        *pair(),
+        *pair("bias", "bias_codes", "bias_y"),
+        helper.make_node("Add", ["y", "bias_y"], ["z"]),
+    ]
+    before = branches(nodes, [constant("bias", 0.8, np.float32)])
+    result = optimized(before)
+    (then,) = (each.g for each in result.model.graph.node[0].attribute if each.name == "then_branch")
+    assert [node.op_type for node in then.node] == ["QuantizeDequantizeLinear", "Add"]
+    assert [each.name for each in then.initializer] == ["bias_y"]
+    assert not result.left
+    assert_same_values(before, result.model, {"x": X, "flag": np.array(flag)})
+
+
+def test_codes_that_a_subgraph_uses_stay():
+    before = branches([pair()[1]])
+    before.graph.node.insert(0, pair()[0])
+    result = optimized(before)
+    assert operators(result.model) == operators(before)
+    assert {text for _, text in result.left} == {"its codes are used elsewhere"}
+    assert_same_values(before, result.model, {"x": X, "flag": np.array(True)})
+
+
+def function_model(nodes, inputs, attributes=(), **call):
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.amd.quark", 1)]
+    function = helper.make_function("local", "F", inputs, ["y"], nodes, opsets, attributes)
+    node = helper.make_node("F", inputs, ["out"], domain="local", **call)
+    result = model([node], ["x"], ["out"], domains=["local", "com.amd.quark"], initializers=scale_and_zero_point())
+    result.functions.append(function)
+    return result
+
+
+@pytest.mark.parametrize("parameters", [("scale", "zero_point"), ("s",)])
+def test_functions(parameters):
+    """With parameters of the call, or constants of their own."""
+    constants = [] if len(parameters) == 2 else [helper.make_node("Constant", [], ["s"], value=constant("", 0.3, np.float32))]
+    inputs = ["x", *parameters] if not constants else ["x"]
+    before = function_model([*constants, *pair(parameters=parameters)], inputs)
+    result = optimized(before)
+    (function,) = result.model.functions
+    if not constants:
+        assert function.node == before.functions[0].node
+        assert {text for _, text in result.left} == {"its zero point is an input of a function, which a call may leave out"}
+        return
+    assert [node.op_type for node in function.node][-1] == "QuantizeDequantizeLinear"
+    assert [node.op_type for node in function.node].count("QuantizeDequantizeLinear") == 1
+    assert ("quark_numba", 1) in [(each.domain, each.version) for each in function.opset_import]
+    assert not result.left
+    assert_same_values(before, result.model, {"x": X})
+
+
+def test_attributes_of_a_call_and_functions_of_our_names_are_left():
+    nodes = pair(parameters=("scale",))
+    for node in nodes:
+        attribute = node.attribute.add()
+        attribute.name, attribute.ref_attr_name, attribute.type = "axis", "axis", onnx.AttributeProto.INT
+    before = function_model(nodes, ["x", "scale"], ["axis"], axis=1)
+    result = optimized(before)
+    assert [text for _, text in result.left] == ["its attributes are those of a function's call"] * 2
+    assert_same_values(before, result.model, {"x": X})
+
+    opsets = [helper.make_opsetid("", 21)]
+    body = [helper.make_node("Identity", ["x"], ["y"])]
+    before = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
+    before.functions.append(helper.make_function("com.amd.quark", DQ, ["x", "scale", "zero_point"], ["y"], body, opsets))
+    result = optimized(before)
+    assert operators(result.model) == [Q, DQ]
+    assert result.left[f"com.amd.quark::{DQ}", "not an operator of this package"] == 1
+
+
+# What is kept.
+
+
+def test_initializers_that_are_inputs_may_be_fed():
+    for ir_version, computed in [(10, False), (3, True)]:
+        before = model(pair("x"), ["x"], ["y"], initializers=[constant("x", X), *scale_and_zero_point()])
+        before.ir_version = ir_version
+        if ir_version < 4:
+            before.graph.input.extend(
+                helper.make_tensor_value_info(name, each, []) for name, each in [("scale", 1), ("zero_point", 3)]
+            )
+        result = optimized(before)
+        assert [each.name for each in result.model.graph.input] == [each.name for each in before.graph.input]
+        assert any(what == FUSED for _, what in result.done) is not computed
+        assert result.left == ({} if not computed else result.left)
+        assert_same_values(before, result.model, {"x": X, "scale": np.float32(0.25), "zero_point": np.int8(0)})
+
+
+def test_everything_else_stays():
+    nodes = [
+        helper.make_node("Strange", ["x"], ["w"], domain="some.domain", mode="odd"),
+        *pair("w"),
+        helper.make_node("Relu", ["x"], ["unused"]),
+    ]
+    before = model(nodes, ["x"], ["y"], initializers=[*scale_and_zero_point(), constant("idle", 1.0, np.float32)])
+    before.opset_import.extend([helper.make_opsetid("some.domain", 7), helper.make_opsetid("idle.domain", 2)])
+    before.producer_name, before.producer_version, before.model_version, before.doc_string = "p", "1.2", 3, "doc"
+    helper.set_model_props(before, {"key": "value"})
+    untouched = before.SerializeToString(deterministic=True)
+    result = optimized(before)
+    after = result.model
+    assert before.SerializeToString(deterministic=True) == untouched
+    assert operators(after) == ["Strange", "QuantizeDequantizeLinear", "Relu"]
+    assert after.graph.node[0] == before.graph.node[0]
+    for name in ("producer_name", "producer_version", "model_version", "doc_string", "ir_version", "metadata_props"):
+        assert getattr(after, name) == getattr(before, name)
+    assert after.graph.input == before.graph.input
+    assert after.graph.output == before.graph.output
+    assert "idle" in [each.name for each in after.graph.initializer]
+    opsets = {each.domain: each.version for each in after.opset_import}
+    assert opsets == {"": 21, "com.amd.quark": 1, "some.domain": 7, "idle.domain": 2, "quark_numba": 1}
+    unknown = model([helper.make_node("FixNeuron", ["x"], ["y"], domain="com.vai.quantize")], ["x"], ["y"])
+    assert optimized(unknown).left == {("com.vai.quantize::FixNeuron", "not an operator of this package"): 1}
+
+
+def test_metadata_of_what_is_rewritten_stays():
+    before = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
+    before.graph.output[0].doc_string, before.graph.node[1].doc_string = "of y", "of the node"
+    before.graph.quantization_annotation.add(tensor_name="y").quant_parameter_tensor_names.add(
+        key="SCALE_TENSOR", value="scale"
+    )
+    after = optimize(before)
+    assert operators(after) == ["QuantizeDequantizeLinear"]
+    assert after.graph.output == before.graph.output
+    assert after.graph.node[0].doc_string == "of the node"
+    assert after.graph.quantization_annotation == before.graph.quantization_annotation
+
+
+# What is broken, or cannot be read.
+
+
+def test_models_that_onnx_ir_does_not_keep_stay_as_they_are():
+    sparse = model([helper.make_node("Add", ["x", "s"], ["w"]), *pair("w")], ["x"], ["y"], initializers=scale_and_zero_point())
+    values, indices = constant("s", [1.0, 2.0], np.float32), constant("s_indices", [0, 3], np.int64)
+    sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [6]))
+    trained = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
+    trained.training_info.add().algorithm.node.append(helper.make_node("Relu", ["x"], ["q"]))
+    mapped = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
+    mapped.graph.output[0].type.map_type.key_type = 7
+    for before, reason in [(sparse, "it has sparse initializers"), (trained, "it has training_info"), (mapped, "cannot read")]:
+        result = optimized(before)
+        assert result.model == before
+        assert result.model is not before
+        ((_, text),) = result.left
+        assert reason in text
+    assert_same_values(sparse, optimize(sparse), {"x": X})
+
+
+def test_wrong_nodes_are_left_to_onnx_runtime():
+    nodes = [*pair("weight"), *pair("weight", "codes2", "y2", axis=1.5), helper.make_node("Add", ["y", "y2"], ["z"])]
+    initializers = [constant("weight", np.ones((2, 3)), np.float32), constant("scale", np.ones(4), np.float32)]
+    initializers += [constant("zero_point", np.zeros(4), np.int8)]
+    before = model(nodes, [], ["z"], initializers=initializers)
+    result = optimized(before)
+    assert operators(result.model) == operators(before)
+    reasons = " ".join(text for _, text in result.left)
+    assert "not valid: y_scale has shape (4,); expected as many elements as x of shape (2, 3)" in reasons
+    assert "its attribute axis is a FLOAT" in reasons
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [helper.make_node(Q, [], ["y"], domain="com.amd.quark")],
+        [helper.make_node(Q, ["x"], ["codes"], domain="com.amd.quark"), pair(parameters=())[1]],
+        [helper.make_node(Q, ["x", "", "zero_point"], ["codes"], domain="com.amd.quark"), pair()[1]],
+        [helper.make_node(Q, ["x", "scale", "zero_point", "x"], ["codes"], domain="com.amd.quark"), pair()[1]],
+        [helper.make_node(Q, ["x", "scale"], [], domain="com.amd.quark"), helper.make_node("Relu", ["x"], ["y"])],
+        [pair(parameters=["scale"])[0], pair()[1]],  # uint8, int8
+        [pair("codes0", "y", "z", ["scales", "zeros"])[1], *pair("z", "codes", "y", ["scales", "zeros"])],
+        [pair("codes0", "y", "z", ["double"])[1], *pair("z", "codes", "y", ["double"])],
+    ],
+)
+def test_nodes_that_are_not_valid_are_left(nodes):
+    initializers = [
+        *scale_and_zero_point(),
+        constant("scales", np.ones(4), np.float32),
+        constant("zeros", np.zeros(2), np.int8),
+    ]
+    initializers += [constant("double", 1.0, np.float64), constant("codes0", np.zeros(3), np.int8)]
+    before = model(nodes, ["x"], ["y"], initializers=initializers)
+    result = optimized(before)
+    assert operators(result.model) == operators(before)
+    assert result.left
+
+
+# Files, sessions and commands.
+
+
+@pytest.fixture
+def files(tmp_path):
+    before = model(
+        [*pair("weight"), helper.make_node("MatMul", ["x", "y"], ["z"]), *pair("z", "codes2", "out")],
+        ["x"],
+        ["out"],
+        initializers=[
+            constant("weight", np.random.default_rng(45).normal(0, 3, (6, 500)), np.float32),
+            *scale_and_zero_point(),
+        ],
+    )
+    onnx.save(before, tmp_path / "m.onnx")
+    inside = onnx.ModelProto()
+    inside.CopyFrom(before)
+    onnx.save(inside, tmp_path / "outside.onnx", save_as_external_data=True, location="outside.data", size_threshold=16)
+    (tmp_path / "cut.onnx").write_bytes((tmp_path / "m.onnx").read_bytes()[:-100])
+    (tmp_path / "text.onnx").write_text("no model at all")
+    return tmp_path, before
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "outside.onnx"])
+def test_paths_and_tensors_in_files(files, name):
+    folder, before = files
+    after = optimize(str(folder / name))
+    assert after.SerializeToString(deterministic=True) == optimize(folder / name).SerializeToString(deterministic=True)
+    assert_same_values(before, after, {"x": X})
+    with pytest.raises(TypeError, match=r"model is a list; expected onnx\.ModelProto or a path"):
+        optimize([])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cut.onnx", "not an ONNX model"),
+        ("text.onnx", "not an ONNX model"),
+        ("missing.onnx", "No such file"),
+        (".", "directory"),
+        ("alone.onnx", "alone.onnx: "),
+    ],
+)
+def test_no_model(files, name, message, capsys):
+    folder, _ = files
+    (folder / "alone.onnx").write_bytes((folder / "outside.onnx").read_bytes().replace(b"outside.data", b"missing.data"))
+    with pytest.raises(ModelError, match=message):
+        optimize(folder / name)
+    with pytest.raises(ModelError, match=message):
+        quark_numba.InferenceSession(folder / name)
+    out = folder / "out.onnx"
+    out.write_text("from before")
+    assert cli.main(["optimize", str(folder / name), str(out)]) == 1
+    assert message in capsys.readouterr().err.replace("\n", " ")
+    assert out.read_text() == "from before"
+
+
+def test_a_model_without_a_graph(tmp_path):
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    for empty in (tmp_path / "empty.onnx", onnx.ModelProto()):
+        with pytest.raises(ModelError, match="not an ONNX model: it has no graph"):
+            optimize(empty)
+
+
+def test_tensors_that_cannot_be_read(files):
+    folder, before = files
+    outside = onnx.load(folder / "outside.onnx", load_external_data=False)
+    with pytest.raises(ModelError, match=r"tensor weight: .*outside\.data"):
+        optimize(outside)
+    before.graph.initializer[0].raw_data = before.graph.initializer[0].raw_data[:-1]
+    with pytest.raises(ModelError, match="tensor weight: "):
+        optimize(before)
+
+
+@pytest.mark.parametrize("most", [None, 1000])
+def test_the_command_writes_all_or_nothing(files, monkeypatch, capsys, most):
+    """Tensors beyond what one file holds go to another."""
+    folder, before = files
+    if most:
+        monkeypatch.setattr(model_files, "_MOST_BYTES", most)
+    out = folder / "out.onnx"
+    assert cli.main(["optimize", str(folder / "m.onnx"), str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {"operator": f"com.amd.quark::{DQ}", "nodes": 1, "what": CONSTANT} in report["done"]
+    assert (folder / "out.onnx.data").exists() is bool(most)
+    assert_same_values(before, onnx.load(out), {"x": X})
+    assert cli.main(["optimize", str(folder / "m.onnx"), str(out)]) == 0
+    assert "fused: there and back" in re.sub(r"\s+", " ", capsys.readouterr().out.replace("│", " "))
+    session = quark_numba.InferenceSession(str(folder / "outside.onnx"))
+    (expected,) = exact_session(before).run(None, {"x": X})
+    assert session.run(None, {"x": X})[0].tobytes() == expected.tobytes()
+
+    def full(*arguments, **named):
+        Path(arguments[1]).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    content = out.read_bytes()
+    monkeypatch.setattr(onnx, "save", full)
+    assert cli.main(["optimize", str(folder / "m.onnx"), str(out)]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert out.read_bytes() == content
+    assert not [each for each in folder.iterdir() if each.name.startswith(".")]
+    assert cli.main(["optimize", str(folder / "m.onnx"), str(folder / "no" / "folder")]) == 1
+
+
+def test_sessions(files):
+    """Of a path, bytes and a ModelProto, with options of one's own."""
+    folder, before = files
+    (expected,) = exact_session(before).run(None, {"x": X})
+    for source in (folder / "m.onnx", str(folder / "m.onnx"), before.SerializeToString(), before):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = quark_numba.InferenceSession(source, options, ["CPUExecutionProvider"], enable_fallback=False)
+        assert type(session) is onnxruntime.InferenceSession
+        assert session.get_session_options().intra_op_num_threads == 1
+        assert session.run(None, {"x": X})[0].tobytes() == expected.tobytes()
+    with pytest.raises(ModelError, match="not an ONNX model"):
+        quark_numba.InferenceSession(b"nothing")
+    with pytest.raises(Exception, match="FixNeuron"):
+        quark_numba.InferenceSession(
+            model([helper.make_node("FixNeuron", ["x"], ["y"], domain="com.vai.quantize")], ["x"], ["y"])
+        )
+
+
+def test_profile(files, capsys):
+    folder, _ = files
+    arguments = ["profile", str(folder / "m.onnx"), "--dim", "x[0]=2", "--dim", "x[1]=6", "--runs", "3"]
+    before = model(
+        [*pair("weight"), helper.make_node("MatMul", ["x", "y"], ["z"]), *pair("z", "codes2", "out")],
+        [("x", "float32", ["n", "m"])],
+        ["out"],
+        initializers=[constant("weight", np.ones((6, 5)), np.float32), *scale_and_zero_point()],
+    )
+    onnx.save(before, folder / "m.onnx")
+    assert cli.main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    after = {each["operator"] for each in report["after"]}
+    assert {Q, DQ, "MatMul"} == {each["operator"] for each in report["before"]}
+    assert after == {"QuantizeDequantizeLinear", "MatMul"}
+    assert all(each["seconds"] >= 0 for each in report["before"])
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("quantization", "the rest", "100%", "MatMul"))
+    assert cli.main(["profile", str(folder / "text.onnx")]) == 1
+
+    body_values = [helper.make_tensor_value_info(*each) for each in [("i", 7, []), ("c", 9, []), ("v", 1, None)]]
+    body_nodes = [helper.make_node("Identity", ["c"], ["c_out"]), *pair("v", "codes", "v_out")]
+    outputs = [helper.make_tensor_value_info(*each) for each in [("c_out", 9, []), ("v_out", 1, None)]]
+    loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=helper.make_graph(body_nodes, "body", body_values, outputs))
+    count = constant("n", 20, np.int64)
+    onnx.save(
+        model([loop], [("x", "float32", [64, 64])], ["y"], initializers=[*scale_and_zero_point(), count]), folder / "l.onnx"
+    )
+    assert cli.main(["profile", str(folder / "l.onnx"), "--runs", "3", "--json"]) == 0
+    times = {each["operator"]: each["seconds"] for each in json.loads(capsys.readouterr().out)["before"]}
+    assert "Loop" not in times
+    assert times[Q] > 0
+    assert not [each for each in os.listdir() if each.startswith("profile")]

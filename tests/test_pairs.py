@@ -1,0 +1,119 @@
+"""The pass `pairs`: a quantize node and the equal dequantize nodes behind it become one node."""
+
+import numpy as np
+import onnx
+import oracle
+import pytest
+from onnx import helper
+from onnx_models import model
+from rewritten_models import DQ, RELEASE, Q, X, assert_same_values, constant, operators, pair, scale_and_zero_point
+
+from quark_numba import optimize
+from quark_numba.catalog import OPERATORS
+from quark_numba.element_types import find
+from quark_numba.ort import c_api
+from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.pairs import FUSED, SHARED
+
+pytestmark = pytest.mark.compiled
+
+
+@pytest.mark.parametrize("name", oracle.EXTENDED)
+def test_pairs_are_fused(name):
+    nodes = [*pair(), helper.make_node("Relu", ["y"], ["z"])]
+    zero_point = 1 if isinstance(oracle.TYPES[name], oracle.Integer) else 0.5
+    before = model(
+        nodes,
+        [("x", "float32", X.shape)],
+        [("z", "float32", X.shape)],
+        initializers=scale_and_zero_point(name, 0.3, zero_point),
+    )
+    result = optimized(before)
+    assert operators(result.model) == ["QuantizeDequantizeLinear", "Relu"]
+    assert [(each.domain, each.version) for each in result.model.opset_import][-1] == ("quark_numba", 1)
+    assert result.done == {(f"com.amd.quark::{Q}", FUSED): 1, (f"com.amd.quark::{DQ}", FUSED): 1}
+    assert assert_same_values(before, result.model, {"x": X}) == ["y", "z"]
+    onnx.checker.check_model(result.model)
+
+
+STANDARD = [name for name, row in OPERATORS.find("", "QuantizeLinear").formats.items() if row.has_tensors()]
+
+
+@pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")
+@pytest.mark.parametrize("name", STANDARD)
+def test_a_missing_zero_point_of_any_type(name):
+    """Of ONNX's own operators, run by this package."""
+    quantize, dequantize = pair(parameters=["scale"], domain="")
+    quantize.attribute.append(helper.make_attribute("output_dtype", find(name).number))
+    values = [("x", "float32", X.shape)], [("y", "float32", X.shape)]
+    before = model([quantize, dequantize], *values, initializers=[constant("scale", 0.3, np.float32)], domains=[], opset=25)
+    result = optimized(before, standard_ops=True)
+    assert operators(result.model) == ["QuantizeDequantizeLinear"]
+    zero_point = result.model.graph.initializer[1]
+    assert (zero_point.name, zero_point.data_type) == (f"zero_point_{name}_0", find(name).number)
+    assert_same_values(before, result.model, {"x": X}, standard_ops=True)
+
+
+def test_names_are_new():
+    """Of the zero points that `optimize` adds."""
+    relu = helper.make_node("Relu", ["zero_point_uint8_0"], ["zero_point_uint8_1"])
+    nodes = [*pair("x", "codes", "y", ["scale"]), relu]
+    before = model(nodes, ["x", "zero_point_uint8_0"], ["y", "zero_point_uint8_1"], initializers=[constant("scale", 0.3, "f")])
+    after = optimize(before)
+    assert after.graph.initializer[1].name == "zero_point_uint8_2"
+    assert_same_values(before, after, {"x": X, "zero_point_uint8_0": X})
+
+
+def test_what_dequantizes_equally_is_shared():
+    nodes = [
+        *pair(),
+        helper.make_node(DQ, ["codes", "scale_too", "zero_point"], ["y2"], domain="com.amd.quark", axis=0),
+        helper.make_node("Add", ["y", "y2"], ["z"]),
+    ]
+    initializers = [*scale_and_zero_point(), constant("scale_too", 0.25, np.float32)]
+    before = model(nodes, ["x"], ["z"], initializers=initializers)
+    result = optimized(before)
+    assert operators(result.model) == ["QuantizeDequantizeLinear", "Add"]
+    assert result.done[f"com.amd.quark::{DQ}", SHARED] == 1
+    assert [each.name for each in result.model.graph.initializer] == ["scale", "zero_point"]
+    assert_same_values(before, result.model, {"x": X})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "reason"),
+    [
+        (pair(), [("codes", "int8", None), "y"], "its codes are an output of its graph"),
+        ([*pair(), helper.make_node("Cast", ["codes"], ["z"], to=1)], ["y", "z"], "its codes are used elsewhere"),
+        ([pair()[0]], ["codes"], "its codes are an output of its graph"),
+        ([pair()[0], helper.make_node("Relu", ["x"], ["y"])], ["y"], "nothing uses it"),
+        (
+            [pair()[0], pair(parameters=("scale2", "zero_point"))[1]],
+            ["y"],
+            "what is behind it dequantizes with other parameters",
+        ),
+        ([pair(parameters=("scale", "one"))[0], pair(parameters=("scale",))[1]], ["y"], "dequantizes with other parameters"),
+        (
+            [*pair(), pair(y="y2", parameters=("scale2", "zero_point"))[1], helper.make_node("Add", ["y", "y2"], ["z"])],
+            ["z"],
+            "several dequantize nodes, not equal",
+        ),
+        ([*pair(), pair(y="y2")[1]], ["y", "y2"], "or outputs of their graph, are behind it"),
+        ([pair(axis=0)[0], pair(axis=1)[1]], ["y"], None),
+        ([pair(parameters=("scales", "zeros"), axis=1)[0], pair(parameters=("scales", "zeros"), axis=-2)[1]], ["y"], "other"),
+        ([pair(parameters=("scale_in",))[0], pair(parameters=("scale_in",))[1]], ["y"], "the shape of its scale is not known"),
+    ],
+)
+def test_what_is_left_and_why(nodes, outputs, reason):
+    initializers = [*scale_and_zero_point(), constant("scale2", 0.5, np.float32)]
+    initializers += [constant("scales", np.ones(4), np.float32), constant("zeros", np.zeros(4), np.int8)]
+    initializers.append(constant("one", 1, np.int8))
+    inputs = ["x", "scale_in"] if reason and "shape" in reason else ["x"]
+    outputs = [("codes", "int8", None) if each == "codes" else each for each in outputs]
+    before = model(nodes, inputs, outputs, initializers=initializers)
+    result = optimized(before)
+    if reason is None:
+        assert not result.left
+    else:
+        assert operators(result.model) == operators(before)
+        assert any(reason in text for _, text in result.left)
+    assert_same_values(before, result.model, {"x": X, "scale_in": np.float32(0.5)})

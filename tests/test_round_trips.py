@@ -1,0 +1,57 @@
+"""The pass `round_trips`: quantize nodes that give back the codes that were dequantized are dropped."""
+
+import numpy as np
+import oracle
+import pytest
+from onnx_models import model
+from rewritten_models import Q, assert_same_values, constant, pair, scale_and_zero_point
+
+from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.round_trips import ROUND_TRIP
+
+pytestmark = pytest.mark.compiled
+
+
+@pytest.mark.parametrize("name", [*oracle.EXTENDED, "int4", "uint2"])
+def test_round_trips_are_dropped_where_all_codes_come_back(name):
+    """Of integers of up to 16 bits; float types give 0 for -0."""
+    domain = "com.amd.quark" if name in oracle.EXTENDED else ""
+    row, dtype = oracle.TYPES[name], oracle.dtype(name)
+    zero_point = 3 if isinstance(row, oracle.Integer) and row.bits > 2 else 0
+    first, second = pair(domain=domain), pair("y", "codes2", "z", domain=domain)
+    before = model([first[1], *second], [("codes", name, None)], ["z"], domains=[domain], opset=25)
+    before.graph.initializer.extend(scale_and_zero_point(name, 0.25, zero_point))
+    result = optimized(before, standard_ops=not domain)
+    drops = sum(count for (_, what), count in result.done.items() if what == ROUND_TRIP)
+    assert drops == 2 * (isinstance(row, oracle.Integer) and row.bits < 32)
+    if drops:
+        assert len(result.model.graph.node) == 1
+        codes = np.arange(2**row.bits).astype(f"u{dtype.itemsize}").view(dtype)
+        scale, zero = np.float32(0.25), np.array(zero_point, dtype)
+        oracle.assert_same_bits(oracle.quantize(oracle.dequantize(codes, scale, zero, name), scale, zero, name), codes)
+
+
+def test_a_round_trip_with_other_parameters_is_none():
+    nodes = [pair()[1], *pair("y", "codes2", "z", ("scale2", "zero_point"))]
+    before = model(nodes, [("codes", "int8", None)], ["z"])
+    before.graph.initializer.extend([*scale_and_zero_point(), constant("scale2", 0.5, np.float32)])
+    result = optimized(before)
+    assert not any(what == ROUND_TRIP for _, what in result.done)
+    assert_same_values(before, result.model, {"codes": np.arange(-128, 128).astype(np.int8)})
+
+
+def test_a_round_trip_with_parameters_that_are_no_constants_stays():
+    for free in ("scale", "zero_point"):
+        nodes = [pair()[1], *pair("y", "codes2", "z")]
+        inputs = [("codes", "int8", None), (free, "int8" if free == "zero_point" else "float32", [])]
+        before = model(nodes, inputs, ["z"])
+        before.graph.initializer.extend(each for each in scale_and_zero_point() if each.name != free)
+        assert not any(what == ROUND_TRIP for _, what in optimized(before).done)
+
+
+def test_a_scale_that_loses_codes_keeps_its_round_trip():
+    """By 0 all codes become 0, by 2e38 most become infinity."""
+    nodes = [pair()[1], *pair("y", "codes2", "z")]
+    for scale in (0.0, 2e38):
+        before = model(nodes, [("codes", "int8", None)], ["z"], initializers=scale_and_zero_point("int8", scale))
+        assert not optimized(before).done[f"com.amd.quark::{Q}", ROUND_TRIP]

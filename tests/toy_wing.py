@@ -1,0 +1,120 @@
+"""Two operators that the package does not have, declared as a wing declares its own, with their compute functions. `add` puts
+them into the catalog; nothing else is told of them.
+
+`toy::Spread` has two outputs, one of them not of x's shape, and a float attribute: y = x * factor, and the sum of y's elements.
+`toy::Mix` has any number of inputs and a list: y = offsets[0] + the sum of all inputs.
+"""
+
+import sys
+
+import numpy as np
+
+from quark_numba.catalog import OPERATORS
+from quark_numba.compiling.intrinsics import array_at, ask, record_at, stack
+from quark_numba.declaration import Attribute, Operator, Parameter, Tensor
+from quark_numba.element_types import FLOAT32
+from quark_numba.ort.c_api import API_WORDS
+from quark_numba.ort.nodes import context
+from quark_numba.ort.nodes.context import FIRST_FAULT, GET_DATA, GET_INPUT, GET_INPUT_COUNT, GET_OUTPUT, MAX_RANK
+
+
+def spread(x, *, factor):
+    if x.ndim == 0:
+        raise ValueError("x has shape (); expected a dimension")
+    y = x * np.float32(factor)
+    return y, np.array([y.sum(dtype=np.float32)])
+
+
+def mix(*inputs, offsets):
+    return np.float32(offsets[0]) + sum(inputs)
+
+
+def declared(name, inputs, outputs, attributes, call, infer):
+    return Operator(
+        wing="toy",
+        domain="toy",
+        name=name,
+        since_version=1,
+        operation=name.lower(),
+        doc=f"{name}, for tests.",
+        types={"T": (FLOAT32,)},
+        inputs=inputs,
+        outputs=tuple(Parameter(each, "T") for each in outputs),
+        attributes=attributes,
+        call=call,
+        infer=infer,
+        faults={1: "x has shape {x_shape}; expected a dimension"},
+        formats={"float32": FLOAT32},
+        format_of=lambda types, attributes: "float32",
+        column="T",
+    )
+
+
+SPREAD = declared(
+    "SpreadQuantizeLinear",  # a name that the inventory counts
+    (Parameter("x", "T"),),
+    ("y", "total"),
+    (Attribute("factor", 2.0, kind="FLOAT"),),
+    spread,
+    lambda inputs, attributes: [inputs[0], Tensor(FLOAT32, [1])],
+)
+MIX = declared(
+    "Mix",
+    (Parameter("x", "T", option="variadic"),),
+    ("y",),
+    (Attribute("offsets", [0.5, 1.5], kind="FLOATS"),),
+    mix,
+    lambda inputs, attributes: [inputs[0]],
+)
+
+# What a module of quark_numba.ort.nodes has; this one stands for it.
+
+STATE = np.dtype([*context.STATE, ("factor", np.float32), ("offset", np.float32), ("is_mix", np.int64)])
+NUMBERS = ()
+
+
+def fill(state, operator, overload, attributes):
+    state["factor"] = attributes.get("factor", 1)
+    state["offset"] = attributes.get("offsets", [0])[0]
+    state["is_mix"] = operator is MIX
+
+
+def compute(state_address, context_address):
+    state = record_at(state_address, STATE)
+    api = array_at(state.api, API_WORDS, np.int64)
+    shape = array_at(stack(2), 2, np.int64)
+    room = stack(MAX_RANK)
+    context.shape_of(state, ask(api[GET_INPUT], (context_address, 0))[1], shape, room)
+    if shape[1] == 0 and not state.is_mix:
+        return context.fault_status(state, FIRST_FAULT + 1, shape, array_at(room, 0, np.int64))
+    size = np.int64(1)
+    for i in range(shape[1]):
+        size *= array_at(shape[0], shape[1], np.int64)[i]
+    status, y_value = ask(api[GET_OUTPUT], (context_address, 0, shape[0], shape[1]))
+    if status:
+        return status
+    y = array_at(ask(api[GET_DATA], (y_value,))[1], size, np.float32)
+    y[:] = state.offset
+    for index in range(ask(api[GET_INPUT_COUNT], (context_address,))[1]):
+        x_value = ask(api[GET_INPUT], (context_address, index))[1]
+        x = array_at(ask(api[GET_DATA], (x_value,))[1], size, np.float32)
+        for i in range(size):
+            y[i] += x[i] * state.factor
+    if state.is_mix:
+        return 0
+    one = array_at(room, 1, np.int64)
+    one[0] = 1
+    status, total_value = ask(api[GET_OUTPUT], (context_address, 1, room, 1))
+    if status:
+        return status
+    total = array_at(ask(api[GET_DATA], (total_value,))[1], 1, np.float32)
+    total[0] = 0
+    for i in range(size):
+        total[0] += y[i]
+    return 0
+
+
+def add():
+    for operator in (SPREAD, MIX):
+        OPERATORS.add(operator)
+    sys.modules["quark_numba.ort.nodes.toy"] = sys.modules[__name__]
