@@ -138,8 +138,3 @@ def table():
 def test_readme_has_the_results():
     assert sorted(results()) == sorted(row.name for row in types("quantize", "quantized") if row.bits <= 16)
     assert "\n".join(table()) in Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-
-
-def test_results_are_of_these_sources():
-    """Else `pytest -m exhaustive` is due."""
-    assert {name: record["source"] for name, record in results().items()} == dict.fromkeys(results(), source())
