@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -304,6 +305,8 @@ def _loop(version: Version | None, x_shape: tuple[int, ...], parameters: _Parame
     scale_name, scale, zero_point_name, zero_point, axis, block_size = parameters
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
+    if version is None and block_size == 0 and scale.size == 1 and (zero_point is None or zero_point.size == 1):
+        return Loop(1, 1, math.prod(x_shape), 1, False)  # per tensor: what comes out below, at once
     zero_point_shape = scale.shape if zero_point is None else zero_point.shape
     unclear, inferred = NO_FAULT, block_size
     if version is None and block_size == 0:
@@ -338,13 +341,13 @@ def _loop(version: Version | None, x_shape: tuple[int, ...], parameters: _Parame
 
 
 def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, loop: Loop) -> None:
-    kernel = TABLE[key]
+    kernel, numbers = TABLE[key], tuple(loop)
     if x.size >= _PARALLEL_SIZE:
         from ..compiling import threads  # which imports Numba
 
-        if threads.run_on_threads(lambda slices: kernel.parallel(x, scale, zero_point, y, loop, slices)):
+        if threads.run_on_threads(lambda slices: kernel.parallel(x, scale, zero_point, y, numbers, slices)):
             return
-    kernel.serial(x, scale, zero_point, y, loop, 0)
+    kernel.serial(x, scale, zero_point, y, numbers, 0)
 
 
 def _wide(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
