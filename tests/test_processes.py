@@ -145,6 +145,34 @@ def test_a_forked_child():
     run("check('int8'); wait(fork(lambda: check('int8'))); wait(fork(lambda: check('bfloat16'))); check('int8')")
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        "numba.set_num_threads(1)",
+        "numba.njit(parallel=True)(lambda: np.ones(100).sum())()",
+        "run(session(one_node('quantize', 'int8'), backend='extensions'), x=np.ones(9, np.float32), scale=np.float32(1), "
+        "zero_point=np.int8(0))",
+    ],
+    ids=["threads asked for", "parallel code", "a session by way of onnxruntime-extensions"],
+)
+def test_a_forked_child_of_a_process_in_which_others_used_numba(start):
+    run(f"import numba; {start}; wait(fork(lambda: check('int8')))")
+
+
+def test_the_package_is_first_imported_in_a_forked_child():
+    """Of a process that has a pool."""
+    code = """
+import os, sys, numba, numpy as np
+numba.njit(parallel=True)(lambda: np.ones(100).sum())()
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+from quark_numba import quantize
+assert quantize(np.ones(300_000, np.float32), 0.5).min() == 2
+"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=300)
+
+
 def test_a_fork_while_another_thread_creates_a_session():
     """No lock is left held in the child."""
     run(

@@ -7,6 +7,7 @@ from typing import Any
 from numpy.typing import ArrayLike, NDArray
 
 from ..arguments import array, flat, index, output
+from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, ElementType, checked
 from .dispatch import TABLE
 from .formats import bfp_format, mx_format
@@ -157,9 +158,6 @@ def _convert(key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, out: NDArray[
 
 def _run(key: Key, blocks: Blocks, x: Any, y: Any) -> None:
     kernel = TABLE[key]
-    if x.size >= _PARALLEL_SIZE:
-        from ..compiling import threads  # which imports Numba
-
-        if threads.run_on_threads(lambda slices: kernel.parallel(x, y, blocks, slices)):
-            return
+    if x.size >= _PARALLEL_SIZE and run_on_threads(lambda slices: kernel.parallel(x, y, blocks, slices)):
+        return
     kernel.serial(x, y, blocks)

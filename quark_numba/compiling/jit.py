@@ -1,7 +1,7 @@
 """The only place that asks Numba to compile, and its flags.
 
-This module and those that import Numba at their top (``intrinsics``, ``threads``, each wing's ``arithmetic`` and ``kernels``,
-``ort.nodes``) are imported when a first kernel is asked for, and not before: the import takes a fifth of a second.
+This module and those that import Numba at their top (``intrinsics``, each wing's ``arithmetic`` and ``kernels``, ``ort.nodes``)
+are imported when a first kernel is asked for, and not before: the import takes a fifth of a second.
 
 No two functions that are called may have one name. The symbol of a compiled function is made of its name, its types and a
 number that counts the functions of the process that compiled it. So two processes may write different functions to the

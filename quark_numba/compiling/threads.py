@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
-import numba
+T = TypeVar("T")
 
 # Some slack for threads that the system puts aside.
 _SLICES_PER_THREAD = 4
 
-_pool = threading.Lock()
-_pool_started = False
+_pool_lock = threading.Lock()
 _pool_lost = False
+
+
+class _Thread(threading.local):
+    """What each thread has of its own."""
+
+    is_alone = False
+
+
+_this_thread = _Thread()
 
 
 def run_on_threads(parallel: Callable[[int], None]) -> bool:
@@ -24,33 +34,45 @@ def run_on_threads(parallel: Callable[[int], None]) -> bool:
     workqueue layer ends a process that tries. Nor in a forked child of a process that had a pool: pools do not survive a
     fork, and OpenMP ends a child that touches one.
     """
-    global _pool_started
-    number = 1 if _pool_lost else int(numba.get_num_threads())
-    if number == 1 or not _pool.acquire(blocking=False):
+    if _pool_lost or _this_thread.is_alone:
+        return False
+    import numba
+
+    number = int(numba.get_num_threads())  # which starts the pool
+    if number == 1 or not _pool_lock.acquire(blocking=False):
         return False
     try:
-        _pool_started = True
         parallel(number * _SLICES_PER_THREAD)
     finally:
-        _pool.release()
+        _pool_lock.release()
     return True
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Keep the kernels that this thread calls inside the context on this thread."""
-    number = numba.get_num_threads()
-    numba.set_num_threads(1)
+def on_one_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """What `function` returns, with the kernels that it calls kept on this thread."""
+    before, _this_thread.is_alone = _this_thread.is_alone, True
     try:
-        yield
+        return function(*arguments, **named)
     finally:
-        numba.set_num_threads(number)
+        _this_thread.is_alone = before
+
+
+def _has_pool() -> bool:
+    """Whether Numba has started its pool, whatever asked it to. It has no public name for that."""
+    module = sys.modules.get("numba.np.ufunc.parallel")
+    return module is not None and getattr(module, "_is_initialized", True)
 
 
 def _after_fork() -> None:
-    global _pool_lost
-    _pool_lost = _pool_started
+    global _pool_lost, _pool_lock
+    _pool_lost = _pool_lost or _has_pool()
+    _pool_lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
+
+# A fork before this module was there shows in the threads: those of a pool are gone.
+_TASKS = Path("/proc/self/task")
+if _has_pool() and _TASKS.is_dir():
+    _pool_lost = len(list(_TASKS.iterdir())) < sys.modules["numba"].config.NUMBA_NUM_THREADS

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..arguments import array, flat, index, output
+from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, INT32, UINT8, ElementType, checked
 from .dispatch import TABLE
 from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, inferred_block_size, loop_shape
@@ -342,11 +343,8 @@ def _loop(version: Version | None, x_shape: tuple[int, ...], parameters: _Parame
 
 def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, loop: Loop) -> None:
     kernel, numbers = TABLE[key], tuple(loop)
-    if x.size >= _PARALLEL_SIZE:
-        from ..compiling import threads  # which imports Numba
-
-        if threads.run_on_threads(lambda slices: kernel.parallel(x, scale, zero_point, y, numbers, slices)):
-            return
+    if x.size >= _PARALLEL_SIZE and run_on_threads(lambda slices: kernel.parallel(x, scale, zero_point, y, numbers, slices)):
+        return
     kernel.serial(x, scale, zero_point, y, numbers, 0)
 
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from onnxruntime_extensions import _ocos
 
 from ..catalog import OPERATORS
-from ..compiling import threads
 from ..compiling.lock import creation_lock
+from ..compiling.threads import on_one_thread
 from ..declaration import Attribute, Operator, Overload
 from ..element_types import FLOAT32, ElementType, named, names
 
@@ -94,8 +94,8 @@ def _body(
         values = {each.name: each.value(texts[each.name]) for each in attributes}
         if operator.attributes_of_shapes and not attributes:
             values = operator.attributes_of_shapes(*(each.shape for each in inputs))
-        with threads.one_thread():  # ONNX Runtime's threads wait for this one, spinning
-            outputs = operator.call(*inputs, **operator.values(values))
+        # ONNX Runtime's threads wait for this one, spinning.
+        outputs = on_one_thread(operator.call, *inputs, **operator.values(values))
     except Exception as error:
         _log.error("%s: %s; the output is left empty", operator.full_name, error)
         return tuple(np.empty(0, each.dtype) for each in overload.outputs)
