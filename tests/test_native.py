@@ -260,9 +260,10 @@ for name in oracle.EXTENDED:
 @pytest.mark.parametrize("machine", elf.MACHINES)
 def test_library_segments(machine):
     """No segment, the stack included, is both writable and executable; no two share a page."""
-    library = elf.shared_library("RegisterCustomOps", 0x1234, elf.MACHINES[machine])
+    library = elf.shared_library("RegisterCustomOps", 0x1234, 0x5678, elf.MACHINES[machine])
     assert library[:4] == b"\x7fELF"
     assert struct.pack("<Q", 0x1234) in library
+    assert struct.pack("<Q", 0x5678) in library
     count = struct.unpack_from("<H", library, 56)[0]
     headers = [struct.unpack_from("<IIQQQQQQ", library, 64 + 56 * i) for i in range(count)]
     assert not any(flags & 1 and flags & 2 for _, flags, *_ in headers)
@@ -287,6 +288,23 @@ def test_a_temporary_file_where_memory_files_are_refused(no_library):
     path = quark_numba.get_library_path()
     assert not path.startswith("/proc")
     assert os.stat(path).st_mode & 0o777 == 0o600
+    session(one_node("quantize", "uint8"))
+
+
+def test_a_python_without_memory_files(no_library):
+    no_library.delattr(os, "memfd_create")
+    assert not quark_numba.get_library_path().startswith("/proc")
+    session(one_node("quantize", "uint8"))
+
+
+def test_the_number_of_a_memory_file_that_was_another_library(no_library):
+    """The linker knows libraries by their paths."""
+    descriptor = os.memfd_create("another")
+    os.write(descriptor, elf.shared_library("Another", 0, 0, elf.MACHINES[platform.machine()]))
+    ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+    os.close(descriptor)
+    path = quark_numba.get_library_path()
+    assert path != f"/proc/self/fd/{descriptor}"
     session(one_node("quantize", "uint8"))
 
 
@@ -334,5 +352,5 @@ def test_an_old_onnx_runtime():
         c_api.GetApi(lambda version: ctypes.addressof(table) if version == 1 else None),
         ctypes.cast(version_string, c_api.GetVersionString),
     )
-    assert native._register_custom_ops(None, ctypes.byref(base)) == 1
+    assert native._register(0, ctypes.addressof(base), 0, 0, None) == 1
     assert messages == ["quark_numba needs ONNX Runtime 1.17 or later; this is 1.16.3"]

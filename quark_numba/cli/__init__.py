@@ -166,11 +166,11 @@ def _compile(element_type: ElementType | None, tick: Callable[[], None]) -> None
     from ..linear.dispatch import TABLE
     from ..linear.kernels import widen_function
     from ..linear.key import select
-    from ..ort.nodes import context, linear
+    from ..ort import callbacks
+    from ..ort.nodes import linear
 
     assert element_type
-    context.compute_function(linear.compute, "linear")
-    context.destroy_function()
+    callbacks.compiled(linear.compute, "compute_linear")
     for key in (
         select("quantize", FLOAT32, FLOAT32, element_type, element_type),
         select("dequantize", element_type, FLOAT32, element_type, FLOAT32),

@@ -1,40 +1,104 @@
-"""Compiled functions on disk: kept by Numba, under names that change with the sources that they are made of."""
+"""Compiled functions on disk: a file each, under a name that changes with the sources that the function is made of.
+
+Numba's own cache takes a damaged file for a good one, and a full disk for the end. This one checks what it reads, and what it
+cannot write is compiled all the same. The files are trusted like the package's own: who can write them can run code here."""
 
 from __future__ import annotations
 
 import functools
 import gc
 import hashlib
+import logging
+import os
+import pickle
+import platform
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
+import llvmlite
 import numba
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+from numba.misc.appdirs import AppDirs
+
+_log = logging.getLogger(__name__)
+
+SUFFIX = ".kernel"
 
 
-def cached(decorate: Callable[..., Any], function: FunctionType) -> Any:
-    """Compile a function, and keep it on disk, unless neither the package's folder nor the user's can be written.
-    `decorate` takes Numba's `cache` and returns a decorator."""
-    compile_cached = functools.partial(decorate(cache=True), function)
-    compile_only = functools.partial(decorate(cache=False), function)
+def compile_cached(compiler: Any, *signature: Any) -> None:
+    """Let a Dispatcher or a CFunc of Numba's load its function from disk, or compile it and keep it there."""
+    compiler._cache = _File(compiler.__qualname__)
     with _no_garbage_collection():
+        compiler.compile(*signature)
+
+
+@functools.cache
+def folder() -> Path | None:
+    """Where the files are: in the folder that NUMBA_CACHE_DIR names, else beside the package, else in the user's cache; None
+    if nothing can be written there."""
+    package = Path(__file__).parents[1]
+    if numba.config.CACHE_DIR:
+        candidates = [Path(numba.config.CACHE_DIR, package.name)]
+    else:
+        candidates = [package / "__pycache__", Path(AppDirs(package.name, appauthor=False).user_cache_dir)]
+    for candidate in candidates:
+        with suppress(OSError):
+            candidate.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=candidate).close()
+            return candidate
+    return None
+
+
+def files() -> list[Path]:
+    """Those of this and of all other versions of the package."""
+    place = folder()
+    return sorted(place.glob(f"*{SUFFIX}")) if place else []
+
+
+class _File:
+    """The file of one function. Numba asks it as it asks a ``numba.core.caching.Cache``."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.cache_path = name, folder()
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """The compiled function; None if it is not there, or not as it was written."""
+        target_context.refresh()
+        if self.cache_path is not None:
+            with suppress(Exception):  # whatever a file has in it
+                content = self._path(signature, target_context.codegen()).read_bytes()
+                size = hashlib.sha256().digest_size
+                if hashlib.sha256(content[size:]).digest() == content[:size]:
+                    return CompileResult._rebuild(target_context, *pickle.loads(content[size:]))
+        _log.info("compiling %s, to be kept in %s", self.name, self.cache_path or "memory alone")
+        return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        if self.cache_path is None or compiled.library.has_dynamic_globals:  # addresses of this process
+            return
+        content = dumps(compiled._reduce())
+        path = self._path(signature, compiled.codegen)
+        written = path.with_name(f"{path.name}.{os.getpid()}")
         try:
-            return compile_cached()
-        except Exception as error:
-            if "cannot cache" in str(error):
-                return compile_only()
-            # A file in the cache may be cut short, or something else: any exception may come of reading it. An error of
-            # another kind comes again.
-            try:
-                folder = Path(numba.njit(cache=True)(function).stats.cache_path)
-                for path in folder.glob(f"*{function.__qualname__}-*"):
-                    path.unlink()
-            except OSError:
-                return compile_only()
-            return compile_cached()
+            self.cache_path.mkdir(parents=True, exist_ok=True)
+            written.write_bytes(hashlib.sha256(content).digest() + content)
+            written.replace(path)
+        except OSError as error:
+            _log.warning("a compiled kernel cannot be kept in %s: %s", self.cache_path, error.strerror)
+            with suppress(OSError):
+                written.unlink(missing_ok=True)
+
+    def _path(self, signature: Any, codegen: Any) -> Path:
+        """What else the compiled function depends on is in the name, too."""
+        versions = platform.python_implementation(), platform.python_version(), numba.__version__, llvmlite.__version__
+        key = hashlib.sha256(repr((versions, codegen.magic_tuple(), str(signature))).encode()).hexdigest()[:12]
+        assert self.cache_path
+        return self.cache_path / f"{self.name}_{key}{SUFFIX}"
 
 
 @contextmanager
@@ -59,9 +123,10 @@ _IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (?:\(([^)]*)\)|(.*))", re.MU
 
 
 def sources(file: Path) -> list[Path]:
-    """The files of this package that a file imports, directly or not, and itself; but for this module, which keeps what is
-    compiled and has no part in it. It looks at relative imports, wherever they stand."""
+    """The files of this package that a file imports, directly or not, and itself; but for this module and ``lock``, which see
+    to it that functions are compiled, and have no part in them. It looks at relative imports, wherever they stand."""
     found, waiting = {file}, [file]
+    apart = {Path(__file__), Path(__file__).with_name("lock.py")}
     while waiting:
         importer = waiting.pop()
         for dots, module, several, one in _IMPORT.findall(importer.read_text()):
@@ -69,7 +134,7 @@ def sources(file: Path) -> list[Path]:
             names = [name.split()[0] for name in (several or one.partition("#")[0]).split(",") if name.strip()]
             for path in (base, *(base / name for name in names)):
                 for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-                    if candidate.is_file() and candidate not in found and candidate != Path(__file__):
+                    if candidate.is_file() and candidate not in found | apart:
                         found.add(candidate)
                         waiting.append(candidate)
     return sorted(found)

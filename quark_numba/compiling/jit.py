@@ -10,7 +10,6 @@ call, and `function` takes a name that says what the function was made for."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
@@ -18,8 +17,10 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
 
-from .cache import cached, digest
+from .cache import compile_cached, digest
 
 JIT_ENABLED = not numba.config.DISABLE_JIT
 
@@ -50,24 +51,28 @@ def function(template: Callable[..., Any], name: str | None = None, **names: Any
 
 def kernel(template: Callable[..., Any], name: str, signature: Any, *, parallel: bool = False, **names: Any) -> Any:
     """Compile `template` for Python to call, under `name` with its global names bound to `names`; kept on disk."""
-    decorate = functools.partial(numba.njit, signature, parallel=parallel, **_FLAGS)
-    compiled = cached(decorate, _specialise(template, name, names))
-    # Where nothing is compiled, numpy's scalars warn of what IEEE defines.
-    return compiled if JIT_ENABLED else np.errstate(all="ignore")(compiled)
+    compiled = numba.njit(parallel=parallel, **_FLAGS)(_specialise(template, name, names))
+    if not JIT_ENABLED:
+        # numpy's scalars warn of what IEEE defines.
+        return np.errstate(all="ignore")(compiled)
+    compile_cached(compiled, signature)
+    compiled.disable_compile()
+    return compiled
 
 
 def c_function(template: Callable[..., Any], name: str, signature: Any, **names: Any) -> Any:
     """Like `kernel`, for C to call; the address is in the attribute `address`."""
-    return cached(functools.partial(numba.cfunc, signature, **_FLAGS), _specialise(template, name, names))
+    compiled = CFunc(_specialise(template, name, names), normalize_signature(signature), locals={}, options=_FLAGS)
+    compile_cached(compiled)
+    return compiled
 
 
 def _specialise(template: Callable[..., Any], name: str, names: dict[str, Any]) -> FunctionType:
     """A copy of `template` whose global names are bound to `names`.
 
-    Globals, unlike closures, are no part of Numba's cache key, so that codecs and other compiled functions may be bound. What
-    was bound must show in the key all the same: it is in the name. So is a digest of the sources that the function is made of,
-    so that no kernel outlives a change of them. One name, one cache index: processes that fill the cache at the same time write
-    the same thing.
+    The name becomes that of the file which the compiled function is kept in: it has to tell one binding from another. A digest
+    of the sources that the function is made of is added to it, so that no kernel outlives a change of them. Processes that fill
+    the cache at the same time then write the same thing.
     """
     assert isinstance(template, FunctionType)
     copy = FunctionType(template.__code__, {**template.__globals__, **names}, name)

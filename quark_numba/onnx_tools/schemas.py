@@ -10,7 +10,7 @@ import onnx
 from onnx import defs, helper, shape_inference
 
 from ..catalog import OPERATORS
-from ..compiling.lock import creation_lock
+from ..compiling.lock import created
 from ..declaration import Operator, Parameter, Shape, Tensor
 from ..element_types import ElementType, find, names
 
@@ -36,12 +36,15 @@ def register_schemas() -> None:
     Any number of calls from any number of threads have the effect of one; schemas of these names that are registered already
     are left as they are.
     """
-    with creation_lock:
-        for operator in OPERATORS:
-            if operator.domain and not defs.has(operator.name, operator.domain):
-                defs.register_schema(schema(operator))
-                # onnx 1.19 to 1.22 would let go of the inference functions when Python is gone, and crash or hang.
-                atexit.register(_deregister, operator)
+    created(_register)
+
+
+def _register() -> None:
+    for operator in OPERATORS:
+        if operator.domain and not defs.has(operator.name, operator.domain):
+            defs.register_schema(schema(operator))
+            # onnx 1.19 to 1.22 would let go of the inference functions when Python is gone, and crash or hang.
+            atexit.register(_deregister, operator)
 
 
 def _deregister(operator: Operator) -> None:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_ubyte, c_uint32, c_void_p
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from ..declaration import Attribute, Kind
 from ..element_types import ElementType
@@ -84,41 +84,39 @@ class OrtApiBase(ctypes.Structure):
     _fields_ = [("GetApi", GetApi), ("GetVersionString", GetVersionString)]
 
 
-InferOutputShape = CFUNCTYPE(c_void_p, c_void_p, c_void_p)
-RegisterCustomOps = CFUNCTYPE(c_void_p, c_void_p, POINTER(OrtApiBase))
+_FUNCTIONS = """
+    CreateKernel GetName GetExecutionProviderType GetInputType GetInputTypeCount GetOutputType GetOutputTypeCount KernelCompute
+    KernelDestroy GetInputCharacteristic GetOutputCharacteristic GetInputMemoryType GetVariadicInputMinArity
+    GetVariadicInputHomogeneity GetVariadicOutputMinArity GetVariadicOutputHomogeneity CreateKernelV2 KernelComputeV2
+    InferOutputShapeFn GetStartVersion GetEndVersion GetMayInplace ReleaseMayInplace GetAliasMap ReleaseAliasMap
+""".split()  # noqa: SIM905
 
 
 class OrtCustomOp(ctypes.Structure):
-    """struct OrtCustomOp as of API version 17: an operator, as a table of functions that get the table's own address."""
+    """struct OrtCustomOp as of API version 17: an operator, as a table of functions that get the table's own address. Behind it
+    is what our own functions of that table read (``callbacks``)."""
 
     _fields_ = [
         ("version", c_uint32),
-        ("CreateKernel", c_void_p),
-        ("GetName", CFUNCTYPE(c_void_p, c_void_p)),
-        ("GetExecutionProviderType", CFUNCTYPE(c_void_p, c_void_p)),
-        ("GetInputType", CFUNCTYPE(c_int, c_void_p, c_size_t)),
-        ("GetInputTypeCount", CFUNCTYPE(c_size_t, c_void_p)),
-        ("GetOutputType", CFUNCTYPE(c_int, c_void_p, c_size_t)),
-        ("GetOutputTypeCount", CFUNCTYPE(c_size_t, c_void_p)),
-        ("KernelCompute", c_void_p),
-        ("KernelDestroy", c_void_p),
-        ("GetInputCharacteristic", CFUNCTYPE(c_int, c_void_p, c_size_t)),
-        ("GetOutputCharacteristic", CFUNCTYPE(c_int, c_void_p, c_size_t)),
-        ("GetInputMemoryType", CFUNCTYPE(c_int, c_void_p, c_size_t)),
-        ("GetVariadicInputMinArity", CFUNCTYPE(c_int, c_void_p)),
-        ("GetVariadicInputHomogeneity", CFUNCTYPE(c_int, c_void_p)),
-        ("GetVariadicOutputMinArity", c_void_p),
-        ("GetVariadicOutputHomogeneity", c_void_p),
-        ("CreateKernelV2", CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))),
-        ("KernelComputeV2", c_void_p),
-        ("InferOutputShapeFn", InferOutputShape),
-        ("GetStartVersion", c_void_p),
-        ("GetEndVersion", c_void_p),
-        ("GetMayInplace", c_void_p),
-        ("ReleaseMayInplace", c_void_p),
-        ("GetAliasMap", c_void_p),
-        ("ReleaseAliasMap", c_void_p),
+        *((name, c_void_p) for name in _FUNCTIONS),
+        ("name", c_void_p),
+        ("input_count", c_int64),
+        ("output_count", c_int64),
+        ("input_types", c_void_p),  # an int64 each, as all in arrays here
+        ("output_types", c_void_p),
+        ("input_characteristics", c_void_p),
+        ("python", c_void_p),  # a callbacks.PYTHON
     ]
+
+
+T = TypeVar("T")
+
+
+def keep(value: T) -> T:
+    """`value`, never to be freed, as ONNX Runtime may point into it for as long as the process lives: not when this package is
+    loaded again, nor when the interpreter ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+    return value
 
 
 def function(api: int, index: OrtApi, result: Any, *arguments: Any) -> Any:

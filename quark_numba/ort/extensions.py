@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 from onnxruntime_extensions import _ocos
 
 from ..catalog import OPERATORS
-from ..compiling.lock import creation_lock
+from ..compiling.jit import JIT_ENABLED
+from ..compiling.lock import created
 from ..compiling.threads import on_one_thread
 from ..declaration import Attribute, Operator, Overload
 from ..element_types import FLOAT32, ElementType, named, names
+from . import callbacks
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +57,7 @@ MISSING = (
 
 def get_library_path() -> str:
     """The path of onnxruntime-extensions' library, with our operators declared in it."""
-    with creation_lock:
-        _declare()
+    created(_declare)
     return str(onnxruntime_extensions.get_library_path())
 
 
@@ -83,7 +84,7 @@ def _declare() -> None:
         outputs = bodies[k_id](*feed, **attributes)
         return (k_id, *(part for y in outputs for part in (y.shape, y)))
 
-    onnxruntime_extensions.PyCustomOpDef.install_hooker(hook)
+    onnxruntime_extensions.PyCustomOpDef.install_hooker(callbacks.uninterrupted(hook) if JIT_ENABLED else hook)
 
 
 def _body(

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
-from ..compiling.lock import creation_lock
+from ..compiling.lock import created
 from ..declaration import Operator, Overload, Tensor
 from ..element_types import ELEMENT_TYPES, ElementType
 from . import c_api
-from .c_api import OrtApi, OrtCustomOp
+from .c_api import OrtApi, OrtCustomOp, keep
 from .library.load import NotAvailableError, check_platform, load
 
 # The entry of a session's configuration that says which backend has registered: ONNX Runtime refuses a domain that comes
@@ -29,9 +29,8 @@ REGISTERED = "quark_numba.backend"
 # The entry that asks for ONNX's own operators as well; it must be there before the library is registered.
 STANDARD_OPS = "quark_numba.standard_ops"
 
-# ONNX Runtime keeps pointers into these for as long as any session lives: they are never dropped.
+# By the address of their structures.
 _custom_ops: dict[int, _CustomOp] = {}
-_kept: list[Any] = []
 
 
 def get_library_path() -> str:
@@ -45,8 +44,7 @@ def get_library_path() -> str:
     RuntimeError
         Where the native way is not available (it needs Linux on x86-64 or AArch64, and a way to load the library).
     """
-    with creation_lock:
-        path, reason = _library()
+    path, reason = created(_library)
     if path is None:
         raise NotAvailableError(reason)
     return path
@@ -61,17 +59,24 @@ def _library() -> tuple[str | None, str]:
 
         if not JIT_ENABLED:
             return None, "NUMBA_DISABLE_JIT is set"
-        address = ctypes.cast(_register_custom_ops, c_void_p).value
-        assert address is not None
-        return load("RegisterCustomOps", address), ""
+        from . import callbacks
+
+        return load("RegisterCustomOps", callbacks.compiled(callbacks.register), _python_functions()), ""
     except NotAvailableError as error:
         return None, str(error)
 
 
-@c_api.RegisterCustomOps
-def _register_custom_ops(options: int, api_base: Any) -> int | None:
-    """Add our domains to an OrtSessionOptions."""
-    base = api_base.contents
+@functools.cache
+def _python_functions() -> int:
+    """The address of the record of the Python functions that the compiled ones call."""
+    from . import callbacks
+
+    return callbacks.python_functions(register=_register, create=_create_kernel, infer=_infer_outputs)
+
+
+def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> int | None:
+    """RegisterCustomOps: add our domains to an OrtSessionOptions."""
+    base = c_api.OrtApiBase.from_address(api_base)
     api = base.GetApi(c_api.API_VERSION)
     if not api:
         release = base.GetVersionString().decode()
@@ -92,21 +97,21 @@ def _register_custom_ops(options: int, api_base: Any) -> int | None:
 
         if has(REGISTERED):
             return
-        with creation_lock:
-            for domain in OPERATORS.domains:
-                if domain or has(STANDARD_OPS):
-                    c_api.check(api, add_domain(options, _domain(api, release, domain)))
+        for domain in OPERATORS.domains:
+            if domain or has(STANDARD_OPS):
+                c_api.check(api, add_domain(options, _domain(api, release, domain)))
         c_api.check(api, add_entry(options, REGISTERED.encode(), b"native"))
 
-    return _status(api, add)
+    return _status(api, add, is_done)
 
 
-def _status(api: int, action: Callable[[], None]) -> int | None:
-    """Do it; an exception, which must not get out into C, becomes an OrtStatus."""
+def _status(api: int, action: Callable[[], None], is_done: Any) -> int | None:
+    """Do it, under the creation lock; an exception, which must not get out into C, becomes an OrtStatus."""
     try:
-        action()
+        created(action)
     except BaseException as error:
         return c_api.create_status(api, c_api.ORT_FAIL, f"quark_numba: {type(error).__name__}: {error}")
+    is_done[0] = 1
     return None
 
 
@@ -130,73 +135,72 @@ def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
     c_api.check(api, create_domain(domain.encode(), ctypes.byref(result)))
     for operator in OPERATORS.newest(domain):
         for overload in operator.overloads(lambda element_type: element_type.has_tensors(release)):
-            structure = OrtCustomOp.from_buffer_copy(_prototype())
-            if not domain:
-                structure.InferOutputShapeFn = _infer_outputs
+            structure = _structure(operator, overload)
             _custom_ops[ctypes.addressof(structure)] = _CustomOp(api, release, operator, overload, structure)
             c_api.check(api, add_operator(result, ctypes.byref(structure)))
     return result
 
 
-@functools.cache
-def _prototype() -> OrtCustomOp:
-    """What all operators share: each function is given the address of the structure that it is to speak of."""
-    options = {"required": c_api.REQUIRED, "optional": c_api.OPTIONAL, "variadic": c_api.VARIADIC}
-    functions: dict[str, Callable[..., Any]] = {
-        "GetName": lambda op: ctypes.addressof(_name(_custom_ops[op].operator.name)),
-        "GetExecutionProviderType": lambda op: None,  # the CPU's
-        "GetInputType": lambda op, index: c_api.element_type(_custom_ops[op].overload.inputs[index]),
-        "GetInputTypeCount": lambda op: len(_custom_ops[op].overload.inputs),
-        "GetOutputType": lambda op, index: c_api.element_type(_custom_ops[op].overload.outputs[index]),
-        "GetOutputTypeCount": lambda op: len(_custom_ops[op].overload.outputs),
-        "GetInputCharacteristic": lambda op, index: options[_custom_ops[op].operator.inputs[index].option],
-        "GetOutputCharacteristic": lambda op, index: c_api.REQUIRED,
-        "GetInputMemoryType": lambda op, index: 0,
-        "GetVariadicInputMinArity": lambda op: 1,
-        "GetVariadicInputHomogeneity": lambda op: 1,
-        "CreateKernelV2": _create_kernel,
-    }
-    prototype = OrtCustomOp(version=c_api.API_VERSION)
-    for field, function in functions.items():
-        setattr(prototype, field, type(getattr(prototype, field))(function))
-    _kept.append(prototype)
-    return prototype
+_CHARACTERISTICS = {"required": c_api.REQUIRED, "optional": c_api.OPTIONAL, "variadic": c_api.VARIADIC}
+
+
+def _structure(operator: Operator, overload: Overload) -> OrtCustomOp:
+    from . import callbacks
+
+    return keep(
+        OrtCustomOp(
+            version=c_api.API_VERSION,
+            **callbacks.plain_functions(),
+            CreateKernelV2=callbacks.compiled(callbacks.create),
+            # ONNX's own may take their types from attributes, which ONNX Runtime's choice among the overloads leaves out.
+            InferOutputShapeFn=None if operator.domain else callbacks.compiled(callbacks.infer),
+            name=ctypes.addressof(_name(operator.name)),
+            input_count=len(overload.inputs),
+            output_count=len(overload.outputs),
+            input_types=_words(map(c_api.element_type, overload.inputs)),
+            output_types=_words(map(c_api.element_type, overload.outputs)),
+            input_characteristics=_words(_CHARACTERISTICS[each.option] for each in operator.inputs),
+            python=_python_functions(),
+        )
+    )
 
 
 @functools.cache
 def _name(name: str) -> ctypes.Array[ctypes.c_char]:
-    return ctypes.create_string_buffer(name.encode())
+    return keep(ctypes.create_string_buffer(name.encode()))
 
 
-def _create_kernel(op: int, api: int, info: int, result: Any) -> int | None:
+def _words(values: Iterable[int]) -> int:
+    """The address of an array of int64."""
+    return int(keep(np.array([*values], np.int64)).ctypes.data)
+
+
+def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> int | None:
     """OrtCustomOp::CreateKernelV2: compile what the node needs, now and not in its first run."""
 
     def create() -> None:
         custom_op = _custom_ops[op]
         attributes = {each.name: c_api.attribute(api, info, each) for each in custom_op.operator.attributes}
         given = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in attributes.items())
-        with creation_lock:
-            state = _state(op, given)
-        result[0] = state.ctypes.data
+        c_void_p.from_address(result).value = _state(op, given).ctypes.data
 
-    return _status(api, create)
+    return _status(api, create, is_done)
 
 
 @functools.cache
 def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     """The state of every node that is like this; few are different, so that none needs to be freed."""
+    from . import callbacks
+
     api, release, operator, overload, structure = _custom_ops[op]
     node = _node(operator.wing)
-    from .nodes import context
-
-    state = np.zeros((), node.STATE)
+    state = keep(np.zeros((), node.STATE))
     state["api"] = api
     state["has_shape_reference"] = release >= c_api.SHAPE_REFERENCE_RELEASE
     state["messages"] = _messages(operator).ctypes.data
     node.fill(state, operator, overload, dict(attributes))
-    # Both are asked for when a node runs, and not before.
-    structure.KernelComputeV2 = context.compute_function(node.compute, operator.wing).address
-    structure.KernelDestroy = context.destroy_function().address
+    # It is asked for when a node runs, and not before.
+    structure.KernelComputeV2 = callbacks.compiled(node.compute, f"compute_{operator.wing}")
     return state
 
 
@@ -212,10 +216,8 @@ def _messages(operator: Operator) -> NDArray[np.int64]:
     return context.messages_of(operator, _node(operator.wing).NUMBERS)
 
 
-@c_api.InferOutputShape
-def _infer_outputs(op: int, context: int) -> int | None:
-    """OrtCustomOp::InferOutputShapeFn of ONNX's own operators: their types may follow from attributes, which ONNX Runtime's
-    choice among the overloads leaves out of account."""
+def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> None:
+    """OrtCustomOp::InferOutputShapeFn of ONNX's own operators."""
     api, _, operator, _, _ = _custom_ops[op]
     set_type = c_api.function(api, OrtApi.SetTensorElementType, c_void_p, c_void_p, c_int)
     set_output = c_api.function(api, OrtApi.ShapeInferContext_SetOutputTypeShape, c_void_p, c_void_p, c_size_t, c_void_p)
@@ -232,7 +234,6 @@ def _infer_outputs(op: int, context: int) -> int | None:
         if y.element_type and x and c_api.has_shape(api, x):
             c_api.check(api, set_type(x, c_api.element_type(y.element_type)))
             c_api.check(api, set_output(context, 0, x))
-    return None
 
 
 def _element_type(number: int) -> ElementType | None:

@@ -11,19 +11,22 @@ from typing import NamedTuple
 
 
 class Machine(NamedTuple):
-    """A processor, and its code for a jump to the address that stands between `before` and `after`."""
+    """A processor, and the parts of its code for a function that sets its third argument and jumps."""
 
     elf_number: int
-    before: bytes
-    after: bytes
+    parts: tuple[bytes | None, ...]
+
+    def code(self, address: int, argument: int) -> bytes:
+        words = iter((argument, address))
+        return b"".join(struct.pack("<Q", next(words)) if part is None else part for part in self.parts)
 
 
-# By platform.machine().
+# By platform.machine(). None stands for the argument, then for the address.
 MACHINES = {
-    # movabs rax, address; jmp rax
-    "x86_64": Machine(62, b"\x48\xb8", b"\xff\xe0"),
-    # ldr x16, . + 8; br x16; address. x16 is the register that a call may clobber on its way.
-    "aarch64": Machine(183, struct.pack("<2I", 0x58000050, 0xD61F0200), b""),
+    # movabs rdx, argument; movabs rax, address; jmp rax
+    "x86_64": Machine(62, (b"\x48\xba", None, b"\x48\xb8", None, b"\xff\xe0")),
+    # ldr x2, . + 16; ldr x16, . + 20; br x16; nop; argument; address. x16 is a register that a call may clobber on its way.
+    "aarch64": Machine(183, (struct.pack("<4I", 0x58000082, 0x580000B0, 0xD61F0200, 0xD503201F), None, None)),
 }
 
 _EHDR, _PHDR, _SYM, _DYN = "<16sHHIQQQIHHHHHH", "<IIQQQQQQ", "<IBBHQQ", "<QQ"
@@ -37,14 +40,14 @@ _STB_GLOBAL_STT_FUNC = 1 << 4 | 2
 _PAGE = 0x10000
 
 
-def shared_library(symbol: str, address: int, machine: Machine) -> bytes:
-    """The bytes of a library that exports `symbol`, which jumps to `address`.
+def shared_library(symbol: str, address: int, argument: int, machine: Machine) -> bytes:
+    """The bytes of a library that exports `symbol`, which jumps to `address` with `argument` as its third argument.
 
     Two segments are loaded: headers, symbols and code (readable, executable), and the dynamic section (readable,
     writable: the linker relocates it in place). Nothing is both writable and executable, the stack included.
     """
     strings = b"\0" + symbol.encode() + b"\0"
-    code = machine.before + struct.pack("<Q", address) + machine.after
+    code = machine.code(address, argument)
     # One bucket, which holds symbol 1; a chain of two that ends there.
     hash_table = struct.pack("<5I", 1, 2, 1, 0, 0)
 

@@ -15,7 +15,7 @@ from ...block.operators import FORMATS
 from ...compiling import jit
 from ...compiling.intrinsics import array_at, ask, record_at, stack
 from ...declaration import Operator, Overload
-from ..c_api import API_WORDS
+from ..c_api import API_WORDS, keep
 from . import context
 from .context import (
     FIRST_FAULT,
@@ -45,7 +45,7 @@ def fill(state: Any, operator: Operator, overload: Overload, attributes: Mapping
     """Set the fields of the wing's own; raises ValueError for an attribute that cannot be."""
     of_format = {name: value for name, value in attributes.items() if name != "axis"}
     key, blocks = FORMATS[operator.name](overload.inputs[0], **of_format)
-    state["task"] = TABLE[key].task.address
+    state["task"] = keep(TABLE[key].task).address
     state["axis"] = attributes["axis"]
     for name, value in blocks._asdict().items():
         state[name] = value

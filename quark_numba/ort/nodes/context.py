@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, ask, call, release, stack
 from ...declaration import Operator
-from ..c_api import API_WORDS, ORT_FAIL, ORT_INVALID_ARGUMENT, OrtApi
+from ..c_api import API_WORDS, ORT_FAIL, ORT_INVALID_ARGUMENT, OrtApi, keep
 
 # What every node's state begins with. Addresses stay out of compiled code, which is kept on disk, and are here.
 STATE = [
@@ -141,25 +139,9 @@ def fault_status(state: Any, number: int, shapes: Any, numbers: Any) -> int:
     return status
 
 
-@functools.cache
-def compute_function(compute: Any, wing: str) -> Any:
-    """OrtCustomOp::KernelComputeV2 of the operators of a wing."""
-    return jit.c_function(compute, f"compute_{wing}", types.int64(types.int64, types.int64))
-
-
-@functools.cache
-def destroy_function() -> Any:
-    """OrtCustomOp::KernelDestroy: states are shared and stay. Compiled, as it may run after the interpreter."""
-    return jit.c_function(destroy, "destroy", types.void(types.int64))
-
-
-def destroy(state_address: int) -> None:
-    pass
-
-
 def messages_of(operator: Operator, numbers: Sequence[str]) -> NDArray[np.int64]:
     """The addresses and lengths of an operator's messages, by their numbers. `numbers` are the names that stand for
-    numbers, in the order in which `fault_status` gets these. What the messages lie in is kept for ever."""
+    numbers, in the order in which `fault_status` gets these."""
     marks: dict[str, str] = {}
     for i, parameter in enumerate(operator.inputs):
         marks[f"{parameter.name}_shape"] = chr(1 + i)
@@ -167,15 +149,10 @@ def messages_of(operator: Operator, numbers: Sequence[str]) -> NDArray[np.int64]
         marks[name] = chr(FIRST_NUMBER + i)
     texts = {NO_MEMORY: "there is no memory\0", RANK: f"a tensor has more than {MAX_RANK} dimensions"}
     texts |= {FIRST_FAULT + number: text.format(**marks) for number, text in operator.faults.items()}
-    messages = np.zeros((max(texts) + 1, 2), np.int64)
-    _kept.append(messages)
+    messages = keep(np.zeros((max(texts) + 1, 2), np.int64))
     for number, text in texts.items():
         if any(text.count(mark) > 1 for mark in marks.values()):
             raise ValueError(f"a message of {operator.full_name} names a thing twice, for which `fault_status` has no room")
-        content = np.frombuffer(f"{operator.full_name}: {text}".encode(), np.uint8)
-        _kept.append(content)
+        content = keep(np.frombuffer(f"{operator.full_name}: {text}".encode(), np.uint8))
         messages[number] = content.ctypes.data, content.size
     return messages
-
-
-_kept: list[Any] = []

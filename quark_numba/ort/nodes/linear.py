@@ -16,7 +16,7 @@ from ...linear.dispatch import TABLE
 from ...linear.granularity import NO_FAULT
 from ...linear.kernels import CHUNK, WORK, widen_function
 from ...linear.key import PRECISIONS, select
-from ..c_api import API_WORDS
+from ..c_api import API_WORDS, keep
 from . import context
 from .context import (
     FIRST_FAULT,
@@ -75,11 +75,11 @@ def fill(state: Any, operator: Operator, overload: Overload, attributes: Mapping
         raise ValueError(f"precision is {precision}; expected {expected} for a scale of {scale.name}")
     saturate = attributes.get("saturate", 1) != 0
     key = select(operator.operation, x, scale, quantized, y, saturate=saturate, precision=precisions[precision])  # type: ignore[arg-type]
-    state["task"] = TABLE[key].task.address
+    state["task"] = keep(TABLE[key].task).address
     state["axis"], state["block_size"] = attributes.get("axis", 0), block_size
     for name, element_type, dtype in (("scale", scale, key.scale_dtype), ("zero_point", quantized, key.zero_point_dtype)):
         widen = widen_function(element_type, dtype)
-        state[f"widen_{name}"] = widen.address if widen else 0
+        state[f"widen_{name}"] = keep(widen).address if widen else 0
         state[f"{name}_itemsize"] = np.dtype(dtype).itemsize
     state["zero_point_bits"] = quantized.bits if quantized.is_packed else 8 * quantized.dtype.itemsize
 
