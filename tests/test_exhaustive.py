@@ -126,6 +126,11 @@ def test_all(name, capsys):
     assert wrong == 0
 
 
+def test_results_are_of_these_sources():
+    """Else `pytest -m exhaustive` is due."""
+    assert {name: record["source"] for name, record in results().items()} == dict.fromkeys(results(), source())
+
+
 def table():
     yield "| type | inputs | codes | mismatches | date | versions |"
     yield "| --- | ---: | ---: | ---: | --- | --- |"
