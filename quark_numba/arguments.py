@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .element_types import ElementType
+from .element_types import ELEMENT_TYPES, FLOAT32, ElementType, find, names
+
+# Other names of element types: those of the OCP Microscaling specification, which Quark uses for block formats.
+MX_NAMES = {
+    "fp8_e5m2": "float8e5m2",
+    "fp8_e4m3": "float8e4m3fn",
+    "fp6_e3m2": "float6e3m2",
+    "fp6_e2m3": "float6e2m3",
+    "fp4_e2m1": "float4e2m1",
+}
 
 
 def index(value: Any, name: str) -> int:
@@ -16,6 +27,25 @@ def index(value: Any, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is {value!r}; expected an integer") from None
+
+
+def element_type_of(specification: Any, name: str, allowed: Collection[ElementType]) -> ElementType:
+    """The element type that an argument names, by any of its names, if it is one of those allowed."""
+    found = find(MX_NAMES.get(specification, specification) if isinstance(specification, str) else specification)
+    if found is None or found not in allowed:
+        in_order = [each for each in ELEMENT_TYPES if each in allowed]
+        hint = "" if found else did_you_mean(specification, [each.name for each in in_order])
+        if specification == np.dtype(np.float64) and isinstance(specification, np.dtype) and FLOAT32 in allowed:
+            hint = f": write {name}.astype(np.float32)"
+        given = getattr(specification, "__name__", specification)
+        raise TypeError(f"{name} has element type {given}; expected {names(in_order)}{hint}")
+    return found
+
+
+def did_you_mean(given: Any, allowed: Iterable[str]) -> str:
+    """The end of a message: what is written like it, if anything is."""
+    close = difflib.get_close_matches(given, allowed, 1, 0.7) if isinstance(given, str) else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def flat(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
@@ -26,15 +56,20 @@ def flat(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
     return array.reshape(-1).view(element_type.storage)
 
 
-def array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
-    """`value` as an array. What has no dtype of its own, a Python number or list, becomes one of `default`."""
+def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool = False) -> NDArray[Any]:
+    """`value` as an array. What has no dtype of its own, a Python number or what numpy makes of one, a list or a range, becomes
+    one of `default`."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a masked array, of which the mask would be lost; expected an array: write {name}.filled(...)"
+        )
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{name} is not an array: {error}") from None
-    if default is None or isinstance(value, np.generic) or not isinstance(value, (int, float, list, tuple)):
+    if default is None or not isinstance(value, (int, float, list, tuple, range, np.int64)):
         return array
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{name} has dtype {array.dtype}; expected numbers of {default.name}")
@@ -44,8 +79,11 @@ def array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
         wrong = back != array if default.is_integer else np.isfinite(array) & ~np.isfinite(back)
         if not default.is_integer and default.nan_substitute is not None:
             wrong = ~(np.abs(array) <= default.highest)
+        if is_scale:
+            wrong |= (back == 0) & (array != 0)
     if np.any(wrong):
-        raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}")
+        least = ", and no closer to 0 than its least number" if is_scale and np.any((back == 0) & wrong) else ""
+        raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}{least}")
     return cast
 
 

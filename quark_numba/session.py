@@ -2,52 +2,124 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
 import onnx
 import onnxruntime
+from onnx import helper
 
 from .errors import ModelError
-from .ort import register
+from .ort import entry, register
 from .rewriting import model_files
-from .rewriting.optimize import optimize
+from .rewriting.optimize import optimized
+
+# ONNX Runtime's entry for the folder in which tensors of a model without a path lie.
+_TENSORS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-def InferenceSession(  # noqa: N802
-    path_or_bytes: str | bytes | os.PathLike[str] | onnx.ModelProto,
-    sess_options: onnxruntime.SessionOptions | None = None,
-    *arguments: Any,
-    standard_ops: bool = False,
-    **named: Any,
-) -> onnxruntime.InferenceSession:
-    """An ordinary ``onnxruntime.InferenceSession`` of the optimised model (`optimize`), with this package's operators.
+class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # which has no types
+    """An ``onnxruntime.InferenceSession`` of the optimised model (`optimize`), with this package's operators.
 
     Parameters
     ----------
     path_or_bytes : str, path, bytes or onnx.ModelProto
-        The model; as bytes, or as a ModelProto, without files beside it.
+        The model. One without a path has all tensors in it, unless `sess_options` have the entry
+        ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as they are.
     sess_options : onnxruntime.SessionOptions, optional
-        The operators are registered with these.
+        The operators are registered with these. An initializer that was added to them keeps its meaning.
     standard_ops : bool
         As in `register` and `optimize`.
-    arguments, named
-        All others of ``onnxruntime.InferenceSession``.
+    providers, provider_options, named
+        As in ``onnxruntime.InferenceSession``.
 
     Raises
     ------
     ModelError
-        If there is no model.
+        If it is not an ONNX model, or a tensor cannot be read.
     RuntimeError
-        As `register`. And whatever ONNX Runtime raises.
+        As `register`. And whatever ONNX Runtime raises: if there is no such file, for instance.
     """
-    options = onnxruntime.SessionOptions() if sess_options is None else sess_options
-    model: Any = path_or_bytes
-    if isinstance(model, bytes):
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str] | onnx.ModelProto,
+        sess_options: onnxruntime.SessionOptions | None = None,
+        providers: Any = None,
+        provider_options: Any = None,
+        *,
+        standard_ops: bool = False,
+        **named: Any,
+    ) -> None:
+        options = onnxruntime.SessionOptions() if sess_options is None else sess_options
+        register(options, standard_ops=standard_ops)
+        source: Any = path_or_bytes
+        # Lives as long as the session, which may read the files in it again.
+        self._folder = contextlib.ExitStack()
+        if not _is_for_onnx_runtime_alone(source, options):
+            model = _model(source, entry(options, _TENSORS_FOLDER))
+            replaced = _replaced_initializers(model, options)
+            optimised = optimized(model, standard_ops=standard_ops, replaced=replaced).model
+            source = self._folder.enter_context(model_files.session_source(optimised))
+        super().__init__(source, options, providers, provider_options, **named)
+
+
+def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:
+    """Whether it is in ONNX Runtime's own format, or no file."""
+    if entry(options, "session.load_model_format") == "ORT":
+        return True
+    if isinstance(source, bytes):
+        return source[4:8] == b"ORTM"  # the identifier of its flatbuffers
+    if isinstance(source, (str, os.PathLike)):
+        return os.fspath(source).endswith(".ort") or not os.path.exists(source)
+    return False
+
+
+def _model(source: Any, folder: str | None) -> onnx.ModelProto:
+    if isinstance(source, (str, os.PathLike)):
+        return model_files.load(source)
+    if isinstance(source, bytes):
         try:
-            model = onnx.load_from_string(model)
+            source = onnx.load_from_string(source)
         except Exception as error:
             raise ModelError(f"not an ONNX model: {error}") from None
-    register(options, standard_ops=standard_ops)
-    with model_files.session_source(optimize(model, standard_ops=standard_ops)) as source:
-        return onnxruntime.InferenceSession(source, options, *arguments, **named)
+    elif not isinstance(source, onnx.ModelProto):
+        raise TypeError(f"path_or_bytes is a {type(source).__name__}; expected a path, bytes or onnx.ModelProto")
+    if folder:
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+        model_files.load_tensors(model, folder)
+        return model
+    return source
+
+
+def _replaced_initializers(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> frozenset[str]:
+    """The initializers of the model for which `options` have others (``SessionOptions.add_initializer``). There is no asking
+    for them: a model that puts out the shapes of its initializers, which are empty, shows which are not."""
+    names = [each.name for each in model.graph.initializer]
+    if not names:
+        return frozenset()
+    shapes = [f"shape_{i}" for i in range(len(names))]
+    graph = helper.make_graph(
+        [helper.make_node("Shape", [name], [shape]) for name, shape in zip(names, shapes, strict=True)],
+        "shapes",
+        [],
+        [helper.make_tensor_value_info(shape, onnx.TensorProto.INT64, None) for shape in shapes],
+        [onnx.TensorProto(name=name, data_type=onnx.TensorProto.UINT8, dims=[0]) for name in names],
+    )
+    probe = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
+    changed = {
+        "graph_optimization_level": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+        "optimized_model_filepath": "",
+        "enable_profiling": False,
+    }
+    before = {name: getattr(options, name) for name in changed}
+    try:
+        for name, value in changed.items():
+            setattr(options, name, value)
+        found = onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"]).run(shapes, {})
+    finally:
+        for name, value in before.items():
+            setattr(options, name, value)
+    return frozenset(name for name, shape in zip(names, found, strict=True) if shape.tolist() != [0])

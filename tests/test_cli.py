@@ -290,11 +290,11 @@ def test_warmup(arguments, after, tmp_path):
     """A later process finds all that it needs in the cache."""
     done = _process("-m", "quark_numba", "warmup", *arguments, cache=tmp_path)
     assert done.returncode == 0, done.stderr
-    compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
+    compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kernel")}
     assert compiled
     done = _process("-c", after, cache=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == compiled
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kernel")} == compiled
 
 
 def test_warmup_refuses(capsys):

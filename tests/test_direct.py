@@ -9,7 +9,7 @@ import oracle
 import pytest
 import samples
 
-from quark_numba import dequantize, quantize
+from quark_numba import dequantize, quantize, quantize_dequantize
 
 every_type = pytest.mark.parametrize("name", oracle.TYPES)
 
@@ -232,7 +232,22 @@ def test_subclasses_of_ndarray():
     out = np.matrix(np.zeros((2, 2), np.uint8))
     assert quantize(x, 1.0, out=out) is out
     assert out.tolist() == [[1, 2], [3, 4]]
-    assert quantize(np.ma.array([1, 2], np.float32), 1.0).tolist() == [1, 2]
+
+
+def test_python_numbers_and_what_numpy_makes_of_them():
+    assert quantize(np.float64(3), np.float64(0.5), np.int64(1)).tolist() == 7
+    assert quantize(range(3), 0.5).tolist() == [0, 2, 4]
+    assert dequantize([1, -2], 0.5).tolist() == [0.5, -1]
+    assert dequantize(range(3), 0.5, np.uint8(1)).tolist() == [-0.5, 0, 0.5]
+    assert dequantize(np.int64(3), 0.5, 1).tolist() == 1
+
+
+def test_other_names_of_types():
+    x = np.linspace(-9, 9, 64, dtype=np.float32)
+    for other, name in (("fp8_e4m3", "float8e4m3fn"), ("fp4_e2m1", "float4e2m1"), ("float8_e5m2", "float8e5m2")):
+        oracle.assert_same_bits(quantize(x, 1.0, quantized_dtype=other), quantize(x, 1.0, output_dtype=name))
+        expected = quantize_dequantize(x, 1.0, quantized_dtype=name)
+        oracle.assert_same_bits(quantize_dequantize(x, 1.0, output_dtype=other), expected)
 
 
 @every_type

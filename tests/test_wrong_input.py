@@ -18,7 +18,13 @@ E8M0 = np.ones(3, ml_dtypes.float8_e8m0fnu)
 @pytest.mark.parametrize(
     ("error", "message", "arguments"),
     [
-        (TypeError, "x has element type float64; expected float32", {"x": X.astype(np.float64)}),
+        (TypeError, r"x has element type float64; expected float32.*: write x\.astype", {"x": X.astype(np.float64)}),
+        (TypeError, r"x is a masked array.*: write x\.filled", {"x": np.ma.array(X)}),
+        (ValueError, "y_scale is 1e-300; expected float32, .* no closer to 0", {"y_scale": 1e-300}),
+        (ValueError, r"y_scale is \[1, 1e-300, 1\]; expected float32", {"y_scale": [1, 1e-300, 1]}),
+        (ValueError, "y_scale is 1e[+]300; expected float32", {"y_scale": np.float64(1e300)}),
+        (TypeError, "output_dtype has .* float8e4m3; .*; did you mean float8e4m3fn", {"output_dtype": "float8e4m3"}),
+        (TypeError, "quantized_dtype has element type uint8; expected int8$", {"output_dtype": "int8", "quantized_dtype": "uint8"}),
         (TypeError, "x has element type int64; expected float32 or int32 or float16 or bfloat16", {"x": X.astype(np.int64)}),
         (TypeError, "x has element type int8; expected float32", {"x": CODES}),
         (TypeError, "x has element type float8_e4m3fn; expected float32", {"x": X.astype(ml_dtypes.float8_e4m3fn)}),
@@ -27,7 +33,7 @@ E8M0 = np.ones(3, ml_dtypes.float8_e8m0fnu)
         (TypeError, "x has dtype bool; expected numbers of float32", {"x": [True]}),
         (TypeError, "x has element type object; expected float32", {"x": None}),
         (ValueError, "x is not an array: .*inhomogeneous", {"x": [[1], [1, 2]]}),
-        (TypeError, "y_scale has element type float64; expected float32", {"y_scale": np.float64(1)}),
+        (TypeError, "y_scale has element type float64; expected float32", {"y_scale": np.ones(1)}),
         (TypeError, "y_scale has element type int64; expected float32", {"y_scale": np.ones(3, np.int64)}),
         (TypeError, "y_scale has element type <U1; expected float32", {"y_scale": "1"}),
         (TypeError, "y_scale has element type int8; expected .* or float8e8m0", {"y_scale": CODES[0]}),
@@ -119,7 +125,7 @@ E8M0 = np.ones(3, ml_dtypes.float8_e8m0fnu)
         (TypeError, "output_dtype has element type float8e8m0; expected uint8 or", {"output_dtype": "float8e8m0"}),
         (TypeError, "output_dtype has element type float8_e8m0fnu; expected", {"output_dtype": E8M0.dtype}),
         (TypeError, "y_zero_point has element type float8_e8m0fnu; expected", {"y_zero_point": E8M0}),
-        (TypeError, "precision has element type int32; expected float32 or float16 or bfloat16", {"precision": "int32"}),
+        (TypeError, "precision has element type int32; expected float32 or float16 or float64 or bfloat16", {"precision": "int32"}),
         (TypeError, "precision has element type float8e4m3fn; expected", {"precision": "float8e4m3fn"}),
         (TypeError, "precision has element type 0; expected", {"precision": 0}),
         (TypeError, "precision has element type single precision; expected", {"precision": "single precision"}),
@@ -196,7 +202,9 @@ def test_quantize(error, message, arguments):
     ("error", "message", "arguments"),
     [
         (TypeError, "x has element type float32; expected uint8 or .* bfloat16", {"x": X}),
-        (TypeError, "x has element type int64; expected", {"x": [1, 2]}),
+        (TypeError, "x has element type int64; expected", {"x": np.array([1, 2])}),
+        (ValueError, r"x is \[1.5\]; expected int32", {"x": [1.5]}),
+        (ValueError, r"x is \[300\]; expected uint8", {"x": [300], "x_zero_point": np.uint8(0)}),
         (TypeError, "x has element type float8_e8m0fnu; expected", {"x": E8M0}),
         (
             TypeError,

@@ -6,11 +6,11 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from ..arguments import array, flat, index, output
+from ..arguments import array, element_type_of, flat, index, output
 from ..compiling.threads import run_on_threads
-from ..element_types import FLOAT32, ElementType, checked
+from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
-from .formats import bfp_format, mx_format
+from .formats import bfp_format, mx_format, mx_name
 from .granularity import FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
 
@@ -104,7 +104,7 @@ def mx_quantize_dequantize(
     x : array_like of float32, float16 or bfloat16, any shape, strides and memory order
         A single element comes back as it is.
     element_dtype : "fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1" or "int8"
-        int8 has 6 bits of fraction.
+        Or another name of one of these, such as "float8e4m3fn" or a dtype of ml_dtypes. int8 has 6 bits of fraction.
     axis : int
         Along which blocks are cut, -r..r-1. An array of one dimension is cut along that.
     block_size : int
@@ -127,7 +127,7 @@ def mx_quantize_dequantize(
     x_array, element_type = block_input(x)
     key, blocks = mx_format(
         element_type,
-        element_dtype=element_dtype,
+        element_dtype=mx_name(element_dtype),
         block_size=index(block_size, "block_size"),
         rounding_mode=index(rounding_mode, "rounding_mode"),
     )
@@ -137,7 +137,7 @@ def mx_quantize_dequantize(
 def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
     """`x` as an array of a type that block formats take, and that type."""
     x_array = array(x, "x", FLOAT32)
-    return x_array, checked(x_array.dtype, "x", X_TYPES)
+    return x_array, element_type_of(x_array.dtype, "x", X_TYPES)
 
 
 def _convert(key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, out: NDArray[Any] | None) -> NDArray[Any]:

@@ -7,18 +7,13 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from ..element_types import ElementType, named
+from ..arguments import MX_NAMES, did_you_mean
+from ..element_types import ElementType, find, named
 from .granularity import Blocks
 from .key import Key
 
 # The element types of Microscaling formats, by their names in the attribute element_dtype.
-MX_ELEMENT_TYPES = dict(
-    zip(
-        ("fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "int8"),
-        named("float8e5m2 float8e4m3fn float6e3m2 float6e2m3 float4e2m1 int8"),
-        strict=True,
-    )
-)
+MX_ELEMENT_TYPES = dict(zip((*MX_NAMES, "int8"), named(" ".join((*MX_NAMES.values(), "int8"))), strict=True))
 
 # The fraction bits of the int8 of Microscaling formats.
 INT8_FRACTION_BITS = 6
@@ -78,10 +73,20 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
     return key, Blocks(block_size, block_size, 0, drop, int(element.lowest), int(element.highest), rounding_mode)
 
 
+def mx_name(given: Any) -> Any:
+    """The name in the attribute element_dtype of what may be given by another name, or as a dtype; what is none of them as it
+    is."""
+    if isinstance(given, str) and given in MX_ELEMENT_TYPES:
+        return given
+    return next((name for name, element_type in MX_ELEMENT_TYPES.items() if element_type is find(given)), given)
+
+
 def _one_of(name: str, value: Any, allowed: Collection[Any]) -> None:
     kind = type(next(iter(allowed)))
     if not isinstance(value, kind) or value not in allowed:
-        raise ValueError(f"{name} is {value!r}; expected {' or '.join(map(repr, allowed))}")
+        expected = " or ".join(map(repr, allowed))
+        hint = did_you_mean(value, allowed) if kind is str else ""
+        raise ValueError(f"{name} is {value!r}; expected {expected}{hint}")
 
 
 def positive(name: str, value: int) -> int:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..arguments import array, index
-from ..element_types import BFLOAT16, FLOAT8E8M0, FLOAT32, ElementType, checked
+from ..arguments import array, element_type_of, index
+from ..element_types import BFLOAT16, FLOAT8E8M0, FLOAT32, ElementType
 from ..linear.calls import dequantize, quantize
 from .calls import bfp_quantize_dequantize, block_input, mx_quantize_dequantize
-from .formats import INT8_FRACTION_BITS, MX_ELEMENT_TYPES, bfp_format, mx_format, positive
+from .formats import INT8_FRACTION_BITS, MX_ELEMENT_TYPES, bfp_format, mx_format, mx_name, positive
 from .granularity import FAULTS, Blocks, block_shape
 from .key import X_TYPES
 
@@ -58,6 +58,7 @@ def mx_quantize(
     TypeError, ValueError
         Naming the argument, what it is and what was expected.
     """
+    element_dtype = mx_name(element_dtype)
     attributes = {"element_dtype": element_dtype, "block_size": block_size, "rounding_mode": rounding_mode}
     values, axis, x_type = _values(x, axis)
     _, blocks = mx_format(x_type, **_integers(attributes))
@@ -100,9 +101,9 @@ def mx_dequantize(
         Naming the argument, what it is and what was expected.
     """
     codes, scales = array(codes, "codes", None), array(scales, "scales", None)
-    element = checked(codes.dtype, "codes", tuple(MX_ELEMENT_TYPES.values()))
-    checked(scales.dtype, "scales", (FLOAT8E8M0,))
-    y = checked(output_dtype, "output_dtype", X_TYPES)
+    element = element_type_of(codes.dtype, "codes", tuple(MX_ELEMENT_TYPES.values()))
+    element_type_of(scales.dtype, "scales", (FLOAT8E8M0,))
+    y = element_type_of(output_dtype, "output_dtype", X_TYPES)
     axis, block_size = _axis(codes.shape, axis), positive("block_size", index(block_size, "block_size"))
     _check_shape("scales", scales, "codes", codes.shape, axis, block_size)
     factors = scales.astype(np.float32) * np.float32(2.0**-INT8_FRACTION_BITS if element.is_integer else 1)
@@ -181,7 +182,7 @@ def bfp_dequantize(
     TypeError, ValueError
         Naming the argument, what it is and what was expected.
     """
-    y = checked(output_dtype, "output_dtype", X_TYPES)
+    y = element_type_of(output_dtype, "output_dtype", X_TYPES)
     attributes: dict[str, Any] = {
         "bfp_method": bfp_method,
         "bit_width": bit_width,

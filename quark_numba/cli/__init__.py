@@ -6,13 +6,18 @@ import argparse
 import functools
 import itertools
 import json
+import logging
 import math
+import os
 import platform
+import signal
+import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +34,50 @@ _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxrun
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0, 1 if a model cannot be used; exits with 2 on wrong arguments."""
-    options = _parser().parse_args(arguments)
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        warnings.showwarning = lambda message, *_, **__: tell("yellow", "warning", message)
-        try:
+    """Run the command. Returns 0; 1 if a model cannot be used, or does not give what is expected; 130 on Ctrl-C. Exits with 2
+    on wrong arguments."""
+    try:
+        options = _parser().parse_args(arguments)
+        with warnings.catch_warnings(), _compiling_is_told():
+            warnings.simplefilter("default")
+            warnings.showwarning = lambda message, *_, **__: tell("yellow", "warning", message)
             code: int = options.action(options)
-        except ModelError as error:
-            tell("red", "error", error)
-            return 1
-        except KeyboardInterrupt:
-            return 130
-    return code
+            sys.stdout.flush()
+            return code
+    except ModelError as error:
+        tell("red", "error", error)
+        return 1
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except OSError as error:  # of the output: a full disk
+        tell("red", "error", f"the output cannot be written: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except KeyboardInterrupt:
+        # What is being compiled gets finished before the process ends, and another Ctrl-C would not change that.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return 130
+
+
+@contextmanager
+def _compiling_is_told() -> Iterator[None]:
+    """Once, where the library only logs it: the first use takes long."""
+
+    class Teller(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logger.removeHandler(self)
+            tell("dim", "compiling", f"which takes some seconds, once; {record.args[1]}")  # type: ignore[index]
+
+    logger = logging.getLogger("quark_numba.compiling")
+    level, handler = logger.level, Teller(logging.INFO)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,6 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     run = _add_runner(commands, "run", "run a model, time it, and compare it with a reference")
     run.set_defaults(action=_run)
     run.add_argument("--reference", metavar="FLOAT_MODEL", help="the model before it was quantized, to compare with")
+    run.add_argument("--optimize", action="store_true", help="time the model also as `optimize` rewrites it")
+    run.add_argument("--outputs", metavar="FILE.npz", help="write the outputs, by name")
+    run.add_argument("--expected", metavar="FILE.npz", help="compare the outputs with these; exit code 1 if they differ")
+    run.add_argument(
+        "--tolerance", type=_tolerance, default=0.0, metavar="T", help="the largest difference from --expected (default: 0)"
+    )
 
     profile = _add_runner(commands, "profile", "show where the time goes, before and after the model is optimised")
     profile.set_defaults(action=_profile)
@@ -76,14 +118,15 @@ def _parser() -> argparse.ArgumentParser:
         help="to and from float32, for calls and sessions (default: those of Quark's operators, unless there is a model): "
         + ", ".join(_quantized_types()),
     )
-    warmup.add_argument("--model", metavar="FILE", help="what a session of this ONNX model needs")
+    warmup.add_argument("--model", metavar="FILE", help="what sessions of this ONNX model need, as it is and optimised")
 
     types = commands.add_parser("types", help="print which types each operator has, since which version, and where they run")
     types.set_defaults(action=_types)
     types.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
-    info = commands.add_parser("info", help="print versions, the backend in use, and threads")
+    info = commands.add_parser("info", help="print versions, the backend in use, threads, and the cache of compiled kernels")
     info.set_defaults(action=_info)
+    info.add_argument("--clear-cache", action="store_true", help="remove the compiled kernels first, of all versions")
     info.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
 
@@ -106,7 +149,8 @@ def _add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentPars
         help="a free dimension of random inputs, by its name or as INPUT[AXIS] (default: 1)",
     )
     runner.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
-    runner.add_argument("--threads", type=_positive, default=0, metavar="N", help="of a session (default: ONNX Runtime's)")
+    runner.add_argument("--seed", type=_seed, default=0, metavar="N", help="of random inputs (default: %(default)s)")
+    runner.add_argument("--threads", type=_threads, default=0, metavar="N", help="of a session (default: ONNX Runtime's)")
     runner.add_argument("--runs", type=_positive, default=50, metavar="N", help="for the medians (default: %(default)s)")
     runner.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return runner
@@ -116,6 +160,32 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def _threads(text: str) -> int:
+    number = _positive(text)
+    if number > _MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text} threads; expected at most {_MOST_THREADS}")
+    return number
+
+
+_MOST_THREADS = 1024
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _tolerance(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return number
 
 
 def _dimension(text: str) -> tuple[str, int]:
@@ -140,11 +210,12 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(report, indent=2))
     else:
         _print_measurements(report)
-    return 0
+    return 0 if report.get("expected", {}).get("holds", True) else 1
 
 
 def _warmup(options: argparse.Namespace) -> int:
     from ..element_types import find
+    from ..rewriting import model_files, optimize
     from . import inventory, measuring
 
     names = options.types or ([] if options.model else _quark_types())
@@ -152,8 +223,15 @@ def _warmup(options: argparse.Namespace) -> int:
         for name in names:
             _compile(find(name), tick)
         if options.model:
-            measuring.create_session(options.model, inventory.quantization_nodes(options.model))
+            nodes = inventory.quantization_nodes(options.model)
+            measuring.create_session(options.model, nodes)
+            with model_files.session_source(optimize.optimize(options.model)) as content:
+                measuring.create_session(options.model, nodes, content=content)
             tick()
+    if not options.model:
+        tell(
+            "dim", "not covered", "per type of a model: block formats, ONNX's own operators, optimised models; --model FILE is"
+        )
     return 0
 
 
@@ -196,45 +274,78 @@ def _quark_types() -> list[str]:
 
 def _measurements(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> dict[str, Any]:
     """What ``run`` finds out by running, in JSON's types. `models`: paths and quantization nodes."""
+    from ..rewriting import model_files, optimize
     from . import measuring
 
     sessions, load_times = [], []
-    for path, nodes in models:
-        with progress(f"loading {path}") as tick:
-            start = time.perf_counter()
-            sessions.append(measuring.create_session(path, nodes, backend=options.backend, threads=options.threads))
-            load_times.append(time.perf_counter() - start)
-            tick()
-    inputs = _inputs(options, sessions[0])
-    outputs = [measuring.run(session, inputs) for session in sessions]
-    with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
-        medians = measuring.latencies(sessions, inputs, options.runs, tick)
+    with ExitStack() as files:
+        for path, nodes, is_optimised in _contenders(options, models):
+            with progress(f"loading {path}{' optimised' * is_optimised}") as tick:
+                start = time.perf_counter()
+                content = files.enter_context(model_files.session_source(optimize.optimize(path))) if is_optimised else None
+                create = functools.partial(measuring.create_session, path, nodes, content=content)
+                sessions.append(create(backend=options.backend, threads=options.threads))
+                load_times.append(time.perf_counter() - start)
+                tick()
+        inputs = _inputs(options, sessions[0])
+        outputs = [measuring.run(session, inputs) for session in sessions]
+        with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
+            medians = measuring.latencies(sessions, inputs, options.runs, tick)
+    times = [{"load_seconds": load, "median_seconds": median} for load, median in zip(load_times, medians, strict=True)]
     report: dict[str, Any] = {
         "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
         "threads": options.threads or "default",
-        "load_seconds": load_times[0],
-        "median_seconds": medians[0],
+        **times[0],
     }
+    if options.optimize:
+        report["optimised"] = {"model": f"{options.model}, optimised", **times[1]}
     if options.reference:
         report["reference"] = {
             "model": options.reference,
-            "load_seconds": load_times[1],
-            "median_seconds": medians[1],
-            "latency_ratio": medians[0] / medians[1],
-            "outputs": [
-                {"output": d.output, "sqnr_db": _json_number(d.sqnr_db), "largest_difference": _json_number(d.largest)}
-                for d in measuring.differences(*outputs)
-            ],
+            **times[-1],
+            "latency_ratio": medians[0] / medians[-1],
+            "outputs": _json_differences(measuring.differences(outputs[0], outputs[-1])),
+        }
+        if options.optimize:
+            report["optimised"]["latency_ratio"] = medians[1] / medians[-1]
+    if options.outputs:
+        measuring.write_arrays(options.outputs, outputs[0])
+    if options.expected:
+        expected = measuring.read_arrays(options.expected, list(outputs[0]), "output")
+        differences = measuring.differences(outputs[0], expected)
+        report["expected"] = {
+            "file": options.expected,
+            "tolerance": options.tolerance,
+            "outputs": _json_differences(differences),
+            "holds": all(each.largest <= options.tolerance for each in differences),
         }
     return report
+
+
+def _contenders(
+    options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
+) -> Iterator[tuple[str, list[QuantizationNodes], bool]]:
+    """Path, quantization nodes, and whether it is to be optimised, of what ``run`` runs."""
+    yield (*models[0], False)
+    if options.optimize:
+        yield (*models[0], True)
+    if options.reference:
+        yield (*models[1], False)
+
+
+def _json_differences(differences: list[measuring.Difference]) -> list[dict[str, Any]]:
+    return [
+        {"output": d.output, "sqnr_db": _json_number(d.sqnr_db), "largest_difference": _json_number(d.largest)}
+        for d in differences
+    ]
 
 
 def _inputs(options: argparse.Namespace, session: Any) -> measuring.Arrays:
     from . import measuring
 
     if options.inputs:
-        return measuring.read_inputs(session, options.inputs)
-    return measuring.random_inputs(session, dict(options.dim))
+        return measuring.read_arrays(options.inputs, [node_arg.name for node_arg in session.get_inputs()], "input")
+    return measuring.random_inputs(session, dict(options.dim), options.seed)
 
 
 def _optimize(options: argparse.Namespace) -> int:
@@ -313,7 +424,7 @@ def _print_profile(times: dict[str, list[measuring.NodeTime]], most: int) -> Non
     print_table("By operator", ["operator", *columns], by_operator)
     for name, each_times in times.items():
         rows = [[each.node, each.operator, f"{1e6 * each.seconds:.0f}"] for each in each_times[:most]]
-        print_table(f"The slowest nodes, {name}", ["node", "operator", ">µs"], rows)
+        print_table(f"The slowest nodes, {name}", ["node", "operator", ">us"], rows)
 
 
 def _is_of(operator: str, each: measuring.NodeTime) -> bool:
@@ -333,18 +444,24 @@ def _print_nodes(report: dict[str, Any]) -> None:
 
 def _print_measurements(report: dict[str, Any]) -> None:
     inputs = ", ".join(f"{name} {i['dtype']} {tuple(i['shape'])}" for name, i in report["inputs"].items())
-    rows = [_timing(report)]
-    reference = report.get("reference")
+    optimised, reference, expected = (report.get(name) for name in ("optimised", "reference", "expected"))
+    rows = [_timing(each) for each in (report, optimised, reference) if each]
     if reference:
-        rows = [[*rows[0], f"{reference['latency_ratio']:.2f}"], [*_timing(reference), "1.00"]]
+        ratios = [each["latency_ratio"] for each in (reference, optimised) if each]
+        rows = [[*row, f"{ratio:.2f}"] for row, ratio in zip(rows, [*ratios, 1.0], strict=True)]
     columns = ["model", ">load, ms", ">median latency, ms"] + ([">ratio"] if reference else [])
     print_table(f"Time (threads: {report['threads']}; inputs: {inputs})", columns, rows)
-
     if reference:
-        rows = [
-            [o["output"], _number(o["sqnr_db"], ".1f"), _number(o["largest_difference"], ".3g")] for o in reference["outputs"]
-        ]
-        print_table("Difference from the reference", ["output", ">SQNR, dB", ">largest difference"], rows)
+        _print_differences("Difference from the reference", reference["outputs"])
+    if expected:
+        holds = "within" if expected["holds"] else "beyond"
+        title = f"Difference from {expected['file']}: {holds} the tolerance of {expected['tolerance']:g}"
+        _print_differences(title, expected["outputs"])
+
+
+def _print_differences(title: str, outputs: list[dict[str, Any]]) -> None:
+    rows = [[o["output"], _number(o["sqnr_db"], ".1f"), _number(o["largest_difference"], ".3g")] for o in outputs]
+    print_table(title, ["output", ">SQNR, dB", ">largest difference"], rows)
 
 
 def _timing(report: dict[str, Any]) -> list[str]:
@@ -359,8 +476,14 @@ def _info(options: argparse.Namespace) -> int:
     import numba
     import onnxruntime
 
+    from ..compiling import cache
     from ..ort import get_library_path
 
+    if options.clear_cache:
+        for path in cache.files():
+            path.unlink(missing_ok=True)
+    files = cache.files()
+    size = sum(path.stat().st_size for path in files)
     try:
         get_library_path()
         backend, reason = "native", "the default where it is available"
@@ -369,18 +492,28 @@ def _info(options: argparse.Namespace) -> int:
     facts = {
         "quark_numba": __version__,
         "Python": platform.python_version(),
-        **{name: version(name) for name in _DISTRIBUTIONS},
+        **{name: _version(name) for name in _DISTRIBUTIONS},
+        "onnxruntime": onnxruntime.__version__,  # of whatever distribution: onnxruntime-gpu, for instance
         "machine": f"{platform.system()} {platform.machine()}",
         "backend": backend,
         "why": reason,
         "threads of direct calls": numba.get_num_threads(),
         "threads of a session": f"the session's own; {onnxruntime.get_device()} provider",
+        "cache": str(cache.folder() or "none: no folder can be written"),
+        "kernels in the cache": f"{len(files)}, {size / 1e6:.1f} MB",
     }
     if options.json:
         print(json.dumps(facts, indent=2))
     else:
         print_table("", ["", ""], [[name, str(value)] for name, value in facts.items()])
     return 0
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _types(options: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ def _count(
         types |= {value.name: _name(value.type.tensor_type.elem_type) for value in [*graph.input, *graph.value_info]}
     for node in graph.node:
         for attribute in node.attribute:
-            if node.op_type == "Constant" and attribute.name == "value":
+            if node.op_type == "Constant" and attribute.name == "value" and node.output:
                 types[node.output[0]] = _name(attribute.t.data_type)
             for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
                 _count(subgraph, types, counts)
@@ -60,13 +60,14 @@ def _count(
         # One of a like name in another domain is taken for ONNX's own.
         operator = OPERATORS.find(node.domain, node.op_type) or OPERATORS.find("", node.op_type)
         element_type = _element_type(operator, node, types) if operator else "?"
-        if operator and operator.operation == "quantize":
+        if operator and operator.operation == "quantize" and node.output:
             types[node.output[0]] = element_type
         counts[f"{node.domain or 'ai.onnx'}::{node.op_type}", element_type] += 1
 
 
 def _name(data_type: int) -> str:
-    return str(onnx.TensorProto.DataType.Name(data_type)).lower()
+    known = data_type in onnx.TensorProto.DataType.values()
+    return str(onnx.TensorProto.DataType.Name(data_type)).lower() if known else f"type {data_type}"
 
 
 def _element_type(operator: Operator, node: onnx.NodeProto, types: Mapping[str, str]) -> str:

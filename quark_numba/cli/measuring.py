@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import io
 import json
 import logging
+import math
 import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from ..catalog import QUANTIZATION
 from ..errors import ModelError
 from ..ort import DISABLE_QUANT_QDQ, Backend, register
+from ..rewriting import model_files
 from .inventory import QuantizationNodes
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -118,30 +121,42 @@ def node_times(
     return sorted(result, key=lambda each: -each.seconds)
 
 
-def read_inputs(session: onnxruntime.InferenceSession, path: str | Path) -> Arrays:
-    """The session's inputs from an .npz file; other arrays in it are left alone."""
-    names = [node_arg.name for node_arg in session.get_inputs()]
+def read_arrays(path: str | Path, names: Sequence[str], what: str) -> dict[str, NDArray[Any]]:
+    """The arrays of these names, of inputs or outputs, from an .npz file, in this machine's byte order; others in it are left
+    alone."""
     try:
-        arrays = np.load(path)
-        if not isinstance(arrays, np.lib.npyio.NpzFile):
-            raise ModelError(f"{path}: one array; expected an .npz file")
-        with arrays:
+        with open(path, "rb") as file:
+            arrays = np.load(file)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise ModelError(f"{path}: one array; expected an .npz file")
             missing = [name for name in names if name not in arrays]
             if missing:
-                raise ModelError(f"{path}: no array for the input {missing[0]}; it has {', '.join(arrays) or 'none'}")
-            return {name: arrays[name] for name in names}
-    except FileNotFoundError as error:
-        raise ModelError(f"{path}: {error.strerror}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        raise ModelError(f"{path}: not an .npz file of numbers") from None
+                raise ModelError(f"{path}: no array for the {what} {missing[0]}; it has {', '.join(arrays) or 'none'}")
+            found = {name: arrays[name] for name in names}
+        return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in found.items()}
+    except ModelError:
+        raise
+    except Exception as error:  # of a file that is not there, or of whatever lies in it
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"not an .npz file of numbers: {error}"
+        raise ModelError(f"{path}: {reason}") from None
 
 
-def random_inputs(session: onnxruntime.InferenceSession, dimensions: Mapping[str, int]) -> Arrays:
-    """Inputs of the model's shapes, from a fixed seed: floats from a normal distribution, integers 0 or 1.
+def write_arrays(path: str | Path, arrays: Arrays) -> None:
+    """An .npz file, whole or not at all."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+    model_files.write(path, content.getvalue())
+
+
+def random_inputs(session: onnxruntime.InferenceSession, dimensions: Mapping[str, int], seed: int = 0) -> Arrays:
+    """Inputs of the model's shapes, from this seed: floats from a normal distribution, integers 0 or 1.
 
     A free dimension is looked up in `dimensions` as "input[axis]", then by its own name; else it is 1.
     """
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     inputs = {}
     unused = set(dimensions)
     free, guessed = [], []
@@ -257,6 +272,8 @@ def differences(outputs: Arrays, reference: Arrays) -> list[Difference]:
         signal = expected.astype(np.float64)
         noise = y.astype(np.float64) - signal
         with np.errstate(divide="ignore", invalid="ignore"):
+            noise[(y == expected) | (np.isnan(signal) & np.isnan(y))] = 0
             sqnr = 10 * np.log10(np.sum(signal**2) / np.sum(noise**2))
-        result.append(Difference(name, float(sqnr), float(np.abs(noise).max(initial=0.0))))
+        largest = float(np.abs(noise).max(initial=0.0))
+        result.append(Difference(name, float(sqnr), math.inf if math.isnan(largest) else largest))
     return result

@@ -15,19 +15,29 @@ _messages = Console(stderr=True, highlight=False)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns whose name begins with ">" are aligned to the right."""
+    """Columns whose name begins with ">" are aligned to the right. Nothing is folded but on a terminal."""
     if title:
-        OUTPUT.print(f"[bold]{escape(title)}", soft_wrap=True)
+        OUTPUT.print(f"[bold]{_plain(title)}", soft_wrap=True)
     table = Table(show_header=any(columns))
     for column in columns:
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
-    OUTPUT.print(table)
+        table.add_row(*map(_plain, row))
+    OUTPUT.print(table, width=None if OUTPUT.is_terminal else _ANY_WIDTH)
+
+
+_ANY_WIDTH = 1 << 16
+
+
+def _plain(text: str) -> str:
+    """Text from a model or a message, without the control sequences that a terminal would obey, and what the output cannot
+    write, as escapes."""
+    printable = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return escape(printable.encode(OUTPUT.encoding, "backslashreplace").decode(OUTPUT.encoding))
 
 
 def tell(style: str, what: str, message: object) -> None:
-    _messages.print(f"[{style}]{what}:[/] {escape(str(message))}", soft_wrap=True)
+    _messages.print(f"[{style}]{what}:[/] {_plain(str(message))}", soft_wrap=True)
 
 
 @contextmanager
@@ -35,5 +45,5 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]
     """A progress bar on a terminal, gone when it is done. Yields what is to be called after each of `total` steps."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_messages, transient=True, disable=not _messages.is_terminal) as bar:
-        task = bar.add_task(escape(what), total=total)
+        task = bar.add_task(_plain(what), total=total)
         yield lambda: bar.advance(task)

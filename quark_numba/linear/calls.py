@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..arguments import array, flat, index, output
+from ..arguments import array, element_type_of, flat, index, output
 from ..compiling.threads import run_on_threads
-from ..element_types import FLOAT32, INT32, UINT8, ElementType, checked
+from ..element_types import FLOAT32, INT32, UINT8, ElementType, find
 from .dispatch import TABLE
 from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, inferred_block_size, loop_shape
 from .key import PRECISIONS, Key, select
@@ -28,6 +28,7 @@ def quantize(
     axis: int = 1,
     block_size: int = 0,
     output_dtype: DTypeLike | str | int | None = None,
+    quantized_dtype: DTypeLike | str | int | None = None,
     saturate: bool = True,
     precision: DTypeLike | str | int | None = None,
     opset: int | None = None,
@@ -57,6 +58,8 @@ def quantize(
         The output's type where there is no zero point, or one without a dtype such as a Python int. Default: uint8. One
         of uint8, int8, uint16, int16, uint32, int32, float16, bfloat16, uint4, int4, uint2, int2, float8e4m3fn,
         float8e4m3fnuz, float8e5m2, float8e5m2fnuz, float6e2m3, float6e3m2, float4e2m1.
+    quantized_dtype : optional
+        The same, by the name that it has in `quantize_dequantize`.
     saturate : bool
         False: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.
     precision : like `output_dtype`; float32, float16, bfloat16 or float64, optional
@@ -80,17 +83,22 @@ def quantize(
     """
     version = _version("quantize", opset)
     x_array = array(x, "x", FLOAT32)
-    scale = array(y_scale, "y_scale", FLOAT32)
+    scale = array(y_scale, "y_scale", FLOAT32, is_scale=True)
     allowed = _types(version, "quantize", "quantized")
-    quantized, zero_point = _quantized(allowed, "y_zero_point", y_zero_point, "output_dtype", output_dtype)
-    x_type = checked(x_array.dtype, "x", _types(version, "quantize", "x"))
+    quantized, zero_point = _quantized(allowed, "y_zero_point", y_zero_point, output_dtype, quantized_dtype)
+    x_type = element_type_of(x_array.dtype, "x", _types(version, "quantize", "x"))
     scale_types = (x_type,) if version and version.scale_as_x else _types(version, "quantize", "scale")
-    scale_type = checked(scale.dtype, "y_scale", scale_types)
+    scale_type = element_type_of(scale.dtype, "y_scale", scale_types)
     saturated = _saturated(saturate)
-    precision_type = None if precision is None else checked(precision, "precision", PRECISIONS)
+    precision_type = None if precision is None else element_type_of(precision, "precision", PRECISIONS)
     if version:
         _check_attributes(
-            version, axis=axis, block_size=block_size, output_dtype=output_dtype, saturate=saturate, precision=precision
+            version,
+            axis=axis,
+            block_size=block_size,
+            output_dtype=quantized_dtype if output_dtype is None else output_dtype,
+            saturate=saturate,
+            precision=precision,
         )
     key = select("quantize", x_type, scale_type, quantized, quantized, saturate=saturated, precision=precision_type)
     parameters = _Parameters("y_scale", scale, "y_zero_point", zero_point, index(axis, "axis"), index(block_size, "block_size"))
@@ -145,17 +153,20 @@ def dequantize(
         Naming the argument, what it is and what was expected. Nothing has been written then.
     """
     version = _version("dequantize", opset)
-    x_array = array(x, "x", None)
-    quantized = checked(x_array.dtype, "x", _types(version, "dequantize", "x"))
-    scale = array(x_scale, "x_scale", FLOAT32)
-    scale_type = checked(scale.dtype, "x_scale", _types(version, "dequantize", "scale"))
+    # Integers have the same values in all types; a zero point says which is meant.
+    x_array = array(x, "x", find(getattr(x_zero_point, "dtype", None)) or INT32)
+    quantized = element_type_of(x_array.dtype, "x", _types(version, "dequantize", "x"))
+    scale = array(x_scale, "x_scale", FLOAT32, is_scale=True)
+    scale_type = element_type_of(scale.dtype, "x_scale", _types(version, "dequantize", "scale"))
     zero_point = None
     if x_zero_point is not None:
         zero_point = array(x_zero_point, "x_zero_point", quantized)
-        checked(zero_point.dtype, "x_zero_point", (quantized,))
+        element_type_of(zero_point.dtype, "x_zero_point", (quantized,))
         if version and quantized is INT32 and np.any(zero_point):
             raise ValueError(f"x_zero_point is not zero; expected zeros for int32 in DequantizeLinear-{version.since_version}")
-    y = checked(scale_type.name if output_dtype is None else output_dtype, "output_dtype", _types(version, "dequantize", "y"))
+    y = element_type_of(
+        scale_type.name if output_dtype is None else output_dtype, "output_dtype", _types(version, "dequantize", "y")
+    )
     if version:
         _check_attributes(version, axis=axis, block_size=block_size, output_dtype=output_dtype)
     key = select("dequantize", quantized, scale_type, quantized, y)
@@ -171,6 +182,7 @@ def quantize_dequantize(
     axis: int = 1,
     block_size: int = 0,
     quantized_dtype: DTypeLike | str | int | None = None,
+    output_dtype: DTypeLike | str | int | None = None,
     saturate: bool = True,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
@@ -193,6 +205,8 @@ def quantize_dequantize(
     quantized_dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
         The quantized type where there is no zero point, or one without a dtype such as a Python int. Default: uint8. Any
         that `quantize` has for its output.
+    output_dtype : optional
+        The same, by the name that it has in `quantize`.
     saturate : bool
         False: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.
     out : ndarray of float32, optional
@@ -207,11 +221,11 @@ def quantize_dequantize(
     TypeError, ValueError
         Naming the argument, what it is and what was expected. Nothing has been written then.
     """
-    x_array, scale_array = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32)
+    x_array, scale_array = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32, is_scale=True)
     for name, each in (("x", x_array), ("scale", scale_array)):
-        checked(each.dtype, name, (FLOAT32,))
+        element_type_of(each.dtype, name, (FLOAT32,))
     allowed = types("quantize_dequantize", "quantized")
-    quantized, zeros = _quantized(allowed, "zero_point", zero_point, "quantized_dtype", quantized_dtype)
+    quantized, zeros = _quantized(allowed, "zero_point", zero_point, output_dtype, quantized_dtype)
     key = select("quantize_dequantize", FLOAT32, FLOAT32, quantized, FLOAT32, saturate=_saturated(saturate))
     parameters = _Parameters("scale", scale_array, "zero_point", zeros, index(axis, "axis"), index(block_size, "block_size"))
     return _convert(None, key, x_array, parameters, out)
@@ -229,17 +243,18 @@ class _Parameters(NamedTuple):
 
 
 def _quantized(
-    allowed: tuple[ElementType, ...], zero_point_name: str, zero_point: Any, dtype_name: str, dtype: Any
+    allowed: tuple[ElementType, ...], zero_point_name: str, zero_point: Any, output_dtype: Any, quantized_dtype: Any
 ) -> tuple[ElementType, NDArray[Any] | None]:
     """The quantized type, and the zero point as an array of it."""
     quantized = UINT8
-    if dtype is not None:
-        quantized = checked(dtype, dtype_name, allowed)
-        allowed = (quantized,)
+    for name, given in (("output_dtype", output_dtype), ("quantized_dtype", quantized_dtype)):
+        if given is not None:
+            quantized = element_type_of(given, name, allowed)
+            allowed = (quantized,)
     if zero_point is None:
         return quantized, None
     zeros = array(zero_point, zero_point_name, quantized)
-    return checked(zeros.dtype, zero_point_name, allowed), zeros
+    return element_type_of(zeros.dtype, zero_point_name, allowed), zeros
 
 
 def _saturated(saturate: Any) -> bool:

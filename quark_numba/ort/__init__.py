@@ -57,11 +57,11 @@ def register(
         raise TypeError(f"session_options is a {type(session_options).__name__}; expected onnxruntime.SessionOptions")
     if backend not in ("native", "extensions", None):
         raise ValueError(f'backend is {backend!r}; expected "native", "extensions" or None')
-    registered: Backend | None = _entry(session_options, REGISTERED)
+    registered: Backend | None = entry(session_options, REGISTERED)
     if registered:
         if backend not in (registered, None):
             raise ValueError(f"backend is {backend!r}, but session_options are registered with {registered!r} already")
-        if standard_ops and not _entry(session_options, STANDARD_OPS):
+        if standard_ops and not entry(session_options, STANDARD_OPS):
             raise ValueError("standard_ops is True, but session_options are registered without them already")
         return registered
     if standard_ops:
@@ -81,7 +81,7 @@ def register(
         else:
             if standard_ops:
                 session_options.add_session_config_entry(STANDARD_OPS, "1")
-                if _entry(session_options, DISABLE_QUANT_QDQ) is None:
+                if entry(session_options, DISABLE_QUANT_QDQ) is None:
                     session_options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
             session_options.register_custom_ops_library(path)
             return "native"
@@ -95,7 +95,8 @@ def register(
     return "extensions"
 
 
-def _entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
+def entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
+    """What the options have under a name, or None."""
     try:
         return session_options.get_session_config_entry(name)
     except RuntimeError:  # no such entry

@@ -68,8 +68,8 @@ class Graph:
     Passes change the model through the methods of the last part, which keep the account: `done` counts what was done to the
     nodes of an operator, `left` those that are there, by the reason."""
 
-    def __init__(self, model: ir.Model, *, keep_codes: bool, standard_ops: bool) -> None:
-        self.model, self.keep_codes, self.standard_ops = model, keep_codes, standard_ops
+    def __init__(self, model: ir.Model, *, keep_codes: bool, standard_ops: bool, replaced: frozenset[str]) -> None:
+        self.model, self.keep_codes, self.standard_ops, self.replaced = model, keep_codes, standard_ops, replaced
         self.done: Counter[tuple[str, str]] = Counter()
         self.reasons: dict[Node, str] = {}
         self._nodes: dict[ir.Node, Node] = {}
@@ -140,9 +140,10 @@ class Graph:
     # Values.
 
     def array(self, value: ir.Value) -> NDArray[Any] | None:
-        """Of a constant. An initializer that is an input, too, is only the default of one, as from IR version 4 on."""
+        """Of a constant. An initializer that is an input, too, is only the default of one, as from IR version 4 on; one that
+        will be replaced has no value yet."""
         if value not in self._arrays:
-            is_input = value.is_graph_input() and self.model.ir_version >= 4
+            is_input = (value.is_graph_input() and self.model.ir_version >= 4) or value.name in self.replaced
             tensor = None if is_input else ir.convenience.get_const_tensor(value)
             if tensor is None or find(tensor.dtype.value) is None:
                 return None

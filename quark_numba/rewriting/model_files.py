@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
+import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import onnx
+from onnx import external_data_helper
 
 from ..errors import ModelError
 
@@ -16,13 +22,66 @@ _MOST_BYTES = (1 << 31) - (1 << 24)
 
 
 def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:
-    """The model at `path`, with what it has in files beside it, or without. Raises ModelError."""
+    """The model at `path`, with what it has in files beside it, or without. Files elsewhere are refused, as by onnx. Raises
+    ModelError."""
+    name = os.fspath(path)
     try:
-        return onnx.load(path, load_external_data=external_data)
+        if _is_ort_format(name):
+            raise ModelError(f"{name}: a model in ONNX Runtime's own format; expected an ONNX model")
+        model = onnx.load(path, load_external_data=False)
+    except ModelError:
+        raise
     except OSError as error:
-        raise ModelError(f"{os.fspath(path)}: {error.strerror or error}") from None
+        raise ModelError(f"{name}: {error.strerror or error}") from None
     except Exception as error:
-        raise ModelError(f"{os.fspath(path)}: not an ONNX model: {error}") from None
+        raise ModelError(f"{name}: not an ONNX model: {error}") from None
+    if external_data:
+        load_tensors(model, os.path.dirname(os.path.abspath(name)), name)
+    return model
+
+
+def _is_ort_format(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(8)[4:] == b"ORTM"  # the identifier of its flatbuffers
+
+
+def load_tensors(model: onnx.ModelProto, folder: str | os.PathLike[str], name: str = "the model") -> None:
+    """Read what a model has in files of a folder; files elsewhere are refused, as by onnx. Raises ModelError."""
+    for tensor in _tensors(model):
+        if external_data_helper.uses_external_data(tensor):
+            try:
+                external_data_helper.load_external_data_for_tensor(tensor, os.fspath(folder))
+            except Exception as error:
+                raise ModelError(f"{name}: tensor {tensor.name}: {error}") from None
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+
+
+def check_is_whole(model: onnx.ModelProto) -> None:
+    """Raises ModelError if a tensor is in a file: who made the model might name any file that this process can read."""
+    for tensor in _tensors(model):
+        if external_data_helper.uses_external_data(tensor):
+            location = external_data_helper.ExternalDataInfo(tensor).location
+            raise ModelError(
+                f"tensor {tensor.name} is in the file {location!r}, and a model without a path has no folder; expected "
+                "the path of a model, or a model with all tensors in it, as onnx.load gives it"
+            )
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """All tensors of a model, those of subgraphs, functions and attributes included."""
+    waiting: list[Any] = [model.graph, *model.functions, *(each.algorithm for each in model.training_info)]
+    while waiting:
+        graph = waiting.pop()
+        if isinstance(graph, onnx.GraphProto):
+            yield from graph.initializer
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for attribute in itertools.chain.from_iterable((*node.attribute,) for node in graph.node):
+            yield from (attribute.t, *attribute.tensors)
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                yield from (sparse.values, sparse.indices)
+            waiting += [attribute.g, *attribute.graphs]
 
 
 @contextmanager
@@ -44,16 +103,53 @@ def _is_large(model: onnx.ModelProto) -> bool:
 
 def save(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
     """Write it, whole or not at all: with tensors in a file ``path.data`` if it is too large for one. `model` loses its tensors
-    then. Raises ModelError."""
-    target = os.path.abspath(path)
-    data = os.path.basename(target) + ".data"
+    then. Links are followed; what is no regular file, such as a pipe, is written to as it is. Raises ModelError."""
+    is_large = _is_large(model)
+    if is_large and _is_special(path):
+        raise ModelError(f"{os.fspath(path)}: not a regular file, and the model needs two")
+    data = os.path.basename(os.path.realpath(path)) + ".data"
+    _write(path, lambda written: onnx.save(model, written, "protobuf", save_as_external_data=is_large, location=data))
+
+
+def write(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file, whole or not at all, as `save` does."""
+    _write(path, lambda written: Path(written).write_bytes(content))
+
+
+def _is_special(path: str | os.PathLike[str]) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _write(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> None:
+    name = os.fspath(path)
     try:
+        if _is_special(name):
+            write_to(name)
+            return
+        target = os.path.realpath(name)
         with tempfile.TemporaryDirectory(dir=os.path.dirname(target), prefix=".quark_numba_") as folder:
-            written = os.path.join(folder, os.path.basename(target))
-            onnx.save(model, written, "protobuf", save_as_external_data=_is_large(model), location=data)
-            for name in sorted(os.listdir(folder), key=lambda name: name != data):  # the model last
-                os.replace(os.path.join(folder, name), os.path.join(os.path.dirname(target), name))
+            write_to(os.path.join(folder, os.path.basename(target)))
+            for each in sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target)):  # what points last
+                _put(os.path.join(folder, each), os.path.join(os.path.dirname(target), each))
     except OSError as error:
-        raise ModelError(f"{os.fspath(path)}: {error.strerror}") from None
+        raise ModelError(f"{name}: {error.strerror}") from None
     except Exception as error:  # of protobuf, where what is not an initializer is too large
-        raise ModelError(f"{os.fspath(path)}: {error}") from None
+        raise ModelError(f"{name}: {error}") from None
+
+
+def _put(written: str, target: str) -> None:
+    """In the place of what is there, with its mode; through all its names, if it has several."""
+    try:
+        before = os.stat(target)
+    except FileNotFoundError:
+        fresh = f"{written}.fresh"
+        open(fresh, "x").close()
+        os.chmod(written, stat.S_IMODE(os.stat(fresh).st_mode))
+    else:
+        if before.st_nlink > 1:
+            shutil.copyfile(written, target)
+            return
+        os.chmod(written, stat.S_IMODE(before.st_mode))
+        with suppress(AttributeError, PermissionError):  # Windows; another's file
+            os.chown(written, before.st_uid, before.st_gid)
+    os.replace(written, target)

@@ -36,7 +36,7 @@ def optimize(
     Parameters
     ----------
     model : onnx.ModelProto, or the path of a model
-        Is not changed. Tensors in files beside the model are read.
+        Is not changed. Tensors in files beside the model are read; a ModelProto has to have all tensors in it.
     keep_codes : bool
         Leave constants quantized, each with a dequantize node: a small model, which does more work in a run. Block formats
         have no such node, and become float constants all the same.
@@ -69,15 +69,20 @@ class Optimized:
 
 
 def optimized(
-    model: onnx.ModelProto | str | os.PathLike[str], *, keep_codes: bool = False, standard_ops: bool = False
+    model: onnx.ModelProto | str | os.PathLike[str],
+    *,
+    keep_codes: bool = False,
+    standard_ops: bool = False,
+    replaced: frozenset[str] = frozenset(),
 ) -> Optimized:
-    """`optimize`, with an account of it."""
+    """`optimize`, with an account of it. Initializers that will be replaced are no constants."""
     if isinstance(model, (str, os.PathLike)):
         model = model_files.load(model)
     elif not isinstance(model, onnx.ModelProto):
         raise TypeError(f"model is a {type(model).__name__}; expected onnx.ModelProto or a path")
     if not model.HasField("graph"):
         raise ModelError("not an ONNX model: it has no graph")
+    model_files.check_is_whole(model)
     try:
         lost = _what_gets_lost(model)
         intermediate = None if lost else ir.from_proto(model)
@@ -87,10 +92,15 @@ def optimized(
         same = onnx.ModelProto()
         same.CopyFrom(model)
         return Optimized(same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
-    graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops)
-    for each in PASSES:
-        each.rewrite(graph)
-    return Optimized(ir.to_proto(intermediate), graph.done, graph.left)
+    graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops, replaced=replaced)
+    try:
+        for each in PASSES:
+            each.rewrite(graph)
+        return Optimized(ir.to_proto(intermediate), graph.done, graph.left)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a model that is not valid leads to
+        raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
 def _what_gets_lost(model: onnx.ModelProto) -> str:
