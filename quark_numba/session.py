@@ -118,8 +118,11 @@ def _replaced_initializers(model: onnx.ModelProto, options: onnxruntime.SessionO
     try:
         for name, value in changed.items():
             setattr(options, name, value)
-        found = onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"]).run(shapes, {})
+        session = onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
     finally:
         for name, value in before.items():
             setattr(options, name, value)
+    quiet = onnxruntime.RunOptions()
+    quiet.log_severity_level = 4
+    found = session.run(shapes, {}, quiet)
     return frozenset(name for name, shape in zip(names, found, strict=True) if shape.tolist() != [0])

@@ -1,10 +1,20 @@
 """Models that are broken: ONNX Runtime's error, and no crash; other sessions go on."""
 
+import warnings
+
+import mutated_models
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from onnx_models import model, one_node, run, session
+
+import quark_numba
+from quark_numba import ModelError, optimize
+from quark_numba.cli import inventory
+from quark_numba.rewriting import constants, pairs, round_trips
+from quark_numba.rewriting.optimize import optimized
 
 pytestmark = pytest.mark.compiled
 
@@ -122,3 +132,44 @@ def test_no_elements(operation, shape):
     x = np.ones(shape, "float32" if operation == "quantize" else "int8")
     y = run(session(one_node(operation, "int8")), x=x, scale=np.float32(1), zero_point=np.int8(0))
     assert y.shape == shape
+
+
+def silent_options():
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return options
+
+
+def test_the_model_that_is_mutated():
+    """It is sound, and has what each pass looks for."""
+    whole, x = mutated_models.sound(), np.linspace(-3, 3, 12, dtype=np.float32).reshape(4, 3)
+    expected = session(whole).run(None, {"x": x})[0]
+    assert quark_numba.InferenceSession(whole).run(None, {"x": x})[0].tobytes() == expected.tobytes()
+    done = {what for _, what in optimized(whole).done}
+    assert done == {constants.CONSTANT, round_trips.ROUND_TRIP, pairs.FUSED}
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+def test_mutated_models(count, tmp_path):
+    """They run, or get an error of this package or of ONNX Runtime, which has its own for names that are no UTF-8."""
+    whole, path, refused = mutated_models.sound(), tmp_path / "mutated.onnx", 0
+    for seed in range(count):
+        path.write_bytes(mutated_models.mutated(np.random.default_rng(seed), whole))
+        for use in (
+            lambda: inventory.quantization_nodes(path),
+            lambda: optimize(path),
+            lambda: session(path, threads=1),
+            lambda: quark_numba.InferenceSession(path, silent_options(), enable_fallback=False),
+        ):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    use()
+            except (ModelError, UnicodeDecodeError):
+                refused += 1
+            except Exception as error:
+                if not type(error).__module__.startswith("onnxruntime"):
+                    raise AssertionError(f"seed {seed}") from error
+                refused += 1
+    assert count < refused < 4 * count

@@ -12,6 +12,7 @@ from onnx import helper
 
 from ..catalog import OPERATORS, QUANTIZATION
 from ..declaration import Operator
+from ..errors import ModelError
 from ..rewriting import model_files
 
 
@@ -36,9 +37,11 @@ def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
     """Those of the model at `path`, by operator and element type, subgraphs and local functions included."""
     model = model_files.load(path, external_data=False)
     counts: Counter[tuple[str, str]] = Counter()
-    _count(model.graph, {}, counts)
-    for function in model.functions:
-        _count(function, {}, counts)
+    try:
+        for graph in (model.graph, *model.functions):
+            _count(graph, {}, counts)
+    except Exception as error:  # whatever a model that is not valid leads to
+        raise ModelError(f"{path}: not a valid model: {error}") from error
     return [QuantizationNodes(*key, count) for key, count in sorted(counts.items())]
 
 

@@ -92,8 +92,8 @@ def optimized(
         same = onnx.ModelProto()
         same.CopyFrom(model)
         return Optimized(same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
-    graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops, replaced=replaced)
     try:
+        graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops, replaced=replaced)
         for each in PASSES:
             each.rewrite(graph)
         return Optimized(ir.to_proto(intermediate), graph.done, graph.left)

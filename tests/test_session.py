@@ -1,0 +1,176 @@
+"""InferenceSession: which files it reads, and what it takes over from ONNX Runtime's."""
+
+import os
+import pickle
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, external_data_helper, helper
+from onnx_models import model
+
+import quark_numba
+from quark_numba import ModelError, optimize
+from quark_numba.rewriting import model_files
+
+pytestmark = pytest.mark.compiled
+
+DOMAIN = "com.amd.quark"
+VALUES = np.array([1.5, -2.25, 3.0], np.float32)
+
+
+def constant_model(location=None, **fields):
+    """y = x + w, w quantized and dequantized; w lies in a file if there is a location."""
+    w = helper.make_tensor("w", TensorProto.FLOAT, [3], VALUES)
+    if location is not None:
+        del w.float_data[:]
+        w.data_location = TensorProto.EXTERNAL
+        for key, value in {"location": location, "offset": 0, "length": VALUES.nbytes, **fields}.items():
+            w.external_data.add(key=key, value=str(value))
+    nodes = [
+        helper.make_node("ExtendedQuantizeLinear", ["w", "s", "z"], ["q"], domain=DOMAIN),
+        helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain=DOMAIN),
+        helper.make_node("Add", ["x", "d"], ["y"]),
+    ]
+    scale, zero_point = (
+        helper.make_tensor("s", TensorProto.FLOAT, [], [0.25]),
+        helper.make_tensor("z", TensorProto.INT8, [], [0]),
+    )
+    return model(nodes, [("x", "float32", [3])], ["y"], initializers=[w, scale, zero_point])
+
+
+def result(session):
+    return session.run(None, {"x": np.zeros(3, np.float32)})[0].tolist()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a file of values, which is the current one."""
+    (tmp_path / "values").write_bytes(VALUES.tobytes())
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("location", ["values", "/etc/passwd", "../values", "./values"])
+def test_tensors_in_files_need_a_folder(folder, location):
+    """Whoever made the model must not choose which files of this machine are read."""
+    whole = constant_model(location)
+    for use in (
+        lambda: quark_numba.InferenceSession(whole),
+        lambda: quark_numba.InferenceSession(whole.SerializeToString()),
+        lambda: optimize(whole),
+    ):
+        with pytest.raises(ModelError, match=f"tensor w is in the file '{location}', and a model without a path"):
+            use()
+
+
+def test_tensors_of_attributes_subgraphs_and_functions_need_one_too(folder):
+    tensor = constant_model("values").graph.initializer[0]
+    constant = helper.make_node("Constant", [], ["c"], value=tensor)
+    output = helper.make_tensor_value_info("c", TensorProto.FLOAT, None)
+    branch = helper.make_graph([constant], "branch", [], [output])
+    initializers = helper.make_graph([], "branch", [], [output], [tensor])
+    function = model([], [], [])
+    function.functions.append(helper.make_function("local", "F", [], ["c"], [constant], [helper.make_opsetid("", 21)]))
+    for whole in (
+        model([constant], [], ["c"]),
+        model([helper.make_node("If", ["b"], ["y"], then_branch=branch, else_branch=branch)], ["b"], ["y"]),
+        model([helper.make_node("If", ["b"], ["y"], then_branch=initializers, else_branch=branch)], ["b"], ["y"]),
+        function,
+    ):
+        with pytest.raises(ModelError, match="tensor w is in the file 'values'"):
+            optimize(whole)
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../values", "other/../../values", "link", "missing"])
+def test_files_elsewhere_are_refused(folder, location):
+    """As by onnx: outside of the model's folder, or reached by a link."""
+    inner = folder / "other"
+    (inner / "link").symlink_to("/etc/passwd")
+    (inner / "m.onnx").write_bytes(constant_model(location).SerializeToString())
+    for use in (optimize, quark_numba.InferenceSession):
+        with pytest.raises(ModelError, match="tensor w: "):
+            use(inner / "m.onnx")
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(inner))
+    with pytest.raises(ModelError, match="tensor w: "):
+        quark_numba.InferenceSession(constant_model(location), options)
+
+
+def test_the_folder_of_the_session_options(folder):
+    """And not the current one."""
+    (folder / "other" / "values").write_bytes((2 * VALUES).tobytes())
+    for source in (constant_model("values"), constant_model("values").SerializeToString()):
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder / "other"))
+        assert result(quark_numba.InferenceSession(source, options)) == (2 * VALUES).tolist()
+    assert external_data_helper.uses_external_data(constant_model("values").graph.initializer[0])
+
+
+def test_a_path_has_its_folder(folder):
+    (folder / "m.onnx").write_bytes(constant_model("values").SerializeToString())
+    assert result(quark_numba.InferenceSession("m.onnx")) == VALUES.tolist()
+    assert result(quark_numba.InferenceSession(folder / "m.onnx")) == VALUES.tolist()
+
+
+def test_added_initializers_replace_those_of_the_model():
+    """As in ONNX Runtime, though what they go into would have been computed."""
+    for name, values, expected in (("w", 2 * VALUES, 2 * VALUES), ("s", np.array(0.5, np.float32), [1.5, -2.0, 3.0])):
+        options = onnxruntime.SessionOptions()
+        options.add_initializer(name, value := onnxruntime.OrtValue.ortvalue_from_numpy(values))
+        session = quark_numba.InferenceSession(constant_model(), options)
+        assert result(session) == np.asarray(expected).tolist()
+        del value
+
+
+def test_the_options_stay_as_they_are(tmp_path):
+    """For the model that is asked, too, which initializers are replaced: one file of a profile, of one model."""
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    options.optimized_model_filepath = str(tmp_path / "written.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    session = quark_numba.InferenceSession(constant_model(), options)
+    result(session)
+    session.end_profiling()
+    assert options.enable_profiling
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    assert len([each for each in os.listdir(tmp_path) if each.startswith("profile")]) == 1
+    assert "Add" in [node.op_type for node in onnx.load(tmp_path / "written.onnx").graph.node]
+
+
+def test_it_is_one_of_onnx_runtimes(tmp_path):
+    assert issubclass(quark_numba.InferenceSession, onnxruntime.InferenceSession)
+    for missing in (tmp_path / "missing.onnx", tmp_path / "missing.ort"):
+        raised = []
+        for session_class in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
+            with pytest.raises(Exception, match="ONNXRuntimeError") as error:
+                session_class(missing)
+            raised.append(error.type)
+        assert raised[0] is raised[1]
+    with pytest.raises(TypeError, match="path_or_bytes is a int; expected a path, bytes or"):
+        quark_numba.InferenceSession(3)
+
+
+def test_models_in_onnx_runtimes_own_format(tmp_path):
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "m.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    plain = model([helper.make_node("Add", ["x", "x"], ["y"])], [("x", "float32", [3])], ["y"], domains=[])
+    onnxruntime.InferenceSession(plain.SerializeToString(), options)
+    x = np.arange(3, dtype=np.float32)
+    for source in (tmp_path / "m.ort", (tmp_path / "m.ort").read_bytes()):
+        assert quark_numba.InferenceSession(source).run(None, {"x": x})[0].tolist() == [0, 2, 4]
+    with pytest.raises(ModelError, match=r"m\.ort: a model in ONNX Runtime's own format; expected an ONNX model"):
+        optimize(tmp_path / "m.ort")
+
+
+def test_a_large_model_keeps_its_files(monkeypatch):
+    """ONNX Runtime reads them again when providers are set."""
+    monkeypatch.setattr(model_files, "_MOST_BYTES", 10)
+    session = quark_numba.InferenceSession(constant_model(), providers=["CPUExecutionProvider"])
+    session.set_providers(["CPUExecutionProvider"])
+    assert result(session) == VALUES.tolist()
+    with pytest.raises(Exception, match="pickle"):
+        pickle.dumps(session)
