@@ -94,7 +94,8 @@ def a_node(rng, whole):
 
 
 def names(whole):
-    return sorted({name for graph in graphs(whole) for n in graph.node for name in [*n.input, *n.output]} | {"", "nobody"})
+    found = {name for graph in graphs(whole) for n in graph.node for name in [*n.input, *n.output]}
+    return sorted({name for name in found if isinstance(name, str)} | {"", "nobody"})  # bytes are no UTF-8
 
 
 def change_input(rng, whole):

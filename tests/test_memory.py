@@ -15,12 +15,16 @@ import oracle
 import pytest
 import samples
 from granularities import key_id
+from numba import types
 from onnx_models import number, one_node, session
 
 from quark_numba import dequantize, quantize
+from quark_numba.block import kernels as block_kernels
 from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
+from quark_numba.block.formats import mx_format
 from quark_numba.block.granularity import Blocks, block_shape
 from quark_numba.catalog import OPERATORS
+from quark_numba.compiling import jit
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.linear.dispatch import TABLE
 from quark_numba.linear.granularity import Loop, loop_shape
@@ -212,3 +216,22 @@ def test_many_calls(name):
     memory, files = growth(use, 1000, 17_000)
     assert memory < 2 << 20
     assert files == 0
+
+
+def test_no_memory_for_a_part_of_block_formats():
+    """A part says so in its work, from which the node makes an error, and writes nothing."""
+    key, blocks = mx_format(FLOAT32, element_dtype="int8", block_size=32, rounding_mode=0)
+    _, length, inner = block_shape((4, 64), 1, blocks.block)
+    x, y, work = np.ones(256, np.float32), np.zeros(256, np.float32), np.zeros((), block_kernels.WORK)
+    for name, value in (blocks._replace(length=length, inner=inner)._asdict() | {"size": 256, "parts": 1}).items():
+        work[name] = value
+    work["x"], work["y"] = x.ctypes.data, y.ctypes.data
+    without = {"allocate": jit.inline(lambda size: np.int64(0))}
+    signature = types.void(types.int64, types.intp)
+    for names, has_failed in ((without, 1), ({}, 0)):
+        names |= {"convert_part": block_kernels._run(key), "DTYPE": np.float32}
+        task = jit.c_function(block_kernels.task, f"task_of_a_test_{has_failed}", signature, **names)
+        work["has_failed"] = 0
+        ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_ssize_t)(task.address)(work.ctypes.data, 0)
+        assert work["has_failed"] == has_failed
+        assert (y == (0 if has_failed else 1)).all()

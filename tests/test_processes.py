@@ -209,3 +209,78 @@ for name in oracle.EXTENDED:
 """,
         MALLOC_PERTURB_="165",
     )
+
+
+@pytest.mark.parametrize("again", ["reloaded", "purged"])
+def test_the_package_is_loaded_again(again):
+    """What ONNX Runtime points to stays: sessions from before go on."""
+    run(
+        f"""
+import gc, importlib, onnxruntime
+x, scale = np.ones(70_000, np.float32), np.ones(70_000, np.float32)
+content = one_node("quantize", "int8", attributes={{"axis": 0}}).SerializeToString()
+assert_quantized = lambda node: np.testing.assert_array_equal(run(node, x=x, scale=scale, zero_point=np.ones(70_000, np.int8)), 2)
+
+options = onnxruntime.SessionOptions()
+quark_numba.register(options)
+node = onnxruntime.InferenceSession(content, options)
+assert_quantized(node)
+names = [name for name in sys.modules if name.partition(".")[0] == "quark_numba"]
+if {again!r} == "reloaded":
+    for name in names:
+        importlib.reload(sys.modules[name])
+else:
+    for name in names:
+        del sys.modules[name]
+    del quark_numba, dequantize, get_library_path, quantize, sys.modules["onnx_models"].quark_numba
+gc.collect()
+junk = [bytes(1000) for _ in range(10_000)]
+assert_quantized(node)
+if {again!r} == "purged":
+    assert_quantized(onnxruntime.InferenceSession(content, options))
+    import quark_numba
+    later = onnxruntime.SessionOptions()
+    quark_numba.register(later)
+    assert_quantized(onnxruntime.InferenceSession(content, later))
+    assert_quantized(node)
+""",
+        MALLOC_PERTURB_="165",
+    )
+
+
+def test_numbas_debug_information(tmp_path):
+    """Changes how functions are compiled."""
+    run(
+        "import warnings; warnings.simplefilter('ignore'); check('int8')",
+        NUMBA_DEBUGINFO="1",
+        NUMBA_CACHE_DIR=str(tmp_path),
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
+def test_no_memory_in_a_node():
+    """Where zero points are widened to one of 8 bytes for each element: an error from the run, and the session goes on."""
+    run(
+        """
+import resource, onnxruntime
+from onnx_models import ort_value
+size = 20_000_000
+node = session(one_node("quantize", "uint32", attributes={"axis": 0}))
+feeds = {"x": np.ones(size, np.float32), "scale": np.ones(size, np.float32), "zero_point": np.ones(size, np.uint32)}
+binding = node.io_binding()
+for name, array in feeds.items():
+    binding.bind_ortvalue_input(name, ort_value(array))
+binding.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_shape_and_type([size], 12))
+node.run_with_iobinding(binding)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 24), -1))
+try:
+    node.run_with_iobinding(binding)
+except Exception as error:
+    assert "there is no memory" in str(error), error
+else:
+    raise SystemExit("it ran all the same")
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+node.run_with_iobinding(binding)
+"""
+    )

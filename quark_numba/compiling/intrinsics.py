@@ -86,7 +86,7 @@ def allocate(typingctx: Any, size: Any) -> Any:
     """The address of `size` bytes that `release` is to be called with, or 0 if there is no memory."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(context.nrt.allocate(builder, arguments[0]), _WORD)
+        return builder.ptrtoint(context.nrt.allocate_unchecked(builder, arguments[0]), _WORD)
 
     return types.int64(types.int64), generate
 

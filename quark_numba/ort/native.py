@@ -29,8 +29,8 @@ REGISTERED = "quark_numba.backend"
 # The entry that asks for ONNX's own operators as well; it must be there before the library is registered.
 STANDARD_OPS = "quark_numba.standard_ops"
 
-# By the address of their structures.
-_custom_ops: dict[int, _CustomOp] = {}
+# By the address of their structures. Those from before a reload of this module still are with ONNX Runtime.
+_custom_ops: dict[int, _CustomOp] = globals().get("_custom_ops", {})
 
 
 def get_library_path() -> str:
