@@ -219,7 +219,8 @@ def test_the_package_is_loaded_again(again):
 import gc, importlib, onnxruntime
 x, scale = np.ones(70_000, np.float32), np.ones(70_000, np.float32)
 content = one_node("quantize", "int8", attributes={{"axis": 0}}).SerializeToString()
-assert_quantized = lambda node: np.testing.assert_array_equal(run(node, x=x, scale=scale, zero_point=np.ones(70_000, np.int8)), 2)
+feeds = {{"x": x, "scale": scale, "zero_point": np.ones(70_000, np.int8)}}
+assert_quantized = lambda node: np.testing.assert_array_equal(run(node, **feeds), 2)
 
 options = onnxruntime.SessionOptions()
 quark_numba.register(options)

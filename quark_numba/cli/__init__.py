@@ -67,7 +67,7 @@ def _compiling_is_told() -> Iterator[None]:
     class Teller(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             logger.removeHandler(self)
-            tell("dim", "compiling", f"which takes some seconds, once; {record.args[1]}")  # type: ignore[index]
+            tell("dim", "first use", f"compiling kernels takes some seconds; to be kept in {record.args[1]}")  # type: ignore[index]
 
     logger = logging.getLogger("quark_numba.compiling")
     level, handler = logger.level, Teller(logging.INFO)

@@ -23,10 +23,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_plain, row))
-    OUTPUT.print(table, width=None if OUTPUT.is_terminal else _ANY_WIDTH)
-
-
-_ANY_WIDTH = 1 << 16
+    (OUTPUT if OUTPUT.is_terminal else Console(highlight=False, width=1 << 16)).print(table)
 
 
 def _plain(text: str) -> str:

@@ -129,7 +129,7 @@ def sources(file: Path) -> list[Path]:
     apart = {Path(__file__), Path(__file__).with_name("lock.py")}
     while waiting:
         importer = waiting.pop()
-        for dots, module, several, one in _IMPORT.findall(importer.read_text()):
+        for dots, module, several, one in _IMPORT.findall(importer.read_text(encoding="utf-8")):
             base = importer.parents[len(dots) - 1].joinpath(*module.split("."))
             names = [name.split()[0] for name in (several or one.partition("#")[0]).split(",") if name.strip()]
             for path in (base, *(base / name for name in names)):

@@ -1,0 +1,244 @@
+"""The command where its input, its output or its user is not as usual."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import model, one_node
+
+from quark_numba import cli
+from quark_numba.compiling import cache
+
+pytestmark = pytest.mark.compiled
+
+MODELS = Path(__file__).parent / "models"
+BF16, FLOAT, EXPECTED = (
+    str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
+)
+
+
+def command(*arguments, **environment):
+    return [sys.executable, "-P", "-m", "quark_numba", *arguments], {**os.environ, **environment}
+
+
+def finished(*arguments, **environment):
+    words, variables = command(*arguments, **environment)
+    return subprocess.run(words, env=variables, capture_output=True, timeout=300)
+
+
+@pytest.fixture
+def twice(tmp_path):
+    """A model of y = x + x."""
+    path = tmp_path / "twice.onnx"
+    onnx.save(model([helper.make_node("Add", ["x", "x"], ["y"])], [("x", "float32", [3])], ["y"], domains=[]), path)
+    return str(path)
+
+
+def npy(shape, descr="<f4", data=b""):
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data
+
+
+def npz(path, content, compression=zipfile.ZIP_STORED, change=None):
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr("x.npy", content)
+    if change:
+        path.write_bytes(change(path.read_bytes()))
+
+
+def other_compression(content):
+    """99 in the local and in the central header."""
+    changed = bytearray(content)
+    central = content.index(b"PK\x01\x02")
+    changed[8:10] = changed[central + 10 : central + 12] = struct.pack("<H", 99)
+    return bytes(changed)
+
+
+def encrypted(content):
+    changed = bytearray(content)
+    central = content.index(b"PK\x01\x02")
+    changed[6] |= 1
+    changed[central + 8] |= 1
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("content", "change"),
+    [
+        (npy((10**15,)), None),
+        (npy((10**40,)), None),
+        (npy((-3,)), None),
+        (npy("'three'"), None),
+        (npy((3,), "nonsense"), None),
+        (npy((3,), "|O"), None),
+        (npy((3,)), None),
+        (b"\x93NUMPY\x09\x00", None),
+        (b"", None),
+        (b"text", None),
+        (npy((3,), data=bytes(12)), other_compression),
+        (npy((3,), data=bytes(12)), encrypted),
+        (npy((3,), data=bytes(12)), lambda content: content[:-30]),
+        (npy((3,), data=bytes(12)), lambda content: content.replace(bytes(12), b"damaged data")),
+    ],
+    ids=str,
+)
+def test_inputs_that_are_none(twice, tmp_path, content, change, capsys):
+    npz(tmp_path / "x.npz", content, change=change)
+    assert cli.main(["run", twice, "--inputs", str(tmp_path / "x.npz"), "--runs", "1"]) == 1
+    assert "x.npz: not an .npz file of numbers" in capsys.readouterr().err
+
+
+def test_inputs_that_cannot_be_read(twice, tmp_path, capsys):
+    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "missing", "No such file or directory")):
+        assert cli.main(["run", twice, "--inputs", str(path)]) == 1
+        assert f"{path.name}: {reason}" in capsys.readouterr().err
+
+
+def test_the_other_byte_order(twice, tmp_path, capsys):
+    x = np.array([1, 2, 3], ">f4")
+    np.savez(tmp_path / "x.npz", x=x)
+    out = tmp_path / "y.npz"
+    assert cli.main(["run", twice, "--inputs", str(tmp_path / "x.npz"), "--outputs", str(out), "--runs", "1"]) == 0
+    with np.load(out) as outputs:
+        assert outputs["y"].tolist() == [2, 4, 6]
+
+
+def test_outputs_and_what_is_expected(twice, tmp_path, capsys):
+    out, arguments = str(tmp_path / "y.npz"), ["run", twice, "--runs", "1"]
+    assert cli.main([*arguments, "--seed", "1", "--outputs", out]) == 0
+    assert cli.main([*arguments, "--seed", "1", "--expected", out]) == 0
+    assert "within the tolerance of 0" in capsys.readouterr().out
+    assert cli.main([*arguments, "--expected", out, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)["expected"]
+    assert report["holds"] is False
+    assert cli.main([*arguments, "--expected", out, "--tolerance", str(report["outputs"][0]["largest_difference"])]) == 0
+    for wrong, message in (
+        ({"z": np.zeros(3)}, "no array for the output y; it has z"),
+        ({"y": np.zeros(4)}, r"output y has shape (3,), the reference's (4,)"),
+    ):
+        np.savez(out, **wrong)
+        capsys.readouterr()
+        assert cli.main([*arguments, "--expected", out]) == 1
+        assert message in capsys.readouterr().err
+    np.savez(out, y=np.full(3, np.nan))
+    assert cli.main([*arguments, "--expected", out, "--tolerance", "1e9"]) == 1
+    assert cli.main([*arguments, "--outputs", str(tmp_path / "no" / "y.npz")]) == 1
+    for wrong in ("-1", "nan", "inf", "x"):
+        with pytest.raises(SystemExit):
+            cli.main([*arguments, "--expected", out, f"--tolerance={wrong}"])
+
+
+def test_the_optimised_model_beside_it(capsys):
+    arguments = ["run", BF16, "--reference", FLOAT, "--inputs", EXPECTED, "--optimize", "--runs", "1"]
+    assert cli.main(arguments) == 0
+    assert "textline_cls_bf16.onnx, optimised" in capsys.readouterr().out
+    assert cli.main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["optimised"]["latency_ratio"] == report["optimised"]["median_seconds"] / report["reference"]["median_seconds"]
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "1025", "99999999999", "x"])
+def test_wrong_numbers_of_threads(twice, threads, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", twice, f"--threads={threads}"])
+
+
+def test_control_sequences_of_a_model_stay_out_of_the_terminal(tmp_path, capsys):
+    evil = "\x1b]0;title\x07\x1b[2JQuantizeLinear"
+    onnx.save(model([helper.make_node(evil, ["x"], ["y"], domain="d\x1b[31m")], ["x"], ["y"], domains=["d"]), tmp_path / "m")
+    assert cli.main(["run", str(tmp_path / "m")]) == 1
+    text = "".join(capsys.readouterr())
+    assert "\x1b[2J" not in text
+    assert "\x1b]0" not in text
+    assert "\x07" not in text
+    assert r"\x1b[2JQuantizeLinear" in text
+
+
+def test_tables_in_a_pipe_are_whole(tmp_path):
+    domain = "a.domain.with.a.name.that.is.much.longer.than.any.terminal.is.wide." + 3 * "and.longer."
+    node = helper.make_node("QuantizeLinear", ["x"], ["y"], domain=domain)
+    onnx.save(model([node], ["x"], ["y"], domains=[domain]), tmp_path / "m")
+    assert f"{domain}::QuantizeLinear".encode() in finished("run", str(tmp_path / "m")).stdout
+
+
+def test_an_output_that_has_ascii_only():
+    environment = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for arguments in (["profile", BF16, "--dim", "?=48", "--runs", "1"], ["run", "模型.onnx"]):
+        done = finished(*arguments, **environment)
+        assert b"Traceback" not in done.stderr
+        assert done.returncode == (0 if arguments[0] == "profile" else 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_an_output_that_is_full():
+    words, environment = command("types")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, env=environment, stdout=full, stderr=subprocess.PIPE, timeout=300)
+    assert (done.returncode, done.stderr) == (1, b"error: the output cannot be written: No space left on device\n")
+
+
+def test_an_output_that_nobody_reads():
+    words, environment = command("types", "--json")
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(300) == 1
+    process.stderr.close()
+
+
+def test_info_of_another_distribution_of_onnx_runtime(monkeypatch, capsys):
+    """Such as onnxruntime-gpu."""
+
+    def version(name):
+        if name == "onnxruntime":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(cli, "version", version)
+    assert cli.main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["onnxruntime"][0].isdigit()
+
+
+def test_the_cache_is_shown_and_emptied(tmp_path):
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    assert finished("warmup", "--types", "int8", **environment).returncode == 0
+    kept = list(tmp_path.rglob(f"*{cache.SUFFIX}"))
+    before = json.loads(finished("info", "--json", **environment).stdout)
+    assert before["cache"] == str(tmp_path / "quark_numba")
+    assert before["kernels in the cache"].startswith(f"{len(kept)}, ")
+    report = json.loads(finished("info", "--clear-cache", "--json", **environment).stdout)
+    assert report["kernels in the cache"] == "0, 0.0 MB"
+    assert not any(path.exists() for path in kept)
+
+
+def test_the_first_use_is_told(tmp_path):
+    onnx.save(one_node("quantize", "int8", shapes={"x": [3], "scale": [], "zero_point": []}), tmp_path / "m.onnx")
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    arguments = "run", str(tmp_path / "m.onnx"), "--runs", "1"
+    first, second = (finished(*arguments, **environment) for _ in range(2))
+    assert first.stderr.count(b"first use: compiling kernels takes some seconds; to be kept in") == 1
+    assert b"first use" not in second.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("seconds", [0.3, 0.6, 1.0, 1.5, 2.0, 3.0])
+def test_ctrl_c(seconds, tmp_path):
+    """At any moment, from when Python runs the package on: no traceback, and the code that shells know."""
+    words, environment = command("run", BF16, "--inputs", EXPECTED, "--runs", "100000", NUMBA_CACHE_DIR=str(tmp_path))
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert b"Traceback" not in errors, errors
+    assert process.returncode == 130
