@@ -58,10 +58,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         # Lives as long as the session, which may read the files in it again.
         self._folder = contextlib.ExitStack()
         if not _is_for_onnx_runtime_alone(source, options):
-            model = _model(source, entry(options, _TENSORS_FOLDER))
-            replaced = _replaced_initializers(model, options)
-            optimised = optimized(model, standard_ops=standard_ops, replaced=replaced).model
-            source = self._folder.enter_context(model_files.session_source(optimised))
+            optimised = model_files.session_source(_optimised(source, options, standard_ops))
+            source = self._folder.enter_context(optimised)
         super().__init__(source, options, providers, provider_options, **named)
 
 
@@ -74,6 +72,11 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
     if isinstance(source, (str, os.PathLike)):
         return os.fspath(source).endswith(".ort") or not os.path.exists(source)
     return False
+
+
+def _optimised(source: Any, options: onnxruntime.SessionOptions, standard_ops: bool) -> onnx.ModelProto:
+    model = _model(source, entry(options, _TENSORS_FOLDER))
+    return optimized(model, standard_ops=standard_ops, replaced=_replaced_initializers(model, options)).model
 
 
 def _model(source: Any, folder: str | None) -> onnx.ModelProto:

@@ -22,6 +22,10 @@ from ..errors import ModelError
 _STANDARD_DOMAINS = ("", "com.microsoft")
 
 
+# Bytes of an initializer that are kept beside those in the model, as scales and zero points are asked for often.
+_MOST_KEPT = 1 << 16
+
+
 class Left(Exception):  # noqa: N818
     """A node is left as it is; the message says why."""
 
@@ -148,9 +152,12 @@ class Graph:
             if tensor is None or find(tensor.dtype.value) is None:
                 return None
             try:
-                self._arrays[value] = tensor.numpy()
-            except Exception as error:  # a file that is not there, bytes that do not fit the shape
+                array = np.asarray(tensor.numpy())
+            except Exception as error:  # bytes that do not fit the shape
                 raise ModelError(f"tensor {value.name}: {error}") from None
+            if array.nbytes > _MOST_KEPT:
+                return array
+            self._arrays[value] = array
         return self._arrays[value]
 
     def arrays(self, node: Node) -> list[NDArray[Any] | None] | None:
@@ -218,7 +225,11 @@ class Graph:
 
     def constant(self, array: NDArray[Any], name: str | None, before: ir.Node) -> ir.Value:
         """An initializer of the graph of a node; a Constant node in front of that where there are none."""
-        tensor = ir.serde.deserialize_tensor(to_tensor_proto(array, name or ""))
+        tensor: ir.TensorProtocol
+        if array.dtype == np.float32 and array.flags.c_contiguous:
+            tensor = ir.Tensor(array, name=name)  # without a copy: the large ones
+        else:
+            tensor = ir.serde.deserialize_tensor(to_tensor_proto(array, name or ""))
         graph = before.graph
         assert graph
         if self.model.ir_version < 4 or any(graph is function.graph for function in self.model.functions.values()):
@@ -252,6 +263,8 @@ class Graph:
         graph = node.graph
         assert graph
         graph.remove(node, safe=True)
+        for value in node.outputs:
+            self._arrays.pop(value, None)
         for value in inputs:
             if value.uses() or value.is_graph_output() or value.is_graph_input():
                 continue

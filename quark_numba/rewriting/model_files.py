@@ -88,7 +88,9 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def session_source(model: onnx.ModelProto) -> Iterator[bytes | str]:
     """What onnxruntime.InferenceSession takes for the model: its bytes, or a path that is there in the context."""
     if not _is_large(model):
-        yield model.SerializeToString()
+        content = model.SerializeToString()
+        del model  # while the session is made of its bytes
+        yield content
         return
     with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
         path = os.path.join(folder, "model.onnx")

@@ -34,7 +34,8 @@ def _drop(graph: Graph, node: Node) -> None:
         return
     if scale.size << quantized.bits > _MOST_CODES:
         return
-    if not _is_exact(graph, node, before, scale) and not _comes_back(node, before, quantized, scale, zero_point):
+    is_valid = zero_point is None or zero_point.size == scale.size
+    if not (is_valid and _is_exact(graph, node, before, scale)) and not _comes_back(node, before, quantized, scale, zero_point):
         return
     node.y.replace_all_uses_with(before.x)
     graph.remove(node, ROUND_TRIP)
