@@ -5,6 +5,9 @@ from quark_numba.element_types import FLOAT32
 from quark_numba.linear.key import select
 from quark_numba.linear.versions import VERSIONS
 
+# Modules that tests share: their assertions say what was compared.
+pytest.register_assert_rewrite("rewritten_models", "onnx_models", "oracle")
+
 
 def keys(operation):
     """Of what the Extended operators convert."""

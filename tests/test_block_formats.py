@@ -18,21 +18,6 @@ from quark_numba.block.operators import OPERATORS
 
 infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
 
-SPECIAL = [
-    0.0,
-    -0.0,
-    np.nan,
-    -np.nan,
-    np.inf,
-    -np.inf,
-    1e-45,
-    -1e-45,
-    1.1754942e-38,
-    1.1754944e-38,
-    3.4028235e38,
-    -3.4028235e38,
-]
-
 
 def bfp_expected(x, *, sub_block_size=2, sub_block_shift_bits=1, convert_to_bfloat_before_bfp=0, **attributes):
     return oracle.bfp(
