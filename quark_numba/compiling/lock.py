@@ -34,7 +34,7 @@ def created(create: Callable[[], T]) -> T:
     results: list[T] = []
     errors: list[BaseException] = []
     main = threading.main_thread()
-    if threading.current_thread() is main and main.is_alive():  # it is not when the interpreter ends: no more threads then
+    if threading.get_ident() == main.ident and main.is_alive():  # it is not when the interpreter ends: no more threads then
         thread = threading.Thread(target=work, name="quark_numba")
         thread.start()
         thread.join()
