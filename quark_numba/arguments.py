@@ -88,7 +88,7 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
 
 
 def _check_out(out: Any, shape: tuple[int, ...], element_type: ElementType) -> None:
-    if not isinstance(out, np.ndarray):
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out is a {type(out).__name__}; expected a numpy array")
     if out.dtype != element_type.dtype:
         raise TypeError(f"out has dtype {out.dtype}; expected {element_type.name}")

@@ -1,5 +1,37 @@
-"""The package's own exceptions."""
+"""The package's own exceptions, and those that are none of its business."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
 
 
 class ModelError(Exception):
     """The model, or what it is to be run with, cannot be used; the message says why."""
+
+
+def reraise_of_signal_handler(error: BaseException) -> None:
+    """Raise what a signal handler raised, if the exception is that or comes of it: of a time limit, for instance. It says
+    nothing of what it ended. To be called before an exception of any kind is taken for a fault of a model or a file."""
+    codes = set(_codes_of_handlers())
+    chain: BaseException | None = error
+    while chain:
+        traceback = chain.__traceback__
+        while traceback:
+            if traceback.tb_frame.f_code in codes:
+                raise chain
+            traceback = traceback.tb_next
+        chain = chain.__cause__ or chain.__context__
+
+
+def _codes_of_handlers() -> Iterator[CodeType]:
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        for attribute in ("func", "__func__"):  # of a partial, of a method
+            handler = getattr(handler, attribute, handler)
+        if callable(handler) and not hasattr(handler, "__code__"):
+            handler = type(handler).__call__
+        if hasattr(handler, "__code__"):
+            yield handler.__code__

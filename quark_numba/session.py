@@ -6,11 +6,12 @@ import contextlib
 import os
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 from onnx import helper
 
-from .errors import ModelError
+from .errors import ModelError, reraise_of_signal_handler
 from .ort import entry, register
 from .rewriting import model_files
 from .rewriting.optimize import optimized
@@ -76,6 +77,7 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
 
 def _optimised(source: Any, options: onnxruntime.SessionOptions, standard_ops: bool) -> onnx.ModelProto:
     model = _model(source, entry(options, _TENSORS_FOLDER))
+    model_files.check_is_whole(model)
     return optimized(model, standard_ops=standard_ops, replaced=_replaced_initializers(model, options)).model
 
 
@@ -86,6 +88,7 @@ def _model(source: Any, folder: str | None) -> onnx.ModelProto:
         try:
             source = onnx.load_from_string(source)
         except Exception as error:
+            reraise_of_signal_handler(error)
             raise ModelError(f"not an ONNX model: {error}") from None
     elif not isinstance(source, onnx.ModelProto):
         raise TypeError(f"path_or_bytes is a {type(source).__name__}; expected a path, bytes or onnx.ModelProto")
@@ -99,33 +102,35 @@ def _model(source: Any, folder: str | None) -> onnx.ModelProto:
 
 def _replaced_initializers(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> frozenset[str]:
     """The initializers of the model for which `options` have others (``SessionOptions.add_initializer``). There is no asking
-    for them: a model that puts out the shapes of its initializers, which are empty, shows which are not."""
-    names = [each.name for each in model.graph.initializer]
-    if not names:
+    for them: a session of a model that puts out the shapes of its initializers, which are empty, shows which are not.
+
+    The axes are an input, so that ONNX Runtime does not compute the shapes when it creates the session.
+    """
+    # Those of types that Unsqueeze-13 has; names that are no UTF-8 come as bytes.
+    types = {
+        each.name: each.data_type
+        for each in model.graph.initializer
+        if 0 < each.data_type <= onnx.TensorProto.BFLOAT16 and isinstance(each.name, str)
+    }
+    names = list(types)
+    # ONNX Runtime has no session of the one provider that this package is for then.
+    if not names or entry(options, "session.disable_cpu_ep_fallback") == "1":
         return frozenset()
-    shapes = [f"shape_{i}" for i in range(len(names))]
+    new = "_" * (1 + max(map(len, names)))  # no name is that long
+    axes, outputs, nodes = f"{new}axes", [f"{new}shape{i}" for i in range(len(names))], []
+    for name, output in zip(names, outputs, strict=True):
+        nodes.append(helper.make_node("Unsqueeze", [name, axes], [f"{output}_of"]))
+        nodes.append(helper.make_node("Shape", [f"{output}_of"], [output]))
     graph = helper.make_graph(
-        [helper.make_node("Shape", [name], [shape]) for name, shape in zip(names, shapes, strict=True)],
+        nodes,
         "shapes",
-        [],
-        [helper.make_tensor_value_info(shape, onnx.TensorProto.INT64, None) for shape in shapes],
-        [onnx.TensorProto(name=name, data_type=onnx.TensorProto.UINT8, dims=[0]) for name in names],
+        [helper.make_tensor_value_info(axes, onnx.TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info(output, onnx.TensorProto.INT64, None) for output in outputs],
+        [onnx.TensorProto(name=name, data_type=types[name], dims=[0]) for name in names],
     )
     probe = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
-    changed = {
-        "graph_optimization_level": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-        "optimized_model_filepath": "",
-        "enable_profiling": False,
-    }
-    before = {name: getattr(options, name) for name in changed}
-    try:
-        for name, value in changed.items():
-            setattr(options, name, value)
-        session = onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
-    finally:
-        for name, value in before.items():
-            setattr(options, name, value)
-    quiet = onnxruntime.RunOptions()
-    quiet.log_severity_level = 4
-    found = session.run(shapes, {}, quiet)
-    return frozenset(name for name, shape in zip(names, found, strict=True) if shape.tolist() != [0])
+    session = onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
+    if options.enable_profiling:
+        os.remove(session.end_profiling())
+    found = session.run(outputs, {axes: np.zeros(1, np.int64)})
+    return frozenset(name for name, shape in zip(names, found, strict=True) if shape.tolist() != [1, 0])

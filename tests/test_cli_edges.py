@@ -91,7 +91,8 @@ def encrypted(content):
         (npy((3,), data=bytes(12)), lambda content: content[:-30]),
         (npy((3,), data=bytes(12)), lambda content: content.replace(bytes(12), b"damaged data")),
     ],
-    ids=str,
+    ids=["too many", "far too many", "negative", "text", "dtype", "objects", "short", "version", "empty", "no header"]
+    + ["compression", "encryption", "cut", "damaged"],
 )
 def test_inputs_that_are_none(twice, tmp_path, content, change, capsys):
     npz(tmp_path / "x.npz", content, change=change)
@@ -137,6 +138,63 @@ def test_outputs_and_what_is_expected(twice, tmp_path, capsys):
     for wrong in ("-1", "nan", "inf", "x"):
         with pytest.raises(SystemExit):
             cli.main([*arguments, "--expected", out, f"--tolerance={wrong}"])
+
+
+def identity(path, element_type, shape=(2,)):
+    onnx.save(
+        model(
+            [helper.make_node("Identity", ["x"], ["y"])], [("x", element_type, shape)], [("y", element_type, shape)], domains=[]
+        ),
+        path,
+    )
+    return str(path)
+
+
+def test_integers_beyond_what_float64_has(tmp_path):
+    whole = identity(tmp_path / "m.onnx", "int64")
+    for x, expected, code in (
+        ([2**53 + 1, 2**62 + 1], [2**53, 2**62], 1),
+        ([2**63 - 1, -(2**63)], [2**63 - 1, -(2**63)], 0),
+        ([2**63 - 1, 0], [-(2**63), 0], 1),
+    ):
+        np.savez(tmp_path / "x.npz", x=np.array(x))
+        np.savez(tmp_path / "y.npz", y=np.array(expected))
+        files = ["--inputs", str(tmp_path / "x.npz"), "--expected", str(tmp_path / "y.npz")]
+        assert cli.main(["run", whole, *files, "--runs", "1"]) == code
+
+
+def test_outputs_that_are_no_numbers(tmp_path, capsys):
+    whole = identity(tmp_path / "m.onnx", "string")
+    np.savez(tmp_path / "x.npz", x=np.array(["ab", "cd"]))
+    np.savez(tmp_path / "y.npz", y=np.array(["ab", "ce"]))
+    arguments = ["run", whole, "--inputs", str(tmp_path / "x.npz"), "--runs", "1"]
+    assert cli.main([*arguments, "--expected", str(tmp_path / "y.npz")]) == 1
+    assert "output y cannot be compared" in capsys.readouterr().err
+    assert cli.main([*arguments, "--outputs", str(tmp_path / "o.npz")]) == 1
+    assert "output y is no array of numbers, and not written" in capsys.readouterr().err
+
+
+def test_a_model_written_to_the_output(tmp_path):
+    onnx.save(one_node("quantize", "int8"), tmp_path / "m.onnx")
+    done = finished("optimize", str(tmp_path / "m.onnx"), "/dev/stdout")
+    assert onnx.ModelProto.FromString(done.stdout).graph.node[0].op_type == "ExtendedQuantizeLinear"
+
+
+def test_no_output_at_all():
+    words, environment = command("info")
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], env=environment, stderr=subprocess.PIPE, timeout=300)
+    assert b"Traceback" not in done.stderr
+
+
+def test_other_things_in_the_folder_of_the_cache(tmp_path):
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    place = tmp_path / "quark_numba"
+    (place / f"folder{cache.SUFFIX}").mkdir(parents=True)
+    (place / f"dangling{cache.SUFFIX}").symlink_to("nothing")
+    (place / f"half{cache.SUFFIX}.123").write_bytes(b"half")
+    assert json.loads(finished("info", "--json", **environment).stdout)["kernels in the cache"] == "1, 0.0 MB"
+    assert finished("info", "--clear-cache", **environment).returncode == 0
+    assert not (place / f"half{cache.SUFFIX}.123").exists()
 
 
 def test_the_optimised_model_beside_it(capsys):

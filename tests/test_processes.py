@@ -1,5 +1,6 @@
 """Threads, forked children and freed memory, each in a process of its own."""
 
+import os
 import subprocess
 import sys
 
@@ -192,6 +193,60 @@ try:
 finally:
     stop.set()
     thread.join()
+"""
+    )
+
+
+def test_a_fork_while_another_thread_compiles_for_the_first_time(tmp_path):
+    """Modules that this imports have hooks of forks, too."""
+    code = """
+import os, sys, threading, time
+import numpy as np, quark_numba
+quark_numba.quantize
+threading.Thread(target=lambda: quark_numba.quantize(np.ones(4, np.float32), 0.5, np.int8(1)), daemon=True).start()
+time.sleep(float(sys.argv[1]))
+child = os.fork()
+if not child:
+    os._exit(0)
+os.waitpid(child, 0)
+os._exit(0)
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for milliseconds in range(0, 200, 20):
+        command = [sys.executable, "-P", "-c", code, str(milliseconds / 1000)]
+        subprocess.run(command, check=True, timeout=60, env=environment)
+
+
+def test_a_first_call_while_numba_compiles():
+    """Numba's lock is held by the thread that asks."""
+    run(
+        """
+import numba
+def f(x): ...
+@numba.extending.overload(f)
+def overloaded(x):
+    offset = float(quantize(np.ones(3, np.float32), np.float32(0.5), np.uint8(1))[0])
+    return lambda x: x + offset
+assert numba.njit(lambda x: f(x))(1.0) == 4
+"""
+    )
+
+
+def test_a_session_created_when_the_interpreter_ends():
+    """Other threads get no more into Python then."""
+    run(
+        """
+import onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+quark_numba.register(options)
+content = one_node("quantize", "int8").SerializeToString()
+onnxruntime.InferenceSession(content, options)
+class Late:
+    def __del__(self, InferenceSession=onnxruntime.InferenceSession, content=content, options=options):
+        InferenceSession(content, options)
+late = Late()
+late.itself = late
 """
     )
 

@@ -2,9 +2,12 @@
 
 import os
 import pickle
+import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, external_data_helper, helper
@@ -138,6 +141,50 @@ def test_the_options_stay_as_they_are(tmp_path):
     assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     assert len([each for each in os.listdir(tmp_path) if each.startswith("profile")]) == 1
     assert "Add" in [node.op_type for node in onnx.load(tmp_path / "written.onnx").graph.node]
+
+
+def test_threads_share_options():
+    options = onnxruntime.SessionOptions()
+    before = options.graph_optimization_level
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: quark_numba.InferenceSession(constant_model(), options), range(100)))
+    assert options.graph_optimization_level == before
+
+
+def test_initializers_of_any_name():
+    whole = constant_model()
+    renamed = {"w": "_axes", "s": "__shape0", "z": "shape_0"}
+    for each in whole.graph.initializer:
+        each.name = renamed[each.name]
+    for node in whole.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+    assert result(quark_numba.InferenceSession(whole)) == VALUES.tolist()
+
+
+def test_a_handlers_exception_is_not_taken_for_a_faulty_model(tmp_path, monkeypatch):
+    """Wherever it comes, in whatever wraps it."""
+
+    def handler(*_):
+        raise TimeoutError("too long")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+
+    def interrupted(*_, **__):
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except TimeoutError as error:
+            raise ValueError("wrapped") from error
+
+    path = tmp_path / "m.onnx"
+    onnx.save(constant_model(), path)
+    try:
+        for owner, name in ((onnx, "load"), (onnx_ir, "from_proto"), (onnx_ir, "to_proto"), (onnx, "save")):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, interrupted)
+                with pytest.raises(TimeoutError, match="too long"):
+                    model_files.save(optimize(path), tmp_path / "out.onnx")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_it_is_one_of_onnx_runtimes(tmp_path):

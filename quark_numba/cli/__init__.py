@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("default")
             warnings.showwarning = lambda message, *_, **__: tell("yellow", "warning", message)
             code: int = options.action(options)
-            sys.stdout.flush()
+            if sys.stdout:
+                sys.stdout.flush()
             return code
     except ModelError as error:
         tell("red", "error", error)
@@ -312,7 +313,7 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
         measuring.write_arrays(options.outputs, outputs[0])
     if options.expected:
         expected = measuring.read_arrays(options.expected, list(outputs[0]), "output")
-        differences = measuring.differences(outputs[0], expected)
+        differences = measuring.differences(outputs[0], expected, all_of_them=True)
         report["expected"] = {
             "file": options.expected,
             "tolerance": options.tolerance,
@@ -354,6 +355,8 @@ def _optimize(options: argparse.Namespace) -> int:
     with progress(f"optimising {options.model}"):
         result = optimize.optimized(options.model, keep_codes=options.keep_codes, standard_ops=options.standard_ops)
         model_files.save(result.model, options.out)
+    if _is_output(options.out):
+        return 0  # nothing is to follow the model there
     accounts = {"done": result.done, "left": result.left}
     if options.json:
         rows = {
@@ -369,6 +372,14 @@ def _optimize(options: argparse.Namespace) -> int:
         lines = [[operator, str(count), text] for (operator, text), count in sorted(account.items())]
         print_table(title, ["operator", ">nodes", column], lines or [["none", "", ""]])
     return 0
+
+
+def _is_output(path: str) -> bool:
+    """Whether it is where the command prints, as /dev/stdout is."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(1)) and not os.path.isfile(path)
+    except OSError:
+        return False
 
 
 def _profile(options: argparse.Namespace) -> int:
@@ -481,9 +492,11 @@ def _info(options: argparse.Namespace) -> int:
 
     if options.clear_cache:
         for path in cache.files():
-            path.unlink(missing_ok=True)
-    files = cache.files()
-    size = sum(path.stat().st_size for path in files)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ModelError(f"{path}: {error.strerror}") from None
+    sizes = cache.sizes()
     try:
         get_library_path()
         backend, reason = "native", "the default where it is available"
@@ -500,7 +513,7 @@ def _info(options: argparse.Namespace) -> int:
         "threads of direct calls": numba.get_num_threads(),
         "threads of a session": f"the session's own; {onnxruntime.get_device()} provider",
         "cache": str(cache.folder() or "none: no folder can be written"),
-        "kernels in the cache": f"{len(files)}, {size / 1e6:.1f} MB",
+        "kernels in the cache": f"{len(sizes)}, {sum(sizes) / 1e6:.1f} MB",
     }
     if options.json:
         print(json.dumps(facts, indent=2))

@@ -146,6 +146,8 @@ def write_arrays(path: str | Path, arrays: Arrays) -> None:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as file:
         for name, array in arrays.items():
+            if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+                raise ModelError(f"{path}: output {name} is no array of numbers, and not written")
             with file.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
     model_files.write(path, content.getvalue())
@@ -259,14 +261,17 @@ def _blocks(runs: int) -> Iterator[tuple[bool, int]]:
         yield True, 1 + min(_BLOCK, runs - start)
 
 
-def differences(outputs: Arrays, reference: Arrays) -> list[Difference]:
-    """Output by output, in order: models that were rewritten may have renamed them."""
+def differences(outputs: Arrays, reference: Arrays, *, all_of_them: bool = False) -> list[Difference]:
+    """Output by output, in order: models that were rewritten may have renamed them. Sequences, maps and strings have no
+    difference: they are left out, unless all are wanted."""
     if len(outputs) != len(reference):
         raise ModelError(f"the model has {len(outputs)} outputs, the reference {len(reference)}")
     result = []
     for (name, y), expected in zip(outputs.items(), reference.values(), strict=True):
         if not all(isinstance(value, np.ndarray) and value.dtype.kind in "fiub" for value in (y, expected)):
-            continue  # sequences, maps and strings have no difference
+            if all_of_them:
+                raise ModelError(f"output {name} cannot be compared: only arrays of numbers can")
+            continue
         if y.shape != expected.shape:
             raise ModelError(f"output {name} has shape {y.shape}, the reference's {expected.shape}")
         signal = expected.astype(np.float64)
@@ -275,5 +280,8 @@ def differences(outputs: Arrays, reference: Arrays) -> list[Difference]:
             noise[(y == expected) | (np.isnan(signal) & np.isnan(y))] = 0
             sqnr = 10 * np.log10(np.sum(signal**2) / np.sum(noise**2))
         largest = float(np.abs(noise).max(initial=0.0))
+        if y.dtype.kind in "iu" and expected.dtype.kind in "iu":  # float64 has not all of 64 bits
+            highest, lowest = (choose(y, expected).astype(np.uint64) for choose in (np.maximum, np.minimum))
+            largest = float((highest - lowest).max(initial=np.uint64(0)))
         result.append(Difference(name, float(sqnr), math.inf if math.isnan(largest) else largest))
     return result

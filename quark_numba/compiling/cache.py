@@ -55,9 +55,18 @@ def folder() -> Path | None:
 
 
 def files() -> list[Path]:
-    """Those of this and of all other versions of the package."""
+    """Those of this and of all other versions of the package, and what processes that were ended left half written."""
     place = folder()
-    return sorted(place.glob(f"*{SUFFIX}")) if place else []
+    return sorted(path for path in place.glob(f"*{SUFFIX}*") if path.is_file()) if place else []
+
+
+def sizes() -> list[int]:
+    """Of the files, in bytes; other processes may remove some."""
+    found = []
+    for path in files():
+        with suppress(OSError):
+            found.append(path.stat().st_size)
+    return found
 
 
 class _File:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging  # noqa: F401  # hooks of forks run in reverse order: its own, which takes a lock that compiling needs, is to run later
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -11,13 +14,9 @@ T = TypeVar("T")
 
 _lock = threading.RLock()
 
-# A fork waits for the lock: a child whose parent held it in another thread would wait for ever.
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
-
 
 def created(create: Callable[[], T]) -> T:
-    """What `create` returns, called under the lock, and never on the main thread.
+    """What `create` returns, called under the lock, by another thread if this is the main one.
 
     There Python runs signal handlers, in the midst of whatever it finds. They may raise, as that of Ctrl-C does, and out of the
     midst of a compilation this would leave Numba in pieces. So the main thread has another one do it and waits. An exception of
@@ -26,15 +25,19 @@ def created(create: Callable[[], T]) -> T:
 
     def work() -> None:
         try:
-            with _lock:
+            # In this order everywhere: whoever compiles a function of its own has Numba's lock already.
+            with numbas_lock or contextlib.nullcontext(), _lock:
                 results.append(create())
         except BaseException as error:
             errors.append(error)
 
     results: list[T] = []
     errors: list[BaseException] = []
+    numba = sys.modules.get("numba.core.compiler_lock")
+    numbas_lock = getattr(numba, "global_compiler_lock", None)
     main = threading.main_thread()
-    if threading.get_ident() == main.ident and main.is_alive():  # it is not when the interpreter ends: no more threads then
+    is_main = threading.get_ident() == main.ident and main.is_alive()  # not alive: the interpreter ends, and starts no threads
+    if is_main and not (numbas_lock and numbas_lock.is_locked()):
         thread = threading.Thread(target=work, name="quark_numba")
         thread.start()
         thread.join()
@@ -62,3 +65,29 @@ class created_once(Generic[T]):  # noqa: N801
             return value
 
         return created(create)
+
+
+# A fork waits for the lock: a child whose parent held it in another thread would wait for ever.
+
+_taken_for_fork = False
+
+
+def _before_fork() -> None:
+    global _taken_for_fork
+    _taken_for_fork, raised = not _lock._is_owned(), None  # type: ignore[attr-defined]
+    while not _lock._is_owned():  # type: ignore[attr-defined]
+        try:
+            _lock.acquire()
+        except BaseException as error:  # of a signal handler
+            raised = error
+    if raised:
+        raise raised  # Python tells of it, and forks all the same
+
+
+def _after_fork() -> None:
+    if _taken_for_fork and _lock._is_owned():  # type: ignore[attr-defined]
+        _lock.release()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .lock import created
+
 T = TypeVar("T")
 
 # Some slack for threads that the system puts aside.
@@ -36,21 +38,33 @@ def run_on_threads(parallel: Callable[[int], None]) -> bool:
     """
     if _pool_lost or _this_thread.is_alone:
         return False
+    # `with` takes and gives back the lock so that no signal handler gets in between.
+    if _number_of_threads() == 1 or _pool_lock.locked():
+        return False
+    with _pool_lock:
+        parallel(_number_of_threads() * _SLICES_PER_THREAD)
+    return True
+
+
+def _number_of_threads() -> int:
+    """Of Numba's, for this thread, which Numba lets set it. What Numba asks for it takes a lock of processes, which a signal
+    handler that raises would leave taken: so that is asked once, where there are no signal handlers."""
+    if not _has_pool():
+        created(_start_pool)
+    module: Any = sys.modules["numba.np.ufunc.parallel"]
+    return int(getattr(module, "_get_num_threads", module.get_num_threads)())
+
+
+def _start_pool() -> None:
     import numba
 
-    number = int(numba.get_num_threads())  # which starts the pool
-    if number == 1 or not _pool_lock.acquire(blocking=False):
-        return False
-    try:
-        parallel(number * _SLICES_PER_THREAD)
-    finally:
-        _pool_lock.release()
-    return True
+    numba.get_num_threads()
 
 
 def on_one_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """What `function` returns, with the kernels that it calls kept on this thread."""
-    before, _this_thread.is_alone = _this_thread.is_alone, True
+    before = _this_thread.is_alone
+    _this_thread.is_alone = True
     try:
         return function(*arguments, **named)
     finally:

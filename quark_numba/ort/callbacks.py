@@ -5,7 +5,8 @@ exception gets out of a Python function that C calls: C sees one that returned 0
 
 - functions that tell of an operator read it from memory, behind the OrtCustomOp that they are asked of;
 - functions that need Python have it run by another thread, where there are no signal handlers, and wait without Python;
-- nodes by way of onnxruntime-extensions run Python where they are called, and run it again if an exception gets out.
+- nodes by way of onnxruntime-extensions run Python where they are called; if an exception gets out, another thread runs it
+  again, which tells what a handler raised from a fault of the node.
 
 Either way the handlers, or what they raised, come when ONNX Runtime has returned to Python.
 """
@@ -28,8 +29,10 @@ from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, record_at, stack
 from .c_api import ORT_FAIL, REQUIRED, OrtApi, OrtCustomOp, keep
 
-# Of Python's C API.
+# Of Python's C API. The first is private before Python 3.13.
+_IS_FINALIZING = "Py_IsFinalizing" if hasattr(ctypes.pythonapi, "Py_IsFinalizing") else "_Py_IsFinalizing"
 _PYTHON_API = (
+    _IS_FINALIZING,
     "PyGILState_Check",
     "PyEval_SaveThread",
     "PyEval_RestoreThread",
@@ -41,7 +44,9 @@ _PYTHON_API = (
 )
 
 # What functions that need Python call. Addresses, int64 here and below, stay out of compiled code, which is kept on disk.
-PYTHON = np.dtype([(name, np.int64) for name in (*_PYTHON_API, "run_work", "message", "register", "create", "infer")])
+PYTHON = np.dtype(
+    [(name, np.int64) for name in ("is_finalizing", *_PYTHON_API[1:], "run_work", "message", "register", "create", "infer")]
+)
 
 # What the other thread is to do: to call `function` with four words and the address of `is_done`, which it is to set.
 _WORK = np.dtype([(name, np.int64) for name in ("function", "a", "b", "c", "d", "status", "is_done", "release_lock", "lock")])
@@ -64,13 +69,17 @@ def run_work(work_address: int) -> int:
 
 @jit.function
 def _run_elsewhere(python: Any, api: int, function: int, a: int, b: int, c: int, d: int) -> int:
-    """The OrtStatus of a Python function that another thread runs. If it does not get to its end, an error; 0 if `api` is."""
+    """The OrtStatus of a Python function that another thread runs, or this one when the interpreter ends, which lets no other
+    thread into Python. If it does not get to its end, an error; 0 if `api` is."""
     work_address = stack(_WORK_WORDS)
     work = record_at(work_address, _WORK)
     work.function, work.a, work.b, work.c, work.d, work.status, work.is_done = function, a, b, c, d, 0, 0
-    has_gil = call(python.PyGILState_Check, (0,)) & 1
+    is_finalizing = call(python.is_finalizing, (0,)) & 1
+    has_gil = is_finalizing == 0 and call(python.PyGILState_Check, (0,)) & 1 == 1
     saved = call(python.PyEval_SaveThread, (0,)) if has_gil else 0
-    lock = call(python.PyThread_allocate_lock, (0,))
+    lock = 0 if is_finalizing else call(python.PyThread_allocate_lock, (0,))
+    if is_finalizing:
+        work.status = call(function, (a, b, c, d, work_address + _IS_DONE))
     if lock:
         work.release_lock, work.lock = python.PyThread_release_lock, lock
         call(python.PyThread_acquire_lock, (lock, 1))
@@ -169,40 +178,44 @@ def python_functions(**functions: Callable[[int, int, int, int, Any], int | None
 
 def _fill(record: Any, names: Sequence[str]) -> None:
     for name in names:
-        record[name] = ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value
+        field = "is_finalizing" if name == _IS_FINALIZING else name
+        record[field] = ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value
 
 
-# What nodes by way of onnxruntime-extensions call, and the exception that the Ctrl-C of a run raised in one of them.
+# What nodes by way of onnxruntime-extensions call; behind that the exception that a signal handler raised in one of them.
 _ERROR_API = ("PyObject_Vectorcall", "PyErr_Fetch", "PyErr_Restore", "PyErr_Clear", "Py_AddPendingCall")
-_HOOK = np.dtype([(name, np.int64) for name in (*_ERROR_API, "raise_again", "body", "type", "value", "traceback")])
-_TYPE, _VALUE, _TRACEBACK = (_HOOK.fields[name][1] for name in ("type", "value", "traceback"))  # type: ignore[index]
-_ATTEMPTS = 8
+_HOOK = np.dtype(
+    [(name, np.int64) for name in (*_ERROR_API, "python", "body", "again", "raise_it", "type", "value", "traceback")]
+)
 
 
-def _call_again(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
-    """What the Python function `body` returns of three Python objects. An exception, of which the first is kept, means that it
-    is called again; Python raises the one that is kept on the main thread, when that is back in Python."""
+def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
+    """What the Python function `body` returns of three Python objects, or, if it raises, `again`, on another thread."""
     hook = record_at(hook_address, _HOOK)
     arguments = array_at(stack(3), 3, np.int64)
     arguments[0], arguments[1], arguments[2] = k_id, feed, attributes
-    result = np.int64(0)
-    for attempt in range(_ATTEMPTS):
-        result = call(hook.PyObject_Vectorcall, (hook.body, arguments.ctypes.data, 3, 0))
-        if result:
-            if hook.type:
-                call(hook.Py_AddPendingCall, (hook.raise_again, hook_address))
-            break
-        if attempt == _ATTEMPTS - 1:
-            break
-        if hook.type == 0:
-            call(hook.PyErr_Fetch, (hook_address + _TYPE, hook_address + _VALUE, hook_address + _TRACEBACK))
+    result = call(hook.PyObject_Vectorcall, (hook.body, arguments.ctypes.data, 3, 0))
+    if result == 0:
+        error = array_at(stack(3), 3, np.int64)
+        at = error.ctypes.data
+        call(hook.PyErr_Fetch, (at, at + 8, at + 16))
+        answer = array_at(stack(2), 2, np.int64)  # the result, and whether it stands for a fault of the node
+        answer[0], answer[1] = 0, 0
+        _run_elsewhere(record_at(hook.python, PYTHON), 0, hook.again, k_id, feed, attributes, answer.ctypes.data)
+        result = answer[0]
+        if result and answer[1] == 0 and hook.type == 0:
+            hook.type, hook.value, hook.traceback = error[0], error[1], error[2]
         else:
-            call(hook.PyErr_Clear, (0,))
-    return result  # type: ignore[return-value]
+            call(hook.PyErr_Restore, (error[0], error[1], error[2]))
+            if result:
+                call(hook.PyErr_Clear, (0,))
+    if hook.type:
+        call(hook.Py_AddPendingCall, (hook.raise_it, hook_address))
+    return result
 
 
-def _raise_again(hook_address: int) -> int:
-    """A pending call of Python's: 0, or -1 with an exception."""
+def _raise_it(hook_address: int) -> int:
+    """A pending call, which Python makes on the main thread: 0, or -1 with the exception that was kept."""
     hook = record_at(hook_address, _HOOK)
     kept, value, traceback = hook.type, hook.value, hook.traceback
     hook.type, hook.value, hook.traceback = 0, 0, 0
@@ -212,11 +225,23 @@ def _raise_again(hook_address: int) -> int:
     return -1
 
 
-def uninterrupted(body: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """`body`, which may be called twice, as a C function that no signal handler's exception gets out of."""
+def uninterrupted(
+    body: Callable[[Any, Any, Any], Any], again: Callable[[Any, Any, Any], tuple[Any, bool]]
+) -> Callable[[Any, Any, Any], Any]:
+    """`body` as a C function that no signal handler's exception gets out of. If it raises, the result is that of `again`, which
+    does the same once more on another thread, does not raise, and tells whether it was a fault of the node."""
+
+    def run_again(k_id: int, feed: int, attributes: int, answer: int, is_done: Any) -> None:
+        result, is_fault = again(*(ctypes.cast(each, py_object).value for each in (k_id, feed, attributes)))
+        words = (c_int64 * 2).from_address(answer)
+        words[0], words[1] = id(keep(result)), is_fault  # the reference goes to who called
+        is_done[0] = 1
+
     hook = keep(np.zeros((), _HOOK))
     _fill(hook, _ERROR_API)
-    hook["raise_again"] = compiled(_raise_again)
+    hook["python"] = python_functions()
     hook["body"] = id(keep(body))
-    function = ctypes.PYFUNCTYPE(py_object, c_int64, py_object, py_object, py_object)(compiled(_call_again))
+    hook["again"] = ctypes.cast(keep(_PythonFunction(run_again)), c_void_p).value
+    hook["raise_it"] = compiled(_raise_it)
+    function = ctypes.PYFUNCTYPE(py_object, c_int64, py_object, py_object, py_object)(compiled(_call_hook))
     return functools.partial(function, int(hook.ctypes.data))

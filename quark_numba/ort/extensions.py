@@ -65,10 +65,11 @@ def get_library_path() -> str:
 def _declare() -> None:
     """Once: a second declaration of the same types is a conflict for every session from then on."""
     bodies: dict[int, Callable[..., tuple[NDArray[Any], ...]]] = {}
+    declared_as: dict[int, tuple[Operator, Overload]] = {}
     for operator in filter(has, OPERATORS):
         attributes = [each for each in operator.attributes if each.is_always_written and each.kind in _KINDS]
         for overload in operator.overloads(carries):
-            body = functools.partial(_body, operator, overload, attributes)
+            body = functools.partial(_body, operator, attributes)
             declared = onnxruntime_extensions.onnx_op(
                 op_type=operator.full_name,
                 inputs=[each.number for each in overload.inputs],
@@ -76,28 +77,40 @@ def _declare() -> None:
                 attrs={each.name: _KINDS[each.kind] for each in attributes},
             )(body)
             bodies[id(declared)] = body
+            declared_as[id(declared)] = operator, overload
 
     def hook(k_id: int, feed: Any, attributes: Any) -> Any:
         """The stock hook makes a list of Python numbers of every output; arrays may go back as they are."""
         if k_id not in bodies:
             return _ocos._on_pyop_invocation(k_id, feed, attributes)
-        outputs = bodies[k_id](*feed, **attributes)
-        return (k_id, *(part for y in outputs for part in (y.shape, y)))
+        return _answer(k_id, bodies[k_id](*feed, **attributes))
 
-    onnxruntime_extensions.PyCustomOpDef.install_hooker(callbacks.uninterrupted(hook) if JIT_ENABLED else hook)
+    def again(k_id: int, feed: Any, attributes: Any) -> tuple[Any, bool]:
+        """Of a node that raised: what it gives, and whether it is at fault."""
+        try:
+            return hook(k_id, feed, attributes), False
+        except Exception as error:
+            operator, overload = declared_as[k_id]
+            _log.error("%s: %s; the output is left empty", operator.full_name, error)
+            return _answer(k_id, tuple(np.empty(0, each.dtype) for each in overload.outputs)), True
+
+    def hook_without_compiling(k_id: int, feed: Any, attributes: Any) -> Any:
+        return again(k_id, feed, attributes)[0]
+
+    onnxruntime_extensions.PyCustomOpDef.install_hooker(
+        callbacks.uninterrupted(hook, again) if JIT_ENABLED else hook_without_compiling
+    )
 
 
-def _body(
-    operator: Operator, overload: Overload, attributes: Sequence[Attribute], *inputs: NDArray[Any], **texts: str
-) -> tuple[NDArray[Any], ...]:
+def _answer(k_id: int, outputs: tuple[NDArray[Any], ...]) -> tuple[Any, ...]:
+    return (k_id, *(part for y in outputs for part in (y.shape, y)))
+
+
+def _body(operator: Operator, attributes: Sequence[Attribute], *inputs: NDArray[Any], **texts: str) -> tuple[NDArray[Any], ...]:
     """The outputs of a node. Its attributes come as text."""
-    try:
-        values = {each.name: each.value(texts[each.name]) for each in attributes}
-        if operator.attributes_of_shapes and not attributes:
-            values = operator.attributes_of_shapes(*(each.shape for each in inputs))
-        # ONNX Runtime's threads wait for this one, spinning.
-        outputs = on_one_thread(operator.call, *inputs, **operator.values(values))
-    except Exception as error:
-        _log.error("%s: %s; the output is left empty", operator.full_name, error)
-        return tuple(np.empty(0, each.dtype) for each in overload.outputs)
+    values = {each.name: each.value(texts[each.name]) for each in attributes}
+    if operator.attributes_of_shapes and not attributes:
+        values = operator.attributes_of_shapes(*(each.shape for each in inputs))
+    # ONNX Runtime's threads wait for this one, spinning.
+    outputs = on_one_thread(operator.call, *inputs, **operator.values(values))
     return outputs if isinstance(outputs, tuple) else (outputs,)

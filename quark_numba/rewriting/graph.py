@@ -16,7 +16,7 @@ from ..catalog import OPERATORS, QUANTIZATION
 from ..declaration import Operator
 from ..element_types import UINT8, ElementType, find
 from ..element_types.tensors import to_tensor_proto
-from ..errors import ModelError
+from ..errors import ModelError, reraise_of_signal_handler
 
 # ONNX Runtime runs the operators of these domains, unless it is told otherwise.
 _STANDARD_DOMAINS = ("", "com.microsoft")
@@ -154,6 +154,7 @@ class Graph:
             try:
                 array = np.asarray(tensor.numpy())
             except Exception as error:  # bytes that do not fit the shape
+                reraise_of_signal_handler(error)
                 raise ModelError(f"tensor {value.name}: {error}") from None
             if array.nbytes > _MOST_KEPT:
                 return array
@@ -311,5 +312,6 @@ def call(node: Node, inputs: list[NDArray[Any] | None], **changed: int) -> tuple
     try:
         outputs = node.operator.call(*inputs, **(node.attributes | changed))
     except (TypeError, ValueError) as error:
+        reraise_of_signal_handler(error)
         raise Left(f"not valid: {error}") from None
     return outputs if isinstance(outputs, tuple) else (np.asarray(outputs),)

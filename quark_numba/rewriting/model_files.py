@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 from onnx import external_data_helper
 
-from ..errors import ModelError
+from ..errors import ModelError, reraise_of_signal_handler
 
 # Of a model in one file: protobuf ends at 2 GiB.
 _MOST_BYTES = (1 << 31) - (1 << 24)
@@ -31,10 +31,10 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
         model = onnx.load(path, load_external_data=False)
     except ModelError:
         raise
-    except OSError as error:
-        raise ModelError(f"{name}: {error.strerror or error}") from None
     except Exception as error:
-        raise ModelError(f"{name}: not an ONNX model: {error}") from None
+        reraise_of_signal_handler(error)
+        reason = error.strerror or error if isinstance(error, OSError) else f"not an ONNX model: {error}"
+        raise ModelError(f"{name}: {reason}") from None
     if external_data:
         load_tensors(model, os.path.dirname(os.path.abspath(name)), name)
     return model
@@ -52,6 +52,7 @@ def load_tensors(model: onnx.ModelProto, folder: str | os.PathLike[str], name: s
             try:
                 external_data_helper.load_external_data_for_tensor(tensor, os.fspath(folder))
             except Exception as error:
+                reraise_of_signal_handler(error)
                 raise ModelError(f"{name}: tensor {tensor.name}: {error}") from None
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
@@ -70,7 +71,8 @@ def check_is_whole(model: onnx.ModelProto) -> None:
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """All tensors of a model, those of subgraphs, functions and attributes included."""
-    waiting: list[Any] = [model.graph, *model.functions, *(each.algorithm for each in model.training_info)]
+    training = (graph for each in model.training_info for graph in (each.initialization, each.algorithm))
+    waiting: list[Any] = [model.graph, *model.functions, *training]
     while waiting:
         graph = waiting.pop()
         if isinstance(graph, onnx.GraphProto):
@@ -132,11 +134,10 @@ def _write(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> N
         with tempfile.TemporaryDirectory(dir=os.path.dirname(target), prefix=".quark_numba_") as folder:
             write_to(os.path.join(folder, os.path.basename(target)))
             for each in sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target)):  # what points last
-                _put(os.path.join(folder, each), os.path.join(os.path.dirname(target), each))
-    except OSError as error:
-        raise ModelError(f"{name}: {error.strerror}") from None
-    except Exception as error:  # of protobuf, where what is not an initializer is too large
-        raise ModelError(f"{name}: {error}") from None
+                _put(os.path.join(folder, each), os.path.realpath(os.path.join(os.path.dirname(target), each)))
+    except Exception as error:  # of the file, or of protobuf, where what is not an initializer is too large
+        reraise_of_signal_handler(error)
+        raise ModelError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _put(written: str, target: str) -> None:

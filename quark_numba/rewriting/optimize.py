@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from ..errors import ModelError
+from ..errors import ModelError, reraise_of_signal_handler
 from . import constants, model_files, pairs, round_trips, standard_operators
 from .graph import Graph
 
@@ -87,6 +87,7 @@ def optimized(
         lost = _what_gets_lost(model)
         intermediate = None if lost else ir.from_proto(model)
     except Exception as error:
+        reraise_of_signal_handler(error)
         intermediate, lost = None, f"what onnx-ir cannot read: {error.__cause__ or error}"
     if intermediate is None:
         same = onnx.ModelProto()
@@ -100,6 +101,7 @@ def optimized(
     except ModelError:
         raise
     except Exception as error:  # whatever a model that is not valid leads to
+        reraise_of_signal_handler(error)
         raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
