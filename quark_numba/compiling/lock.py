@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging  # noqa: F401  # hooks of forks run in reverse order: its own, which takes a lock that compiling needs, is to run later
 import os
 import sys
@@ -25,19 +24,16 @@ def created(create: Callable[[], T]) -> T:
 
     def work() -> None:
         try:
-            # In this order everywhere: whoever compiles a function of its own has Numba's lock already.
-            with numbas_lock or contextlib.nullcontext(), _lock:
+            with _lock:
                 results.append(create())
         except BaseException as error:
             errors.append(error)
 
     results: list[T] = []
     errors: list[BaseException] = []
-    numba = sys.modules.get("numba.core.compiler_lock")
-    numbas_lock = getattr(numba, "global_compiler_lock", None)
     main = threading.main_thread()
     is_main = threading.get_ident() == main.ident and main.is_alive()  # not alive: the interpreter ends, and starts no threads
-    if is_main and not (numbas_lock and numbas_lock.is_locked()):
+    if is_main and not _compiles_already():
         thread = threading.Thread(target=work, name="quark_numba")
         thread.start()
         thread.join()
@@ -46,6 +42,13 @@ def created(create: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _compiles_already() -> bool:
+    """Whether this thread is in the midst of compiling something with Numba, for whose lock another one would wait."""
+    module = sys.modules.get("numba.core.compiler_lock")
+    lock = getattr(module, "global_compiler_lock", None)  # None while the module is being imported
+    return lock is not None and bool(lock.is_locked())
 
 
 class created_once(Generic[T]):  # noqa: N801
