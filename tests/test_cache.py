@@ -47,7 +47,10 @@ def damaged(content, damage):
     return bytes(changed)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "foreign", 0, 31, 33, 500, 994])
+@pytest.mark.parametrize(
+    "damage",
+    ["truncated", 500, *(pytest.param(each, marks=pytest.mark.full) for each in ("empty", "foreign", 0, 31, 33, 994))],
+)
 def test_damaged_files(damage, filled, tmp_path):
     """They are made anew. A number: one bit of each 997th byte from that one on is flipped."""
     shutil.copytree(filled, tmp_path, dirs_exist_ok=True)

@@ -60,25 +60,37 @@ def calls(draw):
     return x, scale, zero_point, name, {"axis": axis, "block_size": block_size}, spread
 
 
-@given(calls())
-@settings(max_examples=1000)
-def test_quantize_is_the_oracles(call):
-    x, scale, zero_point, name, attributes, spread = call
-    before = x.copy()
-    with np.errstate(all="ignore"):
-        y = quantize(x, scale, zero_point, output_dtype=name, **attributes)
-        oracle.assert_same_bits(y, oracle.quantize(x, *spread, name))
-    assert x.tobytes() == before.tobytes()
+# The more, the more kernels are compiled for it.
+more_examples = pytest.mark.parametrize("examples", [200, pytest.param(1000, marks=pytest.mark.full)])
 
 
-@given(calls(), st.sampled_from(FULL), st.integers(0, 2**32 - 1))
-@settings(max_examples=1000)
-def test_dequantize_is_the_oracles(call, output, seed):
-    x, scale, zero_point, name, attributes, spread = call
-    codes = np.random.default_rng(seed).choice(samples.codes(name), x.shape)
-    with np.errstate(all="ignore"):
-        y = dequantize(codes, scale, zero_point, output_dtype=output, **attributes)
-        oracle.assert_same_bits(y, oracle.dequantize(codes, *spread, name, output))
+@more_examples
+def test_quantize_is_the_oracles(examples):
+    @settings(max_examples=examples)
+    @given(calls())
+    def check(call):
+        x, scale, zero_point, name, attributes, spread = call
+        before = x.copy()
+        with np.errstate(all="ignore"):
+            y = quantize(x, scale, zero_point, output_dtype=name, **attributes)
+            oracle.assert_same_bits(y, oracle.quantize(x, *spread, name))
+        assert x.tobytes() == before.tobytes()
+
+    check()
+
+
+@more_examples
+def test_dequantize_is_the_oracles(examples):
+    @settings(max_examples=examples)
+    @given(calls(), st.sampled_from(FULL), st.integers(0, 2**32 - 1))
+    def check(call, output, seed):
+        x, scale, zero_point, name, attributes, spread = call
+        codes = np.random.default_rng(seed).choice(samples.codes(name), x.shape)
+        with np.errstate(all="ignore"):
+            y = dequantize(codes, scale, zero_point, output_dtype=output, **attributes)
+            oracle.assert_same_bits(y, oracle.dequantize(codes, *spread, name, output))
+
+    check()
 
 
 @given(strided("float32", st.floats(-(2.0**20), 2.0**20, width=32), max_side=9), positive, st.sampled_from(INTEGERS), st.data())
