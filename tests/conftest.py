@@ -1,3 +1,6 @@
+import sys
+import threading
+
 import numba
 import pytest
 
@@ -15,6 +18,28 @@ def keys(operation):
     operands = [(FLOAT32, row, row) if operation == "quantize" else (row, row, FLOAT32) for row in version.quantized]
     each = [select(operation, x, FLOAT32, quantized, y) for x, quantized, y in operands]
     return [pytest.param(key, id=key.quantized.name) for key in each]
+
+
+@pytest.hookimpl(trylast=True)  # once coverage has begun
+def pytest_sessionstart():
+    if threading.gettrace() and not numba.config.DISABLE_JIT:
+        trace_threads_of_c()
+
+
+def trace_threads_of_c():
+    """Python has `threading` start to trace the threads that it starts itself; those of Python's C API are left to us."""
+    from quark_numba.ort import callbacks
+
+    python_function = callbacks._PythonFunction
+
+    def traced(function):
+        def run(*arguments):
+            sys.settrace(threading.gettrace())
+            return function(*arguments)
+
+        return python_function(run)
+
+    callbacks._PythonFunction = traced
 
 
 def pytest_generate_tests(metafunc):
