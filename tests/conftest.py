@@ -23,23 +23,25 @@ def keys(operation):
 @pytest.hookimpl(trylast=True)  # once coverage has begun
 def pytest_sessionstart():
     if threading.gettrace() and not numba.config.DISABLE_JIT:
-        trace_threads_of_c()
+        trace_other_threads()
 
 
-def trace_threads_of_c():
-    """Python has `threading` start to trace the threads that it starts itself; those of Python's C API are left to us."""
+def trace_other_threads():
+    """Python has `threading` start to trace the threads that it starts itself; others are left to us."""
+    from quark_numba.compiling import lock
     from quark_numba.ort import callbacks
 
-    python_function = callbacks._PythonFunction
+    python_function, start_new_thread = callbacks._PythonFunction, lock.start_new_thread
 
     def traced(function):
         def run(*arguments):
             sys.settrace(threading.gettrace())
             return function(*arguments)
 
-        return python_function(run)
+        return run
 
-    callbacks._PythonFunction = traced
+    callbacks._PythonFunction = lambda function: python_function(traced(function))
+    lock.start_new_thread = lambda function, arguments: start_new_thread(traced(function), arguments)
 
 
 def pytest_generate_tests(metafunc):

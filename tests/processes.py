@@ -51,5 +51,5 @@ def start(code, **environment):
     return subprocess.Popen(command, env={**os.environ, **environment})
 
 
-def run(code, expected=0, **environment):
-    assert start(code, **environment).wait(300) == expected
+def run(code, expected=0, seconds=300, **environment):
+    assert start(code, **environment).wait(seconds) == expected

@@ -101,7 +101,7 @@ assert outcomes["interrupted"] > {count} // 4, outcomes
     [(0, 30), pytest.param(1, 200, marks=pytest.mark.full), pytest.param(2, 1000, marks=pytest.mark.exhaustive)],
 )
 def test_moments(seed, count, tmp_path):
-    run(MOMENTS.format(seed=seed, count=count), NUMBA_CACHE_DIR=str(tmp_path))
+    run(MOMENTS.format(seed=seed, count=count), seconds=100 + 3 * count, NUMBA_CACHE_DIR=str(tmp_path))
 
 
 def test_a_handler_that_raises_again_and_again(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging  # noqa: F401  # hooks of forks run in reverse order: its own, which takes a lock that compiling needs, is to run later
 import os
 import sys
 import threading
+from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +22,8 @@ def created(create: Callable[[], T]) -> T:
     There Python runs signal handlers, in the midst of whatever it finds. They may raise, as that of Ctrl-C does, and out of the
     midst of a compilation this would leave Numba in pieces. So the main thread has another one do it and waits. An exception of
     a handler ends the waiting; what was begun gets finished, and is there for whoever asks next.
+
+    A ``threading.Thread`` will not do: what it has the main thread do, to start one, is in pieces as well when a handler raises.
     """
 
     def work() -> None:
@@ -28,15 +32,18 @@ def created(create: Callable[[], T]) -> T:
                 results.append(create())
         except BaseException as error:
             errors.append(error)
+        finally:
+            done.release()
 
     results: list[T] = []
     errors: list[BaseException] = []
+    done = allocate_lock()
+    done.acquire()
     main = threading.main_thread()
     is_main = threading.get_ident() == main.ident and main.is_alive()  # not alive: the interpreter ends, and starts no threads
     if is_main and not _compiles_already():
-        thread = threading.Thread(target=work, name="quark_numba")
-        thread.start()
-        thread.join()
+        start_new_thread(work, ())
+        done.acquire()
     else:
         work()
     if errors:
@@ -69,6 +76,9 @@ class created_once(Generic[T]):  # noqa: N801
 
         return created(create)
 
+
+# The end of the interpreter waits for what was begun.
+atexit.register(lambda: _lock.acquire() and _lock.release())
 
 # A fork waits for the lock: a child whose parent held it in another thread would wait for ever.
 
