@@ -23,7 +23,7 @@ def created(create: Callable[[], T]) -> T:
     midst of a compilation this would leave Numba in pieces. So the main thread has another one do it and waits. An exception of
     a handler ends the waiting; what was begun gets finished, and is there for whoever asks next.
 
-    A ``threading.Thread`` will not do: what it has the main thread do, to start one, is in pieces as well when a handler raises.
+    A ``threading.Thread`` will not do: what starts one is Python, too, and in pieces as well when a handler raises.
     """
 
     def work() -> None:
