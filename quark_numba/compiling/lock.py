@@ -77,8 +77,12 @@ class created_once(Generic[T]):  # noqa: N801
         return created(create)
 
 
-# The end of the interpreter waits for what was begun.
-atexit.register(lambda: _lock.acquire() and _lock.release())
+@atexit.register
+def _finish() -> None:
+    """The end of the interpreter waits for what was begun."""
+    with _lock:
+        pass
+
 
 # A fork waits for the lock: a child whose parent held it in another thread would wait for ever.
 
