@@ -121,7 +121,7 @@ def test_another_version_of_the_package(tmp_path):
     run(CHECK, **environment)
     codecs = package / "linear" / "arithmetic.py"
     source = codecs.read_text()
-    changed = source.replace("operand(value) / scale", "operand(value) / (scale + scale)")
+    changed = source.replace("wide(value + magic)", "wide(value + value + magic)")
     assert changed != source
     codecs.write_text(changed)
     run(

@@ -61,7 +61,7 @@ def calls(draw):
 
 
 # The more, the more kernels are compiled for it.
-more_examples = pytest.mark.parametrize("examples", [200, pytest.param(1000, marks=pytest.mark.full)])
+more_examples = pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.full)])
 
 
 @more_examples

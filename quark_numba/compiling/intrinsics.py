@@ -21,6 +21,19 @@ _WORD = ir.IntType(64)
 _triple, _, _features = cpu_target.target_context.codegen().magic_tuple()
 HAS_FLOAT16 = JIT_ENABLED and (_triple.startswith("aarch64") or "+f16c" in _features.split(","))
 
+# Without an instruction for it, it takes longer than a division.
+HAS_FMA = JIT_ENABLED and (_triple.startswith("aarch64") or "+fma" in _features.split(","))
+
+
+@intrinsic
+def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of float32, rounded once. Only where HAS_FMA."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
 
 @intrinsic
 def float16_bits(typingctx: Any, value: Any) -> Any:

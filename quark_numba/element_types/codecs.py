@@ -172,6 +172,23 @@ def _upper_bits_encoder(element_type: ElementType, saturate: bool) -> Any:
     return inline(encode)
 
 
+def upper_bits_rounder(element_type: ElementType) -> Any:
+    """float32 that is no signalling NaN -> the nearest value of a type with the exponents of float32, bfloat16, as float32:
+    ties to even, not saturated. As in `_upper_bits_encoder`, but the sign may stay where it is, as no number is carried into
+    it; and a quiet NaN stays one without its lower bits."""
+    u32, f32 = np.uint32, np.float32
+    dropped = 23 - element_type.mantissa_bits
+    shift, kept = u32(dropped), u32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
+    one, half_less_one, zero = u32(1), u32((1 << (dropped - 1)) - 1), u32(0)
+
+    def round_to_nearest(value: Any) -> Any:
+        bits = f32(value).view(u32)
+        up = u32(u32(u32(bits >> shift) & one) + half_less_one)
+        return u32(u32(bits + (up if value == value else zero)) & kept).view(f32)
+
+    return inline(round_to_nearest)
+
+
 def _float_encoder(element_type: ElementType, saturated: bool) -> Any:
     """float32 -> the code of the nearest value, ties to even. `saturated`: no input is beyond the finite range.
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..compiling.intrinsics import HAS_FMA, fma
 from ..compiling.jit import inline
-from ..element_types import BFLOAT16, FLOAT16, FLOAT64, ElementType
+from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, ElementType
 from ..element_types.codecs import decoder, encoder, rounder, same, wide_type
 from .key import Key
 
@@ -31,8 +32,8 @@ def _quantizer(key: Key) -> Any:
     divide = _divider(key)
     x_value = decoder(key.x)
     if key.y.is_integer:
-        y_code = _integer_encoder(key.y, np.float64 if key.precision is FLOAT64 else key.zero_point_dtype)
-        return inline(lambda x, scale, zero_point: y_code(divide(x_value(x), scale), zero_point))
+        y_code = _code_of_quotient(key)
+        return inline(lambda x, scale, zero_point: y_code(divide(x_value(x), scale), scale, zero_point))
     encode = encoder(key.y, key.saturate)
     sum_type, narrow = (np.float64, _to_odd_float32) if key.precision is FLOAT64 else (np.float32, same)
     return inline(lambda x, scale, zero_point: encode(narrow(sum_type(divide(x_value(x), scale)) + zero_point)))
@@ -70,18 +71,96 @@ def _round_trip(key: Key) -> Any:
     return inline(lambda x, scale, zero_point: dequantize(quantize(x, scale, zero_point), scale, zero_point))
 
 
-def reciprocal_round_trip(key: Key) -> Any:
-    """(x, reciprocal, scale, zero point) -> y, the same for a scale whose reciprocal is exact, and a zero point of 0: the
-    product with the reciprocal is the quotient, rounded once as well."""
-    x_value = decoder(key.x)
+def reciprocal_converter(key: Key) -> Any:
+    """(x, reciprocal, scale, zero point) -> y, the same without a division, of scales of which ``has_reciprocal`` says so; None
+    if there is no such way."""
+    if key.operation == "dequantize" or key.precision is not FLOAT32 or wide_type(key.x) is not np.float32:
+        return None
+    x_value, f32 = decoder(key.x), np.float32
     if key.quantized.is_integer:
-        multiple = _integer_multiple(key)
-        return inline(lambda x, reciprocal, scale, zero_point: multiple(x_value(x) * reciprocal, scale, zero_point))
-    encode, decode, f32 = encoder(key.quantized, key.saturate), decoder(key.quantized), np.float32
-    # Adding 0 makes 0 of -0.
+        return _small_integers(key) if key.quantized.bits <= 16 else _large_integers(key)
+    if key.operation == "quantize":
+        return None
+    encode, decode = encoder(key.quantized, key.saturate), decoder(key.quantized)
+    # The product with the reciprocal is the quotient, rounded once as well. Adding 0 makes 0 of -0.
     return inline(
         lambda x, reciprocal, scale, zero_point: f32(decode(encode(f32(f32(x_value(x) * reciprocal) + f32(0)))) * scale)
     )
+
+
+def has_reciprocal(key: Key) -> Any:
+    """(scale, zero point) -> whether ``reciprocal_converter`` takes them.
+
+    Of float types: scales that are powers of two, which have an exact reciprocal unless they are next to the largest, and a
+    zero point that is 0, and not -0. Of integers: scales from 2**-64 to 2**64 (see `_quotient`).
+    """
+    if key.quantized.is_integer:
+        return inline(lambda scale, zero_point: scale >= np.float32(2.0**-64) and scale <= np.float32(2.0**64))
+
+    def is_power_of_two(scale: Any, zero_point: Any) -> Any:
+        bits = np.float32(scale).view(np.uint32)
+        exponent = bits >> np.uint32(23)
+        is_power = bits & np.uint32(0x7FFFFF) == 0 and 0 < exponent < 253
+        return is_power and zero_point == 0 and not np.signbit(zero_point)
+
+    return inline(is_power_of_two)
+
+
+@inline
+def _quotient(x: Any, reciprocal: Any, scale: Any) -> Any:
+    """x / scale, rounded to nearest as a division rounds it, where its magnitude is 1/4 to 2**64; a number below 1/2 where it
+    is below 1/4. `reciprocal` is 1 / scale, rounded to nearest, and scale 2**-64 to 2**64.
+
+    The product is off by 3/2 units in its last place at most: half for its own rounding, one for that of the reciprocal. The
+    remainder is exact, as it needs no more bits than a float32 has, and all of them count at least 2**-112. So the sum is the
+    quotient, but for an error of the correction that is too small to move its rounding (P. Markstein, "Computation of
+    elementary functions on the IBM RISC System/6000 processor", 1990, theorem 8.1; Brisebarre, Muller and Raina, "Accelerating
+    correctly rounded floating-point division when the divisor is known in advance", 2004, section 2).
+    """
+    product = np.float32(x * reciprocal)
+    return fma(fma(-product, scale, x), reciprocal, product)
+
+
+def _small_integers(key: Key) -> Any:
+    """``reciprocal_converter`` for types of up to 16 bits.
+
+    Instead of the quotient, x is saturated: to bounds of which the quotients are the integers lowest - zero point and
+    highest - zero point, but for an error of less than 2**-6, so that they are rounded to these.
+    """
+    if not HAS_FMA:
+        return None
+    x_value, f32, is_round_trip = decoder(key.x), np.float32, key.operation == "quantize_dequantize"
+    lowest, highest = f32(key.quantized.lowest), f32(key.quantized.highest)
+    code_of = _code_of_whole(key.quantized, np.float32)
+
+    def convert(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
+        least, most = f32(scale * f32(lowest - zero_point)), f32(scale * f32(highest - zero_point))
+        value = x_value(x)
+        value = value if value > least else least  # also NaN
+        value = value if value < most else most
+        quotient = _quotient(value, reciprocal, scale)
+        if is_round_trip:
+            return f32(f32(np.rint(quotient) + f32(0)) * scale)
+        return code_of(quotient, zero_point)
+
+    return inline(convert)
+
+
+def _large_integers(key: Key) -> Any:
+    """``reciprocal_converter`` for types of 32 bits. Above 2**64 each is saturated; there the product may be Inf, and the
+    remainder NaN, so that the product is taken. It also is where x is NaN."""
+    if not HAS_FMA:
+        return None
+    x_value = decoder(key.x)
+    finish = _integer_multiple(key) if key.operation == "quantize_dequantize" else _code_of_quotient(key)
+
+    def convert(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
+        value = x_value(x)
+        product = np.float32(value * reciprocal)
+        quotient = _quotient(value, reciprocal, scale) if abs(product) < np.float32(2.0**64) else product
+        return finish(quotient, scale, zero_point)
+
+    return inline(convert)
 
 
 def _integer_multiple(key: Key) -> Any:
@@ -105,11 +184,28 @@ def _integer_multiple(key: Key) -> Any:
     return inline(multiple)
 
 
-def _integer_encoder(element_type: ElementType, wide: Any) -> Any:
-    """(quotient, zero point) -> code: rounded half to even, then the zero point added, then saturated; NaN the lowest.
+def _code_of_quotient(key: Key) -> Any:
+    """(quotient, scale, zero point) -> code: rounded half to even, then the zero point added, then saturated; NaN the lowest.
 
-    The quotient is saturated first, between bounds that are whole and exact in `wide`; that comes to the same. Then `magic` is
-    added, which rounds it. Of float32, 1.5 * 2**23 is
+    The quotient is saturated first, between bounds that are whole and exact in `wide`; that comes to the same.
+    """
+    wide = np.float64 if key.precision is FLOAT64 else key.zero_point_dtype
+    lowest, highest, code_of = wide(key.y.lowest), wide(key.y.highest), _code_of_whole(key.y, wide)
+
+    def encode(quotient: Any, scale: Any, zero_point: Any) -> Any:
+        least, most = wide(lowest - zero_point), wide(highest - zero_point)
+        value = wide(quotient)
+        value = value if value > least else least  # also NaN
+        value = value if value < most else most
+        return code_of(value, zero_point)
+
+    return inline(encode)
+
+
+def _code_of_whole(element_type: ElementType, wide: Any) -> Any:
+    """(value, zero point) -> the code of the sum, within the type's range; the value is rounded first, half to even.
+
+    `magic` is added, which rounds it. Of float32, 1.5 * 2**23 is
 
         0 10010110 10000000000000000000000      sign, exponent, mantissa
 
@@ -118,14 +214,9 @@ def _integer_encoder(element_type: ElementType, wide: Any) -> Any:
     number's, for either sign. Of float64 the same holds for 1.5 * 2**52.
     """
     magic, integer = (np.float64(1.5 * 2**52), np.int64) if wide is np.float64 else (np.float32(1.5 * 2**23), np.int32)
-    lowest, highest = wide(element_type.lowest), wide(element_type.highest)
     code, mask = element_type.storage.type, integer(2**element_type.bits - 1)
 
-    def encode(quotient: Any, zero_point: Any) -> Any:
-        least, most = wide(lowest - zero_point), wide(highest - zero_point)
-        value = wide(quotient)
-        value = value if value > least else least  # also NaN
-        value = value if value < most else most
+    def encode(value: Any, zero_point: Any) -> Any:
         return code(integer(integer(wide(value + magic).view(integer) + integer(zero_point)) & mask))
 
     return inline(encode)

@@ -18,8 +18,9 @@ from .key import Key
 
 # Names in the templates that a compilation binds.
 convert: Any = None  # scalar (x, scale, zero point) -> y, of arithmetic.converter
-convert_by_reciprocal: Any = None  # of arithmetic.reciprocal_round_trip
-convert_run: Any = None  # constant_scale or constant_round_trip
+convert_by_reciprocal: Any = None  # of arithmetic.reciprocal_converter
+has_reciprocal: Any = None  # of arithmetic
+convert_run: Any = None  # constant_scale or constant_reciprocal
 convert_row: Any = None  # varying_scale
 convert_loop: Any = None  # run
 convert_pieces: Any = None  # pieces
@@ -70,12 +71,9 @@ def constant_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: i
         y[i] = convert(x[i], scale, zero_point)
 
 
-def constant_round_trip(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
-    """The same, faster for scales that are powers of two, which have an exact reciprocal unless they are next to the largest,
-    and a zero point that is 0, and not -0."""
-    bits = np.float32(scale).view(np.uint32)
-    exponent = bits >> np.uint32(23)
-    if bits & np.uint32(0x7FFFFF) == 0 and 0 < exponent < 253 and zero_point == 0 and not np.signbit(zero_point):
+def constant_reciprocal(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
+    """The same, without divisions for scales that allow it."""
+    if has_reciprocal(scale, zero_point):
         reciprocal = np.float32(np.float32(1) / scale)
         for i in range(unsigned(start), unsigned(start + n)):
             y[i] = convert_by_reciprocal(x[i], reciprocal, scale, zero_point)
@@ -265,15 +263,13 @@ def widen_function(element_type: ElementType, dtype: Any) -> Any:
 
 
 def _parts_of_run(key: Key) -> dict[str, Any]:
-    is_round_trip = key.operation == "quantize_dequantize"
-    names = {"convert": arithmetic.converter(key)}
-    if is_round_trip:
-        names["convert_by_reciprocal"] = arithmetic.reciprocal_round_trip(key)
-    constant = constant_round_trip if is_round_trip else constant_scale
-    return {
-        "convert_run": jit.expand(constant, **names),
-        "convert_row": jit.expand(varying_scale, **names),
-    }
+    names, template = {"convert": arithmetic.converter(key)}, constant_scale
+    by_reciprocal = arithmetic.reciprocal_converter(key)
+    row = jit.expand(varying_scale, **names)
+    if by_reciprocal:
+        template = constant_reciprocal
+        names |= {"convert_by_reciprocal": by_reciprocal, "has_reciprocal": arithmetic.has_reciprocal(key)}
+    return {"convert_run": jit.expand(template, **names), "convert_row": row}
 
 
 @functools.cache
