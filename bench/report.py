@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from statistics import median
 
+from architectures import ARCHITECTURES
 from cases import BLOCK_CASES, GRANULARITIES, PER_TENSOR, SIZES, Case, cases
 
 README = Path(__file__).with_name("README.md")
@@ -76,14 +77,18 @@ def _one_element(results: Results) -> Iterator[tuple[float, str]]:
             yield 1e6 * seconds, _label(case)
 
 
-def _real_models(*names: str):
+def _real_models(*names: str, models: tuple[str, ...] = ("classifier",)):
     def measured(results: Results) -> Iterator[tuple[float, str]]:
-        for name in names:
-            seconds, reference = results.get("real models", name), results.get("real models", "float")
+        for model, threads, name in product(models, THREADS, names):
+            group = f"{model}, threads: {threads}"
+            seconds, reference = results.get(group, name), results.get(group, "float")
             if seconds and reference:
-                yield seconds / reference, name
+                yield seconds / reference, f"{model}, {name}, threads: {threads}"
 
     return measured
+
+
+THREADS = (1, 2)
 
 
 MODELS, BLOCK_MODELS = ("bf16", "fp16", "i32", "u32"), ("bfp16", "mx9", "mxfp8")
@@ -95,7 +100,7 @@ def _optimised(name: str) -> str:
 
 def _loading(results: Results) -> Iterator[tuple[float, str]]:
     for name in (*MODELS, *BLOCK_MODELS):
-        seconds, before = (results.get("loading real models", each) for each in (_optimised(name), name))
+        seconds, before = (results.get("loading classifier", each) for each in (_optimised(name), name))
         if seconds and before:
             yield seconds / before, name
 
@@ -184,13 +189,15 @@ TARGETS = (
         _versus("native session", ("native session, per tensor",), lambda c: c.granularity != PER_TENSOR),
     ),
     Target("one element, direct call", "10 µs", _one_element, is_least=False, unit="µs"),
-    Target("real models against the float model", "2.0 ×", _real_models("bf16", "fp16", "u32"), is_least=False),
-    Target("real models of block formats against it", "5 ×", _real_models(*BLOCK_MODELS), is_least=False),
-    Target("optimised models against the float model", "1.25 ×", _real_models(*map(_optimised, MODELS)), is_least=False),
-    Target(
-        "optimised models of block formats against it", "1.5 ×", _real_models(*map(_optimised, BLOCK_MODELS)), is_least=False
+    Target("a real model against the float model", "2.0 ×", _real_models(*MODELS), is_least=False),
+    Target("the same, block formats", "5 ×", _real_models(*BLOCK_MODELS), is_least=False),
+    Target("the same, optimised", "1.1 ×", _real_models(*map(_optimised, MODELS)), is_least=False),
+    Target("the same, block formats, optimised", "1.3 ×", _real_models(*map(_optimised, BLOCK_MODELS)), is_least=False),
+    *(
+        Target(f"{model}, optimised", "1.1 ×", _real_models(*map(_optimised, MODELS), models=(model,)), is_least=False)
+        for model in ARCHITECTURES
     ),
-    Target("loading optimised models, against loading the original", "1.0 ×", _loading, is_least=False),
+    Target("loading optimised models, against loading the original", "1.5 ×", _loading, is_least=False),
     Target("block formats, 16 M elements, Gelements/s", "1 G/s", _block_formats, unit="G/s"),
     *(
         Target(
@@ -268,17 +275,22 @@ def _blocks(results: Results) -> Iterator[str]:
 
 
 def _models(results: Results) -> Iterator[str]:
-    reference = results.get("real models", "float")
     rows = []
-    for name in ("float", *MODELS, *BLOCK_MODELS):
-        row = [name]
+    for model, name in product(("classifier", *ARCHITECTURES), ("float", *MODELS, *BLOCK_MODELS)):
+        row = []
         for each in (name, _optimised(name)):
-            seconds, load = results.get("real models", each), results.get("loading real models", each)
-            row += [f"{1e3 * seconds:.2f}", f"{seconds / reference:.2f}"] if seconds and reference else ["", ""]
+            for threads in THREADS:
+                group = f"{model}, threads: {threads}"
+                seconds, reference = results.get(group, each), results.get(group, "float")
+                is_reference = each == "float"
+                shown = f"{1e3 * seconds:.2f} ms" if seconds and is_reference else ""
+                row.append(f"{seconds / reference:.2f}" if seconds and reference and not is_reference else shown)
+            load = results.get(f"loading {model}", each)
             row.append(f"{1e3 * load:.0f}" if load else "")
-        rows.append(row)
-    columns = ["latency, ms", "ratio", "load, ms"]
-    yield from _table(["model", *columns, *(f"optimised: {column}" for column in columns)], rows)
+        if any(row):
+            rows.append([f"{model}, {name}", *row])
+    columns = [*(f"threads: {threads}" for threads in THREADS), "load, ms"]
+    yield from _table(["model", *columns, *(f"optimised, {column}" for column in columns)], rows)
 
 
 def _text(results: Results) -> Iterator[str]:
@@ -292,7 +304,7 @@ def _text(results: Results) -> Iterator[str]:
     yield from _granularities(results)
     yield "Block formats, 16 M elements, 2 threads, in Gelements/s; the copy is of x:\n"
     yield from _blocks(results)
-    yield "Real models, batch 6, 2 threads, in turns with the float model, medians; loading with a filled cache:\n"
+    yield "Models, against the float model in turns, medians (the classifier with batch 6); loading with a filled cache:\n"
     yield from _models(results)
     yield f"![Throughput against size]({PLOT.name})"
 

@@ -1,10 +1,12 @@
-"""Real models, batch 6, as Quark wrote them and optimised, in turns with the float model; and loading them."""
+"""Models, as Quark wrote them or would, and optimised, in turns with the float model; and loading them: a classifier, batch 6,
+that Quark quantized, and the architectures of `architectures`."""
 
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from architectures import ARCHITECTURES, architecture, quantized
 from cases import TURNS
 
 from quark_numba import optimize
@@ -13,42 +15,67 @@ from quark_numba.cli.measuring import create_session
 
 MODELS = Path(__file__).parent.parent / "tests" / "models"
 QUANTIZED = ("bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8")
-OPTIMISED = [f"{name}, optimised" for name in QUANTIZED]
+TYPES = {"bf16": "bfloat16", "fp16": "float16", "i32": "int32", "u32": "uint32"}
+OPTIMISED = ", optimised"
+
+# Of the other architectures there are the linear types alone.
+VARIANTS = [
+    (model, f"{name}{suffix}")
+    for model in ("classifier", *ARCHITECTURES)
+    for name in ("float", *(QUANTIZED if model == "classifier" else TYPES))
+    for suffix in ("", OPTIMISED)
+    if name + suffix != f"float{OPTIMISED}"
+]
 
 
 @lru_cache
-def _content(name: str) -> bytes:
-    path = MODELS / f"textline_cls_{name.removesuffix(', optimised')}.onnx"
-    return optimize(path).SerializeToString() if name in OPTIMISED else path.read_bytes()
+def _content(model: str, variant: str) -> bytes:
+    name = variant.removesuffix(OPTIMISED)
+    if variant != name:
+        return optimize(_path(name) if model == "classifier" else _quantized(model, name)).SerializeToString()
+    return _path(name).read_bytes() if model == "classifier" else _quantized(model, name).SerializeToString()
 
 
-def _load(name: str):
-    path = MODELS / f"textline_cls_{name.removesuffix(', optimised')}.onnx"
-    return create_session(path, quantization_nodes(path), threads=2, content=_content(name))
+def _path(name: str) -> Path:
+    return MODELS / f"textline_cls_{name}.onnx"
+
+
+def _quantized(model: str, name: str):
+    return architecture(model) if name == "float" else quantized(architecture(model), TYPES[name])
+
+
+def _load(model: str, variant: str, threads: int = 2):
+    # Of all it is the same what is registered, and which of ONNX Runtime's fusions are off.
+    nodes = quantization_nodes(_path("bf16"))
+    return create_session(model, nodes, threads=threads, content=_content(model, variant))
 
 
 _session = lru_cache(_load)
 
 
 @lru_cache
-def _inputs() -> np.ndarray:
+def _inputs(model: str) -> np.ndarray:
+    if model != "classifier":
+        shape = [each.dim_value for each in architecture(model).graph.input[0].type.tensor_type.shape.dim]
+        return np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
     with np.load(MODELS / "textline_cls_expected.npz") as arrays:
         return arrays["x"]
 
 
-@pytest.mark.parametrize("name", ["float", *QUANTIZED, *OPTIMISED])
+@pytest.mark.parametrize(("model", "variant"), VARIANTS)
 @pytest.mark.parametrize("turn", range(2 * TURNS))
-@pytest.mark.benchmark(max_time=0.3, min_rounds=20, warmup=True, warmup_iterations=5)
-def test_real_model(benchmark, turn, name):
-    benchmark.group = "real models"
-    benchmark.extra_info |= {"model": name}
-    benchmark(_session(name).run, None, {"x": _inputs()})
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.benchmark(max_time=0.2, min_rounds=20, warmup=True, warmup_iterations=5)
+def test_real_model(benchmark, threads, turn, model, variant):
+    benchmark.group = f"{model}, threads: {threads}"
+    benchmark.extra_info |= {"model": variant}
+    benchmark(_session(model, variant, threads).run, None, {"x": _inputs(model)})
 
 
-@pytest.mark.parametrize("name", [*QUANTIZED, *OPTIMISED])
+@pytest.mark.parametrize(("model", "variant"), VARIANTS)
 @pytest.mark.parametrize("turn", range(TURNS))
 @pytest.mark.benchmark(max_time=0.3, min_rounds=3, warmup=True, warmup_iterations=1)
-def test_load(benchmark, turn, name):
-    benchmark.group = "loading real models"
-    benchmark.extra_info |= {"model": name}
-    benchmark(_load, name)
+def test_load(benchmark, turn, model, variant):
+    benchmark.group = f"loading {model}"
+    benchmark.extra_info |= {"model": variant}
+    benchmark(_load, model, variant)

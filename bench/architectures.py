@@ -1,0 +1,138 @@
+"""Float models with random weights, of the kinds that people quantize, and the same with the quantization nodes that AMD Quark
+inserts: behind each activation, and between each weight and its user."""
+
+import itertools
+from functools import lru_cache
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from quark_numba import to_tensor_proto
+from quark_numba.element_types import find
+
+# The magnitude that values are taken to have at most: integer scales follow from it.
+RANGE = 16.0
+
+
+class _Builder:
+    """Adds nodes one behind the other; values are named by numbers."""
+
+    def __init__(self) -> None:
+        self.nodes, self.initializers = [], []
+        self.random, self.numbers = np.random.default_rng(0), itertools.count()
+
+    def __call__(self, operator: str, *inputs: str, **attributes: object) -> str:
+        name = f"v{next(self.numbers)}"
+        self.nodes.append(helper.make_node(operator, inputs, [name], name, **attributes))
+        return name
+
+    def constant(self, value: object) -> str:
+        name = f"c{next(self.numbers)}"
+        self.initializers.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def weight(self, *shape: int) -> str:
+        fan_in = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
+        return self.constant(self.random.normal(0, fan_in**-0.5, shape).astype(np.float32))
+
+    def model(self, x: tuple[int, ...], y: str) -> onnx.ModelProto:
+        values = [helper.make_tensor_value_info("x", 1, x)], [helper.make_tensor_value_info(y, 1, None)]
+        graph = helper.make_graph(self.nodes, "graph", *values, self.initializers)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def transformer(layers: int = 4, length: int = 128, width: int = 256, heads: int = 4) -> onnx.ModelProto:
+    """Blocks of attention and a Gelu between two MatMuls, with LayerNormalization before each; Gelu as torch exports it."""
+    add = _Builder()
+
+    def linear(x: str, inner: int, outer: int) -> str:
+        return add("Add", add("MatMul", x, add.weight(inner, outer)), add.weight(outer))
+
+    def norm(x: str) -> str:
+        return add("LayerNormalization", x, add.constant(np.ones(width, np.float32)), add.weight(width), axis=-1)
+
+    split, joined = add.constant(np.int64([0, 0, heads, -1])), add.constant(np.int64([0, 0, -1]))
+    half, one, root = (add.constant(np.float32(value)) for value in (0.5, 1.0, 2**0.5))
+    x = "x"
+    for _ in range(layers):
+        normal = norm(x)
+        q, k, v = (
+            add("Transpose", add("Reshape", linear(normal, width, width), split), perm=perm)
+            for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
+        )
+        scaled = add("Mul", add("MatMul", q, k), add.constant(np.float32((width / heads) ** -0.5)))
+        attended = add("Transpose", add("MatMul", add("Softmax", scaled, axis=-1), v), perm=[0, 2, 1, 3])
+        x = add("Add", x, linear(add("Reshape", attended, joined), width, width))
+        wide = linear(norm(x), width, 4 * width)
+        gelu = add("Mul", add("Mul", wide, add("Add", add("Erf", add("Div", wide, root)), one)), half)
+        x = add("Add", x, linear(gelu, 4 * width, width))
+    return add.model((1, length, width), norm(x))
+
+
+def residual_network(size: int = 160, widths: tuple[int, ...] = (32, 64, 128, 256), blocks: int = 2) -> onnx.ModelProto:
+    """Stages of residual blocks with HardSwish, as in detectors."""
+    add = _Builder()
+    three, six, zero = (add.constant(np.float32(value)) for value in (3, 6, 0))
+
+    def conv(x: str, inner: int, outer: int, kernel: int, stride: int = 1) -> str:
+        pads = [kernel // 2] * 4
+        return add("Conv", x, add.weight(outer, inner, kernel, kernel), add.weight(outer), pads=pads, strides=[stride] * 2)
+
+    def hard_swish(x: str) -> str:
+        return add("Div", add("Mul", x, add("Clip", add("Add", x, three), zero, six)), six)
+
+    x, inner = hard_swish(conv("x", 3, widths[0], 3, 2)), widths[0]
+    for width in widths:
+        x, inner = hard_swish(conv(x, inner, width, 3, 2)), width
+        for _ in range(blocks):
+            x = add("Add", x, conv(hard_swish(conv(x, width, width // 2, 1)), width // 2, width, 3))
+    return add.model((1, 3, size, size), add("GlobalAveragePool", x))
+
+
+ARCHITECTURES = {"transformer": transformer, "residual network": residual_network}
+
+
+@lru_cache
+def architecture(name: str) -> onnx.ModelProto:
+    return ARCHITECTURES[name]()
+
+
+def quantized(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """With a pair of Quark's operators behind every float value."""
+    element_type = find(name)
+    scale = 2 * RANGE / 2**element_type.bits if element_type.is_integer else 1.0
+    middle = 2 ** (element_type.bits - 1) if element_type.is_integer and not element_type.is_signed else 0
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    graph.initializer.append(to_tensor_proto(np.float32(scale), "scale"))
+    graph.initializer.append(to_tensor_proto(np.array(middle, element_type.dtype), "zero_point"))
+    floats = {"x", *(each.name for each in graph.initializer if each.data_type == 1 and each.name != "scale")}
+    nodes, renamed = [], {}
+
+    def insert(value: str) -> None:
+        for operator, inputs, output in (
+            ("Quantize", value, f"{value}_codes"),
+            ("Dequantize", f"{value}_codes", f"{value}_back"),
+        ):
+            nodes.append(
+                helper.make_node(
+                    f"Extended{operator}Linear", [inputs, "scale", "zero_point"], [output], output, domain="com.amd.quark"
+                )
+            )
+        renamed[value] = f"{value}_back"
+
+    for node in model.graph.node:
+        for value in node.input:
+            if value in floats and value not in renamed:
+                insert(value)
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[:] = [renamed.get(value, value) for value in node.input]
+        nodes.append(copy)
+        floats.update(node.output)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    result.opset_import.append(helper.make_opsetid("com.amd.quark", 1))
+    return result
