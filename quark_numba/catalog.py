@@ -9,9 +9,10 @@ from .block.operators import OPERATORS as _BLOCK
 from .declaration import Operator
 from .linear.operators import OPERATORS as _LINEAR
 from .linear.versions import LATEST_OPSET
+from .region.operators import OPERATORS as _REGION
 
 # Names of operators that quantize, of this package or not.
-QUANTIZATION = re.compile(r"(Quantize|Dequantize)(Linear|Dequantize)$|FixNeuron$")
+QUANTIZATION = re.compile(r"(Quantize|Dequantize)(Linear|Dequantize)$|FixNeuron$|^Region$")
 
 # ONNX Runtime's own domain, in which QuantizeLinear and DequantizeLinear are ONNX's.
 _ALIASES = {"com.microsoft": ""}
@@ -63,4 +64,4 @@ class Catalog:
         return tuple(self._versions[operator.domain, operator.name])
 
 
-OPERATORS = Catalog((*_LINEAR, *_BLOCK))
+OPERATORS = Catalog((*_LINEAR, *_BLOCK, *_REGION))

@@ -46,12 +46,13 @@ class Attribute:
 @dataclass(frozen=True)
 class Parameter:
     """An input or an output. Those with the same type variable have the same element type. A variadic one stands for one or
-    more and comes last."""
+    more and comes last; if it is not homogeneous, each of these may have another element type."""
 
     name: str
     variable: str
     doc: str = ""
     option: Option = "required"
+    is_homogeneous: bool = True
 
 
 class Tensor(NamedTuple):
@@ -62,7 +63,8 @@ class Tensor(NamedTuple):
 
 
 class Overload(NamedTuple):
-    """An operator with one element type for each type variable: those of its inputs and outputs."""
+    """An operator with one element type for each type variable: those of its outputs, and of its inputs but for one that is not
+    homogeneous."""
 
     inputs: tuple[ElementType, ...]
     outputs: tuple[ElementType, ...]
@@ -151,11 +153,13 @@ class Operator:
     def overloads(self, allowed: Callable[[ElementType], bool]) -> Iterator[Overload]:
         """Those of allowed element types. Those come first whose outputs have the types of inputs: where a model does not say
         what an output is, ONNX Runtime takes the first that fits."""
-        variables = list(self.types)
+        alike = [parameter for parameter in self.inputs if parameter.is_homogeneous]
+        used = {parameter.variable for parameter in (*alike, *self.outputs)}
+        variables = [variable for variable in self.types if variable in used]
         found = []
-        for chosen in product(*(filter(allowed, element_types) for element_types in self.types.values())):
+        for chosen in product(*(filter(allowed, self.types[variable]) for variable in variables)):
             types = dict(zip(variables, chosen, strict=True))
-            inputs, outputs = (tuple(types[parameter.variable] for parameter in each) for each in (self.inputs, self.outputs))
+            inputs, outputs = (tuple(types[parameter.variable] for parameter in each) for each in (alike, self.outputs))
             found.append(Overload(inputs, outputs))
         yield from sorted(found, key=lambda overload: not set(overload.outputs) <= set(overload.inputs))
 
@@ -167,7 +171,7 @@ class Operator:
                 continue
             parameter = self.input(index)
             allowed = self.types[parameter.variable]
-            if variables.setdefault(parameter.variable, element_type) is not element_type:
+            if parameter.is_homogeneous and variables.setdefault(parameter.variable, element_type) is not element_type:
                 allowed = (variables[parameter.variable],)
             if element_type not in allowed:
                 raise TypeError(f"{parameter.name} has element type {element_type.name}; expected {names(allowed)}")

@@ -54,12 +54,12 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         **named: Any,
     ) -> None:
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
-        register(options, standard_ops=standard_ops)
+        backend = register(options, standard_ops=standard_ops)
         source: Any = path_or_bytes
         # Lives as long as the session, which may read the files in it again.
         self._folder = contextlib.ExitStack()
         if not _is_for_onnx_runtime_alone(source, options):
-            optimised = model_files.session_source(_optimised(source, options, standard_ops))
+            optimised = model_files.session_source(_optimised(source, options, standard_ops, backend == "native"))
             source = self._folder.enter_context(optimised)
         super().__init__(source, options, providers, provider_options, **named)
 
@@ -75,10 +75,11 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
     return False
 
 
-def _optimised(source: Any, options: onnxruntime.SessionOptions, standard_ops: bool) -> onnx.ModelProto:
+def _optimised(source: Any, options: onnxruntime.SessionOptions, standard_ops: bool, regions: bool) -> onnx.ModelProto:
     model = _model(source, entry(options, _TENSORS_FOLDER))
     model_files.check_is_whole(model)
-    return optimized(model, standard_ops=standard_ops, replaced=_replaced_initializers(model, options)).model
+    replaced = _replaced_initializers(model, options)
+    return optimized(model, standard_ops=standard_ops, regions=regions, replaced=replaced).model
 
 
 def _model(source: Any, folder: str | None) -> onnx.ModelProto:

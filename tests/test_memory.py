@@ -16,9 +16,10 @@ import pytest
 import samples
 from granularities import key_id
 from numba import types
-from onnx_models import number, one_node, session
+from onnx import helper
+from onnx_models import model, number, one_node, session
 
-from quark_numba import dequantize, quantize
+from quark_numba import dequantize, quantize, quantize_dequantize
 from quark_numba.block import kernels as block_kernels
 from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
 from quark_numba.block.formats import mx_format
@@ -171,6 +172,56 @@ def test_node_stays_within_its_tensors(operation, row, domain):
         node.run_with_iobinding(binding)
 
 
+# Three operands, and a scale and zero points along the second axis from the end.
+REGION = """region (float x0, float x1, float x2, float x3, int32 x4, float[1] x5) => (float y) {
+  v0 = Add (x0, x1)
+  v1 = quark_numba.QuantizeDequantizeLinear <axis: int = -2, saturate: int = 1> (v0, x3, x4)
+  v2 = Mul (v1, x5)
+  y = Sub (v2, x2)
+}"""
+REGION_SHAPES = [
+    [(3, 5, 7), (5, 1), (7,)],
+    [(3, 5, 7), (3, 5, 7), (3, 1, 1)],
+    [(1, 5, 1), (3, 1, 1), (7,)],
+    [(3, 5, 4099), (5, 1), (4099,)],
+    [(3001, 5, 3), (3001, 5, 1), ()],
+]
+
+
+REGION_TYPES = dict.fromkeys(["x0", "x1", "x2", "x3", "x4", "x5"], "float32") | {"x4": "int32"}
+
+
+def region_model():
+    node = helper.make_node("Region", list(REGION_TYPES), ["y"], domain="quark_numba", program=REGION)
+    return model([node], [(*each, None) for each in REGION_TYPES.items()], ["y"], domains=["quark_numba"])
+
+
+def region_feeds(shapes):
+    rng = np.random.default_rng(33)
+    shapes = dict(zip(REGION_TYPES, [*shapes, (5,), (5,), ()], strict=True))
+    feeds = {name: rng.normal(0, 9, shape).astype(REGION_TYPES[name]) for name, shape in shapes.items()}
+    return feeds | {"x3": np.abs(feeds["x3"]) + np.float32(0.1)}
+
+
+@linux
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize("shapes", REGION_SHAPES, ids=str)
+def test_region_stays_within_its_tensors(shapes, at_end):
+    feeds, node = region_feeds(shapes), session(region_model())
+    (expected,) = node.run(None, feeds)
+    x0, x1, x2, scale, zero_point, factor = feeds.values()
+    sum_ = np.broadcast_to(x0 + x1, expected.shape)
+    by_steps = quantize_dequantize(sum_, scale, zero_point, axis=expected.ndim - 2) * factor - x2
+    assert expected.tobytes() == by_steps.tobytes()
+    binding, y = node.io_binding(), guarded(np.empty_like(expected), at_end)
+    kept = {name: guarded(each, at_end) for name, each in feeds.items()}
+    for name, each in kept.items():
+        binding.bind_input(name, "cpu", 0, number(REGION_TYPES[name]), list(feeds[name].shape), each.ctypes.data)
+    binding.bind_output("y", "cpu", 0, number("float32"), list(expected.shape), y.ctypes.data)
+    node.run_with_iobinding(binding)
+    assert y.tobytes() == expected.tobytes()
+
+
 def resident():
     """This process's memory in bytes, and its open files."""
     gc.collect()
@@ -188,14 +239,17 @@ def growth(use, before, times):
 
 
 @linux
-def test_many_sessions():
+@pytest.mark.parametrize("of", ["a node", "a region"])
+def test_many_sessions(of):
     """A thousand are made, run and dropped."""
-    model = one_node("quantize", "uint8")
+    source = one_node("quantize", "uint8") if of == "a node" else region_model()
     feeds = {"x": np.ones(70_000, np.float32), "scale": np.array(0.5, np.float32), "zero_point": np.array(0, np.uint8)}
+    if of == "a region":
+        feeds = region_feeds(REGION_SHAPES[3])
 
     def use(times):
         for _ in range(times):
-            session(model).run(None, feeds)
+            session(source).run(None, feeds)
 
     memory, files = growth(use, 200, 1000)
     assert memory < 8 << 20

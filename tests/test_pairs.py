@@ -28,7 +28,7 @@ def test_pairs_are_fused(name):
         [("z", "float32", X.shape)],
         initializers=scale_and_zero_point(name, 0.3, zero_point),
     )
-    result = optimized(before)
+    result = optimized(before, regions=False)
     assert operators(result.model) == ["QuantizeDequantizeLinear", "Relu"]
     assert [(each.domain, each.version) for each in result.model.opset_import][-1] == ("quark_numba", 1)
     assert result.done == {(f"com.amd.quark::{Q}", FUSED): 1, (f"com.amd.quark::{DQ}", FUSED): 1}
@@ -47,7 +47,7 @@ def test_a_missing_zero_point_of_any_type(name):
     quantize.attribute.append(helper.make_attribute("output_dtype", find(name).number))
     values = [("x", "float32", X.shape)], [("y", "float32", X.shape)]
     before = model([quantize, dequantize], *values, initializers=[constant("scale", 0.3, np.float32)], domains=[], opset=25)
-    result = optimized(before, standard_ops=True)
+    result = optimized(before, standard_ops=True, regions=False)
     assert operators(result.model) == ["QuantizeDequantizeLinear"]
     zero_point = result.model.graph.initializer[1]
     assert (zero_point.name, zero_point.data_type) == (f"zero_point_{name}_0", find(name).number)
@@ -59,7 +59,7 @@ def test_names_are_new():
     relu = helper.make_node("Relu", ["zero_point_uint8_0"], ["zero_point_uint8_1"])
     nodes = [*pair("x", "codes", "y", ["scale"]), relu]
     before = model(nodes, ["x", "zero_point_uint8_0"], ["y", "zero_point_uint8_1"], initializers=[constant("scale", 0.3, "f")])
-    after = optimize(before)
+    after = optimize(before, regions=False)
     assert after.graph.initializer[1].name == "zero_point_uint8_2"
     assert_same_values(before, after, {"x": X, "zero_point_uint8_0": X})
 
@@ -72,7 +72,7 @@ def test_what_dequantizes_equally_is_shared():
     ]
     initializers = [*scale_and_zero_point(), constant("scale_too", 0.25, np.float32)]
     before = model(nodes, ["x"], ["z"], initializers=initializers)
-    result = optimized(before)
+    result = optimized(before, regions=False)
     assert operators(result.model) == ["QuantizeDequantizeLinear", "Add"]
     assert result.done[f"com.amd.quark::{DQ}", SHARED] == 1
     assert [each.name for each in result.model.graph.initializer] == ["scale", "zero_point"]
@@ -110,7 +110,7 @@ def test_what_is_left_and_why(nodes, outputs, reason):
     inputs = ["x", "scale_in"] if reason and "shape" in reason else ["x"]
     outputs = [("codes", "int8", None) if each == "codes" else each for each in outputs]
     before = model(nodes, inputs, outputs, initializers=initializers)
-    result = optimized(before)
+    result = optimized(before, regions=False)
     if reason is None:
         assert not result.left
     else:

@@ -107,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     optimize.add_argument("out", metavar="OUT", help="the optimised model; tensors beyond 2 GiB go to OUT.data")
     optimize.add_argument("--keep-codes", action="store_true", help="leave constants quantized: a smaller, slower model")
     optimize.add_argument("--standard-ops", action="store_true", help=_STANDARD_OPS)
+    optimize.add_argument(
+        "--no-regions", action="store_true", help="leave elementwise nodes by themselves, as onnxruntime-extensions needs it"
+    )
     optimize.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
     warmup = commands.add_parser("warmup", help="compile ahead, into the cache, what calls and sessions need")
@@ -226,7 +229,8 @@ def _warmup(options: argparse.Namespace) -> int:
         if options.model:
             nodes = inventory.quantization_nodes(options.model)
             measuring.create_session(options.model, nodes)
-            with model_files.session_source(optimize.optimize(options.model)) as content:
+            optimised = optimize.optimize(options.model, regions=measuring.has_regions())
+            with model_files.session_source(optimised) as content:
                 measuring.create_session(options.model, nodes, content=content)
             tick()
     if not options.model:
@@ -279,11 +283,12 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
     from . import measuring
 
     sessions, load_times = [], []
+    optimised = functools.partial(optimize.optimize, regions=measuring.has_regions(options.backend))
     with ExitStack() as files:
         for path, nodes, is_optimised in _contenders(options, models):
             with progress(f"loading {path}{' optimised' * is_optimised}") as tick:
                 start = time.perf_counter()
-                content = files.enter_context(model_files.session_source(optimize.optimize(path))) if is_optimised else None
+                content = files.enter_context(model_files.session_source(optimised(path))) if is_optimised else None
                 create = functools.partial(measuring.create_session, path, nodes, content=content)
                 sessions.append(create(backend=options.backend, threads=options.threads))
                 load_times.append(time.perf_counter() - start)
@@ -353,7 +358,12 @@ def _optimize(options: argparse.Namespace) -> int:
     from ..rewriting import model_files, optimize
 
     with progress(f"optimising {options.model}"):
-        result = optimize.optimized(options.model, keep_codes=options.keep_codes, standard_ops=options.standard_ops)
+        result = optimize.optimized(
+            options.model,
+            keep_codes=options.keep_codes,
+            standard_ops=options.standard_ops,
+            regions=not options.no_regions,
+        )
         model_files.save(result.model, options.out)
     if _is_output(options.out):
         return 0  # nothing is to follow the model there
@@ -366,7 +376,7 @@ def _optimize(options: argparse.Namespace) -> int:
         print(json.dumps({"model": options.model, "out": options.out, **rows}, indent=2))
         return 0
     for account, title, column in (
-        (result.done, f"Quantization nodes that {options.out} has no more", "what was done"),
+        (result.done, f"Nodes that {options.out} has no more", "what was done"),
         (result.left, "Quantization nodes that were left", "why"),
     ):
         lines = [[operator, str(count), text] for (operator, text), count in sorted(account.items())]
@@ -388,7 +398,8 @@ def _profile(options: argparse.Namespace) -> int:
 
     nodes = inventory.quantization_nodes(options.model)
     times = {}
-    optimised = optimize.optimize(options.model, standard_ops=options.standard_ops)
+    has_regions = measuring.has_regions(options.backend)
+    optimised = optimize.optimize(options.model, standard_ops=options.standard_ops, regions=has_regions)
     with model_files.session_source(optimised) as source:
         for name, content in {"before": None, "after": source}.items():
             with progress(f"profiling, {name} it is optimised"):

@@ -50,6 +50,13 @@ class Difference:
     largest: float
 
 
+def has_regions(backend: Backend | None = None) -> bool:
+    """Whether sessions with this backend have ``quark_numba::Region``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `create_session` tells of it
+        return register(onnxruntime.SessionOptions(), backend=backend) == "native"
+
+
 def create_session(
     path: str | Path,
     nodes: list[QuantizationNodes],

@@ -26,7 +26,8 @@ def type_rows() -> list[dict[str, Any]]:
             continue
         versions = OPERATORS.versions(newest)
         columns = newest.types[newest.column]
-        title = "scales" if newest.column != newest.inputs[0].variable else newest.inputs[0].name
+        title = next(each.name for each in (*newest.inputs, *newest.outputs) if each.variable == newest.column)
+        title = "scales" if title.endswith("scale") else title
         for name, element_type in newest.formats.items():
             since = {
                 column.name: min(
@@ -48,7 +49,7 @@ def type_tables() -> list[tuple[str, list[str], list[list[str]]]]:
     tables = []
     for operator, group in itertools.groupby(type_rows(), key=lambda row: row["operator"]):
         rows = list(group)
-        operand = "scales" if "scales" in rows[0] else "x"
+        operand = list(rows[0])[2]
         columns = list(rows[0][operand])
         lines = []
         for row in rows:

@@ -36,7 +36,7 @@ class Kernel:
 
     @created_once
     def task(self) -> Any:
-        """For a node of a session: a C function that converts one chunk, which ONNX Runtime calls on its own threads."""
+        """For a node of a session: a C function that converts a part of its tensors, on the threads of ONNX Runtime."""
         return self._load().task_function(self.key)
 
 

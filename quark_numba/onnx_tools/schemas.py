@@ -23,7 +23,7 @@ _OPTIONS = {
 
 
 def register_schemas() -> None:
-    """Make Quark's operators, and the one that `optimize` writes, known to ``onnx.checker`` and ``onnx.shape_inference``:
+    """Make Quark's operators, and those that `optimize` writes, known to ``onnx.checker`` and ``onnx.shape_inference``:
     those of the domains com.amd.quark, com.vai.quantize and quark_numba that ``quark-numba types`` prints.
 
     Models with other element types, inputs or attributes are refused by the checker then. Element types and shapes of
@@ -73,7 +73,10 @@ def schema(operator: Operator) -> defs.OpSchema:
 
 
 def _parameter(parameter: Parameter) -> Any:
-    return _PARAMETER(parameter.name, parameter.variable, parameter.doc, param_option=_OPTIONS[parameter.option])
+    option = _OPTIONS[parameter.option]
+    return _PARAMETER(
+        parameter.name, parameter.variable, parameter.doc, param_option=option, is_homogeneous=parameter.is_homogeneous
+    )
 
 
 def _users(operator: Operator, variable: str) -> str:

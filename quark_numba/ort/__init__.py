@@ -23,7 +23,7 @@ Backend = Literal["native", "extensions"]
 def register(
     session_options: onnxruntime.SessionOptions, *, backend: Backend | None = None, standard_ops: bool = False
 ) -> Backend:
-    """Make Quark's operators known to the sessions that are created with `session_options`, and the one that `optimize` writes:
+    """Make Quark's operators known to the sessions that are created with `session_options`, and those that `optimize` writes:
     those of the domains com.amd.quark, com.vai.quantize and quark_numba that ``quark-numba types`` prints.
 
     Parameters

@@ -27,6 +27,7 @@ class OrtApi(IntEnum):
     CustomOpDomain_Add = 27
     AddCustomOpDomain = 28
     GetTensorMutableData = 51
+    CastTypeInfoToTensorInfo = 55
     SetTensorElementType = 58
     GetTensorElementType = 60
     GetDimensionsCount = 61
@@ -40,11 +41,15 @@ class OrtApi(IntEnum):
     KernelContext_GetInput = 90
     KernelContext_GetOutput = 91
     ReleaseStatus = 93
+    ReleaseTypeInfo = 98
     ReleaseTensorTypeAndShapeInfo = 99
     AddSessionConfigEntry = 130
     KernelInfoGetAttributeArray_float = 162
     KernelInfoGetAttributeArray_int64 = 163
+    KernelInfo_GetInputCount = 230
+    KernelInfo_GetInputTypeInfo = 234
     HasSessionConfigEntry = 237
+    KernelInfo_GetNodeName = 244
     ShapeInferContext_GetInputTypeShape = 268
     ShapeInferContext_GetAttribute = 269
     ShapeInferContext_SetOutputTypeShape = 270
@@ -66,6 +71,9 @@ ORT_OP_ATTR_INT = 1
 
 # OrtCustomOpInputOutputCharacteristic
 REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2
+
+# ONNXTensorElementDataType of an input that may have any, UNDEFINED.
+ANY_TYPE = 0
 
 # Since this release an operator of ours in ONNX's own domain replaces ONNX Runtime's.
 STANDARD_OPS_RELEASE = (1, 31)
@@ -102,6 +110,7 @@ class OrtCustomOp(ctypes.Structure):
         ("name", c_void_p),
         ("input_count", c_int64),
         ("output_count", c_int64),
+        ("is_homogeneous", c_int64),  # of a variadic input
         ("input_types", c_void_p),  # an int64 each, as all in arrays here
         ("output_types", c_void_p),
         ("input_characteristics", c_void_p),
@@ -182,6 +191,36 @@ _GET_ATTRIBUTE: dict[Kind, Callable[[int, int, bytes], Any]] = {
     "INTS": functools.partial(_array_attribute, OrtApi.KernelInfoGetAttributeArray_int64, c_int64),
     "FLOATS": functools.partial(_array_attribute, OrtApi.KernelInfoGetAttributeArray_float, c_float),
 }
+
+
+def node_name(api: int, info: int) -> str:
+    """Of an OrtKernelInfo."""
+    get = function(api, OrtApi.KernelInfo_GetNodeName, c_void_p, c_void_p, c_char_p, POINTER(c_size_t))
+    size = c_size_t()
+    check(api, get(info, None, ctypes.byref(size)))
+    name = ctypes.create_string_buffer(size.value)
+    check(api, get(info, name, ctypes.byref(size)))
+    return name.value.decode(errors="replace")
+
+
+def input_types(api: int, info: int) -> list[int]:
+    """Of an OrtKernelInfo: the ONNXTensorElementDataType of each input of its node; 0 for what is no tensor."""
+    get_count = function(api, OrtApi.KernelInfo_GetInputCount, c_void_p, c_void_p, POINTER(c_size_t))
+    get_info = function(api, OrtApi.KernelInfo_GetInputTypeInfo, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
+    to_tensor = function(api, OrtApi.CastTypeInfoToTensorInfo, c_void_p, c_void_p, POINTER(c_void_p))
+    get_type = function(api, OrtApi.GetTensorElementType, c_void_p, c_void_p, POINTER(c_int))
+    release = function(api, OrtApi.ReleaseTypeInfo, None, c_void_p)
+    count, result = c_size_t(), []
+    check(api, get_count(info, ctypes.byref(count)))
+    for index in range(count.value):
+        type_info, tensor_info, number = c_void_p(), c_void_p(), c_int()
+        check(api, get_info(info, index, ctypes.byref(type_info)))
+        check(api, to_tensor(type_info, ctypes.byref(tensor_info)))
+        if tensor_info:
+            check(api, get_type(tensor_info, ctypes.byref(number)))
+        release(type_info)
+        result.append(number.value)
+    return result
 
 
 def inference_input(api: int, context: int, index: int) -> tuple[int | None, int]:

@@ -126,7 +126,7 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
     "GetInputCharacteristic": ("input_characteristics", True),
     "GetInputMemoryType": (0, False),  # OrtMemTypeDefault
     "GetVariadicInputMinArity": (1, False),
-    "GetVariadicInputHomogeneity": (1, False),
+    "GetVariadicInputHomogeneity": ("is_homogeneous", False),
     "GetOutputType": ("output_types", True),
     "GetOutputTypeCount": ("output_count", False),
     "GetOutputCharacteristic": (REQUIRED, False),

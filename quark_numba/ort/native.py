@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -105,12 +105,12 @@ def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> in
     return _status(api, add, is_done)
 
 
-def _status(api: int, action: Callable[[], None], is_done: Any) -> int | None:
+def _status(api: int, action: Callable[[], None], is_done: Any, where: Callable[[], str] = str) -> int | None:
     """Do it, under the creation lock; an exception, which must not get out into C, becomes an OrtStatus."""
     try:
         created(action)
     except BaseException as error:
-        return c_api.create_status(api, c_api.ORT_FAIL, f"quark_numba: {type(error).__name__}: {error}")
+        return c_api.create_status(api, c_api.ORT_FAIL, f"quark_numba: {type(error).__name__}: {error}{where()}")
     is_done[0] = 1
     return None
 
@@ -155,9 +155,10 @@ def _structure(operator: Operator, overload: Overload) -> OrtCustomOp:
             # ONNX's own may take their types from attributes, which ONNX Runtime's choice among the overloads leaves out.
             InferOutputShapeFn=None if operator.domain else callbacks.compiled(callbacks.infer),
             name=ctypes.addressof(_name(operator.name)),
-            input_count=len(overload.inputs),
+            input_count=len(operator.inputs),
             output_count=len(overload.outputs),
-            input_types=_words(map(c_api.element_type, overload.inputs)),
+            is_homogeneous=operator.inputs[-1].is_homogeneous,
+            input_types=_words([*map(c_api.element_type, overload.inputs), c_api.ANY_TYPE]),
             output_types=_words(map(c_api.element_type, overload.outputs)),
             input_characteristics=_words(_CHARACTERISTICS[each.option] for each in operator.inputs),
             python=_python_functions(),
@@ -181,10 +182,23 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
     def create() -> None:
         custom_op = _custom_ops[op]
         attributes = {each.name: c_api.attribute(api, info, each) for each in custom_op.operator.attributes}
+        if not custom_op.operator.inputs[-1].is_homogeneous:
+            _check_inputs(custom_op.operator, c_api.input_types(api, info), attributes)
         given = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in attributes.items())
         c_void_p.from_address(result).value = _state(op, given).ctypes.data
 
-    return _status(api, create, is_done)
+    return _status(api, create, is_done, lambda: f" (node {c_api.node_name(api, info)!r})")
+
+
+def _check_inputs(operator: Operator, numbers: Sequence[int], attributes: Mapping[str, Any]) -> None:
+    """Raises TypeError or ValueError for inputs that the operator does not take, where ONNX Runtime does not look at types."""
+    inputs = []
+    for index, number in enumerate(numbers):
+        element_type = _element_type(number)
+        if element_type is None:
+            raise TypeError(f"input {index} is no tensor of an element type that {operator.full_name} takes")
+        inputs.append(Tensor(element_type, None))
+    operator.infer(inputs, attributes)
 
 
 @functools.cache

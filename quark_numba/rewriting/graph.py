@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx import helper, shape_inference
 
 from ..catalog import OPERATORS, QUANTIZATION
 from ..declaration import Operator
-from ..element_types import UINT8, ElementType, find
+from ..element_types import FLOAT32, UINT8, ElementType, find
 from ..element_types.tensors import to_tensor_proto
 from ..errors import ModelError, reraise_of_signal_handler
 
@@ -24,6 +26,9 @@ _STANDARD_DOMAINS = ("", "com.microsoft")
 
 # Bytes of an initializer that are kept beside those in the model, as scales and zero points are asked for often.
 _MOST_KEPT = 1 << 16
+
+# Bytes of an initializer on whose values shapes may depend.
+_MOST_COPIED = 1 << 10
 
 
 class Left(Exception):  # noqa: N818
@@ -72,20 +77,25 @@ class Graph:
     Passes change the model through the methods of the last part, which keep the account: `done` counts what was done to the
     nodes of an operator, `left` those that are there, by the reason."""
 
-    def __init__(self, model: ir.Model, *, keep_codes: bool, standard_ops: bool, replaced: frozenset[str]) -> None:
+    def __init__(
+        self, model: ir.Model, *, keep_codes: bool, standard_ops: bool, regions: bool, replaced: frozenset[str]
+    ) -> None:
         self.model, self.keep_codes, self.standard_ops, self.replaced = model, keep_codes, standard_ops, replaced
+        self.regions = regions
         self.done: Counter[tuple[str, str]] = Counter()
         self.reasons: dict[Node, str] = {}
         self._nodes: dict[ir.Node, Node] = {}
         self._unknown: Counter[tuple[str, str]] = Counter()
         self._arrays: dict[ir.Value, NDArray[Any]] = {}  # of constants, and of what follows from them
         self._names: set[str | None] | None = None
+        self._inferred: dict[str | None, Inferred] | None = None
         owners: list[ir.Model | ir.Function] = [model, *model.functions.values()]
         for owner in owners:
             for node in ir.traversal.RecursiveGraphIterator(owner.graph):
-                self._find(node, owner)
+                self.find(node, owner)
 
-    def _find(self, node: ir.Node, owner: ir.Model | ir.Function) -> None:
+    def find(self, node: ir.Node, owner: ir.Model | ir.Function) -> None:
+        """Take note of a node, if it is one of an operator of the package."""
         operator = OPERATORS.find(node.domain, node.op_type)
         if operator is None or node.op_identifier() in self.model.functions:
             if QUANTIZATION.search(node.op_type):
@@ -139,16 +149,20 @@ class Graph:
     @property
     def left(self) -> Counter[tuple[str, str]]:
         """How many nodes of each operator are left, and why."""
-        return self._unknown + Counter((node.full_name, self.reasons[node]) for node in self.nodes())
+        return self._unknown + Counter((node.full_name, self.reasons[node]) for node in self.nodes() if node in self.reasons)
 
     # Values.
 
-    def array(self, value: ir.Value) -> NDArray[Any] | None:
+    def tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
         """Of a constant. An initializer that is an input, too, is only the default of one, as from IR version 4 on; one that
         will be replaced has no value yet."""
+        is_input = (value.is_graph_input() and self.model.ir_version >= 4) or value.name in self.replaced
+        return None if is_input else ir.convenience.get_const_tensor(value)
+
+    def array(self, value: ir.Value) -> NDArray[Any] | None:
+        """Of a constant of an element type of the package."""
         if value not in self._arrays:
-            is_input = (value.is_graph_input() and self.model.ir_version >= 4) or value.name in self.replaced
-            tensor = None if is_input else ir.convenience.get_const_tensor(value)
+            tensor = self.tensor(value)
             if tensor is None or find(tensor.dtype.value) is None:
                 return None
             try:
@@ -184,6 +198,23 @@ class Graph:
             return None
         array = self.array(value)
         return find(array.dtype) if array is not None else find(value.dtype.value) if value.dtype else None
+
+    def inferred_type(self, value: ir.Value) -> ElementType | None:
+        """The same, also where only onnx's inference tells."""
+        inferred = self._infer(value)
+        return self.type(value) or (inferred.element_type if inferred else None)
+
+    def shape(self, value: ir.Value) -> Shape | None:
+        """As far as it is known: a dimension is a number, a name, or None."""
+        inferred = self._infer(value)
+        if inferred and inferred.shape is not None:
+            return inferred.shape
+        return None if value.shape is None else [each if isinstance(each, int) else each.value for each in value.shape.dims]
+
+    def _infer(self, value: ir.Value) -> Inferred | None:
+        if self._inferred is None:
+            self._inferred = inferred_values(self)
+        return self._inferred.get(value.name)
 
     # Nodes that quantize or dequantize: their inputs are x, a scale and, maybe, a zero point.
 
@@ -256,8 +287,12 @@ class Graph:
 
     def remove(self, node: Node, what: str) -> None:
         """Remove a node that nothing uses, and what only it used, of constants and of nodes of the package's operators."""
-        self.done[node.full_name, what] += 1
-        self._remove(node.node, what)
+        self.remove_node(node.node, what)
+
+    def remove_node(self, node: ir.Node, what: str) -> None:
+        """The same of any node."""
+        self.done[full_name(node), what] += 1
+        self._remove(node, what)
 
     def _remove(self, node: ir.Node, what: str) -> None:
         inputs = {value for value in node.inputs if value is not None}
@@ -294,6 +329,53 @@ class Graph:
                 yield from (value.name for value in (*node.inputs, *node.outputs) if value)
         for graph in graphs:
             yield from (value.name for value in (*graph.inputs, *getattr(graph, "initializers", {}).values()))
+
+
+Shape = Sequence[int | str | None]
+
+
+class Inferred(NamedTuple):
+    """What onnx infers of a value."""
+
+    element_type: ElementType | None
+    shape: Shape | None
+
+
+def inferred_values(graph: Graph) -> dict[str | None, Inferred]:
+    """Those of the main graph, by name; none where onnx fails. It is given a copy without large tensors, in which a Cast stands
+    for each node of the package's operators that gives y the shape of x."""
+    model = graph.model
+    copy = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    copy.opset_import.extend(helper.make_opsetid(*each) for each in model.opset_imports.items())
+    to = copy.graph
+    try:
+        to.name = "values"
+        to.input.extend(ir.serde.serialize_value(value) for value in model.graph.inputs)
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if tensor is not None and tensor.nbytes <= _MOST_COPIED:
+                to.initializer.append(ir.serde.serialize_tensor(tensor))
+            elif not value.is_graph_input():
+                to.input.append(ir.serde.serialize_value(value))
+        for node in model.graph:
+            own = graph.node(node)
+            element_type = own and (graph.quantized_type(own) if own.operation == "quantize" else FLOAT32)
+            if own is None:
+                to.node.append(ir.serde.serialize_node(node))
+            elif element_type and own.operation != "region":
+                to.node.append(helper.make_node("Cast", [own.x.name or ""], [own.y.name or ""], to=element_type.number))
+        inferred = shape_inference.infer_shapes(copy, data_prop=True).graph
+    except Exception as error:  # whatever a model that is not valid leads to
+        reraise_of_signal_handler(error)
+        return {}
+    found = {}
+    for info in (*inferred.value_info, *inferred.input):
+        tensor_type = info.type.tensor_type
+        dimensions = [
+            each.dim_value if each.HasField("dim_value") else each.dim_param or None for each in tensor_type.shape.dim
+        ]
+        found[info.name] = Inferred(find(tensor_type.elem_type), dimensions if tensor_type.HasField("shape") else None)
+    return found
 
 
 def full_name(node: ir.Node) -> str:

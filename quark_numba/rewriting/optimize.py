@@ -12,21 +12,27 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import ModelError, reraise_of_signal_handler
-from . import constants, model_files, pairs, round_trips, standard_operators
+from . import constants, model_files, pairs, regions, round_trips, standard_operators
 from .graph import Graph
 
 # In this order. Each does what it does to all nodes of a model, and says why it leaves one.
-PASSES = (standard_operators, constants, round_trips, pairs)
+PASSES = (standard_operators, constants, round_trips, pairs, regions)
 
 
 def optimize(
-    model: onnx.ModelProto | str | os.PathLike[str], *, keep_codes: bool = False, standard_ops: bool = False
+    model: onnx.ModelProto | str | os.PathLike[str],
+    *,
+    keep_codes: bool = False,
+    standard_ops: bool = False,
+    regions: bool = True,
 ) -> onnx.ModelProto:
     """The model with its quantization nodes in cheaper forms, without changing one bit of what they put out:
 
     - Nodes of which all inputs are constants are computed: what they put out becomes an initializer.
     - Quantize and dequantize nodes with the same parameters become one ``quark_numba::QuantizeDequantizeLinear``, version 1
       (see `quantize_dequantize`, `register_schemas`), in float32; equal dequantize nodes behind one quantize node become one.
+    - Such a node and the elementwise nodes beside it, as additions and activations, become one ``quark_numba::Region``,
+      version 1, which runs them all in one pass over memory.
     - A quantize node behind a dequantize node of the same, constant parameters is dropped where every code comes back, which is
       tried, for integers of up to 16 bits.
 
@@ -44,6 +50,8 @@ def optimize(
         Whether sessions run ONNX's own QuantizeLinear and DequantizeLinear by this package, too (see `register`). Where they
         do not, these and those of com.microsoft stay if they quantize activations anywhere in the model, as ONNX Runtime
         fuses them with their neighbours into integer operators; and if its results may differ from the specification's.
+    regions : bool
+        Whether to write ``quark_numba::Region``, which sessions have by the native way only.
 
     Returns
     -------
@@ -56,7 +64,7 @@ def optimize(
     TypeError
         If `model` is neither a model nor a path.
     """
-    return optimized(model, keep_codes=keep_codes, standard_ops=standard_ops).model
+    return optimized(model, keep_codes=keep_codes, standard_ops=standard_ops, regions=regions).model
 
 
 @dataclass
@@ -73,6 +81,7 @@ def optimized(
     *,
     keep_codes: bool = False,
     standard_ops: bool = False,
+    regions: bool = True,
     replaced: frozenset[str] = frozenset(),
 ) -> Optimized:
     """`optimize`, with an account of it. Initializers that will be replaced are no constants."""
@@ -94,7 +103,7 @@ def optimized(
         same.CopyFrom(model)
         return Optimized(same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
     try:
-        graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops, replaced=replaced)
+        graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops, regions=regions, replaced=replaced)
         for each in PASSES:
             each.rewrite(graph)
         return Optimized(ir.to_proto(intermediate), graph.done, graph.left)

@@ -1,0 +1,143 @@
+"""What becomes of one element: a scalar function for each step, of float32 values.
+
+Each gives the bits that ONNX Runtime's CPU provider gives, those of NaN included; but where two NaNs meet, either may come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..compiling.intrinsics import HAS_FMA, fma
+from ..compiling.jit import inline
+from ..element_types import BFLOAT16, FLOAT32
+from ..element_types.codecs import upper_bits_rounder
+from ..linear.arithmetic import has_reciprocal, reciprocal_converter
+from ..linear.key import Key, select
+from .key import UNARY, Input, Step
+
+_f32 = np.float32
+
+
+@inline
+def _add(a: Any, b: Any) -> Any:
+    return _f32(a + b)
+
+
+@inline
+def _sub(a: Any, b: Any) -> Any:
+    return _f32(a - b)
+
+
+@inline
+def _mul(a: Any, b: Any) -> Any:
+    return _f32(a * b)
+
+
+@inline
+def _div(a: Any, b: Any) -> Any:
+    return _f32(a / b)
+
+
+@inline
+def _max(a: Any, b: Any) -> Any:
+    return a if a >= b or a != a else b
+
+
+@inline
+def _min(a: Any, b: Any) -> Any:
+    return a if a <= b or a != a else b
+
+
+@inline
+def _prelu(x: Any, slope: Any) -> Any:
+    return x if x >= _f32(0) else _f32(x * slope)
+
+
+@inline
+def _clip_below(x: Any, lowest: Any) -> Any:
+    return lowest if x < lowest else x
+
+
+@inline
+def _clip_above(x: Any, highest: Any) -> Any:
+    return highest if x > highest else x
+
+
+def _hard_sigmoid(alpha: float, beta: float) -> Any:
+    a, b, zero, one = _f32(alpha), _f32(beta), _f32(0), _f32(1)
+    return inline(lambda x: _clip_below(_clip_above(_f32(_f32(x * a) + b), one), zero))
+
+
+def _hard_swish() -> Any:
+    gate = _hard_sigmoid(float(_f32(1) / _f32(6)), 0.5)
+    return inline(lambda x: _f32(x * gate(x)))
+
+
+_BINARY = {"Add": _add, "Div": _div, "Max": _max, "Min": _min, "Mul": _mul, "PRelu": _prelu, "Sub": _sub}
+
+# The attributes of a step -> its function.
+_UNARY: dict[str, Callable[..., Any]] = {
+    "Abs": lambda: inline(lambda x: abs(x)),
+    "Ceil": lambda: inline(lambda x: np.ceil(x)),
+    "Floor": lambda: inline(lambda x: np.floor(x)),
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "Identity": lambda: inline(lambda x: x),
+    "LeakyRelu": lambda alpha: inline(lambda x: x if x >= _f32(0) else _f32(_f32(alpha) * x)),
+    "Neg": lambda: inline(lambda x: -x),
+    "Reciprocal": lambda: inline(lambda x: _f32(_f32(1) / x)),
+    "Relu": lambda: inline(lambda x: _clip_below(x, _f32(0))),
+    "Sign": lambda: inline(lambda x: _f32(1) if x > _f32(0) else _f32(-1) if x < _f32(0) else x if x != x else _f32(0)),
+    "Sqrt": lambda: inline(lambda x: np.sqrt(x)),
+    "ThresholdedRelu": lambda alpha: inline(lambda x: x if x > _f32(alpha) else _f32(0)),
+}
+
+
+def function(step: Step) -> Any:
+    """Of a step that is no round trip: (operands that are there) -> value."""
+    if step.operator in UNARY:
+        return _UNARY[step.operator](**dict(step.attributes))
+    if step.operator == "Clip":
+        return _clip([operand is not None for operand in (*step.operands, None, None)[1:3]])
+    return _BINARY[step.operator]
+
+
+def _clip(has: list[bool]) -> Any:
+    """Without a bound ONNX Runtime takes the finite number that is farthest out."""
+    lowest, highest = _f32(np.finfo(_f32).min), _f32(np.finfo(_f32).max)
+    if all(has):
+        return inline(lambda x, low, high: _clip_above(_clip_below(x, low), high))
+    if has[0]:
+        return inline(lambda x, low: _clip_above(_clip_below(x, low), highest))
+    if has[1]:
+        return inline(lambda x, high: _clip_above(_clip_below(x, lowest), high))
+    return inline(lambda x: _clip_above(_clip_below(x, lowest), highest))
+
+
+def fast_round_trip(key: Key) -> tuple[Any, Any]:
+    """A round trip without a division: (x, reciprocal, scale, zero point) -> y, None if there is none; and (scale, zero point)
+    -> whether it takes these."""
+    if key.quantized is not BFLOAT16 or not HAS_FMA:
+        return reciprocal_converter(key), has_reciprocal(key)
+    round_to_nearest = upper_bits_rounder(BFLOAT16)
+    lowest, highest = _f32(BFLOAT16.lowest), _f32(BFLOAT16.highest)
+
+    # The sum makes 0 of -0 and a signalling NaN quiet. What rounds to more than the largest finite value is more than that.
+    def round_trip(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
+        return round_to_nearest(fma(_clip_above(_clip_below(x, lowest), highest), reciprocal, _f32(0)))
+
+    def is_one(scale: Any, zero_point: Any) -> Any:
+        return scale == _f32(1) and zero_point == _f32(0) and not np.signbit(zero_point)
+
+    return inline(round_trip), inline(is_one)
+
+
+def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
+    """Of a step that is a round trip: what the linear wing has for it."""
+    zero_point = step.operands[2]
+    assert zero_point is not None
+    saturate = dict(step.attributes)["saturate"] != 0
+    return select("quantize_dequantize", FLOAT32, FLOAT32, inputs[zero_point].element_type, FLOAT32, saturate=saturate)

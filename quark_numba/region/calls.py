@@ -1,0 +1,68 @@
+"""A program on arrays, step by step: what numpy has, and the round trip of the linear wing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..linear.calls import quantize_dequantize
+from .key import ROUND_TRIP, Program, parse
+
+_f32 = np.float32
+_BOUNDS = np.finfo(_f32)
+
+
+def _clip(x: Any, lowest: Any = None, highest: Any = None) -> Any:
+    lowest, highest = (_BOUNDS.min if lowest is None else lowest), (_BOUNDS.max if highest is None else highest)
+    return np.minimum(np.maximum(x, lowest), highest)
+
+
+def _hard_sigmoid(x: Any, alpha: float, beta: float) -> Any:
+    return _clip(x * _f32(alpha) + _f32(beta), _f32(0), _f32(1))
+
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    "Abs": np.abs,
+    "Add": np.add,
+    "Ceil": np.ceil,
+    "Clip": _clip,
+    "Div": np.divide,
+    "Floor": np.floor,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": lambda x: x * _hard_sigmoid(x, float(_f32(1) / _f32(6)), 0.5),
+    "Identity": np.array,
+    "LeakyRelu": lambda x, alpha: np.where(x < 0, x * _f32(alpha), x),
+    "Max": np.maximum,
+    "Min": np.minimum,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "PRelu": lambda x, slope: np.where(x >= 0, x, x * slope),
+    "Reciprocal": lambda x: _f32(1) / x,
+    "Relu": lambda x: np.maximum(x, _f32(0)),
+    "Sign": np.sign,
+    "Sqrt": np.sqrt,
+    "Sub": np.subtract,
+    "ThresholdedRelu": lambda x, alpha: np.where(x > _f32(alpha), x, _f32(0)),
+    ROUND_TRIP: quantize_dequantize,
+}
+
+
+def run_region(*inputs: NDArray[Any], program: str) -> NDArray[np.float32]:
+    """What a program gives of arrays. Raises ValueError for a text that is none, and for other inputs than it has."""
+    parsed = parse(program)
+    check_inputs(parsed, len(inputs))
+    values: list[Any] = list(inputs)
+    with np.errstate(all="ignore"):
+        for step in parsed.steps:
+            operands = [None if each is None else values[each] for each in step.operands]
+            values.append(_STEPS[step.operator](*operands, **dict(step.attributes)))
+    return np.asarray(values[-1], np.float32)
+
+
+def check_inputs(program: Program, count: int) -> None:
+    """Raises ValueError unless a program has so many inputs."""
+    if count != len(program.inputs):
+        raise ValueError(f"the node has {count} inputs; its program has {len(program.inputs)}")

@@ -1,0 +1,67 @@
+"""From the shapes of inputs to that of y, and to the loop: where the elements of each input lie beside those of y.
+
+All of it is compiled into nodes of sessions: it gets arrays, and reports a fault by number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+NO_FAULT, NOT_ONE, NOT_ALIKE = range(3)
+FAULTS = {
+    NOT_ONE: "input {input} has shape {x_shape}; expected one element",
+    NOT_ALIKE: "input {input} has shape {x_shape}, which does not go with those of the others",
+}
+
+# What stands for None in `Program.axes`.
+OPERAND = 1
+
+
+def y_shape(shapes: Any, ranks: Any, axes: Any, scalars: Any, shape: Any) -> tuple[int, int, int]:
+    """(fault, input, rank): write y's shape to the end of `shape`. `shapes` has a row for each input, its shape at the end."""
+    count, room = shapes.shape
+    rank = 0
+    for k in range(count):
+        if axes[k] == OPERAND and ranks[k] > rank:
+            rank = ranks[k]
+    for d in range(room - rank, room):
+        shape[d] = 1
+        for k in range(count):
+            if axes[k] == OPERAND and d >= room - ranks[k] and shapes[k, d] != 1:
+                if shape[d] != 1 and shape[d] != shapes[k, d]:
+                    return NOT_ALIKE, k, rank
+                shape[d] = shapes[k, d]
+    for k in range(count):
+        size = 1
+        for d in range(room - ranks[k], room):
+            size *= shapes[k, d]
+        if scalars[k] and size != 1:
+            return NOT_ONE, k, rank
+        if axes[k] < 0:
+            fits = ranks[k] == 1 and -axes[k] <= rank and shape[room + axes[k]] == shapes[k, room - 1]
+            if not fits:
+                return NOT_ALIKE, k, rank
+    return NO_FAULT, 0, rank
+
+
+def loop_shape(shapes: Any, ranks: Any, axes: Any, shape: Any, rank: int, lengths: Any, masks: Any) -> int:
+    """How many dimensions the loop has: y's, but those of length 1, and with neighbours taken as one where no input has the
+    one and not the other. Their `lengths`; the bits of `masks` tell which inputs have them."""
+    count, room = shapes.shape
+    dimensions = 0
+    for d in range(room - rank, room):
+        if shape[d] == 1:
+            continue
+        mask = 0
+        for k in range(count):
+            is_along = axes[k] < 0 and d == room + axes[k]
+            mask |= (is_along or (axes[k] == OPERAND and d >= room - ranks[k] and shapes[k, d] != 1)) << k
+        if dimensions and masks[dimensions - 1] == mask:
+            lengths[dimensions - 1] *= shape[d]
+        else:
+            lengths[dimensions], masks[dimensions] = shape[d], mask
+            dimensions += 1
+    if dimensions == 0:
+        lengths[0], masks[0] = 1, -1
+        dimensions = 1
+    return dimensions

@@ -1,0 +1,199 @@
+"""What selects a kernel: a program of elementwise steps."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..element_types import FLOAT32, ElementType, find
+from ..linear.versions import VERSIONS
+
+if TYPE_CHECKING:
+    import onnx
+
+# The step that quantizes and dequantizes: (x, scale, zero point) -> y.
+ROUND_TRIP = "QuantizeDequantizeLinear"
+
+# The operators of steps, with the attributes that they may have and the defaults of these (ONNX, opset 22): steps that take one
+# value, two, or that have operands of their own meaning.
+UNARY: Mapping[str, Mapping[str, float]] = {
+    **{name: {} for name in ("Abs", "Ceil", "Floor", "HardSwish", "Identity", "Neg", "Reciprocal", "Relu", "Sign", "Sqrt")},
+    "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
+    "LeakyRelu": {"alpha": 0.01},
+    "ThresholdedRelu": {"alpha": 1.0},
+}
+BINARY = ("Add", "Div", "Max", "Min", "Mul", "PRelu", "Sub")
+OPERANDS = {
+    **dict.fromkeys(UNARY, (1, 1)),
+    **dict.fromkeys(BINARY, (2, 2)),
+    "Clip": (1, 3),
+    ROUND_TRIP: (3, 3),
+}
+
+# Of one program. A stream is an input of more than one element, for each of which a thread has room on its stack.
+MOST_INPUTS, MOST_STREAMS, MOST_STEPS = 48, 16, 64
+
+(_PAIR,) = (version for version in VERSIONS if version.operation == "quantize_dequantize")
+
+# Element types of zero points: those of the operator that have at least 4 bits. ONNX Runtime has no smaller ones among inputs
+# of several types.
+ZERO_POINTS = tuple(each for each in _PAIR.quantized if each.bits >= 4)
+
+
+class Input(NamedTuple):
+    """`is_scalar`: it has one element."""
+
+    element_type: ElementType
+    is_scalar: bool
+
+
+class Step(NamedTuple):
+    """`operands` are numbers of values: first come the program's inputs, then what the steps give. None is left out."""
+
+    operator: str
+    operands: tuple[int | None, ...]
+    attributes: tuple[tuple[str, float], ...] = ()
+
+
+class Program(NamedTuple):
+    """Steps, each of which gives one value; the last one gives y. Values are float32, but zero points. All are of y's shape, to
+    which inputs broadcast as ONNX has it."""
+
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def name(self) -> str:
+        """For symbols: another one for each program."""
+        return f"region_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"
+
+    @property
+    def text(self) -> str:
+        """In the syntax of ``onnx.parser.parse_graph``."""
+        names = [f"x{i}" for i in range(len(self.inputs))] + [f"v{i}" for i in range(len(self.steps) - 1)] + ["y"]
+        inputs = (
+            f"{_type_name(each.element_type)}{'[1]' * each.is_scalar} {name}"
+            for each, name in zip(self.inputs, names, strict=False)
+        )
+        lines = []
+        for step, name in zip(self.steps, names[len(self.inputs) :], strict=True):
+            operator = f"quark_numba.{step.operator}" if step.operator == ROUND_TRIP else step.operator
+            attributes = ", ".join(f"{key}: {type(value).__name__} = {value!r}" for key, value in step.attributes)
+            operands = ", ".join('""' if each is None else names[each] for each in step.operands)
+            lines.append(f"  {name} = {operator} {f'<{attributes}> ' if attributes else ''}({operands})")
+        return "\n".join([f"region ({', '.join(inputs)}) => (float y) {{", *lines, "}"])
+
+    @property
+    def axes(self) -> tuple[int | None, ...]:
+        """What each input is: None if it is an operand, which broadcasts; of scales and zero points the axis of y along which
+        their one dimension lies, -1 for the last, or 0 for those of one element."""
+        found: list[int | None] = [None] * len(self.inputs)
+        for step in self.steps:
+            for operand in step.operands[1:] if step.operator == ROUND_TRIP else ():
+                assert operand is not None
+                found[operand] = 0 if self.inputs[operand].is_scalar else int(dict(step.attributes)["axis"])
+        return tuple(found)
+
+
+@functools.cache
+def parse(text: str) -> Program:
+    """The program of a text. Raises ValueError, which names the step that is at fault."""
+    from onnx import parser
+
+    try:
+        graph = parser.parse_graph(text)
+    except parser.ParseError as error:
+        raise ValueError(f"program is not in ONNX's textual syntax: {error}") from None
+    streams = [each for each in graph.input if not each.type.tensor_type.shape.dim]
+    for what, found, most in (
+        ("inputs", graph.input, MOST_INPUTS),
+        ("inputs of more than one element", streams, MOST_STREAMS),
+        ("steps", graph.node, MOST_STEPS),
+    ):
+        if len(found) > most:
+            raise ValueError(f"program has {len(found)} {what}; expected at most {most}")
+    if not graph.node:
+        raise ValueError("program has no steps")
+    numbers: dict[str, int] = {}
+    inputs = []
+    for value in graph.input:
+        element_type = find(value.type.tensor_type.elem_type)
+        if element_type is None or value.name in numbers:
+            raise ValueError(f"program has an input {value.name} that is there twice, or of no known element type")
+        dimensions = [each.dim_value for each in value.type.tensor_type.shape.dim]
+        if dimensions not in ([], [1]):
+            raise ValueError(f"program has an input {value.name} of shape {dimensions}; expected [1], or none")
+        numbers[value.name] = len(numbers)
+        inputs.append(Input(element_type, dimensions == [1]))
+    steps = []
+    for node in graph.node:
+        steps.append(_step(node, inputs, numbers))
+        if node.output[0] in numbers:
+            raise ValueError(f"program gives {node.output[0]} twice")
+        numbers[node.output[0]] = len(numbers)
+    used = {operand for step in steps for operand in step.operands}
+    for name, number in list(numbers.items())[:-1]:
+        if number not in used:
+            raise ValueError(f"program does not use {name}")
+    if [each.name for each in graph.output] != [next(reversed(numbers))]:
+        raise ValueError("program has other outputs than what its last step gives")
+    program = Program(tuple(inputs), tuple(steps))
+    _check_uses(program, list(numbers))
+    return program
+
+
+def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) -> Step:
+    from onnx import helper
+
+    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    where = f"program step {', '.join(node.output)} = {operator}"
+    fewest, most = OPERANDS.get(node.op_type, (0, 0))
+    if not most or node.domain != ("quark_numba" if node.op_type == ROUND_TRIP else ""):
+        raise ValueError(f"{where} is unknown; expected one of {', '.join(OPERANDS)}")
+    if len(node.output) != 1 or not fewest <= len(node.input) <= most or "" in node.input[:fewest]:
+        raise ValueError(f"{where} has operands ({', '.join(node.input)}); expected {fewest}..{most}, and one output")
+    defaults = {"axis": 0, "saturate": 1} if node.op_type == ROUND_TRIP else UNARY.get(node.op_type, {})
+    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    for name, value in attributes.items():
+        if name not in defaults or not isinstance(value, (int, float)):
+            raise ValueError(f"{where} has an attribute {name} = {value!r}; expected {', '.join(defaults) or 'none'}")
+    for name in node.input:
+        if name and name not in numbers:
+            raise ValueError(f"{where} has the operand {name}, which nothing before it gives")
+    step = Step(
+        node.op_type,
+        tuple(numbers[name] if name else None for name in node.input),
+        tuple(sorted((defaults | attributes).items())),  # type: ignore[operator]
+    )
+    for index, operand in enumerate(step.operands):
+        if operand is None or operand >= len(inputs):
+            if operand is not None and step.operator == ROUND_TRIP and index:
+                raise ValueError(f"{where} has a scale or a zero point that a step gives; expected inputs")
+            continue
+        element_type, is_scalar = inputs[operand]
+        allowed = ZERO_POINTS if step.operator == ROUND_TRIP and index == 2 else (FLOAT32,)
+        if element_type not in allowed:
+            raise ValueError(f"{where} has the operand {node.input[index]} of element type {element_type.name}")
+        if step.operator == ROUND_TRIP and index and not is_scalar and dict(step.attributes)["axis"] >= 0:
+            raise ValueError(f"{where} has several scales, and no axis below 0, counted from the last one")
+    return step
+
+
+def _check_uses(program: Program, names: list[str]) -> None:
+    """Raises ValueError if an input is a scale or a zero point along one axis, and something else as well."""
+    for step in program.steps:
+        for index, operand in enumerate(step.operands):
+            if operand is None or operand >= len(program.inputs):
+                continue
+            axis: int | None = None
+            if step.operator == ROUND_TRIP and index:
+                axis = 0 if program.inputs[operand].is_scalar else int(dict(step.attributes)["axis"])
+            if axis != program.axes[operand]:
+                raise ValueError(f"program uses {names[operand]} in two ways; expected an input for each")
+
+
+def _type_name(element_type: ElementType) -> str:
+    """As the syntax has it."""
+    return "float" if element_type is FLOAT32 else element_type.name

@@ -1,0 +1,67 @@
+"""What the operator of the wing says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..declaration import Attribute, Operator, Parameter, Tensor
+from ..element_types import ELEMENT_TYPES, FLOAT32
+from .calls import check_inputs, run_region
+from .granularity import FAULTS
+from .key import parse
+
+
+def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
+    """y is float32, of the shape to which the operands broadcast."""
+    program = parse(attributes["program"])
+    check_inputs(program, len(inputs))
+    shapes = []
+    for number, (given, own, axis) in enumerate(zip(inputs, program.inputs, program.axes, strict=True)):
+        if given and given.element_type not in (None, own.element_type):
+            assert given.element_type
+            raise TypeError(f"input {number} has element type {given.element_type.name}; expected {own.element_type.name}")
+        if axis is None:
+            shapes.append(given.shape if given else None)
+    if None in shapes:
+        return [Tensor(FLOAT32, None)]
+    shape: list[int | None] = []
+    for place in range(-max(len(each) for each in shapes if each is not None), 0):
+        lengths = {each[place] for each in shapes if each is not None and len(each) >= -place} - {1}
+        if len(lengths - {None}) > 1:
+            raise ValueError(f"inputs have shapes {shapes}, which do not go together")
+        known = lengths - {None}
+        shape.append(known.pop() if known else None if lengths else 1)
+    return [Tensor(FLOAT32, shape)]
+
+
+OPERATORS = (
+    Operator(
+        wing="region",
+        domain="quark_numba",
+        name="Region",
+        since_version=1,
+        operation="region",
+        doc="y is what a program of elementwise steps gives of the inputs, which broadcast.",
+        types={"T1": ELEMENT_TYPES, "T2": (FLOAT32,)},
+        inputs=(Parameter("x", "T1", "Those of the program, in order.", "variadic", is_homogeneous=False),),
+        outputs=(Parameter("y", "T2", "Of the shape to which the inputs broadcast."),),
+        attributes=(
+            Attribute(
+                "program",
+                None,
+                "A graph in ONNX's textual syntax. Its inputs are `float`, of any shape, or `float[1]`, of one element; those "
+                "that are zero points have the element type of these. Each node takes inputs and what nodes before it give; "
+                "the last one gives the output. Scales and zero points are of one element, or of the one dimension along "
+                "`axis`, which is below 0, counted from the last.",
+                "STRING",
+            ),
+        ),
+        call=run_region,
+        infer=_infer,
+        faults=FAULTS,
+        formats={"float32": FLOAT32},
+        format_of=lambda types, attributes: "float32",
+        column="T2",
+    ),
+)

@@ -1,0 +1,240 @@
+"""Connected elementwise nodes in one: a quantize-dequantize node and the additions, activations and the like beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..catalog import OPERATORS
+from ..element_types import FLOAT32
+from ..region.key import MOST_INPUTS, MOST_STEPS, MOST_STREAMS, OPERANDS, ROUND_TRIP, UNARY, ZERO_POINTS, Input, Program, Step
+from .graph import Graph, Left, Node, copy_metadata
+
+MERGED = "merged: in one pass with its neighbours"
+
+# The opset from which on all operators of steps are what they are today, but HardSwish, which is younger.
+_FIRST_OPSET = 14
+
+(_REGION,) = (operator for operator in OPERATORS if operator.operation == "region")
+
+
+def rewrite(graph: Graph) -> None:
+    if not graph.regions:
+        return
+    regions = []
+    for owner, nodes in _node_lists(graph):
+        for node in nodes:
+            if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP) and graph.node(node) is None:
+                graph.find(node, owner)  # it is new
+        if owner.opset_imports.get("", 0) >= _FIRST_OPSET:
+            merging = _Merging(graph, owner, nodes)
+            regions += [(merging, *each) for each in merging.regions()]
+    # Where there are any, a node by itself is one as well: another kernel need not be compiled for it.
+    if any(len(region) > 1 for _, _, region in regions):
+        for merging, last, region in regions:
+            merging.merge(last, region)
+
+
+def _node_lists(graph: Graph) -> Iterator[tuple[Any, list[ir.Node]]]:
+    """The nodes of each graph, those of subgraphs and functions too, and whose opsets they have."""
+    owners: list[Any] = [graph.model, *graph.model.functions.values()]
+    for owner in owners:
+        lists: dict[Any, list[ir.Node]] = {}
+        for node in ir.traversal.RecursiveGraphIterator(owner.graph):
+            lists.setdefault(node.graph, []).append(node)
+        for nodes in lists.values():
+            yield owner, nodes
+
+
+class _Merging:
+    """Of the nodes of one graph."""
+
+    def __init__(self, graph: Graph, owner: Any, nodes: list[ir.Node]) -> None:
+        self.graph, self.owner, self.nodes = graph, owner, nodes
+        self.places = {node: place for place, node in enumerate(nodes)}
+        self.floats: set[ir.Value] = set()  # what is found to be float32
+        self.constants: set[ir.Value] = set()  # what follows from constants alone
+        self.steps: dict[ir.Node, Step] = {}  # with no operands yet
+
+    def regions(self) -> Iterator[tuple[ir.Node, set[ir.Node]]]:
+        """Those with a quantization node: the last node of each, and all."""
+        for node in self.nodes:
+            # ONNX Runtime computes what is constant once.
+            if all(value is None or value in self.constants or self.graph.tensor(value) for value in node.inputs):
+                self.constants.update(node.outputs)
+                continue
+            step = self._step(node)
+            if step:
+                self.steps[node] = step
+        taken: set[ir.Node] = set()
+        for node in reversed(self.nodes):
+            if node in self.steps and node not in taken:
+                region = self._grow(node)
+                taken |= region
+                if any(self.steps[each].operator == ROUND_TRIP for each in region):
+                    yield node, region
+
+    # What can be a step.
+
+    def _step(self, node: ir.Node) -> Step | None:
+        """Of a node that can be one."""
+        own = self.graph.node(node)
+        if own and own.operation == "quantize_dequantize":
+            try:
+                return self._round_trip(own)
+            except Left as error:
+                self.graph.reasons[own] = str(error)
+                return None
+        if node.domain or node.op_type not in OPERANDS or node.op_type == ROUND_TRIP or len(node.outputs) != 1:
+            return None
+        fewest, most = OPERANDS[node.op_type]
+        attributes = dict(UNARY.get(node.op_type, {}))
+        for name, attribute in node.attributes.items():
+            if name not in attributes or attribute.is_ref() or attribute.type.name != "FLOAT":
+                return None
+            attributes[name] = attribute.as_float()
+        if not fewest <= len(node.inputs) <= most or None in node.inputs[:fewest]:
+            return None
+        # Which of 0 and -0 is the larger depends on where ONNX Runtime meets them.
+        if node.op_type in ("Max", "Min") and not any(map(self._is_nonzero, node.inputs)):
+            return None
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+        if not any(map(self._is_float32, values)):
+            return None
+        self.floats.add(node.outputs[0])
+        return Step(node.op_type, (), tuple(sorted(attributes.items())))
+
+    def _round_trip(self, node: Node) -> Step:
+        scale, zero_point = self.graph.input_array(node, 1), self.graph.input_array(node, 2)
+        if node.attributes["block_size"]:
+            raise Left("its scales are blocked")
+        if scale is None or zero_point is None or scale.shape != zero_point.shape or scale.dtype != FLOAT32.dtype:
+            raise Left("its scale or its zero point is no constant")
+        if not self._is_float32(node.x):
+            raise Left("its x is not known to be float32")
+        quantized = self.graph.type(node.input(2))
+        if quantized not in ZERO_POINTS:
+            raise Left(f"{_REGION.full_name} has no {quantized.name if quantized else 'zero point of its type'}")
+        axis = 0
+        if scale.size != 1:
+            axis = int(node.attributes["axis"])
+            if axis >= 0:
+                shape = self.graph.shape(node.x)
+                if shape is None:
+                    raise Left("it has several scales, and the rank of its x is not known")
+                axis -= len(shape)
+            if scale.ndim != 1 or axis >= 0:
+                raise Left("not valid: its scales do not fit its axis")
+        self.floats.add(node.y)
+        attributes = (("axis", axis), ("saturate", int(node.attributes["saturate"] != 0)))
+        return Step(ROUND_TRIP, (), attributes)
+
+    def _is_nonzero(self, value: ir.Value | None) -> bool:
+        """Whether it is a constant without zeros."""
+        array = None if value is None else self.graph.array(value)
+        return array is not None and bool(np.all(array != 0))
+
+    def _is_float32(self, value: ir.Value) -> bool:
+        return value in self.floats or self.graph.inferred_type(value) is FLOAT32
+
+    # Which nodes are a region.
+
+    def _grow(self, last: ir.Node) -> set[ir.Node]:
+        """The last one, and what only this region uses, as long as it has y's shape."""
+        region, waiting = {last}, [last]
+        while waiting:
+            node = waiting.pop()
+            for value in self._operands(node):
+                before = value.producer()
+                if before is None or before in region or before not in self.steps or value.is_graph_output():
+                    continue
+                users = {user for user, _ in value.uses()}
+                if users <= region and self._may_have_shape(value, node, last) and self._fits(region | {before}):
+                    region.add(before)
+                    waiting.append(before)
+                    # What was left because of a user that was not in the region yet.
+                    waiting += [user for user in users if user is not node]
+        return region
+
+    def _operands(self, node: ir.Node) -> list[ir.Value]:
+        """Those that are no scale or zero point."""
+        values = node.inputs[:1] if self.steps[node].operator == ROUND_TRIP else node.inputs
+        return [value for value in values if value is not None]
+
+    def _may_have_shape(self, value: ir.Value, user: ir.Node, last: ir.Node) -> bool:
+        """Whether a value may be as large as what the region gives: what is smaller would be computed for each element."""
+        others = [each for each in self._operands(user) if each is not value]
+        if all(self._is_scalar(each) for each in others):
+            return True
+        small, large = self.graph.shape(value), self.graph.shape(last.outputs[0])
+        if small is None or large is None:
+            return True
+        if len(small) != len(large):
+            return False
+        return not any(one == 1 and other != 1 for one, other in zip(small, large, strict=True))
+
+    def _is_scalar(self, value: ir.Value) -> bool:
+        array = self.graph.array(value)
+        return array is not None and array.size == 1
+
+    def _fits(self, region: set[ir.Node]) -> bool:
+        given = {value for node in region for value in node.inputs if value is not None and value.producer() not in region}
+        streams = sum(not self._is_scalar(value) for value in given)
+        # A constant that has two roles is two inputs.
+        return len(region) <= MOST_STEPS and 2 * len(given) <= MOST_INPUTS and streams <= MOST_STREAMS
+
+    # The change.
+
+    def merge(self, last: ir.Node, nodes: set[ir.Node]) -> None:
+        """Put one node in the place of these."""
+        ordered = sorted(nodes, key=self.places.__getitem__)
+        inputs: dict[tuple[Any, ...], tuple[ir.Value, Input]] = {}
+        keys: list[list[tuple[Any, ...] | None]] = []
+        for node in ordered:
+            is_round_trip = self.steps[node].operator == ROUND_TRIP
+            of_node: list[tuple[Any, ...] | None] = []
+            for index, value in enumerate(node.inputs):
+                if value is None or value.producer() in nodes:
+                    of_node.append(None if value is None else ("step", value))
+                    continue
+                element_type = self.graph.type(value) if is_round_trip and index == 2 else FLOAT32
+                assert element_type
+                one = Input(element_type, self._is_scalar(value))
+                role: Any = (index > 0, dict(self.steps[node].attributes)["axis"]) if is_round_trip and index else None
+                array = self.graph.array(value) if one.is_scalar else None
+                # Constants of one element that are alike are one input.
+                key = ("input", role, one, value if array is None else (array.shape, array.tobytes()))
+                inputs.setdefault(key, (value, one))
+                of_node.append(key)
+            keys.append(of_node)
+        # As large as y, maybe, comes first.
+        by_size = sorted(inputs, key=lambda key: inputs[key][1].is_scalar)
+        numbers: dict[tuple[Any, ...], int] = {key: number for number, key in enumerate(by_size)}
+        steps = []
+        for number, (node, of_node) in enumerate(zip(ordered, keys, strict=True)):
+            operands = tuple(None if key is None else numbers[key] for key in of_node)
+            steps.append(self.steps[node]._replace(operands=operands))
+            numbers["step", node.outputs[0]] = len(by_size) + number
+        program = Program(tuple(inputs[key][1] for key in by_size), tuple(steps))
+        region = ir.node(
+            _REGION.name,
+            [inputs[key][0] for key in by_size],
+            {"program": program.text},
+            domain=_REGION.domain,
+            outputs=[ir.Value()],
+            name=last.name,
+        )
+        old, of_graph = last.outputs[0], last.graph
+        assert of_graph
+        ir.convenience.replace_nodes_and_values(of_graph, last, [], [region], [old], list(region.outputs))
+        copy_metadata(old, region.outputs[0])
+        copy_metadata(last, region)
+        region.metadata_props["quark_numba.nodes"] = ", ".join(str(node.name) for node in ordered)
+        for node in reversed(ordered):
+            if node.graph:  # not removed with the one behind it
+                self.graph.remove_node(node, MERGED)
+        for owner in (self.owner, self.graph.model):
+            owner.opset_imports.setdefault(_REGION.domain, _REGION.since_version)

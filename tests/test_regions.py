@@ -1,0 +1,527 @@
+"""The pass `regions`, and the nodes that it writes: connected elementwise nodes give as one what they gave each by itself."""
+
+import itertools
+
+import architectures
+import numpy as np
+import onnx
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from onnx_models import model
+from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
+from rewritten_models import (
+    MODELS,
+    VARIANTS,
+    assert_same_values,
+    constant,
+    exact_session,
+    names_of,
+    operators,
+    pair,
+    scale_and_zero_point,
+    with_outputs,
+)
+
+import quark_numba
+from quark_numba import optimize, reference_ops, to_tensor_proto
+from quark_numba.catalog import OPERATORS
+from quark_numba.declaration import Tensor
+from quark_numba.element_types import find
+from quark_numba.region import granularity
+from quark_numba.region.arithmetic import _BINARY, _UNARY
+from quark_numba.region.calls import _STEPS
+from quark_numba.region.granularity import OPERAND
+from quark_numba.region.key import BINARY, OPERANDS, ROUND_TRIP, UNARY, parse
+from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.regions import MERGED
+
+STEPS = sorted(set(OPERANDS) - {ROUND_TRIP})
+TYPES = [name for name, row in OPERATORS.find("quark_numba", ROUND_TRIP).formats.items() if row.has_tensors() and row.bits >= 4]
+
+# Every kind of float32, ties of integer types among them.
+_BITS = [0x00000000, 0x00000001, 0x00400000, 0x00800000, 0x3F000000, 0x3F800000, 0x3FC00000, 0x40200000, 0x40C00000]
+_BITS += [0x42FF0000, 0x437F8000, 0x477F7FFF, 0x4F000000, 0x5F800001, 0x7F7F0000, 0x7F7F8000, 0x7F7FFFFF, 0x7F800000]
+SPECIAL = np.array([*_BITS, *(bits | 1 << 31 for bits in _BITS), 0x7FC00000], np.uint32).view(np.float32)
+GRID = np.stack(np.meshgrid(SPECIAL, SPECIAL))
+
+
+def one_step(name, shapes=((3, 5), (3, 5)), parameters=None, is_first=True, **attributes):
+    """x and other -> the step -> a round trip, through int8 by default; or the other way round, of x. Clip has bounds."""
+    _, most = OPERANDS[name]
+    inputs = ["x", "other"][: 2 if name in BINARY else 1]
+    inputs += ["lowest", "highest"][: most - 1] if name == "Clip" else []
+    if is_first:
+        nodes = [helper.make_node(name, inputs, ["v"], **attributes), *pair("v", "codes", "y")]
+    else:
+        nodes = [*pair("x", "codes", "v"), helper.make_node(name, ["v", *inputs[1:]], ["y"], **attributes)]
+    constants = [constant("lowest", -1.5, np.float32), constant("highest", 2.25, np.float32)] * (name == "Clip")
+    values = [("x", "float32", shapes[0]), *([("other", "float32", shapes[1])] * (name in BINARY))]
+    return model(nodes, values, ["y"], initializers=[*(parameters or scale_and_zero_point()), *constants], opset=17)
+
+
+def assert_merged(before, feeds, count=1):
+    """Into so many regions, and every value that both models have is equal."""
+    after = optimize(before)
+    assert operators(after).count("Region") == count, operators(after)
+    assert_same_values(before, after, feeds)
+    return after
+
+
+def test_each_step_has_its_functions():
+    assert set(_STEPS) == set(OPERANDS)
+    assert set(_UNARY) == set(UNARY)
+    assert set(_BINARY) == set(BINARY)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.covering
+def test_steps_give_what_onnx_runtime_gives(name, is_first):
+    """Before and behind a round trip through bfloat16, for all pairs of special values, and random ones; with a length that
+    leaves a rest behind vectors."""
+    random = np.random.default_rng(1).integers(0, 2**32, (2, 5003), np.uint32).view(np.float32)
+    x, other = np.concatenate([GRID.reshape(2, -1), random], axis=1)
+    other[np.isnan(other) & np.isnan(x)] = 1  # of two NaNs either may come out
+    before = one_step(name, ((None,), (None,)), scale_and_zero_point("bfloat16", 1), is_first)
+    if name in ("Max", "Min"):  # of two zeros, too
+        before.graph.initializer.append(constant("other", np.where(other == 0, np.float32(1), other)))
+        del before.graph.input[1]
+        assert "Region" not in operators(optimize(one_step(name)))
+    assert_merged(before, {"x": x, "other": other})
+
+
+BROADCASTS = [
+    ((2, 3, 4, 5), (3, 1, 1)),
+    ((2, 3, 4, 5), (2, 3, 1, 1)),
+    ((2, 3, 4, 5), (5,)),
+    ((2, 3, 4, 5), (2, 1, 4, 1)),
+    ((2, 3, 4, 5), ()),
+    ((2, 3, 4, 5), (1,)),
+    ((2, 1, 4, 1), (3, 1, 5)),
+    ((), ()),
+    ((), (1, 1)),
+    ((0, 3), (1, 3)),
+    ((2, 3, 0), (3, 1)),
+    ((1, 1, 1), (1,)),
+    ((4, 20_000), (4, 1)),
+    ((4, 20_000), (20_000,)),
+    ((2, 3000, 7), (3000, 1)),
+    ((70_000, 3), (3,)),
+    ((3,) * 8, (3, 1, 3, 1, 3, 1)),
+    ((2, 3, 4, 5), (2, 3, 4, 5)),
+]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("shapes", BROADCASTS, ids=str)
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.covering
+def test_broadcasts(shapes, is_turned):
+    shapes = shapes[::-1] if is_turned else shapes
+    random = np.random.default_rng(2)
+    x, other = (random.normal(0, 9, shape).astype(np.float32) for shape in shapes)
+    assert_merged(one_step("Sub", shapes=shapes), {"x": x, "other": other})
+    assert_merged(one_step("Sub", shapes=(None, None)), {"x": x, "other": other})
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.covering
+def test_every_type_and_axis(name, axis):
+    """With scales that have a reciprocal and others, and zero points."""
+    x = np.concatenate([SPECIAL, np.random.default_rng(3).normal(0, 50, 4 * 5 * 301 - SPECIAL.size).astype(np.float32)])
+    x = x.reshape(4, 5, 301)
+    for scales, low in [([0.3, 2.0, 1e-5], 0), ([1.0], 0), ([2.0**-70, 0.7, 1e30], 1), ([0.3], 1)]:
+        shape = () if axis is None else (x.shape[axis],)
+        scale = np.resize(np.array(scales, np.float32), shape)
+        zero_point = np.full(shape, low).astype(oracle.dtype(name))
+        attributes = {} if axis is None else {"axis": axis}
+        round_trip = helper.make_node(
+            ROUND_TRIP,
+            ["v", "scale", "zero_point"],
+            ["w"],
+            domain="quark_numba",
+            block_size=0,
+            saturate=1,
+            **{"axis": 1} | attributes,
+        )
+        nodes = [helper.make_node("Mul", ["x", "half"], ["v"]), round_trip, helper.make_node("Neg", ["w"], ["y"])]
+        constants = [constant("scale", scale), constant("zero_point", zero_point), constant("half", 0.5, np.float32)]
+        before = model(nodes, [("x", "float32", x.shape)], ["y"], initializers=constants, domains=["quark_numba"], opset=21)
+        assert_merged(before, {"x": x})
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_real_models_have_regions(variant):
+    after = optimize(onnx.load(MODELS / f"textline_cls_{variant}.onnx"))
+    has = "Region" in operators(after)
+    assert has is (variant in ("bf16", "fp16", "i32", "u32"))
+    if has:
+        assert not {"Add", "Mul", "Div", "Clip", "Relu", "HardSigmoid"} & set(operators(after))
+
+
+# Generated graphs.
+
+SHAPES = [(2, 3, 4), (2, 3, 4), (2, 3, 4), (3, 1), (4,), (2, 1, 1), (1,), ()]
+
+
+@st.composite
+def graphs(draw):
+    """Chains, diamonds and fan-out of all steps and types, with every broadcast, constants, and outputs in the middle."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    initializers, nodes = [], []
+    values = {"x": (2, 3, 4), "z": draw(st.sampled_from(SHAPES))}
+    inputs = dict(values)
+    for i in range(draw(st.integers(0, 3))):
+        shape = draw(st.sampled_from(SHAPES))
+        values[f"c{i}"] = shape
+        initializers.append(constant(f"c{i}", random.normal(0, 2, shape), np.float32))
+    for i in range(draw(st.integers(6, 14))):
+        recent = [*list(values)[-2:], list(values)[-1], "x"]
+        source = draw(st.sampled_from(recent))
+        shape = values[source]
+        what = draw(st.sampled_from([ROUND_TRIP] * 12 + list(OPERANDS)))
+        if what == ROUND_TRIP:
+            name = draw(st.sampled_from(TYPES))
+            axis = draw(st.integers(0, len(shape) - 1)) if shape and draw(st.integers(0, 3)) == 0 else None
+            own = () if axis is None else (shape[axis],)
+            scale = random.choice(np.array([0.05, 0.25, 1.0, 3.0], np.float32), own)
+            zero_point = np.full(own, draw(st.sampled_from([0, 0, 1]))).astype(oracle.dtype(name))
+            initializers += [constant(f"s{i}", scale), constant(f"p{i}", zero_point)]
+            node = helper.make_node(
+                what, [source, f"s{i}", f"p{i}"], [f"v{i}"], domain="quark_numba", axis=axis or 0, block_size=0, saturate=1
+            )
+        elif what in BINARY:
+            other = draw(st.sampled_from(recent))
+            if what == "PRelu" and (len(values[other]) > len(shape) or np.broadcast_shapes(shape, values[other]) != shape):
+                continue
+            shape = np.broadcast_shapes(shape, values[other])
+            node = helper.make_node(what, [source, other], [f"v{i}"])
+        elif what == "Clip":
+            bounds = draw(st.sampled_from([[], ["low"], ["", "high"], ["low", "high"]]))
+            node = helper.make_node(what, [source, *bounds], [f"v{i}"])
+        else:
+            node = helper.make_node(what, [source], [f"v{i}"])
+        nodes.append(node)
+        values[f"v{i}"] = shape
+    initializers += [constant("low", -1, np.float32), constant("high", 2, np.float32)]
+    produced = [node.output[0] for node in nodes] or ["x"]
+    outputs = {produced[-1], *draw(st.lists(st.sampled_from(produced), max_size=1))}
+    known = draw(st.booleans())
+    graph_inputs = [(name, "float32", shape if known else [None] * len(shape)) for name, shape in inputs.items()]
+    source = model(nodes, graph_inputs, sorted(outputs), initializers=initializers, domains=["quark_numba"], opset=18)
+    special = random.choice(SPECIAL, 24).reshape(2, 3, 4) if draw(st.booleans()) else random.normal(0, 3, (2, 3, 4))
+    return source, {"x": special.astype(np.float32), "z": random.normal(0, 3, inputs["z"]).astype(np.float32)}
+
+
+def generated(examples):
+    merged = []
+
+    @settings(max_examples=examples, deadline=None, database=None, derandomize=True)
+    @given(graphs())
+    def compare(case):
+        before, feeds = case
+        after = optimize(before)
+        merged.append("Region" in operators(after))
+        assert_same_floats(before, after, feeds)
+
+    compare()
+    assert sum(merged) > len(merged) / 2
+
+
+def assert_same_floats(before, after, feeds):
+    """As `assert_same_values`, but of two NaNs that met either may have come out."""
+    names = sorted({output for node in before.graph.node for output in node.output} & names_of(after.graph))
+    results = []
+    for source in (before, after):
+        session = exact_session(with_outputs(source, names))
+        results.append(session.run(names, {each.name: feeds[each.name] for each in session.get_inputs()}))
+    for name, *values in zip(names, *results, strict=True):
+        assert values[0].shape == values[1].shape, name
+        one, other = (np.where(np.isnan(each), np.float32(np.nan), each) for each in values)
+        assert one.tobytes() == other.tobytes(), name
+
+
+@pytest.mark.compiled
+def test_generated_graphs():
+    generated(30)
+
+
+@pytest.mark.compiled
+@pytest.mark.full
+def test_many_generated_graphs():
+    generated(500)
+
+
+# What the account says, and what stays.
+
+
+def small(nodes, outputs=("y",), **named):
+    return model(nodes, [("x", "float32", [2, 3])], outputs, initializers=scale_and_zero_point(), opset=17, **named)
+
+
+def test_the_account():
+    relu, neg = helper.make_node("Relu", ["y"], ["z"]), helper.make_node("Neg", ["z"], ["last"])
+    result = optimized(small([*pair(), relu, neg], ["last"]))
+    assert operators(result.model) == ["Region"]
+    assert {key: count for key, count in result.done.items() if key[1] == MERGED} == {
+        (f"quark_numba::{ROUND_TRIP}", MERGED): 1,
+        ("ai.onnx::Relu", MERGED): 1,
+        ("ai.onnx::Neg", MERGED): 1,
+    }
+    (region,) = result.model.graph.node
+    assert region.output == ["last"]
+    assert optimized(small([*pair(), relu], ["z"]), regions=False).done.keys() == optimized(small(pair())).done.keys()
+
+
+@pytest.mark.parametrize(
+    ("scale", "attributes", "types", "why"),
+    [
+        (np.ones((2, 1), np.float32), {"block_size": 3, "axis": 1}, {}, "its scales are blocked"),
+        (None, {}, {}, "its scale or its zero point is no constant"),
+        (np.float32(1), {}, {"z": "uint2"}, "quark_numba::Region has no uint2"),
+        (np.ones(3, np.float32), {"axis": 1}, {"x": None}, "it has several scales, and the rank of its x is not known"),
+        (np.ones(3, np.float32), {"axis": 2}, {}, "not valid: its scales do not fit its axis"),
+    ],
+)
+def test_left(scale, attributes, types, why):
+    attributes = {"axis": 1, "block_size": 0, "saturate": 1} | attributes
+    node = helper.make_node(ROUND_TRIP, ["x", "s", "z"], ["v"], domain="quark_numba", **attributes)
+    zeros = np.zeros(np.shape(scale) if scale is not None else (), find(types.get("z", "int8")).dtype)
+    constants = [to_tensor_proto(zeros, "z"), *([constant("s", scale)] if scale is not None else [])]
+    inputs = [("x", "float32", types.get("x", [2, 3])), *([("s", "float32", [])] if scale is None else [])]
+    relu = helper.make_node("Relu", ["v"], ["y"])
+    result = optimized(model([node, relu], inputs, ["y"], initializers=constants, domains=["quark_numba"], opset=17))
+    assert operators(result.model) == [ROUND_TRIP, "Relu"]
+    assert result.left == {(f"quark_numba::{ROUND_TRIP}", why): 1}
+
+
+def test_a_node_by_itself_is_a_region_where_there_are_others():
+    nodes = [
+        *pair(),
+        helper.make_node("Softmax", ["y"], ["s"]),
+        *pair("s", "codes2", "t"),
+        helper.make_node("Relu", ["t"], ["z"]),
+    ]
+    assert operators(optimize(small(nodes, ["z"]))) == ["Region", "Softmax", "Region"]
+    assert operators(optimize(small(nodes[:3], ["s"]))) == [ROUND_TRIP, "Softmax"]
+
+
+def test_values_that_others_use_stay():
+    """An output in the middle, and one that a subgraph uses."""
+    relu = helper.make_node("Relu", ["y"], ["z"])
+    assert operators(optimize(small([*pair(), relu], ["y", "z"]))) == [ROUND_TRIP, "Relu"]
+
+
+def test_what_is_smaller_is_not_computed_for_each_element():
+    """A gate of one value a channel."""
+    nodes = [helper.make_node("GlobalAveragePool", ["x"], ["p"]), *pair("p", "codes", "g")]
+    nodes += [
+        helper.make_node("HardSigmoid", ["g"], ["h"]),
+        helper.make_node("Mul", ["x", "h"], ["m"]),
+        *pair("m", "codes2", "y"),
+    ]
+    before = model(nodes, [("x", "float32", ["n", 3, 4, 5])], ["y"], initializers=scale_and_zero_point(), opset=17)
+    after = optimize(before)
+    assert operators(after) == ["GlobalAveragePool", "Region", "Region"]
+
+
+# The node itself.
+
+PROGRAM = """region (float x0, float[1] x1, int8[1] x2) => (float y) {
+  v0 = quark_numba.QuantizeDequantizeLinear <axis: int = 0, saturate: int = 1> (x0, x1, x2)
+  y = LeakyRelu <alpha: float = 0.009999999776482582> (v0)
+}"""
+
+
+def region_model(program, inputs=("float32", "float32", "int8"), shapes=((2, 3), (), ())):
+    names = [f"i{k}" for k in range(len(inputs))]
+    node = helper.make_node("Region", names, ["y"], "the_node", domain="quark_numba", program=program)
+    values = [(name, element_type, shape) for name, element_type, shape in zip(names, inputs, shapes, strict=True)]
+    return model([node], values, ["y"], domains=["quark_numba"])
+
+
+def test_texts():
+    program = parse(PROGRAM)
+    assert parse(program.text) == program
+    assert program.text == PROGRAM
+    assert program.name != parse(PROGRAM.replace("Leaky", "Thresholded")).name
+
+
+def test_the_reference_evaluator():
+    source = region_model(PROGRAM)
+    x = np.random.default_rng(5).normal(0, 50, (2, 3)).astype(np.float32)
+    feeds = {"i0": x, "i1": np.float32(0.25), "i2": np.int8(3)}
+    (y,) = ReferenceEvaluator(source, new_ops=reference_ops()).run(None, feeds)
+    expected = quark_numba.quantize_dequantize(x, np.float32(0.25), np.int8(3))
+    expected = np.where(expected < 0, expected * np.float32(0.01), expected)
+    np.testing.assert_array_equal(y, expected)
+
+
+def inferred(shapes, types=("float32", "float32", "int8"), program=PROGRAM):
+    """The shape of y by the operator's own inference."""
+    (region,) = (each for each in OPERATORS if each.operation == "region")
+    inputs = [Tensor(find(name), shape) for name, shape in zip(types, shapes, strict=True)]
+    ((element_type, shape),) = region.infer(inputs, {"program": program})
+    assert element_type.name == "float32"
+    return shape
+
+
+def test_inference():
+    add = "region (float x0, float x1) => (float y) { y = Add (x0, x1) }"
+    for one, other, expected in [
+        ([2, 3], [3], [2, 3]),
+        ([2, 1], [1, None], [2, None]),
+        ([None, 3], [4, 1], [4, 3]),
+        ([1], [1, 1], [1, 1]),
+        (None, [3], None),
+    ]:
+        assert inferred([one, other], ["float32"] * 2, add) == expected
+    assert inferred([[2, 3], [], [1]]) == [2, 3]
+    with pytest.raises(ValueError, match="which do not go together"):
+        inferred([[2], [3]], ["float32"] * 2, add)
+    with pytest.raises(TypeError, match="input 2 has element type uint8; expected int8"):
+        inferred([[2], [], []], ["float32", "float32", "uint8"])
+    with pytest.raises(ValueError, match="the node has 2 inputs; its program has 3"):
+        inferred([[2], []], ["float32", "float32"])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "axes", "loop"),
+    [
+        ([(2, 3, 4), (2, 3, 4)], [OPERAND, OPERAND], ([24], [0b11])),
+        ([(2, 3, 4), (3, 1)], [OPERAND, OPERAND], ([2, 3, 4], [0b01, 0b11, 0b01])),
+        ([(2, 3, 4), (3,)], [OPERAND, -2], ([2, 3, 4], [0b01, 0b11, 0b01])),
+        ([(2, 3, 4), ()], [OPERAND, 0], ([24], [0b01])),
+        ([(2, 1, 5), (1, 1)], [OPERAND, OPERAND], ([10], [0b01])),
+        ([(1, 1), ()], [OPERAND, OPERAND], ([1], [-1])),
+        ([(3, 1), (1, 4)], [OPERAND, OPERAND], ([3, 4], [0b01, 0b10])),
+    ],
+    ids=str,
+)
+def test_loops(shapes, axes, loop):
+    """Neighbouring dimensions are one where the same inputs have both."""
+    room = 8
+    rows = np.array([[0] * (room - len(shape)) + list(shape) for shape in shapes])
+    ranks, shape = np.array([len(shape) for shape in shapes]), np.zeros(room, np.int64)
+    lengths, masks = np.zeros(room, np.int64), np.zeros(room, np.int64)
+    scalars = np.array([axis == 0 for axis in axes])
+    fault, _, rank = granularity.y_shape(rows, ranks, axes, scalars, shape)
+    assert fault == granularity.NO_FAULT
+    operands = [shape for shape, axis in zip(shapes, axes, strict=True) if axis == OPERAND]
+    assert tuple(shape[room - rank :]) == np.broadcast_shapes(*operands)
+    count = granularity.loop_shape(rows, ranks, axes, shape, rank, lengths, masks)
+    assert (list(lengths[:count]), list(masks[:count])) == loop
+    for wrong, axis, scalar, expected in [
+        ((7,), OPERAND, False, granularity.NOT_ALIKE),
+        ((7,), -1, False, granularity.NOT_ALIKE),
+        ((2, 2), 0, True, granularity.NOT_ONE),
+    ]:
+        row = np.array([0] * (room - len(wrong)) + list(wrong))
+        others = np.append(ranks, len(wrong)), [*axes, axis], np.append(scalars, scalar), shape
+        fault, _, _ = granularity.y_shape(np.vstack([rows, row]), *others)
+        assert fault == expected or (expected == granularity.NOT_ALIKE and axis == OPERAND and 1 in shapes[0])
+
+
+WRONG = [
+    ("nothing", "program is not in ONNX's textual syntax"),
+    (PROGRAM.replace("LeakyRelu <alpha: float = 0.009999999776482582>", "Softmax"), r"program step y = Softmax is unknown"),
+    (PROGRAM.replace("(v0)", "(v0, x0)"), r"program step y = LeakyRelu has operands \(v0, x0\); expected 1..1"),
+    (PROGRAM.replace("(v0)", "(y)"), r"program step y = LeakyRelu has the operand y, which nothing before it gives"),
+    (PROGRAM.replace("(v0)", "(x0)"), "program does not use v0"),
+    (PROGRAM.replace("alpha", "beta"), r"program step y = LeakyRelu has an attribute beta = .*; expected alpha"),
+    (PROGRAM.replace("int8[1] x2", "int64[1] x2"), "input x2 that is there twice, or of no known element type"),
+    (PROGRAM.replace("float x0", "int8 x0"), "has the operand x0 of element type int8"),
+    (PROGRAM.replace("float[1] x1", "float[2] x1"), r"input x1 of shape \[2\]; expected \[1\], or none"),
+    (PROGRAM.replace("float[1] x1", "float x1"), "has several scales, and no axis below 0"),
+    (PROGRAM.replace("=> (float y)", "=> (float v0)"), "program has other outputs than what its last step gives"),
+    (PROGRAM.replace("(v0)\n}", f"(v0)\n{'  y = Relu (y)' * 1}\n}}"), "program gives y twice"),
+]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("program", "message"), WRONG)
+def test_wrong_programs(program, message):
+    with pytest.raises(ValueError, match=message):
+        parse(program)
+    with pytest.raises(RuntimeException, match=rf"quark_numba: ValueError: (.|\n)*{message}(.|\n)* \(node 'the_node'\)"):
+        exact_session(region_model(program))
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        (["float32", "float32"], "ValueError: the node has 2 inputs; its program has 3"),
+        (["float32", "float32", "int8", "int8"], "ValueError: the node has 4 inputs; its program has 3"),
+        (["float32", "float32", "uint8"], "TypeError: input 2 has element type uint8; expected int8"),
+        (["float16", "float32", "int8"], "TypeError: input 0 has element type float16; expected float32"),
+        (["double", "float32", "int8"], "TypeError: input 0 has element type float64; expected float32"),
+        (["string", "float32", "int8"], "TypeError: input 0 is no tensor of an element type that quark_numba::Region takes"),
+    ],
+)
+def test_other_inputs_than_those_of_the_program(types, message):
+    with pytest.raises(RuntimeException, match=rf"quark_numba: {message} \(node 'the_node'\)"):
+        exact_session(region_model(PROGRAM, types, [None] * len(types)))
+
+
+@pytest.mark.parametrize(
+    ("count", "what"), [(65, "steps"), (49, "inputs"), (17, "inputs of more than one element"), (0, "no steps")]
+)
+def test_absurd_sizes(count, what):
+    if "steps" in what:
+        lines = [f"v{i + 1} = Neg (v{i})" for i in range(count)]
+        text = f"region (float v0) => (float v{count}) {{ {' '.join(lines)} }}"
+    else:
+        text = f"region ({', '.join(f'float x{i}' for i in range(count))}) => (float y) {{ y = Neg (x0) }}"
+    with pytest.raises(ValueError, match=f"program has {count or ''} ?{what}"):
+        parse(text)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((2, 3), (3,), ()), r"input 1 has shape \(3,\); expected one element"),
+        (((0, 3), (0,), ()), r"input 1 has shape \(0,\); expected one element"),
+    ],
+)
+def test_wrong_shapes(shapes, message):
+    source = region_model(PROGRAM, shapes=(None, None, None))
+    feeds = {f"i{k}": np.ones(shape, dtype) for k, (shape, dtype) in enumerate(zip(shapes, ["f4", "f4", "i1"], strict=True))}
+    with pytest.raises(Exception, match=message):
+        exact_session(source).run(None, feeds)
+
+
+@pytest.mark.compiled
+def test_shapes_that_do_not_go_together():
+    add = "region (float x0, float x1) => (float y) {\n  y = Add (x0, x1)\n}"
+    node = exact_session(region_model(add, ["float32", "float32"], [None, None]))
+    for one, other in itertools.product([(2, 3), (3,)], [(4,), (2, 2)]):
+        with pytest.raises(Exception, match=r"input 1 has shape \(.*\), which does not go with those of the others"):
+            node.run(None, {"i0": np.ones(one, np.float32), "i1": np.ones(other, np.float32)})
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", ["bfloat16", "uint32"])
+@pytest.mark.parametrize(
+    "source",
+    [architectures.transformer(1, 16, 32, 2), architectures.residual_network(32, (8, 16), 1)],
+    ids=["transformer", "cnn"],
+)
+def test_architectures(source, name):
+    """Of transformers and larger networks, as the benchmarks have them."""
+    x = source.graph.input[0]
+    shape = [each.dim_value for each in x.type.tensor_type.shape.dim]
+    feeds = {"x": np.random.default_rng(6).normal(0, 1, shape).astype(np.float32)}
+    before = architectures.quantized(source, name)
+    after = optimize(before)
+    assert not {"Add", "Mul", "Div", "Clip"} & set(operators(after))
+    assert_same_values(before, after, feeds)
