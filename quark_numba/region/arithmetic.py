@@ -12,8 +12,8 @@ import numpy as np
 
 from ..compiling.intrinsics import HAS_FMA, fma
 from ..compiling.jit import inline
-from ..element_types import BFLOAT16, FLOAT32
-from ..element_types.codecs import upper_bits_rounder
+from ..element_types import BFLOAT16, FLOAT16, FLOAT32
+from ..element_types.codecs import rounder, upper_bits_rounder
 from ..linear.arithmetic import has_reciprocal, reciprocal_converter
 from ..linear.key import Key, select
 from .key import UNARY, Input, Step
@@ -120,10 +120,10 @@ def _clip(has: list[bool]) -> Any:
 def fast_round_trip(key: Key) -> tuple[Any, Any]:
     """A round trip without a division: (x, reciprocal, scale, zero point) -> y, None if there is none; and (scale, zero point)
     -> whether it takes these."""
-    if key.quantized is not BFLOAT16 or not HAS_FMA:
+    if key.quantized not in (BFLOAT16, FLOAT16) or not HAS_FMA:
         return reciprocal_converter(key), has_reciprocal(key)
-    round_to_nearest = upper_bits_rounder(BFLOAT16)
-    lowest, highest = _f32(BFLOAT16.lowest), _f32(BFLOAT16.highest)
+    round_to_nearest = upper_bits_rounder(BFLOAT16) if key.quantized is BFLOAT16 else rounder(FLOAT16)
+    lowest, highest = _f32(key.quantized.lowest), _f32(key.quantized.highest)
 
     # The sum makes 0 of -0 and a signalling NaN quiet. What rounds to more than the largest finite value is more than that.
     def round_trip(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
