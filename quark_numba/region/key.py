@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..element_types import FLOAT32, ElementType, find
@@ -89,12 +89,19 @@ class Program(NamedTuple):
     def axes(self) -> tuple[int | None, ...]:
         """What each input is: None if it is an operand, which broadcasts; of scales and zero points the axis of y along which
         their one dimension lies, -1 for the last, or 0 for those of one element."""
-        found: list[int | None] = [None] * len(self.inputs)
+        found = dict(self.uses())
+        return tuple(found[number] for number in range(len(self.inputs)))
+
+    def uses(self) -> Iterator[tuple[int, int | None]]:
+        """Each use of an input: its number, and what it is there, as in `axes`."""
         for step in self.steps:
-            for operand in step.operands[1:] if step.operator == ROUND_TRIP else ():
-                assert operand is not None
-                found[operand] = 0 if self.inputs[operand].is_scalar else int(dict(step.attributes)["axis"])
-        return tuple(found)
+            for index, operand in enumerate(step.operands):
+                if operand is None or operand >= len(self.inputs):
+                    continue
+                axis: int | None = None
+                if step.operator == ROUND_TRIP and index:
+                    axis = 0 if self.inputs[operand].is_scalar else int(dict(step.attributes)["axis"])
+                yield operand, axis
 
 
 @functools.cache
@@ -183,15 +190,10 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
 
 def _check_uses(program: Program, names: list[str]) -> None:
     """Raises ValueError if an input is a scale or a zero point along one axis, and something else as well."""
-    for step in program.steps:
-        for index, operand in enumerate(step.operands):
-            if operand is None or operand >= len(program.inputs):
-                continue
-            axis: int | None = None
-            if step.operator == ROUND_TRIP and index:
-                axis = 0 if program.inputs[operand].is_scalar else int(dict(step.attributes)["axis"])
-            if axis != program.axes[operand]:
-                raise ValueError(f"program uses {names[operand]} in two ways; expected an input for each")
+    axes = program.axes
+    for operand, axis in program.uses():
+        if axis != axes[operand]:
+            raise ValueError(f"program uses {names[operand]} in two ways; expected an input for each")
 
 
 def _type_name(element_type: ElementType) -> str:

@@ -88,7 +88,7 @@ class Graph:
         self._unknown: Counter[tuple[str, str]] = Counter()
         self._arrays: dict[ir.Value, NDArray[Any]] = {}  # of constants, and of what follows from them
         self._names: set[str | None] | None = None
-        self._inferred: dict[str | None, Inferred] | None = None
+        self._inferred: dict[ir.Value, Inferred] | None = None
         owners: list[ir.Model | ir.Function] = [model, *model.functions.values()]
         for owner in owners:
             for node in ir.traversal.RecursiveGraphIterator(owner.graph):
@@ -214,7 +214,7 @@ class Graph:
     def _infer(self, value: ir.Value) -> Inferred | None:
         if self._inferred is None:
             self._inferred = inferred_values(self)
-        return self._inferred.get(value.name)
+        return self._inferred.get(value)
 
     # Nodes that quantize or dequantize: their inputs are x, a scale and, maybe, a zero point.
 
@@ -341,8 +341,8 @@ class Inferred(NamedTuple):
     shape: Shape | None
 
 
-def inferred_values(graph: Graph) -> dict[str | None, Inferred]:
-    """Those of the main graph, by name; none where onnx fails. It is given a copy without large tensors, in which a Cast stands
+def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
+    """Those of the main graph; none where onnx fails. It is given a copy without large tensors, in which a Cast stands
     for each node of the package's operators that gives y the shape of x."""
     model = graph.model
     copy = onnx.ModelProto(ir_version=max(model.ir_version, 4))
@@ -368,13 +368,16 @@ def inferred_values(graph: Graph) -> dict[str | None, Inferred]:
     except Exception as error:  # whatever a model that is not valid leads to
         reraise_of_signal_handler(error)
         return {}
-    found = {}
+    found, values = {}, {value.name: value for node in model.graph for value in node.outputs}
+    values |= {value.name: value for value in model.graph.inputs}
     for info in (*inferred.value_info, *inferred.input):
+        if info.name not in values:
+            continue
         tensor_type = info.type.tensor_type
         dimensions = [
             each.dim_value if each.HasField("dim_value") else each.dim_param or None for each in tensor_type.shape.dim
         ]
-        found[info.name] = Inferred(find(tensor_type.elem_type), dimensions if tensor_type.HasField("shape") else None)
+        found[values[info.name]] = Inferred(find(tensor_type.elem_type), dimensions if tensor_type.HasField("shape") else None)
     return found
 
 

@@ -26,10 +26,11 @@ def rewrite(graph: Graph) -> None:
         return
     regions = []
     for owner, nodes in _node_lists(graph):
-        for node in nodes:
-            if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP) and graph.node(node) is None:
+        round_trips = [node for node in nodes if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP)]
+        for node in round_trips:
+            if graph.node(node) is None:
                 graph.find(node, owner)  # it is new
-        if owner.opset_imports.get("", 0) >= _FIRST_OPSET:
+        if round_trips and owner.opset_imports.get("", 0) >= _FIRST_OPSET:
             merging = _Merging(graph, owner, nodes)
             regions += [(merging, *each) for each in merging.regions()]
     # Where there are any, a node by itself is one as well: another kernel need not be compiled for it.
@@ -113,8 +114,6 @@ class _Merging:
             raise Left("its scales are blocked")
         if scale is None or zero_point is None or scale.shape != zero_point.shape or scale.dtype != FLOAT32.dtype:
             raise Left("its scale or its zero point is no constant")
-        if not self._is_float32(node.x):
-            raise Left("its x is not known to be float32")
         quantized = self.graph.type(node.input(2))
         if quantized not in ZERO_POINTS:
             raise Left(f"{_REGION.full_name} has no {quantized.name if quantized else 'zero point of its type'}")
@@ -128,7 +127,7 @@ class _Merging:
                 axis -= len(shape)
             if scale.ndim != 1 or axis >= 0:
                 raise Left("not valid: its scales do not fit its axis")
-        self.floats.add(node.y)
+        self.floats |= {node.x, node.y}  # the operator has no other types
         attributes = (("axis", axis), ("saturate", int(node.attributes["saturate"] != 0)))
         return Step(ROUND_TRIP, (), attributes)
 
