@@ -78,7 +78,9 @@ def reciprocal_converter(key: Key) -> Any:
         return None
     x_value, f32 = decoder(key.x), np.float32
     if key.quantized.is_integer:
-        return _small_integers(key) if key.quantized.bits <= 16 else _large_integers(key)
+        if not HAS_FMA:
+            return None
+        return _large_code(key) if key.quantized.bits > 16 and key.operation == "quantize" else _of_saturated(key)
     if key.operation == "quantize":
         return None
     encode, decode = encoder(key.quantized, key.saturate), decoder(key.quantized)
@@ -92,10 +94,18 @@ def has_reciprocal(key: Key) -> Any:
     """(scale, zero point) -> whether ``reciprocal_converter`` takes them.
 
     Of float types: scales that are powers of two, which have an exact reciprocal unless they are next to the largest, and a
-    zero point that is 0, and not -0. Of integers: scales from 2**-64 to 2**64 (see `_quotient`).
+    zero point that is 0, and not -0. Of integers: scales from 2**-64 to 2**64 (see `_quotient`), of which the bounds are right
+    (see `_of_saturated`).
     """
     if key.quantized.is_integer:
-        return inline(lambda scale, zero_point: scale >= np.float32(2.0**-64) and scale <= np.float32(2.0**64))
+        is_checked, has_right_bounds = key.quantized.bits > 16, _has_right_bounds(key)
+        return inline(
+            lambda scale, zero_point: (
+                scale >= np.float32(2.0**-64)
+                and scale <= np.float32(2.0**64)
+                and (not is_checked or has_right_bounds(scale, zero_point))
+            )
+        )
 
     def is_power_of_two(scale: Any, zero_point: Any) -> Any:
         bits = np.float32(scale).view(np.uint32)
@@ -121,44 +131,65 @@ def _quotient(x: Any, reciprocal: Any, scale: Any) -> Any:
     return fma(fma(-product, scale, x), reciprocal, product)
 
 
-def _small_integers(key: Key) -> Any:
-    """``reciprocal_converter`` for types of up to 16 bits.
+def _of_saturated(key: Key) -> Any:
+    """``reciprocal_converter`` for round trips through integers, and codes of up to 16 bits. Instead of the quotient, x is
+    saturated: to the float32 next to scale * most, where most is highest - zero point, and to that of the lowest.
 
-    Instead of the quotient, x is saturated: to bounds of which the quotients are the integers lowest - zero point and
-    highest - zero point, but for an error of less than 2**-6, so that they are rounded to these.
+    Of up to 16 bits, the quotient of the bound is most, but for an error of less than 2**-6, so that it is rounded to it.
+
+    Of 32 bits, the quotient may be some units in the last place away from most. But if it gives the bound again when it is
+    multiplied by scale, as most does, then so does each value between it and most. Only of these can x have a quotient where
+    it makes a difference whether x or the quotient is saturated. `_has_right_bounds` tells whether it does.
     """
-    if not HAS_FMA:
-        return None
-    x_value, f32, is_round_trip = decoder(key.x), np.float32, key.operation == "quantize_dequantize"
-    lowest, highest = f32(key.quantized.lowest), f32(key.quantized.highest)
-    code_of = _code_of_whole(key.quantized, np.float32)
+    x_value, bounds = decoder(key.x), _bounds(key)
 
-    def convert(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
-        least, most = f32(scale * f32(lowest - zero_point)), f32(scale * f32(highest - zero_point))
+    def quotient(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
+        least, most = bounds(scale, zero_point)
         value = x_value(x)
         value = value if value > least else least  # also NaN
         value = value if value < most else most
-        quotient = _quotient(value, reciprocal, scale)
-        if is_round_trip:
-            return f32(f32(np.rint(quotient) + f32(0)) * scale)
-        return code_of(quotient, zero_point)
+        return _quotient(value, reciprocal, scale)
 
-    return inline(convert)
+    of_saturated = inline(quotient)
+    if key.operation == "quantize_dequantize":
+        # The sum makes 0 of -0.
+        return inline(lambda x, r, scale, zero_point: fma(np.rint(of_saturated(x, r, scale, zero_point)), scale, np.float32(0)))
+    code_of = _code_of_whole(key.quantized, np.float32)
+    return inline(lambda x, r, scale, zero_point: code_of(of_saturated(x, r, scale, zero_point), zero_point))
 
 
-def _large_integers(key: Key) -> Any:
-    """``reciprocal_converter`` for types of 32 bits. Above 2**64 each is saturated; there the product may be Inf, and the
+def _bounds(key: Key) -> Any:
+    """(scale, zero point) -> between which values x is quantized without being saturated."""
+    f32, wide, lowest, highest = np.float32, key.zero_point_dtype, key.quantized.lowest, key.quantized.highest
+    return inline(
+        lambda scale, zero_point: (
+            f32(scale * f32(wide(lowest) - zero_point)),
+            f32(scale * f32(wide(highest) - zero_point)),
+        )
+    )
+
+
+def _has_right_bounds(key: Key) -> Any:
+    """(scale, zero point) -> whether a round trip without saturation gives the bounds (see `_of_saturated`)."""
+    f32, bounds = np.float32, _bounds(key)
+
+    def has_right_bounds(scale: Any, zero_point: Any) -> Any:
+        least, most = bounds(scale, zero_point)
+        return f32(np.rint(f32(least / scale)) * scale) == least and f32(np.rint(f32(most / scale)) * scale) == most
+
+    return inline(has_right_bounds)
+
+
+def _large_code(key: Key) -> Any:
+    """``reciprocal_converter`` for codes of 32 bits. Above 2**64 each is saturated; there the product may be Inf, and the
     remainder NaN, so that the product is taken. It also is where x is NaN."""
-    if not HAS_FMA:
-        return None
-    x_value = decoder(key.x)
-    finish = _integer_multiple(key) if key.operation == "quantize_dequantize" else _code_of_quotient(key)
+    x_value, code_of = decoder(key.x), _code_of_quotient(key)
 
     def convert(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
         value = x_value(x)
         product = np.float32(value * reciprocal)
         quotient = _quotient(value, reciprocal, scale) if abs(product) < np.float32(2.0**64) else product
-        return finish(quotient, scale, zero_point)
+        return code_of(quotient, scale, zero_point)
 
     return inline(convert)
 
