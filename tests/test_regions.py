@@ -3,10 +3,12 @@
 import itertools
 
 import architectures
+import block_samples
 import numpy as np
 import onnx
 import oracle
 import pytest
+from block_samples import BFP, MX, rounding_modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
@@ -35,11 +37,11 @@ from quark_numba.region import granularity
 from quark_numba.region.arithmetic import _BINARY, _UNARY
 from quark_numba.region.calls import _STEPS
 from quark_numba.region.granularity import OPERAND
-from quark_numba.region.key import BINARY, OPERANDS, ROUND_TRIP, UNARY, parse
+from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, OPERANDS, ROUND_TRIP, UNARY, parse
 from quark_numba.rewriting.optimize import optimized
 from quark_numba.rewriting.regions import MERGED
 
-STEPS = sorted(set(OPERANDS) - {ROUND_TRIP})
+STEPS = sorted(set(OPERANDS) - {ROUND_TRIP, *BLOCK_ROUND_TRIPS})
 TYPES = [name for name, row in OPERATORS.find("quark_numba", ROUND_TRIP).formats.items() if row.has_tensors() and row.bits >= 4]
 
 # Every kind of float32, ties of integer types among them.
@@ -157,12 +159,52 @@ def test_every_type_and_axis(name, axis):
         assert_merged(before, {"x": x})
 
 
+def block_node(source, target, name, axis, rounding_mode=2):
+    attributes = (BFP | MX)[name] | {"axis": axis, "rounding_mode": rounding_mode}
+    operator = "BFPQuantizeDequantize" if name in BFP else "MXQuantizeDequantize"
+    return helper.make_node(operator, [source], [target], domain="com.amd.quark", **attributes)
+
+
+# With short blocks, rows of one element, blocks that are longer than the axis, and sizes for several tiles and tasks.
+BLOCK_SHAPES = [((2, 35, 4, 6), 1), ((2, 3, 5), -2), ((40, 3), 0), ((2, 64, 7, 1), 1), ((3, 70, 40, 20), 1), ((0, 8, 3), 1)]
+
+
+@pytest.mark.compiled
+@rounding_modes
+@pytest.mark.parametrize("name", BFP | MX)
+@pytest.mark.covering
+def test_blocks(name, rounding_mode):
+    """Of ordinary blocks and others, behind each kind of input, and behind steps that may leave them as they are."""
+    between = [
+        helper.make_node("Relu", ["b0"], ["v0"]),
+        helper.make_node("Clip", ["b1", "zero", "six"], ["v1"]),
+        helper.make_node("Clip", ["b2", "zero", "odd"], ["v2"]),
+        helper.make_node("Clip", ["b3", "low", "six"], ["v3"]),
+        helper.make_node("Mul", ["b4", "gate"], ["v4"]),
+    ]
+    for shape, axis in BLOCK_SHAPES:
+        nodes = [helper.make_node("Add", ["x", "other"], ["v"]), block_node("v", "b0", name, axis, rounding_mode)]
+        for k, node in enumerate(between):
+            nodes += [node, block_node(f"v{k}", f"b{k + 1}", name, axis, rounding_mode)]
+        nodes.append(helper.make_node("Sub", ["b5", "b0"], ["y"]))
+        bounds = {"zero": 0, "six": 6, "odd": 5.765432, "low": -1}
+        gate = (*shape[:2], *[1] * (len(shape) - 2))
+        inputs = [("x", "float32", shape), ("other", "float32", shape), ("gate", "float32", gate)]
+        constants = [constant(key, value, np.float32) for key, value in bounds.items()]
+        before = model(nodes, inputs, ["y"], initializers=constants, domains=["com.amd.quark"], opset=17)
+        random = np.random.default_rng(4)
+        feeds = {"other": np.zeros(shape, np.float32), "gate": random.normal(0, 1, gate).astype(np.float32)}
+        after = assert_merged(before, {"x": random.normal(0, 3, shape).astype(np.float32)} | feeds)
+        for seed in range(2):
+            assert_same_values(before, after, {"x": block_samples.values(shape, "float32", seed)} | feeds)
+
+
 @pytest.mark.compiled
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_real_models_have_regions(variant):
     after = optimize(onnx.load(MODELS / f"textline_cls_{variant}.onnx"))
     has = "Region" in operators(after)
-    assert has is (variant in ("bf16", "fp16", "i32", "u32"))
+    assert has is (variant != "a8w8")
     if has:
         assert not {"Add", "Mul", "Div", "Clip", "Relu", "HardSigmoid"} & set(operators(after))
 
@@ -187,8 +229,14 @@ def graphs(draw):
         recent = [*list(values)[-2:], list(values)[-1], "x"]
         source = draw(st.sampled_from(recent))
         shape = values[source]
-        what = draw(st.sampled_from([ROUND_TRIP] * 12 + list(OPERANDS)))
-        if what == ROUND_TRIP:
+        what = draw(st.sampled_from([ROUND_TRIP] * 12 + ["blocks"] * 6 + STEPS))
+        if what == "blocks":
+            if len(shape) < 2:
+                continue
+            node = block_node(
+                source, f"v{i}", draw(st.sampled_from(["BFP16", "BFP16", *BFP, *MX])), draw(st.sampled_from([1, 1, 0]))
+            )
+        elif what == ROUND_TRIP:
             name = draw(st.sampled_from(TYPES))
             axis = draw(st.integers(0, len(shape) - 1)) if shape and draw(st.integers(0, 3)) == 0 else None
             own = () if axis is None else (shape[axis],)
@@ -216,7 +264,8 @@ def graphs(draw):
     outputs = {produced[-1], *draw(st.lists(st.sampled_from(produced), max_size=1))}
     known = draw(st.booleans())
     graph_inputs = [(name, "float32", shape if known else [None] * len(shape)) for name, shape in inputs.items()]
-    source = model(nodes, graph_inputs, sorted(outputs), initializers=initializers, domains=["quark_numba"], opset=18)
+    domains = ["quark_numba", "com.amd.quark"]
+    source = model(nodes, graph_inputs, sorted(outputs), initializers=initializers, domains=domains, opset=18)
     special = random.choice(SPECIAL, 24).reshape(2, 3, 4) if draw(st.booleans()) else random.normal(0, 3, (2, 3, 4))
     return source, {"x": special.astype(np.float32), "z": random.normal(0, 3, inputs["z"]).astype(np.float32)}
 
@@ -303,6 +352,31 @@ def test_left(scale, attributes, types, why):
     assert result.left == {(f"quark_numba::{ROUND_TRIP}", why): 1}
 
 
+@pytest.mark.parametrize(
+    ("name", "axis", "x", "why"),
+    [
+        ("BFP16", 1, [2, 3], "its blocks lie along the last axis, or have more than 128 elements"),
+        ("BFP16", 1, None, "the rank of its x is not known, or it may have one element"),
+        ("BFP16", 0, ["n", 1], "the rank of its x is not known, or it may have one element"),
+        ("long", 0, [2, 3], "its blocks lie along the last axis, or have more than 128 elements"),
+    ],
+)
+def test_blocks_that_are_left(name, axis, x, why):
+    node = block_node("x", "v", "BFP16", axis)
+    if name == "long":
+        next(each for each in node.attribute if each.name == "block_size").i = 129
+    relu = helper.make_node("Relu", ["v"], ["y"])
+    result = optimized(model([node, relu], [("x", "float32", x)], ["y"], domains=["com.amd.quark"], opset=17))
+    assert operators(result.model) == [node.op_type, "Relu"]
+    assert result.left == {(f"com.amd.quark::{node.op_type}", why): 1}
+
+
+def test_blocks_of_one_kind_are_a_region():
+    nodes = [block_node("x", "a", "BFP16", 0), block_node("a", "b", "BFP16", 0), block_node("b", "y", "MX9", 0)]
+    source = model(nodes, [("x", "float32", [8, 3])], ["y"], domains=["com.amd.quark"], opset=17)
+    assert operators(optimize(source)) == ["Region", "BFPQuantizeDequantize"]
+
+
 def test_a_node_by_itself_is_a_region_where_there_are_others():
     nodes = [
         *pair(),
@@ -341,6 +415,12 @@ PROGRAM = """region (float x0, float[1] x1, int8[1] x2) => (float y) {
 }"""
 
 
+BLOCK_PROGRAM = """region (float x0, float x1) => (float y) {
+  v0 = Add (x0, x1)
+  y = com.amd.quark.MXQuantizeDequantize <axis: int = -2, block_size: int = 32, element_dtype: string = "fp8_e4m3", rounding_mode: int = 0> (v0)
+}"""  # noqa: E501  # as it is written
+
+
 def region_model(program, inputs=("float32", "float32", "int8"), shapes=((2, 3), (), ())):
     names = [f"i{k}" for k in range(len(inputs))]
     node = helper.make_node("Region", names, ["y"], "the_node", domain="quark_numba", program=program)
@@ -348,10 +428,15 @@ def region_model(program, inputs=("float32", "float32", "int8"), shapes=((2, 3),
     return model([node], values, ["y"], domains=["quark_numba"])
 
 
-def test_texts():
-    program = parse(PROGRAM)
+@pytest.mark.parametrize("text", [PROGRAM, BLOCK_PROGRAM])
+def test_texts(text):
+    program = parse(text)
     assert parse(program.text) == program
-    assert program.text == PROGRAM
+    assert program.text == text
+
+
+def test_names():
+    program = parse(PROGRAM)
     assert program.name != parse(PROGRAM.replace("Leaky", "Thresholded")).name
 
 
@@ -363,6 +448,20 @@ def test_the_reference_evaluator():
     expected = quark_numba.quantize_dequantize(x, np.float32(0.25), np.int8(3))
     expected = np.where(expected < 0, expected * np.float32(0.01), expected)
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("x", "other"), [((3, 5), (3, 5)), ((40, 3), (3,)), ((1, 1), (4, 1)), ((1, 1), ()), ((7,), (7,))])
+def test_blocks_are_cut_from_what_inputs_broadcast_to(x, other):
+    """And a single element passes, as those of one dimension have no other axis."""
+    source = region_model(BLOCK_PROGRAM, ("float32", "float32"), (None, None))
+    random = np.random.default_rng(7)
+    feeds = {"i0": random.normal(0, 3, x).astype(np.float32), "i1": random.normal(0, 3, other).astype(np.float32)}
+    total = feeds["i0"] + feeds["i1"]
+    expected = oracle.mx(total, element_dtype="fp8_e4m3", axis=-2 if total.ndim > 1 else 0, block_size=32, rounding_mode=0)
+    oracle.assert_same_bits(exact_session(source).run(None, feeds)[0], expected)
+    (y,) = ReferenceEvaluator(source, new_ops=reference_ops()).run(None, feeds)
+    oracle.assert_same_bits(y, expected)
 
 
 def inferred(shapes, types=("float32", "float32", "int8"), program=PROGRAM):
@@ -442,6 +541,19 @@ WRONG = [
     (PROGRAM.replace("float[1] x1", "float[2] x1"), r"input x1 of shape \[2\]; expected \[1\], or none"),
     (PROGRAM.replace("float[1] x1", "float x1"), "has several scales, and no axis below 0"),
     (PROGRAM.replace("=> (float y)", "=> (float v0)"), "program has other outputs than what its last step gives"),
+    (BLOCK_PROGRAM.replace("-2", "1"), "has axis 1 and block_size 32; expected an axis below 0"),
+    (BLOCK_PROGRAM.replace("32", "200"), "has axis -2 and block_size 200; expected an axis below 0, .* and at most 128"),
+    (BLOCK_PROGRAM.replace("32", "0"), "block_size is 0; expected a positive integer"),
+    (BLOCK_PROGRAM.replace("e4m3", "e4m4"), "element_dtype is 'fp8_e4m4'; expected .*; did you mean"),
+    (BLOCK_PROGRAM.replace("element_dtype: string", "element_dtyp: string"), "has an attribute element_dtyp = b'fp8_e4m3'"),
+    (BLOCK_PROGRAM.replace("com.amd.quark", "quark_numba"), "y = quark_numba::MXQuantizeDequantize is unknown"),
+    (BLOCK_PROGRAM.replace("(v0)", "(x1)").replace("float x1", "float[1] x1"), "has the operand x1, of one element"),
+    (
+        BLOCK_PROGRAM.replace("Add (x0, x1)", "com.amd.quark.BFPQuantizeDequantize <axis: int = -2> (x0)").replace(
+            ", float x1", ""
+        ),
+        "program has blocks of several kinds",
+    ),
     (PROGRAM.replace("(v0)\n}", f"(v0)\n{'  y = Relu (y)' * 1}\n}}"), "program gives y twice"),
 ]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..compiling.intrinsics import HAS_FMA, fma
 from ..compiling.jit import inline
 from ..element_types import BFLOAT16, ElementType, codecs
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD
@@ -31,6 +32,19 @@ def converters(key: Key) -> dict[int, Any]:
     if key.element:
         return {HALF_TO_EVEN: _converter(key, _element(key.element))}
     return {mode: _converter(key, _whole(nearest)) for mode, nearest in _NEAREST.items()}
+
+
+def quick_functions(key: Key) -> dict[str, Any]:
+    """By the names that ``tiles`` has for them."""
+    return {"magnitude_of": _magnitude_of(key), "is_ordinary": _is_ordinary, "anchor_of": _anchor_of(key)}
+
+
+def quick_converters(key: Key) -> dict[int, Any]:
+    """By rounding mode, of those that have one: (x as stored, anchor, what `kernels.bounds_of` gives) -> y as stored, of
+    ordinary blocks."""
+    if key.element:
+        return {HALF_TO_EVEN: _quick_converter(key, *_element_grid(key.element))}
+    return {mode: _quick_converter(key, *_whole_grid(mode)) for mode in (HALF_TO_EVEN, HALF_AWAY_FROM_ZERO)}
 
 
 def _value_of(key: Key) -> Any:
@@ -76,6 +90,97 @@ def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
     other_power = u32(u32(i32(rest + i32(127))) << u32(23)).view(np.float32)
     step = np.float32(one_power * other_power)
     return np.float32(np.nan) if shared == u32(256) else step
+
+
+# The biased exponents of the largest elements of ordinary blocks: no number that a conversion meets is subnormal or Inf.
+_LEAST_ORDINARY, _MOST_ORDINARY = 127 - 64, 127 + 64
+
+# Up to how much smaller the exponents of ordinary sub-blocks are.
+MOST_SHIFT = 16
+
+
+def _magnitude_of(key: Key) -> Any:
+    """x as stored -> the bits of its magnitude, which are in the order of magnitudes; Inf and NaN are above all others."""
+    value_of = _value_of(key)
+    return inline(lambda x: np.uint32(np.float32(value_of(x)).view(np.uint32) & np.uint32(0x7FFFFFFF)))
+
+
+@inline
+def _is_ordinary(shared: Any) -> Any:
+    """Whether the largest magnitude of a block is 0, or an ordinary one."""
+    exponent = np.uint32(shared >> np.uint32(23))
+    return shared == np.uint32(0) or (exponent >= np.uint32(_LEAST_ORDINARY) and exponent <= np.uint32(_MOST_ORDINARY))
+
+
+def _anchor_of(key: Key) -> Any:
+    """(largest magnitude of the block, of the sub-block, max_shift, drop) -> anchor, of an ordinary block.
+
+    The anchor of whole numbers is 2**23 steps: float32 from there on up to twice that are whole numbers of steps. The anchor of
+    a float type is its smallest normal number, in steps. The sub-block's exponent counts, but no less than the block's less
+    `max_shift`."""
+    u32, i32, element = np.uint32, np.int32, key.element
+    lift, smallest, exponent = i32(1 - element.bias if element else 23), u32(_LEAST_ORDINARY << 23), u32(0x7F800000)
+
+    def anchor_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
+        least = u32(max(u32(shared & exponent), smallest) - u32(max_shift << u32(23)))
+        own = max(u32(largest & exponent), least)
+        return u32(own + u32(u32(i32(lift - drop)) << u32(23))).view(np.float32)
+
+    return inline(anchor_of)
+
+
+def _quick_converter(key: Key, nearest: Any, bound_of: Any) -> Any:
+    """(x as stored, anchor, what `kernels.bounds_of` gives) -> y as stored, of finite x in an ordinary block."""
+    value_of, encode = _value_of(key), codecs.encoder(key.x, saturate=False)
+
+    def convert(x: Any, anchor: Any, bounds: Any) -> Any:
+        value = np.float32(value_of(x))
+        magnitude = nearest(abs(value), anchor)
+        bound = bound_of(anchor, bounds)
+        return encode(np.copysign(magnitude if magnitude < bound else bound, value))
+
+    return inline(convert)
+
+
+def _whole_grid(mode: int) -> tuple[Any, Any]:
+    """(magnitude, anchor) -> the nearest whole number of steps; and (anchor, bounds) -> the largest.
+
+    The sum with the anchor is rounded to a whole number of steps, half to even. What is subtracted then is exact.
+
+    For half away from zero, the magnitude is made more by less than a unit in its last place, so that a tie is more than one,
+    and all others stay on their side. It is 2**e * (1 + k * 2**-23), and a unit 2**(e - 23). The product with 1 - 2**-24 is
+    rounded to the next float32 below. That times 1 + 2**-23, which is not rounded before the sum is, is the magnitude plus
+    2**(e - 46) * (k - 1); or plus less than 2**(e - 24), for k = 0. For k = 1 nothing is added; but a tie has at most 15 bits
+    before the half, and none among the last 7."""
+    f32 = np.float32
+    if mode == HALF_TO_EVEN:
+        nearest = inline(lambda magnitude, anchor: f32(f32(magnitude + anchor) - anchor))
+    elif HAS_FMA:
+        below, above = f32(1 - 2.0**-24), f32(1 + 2.0**-23)
+        nearest = inline(lambda magnitude, anchor: f32(fma(f32(magnitude * below), above, anchor) - anchor))
+    else:
+
+        def half_away(magnitude: Any, anchor: Any) -> Any:
+            number = f32(f32(magnitude + anchor) - anchor)
+            is_tie = f32(magnitude - number) == f32(anchor * f32(2.0**-24))
+            return f32(number + f32(anchor * f32(2.0**-23))) if is_tie else number
+
+        nearest = inline(half_away)
+    return nearest, inline(lambda anchor, bounds: f32(anchor * f32(bounds[1] * f32(2.0**-23))))
+
+
+def _element_grid(element: ElementType) -> tuple[Any, Any]:
+    """As `_whole_grid`, of values of a float type. Those between a power of two and the next are multiples of the power, less
+    the bits of the mantissa; below the smallest normal number they are as far apart as above it."""
+    u32, f32 = np.uint32, np.float32
+    above, most = u32(23 - element.mantissa_bits << 23), f32(element.highest * 2.0 ** (element.bias - 1))
+
+    def nearest(magnitude: Any, anchor: Any) -> Any:
+        power = max(u32(f32(magnitude).view(u32) & u32(0x7F800000)), f32(anchor).view(u32))
+        own = u32(power + above).view(f32)
+        return f32(f32(magnitude + own) - own)
+
+    return inline(nearest), inline(lambda anchor, bounds: f32(anchor * most))
 
 
 def _converter(key: Key, multiple: Any) -> Any:

@@ -69,7 +69,7 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
     if element.is_integer:
         key, drop = Key(x, None, False, False), INT8_FRACTION_BITS
     else:
-        key, drop = Key(x, element, False, False), math.floor(math.log2(element.highest))
+        key, drop, rounding_mode = Key(x, element, False, False), math.floor(math.log2(element.highest)), HALF_TO_EVEN
     return key, Blocks(block_size, block_size, 0, drop, int(element.lowest), int(element.highest), rounding_mode)
 
 

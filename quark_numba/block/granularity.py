@@ -55,3 +55,22 @@ def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
     if length % block == 0:
         length = size // inner  # as good as one long axis
     return NO_FAULT, length, inner
+
+
+# About how many elements a tile of whole blocks has; and the most rows, so that longer blocks have no tiles.
+TILE, MOST_ROWS = 1 << 11, 1 << 7
+
+
+def tile_width(block: int) -> int:
+    """How many blocks lie side by side in a tile."""
+    return max(16, TILE // block // 16 * 16)
+
+
+def group_size(blocks: Blocks) -> int:
+    """Of how many rows a tile has a multiple: what is gone through at once."""
+    if blocks.block > 16:
+        sub_block = blocks.sub_block if blocks.sub_block < blocks.block else 1
+        for rows in range(8, 0, -1):
+            if blocks.block % rows == 0 and rows % sub_block == 0:
+                return rows
+    return blocks.block

@@ -11,6 +11,7 @@ from numba import prange, types
 
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, record_at, release
+from ..compiling.jit import unsigned
 from . import arithmetic
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD
 from .granularity import Blocks
@@ -38,9 +39,6 @@ CHUNK = 1 << 13
 # What a node's tasks share: the addresses of the tensors' elements, how many there are, into how many parts the work is
 # divided, the format and the loop. A task that finds no memory sets the last field.
 WORK = np.dtype([(name, np.int64) for name in ("x", "y", "size", "parts", *Blocks._fields, "has_failed")])
-
-# Indices that cannot be negative: see linear.kernels.
-unsigned = np.uintp if jit.JIT_ENABLED else int
 
 
 @jit.function

@@ -16,6 +16,7 @@ from .jit import JIT_ENABLED
 
 _HALF_BITS = ir.IntType(16)
 _WORD = ir.IntType(64)
+_BYTES = ir.IntType(8).as_pointer()
 
 # Without an instruction for it, LLVM calls a run-time library that is not there, and that ends the process.
 _triple, _, _features = cpu_target.target_context.codegen().magic_tuple()
@@ -143,6 +144,19 @@ def fence(typingctx: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), generate
+
+
+@intrinsic
+def copy_bytes(typingctx: Any, source: Any, target: Any, size: Any) -> Any:
+    """Copy so many bytes from one address to another; the two do not overlap."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source_address, target_address, count = arguments
+        source_pointer, target_pointer = (builder.inttoptr(each, _BYTES) for each in (source_address, target_address))
+        cgutils.raw_memcpy(builder, target_pointer, source_pointer, count, 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
 
 
 @intrinsic

@@ -29,6 +29,12 @@ JIT_ENABLED = not numba.config.DISABLE_JIT
 _FLAGS = {"error_model": "numpy", "nogil": True}
 
 
+# Unsigned indices: signed ones might be negative, that is, count from an array's end, which makes each access a choice.
+# They may wrap around, there and back; Python's own integers need not. And no slices: each would cost more than the
+# conversion of 32 elements.
+unsigned = np.uintp if JIT_ENABLED else int
+
+
 def inline(function: Callable[..., Any], **names: Any) -> Any:
     """Compile a function into its callers, its global names bound to `names`."""
     function = _specialise(function, function.__name__, names) if names else function

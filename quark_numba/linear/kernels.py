@@ -11,6 +11,7 @@ from numba import prange, types
 
 from ..compiling import jit
 from ..compiling.intrinsics import LINE, array_at, copy_streaming, fence, record_at, stack
+from ..compiling.jit import unsigned
 from ..element_types import ElementType, codecs, packing
 from . import arithmetic
 from .granularity import Loop
@@ -55,11 +56,6 @@ WORK = np.dtype(
     [(name, np.int64) for name in ("x", "y", "size", "scale", "scales", "zero_point", "zero_points", *Loop._fields)]
 )
 
-
-# Unsigned indices: signed ones might be negative, that is, count from an array's end, which makes each access a choice.
-# They may wrap around, there and back; Python's own integers need not. And no slices: each would cost more than the
-# conversion of 32 elements.
-unsigned = np.uintp if jit.JIT_ENABLED else int
 
 # A zero to count from: Numba would compile what it is handed to once more for a literal.
 signed = np.intp if jit.JIT_ENABLED else int

@@ -16,7 +16,7 @@ from ..element_types import BFLOAT16, FLOAT16, FLOAT32
 from ..element_types.codecs import rounder, upper_bits_rounder
 from ..linear.arithmetic import has_reciprocal, reciprocal_converter
 from ..linear.key import Key, select
-from .key import UNARY, Input, Step
+from .key import ROUND_TRIP, UNARY, Input, Program, Step
 
 _f32 = np.float32
 
@@ -141,3 +141,13 @@ def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
     assert zero_point is not None
     saturate = dict(step.attributes)["saturate"] != 0
     return select("quantize_dequantize", FLOAT32, FLOAT32, inputs[zero_point].element_type, FLOAT32, saturate=saturate)
+
+
+def input_dtypes(program: Program) -> list[Any]:
+    """In which the program takes its inputs: float32, but zero points as the kernels of the linear wing do."""
+    dtypes: list[Any] = [np.float32] * len(program.inputs)
+    for step in program.steps:
+        if step.operator == ROUND_TRIP:
+            assert step.operands[2] is not None
+            dtypes[step.operands[2]] = round_trip_key(step, program.inputs).zero_point_dtype
+    return dtypes

@@ -1,4 +1,4 @@
-"""A program on arrays, step by step: what numpy has, and the round trip of the linear wing."""
+"""A program on arrays, step by step: what numpy has, and the round trips of the other wings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from ..linear.calls import quantize_dequantize
-from .key import ROUND_TRIP, Program, parse
+from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program, parse
 
 _f32 = np.float32
 _BOUNDS = np.finfo(_f32)
@@ -47,6 +48,8 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "Sub": np.subtract,
     "ThresholdedRelu": lambda x, alpha: np.where(x > _f32(alpha), x, _f32(0)),
     ROUND_TRIP: quantize_dequantize,
+    "BFPQuantizeDequantize": bfp_quantize_dequantize,
+    "MXQuantizeDequantize": mx_quantize_dequantize,
 }
 
 
@@ -55,9 +58,12 @@ def run_region(*inputs: NDArray[Any], program: str) -> NDArray[np.float32]:
     parsed = parse(program)
     check_inputs(parsed, len(inputs))
     values: list[Any] = list(inputs)
+    shape = np.broadcast_shapes(*(x.shape for x, axis in zip(inputs, parsed.axes, strict=True) if axis is None))
     with np.errstate(all="ignore"):
         for step in parsed.steps:
-            operands = [None if each is None else values[each] for each in step.operands]
+            operands: list[Any] = [None if each is None else values[each] for each in step.operands]
+            if step.operator in BLOCK_ROUND_TRIPS:
+                operands = [np.broadcast_to(operands[0], shape)]
             values.append(_STEPS[step.operator](*operands, **dict(step.attributes)))
     return np.asarray(values[-1], np.float32)
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-NO_FAULT, NOT_ONE, NOT_ALIKE = range(3)
+NO_FAULT, NOT_ONE, NOT_ALIKE, AXIS = range(4)
 FAULTS = {
     NOT_ONE: "input {input} has shape {x_shape}; expected one element",
     NOT_ALIKE: "input {input} has shape {x_shape}, which does not go with those of the others",
+    AXIS: "the blocks' axis is {axis}, out of range for shape {x_shape}",
 }
 
 # What stands for None in `Program.axes`.

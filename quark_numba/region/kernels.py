@@ -8,30 +8,32 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from ..block.tiles import NO_MEMORY, ORDINARY
 from ..compiling import jit
-from ..compiling.intrinsics import array_at, call, record_at, stack
-from ..linear.arithmetic import converter
-from . import arithmetic
-from .key import MOST_INPUTS, ROUND_TRIP, Program
-
-# Elements that are worked on at a time: inputs that are not as large as y are spread out to so many, in the first-level cache.
-TILE = 1 << 10
+from ..compiling.intrinsics import array_at, call, copy_bytes, record_at, stack
+from ..compiling.jit import unsigned
+from ..compiling.text import function_of
+from .key import MOST_INPUTS, Program
+from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS, TILE, source_of, tile_size
 
 # Elements that one call of a task converts: see linear.kernels.
 CHUNK = 1 << 14
 
 # What a node's tasks share: the C function that runs the program on a tile; the address of y's elements, how many there are;
 # how many inputs there are, how many of these have more than one element, where an array has the addresses of their elements,
-# and where one has the bytes of an element, 0 for those of one; and the loop, as ``granularity.loop_shape`` has it.
+# and where one has the bytes of an element, 0 for those of one; and the loop, as ``granularity.loop_shape`` has it. Of blocks:
+# how many elements a block has, of how many rows a tile has a multiple, and ``block.granularity``'s `length` and `inner` of y;
+# how many steps are of blocks, and where the addresses of their functions are, two for each. A task that finds no memory sets
+# the last field.
 WORK = np.dtype(
     [
         (name, np.int64)
-        for name in ("run", "y", "size", "count", "streams", "inputs", "itemsizes", "dimensions", "lengths", "masks")
+        for name in (
+            *("run", "y", "size", "count", "streams", "inputs", "itemsizes", "dimensions", "lengths", "masks"),
+            *("block", "group", "length", "inner", "formats", "functions", "has_failed"),
+        )
     ]
 )
-
-# Indices that cannot be negative: see linear.kernels.
-unsigned = np.uintp if jit.JIT_ENABLED else int
 
 
 @jit.function
@@ -67,18 +69,15 @@ def spread(work_address: int, k: int, itemsize: int, at: int, n: int, buffer: in
     while done < n:
         m = length - column if length - column < n - done else n - done
         source = data + (row_offset(row, k, work.dimensions, lengths, masks) + (column if varies else 0)) * itemsize
-        if itemsize == 8:
-            wide_source, wide_target = array_at(source, m, np.float64), array_at(buffer + 8 * done, m, np.float64)
-            for i in range(unsigned(m)):
-                wide_target[i] = wide_source[i if varies else unsigned(0)]
-        elif varies:
-            from_words, to_words = array_at(source, m, np.float32), array_at(buffer + 4 * done, m, np.float32)
-            for i in range(unsigned(m)):
-                to_words[i] = from_words[i]
+        target = buffer + done * itemsize
+        if varies:
+            copy_bytes(source, target, m * itemsize)
+        elif itemsize == 8:
+            wide = array_at(target, m, np.float64)
+            wide[:] = array_at(source, 1, np.float64)[0]
         else:
-            value, words = array_at(source, 1, np.float32)[0], array_at(buffer + 4 * done, m, np.float32)
-            for i in range(unsigned(m)):
-                words[i] = value
+            words = array_at(target, m, np.float32)
+            words[:] = array_at(source, 1, np.float32)[0]
         done += m
         column = 0
         row += 1
@@ -123,6 +122,24 @@ def chunk(work_address: int, index: int) -> None:
         call(work.run, (addresses.ctypes.data, work.y + at * 4, n))
 
 
+@jit.function
+def convert_blocks(at: Any, count: int, number: int, width: int, x_address: int, y_address: int, passes: int) -> int:
+    """Step `number` of those of blocks, of a tile; or a copy if it `passes`. Where it has no elements, it gets zeros, which
+    count in no block. Returns what the function for a tile does."""
+    rows, filled, columns = at[count + ROWS], at[count + FILLED_ROWS], at[count + FILLED_COLUMNS]
+    x = array_at(x_address, rows * width, np.float32)
+    if columns < width:
+        for row in range(filled):
+            for i in range(unsigned(row * width + columns), unsigned((row + 1) * width)):
+                x[i] = np.float32(0)
+    for i in range(unsigned(filled * width), unsigned(rows * width)):
+        x[i] = np.float32(0)
+    function, task = at[count + FUNCTIONS + 2 * number], at[count + FUNCTIONS + 2 * number + 1]
+    status = call(function, (task, x_address, y_address, rows, at[count + PASSES] | passes))
+    at[count + HAS_FAILED] |= status == NO_MEMORY
+    return status
+
+
 @functools.cache
 def chunk_function() -> Any:
     """The C function void (int64_t work, size_t index) that ONNX Runtime's threads call, for every program."""
@@ -132,136 +149,10 @@ def chunk_function() -> Any:
 def task_function(program: Program) -> Any:
     """The C function void (int64_t addresses, int64_t y, int64_t n) that runs a program for n elements of y; `addresses` is
     where those of the inputs' elements are."""
-    source, names = _source(program)
-    scope = {"__name__": __name__, "np": np, "array_at": array_at, "stack": stack, "unsigned": unsigned, "TILE": TILE, **names}
-    exec(compile(source, __file__, "exec"), scope)
-    return jit.c_function(scope["run_program"], program.name, types.void(types.int64, types.int64, types.int64))
-
-
-def input_dtypes(program: Program) -> list[Any]:
-    """In which the program takes its inputs: float32, but zero points as the kernels of the linear wing do."""
-    dtypes: list[Any] = [np.float32] * len(program.inputs)
-    for step in program.steps:
-        if step.operator == ROUND_TRIP:
-            assert step.operands[2] is not None
-            dtypes[step.operands[2]] = arithmetic.round_trip_key(step, program.inputs).zero_point_dtype
-    return dtypes
-
-
-def _source(program: Program) -> tuple[str, dict[str, Any]]:
-    """The function that runs a program for n elements of y, as Python writes it, and the names in it. `addresses` are those of
-    the inputs' elements. It goes tile by tile through a loop for each round trip, with the steps before it: one loop for all
-    would wait for what an element's long chain of steps takes, as a processor looks only some hundred instructions ahead. For
-    example, of x0 plus x1, which has one element, quantized and dequantized, and its absolute value:
-
-        def run_program(addresses, y_address, n):
-            at = array_at(addresses, 4, np.int64)
-            x1 = array_at(at[1], 1, np.float32)[0]
-            ...
-            room = stack(0)
-            r1 = np.float32(np.float32(1) / x2)
-            is_fast1 = has1(x2, x3)
-            for start in range(0, n, TILE):
-                m = min(TILE, n - start)
-                x0 = array_at(at[0] + 4 * start, m, np.float32)
-                y = array_at(y_address + 4 * start, m, np.float32)
-                if is_fast1:
-                    for i in range(unsigned(m)):
-                        v0 = f0(x0[i], x1)
-                        v1 = q1(v0, r1, x2, x3)
-                        v2 = f2(v1)
-                        y[i] = v2
-                else:
-                    for i in range(unsigned(m)):
-                        v0 = f0(x0[i], x1)
-                        v1 = f1(v0, x2, x3)
-                        v2 = f2(v1)
-                        y[i] = v2
-    """
-    count = len(program.inputs)
-    names: dict[str, Any] = {}
-    once, each_tile, values = [], [], []
-    for k, (each, dtype) in enumerate(zip(program.inputs, input_dtypes(program), strict=True)):
-        name = np.dtype(dtype).name
-        if each.is_scalar:
-            once.append(f"x{k} = array_at(at[{k}], 1, np.{name})[0]")
-        else:
-            each_tile.append(f"x{k} = array_at(at[{k}] + {np.dtype(dtype).itemsize} * start, m, np.{name})")
-        values.append(f"x{k}" if each.is_scalar else f"x{k}[i]")
-    each_tile.append("y = array_at(y_address + 4 * start, m, np.float32)")
-
-    loops = _loops(program)
-    buffers = _buffers(program, loops)
-    once.append(f"room = stack({TILE // 2} * {len(set(buffers.values()))})")
-    each_tile += [f"b{k} = array_at(room + {4 * TILE} * {k}, m, np.float32)" for k in sorted(set(buffers.values()))]
-    for steps in loops:
-        exact, fast = [], []
-        for number in steps:
-            step = program.steps[number]
-            arguments = [values[each] for each in step.operands if each is not None]
-            exact.append(f"v{number} = f{number}({', '.join(arguments)})")
-            fast.append(exact[-1])
-            values.append(f"v{number}")
-            if step.operator != ROUND_TRIP:
-                names[f"f{number}"] = arithmetic.function(step)
-                continue
-            key = arithmetic.round_trip_key(step, program.inputs)
-            names[f"f{number}"] = converter(key)
-            by_reciprocal, takes = arithmetic.fast_round_trip(key)
-            if by_reciprocal is None or "[i]" in "".join(arguments[1:]):
-                continue
-            names |= {f"q{number}": by_reciprocal, f"has{number}": takes}
-            x, scale, zero_point = arguments
-            once.append(f"r{number} = np.float32(np.float32(1) / {scale})")
-            once.append(f"is_fast{number} = has{number}({scale}, {zero_point})")
-            fast[-1] = f"v{number} = q{number}({x}, r{number}, {scale}, {zero_point})"
-            condition = f"is_fast{number}"
-        for number in steps:
-            if number in buffers:
-                values[count + number] = f"b{buffers[number]}[i]"
-            elif number != len(program.steps) - 1:
-                continue
-            line = f"{'y[i]' if number == len(program.steps) - 1 else values[count + number]} = v{number}"
-            exact.append(line)
-            fast.append(line)
-        loop = "for i in range(unsigned(m)):"
-        if fast != exact:
-            each_tile += [f"if {condition}:", f"    {loop}", *(f"        {line}" for line in fast), "else:"]
-            each_tile += [f"    {loop}", *(f"        {line}" for line in exact)]
-        else:
-            each_tile += [loop, *(f"    {line}" for line in exact)]
-    lines = ["def run_program(addresses, y_address, n):", f"    at = array_at(addresses, {count}, np.int64)"]
-    lines += [f"    {line}" for line in (*once, "for start in range(0, n, TILE):")]
-    lines += [f"        {line}" for line in ("m = min(TILE, n - start)", *each_tile)]
-    return "\n".join(lines) + "\n", names
-
-
-def _loops(program: Program) -> list[list[int]]:
-    """The steps of each loop: a round trip, what is before it, and behind the last one the rest."""
-    loops: list[list[int]] = [[]]
-    last = max((k for k, step in enumerate(program.steps) if step.operator == ROUND_TRIP), default=0)
-    for number, step in enumerate(program.steps):
-        loops[-1].append(number)
-        if step.operator == ROUND_TRIP and number != last:
-            loops.append([])
-    return loops
-
-
-def _buffers(program: Program, loops: list[list[int]]) -> dict[int, int]:
-    """Of each step whose value a later loop takes: the number of the buffer for it. They are used again."""
-    loop_of = {number: place for place, steps in enumerate(loops) for number in steps}
-    last_use = {
-        operand - len(program.inputs): loop_of[number]
-        for number, step in enumerate(program.steps)
-        for operand in step.operands
-        if operand is not None
-    }
-    found: dict[int, int] = {}
-    for number in range(len(program.steps) - 1):
-        if last_use[number] > loop_of[number]:
-            taken = {buffer for other, buffer in found.items() if last_use[other] >= loop_of[number]}
-            found[number] = min(set(range(len(program.steps))) - taken)
-    return found
+    text, names = source_of(program)
+    names |= {"convert_blocks": convert_blocks, "ORDINARY": ORDINARY, "TILE": tile_size(program)}
+    run_program = function_of(text, __name__, __file__, names)
+    return jit.c_function(run_program, program.name, types.void(types.int64, types.int64, types.int64))
 
 
 assert MOST_INPUTS < 64  # bits of a mask

@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..block.granularity import MOST_ROWS, Blocks
+from ..block.key import Key as BlockKey
+from ..block.operators import FORMATS
+from ..block.operators import OPERATORS as BLOCK_OPERATORS
 from ..element_types import FLOAT32, ElementType, find
 from ..linear.versions import VERSIONS
 
@@ -15,6 +19,16 @@ if TYPE_CHECKING:
 
 # The step that quantizes and dequantizes: (x, scale, zero point) -> y.
 ROUND_TRIP = "QuantizeDequantizeLinear"
+
+# The steps that quantize to block formats and dequantize, with their attributes and the defaults of these.
+BLOCK_ROUND_TRIPS: Mapping[str, Mapping[str, Any]] = {
+    operator.name: {attribute.name: attribute.default for attribute in operator.attributes}
+    for operator in BLOCK_OPERATORS
+    if not operator.is_older_name
+}
+
+# The domains of the steps that are not ONNX's own.
+DOMAINS = {ROUND_TRIP: "quark_numba", **dict.fromkeys(BLOCK_ROUND_TRIPS, "com.amd.quark")}
 
 # The operators of steps, with the attributes that they may have and the defaults of these (ONNX, opset 22): steps that take one
 # value, two, or that have operands of their own meaning.
@@ -26,7 +40,7 @@ UNARY: Mapping[str, Mapping[str, float]] = {
 }
 BINARY = ("Add", "Div", "Max", "Min", "Mul", "PRelu", "Sub")
 OPERANDS = {
-    **dict.fromkeys(UNARY, (1, 1)),
+    **dict.fromkeys((*UNARY, *BLOCK_ROUND_TRIPS), (1, 1)),
     **dict.fromkeys(BINARY, (2, 2)),
     "Clip": (1, 3),
     ROUND_TRIP: (3, 3),
@@ -54,7 +68,13 @@ class Step(NamedTuple):
 
     operator: str
     operands: tuple[int | None, ...]
-    attributes: tuple[tuple[str, float], ...] = ()
+    attributes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def block_format(self) -> tuple[BlockKey, Blocks]:
+        """What the attributes of one of BLOCK_ROUND_TRIPS select."""
+        of_format = {name: value for name, value in self.attributes if name != "axis"}
+        return FORMATS[self.operator](FLOAT32, **of_format)
 
 
 class Program(NamedTuple):
@@ -79,8 +99,8 @@ class Program(NamedTuple):
         )
         lines = []
         for step, name in zip(self.steps, names[len(self.inputs) :], strict=True):
-            operator = f"quark_numba.{step.operator}" if step.operator == ROUND_TRIP else step.operator
-            attributes = ", ".join(f"{key}: {type(value).__name__} = {value!r}" for key, value in step.attributes)
+            operator = f"{DOMAINS[step.operator]}.{step.operator}" if step.operator in DOMAINS else step.operator
+            attributes = ", ".join(f"{key}: {_attribute(value)}" for key, value in step.attributes)
             operands = ", ".join('""' if each is None else names[each] for each in step.operands)
             lines.append(f"  {name} = {operator} {f'<{attributes}> ' if attributes else ''}({operands})")
         return "\n".join([f"region ({', '.join(inputs)}) => (float y) {{", *lines, "}"])
@@ -91,6 +111,11 @@ class Program(NamedTuple):
         their one dimension lies, -1 for the last, or 0 for those of one element."""
         found = dict(self.uses())
         return tuple(found[number] for number in range(len(self.inputs)))
+
+    @property
+    def block_steps(self) -> list[Step]:
+        """Those of BLOCK_ROUND_TRIPS, which are of blocks of one size along one axis."""
+        return [step for step in self.steps if step.operator in BLOCK_ROUND_TRIPS]
 
     def uses(self) -> Iterator[tuple[int, int | None]]:
         """Each use of an input: its number, and what it is there, as in `axes`."""
@@ -157,14 +182,17 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     where = f"program step {', '.join(node.output)} = {operator}"
     fewest, most = OPERANDS.get(node.op_type, (0, 0))
-    if not most or node.domain != ("quark_numba" if node.op_type == ROUND_TRIP else ""):
+    if not most or node.domain != DOMAINS.get(node.op_type, ""):
         raise ValueError(f"{where} is unknown; expected one of {', '.join(OPERANDS)}")
     if len(node.output) != 1 or not fewest <= len(node.input) <= most or "" in node.input[:fewest]:
         raise ValueError(f"{where} has operands ({', '.join(node.input)}); expected {fewest}..{most}, and one output")
-    defaults = {"axis": 0, "saturate": 1} if node.op_type == ROUND_TRIP else UNARY.get(node.op_type, {})
+    defaults: Mapping[str, Any] = {"axis": 0, "saturate": 1} if node.op_type == ROUND_TRIP else {}
+    defaults = defaults or UNARY.get(node.op_type) or BLOCK_ROUND_TRIPS.get(node.op_type, {})
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     for name, value in attributes.items():
-        if name not in defaults or not isinstance(value, (int, float)):
+        if isinstance(value, bytes) and isinstance(defaults.get(name), str):
+            attributes[name] = value.decode("utf-8", "replace")
+        elif name not in defaults or isinstance(defaults[name], str) or not isinstance(value, (int, float)):
             raise ValueError(f"{where} has an attribute {name} = {value!r}; expected {', '.join(defaults) or 'none'}")
     for name in node.input:
         if name and name not in numbers:
@@ -172,14 +200,27 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
     step = Step(
         node.op_type,
         tuple(numbers[name] if name else None for name in node.input),
-        tuple(sorted((defaults | attributes).items())),  # type: ignore[operator]
+        tuple(sorted((dict(defaults) | attributes).items())),
     )
+    if step.operator in BLOCK_ROUND_TRIPS:
+        try:
+            _, blocks = step.block_format
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from None
+        axis = dict(step.attributes)["axis"]
+        if axis >= 0 or blocks.block > MOST_ROWS:
+            raise ValueError(
+                f"{where} has axis {axis} and block_size {blocks.block}; expected an axis below 0, counted from the last one, "
+                f"and at most {MOST_ROWS}"
+            )
     for index, operand in enumerate(step.operands):
         if operand is None or operand >= len(inputs):
             if operand is not None and step.operator == ROUND_TRIP and index:
                 raise ValueError(f"{where} has a scale or a zero point that a step gives; expected inputs")
             continue
         element_type, is_scalar = inputs[operand]
+        if step.operator in BLOCK_ROUND_TRIPS and is_scalar:
+            raise ValueError(f"{where} has the operand {node.input[index]}, of one element")
         allowed = ZERO_POINTS if step.operator == ROUND_TRIP and index == 2 else (FLOAT32,)
         if element_type not in allowed:
             raise ValueError(f"{where} has the operand {node.input[index]} of element type {element_type.name}")
@@ -189,11 +230,20 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
 
 
 def _check_uses(program: Program, names: list[str]) -> None:
-    """Raises ValueError if an input is a scale or a zero point along one axis, and something else as well."""
+    """Raises ValueError if an input is a scale or a zero point along one axis, and something else as well; or if there are
+    blocks of several sizes, or along several axes."""
+    kinds = {(dict(step.attributes)["axis"], step.block_format[1].block) for step in program.block_steps}
+    if len(kinds) > 1:
+        raise ValueError(f"program has blocks of several kinds, (axis, block_size) {sorted(kinds)}; expected one")
     axes = program.axes
     for operand, axis in program.uses():
         if axis != axes[operand]:
             raise ValueError(f"program uses {names[operand]} in two ways; expected an input for each")
+
+
+def _attribute(value: float | str) -> str:
+    """Its type and value, as the syntax has them."""
+    return f'string = "{value}"' if isinstance(value, str) else f"{type(value).__name__} = {value!r}"
 
 
 def _type_name(element_type: ElementType) -> str:

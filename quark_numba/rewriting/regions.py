@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from ..block.granularity import MOST_ROWS
 from ..catalog import OPERATORS
 from ..element_types import FLOAT32
-from ..region.key import MOST_INPUTS, MOST_STEPS, MOST_STREAMS, OPERANDS, ROUND_TRIP, UNARY, ZERO_POINTS, Input, Program, Step
+from ..region.key import (
+    BLOCK_ROUND_TRIPS,
+    MOST_INPUTS,
+    MOST_STEPS,
+    MOST_STREAMS,
+    OPERANDS,
+    ROUND_TRIP,
+    UNARY,
+    ZERO_POINTS,
+    Input,
+    Program,
+    Step,
+)
 from .graph import Graph, Left, Node, copy_metadata
 
 MERGED = "merged: in one pass with its neighbours"
@@ -26,11 +39,14 @@ def rewrite(graph: Graph) -> None:
         return
     regions = []
     for owner, nodes in _node_lists(graph):
-        round_trips = [node for node in nodes if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP)]
-        for node in round_trips:
-            if graph.node(node) is None:
+        for node in nodes:
+            if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP) and graph.node(node) is None:
                 graph.find(node, owner)  # it is new
-        if round_trips and owner.opset_imports.get("", 0) >= _FIRST_OPSET:
+        own = [graph.node(node) for node in nodes]
+        if (
+            any(node is not None and node.operation in _STEPS for node in own)
+            and owner.opset_imports.get("", 0) >= _FIRST_OPSET
+        ):
             merging = _Merging(graph, owner, nodes)
             regions += [(merging, *each) for each in merging.regions()]
     # Where there are any, a node by itself is one as well: another kernel need not be compiled for it.
@@ -75,7 +91,8 @@ class _Merging:
             if node in self.steps and node not in taken:
                 region = self._grow(node)
                 taken |= region
-                if any(self.steps[each].operator == ROUND_TRIP for each in region):
+                names = {self.steps[each].operator for each in region}
+                if ROUND_TRIP in names or (len(region) > 1 and not names.isdisjoint(BLOCK_ROUND_TRIPS)):
                     yield node, region
 
     # What can be a step.
@@ -83,9 +100,9 @@ class _Merging:
     def _step(self, node: ir.Node) -> Step | None:
         """Of a node that can be one."""
         own = self.graph.node(node)
-        if own and own.operation == "quantize_dequantize":
+        if own and own.operation in _STEPS:
             try:
-                return self._round_trip(own)
+                return _STEPS[own.operation](self, own)
             except Left as error:
                 self.graph.reasons[own] = str(error)
                 return None
@@ -130,6 +147,20 @@ class _Merging:
         self.floats |= {node.x, node.y}  # the operator has no other types
         attributes = (("axis", axis), ("saturate", int(node.attributes["saturate"] != 0)))
         return Step(ROUND_TRIP, (), attributes)
+
+    def _block_round_trip(self, node: Node) -> Step:
+        name = node.operator.name.replace("FixNeuron", "QuantizeDequantize")
+        shape = self.graph.shape(node.x)
+        if not self._is_float32(node.x):
+            raise Left(f"{_REGION.full_name} has no blocks of another type than float32")
+        if shape is None or len(shape) < 2 or not any(isinstance(each, int) and each > 1 for each in shape):
+            raise Left("the rank of its x is not known, or it may have one element")
+        axis, block = int(node.attributes["axis"]), int(node.attributes["block_size"])
+        axis -= len(shape) if axis >= 0 else 0
+        if not -len(shape) <= axis < -1 or block > MOST_ROWS:
+            raise Left(f"its blocks lie along the last axis, or have more than {MOST_ROWS} elements")
+        self.floats.add(node.y)
+        return Step(name, (), tuple(sorted((node.attributes | {"axis": axis}).items())))
 
     def _is_nonzero(self, value: ir.Value | None) -> bool:
         """Whether it is a constant without zeros."""
@@ -182,6 +213,13 @@ class _Merging:
     def _fits(self, region: set[ir.Node]) -> bool:
         given = {value for node in region for value in node.inputs if value is not None and value.producer() not in region}
         streams = sum(not self._is_scalar(value) for value in given)
+        blocks = {
+            (attributes["axis"], attributes["block_size"])
+            for attributes in (dict(self.steps[node].attributes) for node in region)
+            if "block_size" in attributes
+        }
+        if len(blocks) > 1:
+            return False
         # A constant that has two roles is two inputs.
         return len(region) <= MOST_STEPS and 2 * len(given) <= MOST_INPUTS and streams <= MOST_STREAMS
 
@@ -237,3 +275,10 @@ class _Merging:
                 self.graph.remove_node(node, MERGED)
         for owner in (self.owner, self.graph.model):
             owner.opset_imports.setdefault(_REGION.domain, _REGION.since_version)
+
+
+# By the operation of an operator of the package.
+_STEPS: Mapping[str, Callable[[_Merging, Node], Step]] = {
+    "quantize_dequantize": _Merging._round_trip,
+    "round": _Merging._block_round_trip,
+}

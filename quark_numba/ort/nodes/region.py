@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from ...block.dispatch import TABLE as BLOCK_TABLE
+from ...block.granularity import block_shape, group_size
+from ...block.tiles import tile_function
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, ask, call, record_at, release, stack
 from ...declaration import Operator, Overload
 from ...linear.kernels import widen_function
-from ...region import granularity
+from ...region import granularity, tiles
+from ...region.arithmetic import input_dtypes
 from ...region.dispatch import TABLE
-from ...region.granularity import NO_FAULT, OPERAND
-from ...region.kernels import CHUNK, WORK, chunk_function, input_dtypes
-from ...region.key import MOST_INPUTS, parse
+from ...region.granularity import AXIS, NO_FAULT, OPERAND
+from ...region.kernels import CHUNK, WORK, chunk_function
+from ...region.key import MOST_INPUTS, MOST_STEPS, parse
 from ..c_api import API_WORDS, keep
 from . import context
 from .context import (
@@ -41,25 +45,41 @@ STATE = np.dtype(
         ("count", np.int64),
         ("streams", np.int64),  # how many inputs have more than one element
         ("inputs", INPUT, MOST_INPUTS),
+        ("block", np.int64),  # how many elements a block has, 0 if there are none
+        ("group", np.int64),  # of how many rows a tile has a multiple
+        ("axis", np.int64),  # along which they are cut
+        ("formats", np.int64),  # how many steps are of blocks
+        ("functions", np.int64, 2 * MOST_STEPS),  # of each of these: the C functions for a tile, and for any blocks
     ]
 )
-NUMBERS = ("input",)
+NUMBERS = ("input", "axis")
 
 # Up to this many elements one thread is done before a second has woken up: a step takes less time than a quantization alone.
 SERIAL_SIZE = 1 << 15
 
 WORK_WORDS = WORK.itemsize // 8
 INPUT_WORDS = INPUT.itemsize // 8
-INPUTS_AT = STATE.fields["inputs"][1]  # type: ignore[index]
+INPUTS_AT, FUNCTIONS_AT = (STATE.fields[name][1] for name in ("inputs", "functions"))  # type: ignore[index]
 
 _y_shape = jit.function(granularity.y_shape)
 _loop_shape = jit.function(granularity.loop_shape)
+_block_shape = jit.function(block_shape)
+_count_tile_chunks = jit.function(tiles.count_chunks)
 
 
 def fill(state: Any, operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> None:
     """Set the fields of the wing's own; raises ValueError for an attribute that cannot be."""
     program = parse(attributes["program"])
-    state["task"], state["run"] = keep(chunk_function()).address, keep(TABLE[program].task).address
+    steps = program.block_steps
+    task = tiles.chunk_function() if steps else chunk_function()
+    state["task"], state["run"] = keep(task).address, keep(TABLE[program].task).address
+    state["formats"] = len(steps)
+    for number, step in enumerate(steps):
+        key, blocks = step.block_format
+        state["block"], state["axis"] = blocks.block, dict(step.attributes)["axis"]
+        state["group"] = max(state["group"], group_size(blocks))
+        state["functions"][2 * number] = keep(tile_function(key, blocks)).address
+        state["functions"][2 * number + 1] = keep(BLOCK_TABLE[key].task).address
     state["count"] = len(program.inputs)
     parts = zip(program.inputs, program.axes, input_dtypes(program), strict=True)
     for k, (each, axis, dtype) in enumerate(parts):
@@ -95,9 +115,17 @@ def compute(state_address: int, context_address: int) -> int:
     fault, k, rank = _y_shape(shapes, ranks, axes, scalars, shape)
     if fault != NO_FAULT:
         found[0], found[1] = shapes.ctypes.data + 8 * (MAX_RANK * (k + 1) - ranks[k]), ranks[k]
-        numbers = array_at(stack(1), 1, np.int64)
-        numbers[0] = k
+        numbers = array_at(stack(2), 2, np.int64)
+        numbers[0], numbers[1] = k, 0
         return fault_status(state, FIRST_FAULT + fault, found, numbers)
+    length = inner = np.int64(0)
+    if state.block:
+        fault, length, inner = _block_shape(shape[MAX_RANK - rank :], state.axis, state.block)
+        if fault != NO_FAULT:
+            found[0], found[1] = shape.ctypes.data + 8 * (MAX_RANK - rank), rank
+            numbers = array_at(stack(2), 2, np.int64)
+            numbers[0], numbers[1] = 0, state.axis
+            return fault_status(state, FIRST_FAULT + AXIS, found, numbers)
     status, y = ask(api[GET_OUTPUT], (context_address, 0, shape.ctypes.data + 8 * (MAX_RANK - rank), rank))
     size = np.int64(1)
     for d in range(MAX_RANK - rank, MAX_RANK):
@@ -112,6 +140,8 @@ def compute(state_address: int, context_address: int) -> int:
     work.lengths, work.masks, work.inputs, work.itemsizes = stack(MAX_RANK), stack(MAX_RANK), stack(count), stack(count)
     lengths, masks = array_at(work.lengths, MAX_RANK, np.int64), array_at(work.masks, MAX_RANK, np.int64)
     work.dimensions = _loop_shape(shapes, ranks, axes, shape, rank, lengths, masks)
+    work.block, work.group, work.length, work.inner, work.has_failed = state.block, state.group, length, inner, 0
+    work.formats, work.functions = state.formats, state_address + FUNCTIONS_AT
     widened, slots = array_at(stack(count), count, np.int64), stack(count)
     addresses, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
     for k in range(count):
@@ -130,8 +160,12 @@ def compute(state_address: int, context_address: int) -> int:
         addresses[k], itemsizes[k] = data, inputs[k, 3]
     else:
         chunks = (size + CHUNK - 1) // CHUNK
+        if state.block:
+            chunks = _count_tile_chunks(size, state.block, length, inner)
         status = run_tasks(api, context_address, state.task, work_address, chunks, size <= SERIAL_SIZE)
     for k in range(count):
         if widened[k]:
             release(widened[k])
+    if status == 0 and work.has_failed:
+        return no_memory(api, state.messages)
     return status

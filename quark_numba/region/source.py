@@ -1,0 +1,223 @@
+"""The function that runs a program, as Python writes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..block.granularity import tile_width
+from ..block.tiles import closed_function
+from ..compiling.text import indented
+from ..linear.arithmetic import converter
+from . import arithmetic
+from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program
+
+# Elements that are worked on at a time, in the first-level cache, where no step is of blocks.
+TILE = 1 << 10
+
+# What a program with steps of blocks gets behind the addresses of its inputs: whether blocks pass as they are; how many rows
+# the tile has, and how many rows and columns have elements of y in them; whether there was no memory, which it sets; and the
+# functions of its steps of blocks, two for each.
+PASSES, ROWS, FILLED_ROWS, FILLED_COLUMNS, HAS_FAILED, FUNCTIONS = range(6)
+
+
+def source_of(program: Program) -> tuple[str, dict[str, Any]]:
+    """The function that runs a program for n elements of y, as Python writes it, and the names in it. `addresses` are those of
+    the inputs' elements. It goes tile by tile through a loop for each round trip, with the steps before it: one loop for all
+    would wait for what an element's long chain of steps takes, as a processor looks only some hundred instructions ahead. For
+    example, of x0 plus x1, which has one element, quantized and dequantized, and its absolute value:
+
+        def run_program(addresses, y_address, n):
+            at = array_at(addresses, 4, np.int64)
+            x1 = array_at(at[1], 1, np.float32)[0]
+            ...
+            room = stack(0)
+            r1 = np.float32(np.float32(1) / x2)
+            is_fast1 = has1(x2, x3)
+            for start in range(0, n, TILE):
+                m = min(TILE, n - start)
+                x0 = array_at(at[0] + 4 * start, m, np.float32)
+                y = array_at(y_address + 4 * start, m, np.float32)
+                if is_fast1:
+                    for i in range(unsigned(m)):
+                        v0 = f0(x0[i], x1)
+                        v1 = q1(v0, r1, x2, x3)
+                        v2 = f2(v1)
+                        y[i] = v2
+                else:
+                    for i in range(unsigned(m)):
+                        v0 = f0(x0[i], x1)
+                        v1 = f1(v0, x2, x3)
+                        v2 = f2(v1)
+                        y[i] = v2
+    """
+    return _Writer(program).source()
+
+
+def tile_size(program: Program) -> int:
+    """How many elements are worked on at a time, at most."""
+    for step in program.block_steps:
+        _, blocks = step.block_format
+        return tile_width(blocks.block) * blocks.block
+    return TILE
+
+
+class _Writer:
+    """Of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.count = program, len(program.inputs)
+        self.names: dict[str, Any] = {}
+        self.once: list[str] = []  # lines before those for each tile
+        self.each_tile: list[str] = []
+        self.loops = _loops(program)
+        self.buffers = _buffers(program, self.loops)
+        self.values: list[str] = []  # what stands for the element of each value, within a loop
+
+    def source(self) -> tuple[str, dict[str, Any]]:
+        self._inputs()
+        self._room()
+        for steps in self.loops:
+            if self.program.steps[steps[0]].operator in BLOCK_ROUND_TRIPS:
+                self._block_step(steps[0])
+            else:
+                self._loop(steps)
+        block_steps = len(self.program.block_steps)
+        words = self.count + (FUNCTIONS + 2 * block_steps if block_steps else 0)
+        lines = ["def run_program(addresses, y_address, n):", f"    at = array_at(addresses, {words}, np.int64)"]
+        lines += indented([*self.once, "for start in range(0, n, TILE):"])
+        lines += indented(indented(["m = min(TILE, n - start)", *self.each_tile]))
+        return "\n".join(lines) + "\n", self.names
+
+    def _inputs(self) -> None:
+        dtypes = arithmetic.input_dtypes(self.program)
+        for k, (each, dtype) in enumerate(zip(self.program.inputs, dtypes, strict=True)):
+            name, itemsize = np.dtype(dtype).name, np.dtype(dtype).itemsize
+            if each.is_scalar:
+                self.once.append(f"x{k} = array_at(at[{k}], 1, np.{name})[0]")
+            else:
+                self.each_tile.append(f"x{k} = array_at(at[{k}] + {itemsize} * start, m, np.{name})")
+            self.values.append(f"x{k}" if each.is_scalar else f"x{k}[i]")
+
+    def _room(self) -> None:
+        tile, numbers = tile_size(self.program), sorted(set(self.buffers.values()))
+        self.once.append(f"room = stack({tile // 2} * {len(numbers)})")
+        self.each_tile.append("y = array_at(y_address + 4 * start, m, np.float32)")
+        self.each_tile += [f"b{k} = array_at(room + {4 * tile} * {k}, m, np.float32)" for k in numbers]
+
+    def _target(self, number: int) -> str | None:
+        """Where what a step gives is written; None if only its own loop needs it."""
+        if number == len(self.program.steps) - 1:
+            return "y"
+        return f"b{self.buffers[number]}" if number in self.buffers else None
+
+    def _block_step(self, number: int) -> None:
+        step = self.program.steps[number]
+        (operand,) = step.operands
+        assert operand is not None
+        x = f"x{operand}" if operand < self.count else self._target(operand - self.count)
+        y, passes, before = self._target(number), "False", _same_before(self.program, number)
+        is_closed = closed_function(*step.block_format) if before else None
+        if before and is_closed:
+            self.names[f"is_closed{number}"] = is_closed
+            checks = [f"is_closed{number}(x{low}, x{high})" for low, high in before[1]]
+            self.once.append(f"is_unchanged{number} = {' and '.join(checks) or 'True'}")
+            passes = f"is_unchanged{number} and status{before[0]} == ORDINARY"
+        place = sum(each.operator in BLOCK_ROUND_TRIPS for each in self.program.steps[:number])
+        width = tile_width(step.block_format[1].block)
+        arguments = f"at, {self.count}, {place}, {width}, {x}.ctypes.data, {y}.ctypes.data, {passes}"
+        self.each_tile.append(f"status{number} = convert_blocks({arguments})")
+        self.values.append(f"{y}[i]")
+
+    def _loop(self, steps: list[int]) -> None:
+        exact, fast, condition = [], [], ""
+        for number in steps:
+            step = self.program.steps[number]
+            arguments = [self.values[each] for each in step.operands if each is not None]
+            exact.append(f"v{number} = f{number}({', '.join(arguments)})")
+            fast.append(exact[-1])
+            self.values.append(f"v{number}")
+            if step.operator != ROUND_TRIP:
+                self.names[f"f{number}"] = arithmetic.function(step)
+                continue
+            key = arithmetic.round_trip_key(step, self.program.inputs)
+            self.names[f"f{number}"] = converter(key)
+            by_reciprocal, takes = arithmetic.fast_round_trip(key)
+            if by_reciprocal is None or "[i]" in "".join(arguments[1:]):
+                continue
+            self.names |= {f"q{number}": by_reciprocal, f"has{number}": takes}
+            x, scale, zero_point = arguments
+            condition = f"is_fast{number}"
+            self.once.append(f"r{number} = np.float32(np.float32(1) / {scale})")
+            self.once.append(f"{condition} = has{number}({scale}, {zero_point})")
+            fast[-1] = f"v{number} = q{number}({x}, r{number}, {scale}, {zero_point})"
+        for number in steps:
+            target = self._target(number)
+            if target:
+                self.values[self.count + number] = f"{target}[i]"
+                exact.append(f"{target}[i] = v{number}")
+                fast.append(exact[-1])
+        loop = "for i in range(unsigned(m)):"
+        if condition:
+            loops = [indented([loop, *indented(each)]) for each in (fast, exact)]
+            self.each_tile += [f"if {condition}:", *loops[0], "else:", *loops[1]]
+        else:
+            self.each_tile += [loop, *indented(exact)]
+
+
+def _same_before(program: Program, number: int) -> tuple[int, list[tuple[int, int]]] | None:
+    """Of a step of blocks whose operand went through the same one before, and was clipped since, at most: the number of that
+    step, and for each time the inputs that it was clipped to. Where those blocks were ordinary, and the bounds are of the
+    format, it gives its operand."""
+    count, step = len(program.inputs), program.steps[number]
+    bounds: list[tuple[int, int]] = []
+    before = step
+    while True:
+        operand = before.operands[0]
+        if operand is None or operand < count:
+            return None
+        before = program.steps[operand - count]
+        if (before.operator, before.attributes) == (step.operator, step.attributes):
+            return operand - count, bounds
+        if before.operator == "Clip":
+            _, low, high = (*before.operands, None, None)[:3]
+            if low is None or high is None or not (low < count and high < count):
+                return None
+            if not (program.inputs[low].is_scalar and program.inputs[high].is_scalar):
+                return None
+            bounds.append((low, high))
+        elif before.operator not in ("Identity", "Relu"):
+            return None
+
+
+def _loops(program: Program) -> list[list[int]]:
+    """The steps of each loop: a round trip, what is before it, and behind the last one the rest. A step of blocks is by
+    itself."""
+    loops: list[list[int]] = [[]]
+    last = max((k for k, step in enumerate(program.steps) if step.operator == ROUND_TRIP), default=0)
+    for number, step in enumerate(program.steps):
+        is_of_blocks = step.operator in BLOCK_ROUND_TRIPS
+        if is_of_blocks and loops[-1]:
+            loops.append([])
+        loops[-1].append(number)
+        if is_of_blocks or (step.operator == ROUND_TRIP and number != last):
+            loops.append([])
+    return [steps for steps in loops if steps]
+
+
+def _buffers(program: Program, loops: list[list[int]]) -> dict[int, int]:
+    """Of each step whose value a later loop takes: the number of the buffer for it. They are used again."""
+    loop_of = {number: place for place, steps in enumerate(loops) for number in steps}
+    last_use = {
+        operand - len(program.inputs): loop_of[number]
+        for number, step in enumerate(program.steps)
+        for operand in step.operands
+        if operand is not None
+    }
+    found: dict[int, int] = {}
+    for number in range(len(program.steps) - 1):
+        if last_use[number] > loop_of[number]:
+            taken = {buffer for other, buffer in found.items() if last_use[other] >= loop_of[number]}
+            found[number] = min(set(range(len(program.steps))) - taken)
+    return found

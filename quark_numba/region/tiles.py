@@ -1,0 +1,126 @@
+"""How y is cut into tiles for programs with steps of blocks: whole blocks side by side, in buffers in the first-level cache."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from ..block.granularity import tile_width
+from ..compiling import jit
+from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
+from .kernels import CHUNK, WORK, spread
+from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS
+
+# A run of columns that are side by side in y as well: the first one's number in the tile, how many there are, and the index in
+# y of the first element.
+_RUN_WORDS = 3
+
+_width = jit.function(tile_width)
+
+
+def columns_a_chunk(block: int, rows: int) -> int:
+    """How many columns of so many rows a task does."""
+    width = _width(block)
+    return width * max(1, CHUNK // (width * rows))
+
+
+_columns_a_chunk = jit.function(columns_a_chunk)
+
+
+def count_chunks(size: int, block: int, length: int, inner: int) -> int:
+    """Into how many chunks the work is cut: those of whole blocks, and behind them those of the short ones that end an axis."""
+    down, rest = divmod(length, block)
+    outer = size // (length * inner)
+    count = -(-outer * down * inner // _columns_a_chunk(block, block))
+    if rest:
+        count += -(-outer * inner // _columns_a_chunk(block, rest))
+    return count
+
+
+@jit.function
+def load(work_address: int, k: int, itemsize: int, runs: Any, rows: int, width: int, buffer: int) -> None:
+    """Write the tile of input k into its buffer."""
+    work = record_at(work_address, WORK)
+    masks = array_at(work.masks, work.dimensions, np.int64)
+    data = array_at(work.inputs, k + 1, np.int64)[k]
+    is_full = np.int64(-1)
+    for d in range(work.dimensions):
+        is_full &= masks[d]
+    for at in range(0, runs.size, _RUN_WORDS):
+        for row in range(rows):
+            index, target = runs[at + 2] + row * work.inner, buffer + (row * width + runs[at]) * itemsize
+            source = data + index * itemsize
+            if (is_full >> k) & 1 == 0:
+                source = spread(work_address, k, itemsize, index, runs[at + 1], target, 0)
+            if source != target:
+                copy_bytes(source, target, runs[at + 1] * itemsize)
+
+
+def chunk(work_address: int, index: int) -> None:
+    """Chunk `index` of a node's work, on a thread of ONNX Runtime's.
+
+    y is seen as rows of blocks: a column is a block, and columns follow each other through all of y. A tile has some of them,
+    row by row, in a buffer for each input that has more than one element, and one for y."""
+    work = record_at(work_address, WORK)
+    count, block, length, inner = work.count, work.block, work.length, work.inner
+    width = _width(block)
+    down, rest = divmod(length, block)
+    outer = work.size // (length * inner)
+    rows, columns, above = block, outer * down * inner, np.int64(0)
+    whole = -(-columns // _columns_a_chunk(block, block))
+    if index >= whole:
+        index -= whole
+        rows, columns, above, down = rest, outer * inner, down * block, np.int64(1)
+    a_chunk = _columns_a_chunk(block, rows)
+    first, last = index * a_chunk, min((index + 1) * a_chunk, columns)
+
+    words = count + FUNCTIONS + 2 * work.formats
+    addresses = array_at(stack(words), words, np.int64)
+    functions = array_at(work.functions, 2 * work.formats, np.int64)
+    for k in range(2 * work.formats):
+        addresses[count + FUNCTIONS + k] = functions[k]
+    tile_rows = -(-rows // work.group) * work.group
+    addresses[count + PASSES], addresses[count + ROWS], addresses[count + FILLED_ROWS] = work.size == 1, tile_rows, rows
+    addresses[count + HAS_FAILED] = 0
+    inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
+    tile = tile_rows * width * 8
+    room = allocate((work.streams + 1) * tile + width * _RUN_WORDS * 8)
+    if room == 0:
+        work.has_failed = 1
+        return
+    y_buffer, runs = room, array_at(room + (work.streams + 1) * tile, width * _RUN_WORDS, np.int64)
+    for start in range(first, last, width):
+        n = addresses[count + FILLED_COLUMNS] = min(width, last - start)
+        done = run_count = 0
+        while done < n:
+            blocks_above, column = divmod(start + done, inner)
+            o, b = divmod(blocks_above, down)
+            m = min(inner - column, n - done)
+            at = run_count * _RUN_WORDS
+            runs[at], runs[at + 1], runs[at + 2] = done, m, (o * length + above + b * block) * inner + column
+            run_count += 1
+            done += m
+        buffer = room + tile
+        for k in range(count):
+            addresses[k] = inputs[k]
+            if itemsizes[k]:  # more than one element
+                addresses[k] = buffer
+                load(work_address, k, itemsizes[k], runs[: run_count * _RUN_WORDS], rows, width, buffer)
+                buffer += tile
+        call(work.run, (addresses.ctypes.data, y_buffer, tile_rows * width))
+        for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
+            for row in range(rows):
+                source = y_buffer + (row * width + runs[at]) * 4
+                copy_bytes(source, work.y + (runs[at + 2] + row * inner) * 4, runs[at + 1] * 4)
+    if addresses[count + HAS_FAILED]:
+        work.has_failed = 1
+    release(room)
+
+
+@functools.cache
+def chunk_function() -> Any:
+    """As that of ``kernels``, for every program with steps of blocks."""
+    return jit.c_function(chunk, "chunk_region_of_blocks", types.void(types.int64, types.intp))
