@@ -29,6 +29,23 @@ def index(value: Any, name: str) -> int:
         raise TypeError(f"{name} is {value!r}; expected an integer") from None
 
 
+def real(value: Any, name: str) -> float:
+    """The float32 that is nearest to a number."""
+    if not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} is {value!r}; expected a number")
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+def float32_arrays(**values: Any) -> list[NDArray[np.float32]]:
+    """Arguments, by their names, as arrays of float32, which they have to be."""
+    arrays = []
+    for name, value in values.items():
+        arrays.append(array(value, name, FLOAT32))
+        element_type_of(arrays[-1].dtype, name, (FLOAT32,))
+    return arrays
+
+
 def element_type_of(specification: Any, name: str, allowed: Collection[ElementType]) -> ElementType:
     """The element type that an argument names, by any of its names, if it is one of those allowed."""
     found = find(MX_NAMES.get(specification, specification) if isinstance(specification, str) else specification)

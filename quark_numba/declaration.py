@@ -55,6 +55,19 @@ class Parameter:
     is_homogeneous: bool = True
 
 
+def known(shape: Shape | None, instead: Sequence[int]) -> list[int]:
+    """A shape without what is not known: numbers of `instead` stand for it, or all of these for the whole."""
+    if shape is None:
+        return [*instead]
+    padded = [*instead, *[1] * len(shape)]
+    return [padded[i] if each is None else each for i, each in enumerate(shape)]
+
+
+def shape_text(shape: Shape | None) -> str:
+    """As messages have it."""
+    return "?" if shape is None else "[" + ", ".join("?" if each is None else str(each) for each in shape) + "]"
+
+
 class Tensor(NamedTuple):
     """What is known of a tensor before the model runs."""
 
@@ -111,6 +124,9 @@ class Operator:
         Whether another operator is the same under a newer name; the tables list that one alone.
     is_pure : bool
         Whether the same inputs always give the same outputs, so that a node of constants is a constant.
+    is_checked_at_load : bool
+        Whether sessions call `infer` when they load a node, with what is known of its inputs then. It takes some time, which
+        operators of hundreds of nodes a model leave to the run.
     """
 
     wing: str
@@ -132,6 +148,7 @@ class Operator:
     attributes_of_shapes: Callable[..., dict[str, Any]] | None = None
     is_older_name: bool = False
     is_pure: bool = True
+    is_checked_at_load: bool = False
 
     @property
     def full_name(self) -> str:

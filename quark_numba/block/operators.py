@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..declaration import Attribute, Operator, Parameter, Tensor
+from ..declaration import Attribute, Operator, Parameter, Tensor, shape_text
 from ..element_types import ElementType
 from .calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from .formats import BFP_METHODS, MX_ELEMENT_TYPES, bfp_format, mx_format
@@ -67,8 +67,7 @@ def _operator(domain: str, name: str, family: _Family) -> Operator:
             # Any number stands for a dimension that is not known.
             fault, _, _ = block_shape([2 if each is None else each for each in x.shape], attributes["axis"], blocks.block)
             if fault:
-                shape = "[" + ", ".join("?" if each is None else str(each) for each in x.shape) + "]"
-                raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape))
+                raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape_text(x.shape)))
         return [x]
 
     def format_of(types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:

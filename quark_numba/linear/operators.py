@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declaration import Attribute, Operator, Parameter, Shape, Tensor
+from ..declaration import Attribute, Operator, Parameter, Shape, Tensor, shape_text
 from ..element_types import UINT8, find
 from . import calls
 from .granularity import FAULTS, loop_shape
@@ -151,12 +151,8 @@ def _check_shapes(
     fault, _ = loop_shape([fits if each is None else each for each in x], scale, zero_point, axis, block_size)
     if fault:
         names = dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True))
-        shapes = {"x_shape": _text(x), "scale_shape": _text(scale), "zero_point_shape": _text(zero_point)}
+        shapes = {"x_shape": shape_text(x), "scale_shape": shape_text(scale), "zero_point_shape": shape_text(zero_point)}
         raise ValueError(FAULTS[fault].format(**names, **shapes, axis=axis, block_size=block_size))
-
-
-def _text(shape: Shape) -> str:
-    return "[" + ", ".join("?" if each is None else str(each) for each in shape) + "]"
 
 
 def _format_of(operation: str, types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
