@@ -33,6 +33,7 @@ class OrtApi(IntEnum):
     GetDimensionsCount = 61
     GetDimensions = 62
     GetSymbolicDimensions = 63
+    GetTensorShapeElementCount = 64
     GetTensorTypeAndShape = 65
     KernelInfoGetAttribute_float = 85
     KernelInfoGetAttribute_int64 = 86
@@ -50,6 +51,7 @@ class OrtApi(IntEnum):
     KernelInfo_GetInputTypeInfo = 234
     HasSessionConfigEntry = 237
     KernelInfo_GetNodeName = 244
+    KernelInfoGetConstantInput_tensor = 249
     ShapeInferContext_GetInputTypeShape = 268
     ShapeInferContext_GetAttribute = 269
     ShapeInferContext_SetOutputTypeShape = 270
@@ -203,8 +205,9 @@ def node_name(api: int, info: int) -> str:
     return name.value.decode(errors="replace")
 
 
-def input_types(api: int, info: int) -> list[int]:
-    """Of an OrtKernelInfo: the ONNXTensorElementDataType of each input of its node; 0 for what is no tensor."""
+def inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
+    """Of an OrtKernelInfo: the ONNXTensorElementDataType of each input of its node, 0 for what is no tensor; and its shape, as
+    far as it is known."""
     get_count = function(api, OrtApi.KernelInfo_GetInputCount, c_void_p, c_void_p, POINTER(c_size_t))
     get_info = function(api, OrtApi.KernelInfo_GetInputTypeInfo, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
     to_tensor = function(api, OrtApi.CastTypeInfoToTensorInfo, c_void_p, c_void_p, POINTER(c_void_p))
@@ -216,10 +219,45 @@ def input_types(api: int, info: int) -> list[int]:
         type_info, tensor_info, number = c_void_p(), c_void_p(), c_int()
         check(api, get_info(info, index, ctypes.byref(type_info)))
         check(api, to_tensor(type_info, ctypes.byref(tensor_info)))
+        shape = None
         if tensor_info:
             check(api, get_type(tensor_info, ctypes.byref(number)))
+            shape = _shape(api, tensor_info)
         release(type_info)
-        result.append(number.value)
+        result.append((number.value, shape))
+    return result
+
+
+def _shape(api: int, info: Any) -> list[int | None] | None:
+    """Of an OrtTensorTypeAndShapeInfo. A scalar looks like no shape at all."""
+    get_rank = function(api, OrtApi.GetDimensionsCount, c_void_p, c_void_p, POINTER(c_size_t))
+    get_dimensions = function(api, OrtApi.GetDimensions, c_void_p, c_void_p, POINTER(c_int64), c_size_t)
+    rank = c_size_t()
+    check(api, get_rank(info, ctypes.byref(rank)))
+    sizes = (c_int64 * rank.value)()
+    check(api, get_dimensions(info, sizes, rank))
+    return [None if size < 0 else size for size in sizes] or None
+
+
+def constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
+    """Of an OrtKernelInfo: where the elements of each input lie, and how many there are; 0 and 0 if it is no constant."""
+    get = function(
+        api, OrtApi.KernelInfoGetConstantInput_tensor, c_void_p, c_void_p, c_size_t, POINTER(c_int), POINTER(c_void_p)
+    )
+    get_info = function(api, OrtApi.GetTensorTypeAndShape, c_void_p, c_void_p, POINTER(c_void_p))
+    get_size = function(api, OrtApi.GetTensorShapeElementCount, c_void_p, c_void_p, POINTER(c_size_t))
+    get_data = function(api, OrtApi.GetTensorMutableData, c_void_p, c_void_p, POINTER(c_void_p))
+    release = function(api, OrtApi.ReleaseTensorTypeAndShapeInfo, None, c_void_p)
+    result = []
+    for index in range(count):
+        is_constant, value, type_info, size, data = c_int(), c_void_p(), c_void_p(), c_size_t(), c_void_p()
+        check(api, get(info, index, ctypes.byref(is_constant), ctypes.byref(value)))
+        if is_constant:
+            check(api, get_info(value, ctypes.byref(type_info)))
+            check(api, get_size(type_info, ctypes.byref(size)))
+            release(type_info)
+            check(api, get_data(value, ctypes.byref(data)))
+        result.append((data.value or 0, size.value))
     return result
 
 

@@ -130,7 +130,7 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
     "GetOutputType": ("output_types", True),
     "GetOutputTypeCount": ("output_count", False),
     "GetOutputCharacteristic": (REQUIRED, False),
-    "KernelDestroy": (0, False),  # states are shared and stay
+    "KernelDestroy": (0, False),  # states are shared and stay, but for those of wings that have another function
 }
 
 

@@ -182,22 +182,42 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
     def create() -> None:
         custom_op = _custom_ops[op]
         attributes = {each.name: c_api.attribute(api, info, each) for each in custom_op.operator.attributes}
-        if not custom_op.operator.inputs[-1].is_homogeneous:
-            _check_inputs(custom_op.operator, c_api.input_types(api, info), attributes)
+        operator = custom_op.operator
+        if operator.is_checked_at_load or not operator.inputs[-1].is_homogeneous:
+            _check_inputs(operator, c_api.inputs(api, info), attributes)
         given = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in attributes.items())
-        c_void_p.from_address(result).value = _state(op, given).ctypes.data
+        address = _state(op, given).ctypes.data
+        prepare = getattr(_node(operator.wing), "prepare", None)
+        if prepare:
+            address = _prepared(prepare, operator, address, c_api.constants(api, info, len(operator.inputs)))
+        c_void_p.from_address(result).value = address
 
     return _status(api, create, is_done, lambda: f" (node {c_api.node_name(api, info)!r})")
 
 
-def _check_inputs(operator: Operator, numbers: Sequence[int], attributes: Mapping[str, Any]) -> None:
-    """Raises TypeError or ValueError for inputs that the operator does not take, where ONNX Runtime does not look at types."""
+def _prepared(prepare: Callable[..., int], operator: Operator, state: int, constants: Sequence[tuple[int, int]]) -> int:
+    """The address of a node's state, which may be of its own then."""
+    from . import callbacks
+
+    words = np.array(constants, np.int64)
+    function = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)(callbacks.compiled(prepare, f"prepare_{operator.wing}"))
+    address = function(state, words.ctypes.data)
+    if not address:
+        raise MemoryError("there is no memory for the weights")
+    return int(address)
+
+
+def _check_inputs(
+    operator: Operator, found: Sequence[tuple[int, list[int | None] | None]], attributes: Mapping[str, Any]
+) -> None:
+    """Raises TypeError or ValueError for inputs that the operator does not take, as far as element types and shapes are
+    known."""
     inputs = []
-    for index, number in enumerate(numbers):
+    for index, (number, shape) in enumerate(found):
         element_type = _element_type(number)
         if element_type is None:
             raise TypeError(f"input {index} is no tensor of an element type that {operator.full_name} takes")
-        inputs.append(Tensor(element_type, None))
+        inputs.append(Tensor(element_type, shape))
     operator.infer(inputs, attributes)
 
 
@@ -215,6 +235,8 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     node.fill(state, operator, overload, dict(attributes))
     # It is asked for when a node runs, and not before.
     structure.KernelComputeV2 = callbacks.compiled(node.compute, f"compute_{operator.wing}")
+    if hasattr(node, "destroy"):
+        structure.KernelDestroy = callbacks.compiled(node.destroy, f"destroy_{operator.wing}")
     return state
 
 
