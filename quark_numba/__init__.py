@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from .element_types.tensors import from_tensor_proto, to_tensor_proto
     from .errors import ModelError
     from .linear.calls import dequantize, quantize, quantize_dequantize
+    from .normalization.calls import instance_normalization
     from .onnx_tools.evaluator import reference_ops
     from .onnx_tools.schemas import register_schemas
     from .ort import get_library_path, register
+    from .recurrent.calls import lstm
     from .rewriting.optimize import optimize
     from .session import InferenceSession
 
@@ -30,6 +32,8 @@ __all__ = [
     "dequantize",
     "from_tensor_proto",
     "get_library_path",
+    "instance_normalization",
+    "lstm",
     "mx_dequantize",
     "mx_quantize",
     "mx_quantize_dequantize",
@@ -56,6 +60,8 @@ _MODULES = {
     "dequantize": ".linear.calls",
     "from_tensor_proto": ".element_types.tensors",
     "get_library_path": ".ort",
+    "instance_normalization": ".normalization.calls",
+    "lstm": ".recurrent.calls",
     "mx_dequantize": ".block.storage",
     "mx_quantize": ".block.storage",
     "mx_quantize_dequantize": ".block.calls",

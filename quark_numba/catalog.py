@@ -9,10 +9,14 @@ from .block.operators import OPERATORS as _BLOCK
 from .declaration import Operator
 from .linear.operators import OPERATORS as _LINEAR
 from .linear.versions import LATEST_OPSET
+from .normalization.operators import OPERATORS as _NORMALIZATION
+from .recurrent.operators import OPERATORS as _RECURRENT
 from .region.operators import OPERATORS as _REGION
 
-# Names of operators that quantize, of this package or not.
-QUANTIZATION = re.compile(r"(Quantize|Dequantize)(Linear|Dequantize)$|FixNeuron$|^Region$")
+# Names of operators that quantize, or compute as quantized hardware does, of this package or not.
+QUANTIZATION = re.compile(
+    r"(Quantize|Dequantize)(Linear|Dequantize)$|FixNeuron$|^Region$|^(Extended|Vitis)(InstanceNormalization|LSTM)$"
+)
 
 # ONNX Runtime's own domain, in which QuantizeLinear and DequantizeLinear are ONNX's.
 _ALIASES = {"com.microsoft": ""}
@@ -64,4 +68,4 @@ class Catalog:
         return tuple(self._versions[operator.domain, operator.name])
 
 
-OPERATORS = Catalog((*_LINEAR, *_BLOCK, *_REGION))
+OPERATORS = Catalog((*_LINEAR, *_BLOCK, *_NORMALIZATION, *_RECURRENT, *_REGION))

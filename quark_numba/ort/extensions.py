@@ -6,6 +6,7 @@ What onnxruntime-extensions 0.15 cannot do, and what follows from it here:
 - Every input is required, and overloads must agree in their number: a node without a zero point is refused at load.
 - An attribute that is declared must be on every node, and has no list: others are not declared, and left to
   ``Operator.attributes_of_shapes`` or their default.
+- Attributes come as text, a FLOAT with six digits: scales of LSTM layers are not what the model has, but next to it.
 - An exception ends the process: a fault is logged, and the outputs left empty.
 """
 
@@ -50,8 +51,8 @@ def has(operator: Operator) -> bool:
 
 MISSING = (
     f"{names(named('float16 bfloat16')).replace(' or ', ' and ')}, nodes without a zero point, nodes of "
-    "block formats that leave an attribute out, an axis that the shapes do not tell, errors from a run (they are logged, and "
-    "the output is empty), and most of the speed"
+    "block formats that leave an attribute out, an axis that the shapes do not tell, scales of LSTM layers beyond six digits, "
+    "errors from a run (they are logged, and the output is empty), and most of the speed"
 )
 
 

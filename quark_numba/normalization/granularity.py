@@ -1,0 +1,37 @@
+"""From the shape of x to its instances: the elements that one mean and one variance are taken of.
+
+``instance_shape`` is compiled into the nodes of sessions as well, where it gets arrays instead of tuples: it uses nothing but
+``len``, indexing and integers, and reports a fault by number. ``FAULTS`` holds the message of each number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+NO_FAULT, RANK, SCALE, BIAS = range(4)
+_FEWER = "expected at least as many elements as x has channels, its second dimension"
+FAULTS = {
+    RANK: "x has shape {x_shape}; expected at least two dimensions, batch and channels",
+    SCALE: f"scale has shape {{scale_shape}}, x {{x_shape}}; {_FEWER}",
+    BIAS: f"bias has shape {{bias_shape}}, x {{x_shape}}; {_FEWER}",
+}
+
+
+def instance_shape(x_shape: Any, scale_shape: Any, bias_shape: Any) -> tuple[int, int, int, int]:
+    """(fault, instances, channels, length) of shapes given as sequences of integers: instance i is the `length` elements that
+    follow element ``i * length``, and its channel ``i % channels``."""
+    if len(x_shape) < 2:
+        return RANK, 0, 0, 0
+    scales, biases, length = 1, 1, 1
+    for i in range(len(scale_shape)):
+        scales *= scale_shape[i]
+    for i in range(len(bias_shape)):
+        biases *= bias_shape[i]
+    for i in range(2, len(x_shape)):
+        length *= x_shape[i]
+    channels = x_shape[1]
+    if scales < channels:
+        return SCALE, 0, 0, 0
+    if biases < channels:
+        return BIAS, 0, 0, 0
+    return NO_FAULT, x_shape[0] * channels, channels, length

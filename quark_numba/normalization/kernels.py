@@ -1,0 +1,151 @@
+"""The loops over instances: a template, and its compilation for a key of the dispatch table.
+
+The sums of an instance are taken one element after the other, each of which waits for the one before: so that those of several
+instances are taken side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba import prange, types
+
+from ..compiling import jit
+from ..compiling.intrinsics import array_at, record_at, stack
+from ..element_types import ElementType
+from .arithmetic import add_square, inverse_root, minus_square, normalized, to_bfloat16
+
+# Instances that are summed side by side.
+LANES = 8
+
+# Elements of each that are rounded at a time, and then summed: all of them stay in the first-level cache.
+TILE = 1 << 9
+
+# Elements that one call of a task works on, at least: see linear.kernels.
+CHUNK = 1 << 13
+
+# 4-byte words that `run` works with: a tile, and the two sums of each instance.
+SCRATCH = LANES * (TILE + 2)
+
+# What a node's tasks share: the addresses of the tensors' elements, the shape of the work, and a part's instances.
+WORK = np.dtype(
+    [
+        *((name, np.int64) for name in ("x", "scale", "bias", "y", "instances", "channels", "length", "part")),
+        ("epsilon", np.float32),
+        ("padding", np.float32),  # to whole words
+    ]
+)
+
+# Indices that cannot be negative: see linear.kernels.
+unsigned = np.uintp if jit.JIT_ENABLED else int
+
+
+@jit.function
+def part_of(instances: int, length: int, threads: int) -> int:
+    """How many instances one call of a task is for: enough for its time to count, and not more than a thread's share. As there
+    may be fewer threads than that, a group of instances stays half full, at least, or half of all."""
+    share = max(-(-instances // threads), min(LANES // 2, -(-instances // 2)))
+    return min(max(LANES, CHUNK // length), share)
+
+
+@jit.function
+def add_up(tile: Any, n: int, sums: Any, squares: Any) -> None:
+    """Go on with the sums and the sums of squares of LANES rows of `tile`, each of n elements."""
+    s0, s1, s2, s3, s4, s5, s6, s7 = sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7]
+    q0, q1, q2, q3 = squares[0], squares[1], squares[2], squares[3]
+    q4, q5, q6, q7 = squares[4], squares[5], squares[6], squares[7]
+    size = unsigned(TILE)
+    for i in range(unsigned(n)):
+        at = unsigned(i)
+        v0, v1, v2, v3 = tile[at], tile[at + size], tile[at + 2 * size], tile[at + 3 * size]
+        v4, v5, v6, v7 = tile[at + 4 * size], tile[at + 5 * size], tile[at + 6 * size], tile[at + 7 * size]
+        s0, s1, s2, s3 = np.float32(s0 + v0), np.float32(s1 + v1), np.float32(s2 + v2), np.float32(s3 + v3)
+        s4, s5, s6, s7 = np.float32(s4 + v4), np.float32(s5 + v5), np.float32(s6 + v6), np.float32(s7 + v7)
+        q0, q1, q2, q3 = add_square(q0, v0), add_square(q1, v1), add_square(q2, v2), add_square(q3, v3)
+        q4, q5, q6, q7 = add_square(q4, v4), add_square(q5, v5), add_square(q6, v6), add_square(q7, v7)
+    sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7] = s0, s1, s2, s3, s4, s5, s6, s7
+    squares[0], squares[1], squares[2], squares[3] = q0, q1, q2, q3
+    squares[4], squares[5], squares[6], squares[7] = q4, q5, q6, q7
+
+
+@jit.function
+def run(
+    x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any, first: int, last: int, scratch: Any
+) -> None:
+    """Normalize instances from `first` on, up to `last`. `scratch` has room for SCRATCH float32."""
+    tile, sums = scratch[: LANES * TILE], scratch[LANES * TILE : LANES * (TILE + 1)]
+    squares = scratch[LANES * (TILE + 1) : LANES * (TILE + 2)]
+    reciprocal = np.float32(1.0 / length)
+    for group in range(first, last, LANES):
+        for k in range(LANES):
+            sums[k] = squares[k] = np.float32(0)
+        count = min(LANES, last - group)
+        done = 0
+        while done < length:
+            n = min(TILE, length - done)
+            for k in range(count):
+                start, to = unsigned((group + k) * length + done), unsigned(k * TILE)
+                for i in range(unsigned(n)):
+                    tile[to + i] = to_bfloat16(x[start + i])
+            add_up(tile, n, sums, squares)  # of rows beyond `count`, too, to no purpose
+            done += n
+        for k in range(count):
+            mean = np.float32(sums[k] * reciprocal)
+            variance = minus_square(mean, np.float32(squares[k] * reciprocal))
+            inverse = inverse_root(np.float32(variance + epsilon))
+            center = to_bfloat16(np.float32(to_bfloat16(mean) * inverse))
+            channel = (group + k) % channels
+            gamma, beta = to_bfloat16(scale[channel]), to_bfloat16(bias[channel])
+            start = unsigned((group + k) * length)
+            for i in range(start, start + unsigned(length)):
+                y[i] = normalized(x[i], inverse, center, gamma, beta)
+
+
+def serial(x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any) -> None:
+    """All of x, on the caller's thread."""
+    run(x, scale, bias, y, channels, length, epsilon, 0, x.size // length, np.zeros(SCRATCH, np.float32))
+
+
+def parallel(x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any, slices: int) -> None:
+    """All of x, on Numba's threads."""
+    instances = x.size // length
+    part = part_of(instances, length, slices)
+    for i in prange((instances + part - 1) // part):
+        last = min(instances, (i + 1) * part)
+        run(x, scale, bias, y, channels, length, epsilon, i * part, last, np.zeros(SCRATCH, np.float32))
+
+
+def task(work_address: int, index: int) -> None:
+    """Part `index` of a node's work, on a thread of ONNX Runtime's."""
+    work = record_at(work_address, WORK)
+    size, first = work.instances * work.length, index * work.part
+    x, y = array_at(work.x, size, np.float32), array_at(work.y, size, np.float32)
+    scale, bias = array_at(work.scale, work.channels, np.float32), array_at(work.bias, work.channels, np.float32)
+    scratch = array_at(stack(SCRATCH // 2), SCRATCH, np.float32)
+    for i in range(SCRATCH):  # rows that are added to no purpose: not with what makes it slow
+        scratch[i] = np.float32(0)
+    last = min(work.instances, first + work.part)
+    run(x, scale, bias, y, work.channels, work.length, work.epsilon, first, last, scratch)
+
+
+def serial_kernel(key: ElementType) -> Any:
+    """(x, scale, bias, y, channels, length, epsilon) -> None: flat contiguous arrays that are not empty."""
+    return jit.kernel(serial, f"serial_normalization_{key.name}", types.void(*_arguments(key)))
+
+
+def parallel_kernel(key: ElementType) -> Any:
+    """(x, scale, bias, y, channels, length, epsilon, slices) -> None"""
+    signature = types.void(*_arguments(key), types.intp)
+    return jit.kernel(parallel, f"parallel_normalization_{key.name}", signature, parallel=True)
+
+
+def task_function(key: ElementType) -> Any:
+    """The C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
+    return jit.c_function(task, f"task_normalization_{key.name}", types.void(types.int64, types.intp))
+
+
+def _arguments(key: ElementType) -> list[Any]:
+    item = numba.from_dtype(key.storage)
+    read, written = types.Array(item, 1, "C", readonly=True), types.Array(item, 1, "C")
+    return [read, read, read, written, types.intp, types.intp, item]

@@ -1,0 +1,58 @@
+"""What the operators of the wing say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..declaration import Attribute, Operator, Parameter, Tensor, known, shape_text
+from ..element_types import FLOAT32
+from .calls import instance_normalization
+from .granularity import FAULTS, instance_shape
+
+# As many channels as any x has.
+_MANY = 1 << 62
+
+
+def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
+    """y is like x."""
+    x, scale, bias = (each.shape if each else None for each in inputs)
+    fault, _, _, _ = instance_shape(known(x, (0, 0)), known(scale, (_MANY,)), known(bias, (_MANY,)))
+    if fault:
+        shapes = {"x_shape": shape_text(x), "scale_shape": shape_text(scale), "bias_shape": shape_text(bias)}
+        raise ValueError(FAULTS[fault].format(**shapes))
+    return [Tensor(FLOAT32, x)]
+
+
+def _operator(domain: str, name: str) -> Operator:
+    return Operator(
+        wing="normalization",
+        domain=domain,
+        name=name,
+        since_version=1,
+        operation="normalize",
+        doc="y is x, normalized instance by instance, as a unit that computes in bfloat16 does it. See "
+        "quark_numba.instance_normalization.",
+        types={"T": (FLOAT32,)},
+        inputs=(
+            Parameter("x", "T", "Of shape [N, C, D1, ..., Dk]."),
+            Parameter("scale", "T", "C elements, or more."),
+            Parameter("bias", "T", "C elements, or more."),
+        ),
+        outputs=(Parameter("y", "T", "Of the shape of x."),),
+        attributes=(Attribute("epsilon", 1e-5, "What is added to the variance.", "FLOAT"),),
+        call=instance_normalization,
+        infer=_infer,
+        faults=FAULTS,
+        formats={"bfloat16": None},
+        format_of=lambda types, attributes: "bfloat16",
+        column="T",
+        is_older_name=name.startswith("Vitis"),
+        is_checked_at_load=True,
+    )
+
+
+OPERATORS = (
+    _operator("com.amd.quark", "ExtendedInstanceNormalization"),
+    _operator("com.vai.quantize", "VitisInstanceNormalization"),
+)

@@ -1,0 +1,67 @@
+"""What the operators of the wing say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..declaration import Attribute, Operator, Parameter, Tensor, known, shape_text
+from ..element_types import FLOAT32
+from .calls import lstm
+from .fixed_point import OPERANDS, layer_of
+from .granularity import DIRECTIONS, FAULTS, GATES, layer_shape
+
+
+def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
+    """y has an element of each step, direction, sequence and hidden unit."""
+    layer_of(attributes)
+    shapes = [each.shape if each else None for each in inputs]
+    hidden = attributes["hidden_size"]
+    rows = GATES * hidden
+    # The input size stands last in x and w.
+    size = next((each[2] for each in shapes[:2] if each and len(each) == 3 and each[2] is not None), 1)
+    stand_ins = ((1, 1, size), (DIRECTIONS, rows, size), (DIRECTIONS, rows, hidden), (DIRECTIONS, 2 * rows))
+    fault, _, _, _ = layer_shape(hidden, *map(known, shapes, stand_ins))
+    if fault:
+        texts = {f"{name}_shape": shape_text(shape) for name, shape in zip("xwrb", shapes, strict=True)}
+        raise ValueError(FAULTS[fault].format(**texts, hidden_size=hidden))
+    steps, batch = (None, None) if shapes[0] is None else shapes[0][:2]
+    return [Tensor(FLOAT32, [steps, DIRECTIONS, batch, hidden])]
+
+
+def _operator(domain: str, name: str) -> Operator:
+    return Operator(
+        wing="recurrent",
+        domain=domain,
+        name=name,
+        since_version=1,
+        operation="lstm",
+        doc="y is what a bidirectional LSTM layer gives in 16-bit fixed point. See quark_numba.lstm.",
+        types={"T": (FLOAT32,)},
+        inputs=(
+            Parameter("x", "T", "Of shape [sequence length, batch, input size]."),
+            Parameter("w", "T", "Of shape [2, 4 * hidden_size, input size]: input, output, forget, cell."),
+            Parameter("r", "T", "Of shape [2, 4 * hidden_size, hidden_size]."),
+            Parameter("b", "T", "Of shape [2, 8 * hidden_size]: biases of w, then of r."),
+        ),
+        outputs=(Parameter("y", "T", "Of shape [sequence length, 2, batch, hidden_size]."),),
+        attributes=(
+            Attribute("hidden_size", None, "Above 0."),
+            *(Attribute(f"{each}_scale", None, f"Of {each}: finite and positive.", "FLOAT") for each in OPERANDS),
+            *(Attribute(f"{each}_zero_point", None, f"Of {each}, modulo 65536.") for each in OPERANDS),
+            Attribute("layout", 0, "0."),
+            Attribute("input_forget", 0, "0.", is_always_written=False),
+            Attribute("direction", "bidirectional", "Without meaning.", "STRING", is_always_written=False),
+        ),
+        call=lstm,
+        infer=_infer,
+        faults=FAULTS,
+        formats={"uint16": None},
+        format_of=lambda types, attributes: "uint16",
+        column="T",
+        is_older_name=name.startswith("Vitis"),
+        is_checked_at_load=True,
+    )
+
+
+OPERATORS = (_operator("com.amd.quark", "ExtendedLSTM"), _operator("com.vai.quantize", "VitisLSTM"))
