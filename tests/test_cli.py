@@ -285,8 +285,16 @@ def _process(*arguments, cache):
             "quark_numba.register(options)\n"
             f"onnxruntime.InferenceSession({BF16!r}, options)",
         ),
+        (
+            ["--model", str(MODELS / "tagger_u16.onnx")],
+            "import numpy, onnxruntime, quark_numba\n"
+            "options = onnxruntime.SessionOptions()\n"
+            "quark_numba.register(options)\n"
+            f"session = onnxruntime.InferenceSession({str(MODELS / 'tagger_u16.onnx')!r}, options)\n"
+            "session.run(None, {'x': numpy.zeros((9, 1, 20), 'f')})",
+        ),
     ],
-    ids=["types", "model"],
+    ids=["types", "model", "other_operators"],
 )
 def test_warmup(arguments, after, tmp_path):
     """A later process finds all that it needs in the cache."""

@@ -18,8 +18,10 @@ from granularities import key_id
 from numba import types
 from onnx import helper
 from onnx_models import model, number, one_node, session
+from other_operators import INPUTS, LSTM, NORMALIZATION, random_lstm
+from other_operators import one_node as other_node
 
-from quark_numba import dequantize, quantize, quantize_dequantize
+from quark_numba import dequantize, lstm, quantize, quantize_dequantize
 from quark_numba.block import kernels as block_kernels
 from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
 from quark_numba.block.formats import mx_format
@@ -32,6 +34,9 @@ from quark_numba.linear.granularity import Loop, loop_shape
 from quark_numba.linear.kernels import parallel_kernel
 from quark_numba.linear.key import select
 from quark_numba.ort import c_api
+from quark_numba.recurrent import kernels as recurrent_kernels
+from quark_numba.recurrent.dispatch import TABLE as RECURRENT_TABLE
+from quark_numba.recurrent.fixed_point import layer_of
 
 pytestmark = pytest.mark.compiled
 
@@ -222,6 +227,80 @@ def test_region_stays_within_its_tensors(shapes, at_end):
     assert y.tobytes() == expected.tobytes()
 
 
+# Of normalizations and layers: sizes that are no multiples of a vector's, a block's or a part's.
+OTHER_NODES = [
+    (NORMALIZATION, {}, [(3, 5, 7, 11), (5,), (5,)]),
+    (NORMALIZATION, {}, [(1, 3, 12_345), (3,), (3,)]),
+    (NORMALIZATION, {}, [(1000, 17), (17,), (17,)]),
+    (LSTM, {"hidden_size": 1}, [(1, 1, 1), (2, 4, 1), (2, 4, 1), (2, 8)]),
+    (LSTM, {"hidden_size": 9}, [(5, 3, 7), (2, 36, 7), (2, 36, 9), (2, 72)]),
+    (LSTM, {"hidden_size": 33}, [(70, 1, 301), (2, 132, 301), (2, 132, 33), (2, 264)]),
+]
+other_nodes = pytest.mark.parametrize(
+    ("operator", "attributes", "shapes", "at_end"), [(*each, at_end) for each in OTHER_NODES for at_end in (True, False)]
+)
+
+
+def other_arrays(operator, attributes, shapes):
+    """(all attributes, inputs)"""
+    rng = np.random.default_rng(34)
+    if operator == LSTM:
+        attributes = random_lstm(3)[0] | attributes
+    return attributes, [rng.normal(0, 0.3, shape).astype(np.float32) for shape in shapes]
+
+
+@linux
+@other_nodes
+def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_end):
+    attributes, arrays = other_arrays(operator, attributes, shapes)
+    for constants in (False, True):
+        node = session(other_node(operator, attributes, arrays, constants=constants))
+        feeds = dict(zip(INPUTS[operator][: 1 if constants else None], arrays, strict=False))
+        (expected,) = node.run(None, feeds)
+        binding, y = node.io_binding(), guarded(np.empty_like(expected), at_end)
+        kept = {name: guarded(each, at_end) for name, each in feeds.items()}
+        for name, each in kept.items():
+            binding.bind_input(name, "cpu", 0, number("float32"), list(feeds[name].shape), each.ctypes.data)
+        binding.bind_output("y", "cpu", 0, number("float32"), list(expected.shape), y.ctypes.data)
+        node.run_with_iobinding(binding)
+        assert y.tobytes() == expected.tobytes()
+
+
+def sizes_of_layer(found, steps, batch, inputs, hidden):
+    """Of both memories that the phases of a layer work in, in words, and the parts of each phase."""
+    found[0] = recurrent_kernels.count_weight_words(inputs, hidden)
+    found[1] = recurrent_kernels.count_words(steps, batch, inputs, hidden)
+    for phase in range(recurrent_kernels.PHASES):
+        found[2 + phase] = recurrent_kernels.count_parts(phase, steps, batch, hidden)
+
+
+@linux
+@other_nodes
+def test_layer_stays_within_its_memory(operator, attributes, shapes, at_end):
+    """Each part of each phase, with the memory that it says it needs and no more."""
+    if operator != LSTM:
+        pytest.skip("works in the memory of its thread's stack")
+    attributes, arrays = other_arrays(operator, attributes, shapes)
+    steps, batch, inputs = shapes[0]
+    layers = layer_of({"layout": 0, "input_forget": 0} | attributes)
+    found = np.zeros(2 + recurrent_kernels.PHASES, np.int64)
+    signature = types.void(types.int64[::1], *[types.intp] * 4)
+    jit.kernel(sizes_of_layer, "sizes_of_a_test", signature)(found, steps, batch, inputs, attributes["hidden_size"])
+    kept = [guarded(each, at_end) for each in (*arrays, layers)]
+    kept += [guarded(np.zeros(size, np.int64), at_end) for size in found[:2]]
+    kept.append(guarded(np.zeros(steps * 2 * batch * attributes["hidden_size"], np.float32), at_end))
+    work = np.zeros((), recurrent_kernels.WORK)
+    for name, each in zip(("x", "w", "r", "b", "layer", "weights", "memory", "y"), kept, strict=True):
+        work[name] = each.ctypes.data
+    work["steps"], work["batch"], work["inputs"] = steps, batch, inputs
+    task = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_ssize_t)(RECURRENT_TABLE[FLOAT32].task.address)
+    for phase in range(recurrent_kernels.PHASES):
+        work["phase"] = phase
+        for part in range(found[2 + phase]):
+            task(work.ctypes.data, part)
+    assert kept[-1].tobytes() == lstm(*arrays, **attributes).tobytes()
+
+
 def resident():
     """This process's memory in bytes, and its open files."""
     gc.collect()
@@ -239,13 +318,20 @@ def growth(use, before, times):
 
 
 @linux
-@pytest.mark.parametrize("of", ["a node", "a region"])
+@pytest.mark.parametrize("of", ["a node", "a region", "a layer"])
 def test_many_sessions(of):
-    """A thousand are made, run and dropped."""
-    source = one_node("quantize", "uint8") if of == "a node" else region_model()
+    """A thousand are made, run and dropped; of a layer each has its own codes of constant weights."""
+    attributes, arrays = other_arrays(*OTHER_NODES[-1])
+    source = {
+        "a node": lambda: one_node("quantize", "uint8"),
+        "a region": region_model,
+        "a layer": lambda: other_node(LSTM, attributes, arrays, constants=True),
+    }[of]()
     feeds = {"x": np.ones(70_000, np.float32), "scale": np.array(0.5, np.float32), "zero_point": np.array(0, np.uint8)}
     if of == "a region":
         feeds = region_feeds(REGION_SHAPES[3])
+    if of == "a layer":
+        feeds = {"x": arrays[0]}
 
     def use(times):
         for _ in range(times):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import itertools
 import json
 import logging
@@ -119,8 +120,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=_quantized_types(),
         metavar="TYPE",
-        help="to and from float32, for calls and sessions (default: those of Quark's operators, unless there is a model): "
-        + ", ".join(_quantized_types()),
+        help="to and from float32, for calls and sessions (default: those of Quark's operators, with its normalization and LSTM "
+        "layer, unless there is a model): " + ", ".join(_quantized_types()),
     )
     warmup.add_argument("--model", metavar="FILE", help="what sessions of this ONNX model need, as it is and optimised")
 
@@ -223,9 +224,13 @@ def _warmup(options: argparse.Namespace) -> int:
     from . import inventory, measuring
 
     names = options.types or ([] if options.model else _quark_types())
-    with progress("compiling", 2 * len(_FORMS) * len(names) + bool(options.model)) as tick:
+    wings = [] if options.types or options.model else _wings_of_one_kernel()
+    steps = len(_FORMS) * (2 * len(names) + len(wings)) + bool(options.model)
+    with progress("compiling", steps) as tick:
         for name in names:
             _compile(find(name), tick)
+        for wing in wings:
+            _compile_wing(wing, tick)
         if options.model:
             nodes = inventory.quantization_nodes(options.model)
             measuring.create_session(options.model, nodes)
@@ -261,6 +266,27 @@ def _compile(element_type: ElementType | None, tick: Callable[[], None]) -> None
         widen_function(element_type, key.zero_point_dtype)
         for form in _FORMS:
             getattr(TABLE[key], form)
+            tick()
+
+
+def _wings_of_one_kernel() -> list[str]:
+    """Of those that have operators of Quark's."""
+    from ..catalog import OPERATORS
+
+    wings = dict.fromkeys(operator.wing for operator in OPERATORS.newest("com.amd.quark"))
+    return [wing for wing in wings if len(importlib.import_module(f"..{wing}.dispatch", __package__).TABLE) == 1]
+
+
+def _compile_wing(name: str, tick: Callable[[], None]) -> None:
+    from ..ort import callbacks
+
+    node = importlib.import_module(f"..ort.nodes.{name}", __package__)
+    for function in ("compute", "prepare", "destroy"):
+        if hasattr(node, function):
+            callbacks.compiled(getattr(node, function), f"{function}_{name}")
+    for kernel in node.TABLE.values():
+        for form in _FORMS:
+            getattr(kernel, form)
             tick()
 
 
