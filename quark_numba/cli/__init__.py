@@ -120,8 +120,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=_quantized_types(),
         metavar="TYPE",
-        help="to and from float32, for calls and sessions (default: those of Quark's operators, with its normalization and LSTM "
-        "layer, unless there is a model): " + ", ".join(_quantized_types()),
+        help="to and from float32, for calls and sessions (default: those of Quark's operators, with its normalization and "
+        "LSTM layer, unless there is a model): " + ", ".join(_quantized_types()),
     )
     warmup.add_argument("--model", metavar="FILE", help="what sessions of this ONNX model need, as it is and optimised")
 

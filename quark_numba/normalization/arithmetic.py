@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
 
 from ..compiling import jit
-from ..compiling.intrinsics import HAS_FMA, fma
+from ..compiling.intrinsics import HAS_FMA
 
 _u32, _f32 = np.uint32, np.float32
 _ONE, _HALF_LESS_ONE, _SHIFT, _UPPER = _u32(1), _u32(0x7FFF), _u32(16), _u32(0xFFFF0000)
@@ -23,18 +28,69 @@ def to_bfloat16(value: Any) -> Any:
     return _u32(_u32(bits + up) & _UPPER).view(_f32)
 
 
-def _add_square(total: Any, value: Any) -> Any:
-    """float32 of the float64 sum ``total + value * value``. The square of a bfloat16 is exact there."""
-    return _f32(np.float64(total) + np.float64(value) * np.float64(value))
+# Rows whose elements are added up side by side: a vector of AVX-512.
+LANES = 16
 
 
-def _fused_add_square(total: Any, value: Any) -> Any:
-    """The same. The float64 sum is exact, or one operand is less than a 2**28th of the other: then it lies off any tie of
-    float32, as the larger has at most 24 bits. So rounding it a second time gives what rounding once does."""
-    return fma(value, value, total)
+@intrinsic
+def _add_up(typingctx: Any, tile: Any, stride: Any, columns: Any, sums: Any, squares: Any) -> Any:
+    """By LANES columns: a vector of each row is loaded, and the square of them turned over."""
+    word, vector = ir.IntType(32), ir.VectorType(ir.FloatType(), LANES)
+    wide = ir.VectorType(ir.DoubleType(), LANES)
+
+    def riffled(builder: Any, one: Any, other: Any, first: int) -> Any:
+        """An element of `one`, of `other`, and so on, from the `first` of each on."""
+        indices = [word(i // 2 + first + LANES * (i % 2)) for i in range(LANES)]
+        return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(word, LANES), indices))
+
+    def plus_square(builder: Any, total: Any, value: Any) -> Any:
+        """The float64 sum is exact, or one operand is less than a 2**28th of the other: then it lies off any tie of float32, as
+        the larger has at most 24 bits. So rounding once, as a fused multiply-add does, gives what rounding to float64 and to
+        float32 does."""
+        if HAS_FMA:
+            of_vectors = ir.FunctionType(vector, [vector] * 3)
+            fused = cgutils.get_or_insert_function(builder.module, of_vectors, f"llvm.fma.v{LANES}f32")
+            return builder.call(fused, [value, value, total])
+        long = builder.fpext(value, wide)
+        return builder.fptrunc(builder.fadd(builder.fpext(total, wide), builder.fmul(long, long)), vector)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def address(number: int) -> Any:
+            return make_array(signature.args[number])(context, builder, arguments[number]).data
+
+        places = [builder.bitcast(address(number), vector.as_pointer()) for number in (3, 4)]
+        totals = [cgutils.alloca_once_value(builder, builder.load(place, align=4)) for place in places]
+        blocks = builder.udiv(arguments[2], arguments[2].type(LANES))
+        with cgutils.for_range(builder, blocks) as loop:
+            rows = []
+            for row in range(LANES):
+                index = builder.add(
+                    builder.mul(arguments[1], arguments[1].type(row)), builder.mul(loop.index, loop.index.type(LANES))
+                )
+                rows.append(builder.load(builder.bitcast(builder.gep(address(0), [index]), vector.as_pointer()), align=4))
+            for _ in range(LANES.bit_length() - 1):
+                pairs = list(zip(rows[: LANES // 2], rows[LANES // 2 :], strict=True))
+                rows = [riffled(builder, *pair, first) for pair in pairs for first in (0, LANES // 2)]
+            for column in rows:
+                builder.store(builder.fadd(builder.load(totals[0]), column), totals[0])
+                builder.store(plus_square(builder, builder.load(totals[1]), column), totals[1])
+        for place, total in zip(places, totals, strict=True):
+            builder.store(builder.load(total), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(tile, stride, columns, sums, squares), generate
 
 
-add_square = jit.inline(_fused_add_square if HAS_FMA else _add_square)
+def _add_up_in_python(tile: Any, stride: int, columns: int, sums: Any, squares: Any) -> None:
+    for column in tile.reshape(LANES, stride)[:, :columns].T:
+        sums += column
+        squares[...] = squares.astype(np.float64) + column.astype(np.float64) ** 2
+
+
+# (tile, stride, columns, sums, squares): go on with the sums of LANES rows, which begin `stride` apart, and with those of their
+# squares, one element after the other. Each is float32; a square is added in float64, and the sum rounded to float32. `columns`
+# is a multiple of LANES.
+add_up: Any = _add_up if jit.JIT_ENABLED else _add_up_in_python
 
 
 @jit.inline

@@ -14,13 +14,10 @@ from numba import prange, types
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, record_at, stack
 from ..element_types import ElementType
-from .arithmetic import add_square, inverse_root, minus_square, normalized, to_bfloat16
-
-# Instances that are summed side by side.
-LANES = 8
+from .arithmetic import LANES, add_up, inverse_root, minus_square, normalized, to_bfloat16
 
 # Elements of each that are rounded at a time, and then summed: all of them stay in the first-level cache.
-TILE = 1 << 9
+TILE = 1 << 8
 
 # Elements that one call of a task works on, at least: see linear.kernels.
 CHUNK = 1 << 13
@@ -50,26 +47,6 @@ def part_of(instances: int, length: int, threads: int) -> int:
 
 
 @jit.function
-def add_up(tile: Any, n: int, sums: Any, squares: Any) -> None:
-    """Go on with the sums and the sums of squares of LANES rows of `tile`, each of n elements."""
-    s0, s1, s2, s3, s4, s5, s6, s7 = sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7]
-    q0, q1, q2, q3 = squares[0], squares[1], squares[2], squares[3]
-    q4, q5, q6, q7 = squares[4], squares[5], squares[6], squares[7]
-    size = unsigned(TILE)
-    for i in range(unsigned(n)):
-        at = unsigned(i)
-        v0, v1, v2, v3 = tile[at], tile[at + size], tile[at + 2 * size], tile[at + 3 * size]
-        v4, v5, v6, v7 = tile[at + 4 * size], tile[at + 5 * size], tile[at + 6 * size], tile[at + 7 * size]
-        s0, s1, s2, s3 = np.float32(s0 + v0), np.float32(s1 + v1), np.float32(s2 + v2), np.float32(s3 + v3)
-        s4, s5, s6, s7 = np.float32(s4 + v4), np.float32(s5 + v5), np.float32(s6 + v6), np.float32(s7 + v7)
-        q0, q1, q2, q3 = add_square(q0, v0), add_square(q1, v1), add_square(q2, v2), add_square(q3, v3)
-        q4, q5, q6, q7 = add_square(q4, v4), add_square(q5, v5), add_square(q6, v6), add_square(q7, v7)
-    sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7] = s0, s1, s2, s3, s4, s5, s6, s7
-    squares[0], squares[1], squares[2], squares[3] = q0, q1, q2, q3
-    squares[4], squares[5], squares[6], squares[7] = q4, q5, q6, q7
-
-
-@jit.function
 def run(
     x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any, first: int, last: int, scratch: Any
 ) -> None:
@@ -84,11 +61,14 @@ def run(
         done = 0
         while done < length:
             n = min(TILE, length - done)
+            columns = (n + LANES - 1) // LANES * LANES
             for k in range(count):
                 start, to = unsigned((group + k) * length + done), unsigned(k * TILE)
                 for i in range(unsigned(n)):
                     tile[to + i] = to_bfloat16(x[start + i])
-            add_up(tile, n, sums, squares)  # of rows beyond `count`, too, to no purpose
+                for i in range(unsigned(n), unsigned(columns)):
+                    tile[to + i] = np.float32(0)  # which changes no sum: none is -0, as they begin with 0
+            add_up(tile, TILE, columns, sums, squares)  # of rows beyond `count`, too, to no purpose
             done += n
         for k in range(count):
             mean = np.float32(sums[k] * reciprocal)
