@@ -111,6 +111,41 @@ BLOCK_CASES = [
 ]
 
 
+@dataclass(frozen=True, eq=False)
+class OtherCase:
+    """`shapes` are those of x and of what is constant."""
+
+    operator: str
+    float_operator: str
+    label: str
+    shapes: tuple[tuple[int, ...], ...]
+    attributes: dict[str, object]
+
+    @property
+    def group(self) -> str:
+        return f"{self.operator}, {self.label}"
+
+
+def _normalization(*shape: int) -> OtherCase:
+    shapes = (shape, (shape[1],), (shape[1],))
+    return OtherCase("ExtendedInstanceNormalization", "InstanceNormalization", "×".join(map(str, shape)), shapes, {})
+
+
+def _lstm(steps: int, inputs: int, hidden: int) -> OtherCase:
+    shapes = ((steps, 1, inputs), (2, 4 * hidden, inputs), (2, 4 * hidden, hidden), (2, 8 * hidden))
+    label = f"{steps} steps, {inputs} inputs, hidden size {hidden}"
+    return OtherCase("ExtendedLSTM", "LSTM", label, shapes, {"hidden_size": hidden})
+
+
+OTHER_CASES = [
+    _normalization(1, 32, 128, 128),
+    _normalization(1, 64, 256, 256),
+    _normalization(8, 16, 32, 32),
+    _lstm(80, 64, 128),
+    _lstm(200, 256, 256),
+]
+
+
 @lru_cache(maxsize=2)
 def arrays(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """x, scale and zero point; drawn with one seed."""

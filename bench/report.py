@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from architectures import ARCHITECTURES
-from cases import BLOCK_CASES, GRANULARITIES, PER_TENSOR, SIZES, Case, cases
+from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, SIZES, Case, cases
 
 README = Path(__file__).with_name("README.md")
 PLOT = Path(__file__).with_name("throughput.png")
@@ -112,6 +112,16 @@ def _block_formats(results: Results) -> Iterator[tuple[float, str]]:
             yield prod(case.shape) / seconds / 1e9, f"{case.group}, {who}"
 
 
+def _other(operator: str):
+    def measured(results: Results) -> Iterator[tuple[float, str]]:
+        for case in OTHER_CASES:
+            ours, theirs = (results.get(case.group, who) for who in ("native session", "onnxruntime"))
+            if case.operator == operator and ours and theirs:
+                yield ours / theirs, case.label
+
+    return measured
+
+
 def _start_up(step: str, without: str = ""):
     def measured(results: Results) -> Iterator[tuple[float, str]]:
         whole, rest = results.get(f"start-up: {step}"), results.get(f"start-up: {without}") if without else 0
@@ -199,6 +209,13 @@ TARGETS = (
     ),
     Target("loading optimised models, against loading the original", "1.5 ×", _loading, is_least=False),
     Target("block formats, 16 M elements, Gelements/s", "1 G/s", _block_formats, unit="G/s"),
+    Target(
+        "instance normalization, against ONNX Runtime's in float32",
+        "2.0 ×",
+        _other("ExtendedInstanceNormalization"),
+        is_least=False,
+    ),
+    Target("LSTM layer, against ONNX Runtime's in float32", "3.0 ×", _other("ExtendedLSTM"), is_least=False),
     *(
         Target(
             f"start-up: {step}, cache {cache}", wanted, _start_up(f"{step}, cache {cache}", without), is_least=False, unit="s"
@@ -274,6 +291,16 @@ def _blocks(results: Results) -> Iterator[str]:
     yield from _table(["", "native session", "direct call", "copy"], rows)
 
 
+def _others(results: Results) -> Iterator[str]:
+    rows = []
+    contenders = ("onnxruntime", "native session", "Quark's library")
+    for case in OTHER_CASES:
+        seconds = [results.get(case.group, who) for who in contenders]
+        if any(seconds):
+            rows.append([case.group, *(f"{1e3 * each:.3f}" if each else "" for each in seconds)])
+    yield from _table(["", *contenders], rows)
+
+
 def _models(results: Results) -> Iterator[str]:
     rows = []
     for model, name in product(("classifier", *ARCHITECTURES), ("float", *MODELS, *BLOCK_MODELS)):
@@ -304,6 +331,8 @@ def _text(results: Results) -> Iterator[str]:
     yield from _granularities(results)
     yield "Block formats, 16 M elements, 2 threads, in Gelements/s; the copy is of x:\n"
     yield from _blocks(results)
+    yield "Instance normalization and LSTM layers, 2 threads, in ms; ONNX Runtime's are its own operators in float32:\n"
+    yield from _others(results)
     yield "Models, against the float model in turns, medians (the classifier with batch 6); loading with a filled cache:\n"
     yield from _models(results)
     yield f"![Throughput against size]({PLOT.name})"
