@@ -143,6 +143,37 @@ def test_optimize_computes_constants(operator):
     assert_same(y, CALLS[operator](*arrays, **attributes))
 
 
+@pytest.mark.compiled
+@operators
+def test_optimize_beside_them(operator):
+    """What follows becomes a region, of the shape that the node puts out, which is not that of a layer's x."""
+    attributes, arrays = ({}, nodes_of("style_xint8")[2][2]) if operator == NORMALIZATION else nodes_of("tagger_u16")[0][1:3]
+    source, last = one_node(operator, attributes, arrays, constants=True), CALLS[operator](*arrays, **attributes).shape[-1]
+    source.graph.initializer.extend(
+        numpy_helper.from_array(array, name)
+        for name, array in {
+            "scales": np.linspace(0.01, 0.02, last, dtype=np.float32),
+            "zeros": np.zeros(last, np.int8),
+            "added": np.linspace(-1, 1, last, dtype=np.float32),
+        }.items()
+    )
+    source.graph.node.extend(
+        [
+            helper.make_node("Relu", ["y"], ["positive"]),
+            helper.make_node(
+                "QuantizeDequantizeLinear", ["positive", "scales", "zeros"], ["rounded"], domain="quark_numba", axis=-1
+            ),
+            helper.make_node("Add", ["rounded", "added"], ["z"]),
+        ]
+    )
+    source.opset_import.append(helper.make_opsetid("quark_numba", 1))
+    source.graph.output[0].name = "z"
+    optimised = optimize(source)
+    assert [node.op_type for node in optimised.graph.node] == [operator, "Region"]
+    (expected,), (z,) = (session(each).run(None, {"x": arrays[0]}) for each in (source, optimised))
+    assert_same(z, expected)
+
+
 def test_sequences_of_a_batch_are_as_if_alone():
     attributes, (x, *weights), _ = nodes_of("tagger_u16")[0][1:]
     x = np.concatenate([x[:20], x[20:40], -x[:20]], axis=1)

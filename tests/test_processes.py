@@ -340,3 +340,34 @@ resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
 node.run_with_iobinding(binding)
 """
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
+def test_no_memory_in_a_layer():
+    """For what x gives to the gates: an error from the run, and the session goes on."""
+    run(
+        """
+import resource, onnxruntime
+from onnx_models import ort_value
+from other_operators import LSTM, one_node as layer, random_lstm
+steps, hidden = 600_000, 8
+attributes = random_lstm(3)[0] | {"hidden_size": hidden}
+shapes = [(steps, 1, 1), (2, 4 * hidden, 1), (2, 4 * hidden, hidden), (2, 8 * hidden)]
+arrays = [np.full(shape, 0.1, np.float32) for shape in shapes]
+node = session(layer(LSTM, attributes, arrays, constants=True))
+binding = node.io_binding()
+binding.bind_ortvalue_input("x", ort_value(arrays[0]))
+binding.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_shape_and_type([steps, 2, 1, hidden], 1))
+node.run_with_iobinding(binding)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 24), -1))
+try:
+    node.run_with_iobinding(binding)
+except Exception as error:
+    assert "there is no memory" in str(error), error
+else:
+    raise SystemExit("it ran all the same")
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+node.run_with_iobinding(binding)
+"""
+    )

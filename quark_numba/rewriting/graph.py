@@ -343,7 +343,7 @@ class Inferred(NamedTuple):
 
 def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
     """Those of the main graph; none where onnx fails. It is given a copy without large tensors, in which a Cast stands
-    for each node of the package's operators that gives y the shape of x."""
+    for each node of the package's operators that gives y the shape of x, and ONNX's LSTM for a layer."""
     model = graph.model
     copy = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     copy.opset_import.extend(helper.make_opsetid(*each) for each in model.opset_imports.items())
@@ -362,6 +362,10 @@ def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
             element_type = own and (graph.quantized_type(own) if own.operation == "quantize" else FLOAT32)
             if own is None:
                 to.node.append(ir.serde.serialize_node(node))
+            elif own.operation == "lstm":  # y has another shape than x: that which it has in ONNX
+                operands = [value.name or "" if value else "" for value in node.inputs]
+                attributes = {"hidden_size": own.attributes.get("hidden_size", 0), "direction": "bidirectional"}
+                to.node.append(helper.make_node("LSTM", operands, [own.y.name or ""], **attributes))
             elif element_type and own.operation != "region":
                 to.node.append(helper.make_node("Cast", [own.x.name or ""], [own.y.name or ""], to=element_type.number))
         inferred = shape_inference.infer_shapes(copy, data_prop=True).graph
