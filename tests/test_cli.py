@@ -47,6 +47,15 @@ def test_models_of_block_formats(capsys):
     assert re.search(r"MXQuantizeDequantize +│ fp8_e4m3 +│ +291 │ quark_numba", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("tagger_u16", r"ExtendedLSTM +│ uint16 +│ +2"), ("style_bf16", r"ExtendedInstanceNormalization +│ bfloat16 +│ +11")],
+)
+def test_models_of_other_operators(name, row, capsys):
+    assert cli.main(["run", str(MODELS / f"{name}.onnx"), "--runs", "2"]) == 0
+    assert re.search(rf"{row} │ quark_numba", capsys.readouterr().out)
+
+
 def test_formats_of_nodes_that_do_not_say(tmp_path, capsys):
     """The default, or what a function leaves to its caller."""
     node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain="com.amd.quark")

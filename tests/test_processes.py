@@ -313,51 +313,38 @@ def test_numbas_debug_information(tmp_path):
     )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
-def test_no_memory_in_a_node():
-    """Where zero points are widened to one of 8 bytes for each element: an error from the run, and the session goes on."""
-    run(
-        """
-import resource, onnxruntime
-from onnx_models import ort_value
-size = 20_000_000
+# What makes `node`, `feeds`, and the shape and type of its output.
+NODES = {
+    "zero points that are widened to one of 8 bytes for each element": """
+size, y_type = [20_000_000], 12
 node = session(one_node("quantize", "uint32", attributes={"axis": 0}))
 feeds = {"x": np.ones(size, np.float32), "scale": np.ones(size, np.float32), "zero_point": np.ones(size, np.uint32)}
-binding = node.io_binding()
-for name, array in feeds.items():
-    binding.bind_ortvalue_input(name, ort_value(array))
-binding.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_shape_and_type([size], 12))
-node.run_with_iobinding(binding)
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 24), -1))
-try:
-    node.run_with_iobinding(binding)
-except Exception as error:
-    assert "there is no memory" in str(error), error
-else:
-    raise SystemExit("it ran all the same")
-resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-node.run_with_iobinding(binding)
-"""
-    )
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
-def test_no_memory_in_a_layer():
-    """For what x gives to the gates: an error from the run, and the session goes on."""
-    run(
-        """
-import resource, onnxruntime
-from onnx_models import ort_value
+""",
+    "what the input of a layer gives to its gates": """
 from other_operators import LSTM, one_node as layer, random_lstm
 steps, hidden = 600_000, 8
+size, y_type = [steps, 2, 1, hidden], 1
 attributes = random_lstm(3)[0] | {"hidden_size": hidden}
 shapes = [(steps, 1, 1), (2, 4 * hidden, 1), (2, 4 * hidden, hidden), (2, 8 * hidden)]
 arrays = [np.full(shape, 0.1, np.float32) for shape in shapes]
-node = session(layer(LSTM, attributes, arrays, constants=True))
+node, feeds = session(layer(LSTM, attributes, arrays, constants=True)), {"x": arrays[0]}
+""",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
+@pytest.mark.parametrize("of", NODES)
+def test_no_memory_in_a_node(of):
+    """An error from the run, and the session goes on."""
+    run(
+        NODES[of]
+        + """
+import resource, onnxruntime
+from onnx_models import ort_value
 binding = node.io_binding()
-binding.bind_ortvalue_input("x", ort_value(arrays[0]))
-binding.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_shape_and_type([steps, 2, 1, hidden], 1))
+for name, array in feeds.items():
+    binding.bind_ortvalue_input(name, ort_value(array))
+binding.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_shape_and_type(size, y_type))
 node.run_with_iobinding(binding)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 24), -1))
