@@ -33,8 +33,11 @@ def real(value: Any, name: str) -> float:
     """The float32 that is nearest to a number."""
     if not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} is {value!r}; expected a number")
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
+    try:
+        with np.errstate(over="ignore"):
+            return float(np.float32(value))
+    except OverflowError:
+        raise ValueError(f"{name} is beyond float64; expected a float32") from None
 
 
 def float32_arrays(**values: Any) -> list[NDArray[np.float32]]:

@@ -1,5 +1,6 @@
 """Public functions with arguments of any type: what comes back is a result, or an error of the documented types."""
 
+import functools
 import random
 import time
 import warnings
@@ -108,6 +109,8 @@ FITTING = {
     "dtype": ["int4", "uint4", "uint2", 22],
     "session_options": [None],
     "codes": [np.zeros((2, 3, 4), np.int8), np.zeros((2, 3, 4), ml_dtypes.float4_e2m1fn), np.int8(3)],
+    "w": [np.ones((2, 8, 4), np.float32)],
+    "r": [np.ones((2, 8, 2), np.float32)],
     "scales": [np.ones((2, 1, 4), ml_dtypes.float8_e8m0fnu), np.ones((), ml_dtypes.float8_e8m0fnu)],
     "blocks": [
         quark_numba.BFPBlocks(np.ones((2, 3, 4), np.uint8), np.full((2, 1, 4), 127, np.uint8), np.zeros((2, 1, 4), np.uint8))
@@ -117,7 +120,21 @@ FITTING = {
 MX = ("element_dtype", "axis", "block_size", "rounding_mode")
 BFP = ("bfp_method", "axis", "bit_width", "block_size", "rounding_mode", "sub_block_size", "sub_block_shift_bits")
 ATTRIBUTES = ("axis", "block_size", "output_dtype", "opset", "out")
+# Of a layer that x of shape (2, 3, 4) fits.
+SCALES = tuple(f"{name}_scale" for name in "xwrby")
+ZERO_POINTS = tuple(f"{name}_zero_point" for name in "xwrby")
+LAYER = functools.partial(
+    quark_numba.lstm,
+    b=np.ones((2, 16), np.float32),
+    hidden_size=2,
+    **dict.fromkeys(SCALES, 1e-4),
+    **dict.fromkeys(ZERO_POINTS, 32768),
+)
+LAYER.__name__ = "lstm"
+
 FUNCTIONS = {
+    quark_numba.instance_normalization: (("x", "scale", "bias"), ("epsilon",)),
+    LAYER: (("x", "w", "r"), ("b", "hidden_size", "direction", "layout", "input_forget", *SCALES, *ZERO_POINTS)),
     quark_numba.quantize: (("x", "y_scale", "y_zero_point"), (*ATTRIBUTES, "saturate", "precision")),
     quark_numba.dequantize: (("x", "x_scale", "x_zero_point"), ATTRIBUTES),
     quark_numba.bfp_quantize_dequantize: (("x",), (*BFP, "convert_to_bfloat_before_bfp", "out")),
