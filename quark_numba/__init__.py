@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .analysis.evaluate import Evaluation, evaluate
     from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
     from .block.storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
     from .element_types.packing import pack, unpack
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "BFPBlocks",
+    "Evaluation",
     "InferenceSession",
     "ModelError",
     "__version__",
@@ -30,6 +32,7 @@ __all__ = [
     "bfp_quantize",
     "bfp_quantize_dequantize",
     "dequantize",
+    "evaluate",
     "from_tensor_proto",
     "get_library_path",
     "instance_normalization",
@@ -52,12 +55,14 @@ __all__ = [
 # a first kernel.
 _MODULES = {
     "BFPBlocks": ".block.storage",
+    "Evaluation": ".analysis.evaluate",
     "InferenceSession": ".session",
     "ModelError": ".errors",
     "bfp_dequantize": ".block.storage",
     "bfp_quantize": ".block.storage",
     "bfp_quantize_dequantize": ".block.calls",
     "dequantize": ".linear.calls",
+    "evaluate": ".analysis.evaluate",
     "from_tensor_proto": ".element_types.tensors",
     "get_library_path": ".ort",
     "instance_normalization": ".normalization.calls",

@@ -24,9 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import ModelError
+from . import accuracy, arguments
+from .arguments import positive
 from .printing import OUTPUT, print_table, progress, tell
 
 if TYPE_CHECKING:
+    from ..analysis import sessions
+    from ..analysis.sums import ErrorSums
     from ..element_types import ElementType
     from . import measuring
     from .inventory import QuantizationNodes
@@ -34,11 +38,13 @@ if TYPE_CHECKING:
 _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0; 1 if a model cannot be used, or does not give what is expected; 130 on Ctrl-C. Exits with 2
     on wrong arguments."""
     try:
-        options = _parser().parse_args(arguments)
+        parser = _parser()
+        options = parser.parse_args(words)
+        arguments.check_data(parser, options)
         with warnings.catch_warnings(), _compiling_is_told():
             warnings.simplefilter("default")
             warnings.showwarning = lambda message, *_, **__: tell("yellow", "warning", message)
@@ -94,13 +100,19 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--outputs", metavar="FILE.npz", help="write the outputs, by name")
     run.add_argument("--expected", metavar="FILE.npz", help="compare the outputs with these; exit code 1 if they differ")
     run.add_argument(
-        "--tolerance", type=_tolerance, default=0.0, metavar="T", help="the largest difference from --expected (default: 0)"
+        "--tolerance",
+        type=arguments.tolerance,
+        default=0.0,
+        metavar="T",
+        help="the largest difference from --expected (default: 0)",
     )
 
     profile = _add_runner(commands, "profile", "show where the time goes, before and after the model is optimised")
     profile.set_defaults(action=_profile)
     profile.add_argument("--standard-ops", action="store_true", help=_STANDARD_OPS)
-    profile.add_argument("--nodes", type=_positive, default=10, metavar="N", help="to show one by one (default: %(default)s)")
+    profile.add_argument("--nodes", type=positive, default=10, metavar="N", help="to show one by one (default: %(default)s)")
+
+    accuracy.add_commands(commands)
 
     optimize = commands.add_parser("optimize", help="write a model that gives the same, faster")
     optimize.set_defaults(action=_optimize)
@@ -143,61 +155,12 @@ def _add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentPars
     """A command that runs a model."""
     runner: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
     runner.add_argument("model", metavar="MODEL", help="an ONNX model")
-    inputs = runner.add_mutually_exclusive_group()
-    inputs.add_argument("--inputs", metavar="FILE.npz", help="inputs by name (default: random, of the model's shapes)")
-    inputs.add_argument(
-        "--dim",
-        type=_dimension,
-        action="append",
-        default=[],
-        metavar="NAME=N",
-        help="a free dimension of random inputs, by its name or as INPUT[AXIS] (default: 1)",
-    )
+    arguments.add_data(runner, inputs=True)
     runner.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
-    runner.add_argument("--seed", type=_seed, default=0, metavar="N", help="of random inputs (default: %(default)s)")
-    runner.add_argument("--threads", type=_threads, default=0, metavar="N", help="of a session (default: ONNX Runtime's)")
-    runner.add_argument("--runs", type=_positive, default=50, metavar="N", help="for the medians (default: %(default)s)")
+    arguments.add_threads(runner)
+    runner.add_argument("--runs", type=positive, default=50, metavar="N", help="for the medians (default: %(default)s)")
     runner.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return runner
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
-def _threads(text: str) -> int:
-    number = _positive(text)
-    if number > _MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"{text} threads; expected at most {_MOST_THREADS}")
-    return number
-
-
-_MOST_THREADS = 1024
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def _tolerance(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return number
-
-
-def _dimension(text: str) -> tuple[str, int]:
-    name, separator, value = text.rpartition("=")
-    if not name or not separator or not value.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=N")
-    return name, int(value)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -305,6 +268,8 @@ def _quark_types() -> list[str]:
 
 def _measurements(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> dict[str, Any]:
     """What ``run`` finds out by running, in JSON's types. `models`: paths and quantization nodes."""
+    from ..analysis.data import read_arrays
+    from ..analysis.sessions import run
     from ..rewriting import model_files, optimize
     from . import measuring
 
@@ -319,13 +284,26 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
                 sessions.append(create(backend=options.backend, threads=options.threads))
                 load_times.append(time.perf_counter() - start)
                 tick()
-        inputs = _inputs(options, sessions[0])
-        outputs = [measuring.run(session, inputs) for session in sessions]
+        batches = _batches(options, sessions[0])
+        inputs = next(batches)
+        outputs = [run(session, inputs) for session in sessions]
         with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
             medians = measuring.latencies(sessions, inputs, options.runs, tick)
+        differences = measuring.differences(outputs[0], outputs[-1]) if options.reference else {}
+        count = 1
+        with progress("running the other batches") as tick:
+            for batch in batches:
+                if options.outputs or options.expected:
+                    raise ModelError("--outputs and --expected are for one batch; the data have more")
+                results = [run(sessions[index], batch) for index in ((0, -1) if options.reference else (0,))]
+                for name, sums in (measuring.differences(*results) if options.reference else {}).items():
+                    differences[name].add(sums)
+                count += 1
+                tick()
     times = [{"load_seconds": load, "median_seconds": median} for load, median in zip(load_times, medians, strict=True)]
     report: dict[str, Any] = {
         "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
+        "batches": count,
         "threads": options.threads or "default",
         **times[0],
     }
@@ -336,20 +314,20 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
             "model": options.reference,
             **times[-1],
             "latency_ratio": medians[0] / medians[-1],
-            "outputs": _json_differences(measuring.differences(outputs[0], outputs[-1])),
+            "outputs": _json_differences(differences),
         }
         if options.optimize:
             report["optimised"]["latency_ratio"] = medians[1] / medians[-1]
     if options.outputs:
         measuring.write_arrays(options.outputs, outputs[0])
     if options.expected:
-        expected = measuring.read_arrays(options.expected, list(outputs[0]), "output")
+        expected = read_arrays(options.expected, list(outputs[0]), "output")
         differences = measuring.differences(outputs[0], expected, all_of_them=True)
         report["expected"] = {
             "file": options.expected,
             "tolerance": options.tolerance,
             "outputs": _json_differences(differences),
-            "holds": all(each.largest <= options.tolerance for each in differences),
+            "holds": all(each.largest <= options.tolerance for each in differences.values()),
         }
     return report
 
@@ -365,19 +343,21 @@ def _contenders(
         yield (*models[1], False)
 
 
-def _json_differences(differences: list[measuring.Difference]) -> list[dict[str, Any]]:
+def _json_differences(differences: dict[str, ErrorSums]) -> list[dict[str, Any]]:
     return [
-        {"output": d.output, "sqnr_db": _json_number(d.sqnr_db), "largest_difference": _json_number(d.largest)}
-        for d in differences
+        {"output": name, "sqnr_db": _json_number(sums.sqnr_db), "largest_difference": _json_number(sums.largest)}
+        for name, sums in differences.items()
     ]
 
 
-def _inputs(options: argparse.Namespace, session: Any) -> measuring.Arrays:
-    from . import measuring
+def _batches(options: argparse.Namespace, session: Any) -> Iterator[sessions.Arrays]:
+    """Of the options' data, or one random one."""
+    from ..analysis import data
 
+    inputs = data.inputs_of(session)
     if options.inputs:
-        return measuring.read_arrays(options.inputs, [node_arg.name for node_arg in session.get_inputs()], "input")
-    return measuring.random_inputs(session, dict(options.dim), options.seed)
+        return iter([data.read_arrays(options.inputs, [each.name for each in inputs], "input")])
+    return iter(data.open_data(inputs, **arguments.data_arguments(options)))
 
 
 def _optimize(options: argparse.Namespace) -> int:
@@ -432,7 +412,7 @@ def _profile(options: argparse.Namespace) -> int:
                 times[name] = measuring.node_times(
                     options.model,
                     nodes,
-                    lambda session: _inputs(options, session),
+                    lambda session: next(_batches(options, session)),
                     options.runs,
                     backend=options.backend,
                     threads=options.threads,

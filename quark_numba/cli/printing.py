@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 OUTPUT = Console(highlight=False)
@@ -37,10 +37,22 @@ def tell(style: str, what: str, message: object) -> None:
     _messages.print(f"[{style}]{what}:[/] {_plain(str(message))}", soft_wrap=True)
 
 
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=_messages, transient=True, disable=not _messages.is_terminal)
+
+
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
     """A progress bar on a terminal, gone when it is done. Yields what is to be called after each of `total` steps."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=_messages, transient=True, disable=not _messages.is_terminal) as bar:
+    with _bar() as bar:
         task = bar.add_task(_plain(what), total=total)
         yield lambda: bar.advance(task)
+
+
+@contextmanager
+def counted_progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """The same; yields what is to be called with how many steps are done, and how many there are, None if that is not known."""
+    with _bar() as bar:
+        task = bar.add_task(_plain(what), total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

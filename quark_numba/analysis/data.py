@@ -1,0 +1,377 @@
+"""Data for a model: batches of its inputs, read one at a time, from files or from a function, or random.
+
+Of files the headers are read first, all of them, so that what is wrong is refused before anything runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from ..errors import ModelError, reraise_of_signal_handler
+from .sessions import Arrays, dtype_of
+
+# A path, "module:function", or what gives feeds: mappings of input names to arrays, or arrays for a model of one input.
+Source = Any
+
+_FUNCTION = re.compile(r"[\w.]+:\w+")
+
+
+class Header(NamedTuple):
+    """What the header of an array in a file says."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of a model; `rank` is None where it is not known, a dimension where it is free."""
+
+    name: str
+    type_name: str
+    shape: tuple[int | str | None, ...] | None
+
+    def fault(self, header: Header, *, dropped: int = 0) -> str:
+        """What is wrong with an array for this input, with so many of its first dimensions left out; "" if nothing is."""
+        dtype = dtype_of(self.type_name)
+        if dtype is None or (header.dtype.kind != "U" if dtype.kind == "U" else header.dtype.newbyteorder("=") != dtype):
+            return f"is {header.dtype}; the model takes {self.type_name}"
+        shape = header.shape[dropped:]
+        if self.shape is None:
+            return ""
+        fits = len(shape) == len(self.shape) and all(
+            not isinstance(wanted, int) or wanted < 1 or wanted == given
+            for given, wanted in zip(shape, self.shape, strict=True)
+        )
+        expected = ", ".join(str(each) if isinstance(each, (int, str)) else "?" for each in self.shape)
+        return "" if fits else f"has shape {header.shape}; the model takes [{expected}]"
+
+
+def inputs_of(session: Any) -> list[Input]:
+    return [Input(each.name, each.type, None if each.shape is None else tuple(each.shape)) for each in session.get_inputs()]
+
+
+class Data:
+    """Batches of a model's inputs: what is iterated over, as often as the source allows. `batches` is their number, None if
+    only the source knows."""
+
+    def __init__(
+        self, items: Callable[[], Iterator[tuple[str, Mapping[str, Any]]]], batches: int | None, limit: int | None
+    ) -> None:
+        self._items, self._limit = items, limit
+        self.batches = batches if limit is None or batches is None else min(batches, limit)
+
+    def __iter__(self) -> Iterator[Arrays]:
+        count = 0
+        for _, arrays in self._items() if self._limit != 0 else ():
+            yield arrays
+            count += 1
+            if count == self._limit:
+                break
+        if not count:
+            raise ModelError("there are no data: not one batch")
+
+
+def open_data(
+    inputs: Sequence[Input],
+    data: Source = None,
+    *,
+    random: int | None = None,
+    seed: int = 0,
+    dimensions: Mapping[str, int] | None = None,
+    limit: int | None = None,
+    batch: int | None = None,
+    labels: str | None = None,
+) -> Data:
+    """The batches of a source, or `random` ones, at most `limit`.
+
+    Parameters
+    ----------
+    inputs : those of the model
+    data : path of an .npz file, or of a folder of .npz or .npy files, "module:function", or an iterable of feeds, or a callable
+        that returns one. In a file, and in a feed, the keys are the names of inputs. Each array is one batch, or, where all
+        have one dimension more than the model's inputs, a stack of batches.
+    batch : int, optional
+        Cut each array into batches of so many of its rows.
+    labels : str, optional
+        A key that each batch is to have, too: integers.
+
+    Raises
+    ------
+    ModelError
+        Naming the file: for what is missing, wrong or cannot be read.
+    """
+    source = data
+    if source is None:
+        generator = np.random.default_rng(seed)
+        if labels:
+            raise ModelError(f"random data have no labels {labels!r}")
+        random_inputs(inputs, dimensions or {}, np.random.default_rng(seed))  # wrong ones are refused now
+        items = (("random data", random_inputs(inputs, dimensions or {}, generator)) for _ in range(random or 1))
+        return Data(lambda: items, random or 1, limit)
+    reader = _Reader(inputs, batch, labels)
+    if isinstance(source, (str, os.PathLike)):
+        if os.path.isdir(source):
+            return _open_files(reader, _files(Path(source)), limit)
+        if os.path.exists(source) or not _FUNCTION.fullmatch(os.fspath(source)):
+            return _open_files(reader, [Path(source)], limit)
+        name, made = os.fspath(source), _called(load_function(os.fspath(source)), os.fspath(source))
+    else:
+        name, made = "the data", _called(source, "the data") if callable(source) else source
+    if isinstance(made, (Mapping, np.ndarray)):
+        made = [made]
+    if not isinstance(made, Iterable):
+        raise ModelError(f"{name}: gives a {type(made).__name__}; expected an iterable of feeds")
+    return Data(lambda: reader.feeds(made, name), None, limit)
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """What "module:function" names; modules are looked for in the current folder first, as by ``python -m``."""
+    module, _, attribute = name.partition(":")
+    if not _FUNCTION.fullmatch(name):
+        raise ModelError(f"{name!r} is neither a file, nor a folder, nor module:function")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever a module does
+        reraise_of_signal_handler(error)
+        raise ModelError(f"{name}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    if not callable(found):
+        raise ModelError(f"{name}: is a {type(found).__name__}; expected a function")
+    return found
+
+
+def _called(function: Callable[[], Any], name: str) -> Any:
+    try:
+        return function()
+    except Exception as error:  # whatever a function does
+        reraise_of_signal_handler(error)
+        raise ModelError(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        found = sorted(
+            (each for each in os.scandir(folder) if each.name.endswith((".npz", ".npy"))), key=lambda each: each.name
+        )
+    except OSError as error:
+        raise ModelError(f"{folder}: {error.strerror}") from None
+    if not found:
+        raise ModelError(f"{folder}: no .npz and no .npy file in this folder")
+    return [Path(each) for each in found]
+
+
+def _open_files(reader: _Reader, paths: list[Path], limit: int | None) -> Data:
+    batches = 0
+    for path in paths:
+        batches += reader.check(path)
+        if limit is not None and batches >= limit:
+            break
+
+    def items() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for path in paths:
+            arrays = reader.read(path)
+            for each in reader.cut(arrays, str(path)):
+                yield str(path), each
+
+    return Data(items, batches, limit)
+
+
+class _Reader:
+    """What checks and reads arrays for inputs."""
+
+    def __init__(self, inputs: Sequence[Input], batch: int | None, labels: str | None) -> None:
+        self.inputs, self.batch, self.labels = {each.name: each for each in inputs}, batch, labels
+        self.names = [*self.inputs, *([labels] if labels else [])]
+
+    def check(self, path: Path) -> int:
+        """How many batches a file has, by its headers. Raises ModelError."""
+        return self.parts(_headers(path, self.names), str(path))
+
+    def read(self, path: Path) -> dict[str, NDArray[Any]]:
+        if path.suffix == ".npy":
+            return {self.names[0]: _guarded(path, _read_npy)}
+        return read_arrays(path, self.names, "input")
+
+    def feeds(self, made: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        source = iter(made)
+        for number in range(sys.maxsize):
+            what = f"{name}, number {number}"
+            try:
+                feed = next(source)
+            except StopIteration:
+                return
+            except Exception as error:  # whatever a function does
+                reraise_of_signal_handler(error)
+                raise ModelError(f"{what}: {type(error).__name__}: {error}") from error
+            if isinstance(feed, np.ndarray) and len(self.names) == 1:
+                feed = {self.names[0]: feed}
+            if not isinstance(feed, Mapping):
+                raise ModelError(f"{what}: a {type(feed).__name__}; expected a mapping of input names to arrays")
+            missing = [each for each in self.names if each not in feed]
+            if missing:
+                raise ModelError(f"{what}: no array for the input {missing[0]}; it has {', '.join(map(str, feed)) or 'none'}")
+            arrays = {each: np.asarray(feed[each]) for each in self.names}
+            for each in self.cut(arrays, what):
+                yield what, each
+
+    def cut(self, arrays: Mapping[str, NDArray[Any]], name: str) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """The batches of arrays, in this machine's byte order."""
+        parts = self.parts({key: Header(array.shape, array.dtype) for key, array in arrays.items()}, name)
+        stacked = self.is_stack({key: array.shape for key, array in arrays.items()})
+        for part in range(parts):
+            batch = {}
+            for key, array in arrays.items():
+                if self.batch:
+                    array = array[part * self.batch : (part + 1) * self.batch]
+                elif stacked:
+                    array = array[part]
+                batch[key] = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+            yield batch
+
+    def is_stack(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether each input's array has just one dimension more than the model's input."""
+        ranks = [(len(shapes[name]), each.shape) for name, each in self.inputs.items()]
+        return not self.batch and bool(ranks) and all(wanted is not None and rank == len(wanted) + 1 for rank, wanted in ranks)
+
+    def parts(self, headers: Mapping[str, Header], name: str) -> int:
+        """How many batches arrays of these headers are. Raises ModelError."""
+        stacked = self.is_stack({key: header.shape for key, header in headers.items()})
+        lengths = {header.shape[:1] for header in headers.values()}
+        if (self.batch or stacked) and (len(lengths) > 1 or () in lengths):
+            shapes = ", ".join(f"{key} {header.shape}" for key, header in headers.items())
+            raise ModelError(f"{name}: {shapes}; expected arrays of one length, to be cut into batches")
+        length = next(iter(lengths))[0] if self.batch or stacked else 1
+        for key, each in self.inputs.items():
+            header = headers[key]
+            if self.batch:
+                for rows in {min(self.batch, length), length % self.batch or self.batch}:
+                    fault = each.fault(header._replace(shape=(rows, *header.shape[1:])))
+                    if fault:
+                        raise ModelError(f"{name}: input {key}, in batches of {self.batch}, {fault}")
+            fault = "" if self.batch else each.fault(header, dropped=int(stacked))
+            if fault:
+                raise ModelError(f"{name}: input {key} {fault}")
+        if self.labels and headers[self.labels].dtype.kind not in "iu":
+            raise ModelError(f"{name}: labels {self.labels} are {headers[self.labels].dtype}; expected integers")
+        return -(-length // self.batch) if self.batch else length
+
+
+def _headers(path: Path, names: list[str]) -> dict[str, Header]:
+    """Of the arrays of these names in an .npz file, or of the one in an .npy file."""
+    if path.suffix == ".npy":
+        if len(names) != 1:
+            raise ModelError(f"{path}: one array; expected an .npz file with {', '.join(names)}")
+        return {names[0]: _guarded(path, _npy_header)}
+    return _guarded(path, lambda file: _npz_headers(path, file, names))
+
+
+def _guarded(path: str | Path, read: Callable[[Any], Any], what: str = "a file of numbers") -> Any:
+    """What a function makes of a file. Raises ModelError."""
+    try:
+        with open(path, "rb") as file:
+            return read(file)
+    except ModelError:
+        raise
+    except Exception as error:  # of a file that is not there, or of whatever lies in it
+        reraise_of_signal_handler(error)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"not {what}: {error}"
+        raise ModelError(f"{path}: {reason}") from None
+
+
+def _npz_headers(path: Path, file: Any, names: list[str]) -> dict[str, Header]:
+    if not zipfile.is_zipfile(file):
+        raise ModelError(f"{path}: expected an .npz file")
+    with zipfile.ZipFile(file) as archive:
+        there = [name.removesuffix(".npy") for name in archive.namelist()]
+        missing = [name for name in names if name not in there]
+        if missing:
+            raise ModelError(f"{path}: no array for the input {missing[0]}; it has {', '.join(there) or 'none'}")
+        found = {}
+        for name in names:
+            member = f"{name}.npy"
+            with archive.open(member if member in archive.namelist() else name) as content:
+                found[name] = _npy_header(content)
+        return found
+
+
+def _npy_header(file: Any) -> Header:
+    version = npy.read_magic(file)
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"version {version} of the .npy format")
+    shape, _, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects, which are not loaded")
+    return Header(tuple(shape), dtype)
+
+
+def _read_npy(file: Any) -> NDArray[Any]:
+    return npy.read_array(file, allow_pickle=False)
+
+
+def read_arrays(path: str | Path, names: Sequence[str], what: str) -> dict[str, NDArray[Any]]:
+    """The arrays of these names, of inputs or outputs, from an .npz file, in this machine's byte order; others in it are left
+    alone."""
+
+    def read(file: Any) -> dict[str, NDArray[Any]]:
+        arrays = np.load(file)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ModelError(f"{path}: one array; expected an .npz file")
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise ModelError(f"{path}: no array for the {what} {missing[0]}; it has {', '.join(arrays) or 'none'}")
+        found = {name: arrays[name] for name in names}
+        return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in found.items()}
+
+    return _guarded(path, read, "an .npz file of numbers")
+
+
+def random_inputs(inputs: Sequence[Input], dimensions: Mapping[str, int], generator: np.random.Generator) -> Arrays:
+    """Inputs of the model's shapes: floats from a normal distribution, integers 0 or 1.
+
+    A free dimension is looked up in `dimensions` as "input[axis]", then by its own name; else it is 1.
+    """
+    found = {}
+    unused = set(dimensions)
+    free, guessed = [], []
+    for each in inputs:
+        shape = []
+        for axis, dimension in enumerate(each.shape or ()):
+            if isinstance(dimension, int) and dimension > 0:
+                shape.append(dimension)
+                continue
+            names = [f"{each.name}[{axis}]"] + ([dimension] if isinstance(dimension, str) else [])
+            free.append(" or ".join(names))
+            given = [name for name in names if name in dimensions]
+            unused -= set(given)
+            shape.append(dimensions[given[0]] if given else 1)
+            if not given:
+                guessed.append(names[0])
+        dtype = dtype_of(each.type_name)
+        if dtype is None or dtype.kind == "U":
+            raise ModelError(f"input {each.name} is a {each.type_name}: there are no random ones of this type")
+        try:
+            values = generator.standard_normal(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
+        except (MemoryError, ValueError) as error:
+            raise ModelError(f"input {each.name} of shape {shape}: {error}") from None
+        found[each.name] = values.astype(dtype)
+    if unused:
+        raise ModelError(f"no free dimension is named {sorted(unused)[0]}; there are: {', '.join(free) or 'none'}")
+    if guessed:
+        warnings.warn(f"free dimensions are taken as 1: {', '.join(guessed)}", stacklevel=2)
+    return found

@@ -1,0 +1,266 @@
+"""`evaluate`: how far a quantized model's outputs are off the float model's, over data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelError, reraise_of_signal_handler
+from ..rewriting import model_files
+from . import data, sessions, twins
+from .sessions import Arrays
+from .sums import ErrorSums, Sums, error_sums, is_comparable
+
+# Called with the number of batches that are done, and how many there are, None if that is not known.
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass
+class OutputError:
+    """How far an output is off the reference's, over all data. Without numbers, of a sequence, a map or text, there is none.
+
+    `same_top`: the share of places, along all but the last axis, whose largest element along the last axis is the reference's,
+    or where the reference's is among the k largest. `accuracy`, `reference_accuracy`: the share where the label is."""
+
+    name: str
+    sqnr_db: float
+    cosine: float
+    max_abs_error: float
+    mean_abs_error: float
+    same_top: float | None = None
+    accuracy: float | None = None
+    reference_accuracy: float | None = None
+
+
+@dataclass
+class Evaluation:
+    """What `evaluate` returns. `samples` is the sum of the lengths of the batches along their first axis; `metrics` the means
+    of what one's own function gave."""
+
+    outputs: list[OutputError]
+    samples: int
+    batches: int
+    samples_per_second: float
+    reference_samples_per_second: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Places(Sums):
+    """Of an output: how many places along all but its last axis there are, and at how many the largest element is as
+    expected."""
+
+    places: int = 0
+    same: int = 0
+    labelled: int = 0
+    right: int = 0
+    reference_right: int = 0
+
+
+@dataclass
+class _Batch:
+    """The sums of a batch."""
+
+    samples: int
+    errors: dict[str, ErrorSums]
+    places: dict[str, _Places]
+    metrics: dict[str, float]
+    seconds: list[float]
+
+    def add(self, other: _Batch) -> None:
+        self.samples += other.samples
+        for name, errors in other.errors.items():
+            self.errors[name].add(errors)
+        for name, places in other.places.items():
+            self.places[name].add(places)
+        for name, value in other.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + value
+        self.seconds = [mine + others for mine, others in zip(self.seconds, other.seconds, strict=True)]
+
+
+def evaluate(
+    model: twins.Model,
+    reference: twins.Model | None = None,
+    data: data.Source = None,
+    *,
+    random: int | None = None,
+    seed: int = 0,
+    dimensions: Mapping[str, int] | None = None,
+    limit: int | None = None,
+    batch: int | None = None,
+    labels: str | None = None,
+    top_k: int = 1,
+    metric: Callable[[Arrays, Arrays, Arrays], Any] | None = None,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Run a quantized model and a float model over data, batch by batch, and compare their outputs.
+
+    Parameters
+    ----------
+    model : path, or onnx.ModelProto
+        The quantized model; it runs as it is written, with ONNX Runtime's optimisations.
+    reference : path, or onnx.ModelProto, optional
+        The float model. Default: the model itself without its quantization nodes.
+    data : path, "module:function", or an iterable of feeds, or a callable that returns one, optional
+        A path is that of an .npz file, whose keys are names of inputs, or of a folder of such files, or of .npy files for a
+        model of one input. Each array is a batch, or a stack of batches where it has one dimension more than the input. A feed
+        is a mapping of names to arrays. All is read as it is needed; nothing is unpickled.
+    random : int, optional
+        So many random batches, from `seed`, with `dimensions` for free dimensions, where there are no data.
+    limit : int, optional
+        At most so many batches.
+    batch : int, optional
+        Cut arrays into batches of so many rows.
+    labels : str, optional
+        The key of the labels in the data, integers: one for each place of an output along all but its last axis.
+    top_k : int
+        How many of the largest elements along an output's last axis count for `same_top` and for the accuracy.
+    metric : callable, optional
+        ``metric(outputs, reference_outputs, feed)`` returns a number for a batch, or several by name. Their means over the
+        samples are in `metrics`.
+    threads : int
+        Of each session. Default, 0: ONNX Runtime's own choice.
+    progress : callable, optional
+        Called with the number of batches that are done, and how many there are, or None.
+
+    Returns
+    -------
+    Evaluation
+
+    Raises
+    ------
+    ModelError
+        For a model, or data, that cannot be used. What the headers of files tell is refused before the first run.
+    TypeError, ValueError
+        For a wrong argument.
+    """
+    _check_source(data, random)
+    _check_positive(top_k=top_k, limit=limit, batch=batch, random=random)
+    quantized = twins.load(model)
+    float_model = twins.make_twin(quantized).model if reference is None else twins.load(reference, "reference")
+    pair = [_session(each, name, threads) for each, name in ((quantized, "the model"), (float_model, "the reference"))]
+    batches = _open(pair[0], data, random, seed, dimensions, limit, batch, labels)
+    total: _Batch | None = None
+    count = 0
+    for feed in batches:
+        sums = _of_batch(pair, feed, labels, top_k, metric)
+        if total is None:
+            total = sums
+        else:
+            total.add(sums)
+        count += 1
+        if progress:
+            progress(count, batches.batches)
+    assert total  # without a batch there is an error
+    if labels and not any(each.labelled for each in total.places.values()):
+        raise ModelError(f"labels {labels}: of no output's shape but its last axis")
+    seconds = [total.samples / each if each else 0.0 for each in total.seconds]
+    metrics = {name: value / total.samples for name, value in total.metrics.items()}
+    outputs = [output_error(name, sums, total.places.get(name)) for name, sums in total.errors.items()]
+    return Evaluation(outputs, total.samples, count, seconds[0], seconds[1], metrics)
+
+
+def output_error(name: str, sums: ErrorSums, places: _Places | None = None) -> OutputError:
+    made = OutputError(name, sums.sqnr_db, sums.cosine, sums.largest, sums.mean)
+    if places and places.places:
+        made.same_top = places.same / places.places
+        if places.labelled:
+            made.accuracy = places.right / places.labelled
+            made.reference_accuracy = places.reference_right / places.labelled
+    return made
+
+
+def pairs_of_outputs(outputs: Arrays, reference: Arrays) -> Iterator[tuple[str, Any, Any]]:
+    """Output by output, in order: models that were rewritten may have renamed them. Raises ModelError if they are not as many,
+    or of other shapes."""
+    if len(outputs) != len(reference):
+        raise ModelError(f"the model has {len(outputs)} outputs, the reference {len(reference)}")
+    for (name, y), expected in zip(outputs.items(), reference.values(), strict=True):
+        if is_comparable(y) and is_comparable(expected) and y.shape != expected.shape:
+            raise ModelError(f"output {name} has shape {y.shape}, the reference's {expected.shape}")
+        yield name, y, expected
+
+
+def samples_of(feed: Arrays) -> int:
+    """The length of a batch: that of its first array along the first axis."""
+    return next((len(array) for array in feed.values() if array.ndim), 1)
+
+
+def _check_source(source: Any, random: int | None) -> None:
+    if (source is None) == (random is None):
+        raise TypeError("data and random: one of them is needed, and not both")
+
+
+def _check_positive(**numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} is {number!r}; expected a positive integer")
+
+
+def _session(model: Any, name: str, threads: int) -> Any:
+    with model_files.session_source(model) as source:
+        return sessions.create_session(source, name, has_own_operators=twins.has_own_operators(model), threads=threads)
+
+
+def _open(session: Any, *arguments: Any) -> data.Data:
+    source, random, seed, dimensions, limit, batch, labels = arguments
+    return data.open_data(
+        data.inputs_of(session),
+        source,
+        random=random,
+        seed=seed,
+        dimensions=dimensions,
+        limit=limit,
+        batch=batch,
+        labels=labels,
+    )
+
+
+def _of_batch(pair: list[Any], feed: Arrays, labels: str | None, top_k: int, metric: Any) -> _Batch:
+    seconds: list[float] = []
+    results: list[Arrays] = []
+    for session in pair:
+        start = time.perf_counter()
+        results.append(sessions.run(session, feed))
+        seconds.append(time.perf_counter() - start)
+    errors, places = {}, {}
+    for name, y, expected in pairs_of_outputs(results[0], results[1]):
+        if is_comparable(y) and is_comparable(expected):
+            errors[name] = error_sums(y, expected)
+            if y.ndim and y.shape[-1] > 1:
+                places[name] = _places(y, expected, feed[labels] if labels else None, top_k)
+    samples = samples_of(feed)
+    metrics = {name: value * samples for name, value in _metrics(metric, results[0], results[1], feed).items()}
+    return _Batch(samples, errors, places, metrics, seconds)
+
+
+def _places(y: NDArray[Any], expected: NDArray[Any], labels: NDArray[Any] | None, top_k: int) -> _Places:
+    def hits(scores: NDArray[Any], wanted: NDArray[Any]) -> int:
+        if top_k == 1:
+            return int(np.sum(scores.argmax(axis=-1) == wanted))
+        most = np.argsort(-scores.astype(np.float64), axis=-1, kind="stable")[..., :top_k]
+        return int(np.sum((most == wanted[..., None]).any(axis=-1)))
+
+    sums = _Places(y[..., 0].size, hits(y, expected.argmax(axis=-1)))
+    if labels is not None and labels.size == y[..., 0].size:
+        wanted = labels.reshape(y.shape[:-1])
+        sums.labelled, sums.right, sums.reference_right = wanted.size, hits(y, wanted), hits(expected, wanted)
+    return sums
+
+
+def _metrics(metric: Any, outputs: Arrays, reference: Arrays, feed: Arrays) -> dict[str, float]:
+    if metric is None:
+        return {}
+    name = getattr(metric, "__name__", "metric")
+    try:
+        given = metric(outputs, reference, feed)
+        return {str(key): float(value) for key, value in (given if isinstance(given, Mapping) else {name: given}).items()}
+    except Exception as error:  # whatever a function does
+        reraise_of_signal_handler(error)
+        raise ModelError(f"metric {name}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,343 @@
+"""The quantized tensors of a model: what rounds each, and to which values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ..arguments import MX_NAMES
+from ..block.granularity import Blocks, block_shape
+from ..block.operators import FORMATS
+from ..element_types import FLOAT32, ElementType, find
+from ..linear.calls import quantize_dequantize
+from ..rewriting.graph import Graph, Left, Node, call, full_name
+
+Kind = Literal["activation", "weight"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A scale and a zero point, of the whole tensor, of each index along an axis, or of blocks along it."""
+
+    element_type: ElementType
+    scale: Array
+    zero_point: Array | None
+    axis: int
+    block_size: int
+
+    @property
+    def is_per_tensor(self) -> bool:
+        return self.scale.size == 1
+
+    def spread(self, parameter: Array, shape: tuple[int, ...]) -> Array:
+        """A parameter in float64, in a shape that broadcasts to that of x."""
+        values = parameter.astype(np.float64)
+        if values.size == 1:
+            return values.reshape(())
+        if self.block_size:
+            axis = self.axis % len(shape)
+            return np.repeat(values, self.block_size, axis)[(slice(None),) * axis + (slice(shape[axis]),)]
+        return values.reshape([-1 if axis == self.axis % len(shape) else 1 for axis in range(len(shape))])
+
+    def codes(self, x: Array) -> Array:
+        """x / scale + zero point in float64, not rounded."""
+        zero_point = 0.0 if self.zero_point is None else self.spread(self.zero_point, x.shape)
+        with np.errstate(all="ignore"):
+            return x.astype(np.float64) / self.spread(self.scale, x.shape) + zero_point
+
+    @property
+    def code_limits(self) -> tuple[float, float]:
+        """Codes beyond these saturate: for integers, what rounds to no code of the type."""
+        half = 0.5 if self.element_type.is_integer else 0.0
+        return self.element_type.lowest - half, self.element_type.highest + half
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Values beyond these saturate, where there is one scale."""
+        zero_point = 0.0 if self.zero_point is None else float(self.zero_point.astype(np.float64).reshape(-1)[0])
+        with np.errstate(all="ignore"):
+            ends = [(code - zero_point) * float(self.scale.reshape(-1)[0]) for code in self.code_limits]
+        return min(ends), max(ends)
+
+    def grid(self, most: int) -> Array | None:
+        """All values that x can become, where there is one scale, and at most so many; else None."""
+        if not self.is_per_tensor or self.element_type.bits > 16 or 2**self.element_type.bits > most:
+            return None
+        zero_point = 0.0 if self.zero_point is None else self.zero_point.astype(np.float64).reshape(-1)[0]
+        values = (self.element_type.code_values.astype(np.float64) - zero_point) * float(self.scale.reshape(-1)[0])
+        return np.unique(values[np.isfinite(values)])
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block format along an axis."""
+
+    blocks: Blocks
+    is_whole: bool  # elements are whole numbers of steps
+    axis: int
+
+    def limits(self, x: Array) -> Array:
+        """For each element what its magnitude saturates beyond."""
+        blocks = self.blocks
+        _, length, inner = block_shape(x.shape, self.axis, blocks.block)
+        columns = np.abs(np.where(np.isfinite(x), x, 0).astype(np.float64)).reshape(-1, length or 1, inner)
+        padded = np.pad(columns, ((0, 0), (0, -length % blocks.block), (0, 0)))
+        subs = padded.reshape(len(padded), -1, blocks.block // blocks.sub_block, blocks.sub_block, inner)
+        with np.errstate(divide="ignore"):
+            exponents = np.floor(np.log2(subs.max(axis=3, keepdims=True)))
+        exponents = np.maximum(exponents, exponents.max(axis=2, keepdims=True) - blocks.max_shift)
+        limit = np.ldexp(blocks.highest + 0.5 * self.is_whole, np.maximum(exponents, -1000).astype(int) - blocks.drop)
+        return np.broadcast_to(limit, subs.shape).reshape(padded.shape)[:, : length or 1].reshape(x.shape)
+
+
+@dataclass(eq=False)
+class Quantizer:
+    """What rounds a tensor.
+
+    `x` is the name of the value that it is given, `ys` those of the rounded ones, which are all alike. Of a weight, `weight` is
+    the float tensor, None where the model has codes only, and `rounded` what it becomes. `clip` are the bounds of an activation
+    function that the range of the codes does the work of: quantizers of models leave out a Relu or a Clip that would change
+    nothing; without the rounding it is needed.
+    """
+
+    name: str
+    kind: Kind
+    type: str
+    parameters: dict[str, Any]
+    bits: float  # an element, with its share of a block's exponent
+    x: str
+    ys: list[str]
+    apply: Callable[[Array], Array]
+    form: Linear | Block
+    nodes: list[ir.Node]
+    made_by: str = "an input of the model"
+    used_by: list[str] = field(default_factory=list)
+    clip: tuple[float, float] | None = None
+    weight: Array | None = None
+    rounded: Array | None = None
+
+
+@dataclass
+class Found:
+    """The quantized tensors of a model's main graph, in the order of execution; those of subgraphs; and what is no such tensor,
+    by the name of what it rounds, with the reason."""
+
+    quantizers: list[Quantizer] = field(default_factory=list)
+    nested: list[Quantizer] = field(default_factory=list)
+    unmatched: dict[str, str] = field(default_factory=dict)
+
+
+def find_quantizers(graph: Graph) -> Found:
+    found = Found()
+    taken: set[ir.Node] = set()
+    place = {node: index for index, node in enumerate(ir.traversal.RecursiveGraphIterator(graph.model.graph))}
+    for node in sorted(graph.nodes(), key=lambda each: place.get(each.node, 0)):
+        if node.node in taken:
+            continue
+        try:
+            quantizer = _quantizer(graph, node)
+        except Left as reason:
+            found.unmatched[node.y.name or ""] = f"{node.full_name}: {reason}"
+            continue
+        taken.update(quantizer.nodes)
+        if node.node.graph is graph.model.graph:
+            found.quantizers.append(quantizer)
+        else:
+            found.nested.append(quantizer)
+            found.unmatched[quantizer.name] = "in a subgraph: float in the twin, and not measured by itself"
+    return found
+
+
+def label(node: ir.Node) -> str:
+    """A node's name, or what tells it from others where it has none."""
+    return node.name or f"{node.op_type} of {node.outputs[0].name}"
+
+
+def _quantizer(graph: Graph, node: Node) -> Quantizer:
+    """Raises Left where a node rounds no tensor in a way that is known."""
+    if node in graph.reasons:
+        raise Left(graph.reasons[node])
+    weight = graph.array(node.x)
+    followers = []
+    if node.operation == "quantize":
+        followers = _followers(graph, node)
+    elif node.operation == "dequantize":
+        if weight is None:
+            raise Left("its codes are neither a constant nor those of a quantize node")
+    elif node.operation not in ("quantize_dequantize", "round"):
+        raise Left("it rounds inside of what it computes, and is the same in the float twin")
+    ends = followers or [node]
+    ys = [each.y for each in ends]
+    form: Linear | Block
+    if node.operation == "round":
+        form, type_name, parameters, bits = _block(graph, node)
+        apply: Callable[[Array], Array] = _rounding(node)
+    else:
+        form = _linear(graph, node)
+        type_name, parameters = form.element_type.name, _parameters(form)
+        bits = form.element_type.bits + (32 / form.block_size if form.block_size else 0)
+        apply = _round_trip(graph, node, followers, form)
+    producer = node.x.producer()
+    made = Quantizer(
+        name=node.x.name or "",
+        kind="activation" if weight is None else "weight",
+        type=type_name,
+        parameters=parameters,
+        bits=bits,
+        x=node.x.name or "",
+        ys=[y.name or "" for y in ys],
+        apply=apply,
+        form=form,
+        nodes=[node.node, *(each.node for each in followers)],
+        used_by=list(dict.fromkeys(label(user) for y in ys for user, _ in y.uses())),
+    )
+    if weight is not None:
+        made.made_by = "a constant"
+        if node.operation == "dequantize":
+            made.rounded = call(node, graph.arrays(node) or [])[0]
+        else:
+            made.weight, made.rounded = weight, apply(weight)
+    elif producer:
+        made.made_by = label(producer)
+        if producer.op_type in _BEFORE_ACTIVATIONS and isinstance(form, Linear):
+            made.clip = _implied_clip(form)
+    return made
+
+
+# Operators behind which an activation function may be left out.
+_BEFORE_ACTIVATIONS = (
+    *("Add", "BatchNormalization", "Conv", "ConvTranspose", "Gemm"),
+    *("InstanceNormalization", "MatMul", "Mul", "Sub"),
+)
+
+
+def _implied_clip(form: Linear) -> tuple[float, float] | None:
+    """The range of codes that begins at 0: of what is negative it keeps nothing."""
+    codes = form.element_type
+    zero_point = 0 if form.zero_point is None else int(form.zero_point.reshape(-1)[0])
+    if not codes.is_integer or not form.is_per_tensor or zero_point != codes.lowest or codes.bits > 16:
+        return None
+    return 0.0, float(np.float32(codes.highest - codes.lowest) * form.scale.astype(np.float32).reshape(-1)[0])
+
+
+def _rounding(node: Node) -> Callable[[Array], Array]:
+    return lambda x: call(node, [x])[0]
+
+
+def _followers(graph: Graph, node: Node) -> list[Node]:
+    """The dequantize nodes behind a quantize node, which have to be all that uses its codes, and alike."""
+    followers: list[Node] = []
+    if node.y.is_graph_output():
+        raise Left("its codes are an output of the graph")
+    for user, index in node.y.uses():
+        follower = graph.node(user)
+        if follower is None or follower.operation != "dequantize" or index or user.graph is not node.node.graph:
+            raise Left(f"its codes are used by {full_name(user)}")
+        if follower in graph.reasons:
+            raise Left(graph.reasons[follower])
+        if followers and not graph.same_parameters(followers[0], follower):
+            raise Left("several dequantize nodes, not equal, are behind it")
+        followers.append(follower)
+    if not followers:
+        raise Left("nothing uses it")
+    if any(array is None for each in followers for array in _constants(graph, each)):
+        raise Left("what dequantizes it has a scale or a zero point that is no constant")
+    return followers
+
+
+def _constants(graph: Graph, node: Node) -> list[Array | None]:
+    """The scale and the zero point, where there is one; None for what is no constant."""
+    return [graph.array(value) for value in node.node.inputs[1:] if value is not None]
+
+
+def _linear(graph: Graph, node: Node) -> Linear:
+    quantized, parameters = graph.quantized_type(node), _constants(graph, node)
+    scale = parameters[0]
+    if scale is None or any(each is None for each in parameters):
+        raise Left("its scale or its zero point is no constant")
+    if quantized is None:
+        raise Left("its type is not known")
+    zero_point = parameters[1] if len(parameters) > 1 else None
+    return Linear(quantized, scale, zero_point, node.attributes.get("axis", 1), node.attributes.get("block_size", 0))
+
+
+def _round_trip(graph: Graph, node: Node, followers: list[Node], form: Linear) -> Callable[[Array], Array]:
+    """Quantize and dequantize, in one step where that gives the same."""
+    arrays = [None if value is None else graph.array(value) for value in node.node.inputs[1:]]
+    if node.operation == "dequantize":
+        return lambda x: quantize_dequantize(
+            x,
+            form.scale.astype(np.float32),
+            form.zero_point,
+            axis=form.axis,
+            block_size=form.block_size,
+            quantized_dtype=None if form.zero_point is not None else form.element_type.name,
+        )
+    if node.operation == "quantize_dequantize":
+        return lambda x: call(node, [x, *arrays])[0]
+    (follower, *_) = followers
+    behind = [None if value is None else graph.array(value) for value in follower.node.inputs[1:]]
+    types = (0, FLOAT32.number)
+    in_float32 = form.scale.dtype == np.float32 and all(
+        each.attributes.get(name, 0) in types for each in (node, follower) for name in ("precision", "output_dtype")
+    )
+    if not in_float32 or not graph.same_parameters(node, follower):
+        return lambda x: call(follower, [*call(node, [x, *arrays]), *behind])[0]
+    zero_point = form.zero_point
+    if zero_point is None:
+        zero_point = np.zeros(form.scale.shape, form.element_type.dtype)
+    scale, axis, block_size = form.scale, form.axis, form.block_size
+    saturate = bool(node.attributes.get("saturate", 1))
+
+    def one_step(x: Array) -> Array:
+        if x.dtype != np.float32:
+            return call(follower, [*call(node, [x, *arrays]), *behind])[0]
+        return quantize_dequantize(x, scale, zero_point, axis=axis, block_size=block_size, saturate=saturate)
+
+    return one_step
+
+
+def _parameters(form: Linear) -> dict[str, Any]:
+    """For people: a scale and a zero point, or the range of many."""
+    parameters: dict[str, Any] = {"scale": _range(form.scale)}
+    if form.zero_point is not None and form.zero_point.astype(np.float64).any():
+        parameters["zero_point"] = _range(form.zero_point)
+    if not form.is_per_tensor:
+        parameters["axis"] = form.axis
+    if form.block_size:
+        parameters["block_size"] = form.block_size
+    return parameters
+
+
+def _range(values: Array) -> float | list[float]:
+    floats = values.astype(np.float64)
+    lowest, highest = float(floats.min()), float(floats.max())
+    return lowest if floats.size == 1 else [lowest, highest]
+
+
+def _block(graph: Graph, node: Node) -> tuple[Block, str, dict[str, Any], float]:
+    attributes = dict(node.attributes)
+    axis = attributes.pop("axis")
+    try:
+        key, blocks = FORMATS[node.operator.name](FLOAT32, **attributes)
+    except (TypeError, ValueError) as error:
+        raise Left(f"not valid: {error}") from None
+    parameters = {"axis": axis, "block_size": blocks.block}
+    if "element_dtype" in attributes:
+        element = attributes["element_dtype"]
+        element_type = find(MX_NAMES.get(element, element))
+        bits = (element_type.bits if element_type else 8) + 8 / blocks.block
+        return Block(blocks, key.element is None, axis), f"mx{element}", parameters, bits
+    width = attributes["bit_width"]
+    bits = width - 8 + 8 / blocks.block
+    if not key.is_microexponent:
+        return Block(blocks, True, axis), f"bfp{width}", parameters, bits
+    bits += attributes["sub_block_shift_bits"] / blocks.sub_block
+    return Block(blocks, True, axis), f"mx{width - 7}", parameters, bits

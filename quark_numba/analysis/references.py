@@ -1,0 +1,109 @@
+"""What a reference tells of a quantized model that has codes only, and no activation functions where these round."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from ..errors import reraise_of_signal_handler
+from ..ort import register
+from ..rewriting import model_files
+from ..rewriting.graph import Graph
+from .quantizers import Array, Quantizer
+
+# What Quark adds to the name of a tensor, for its codes and for what these are dequantized to.
+_SUFFIXES = ("_quantized", "_DequantizeLinear_Output")
+
+
+def use_reference(graph: Graph, quantizers: list[Quantizer], reference: onnx.ModelProto) -> None:
+    """Give weights of which there are codes only their float values, where they are found: a constant of the reference of the
+    same name and shape; or one of the same shape that a node of the same operator and the same output takes as the same input,
+    in the reference as it is, or with its constants folded and its normalizations within its convolutions, as ONNX Runtime does
+    it. And where the model lacks an activation function that the reference has, use its bounds."""
+    without_weight = [each for each in quantizers if each.kind == "weight" and each.weight is None]
+    clipped = {each.x: each for each in quantizers if each.clip}
+    for candidate in _forms(reference) if without_weight or clipped else ():
+        constants, inputs = _constants(candidate)
+        for node in candidate.model.graph:
+            bounds = _bounds(candidate, node)
+            if bounds and node.outputs[0].name in clipped:
+                clipped[node.outputs[0].name].clip = bounds
+        for each in without_weight:
+            assert each.rounded is not None
+            names = {name.removesuffix(suffix) for name in (each.name, *each.ys) for suffix in ("", *_SUFFIXES)}
+            arrays = [constants[name] for name in sorted(names) if name in constants]
+            arrays += [inputs[place] for place in _places(graph, each) if place in inputs]
+            arrays = [array for array in arrays if array.shape == each.rounded.shape]
+            if arrays and each.weight is None:
+                each.weight = arrays[0]
+
+
+def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
+    """Of a Relu or a Clip."""
+    if node.op_type == "Relu":
+        return 0.0, math.inf
+    if node.op_type != "Clip" or len(node.inputs) < 2:
+        return None
+    ends = [None if value is None else graph.array(value) for value in (*node.inputs[1:3], None)][:2]
+    lowest, highest = (None if end is None or end.size != 1 else float(end.reshape(-1)[0]) for end in ends)
+    return -math.inf if lowest is None else lowest, math.inf if highest is None else highest
+
+
+def _forms(reference: onnx.ModelProto) -> Iterator[Graph]:
+    """The reference as it is, and as ONNX Runtime simplifies it."""
+    yield _graph(reference)
+    with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
+        path = os.path.join(folder, "simplified.onnx")
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = path
+        options.log_severity_level = 4
+        register(options)
+        try:
+            with model_files.session_source(reference) as source:
+                onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+            simplified = model_files.load(path)
+        except Exception as error:  # a reference that ONNX Runtime does not load has no such form
+            reraise_of_signal_handler(error)
+            return
+        yield _graph(simplified)
+
+
+def _graph(model: onnx.ModelProto) -> Graph:
+    return Graph(ir.from_proto(model), keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
+
+
+Place = tuple[str, str | None, int]
+
+
+def _constants(graph: Graph) -> tuple[dict[str, Array], dict[Place, Array]]:
+    """By name, and by the operator, the first output and the input of the nodes that take them."""
+    constants: dict[str, Array] = {}
+    inputs: dict[Place, Array] = {}
+    values = [*graph.model.graph.initializers.values(), *(value for node in graph.model.graph for value in node.outputs)]
+    for value in values:
+        array = graph.array(value)
+        if array is None:
+            continue
+        constants[value.name or ""] = array
+        for node, index in value.uses():
+            output = node.outputs[0]
+            inputs[node.op_type, output.name, index] = array
+            for user, _ in output.uses():  # a quantized model that lacks it has its name before it
+                if user.op_type in ("Relu", "Clip"):
+                    inputs[node.op_type, user.outputs[0].name, index] = array
+    return constants, inputs
+
+
+def _places(graph: Graph, quantizer: Quantizer) -> Iterator[Place]:
+    """Of what takes the rounded tensor."""
+    for node in graph.model.graph:
+        if node.outputs and node.outputs[0].name in quantizer.ys:
+            for user, index in node.outputs[0].uses():
+                yield user.op_type, user.outputs[0].name, index

@@ -1,0 +1,104 @@
+"""Sessions of models as they are, and their runs, with what goes wrong as a ModelError."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from ..errors import ModelError, reraise_of_signal_handler
+from ..ort import DISABLE_QUANT_QDQ, Backend, register
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def create_session(
+    source: bytes | str | os.PathLike[str],
+    name: str,
+    *,
+    has_own_operators: bool,
+    backend: Backend | None = None,
+    threads: int = 0,
+    standard_ops: bool = False,
+    profile: str = "",
+    optimizations: bool = True,
+) -> onnxruntime.InferenceSession:
+    """A session, with our operators, of a model, which messages call `name`. `threads` = 0 leaves their number to ONNX Runtime.
+    A `profile` is written to files whose paths begin so."""
+    options = onnxruntime.SessionOptions()
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4  # what matters comes as an exception
+    # Idle threads that spin would take the processors from the session whose turn it is.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not optimizations:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if has_own_operators:
+        # ONNX Runtime's rewriting of quantized models does not know our operators, and moves 32-bit zero points into
+        # operators of its own that have no such type.
+        options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
+    register(options, backend=backend, standard_ops=standard_ops)
+    try:
+        content = source if isinstance(source, bytes) else os.fspath(source)
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        raise ModelError(f"{name}: {error}") from None
+
+
+def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
+    """The outputs by name. `inputs` may hold more than the session takes."""
+    names = [node_arg.name for node_arg in session.get_outputs()]
+    with _logged_errors() as errors:
+        try:
+            outputs = session.run(names, feeds(session, inputs))
+        except ModelError:
+            raise
+        except Exception as error:
+            reraise_of_signal_handler(error)
+            raise ModelError(f"the model does not run: {error}") from None
+    if errors:
+        raise ModelError(f"the model does not run: {errors[0]}")
+    return dict(zip(names, outputs, strict=True))
+
+
+def feeds(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
+    """Those of `inputs` that the session takes."""
+    names = [node_arg.name for node_arg in session.get_inputs()]
+    missing = [name for name in names if name not in inputs]
+    if missing:
+        raise ModelError(f"the reference has an input {missing[0]}; the model has {', '.join(inputs)}")
+    return {name: inputs[name] for name in names}
+
+
+@contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """What our operators log inside the context: with onnxruntime-extensions they have no other way to fail."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(__package__.partition(".")[0])
+    logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+
+
+def dtype_of(type_name: str) -> np.dtype[Any] | None:
+    """The numpy dtype of what ONNX Runtime calls tensor(...); None if numpy has none."""
+    element_type = type_name.removeprefix("tensor(").removesuffix(")")
+    if element_type == "string":
+        return np.dtype(np.str_)
+    try:
+        dtype = np.dtype({"float": "float32", "double": "float64"}.get(element_type, element_type))
+    except TypeError:
+        return None
+    return dtype if dtype.kind in "fiub" and dtype.isbuiltin == 1 else None

@@ -1,0 +1,139 @@
+"""The float twin of a quantized model: the same graph without its quantization nodes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import inliner
+
+from ..catalog import OPERATORS
+from ..declaration import Tensor
+from ..element_types import FLOAT32
+from ..errors import ModelError, reraise_of_signal_handler
+from ..rewriting import model_files
+from ..rewriting.graph import Graph
+from .quantizers import Found, Quantizer, find_quantizers
+from .references import use_reference
+
+Model = onnx.ModelProto | str | os.PathLike[str]
+
+
+def load(model: Model, name: str = "model") -> onnx.ModelProto:
+    """The model, whole. Raises ModelError, and TypeError for what is neither a model nor a path."""
+    if isinstance(model, (str, os.PathLike)):
+        model = model_files.load(model)
+    elif not isinstance(model, onnx.ModelProto):
+        raise TypeError(f"{name} is a {type(model).__name__}; expected onnx.ModelProto or a path")
+    model_files.check_is_whole(model)
+    if not model.HasField("graph"):
+        raise ModelError("not an ONNX model: it has no graph")
+    return model
+
+
+def has_own_operators(model: onnx.ModelProto) -> bool:
+    """Whether it imports a domain of the package."""
+    return any(each.domain in OPERATORS.domains for each in model.opset_import if each.domain)
+
+
+@dataclass
+class Twin:
+    """The float model, its nodes sorted. In the place of each quantizer it has a node that lets x through: ``Identity``,
+    ``Cast``, or ``Clip``. `kept` are nodes, by their place, whose subgraphs quantize, as they are in the quantized model.
+
+    Weights of which there are codes only have the reference's values, or else the dequantized ones, and are listed."""
+
+    model: onnx.ModelProto
+    found: Found
+    kept: dict[int, onnx.NodeProto]
+
+    @property
+    def quantizers(self) -> list[Quantizer]:
+        return self.found.quantizers
+
+
+def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> Twin:
+    """Raises ModelError if the model is not valid."""
+    try:
+        if model.functions:
+            model = inliner.inline_local_functions(model)
+        graph = _graph(model)
+        found = find_quantizers(graph)
+        kept: dict[int, onnx.NodeProto] = {}
+        if found.nested:
+            inner = _graph(model)
+            _bypass(inner, find_quantizers(inner).quantizers)
+            whole = ir.to_proto(inner.model).graph.node
+            kept = {index: node for index, node in enumerate(whole) if any(_has_graph(each) for each in node.attribute)}
+        codes = [each for each in found.quantizers if each.kind == "weight" and each.weight is None]
+        if reference is not None:
+            use_reference(graph, found.quantizers, reference)
+        _bypass(graph, [*found.quantizers, *found.nested])
+        for each in codes:
+            if each.weight is None:
+                why = "the reference has no tensor for it" if reference is not None else "and there is no reference"
+                found.unmatched[each.name] = f"the model holds its codes only, {why}"
+            _set_weight(graph, each)
+        return Twin(ir.to_proto(graph.model), found, kept)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a model that is not valid leads to
+        reraise_of_signal_handler(error)
+        raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
+
+
+def _graph(model: onnx.ModelProto) -> Graph:
+    intermediate = ir.from_proto(model)
+    intermediate.graph.sort()
+    return Graph(intermediate, keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
+
+
+def _has_graph(attribute: onnx.AttributeProto) -> bool:
+    return attribute.HasField("g") or bool(attribute.graphs)
+
+
+def _bypass(graph: Graph, quantizers: list[Quantizer]) -> None:
+    """Let x through where a quantizer rounds it."""
+    for quantizer in quantizers:
+        first = graph.node(quantizer.nodes[0])
+        assert first
+        x = first.x
+        for node in quantizer.nodes[1:] or quantizer.nodes:
+            last = graph.node(node)
+            assert last
+            passing = _passing(graph, x, last.y, quantizer)
+            of_node = node.graph
+            assert of_node
+            ir.convenience.replace_nodes_and_values(of_node, node, [node], [passing], [last.y], list(passing.outputs))
+        if len(quantizer.nodes) > 1 and first.node.graph:
+            first.node.graph.remove(first.node, safe=True)
+
+
+def _passing(graph: Graph, x: ir.Value, y: ir.Value, quantizer: Quantizer) -> ir.Node:
+    last = graph.node(y.producer())
+    assert last
+    types = [Tensor(None if value is None else graph.type(value), None) for value in last.node.inputs]
+    (inferred,) = last.operator.infer([types[0], *types[1:]], last.attributes)
+    type_of_y, type_of_x = inferred.element_type or FLOAT32, graph.type(x)
+    name = f"{y.name}/{quantizer.type}"
+    if quantizer.clip:
+        bounds = [graph.constant(np.array(end, np.float32), graph.unused_name(name), last.node) for end in quantizer.clip]
+        return ir.node("Clip", [x, *bounds], outputs=[ir.Value()], name=name)
+    if quantizer.rounded is not None or type_of_x in (type_of_y, None):
+        return ir.node("Identity", [x], outputs=[ir.Value()], name=name)
+    return ir.node("Cast", [x], {"to": type_of_y.number}, outputs=[ir.Value()], name=name)
+
+
+def _set_weight(graph: Graph, quantizer: Quantizer) -> None:
+    """Put a float tensor in the place of codes."""
+    assert quantizer.rounded is not None
+    array = quantizer.rounded if quantizer.weight is None else quantizer.weight.astype(quantizer.rounded.dtype)
+    for node in list(graph.model.graph):
+        if node.outputs and node.outputs[0].name in quantizer.ys:
+            codes, name = node.inputs[0], graph.unused_name(f"{quantizer.name}_float")
+            node.replace_input_with(0, graph.constant(array, name, node))
+            if codes and codes.is_initializer() and not codes.uses() and codes.name and not codes.is_graph_input():
+                del graph.model.graph.initializers[codes.name]

@@ -1,0 +1,292 @@
+"""`evaluate`, and the data that it reads: batches in files, in folders and from functions give the same numbers."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+from onnx_models import model, session
+
+import quark_numba
+from quark_numba import cli
+from quark_numba.analysis import data, twins
+
+pytestmark = pytest.mark.compiled
+
+MODELS = Path(__file__).parent / "models"
+BF16, FLOAT, EXPECTED = (
+    str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
+)
+with np.load(EXPECTED) as arrays:
+    X = arrays["x"]
+
+
+def feeds():
+    yield {"x": X[:4]}
+    yield {"x": X[4:]}
+
+
+def nothing():
+    return iter(())
+
+
+def broken():
+    yield {"x": X[:4]}
+    raise OSError("the disk is gone")
+
+
+def largest(outputs, reference, feed):
+    (y,), (expected,) = outputs.values(), reference.values()
+    assert len(feed["x"]) == len(y)
+    return {"largest": np.abs(y - expected).max(), "one": 1}
+
+
+def run_whole(path, backend="native"):
+    return session(path, backend=backend, disable_quant_qdq="1").run(None, {"x": X})[0].astype(np.float64)
+
+
+def test_numbers():
+    """Against numpy on whole arrays; labels and a function of one's own beside it."""
+    y, expected = run_whole(BF16), run_whole(FLOAT)
+    labels = np.array([0, 1, 0, 0, 1, 1])
+    calls = []
+    found = quark_numba.evaluate(
+        BF16,
+        FLOAT,
+        [{"x": X[:4], "l": labels[:4]}, {"x": X[4:], "l": labels[4:]}],
+        labels="l",
+        metric=largest,
+        progress=lambda *each: calls.append(each),
+    )
+    (output,) = found.outputs
+    noise = y - expected
+    np.testing.assert_allclose(output.sqnr_db, 10 * np.log10(np.sum(expected**2) / np.sum(noise**2)), rtol=1e-9)
+    cosine = np.sum(y * expected) / np.sqrt(np.sum(y**2) * np.sum(expected**2))
+    np.testing.assert_allclose(output.cosine, cosine, rtol=1e-12)
+    assert output.max_abs_error == np.abs(noise).max()
+    np.testing.assert_allclose(output.mean_abs_error, np.abs(noise).mean(), rtol=1e-12)
+    assert output.same_top == np.mean(y.argmax(1) == expected.argmax(1))
+    assert output.accuracy == np.mean(y.argmax(1) == labels)
+    assert output.reference_accuracy == np.mean(expected.argmax(1) == labels)
+    halves = [np.abs(noise[:4]).max(), np.abs(noise[4:]).max()]
+    np.testing.assert_allclose(found.metrics["largest"], (4 * halves[0] + 2 * halves[1]) / 6)
+    assert found.metrics["one"] == 1
+    assert (found.samples, found.batches, calls) == (6, 2, [(1, None), (2, None)])
+    assert found.samples_per_second > 0 < found.reference_samples_per_second
+
+
+def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
+    folder, arrays = tmp_path / "folder", tmp_path / "arrays"
+    folder.mkdir()
+    arrays.mkdir()
+    for index in range(2):
+        np.savez(folder / f"{index}.npz", x=X[3 * index : 3 * index + 3], other=np.zeros(3))
+        np.save(arrays / f"{index}.npy", X[3 * index : 3 * index + 3].astype(">f4"))
+    (folder / "notes.txt").write_text("left alone")
+    np.savez(tmp_path / "stack.npz", x=X.reshape(2, 3, *X.shape[1:]))
+    np.savez(tmp_path / "whole.npz", x=X)
+    (tmp_path / "own_feeds.py").write_text(
+        f"import numpy as np\nX = np.load({EXPECTED!r})['x']\ndef get():\n    yield X[:3]\n    yield X[3:]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    sources = [folder, arrays, "stack.npz", "own_feeds:get", [X[:3], X[3:]], lambda: iter([{"x": X[:3]}, {"x": X[3:]}])]
+    found = [quark_numba.evaluate(BF16, FLOAT, source) for source in sources]
+    found.append(quark_numba.evaluate(BF16, FLOAT, "whole.npz", batch=3))
+    assert [each.outputs for each in found] == [found[0].outputs] * len(found)
+    assert {(each.samples, each.batches) for each in found} == {(6, 2)}
+    limited = quark_numba.evaluate(BF16, FLOAT, folder, limit=1)
+    assert limited.outputs == quark_numba.evaluate(BF16, FLOAT, str(folder / "0.npz")).outputs
+    assert limited.samples == 3
+
+
+@pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16", "mx9", "mxfp8"])
+def test_without_a_reference_the_model_itself_is_it(variant):
+    """Its weights are the float model's, and so are its outputs."""
+    path = MODELS / f"textline_cls_{variant}.onnx"
+    twin = twins.make_twin(onnx.load(path)).model
+    assert not any(node.domain for node in twin.graph.node)
+    ours, theirs = session(twin, backend=None).run(None, {"x": X})[0], run_whole(FLOAT)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("variant", "agreement_db"), [("i32", 120), ("u32", 120), ("a8w8", 60)])
+def test_a_reference_gives_weights_and_activation_functions(variant, agreement_db):
+    """Where the model has codes only, and a Relu or a Clip is part of the codes' range."""
+    twin = twins.make_twin(onnx.load(MODELS / f"textline_cls_{variant}.onnx"), onnx.load(FLOAT))
+    weights = [each for each in twin.quantizers if each.kind == "weight"]
+    assert sum(each.weight is None for each in weights) == 1  # of the product that Quark made a Gemm of
+    assert len(twin.found.unmatched) == 1
+    ours, theirs = session(twin.model, backend=None).run(None, {"x": X})[0].astype(np.float64), run_whole(FLOAT)
+    assert 10 * np.log10(np.sum(theirs**2) / np.sum((ours - theirs) ** 2)) > agreement_db
+
+
+def test_top_k(tmp_path):
+    scores = np.array([[4, 3, 2, 1], [1, 2, 3, 4], [1, 4, 3, 2]], np.float32)
+    others = np.array([[3, 4, 2, 1], [4, 3, 2, 1], [1, 4, 2, 3]], np.float32)
+    path = tmp_path / "m.onnx"
+    onnx.save(model([helper.make_node("Identity", ["x"], ["y"])], [("x", "float32", [None, 4])], ["y"], domains=[]), path)
+    swap = helper.make_node("Add", ["x", "d"], ["y"])
+    difference = [onnx.numpy_helper.from_array(scores - others, "d")]
+    onnx.save(model([swap], [("x", "float32", [3, 4])], ["y"], initializers=difference, domains=[]), tmp_path / "q.onnx")
+    shares = [
+        quark_numba.evaluate(tmp_path / "q.onnx", path, [{"x": others, "l": np.array([0, 3, 0])}], labels="l", top_k=k).outputs[
+            0
+        ]
+        for k in (1, 2, 4)
+    ]
+    assert [each.same_top for each in shares] == [1 / 3, 2 / 3, 1]
+    assert [each.accuracy for each in shares] == [2 / 3, 2 / 3, 1]
+    assert [each.reference_accuracy for each in shares] == [0, 1 / 3, 1]
+
+
+def test_random_batches_differ_and_come_again():
+    inputs = [data.Input("x", "tensor(float)", (None, 4)), data.Input("n", "tensor(int64)", ())]
+    batches = [list(data.open_data(inputs, random=3, seed=5, dimensions={"x[0]": 2})) for _ in range(2)]
+    assert [each["x"].shape for each in batches[0]] == [(2, 4)] * 3
+    assert len({each["x"].tobytes() for each in batches[0]}) == 3
+    for one, two in zip(*batches, strict=True):
+        assert one["x"].tobytes() == two["x"].tobytes()
+        assert one["n"].dtype == np.int64
+
+
+def wrong_files(folder):
+    np.savez(folder / "missing.npz", y=X)
+    np.savez(folder / "dtype.npz", x=X.astype(np.float64))
+    np.savez(folder / "shape.npz", x=X[:, :2])
+    np.savez(folder / "rank.npz", x=X[0, 0])
+    np.savez(folder / "pickled.npz", x=np.array([{}]))
+    np.save(folder / "pickled.npy", np.array([{}]))
+    (folder / "text.npz").write_text("no zip file")
+    (folder / "text.npy").write_text("no array")
+    np.savez(folder / "labels.npz", x=X, l=np.zeros(6, np.float32))
+    np.savez(folder / "lengths.npz", x=X, l=np.zeros(5, np.int64))
+    (folder / "empty").mkdir()
+    (folder / "last").mkdir()
+    np.savez(folder / "last" / "0.npz", x=X)
+    np.savez(folder / "last" / "1.npz", x=X.astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("none.npz", {}, "none.npz: No such file"),
+        ("missing.npz", {}, "missing.npz: no array for the input x; it has y"),
+        ("dtype.npz", {}, r"dtype.npz: input x is float64; the model takes tensor\(float\)"),
+        ("shape.npz", {}, r"shape.npz: input x has shape \(6, 2, 48, 192\); the model takes \["),
+        ("rank.npz", {}, r"rank.npz: input x has shape \(48, 192\)"),
+        ("pickled.npz", {}, "pickled.npz: .*pickled"),
+        ("pickled.npy", {}, "pickled.npy: .*pickled"),
+        ("text.npz", {}, "text.npz: expected an .npz file"),
+        ("text.npy", {}, "text.npy: not a file of numbers"),
+        ("empty", {}, "empty: no .npz and no .npy file"),
+        ("last", {}, "1.npz: input x is int32"),
+        ("labels.npz", {"labels": "l"}, "labels l are float32; expected integers"),
+        ("labels.npz", {"labels": "k"}, "no array for the input k"),
+        ("lengths.npz", {"labels": "l", "batch": 2}, "expected arrays of one length"),
+        ("nonsense", {}, "nonsense: No such file"),
+        ("test_evaluate:nobody", {}, "test_evaluate:nobody: AttributeError"),
+        ("no_such_module:feeds", {}, "no_such_module:feeds: ModuleNotFoundError"),
+        ("test_evaluate:X", {}, "is a ndarray; expected a function"),
+        ("test_evaluate:nothing", {}, "there are no data"),
+        ("test_evaluate:broken", {}, "test_evaluate:broken, number 1: OSError: the disk is gone"),
+        ([1], {}, "the data, number 0: a int; expected a mapping"),
+        ([{"y": X}], {}, "the data, number 0: no array for the input x; it has y"),
+        (3, {}, "gives a int; expected an iterable of feeds"),
+    ],
+)
+def test_wrong_data(source, options, message, tmp_path, monkeypatch):
+    """Refused before anything runs, but for what a function gives later."""
+    wrong_files(tmp_path)
+    ran = []
+    monkeypatch.setattr("quark_numba.analysis.sessions.run", lambda *_: ran.append(1) or {})
+    place = str(tmp_path / source) if isinstance(source, str) and ":" not in source else source
+    with pytest.raises(quark_numba.ModelError, match=message):
+        quark_numba.evaluate(BF16, FLOAT, place, **options)
+    assert len(ran) <= (2 if source == "test_evaluate:broken" else 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({}, TypeError),
+        ({"data": EXPECTED, "random": 1}, TypeError),
+        ({"random": 0}, ValueError),
+        ({"random": 1, "batch": "2"}, ValueError),
+    ],
+)
+def test_wrong_arguments(options, error):
+    with pytest.raises(error):
+        quark_numba.evaluate(BF16, **options)
+
+
+def test_many_small_files(tmp_path):
+    """They are read one by one."""
+    path = tmp_path / "m.onnx"
+    onnx.save(model([helper.make_node("Neg", ["x"], ["y"])], [("x", "float32", [2])], ["y"], domains=[]), path)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for index in range(10_000):
+        (folder / f"{index:05}.npy").write_bytes(npy(np.full(2, index, np.float32)))
+    found = quark_numba.evaluate(path, path, folder)
+    assert (found.batches, found.samples) == (10_000, 20_000)
+    assert found.outputs[0].sqnr_db == math.inf
+
+
+def npy(array):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {array.shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00\x76\x00" + header.encode() + array.tobytes()
+
+
+def test_command(capsys):
+    arguments = ["evaluate", BF16, "--reference", FLOAT, "--data", EXPECTED, "--batch", "3"]
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert all(each in text for each in ("SQNR, dB", "cosine", "same top", "6 in 2 batches", "samples a second"))
+    assert cli.main([*arguments, "--json", "--metric", "test_evaluate:largest", "--fail-below", "10"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["samples"] == 6
+    assert set(report["metrics"]) == {"largest", "one"}
+    sqnr = report["outputs"][0]["sqnr_db"]
+    assert cli.main([*arguments, "--json", "--fail-below", str(sqnr + 1)]) == 1
+    assert f"output save_infer_model/scale_0.tmp_1 has an SQNR of {sqnr:.1f} dB" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_run_over_data(capsys, tmp_path):
+    arguments = ["run", BF16, "--reference", FLOAT, "--runs", "1", "--json"]
+    reports = []
+    for source in (
+        ["--inputs", EXPECTED],
+        ["--data", EXPECTED, "--batch", "4"],
+        ["--data", EXPECTED, "--batch", "4", "--limit", "1"],
+    ):
+        assert cli.main([*arguments, *source]) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    assert [each["batches"] for each in reports] == [1, 2, 1]
+    assert [each["inputs"]["x"]["shape"][0] for each in reports] == [6, 4, 4]
+    sqnr = [each["reference"]["outputs"][0]["sqnr_db"] for each in reports]
+    assert sqnr[0] == pytest.approx(sqnr[1], rel=1e-6)
+    assert sqnr[0] != sqnr[2]
+    assert cli.main([*arguments, "--data", EXPECTED, "--batch", "4", "--outputs", str(tmp_path / "y.npz")]) == 1
+    assert "are for one batch" in capsys.readouterr().err
+    assert cli.main(["run", BF16, "--random", "2", "--dim", "?=48", "--runs", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["batches"] == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--data", EXPECTED, "--random", "1"], ["--data", EXPECTED, "--dim", "n=1"], ["--random", "1", "--batch", "1"], []],
+)
+def test_wrong_command(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["evaluate", BF16, *words])
+    assert stop.value.code == 2
+    capsys.readouterr()
+
+
+def test_onnx_runtime_without_our_operators_runs_the_twin():
+    twin = twins.make_twin(onnx.load(BF16)).model
+    onnxruntime.InferenceSession(twin.SerializeToString(), providers=["CPUExecutionProvider"])
