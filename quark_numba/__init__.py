@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .analysis.analyze import Analysis, analyze
     from .analysis.evaluate import Evaluation, evaluate
     from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
     from .block.storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Analysis",
     "BFPBlocks",
     "Evaluation",
     "InferenceSession",
     "ModelError",
     "__version__",
+    "analyze",
     "bfp_dequantize",
     "bfp_quantize",
     "bfp_quantize_dequantize",
@@ -54,10 +57,12 @@ __all__ = [
 # Loaded when first used: numpy and ml_dtypes for the calls on arrays, onnx for its tools, onnxruntime for sessions, numba for
 # a first kernel.
 _MODULES = {
+    "Analysis": ".analysis.analyze",
     "BFPBlocks": ".block.storage",
     "Evaluation": ".analysis.evaluate",
     "InferenceSession": ".session",
     "ModelError": ".errors",
+    "analyze": ".analysis.analyze",
     "bfp_dequantize": ".block.storage",
     "bfp_quantize": ".block.storage",
     "bfp_quantize_dequantize": ".block.calls",

@@ -140,8 +140,8 @@ def evaluate(
     TypeError, ValueError
         For a wrong argument.
     """
-    _check_source(data, random)
-    _check_positive(top_k=top_k, limit=limit, batch=batch, random=random)
+    check_source(data, random)
+    check_positive(top_k=top_k, limit=limit, batch=batch, random=random)
     quantized = twins.load(model)
     float_model = twins.make_twin(quantized).model if reference is None else twins.load(reference, "reference")
     pair = [_session(each, name, threads) for each, name in ((quantized, "the model"), (float_model, "the reference"))]
@@ -192,12 +192,12 @@ def samples_of(feed: Arrays) -> int:
     return next((len(array) for array in feed.values() if array.ndim), 1)
 
 
-def _check_source(source: Any, random: int | None) -> None:
+def check_source(source: Any, random: int | None) -> None:
     if (source is None) == (random is None):
         raise TypeError("data and random: one of them is needed, and not both")
 
 
-def _check_positive(**numbers: int | None) -> None:
+def check_positive(**numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} is {number!r}; expected a positive integer")

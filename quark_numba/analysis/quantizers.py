@@ -118,7 +118,7 @@ class Quantizer:
     form: Linear | Block
     nodes: list[ir.Node]
     made_by: str = "an input of the model"
-    used_by: list[str] = field(default_factory=list)
+    users: dict[str, str] = field(default_factory=dict)  # names of nodes, and their operators
     clip: tuple[float, float] | None = None
     weight: Array | None = None
     rounded: Array | None = None
@@ -196,7 +196,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         apply=apply,
         form=form,
         nodes=[node.node, *(each.node for each in followers)],
-        used_by=list(dict.fromkeys(label(user) for y in ys for user, _ in y.uses())),
+        users={label(user): user.op_type for y in ys for user, _ in y.uses()},
     )
     if weight is not None:
         made.made_by = "a constant"

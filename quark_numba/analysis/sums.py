@@ -104,3 +104,22 @@ def error_sums(y: NDArray[Any], expected: NDArray[Any]) -> ErrorSums:
                 )
             )
     return sums
+
+
+@dataclass
+class TensorSums(Sums):
+    """Of a tensor that is rounded, in the float model and in the quantized one."""
+
+    count: int = 0
+    signal: float = 0.0  # squares of the float model's
+    energy: float = 0.0  # squares of the quantized model's
+    product: float = 0.0
+    noise: float = 0.0  # squares of the difference
+    own_noise: float = 0.0  # of rounding the float model's
+    inherited_noise: float = 0.0  # of what comes to be rounded
+    flushed: float = 0.0
+    saturated: float = 0.0
+    least_code: float = math.inf  # in units of the codes
+    largest_code: float = -math.inf
+    largest: float = 0.0
+    largest_own: float = 0.0

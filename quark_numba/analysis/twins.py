@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +78,7 @@ def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) 
                 why = "the reference has no tensor for it" if reference is not None else "and there is no reference"
                 found.unmatched[each.name] = f"the model holds its codes only, {why}"
             _set_weight(graph, each)
+        _drop_unused(graph, {name for node in kept.values() for name in names_used(node)})
         return Twin(ir.to_proto(graph.model), found, kept)
     except ModelError:
         raise
@@ -133,7 +135,24 @@ def _set_weight(graph: Graph, quantizer: Quantizer) -> None:
     array = quantizer.rounded if quantizer.weight is None else quantizer.weight.astype(quantizer.rounded.dtype)
     for node in list(graph.model.graph):
         if node.outputs and node.outputs[0].name in quantizer.ys:
-            codes, name = node.inputs[0], graph.unused_name(f"{quantizer.name}_float")
-            node.replace_input_with(0, graph.constant(array, name, node))
-            if codes and codes.is_initializer() and not codes.uses() and codes.name and not codes.is_graph_input():
-                del graph.model.graph.initializers[codes.name]
+            node.replace_input_with(0, graph.constant(array, graph.unused_name(f"{quantizer.name}_float"), node))
+
+
+def _drop_unused(graph: Graph, used: set[str]) -> None:
+    """Constants that only quantizers used, but for those of these names."""
+    initializers = graph.model.graph.initializers
+    for name, value in list(initializers.items()):
+        if not (name in used or value.uses() or value.is_graph_output() or value.is_graph_input()):
+            del initializers[name]
+
+
+def names_used(node: onnx.NodeProto) -> Iterator[str]:
+    """By a node and what is in its subgraphs, of what is outside of them."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            inner = {each.name for each in (*graph.input, *graph.initializer)}
+            for each in graph.node:
+                yield from (name for name in names_used(each) if name not in inner)
+                inner.update(each.output)
+            yield from (each.name for each in graph.output if each.name not in inner)

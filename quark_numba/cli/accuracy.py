@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import math
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ from . import arguments
 from .printing import counted_progress, print_table, tell
 
 if TYPE_CHECKING:
+    from ..analysis.analyze import Analysis
     from ..analysis.evaluate import OutputError
 
 
@@ -31,6 +35,35 @@ def add_commands(commands: Any) -> None:
         metavar="MODULE:FUNCTION",
         help="one's own: FUNCTION(outputs, reference_outputs, feed) gives a number for a batch, or several by name",
     )
+
+    analyze = _add(commands, "analyze", "show where a quantized model's accuracy goes: which tensors lose how much")
+    analyze.set_defaults(action=_analyze)
+    analyze.add_argument("--top", type=arguments.positive, default=20, metavar="N", help="rows of a table (default: 20)")
+    analyze.add_argument("--sweep", action="store_true", help="also leave each tensor in float alone, and quantize each alone")
+    analyze.add_argument(
+        "--by", choices=("tensor", "node", "operator"), default="tensor", help="what --sweep takes at a time (default: tensor)"
+    )
+    analyze.add_argument(
+        "--what-if",
+        nargs="+",
+        default=[],
+        choices=_formats(),
+        metavar="TYPE",
+        help=f"what each tensor would be in another format, and the best trade-offs: {', '.join(_formats())}",
+    )
+    analyze.add_argument("--csv", metavar="FILE", help="write the table of all tensors")
+    analyze.add_argument(
+        "--exclude-config",
+        metavar="FILE",
+        help="write the nodes that take the --exclude worst tensors, as the list `exclude` of Quark's configuration (JSON)",
+    )
+    analyze.add_argument("--exclude", type=arguments.positive, default=5, metavar="N", help="how many tensors (default: 5)")
+
+
+def _formats() -> list[str]:
+    from ..analysis.formats import FORMATS
+
+    return list(FORMATS)
 
 
 def _add(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
@@ -75,6 +108,103 @@ def _evaluate(options: argparse.Namespace) -> int:
         ]
         print_table("", ["", ""], rows)
     return fails_below(options.fail_below, evaluation.outputs)
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    from ..analysis.analyze import analyze
+    from ..rewriting import model_files
+
+    with counted_progress("analysing") as progress:
+        analysis = analyze(
+            options.model,
+            options.reference,
+            **arguments.data_arguments(options),
+            sweep=options.sweep,
+            by=options.by,
+            what_if=options.what_if,
+            threads=options.threads,
+            progress=progress,
+        )
+    if options.csv:
+        model_files.write(options.csv, _csv(analysis).encode())
+    if options.exclude_config:
+        model_files.write(
+            options.exclude_config, json.dumps({"exclude": _excluded(analysis, options.exclude)}, indent=2).encode()
+        )
+    if options.json:
+        print_json({"model": options.model, "reference": options.reference, **asdict(analysis)})
+    else:
+        _print_analysis(analysis, options.top)
+    return fails_below(options.fail_below, analysis.outputs)
+
+
+def _csv(analysis: Analysis) -> str:
+    """A row a tensor, in the order of execution."""
+    content = io.StringIO()
+    rows = []
+    for tensor in sorted(analysis.tensors, key=lambda each: each.place):
+        row = asdict(tensor)
+        row |= {f"what_if_{name}": value for name, value in row.pop("what_if").items()}
+        rows.append(row | {"parameters": json.dumps(json_value(row["parameters"])), "used_by": " ".join(row["used_by"])})
+    writer = csv.DictWriter(content, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return content.getvalue()
+
+
+def _excluded(analysis: Analysis, count: int) -> list[str]:
+    """The nodes that take the worst tensors: by the sweep, where there is one, else by their own errors."""
+    tensors = {each.name: each for each in analysis.tensors}
+    names = [each.name for each in analysis.sweep if each.name in tensors] or list(tensors)
+    return list(dict.fromkeys(node for name in names[:count] for node in tensors[name].used_by))
+
+
+def _print_analysis(analysis: Analysis, top: int) -> None:
+    print_outputs("Outputs, against the reference's", analysis.outputs)
+    if analysis.twin:
+        print_outputs("The model without its quantization nodes, against the reference", analysis.twin)
+    if any(each.sqnr_db < math.inf for each in analysis.optimizations):
+        print_outputs("With ONNX Runtime's optimisations, against without", analysis.optimizations)
+    formats = list(dict.fromkeys(name for each in analysis.tensors for name in each.what_if))
+    columns = ["tensor", "kind", "type", ">own, dB", ">inherited", ">both", ">saturated", ">to zero", ">range used", "used by"]
+    rows = [
+        [
+            each.name,
+            each.kind,
+            each.type,
+            *(text(ratio, ".1f") for ratio in (each.own_sqnr_db, each.inherited_sqnr_db, each.sqnr_db)),
+            *(text(share, ".1%") for share in (each.saturated, each.flushed_to_zero, each.range_used)),
+            ", ".join(each.used_by),
+            *(text(each.what_if.get(name), ".1f") for name in formats),
+        ]
+        for each in analysis.tensors[:top]
+    ]
+    shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
+    title = f"Quantized tensors, {shown}, over {analysis.samples} samples: SQNR of the rounding, of what comes to it, of both"
+    print_table(
+        title, [*columns, *(f">{name}" for name in formats)], rows or [["none", *[""] * (len(columns) + len(formats) - 1)]]
+    )
+    if analysis.sweep:
+        effects = [[each.name, text(each.on_sqnr_db, ".1f"), text(each.off_sqnr_db, ".1f")] for each in analysis.sweep[:top]]
+        print_table(
+            "Least SQNR of the outputs, the worst first", ["what", ">alone quantized, dB", ">alone in float, dB"], effects
+        )
+    if analysis.trade_offs:
+        points = [
+            [f"{each.bits / 8e3:,.1f}", text(each.sqnr_db, ".1f"), _choices(each.choices)] for each in analysis.trade_offs
+        ]
+        print_table(
+            "Best trade-offs", [">kB of quantized tensors a sample", ">least SQNR of the outputs, dB", "changes"], points
+        )
+    if analysis.unmatched:
+        reasons = list(analysis.unmatched.items())
+        more = [["…", f"{len(reasons) - top} more"]] if len(reasons) > top else []
+        print_table("Not measured, or not in full", ["what", "why"], [[*each] for each in reasons[:top]] + more)
+
+
+def _choices(choices: dict[str, str]) -> str:
+    counts = Counter(choices.values())
+    return ", ".join(f"{count} to {name}" for name, count in counts.items())
 
 
 def print_outputs(title: str, outputs: list[OutputError]) -> None:

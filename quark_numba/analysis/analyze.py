@@ -1,0 +1,368 @@
+"""`analyze`: which tensors of a quantized model lose how much, by themselves and by what they inherit, and what that does to
+its outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelError
+from ..rewriting import model_files
+from . import data as data_of
+from . import sessions, sweep, twins, what_if
+from .evaluate import OutputError, Progress, check_positive, check_source, output_error, samples_of
+from .formats import Format, formats
+from .histograms import Histogram, histogram
+from .program import Program, in_order, number_of_threads
+from .quantizers import Array, Quantizer
+from .sums import ErrorSums, Sums, TensorSums
+from .sweep import By, Effect, Errors
+from .tensors import Tensor, measure, own_noise, tensor_of
+from .what_if import TradeOff
+
+
+@dataclass
+class Analysis:
+    """What `analyze` returns.
+
+    Parameters
+    ----------
+    tensors : those that the model quantizes, the one with the worst error of its own first
+    outputs : of the quantized model, against the reference's
+    unmatched : names of what is rounded in a way that cannot be told apart, with the reasons
+    samples, batches : of the data; samples along the first axis
+    optimizations : the outputs of the first batch with ONNX Runtime's optimisations on, against those with them off; where it
+        cannot run the model with them, the reason is in `unmatched`
+    twin : with a reference, the outputs of the model without its quantization nodes, against the reference's
+    sweep : by `sweep`, the effects on the outputs, the worst first
+    trade_offs : by `what_if`, the outputs' accuracy against the bits of all quantized tensors of a sample
+    histograms : of the worst tensors in the first batch
+    """
+
+    tensors: list[Tensor]
+    outputs: list[OutputError]
+    unmatched: dict[str, str]
+    samples: int
+    batches: int
+    optimizations: list[OutputError] = field(default_factory=list)
+    twin: list[OutputError] = field(default_factory=list)
+    sweep: list[Effect] = field(default_factory=list)
+    trade_offs: list[TradeOff] = field(default_factory=list)
+    histograms: list[Histogram] = field(default_factory=list)
+
+
+@dataclass
+class _Batch:
+    """The sums of a batch, by place in the order of execution, and by name of what is swept, and whether that is on."""
+
+    samples: int
+    tensors: dict[int, TensorSums]
+    outputs: Errors
+    twin: Errors
+    what_if: dict[tuple[int, str], float]
+    sweep: dict[tuple[str, bool], Errors]
+    effects: dict[tuple[int, str], Errors]
+
+    def add(self, other: _Batch) -> None:
+        self.samples += other.samples
+        for place, sums in other.tensors.items():
+            self.tensors[place].add(sums)
+        for key, noise in other.what_if.items():
+            self.what_if[key] += noise
+        for mine, others in ((self.outputs, other.outputs), (self.twin, other.twin)):
+            _add(mine, others)
+        for name, errors in other.sweep.items():
+            _add(self.sweep[name], errors)
+        for change, errors in other.effects.items():
+            _add(self.effects[change], errors)
+
+
+def _add(mine: Mapping[str, Sums], others: Mapping[str, Sums]) -> None:
+    for name, sums in others.items():
+        mine[name].add(sums)
+
+
+def analyze(
+    model: twins.Model,
+    reference: twins.Model | None = None,
+    data: data_of.Source = None,
+    *,
+    sweep: bool = False,
+    by: By = "tensor",
+    what_if: Sequence[str] = (),
+    histograms: int = 0,
+    random: int | None = None,
+    seed: int = 0,
+    dimensions: Mapping[str, int] | None = None,
+    limit: int | None = None,
+    batch: int | None = None,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> Analysis:
+    """Measure where a quantized model's accuracy goes, in one pass over data, with sums only.
+
+    The float twin is the model without its quantization nodes. Of each tensor that the model quantizes its value in the twin is
+    compared with that in the quantized model, and with itself rounded: errors that it inherits, and its own.
+
+    Parameters
+    ----------
+    model : path, or onnx.ModelProto
+        The quantized model.
+    reference : path, or onnx.ModelProto, optional
+        The float model. The outputs are compared with its outputs; and weights of which the model has codes only take their
+        values from it, where names, or operators and outputs of nodes, and shapes are the same.
+    data, random, seed, dimensions, limit, batch
+        As in `evaluate`.
+    sweep : bool
+        Also leave each tensor in float alone, and quantize each alone.
+    by : "tensor", "node" or "operator"
+        What the sweep leaves in float, and quantizes, at a time: a tensor, or all that a node takes, or the nodes of an
+        operator.
+    what_if : sequence of str
+        Formats that each tensor might have, as "bfloat16" or "mxfp8_e4m3". The data are read twice.
+    histograms : int
+        Of so many of the worst tensors.
+    threads : int
+        How many batches are run side by side. Default, 0: as many as there are processors. The result does not depend on it.
+    progress : callable, optional
+        Called with the number of steps that are done, and how many there are, or None.
+
+    Returns
+    -------
+    Analysis
+
+    Raises
+    ------
+    ModelError
+        For a model, or data, that cannot be used. What the headers of files tell is refused before the first run.
+    TypeError, ValueError
+        For a wrong argument.
+    """
+    check_source(data, random)
+    check_positive(limit=limit, batch=batch, random=random)
+    if by not in ("tensor", "node", "operator"):
+        raise ValueError(f'by is {by!r}; expected "tensor", "node" or "operator"')
+    quantized = twins.load(model)
+    float_model = None if reference is None else twins.load(reference, "reference")
+    analyzer = _Analyzer(quantized, float_model, by if sweep else None, formats(list(what_if)), number_of_threads(threads))
+    batches = data_of.open_data(
+        analyzer.program.inputs,
+        data,
+        random=random,
+        seed=seed,
+        dimensions=dimensions,
+        limit=limit,
+        batch=batch,
+    )
+    return analyzer.run(batches, histograms, progress)
+
+
+class _Analyzer:
+    def __init__(self, model: Any, reference: Any, by: By | None, chosen: list[Format], threads: int) -> None:
+        self.model, self.threads, self.formats = model, threads, chosen
+        self.twin = twins.make_twin(model, reference)
+        self.program = Program(self.twin)
+        self.places = {each: place for place, each in enumerate(self.twin.quantizers)}
+        self.reference = None if reference is None else _session(reference, "the reference")
+        self.groups = sweep.groups_of(self.program, by) if by else {}
+        known = [each for each in self.twin.quantizers if each.kind == "activation" or each.weight is not None]
+        self.candidates = {each: what_if.candidates(each, chosen) for each in known} if chosen else {}
+        self.within = 1  # threads within a batch
+
+    def run(self, batches: data_of.Data, histograms: int, progress: Progress | None) -> Analysis:
+        total: _Batch | None = None
+        first: Any = None
+        one_batch = batches.batches == 1
+        threads, self.within = (1, self.threads) if one_batch else (self.threads, 1)
+        steps = None if batches.batches is None else batches.batches * (1 + bool(self.formats))
+        done = 0
+        for feed, outputs, sums in in_order(self.of_batch, iter(batches), threads, self.program.stopped):
+            if total is None:
+                total, first = sums, (feed, outputs)
+            else:
+                total.add(sums)
+            done += 1
+            if progress:
+                progress(done, steps)
+        assert total  # without a batch there is an error
+        quantizers = self.twin.quantizers
+        weights = {self.places[each]: _of_weight(each) for each in self.program.weights}
+        tensors = []
+        for place, each in enumerate(quantizers):
+            made = tensor_of(each, place, weights[place] if place in weights else total.tensors[place])
+            tensors.append(made)
+            signal = _signal(each, total, place)
+            for format_ in self.formats:
+                noise = self.noise_of_format(each, format_, total, place)
+                if noise is not None and signal is not None:
+                    made.what_if[format_.name] = sums_db(signal, noise)
+        unmatched = dict(self.twin.found.unmatched)
+        optimized = self.optimizations(first[0], first[1], unmatched)
+        analysis = Analysis(
+            tensors=sorted(tensors, key=_worst_first),
+            outputs=[output_error(name, errors) for name, errors in total.outputs.items()],
+            unmatched=unmatched,
+            samples=total.samples,
+            batches=done,
+            optimizations=[output_error(name, errors) for name, errors in optimized.items()],
+            twin=[output_error(name, errors) for name, errors in total.twin.items()],
+            sweep=sweep.ranked(total.sweep),
+        )
+        if self.formats:
+            analysis.trade_offs = self.trade_offs(total, batches, threads, progress, done)
+        if histograms:
+            worst = [quantizers[each.place] for each in analysis.tensors[:histograms]]
+            analysis.histograms = self.histograms(worst, first[0])
+        return analysis
+
+    def of_batch(self, feed: sessions.Arrays) -> tuple[sessions.Arrays, dict[str, Any], _Batch]:
+        tensors: dict[int, TensorSums] = {}
+        noise: dict[tuple[int, str], float] = {}
+
+        def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
+            place = self.places[quantizer]
+            tensors[place] = measure(quantizer, x, arrived, kept)
+            for each in self.formats:
+                noise[place, each.name] = own_noise(x, each.apply(x))
+
+        more = bool(self.groups or self.candidates)
+        values, floats = self.program.lockstep(feed, see, keep=more)
+        outputs, twin = ({name: each[name] for name in self.program.outputs} for each in (values, floats))
+        reference = twin if self.reference is None else sessions.run(self.reference, feed)
+        changes: list[tuple[Any, Callable[[], Errors]]] = [
+            ((variant.name, variant.is_on), _bound(sweep.run_variant, self.program, variant, values, floats, reference))
+            for variant in sweep.variants(self.groups)
+        ]
+        changes += [
+            ((place, candidate.type), _bound(self.effect, quantizer, candidate, floats, twin))
+            for quantizer, each_candidates in self.candidates.items()
+            for place in [self.places[quantizer]]
+            for candidate in each_candidates
+        ]
+        found = dict(
+            zip(
+                [key for key, _ in changes],
+                in_order(lambda change: change[1](), changes, self.within, self.program.stopped),
+                strict=True,
+            )
+        )
+        of_sweep = {key: errors for key, errors in found.items() if isinstance(key[0], str)}
+        effects = {key: errors for key, errors in found.items() if isinstance(key[0], int)}
+        sums = _Batch(
+            samples_of(feed),
+            tensors,
+            sweep.output_errors(outputs, reference),
+            {} if self.reference is None else sweep.output_errors(twin, reference),
+            noise,
+            of_sweep,
+            effects,
+        )
+        return feed, outputs, sums
+
+    def effect(self, quantizer: Quantizer, candidate: what_if.Candidate, floats: Any, twin: Any) -> Errors:
+        """On the outputs, of one tensor that has a type, and no other rounded."""
+        config = {quantizer: candidate.apply}
+        return sweep.output_errors(self.program.rerun(floats, config, [quantizer], quantized=False), twin)
+
+    def noise_of_format(self, quantizer: Quantizer, format_: Format, total: _Batch, place: int) -> float | None:
+        if quantizer.kind == "activation":
+            return total.what_if[place, format_.name]
+        return None if quantizer.weight is None else own_noise(quantizer.weight, format_.apply(quantizer.weight))
+
+    def optimizations(self, feed: Any, outputs: Any, unmatched: dict[str, str]) -> Errors:
+        try:
+            return sweep.output_errors(sessions.run(_session(self.model, "the model"), feed), outputs)
+        except ModelError as error:
+            unmatched["ONNX Runtime's optimisations"] = str(error)
+            return {}
+
+    def trade_offs(
+        self, total: _Batch, batches: data_of.Data, threads: int, progress: Progress | None, done: int
+    ) -> list[TradeOff]:
+        elements = {
+            each: float(each.weight.size) if each.weight is not None else total.tensors[self.places[each]].count / total.samples
+            for each in self.candidates
+        }
+        noise = {
+            (each, candidate.type): what_if.noise_of(total.effects[self.places[each], candidate.type])
+            for each, types in self.candidates.items()
+            for candidate in types
+        }
+        points = what_if.line(self.candidates, elements, noise)
+        measured: list[Errors] = []
+
+        def of_point(point: what_if.Point, feed: Any, reference: Any) -> Errors:
+            config = {**self.program.quantized, **{each: type_.apply for each, type_ in point.chosen.items()}}
+            return sweep.output_errors(self.program.run(feed, config, quantized=True), reference)
+
+        def of_batch(feed: Any) -> list[Errors]:
+            if self.reference is None:
+                reference = self.program.run(feed, {}, quantized=False)
+            else:
+                reference = sessions.run(self.reference, feed)
+            changes = [_bound(of_point, point, feed, reference) for point in points]
+            return list(in_order(lambda change: change(), changes, self.within, self.program.stopped))
+
+        for number, errors in enumerate(in_order(of_batch, iter(batches), threads, self.program.stopped), 1):
+            if measured:
+                for mine, others in zip(measured, errors, strict=True):
+                    _add(mine, others)
+            else:
+                measured = errors
+            if progress:
+                progress(done + number, 2 * done)
+        own = {each: each.type for each in self.candidates}
+        return what_if.trade_offs(points, [sweep.least_sqnr_db(errors) for errors in measured], own)
+
+    def histograms(self, worst: list[Quantizer], feed: Any) -> list[Histogram]:
+        found: dict[Quantizer, Histogram] = {each: histogram(each, each.weight) for each in worst if each.weight is not None}
+
+        def see(quantizer: Quantizer, x: Array, *_: Array) -> None:
+            if quantizer in worst:
+                found[quantizer] = histogram(quantizer, x)
+
+        if any(each.kind == "activation" for each in worst):
+            self.program.lockstep(feed, see)
+        return [found[each] for each in worst if each in found]
+
+
+def _bound(function: Callable[..., Errors], *arguments: Any) -> Callable[[], Errors]:
+    return lambda: function(*arguments)
+
+
+def _session(model: Any, name: str) -> Any:
+    with model_files.session_source(model) as source:
+        return sessions.create_session(source, name, has_own_operators=twins.has_own_operators(model))
+
+
+def _of_weight(quantizer: Quantizer) -> TensorSums | None:
+    assert quantizer.rounded is not None
+    if quantizer.weight is None:
+        return None
+    sums = measure(quantizer, quantizer.weight, quantizer.weight, quantizer.rounded)
+    # What the model has, which may be other than what it would be rounded to.
+    sums.own_noise, sums.largest_own = sums.noise, sums.largest
+    sums.flushed = float(np.sum((quantizer.rounded == 0) & (quantizer.weight != 0)))
+    return sums
+
+
+def _signal(quantizer: Quantizer, total: _Batch, place: int) -> float | None:
+    if quantizer.kind == "activation":
+        return total.tensors[place].signal
+    return None if quantizer.weight is None else own_noise(quantizer.weight, np.zeros_like(quantizer.weight))
+
+
+def sums_db(signal: float, noise: float) -> float:
+    return ErrorSums(signal=signal, noise=noise).sqnr_db
+
+
+def _worst_first(tensor: Tensor) -> tuple[bool, bool, float, int]:
+    """What is not known comes last; what is not a number is the worst."""
+    ratio = tensor.own_sqnr_db
+    if ratio is None:
+        return True, True, 0.0, tensor.place
+    return False, not math.isnan(ratio), 0.0 if math.isnan(ratio) else ratio, tensor.place

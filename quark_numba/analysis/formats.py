@@ -1,0 +1,76 @@
+"""The formats that a tensor might have instead of its own: those that need no calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..arguments import did_you_mean
+from ..block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
+from ..block.formats import MX_ELEMENT_TYPES
+from ..element_types import BFLOAT16, FLOAT16, ElementType
+from ..linear.calls import quantize_dequantize
+from .quantizers import Array
+
+
+@dataclass(frozen=True)
+class Format:
+    """`bits` of an element, with its share of the exponent of its block."""
+
+    name: str
+    bits: float
+    apply: Callable[[Array], Array]
+
+
+def _float(element_type: ElementType) -> Format:
+    return Format(
+        element_type.name,
+        element_type.bits,
+        lambda x: quantize_dequantize(_float32(x), np.float32(1), quantized_dtype=element_type.name),
+    )
+
+
+def _bfp(name: str, bits: float, **attributes: Any) -> Format:
+    return Format(name, bits, lambda x: bfp_quantize_dequantize(_float32(x), **attributes))
+
+
+def _mx(element: str, element_type: ElementType) -> Format:
+    return Format(
+        f"mx{element}", element_type.bits + 8 / 32, lambda x: mx_quantize_dequantize(_float32(x), element_dtype=element)
+    )
+
+
+def _float32(x: Array) -> Array:
+    return x.astype(np.float32, copy=False)
+
+
+_MICROEXPONENTS: dict[str, Any] = {
+    "bfp_method": "to_bfp_prime",
+    "block_size": 16,
+    "sub_block_size": 2,
+    "sub_block_shift_bits": 1,
+}
+
+# Blocks are along axis 1, as Quark has them by default.
+FORMATS = {
+    each.name: each
+    for each in (
+        Format("float32", 32, _float32),
+        _float(BFLOAT16),
+        _float(FLOAT16),
+        _bfp("bfp16", 16 - 8 + 8 / 8, bit_width=16, block_size=8),
+        *(_bfp(f"mx{width - 7}", width - 8 + 8 / 16 + 1 / 2, bit_width=width, **_MICROEXPONENTS) for width in (16, 13, 11)),
+        *(_mx(*each) for each in MX_ELEMENT_TYPES.items()),
+    )
+}
+
+
+def formats(names: list[str]) -> list[Format]:
+    """Raises ValueError for a name that there is not."""
+    for name in names:
+        if name not in FORMATS:
+            raise ValueError(f"what_if is {name!r}; expected any of {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
+    return [FORMATS[name] for name in dict.fromkeys(names)]

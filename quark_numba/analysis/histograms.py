@@ -1,0 +1,42 @@
+"""Histograms of tensors, beside the values that their type has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .quantizers import Array, Linear, Quantizer
+
+_BINS = 96
+
+# As many values of a type are shown one by one.
+_MOST_VALUES = 1 << 16
+
+
+@dataclass
+class Histogram:
+    """How many elements of a tensor, in the float model, lie between two `edges` each; `lowest` and `highest` are the ends of
+    the type's range, and `grid` the values that it has between the edges; None where there are several scales, or blocks."""
+
+    name: str
+    edges: list[float]
+    counts: list[int]
+    lowest: float | None
+    highest: float | None
+    grid: list[float] | None
+
+
+def histogram(quantizer: Quantizer, x: Array) -> Histogram:
+    values = x[np.isfinite(x)].astype(np.float64)
+    least, most = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    if least == most:
+        least, most = least - 0.5, most + 0.5
+    counts, edges = np.histogram(values, _BINS, (least, most))
+    lowest = highest = grid = None
+    if isinstance(quantizer.form, Linear) and quantizer.form.is_per_tensor:
+        lowest, highest = quantizer.form.limits
+        every = quantizer.form.grid(_MOST_VALUES)
+        if every is not None:
+            grid = every[(every >= least) & (every <= most)].tolist()
+    return Histogram(quantizer.name, edges.tolist(), counts.tolist(), lowest, highest, grid)

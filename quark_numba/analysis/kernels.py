@@ -1,0 +1,81 @@
+"""The loop that adds up how far tensors are apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from ..compiling import jit
+
+# Sums are made in so many places side by side, and then added: always in the same order, on any machine and any number of
+# threads.
+LANES = 64
+
+# Sums of squares and products, counts, the ends of x, and the largest differences of `kept` and of `own`, in this order.
+FIELDS = (
+    *("signal", "energy", "product", "noise", "own_noise", "inherited_noise"),
+    *("flushed", "saturated", "least", "most", "largest", "largest_own"),
+)
+
+# Names in the templates that a compilation binds.
+step: Any = None  # _step
+
+
+def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, i: Any, lane: Any, lanes: Any) -> None:
+    """Add element i in the place of a lane. One array for all: the compiler has to see that they do not overlap."""
+    value, rounded, came, stays = np.float64(x[i]), np.float64(own[i]), np.float64(arrived[i]), np.float64(kept[i])
+    # The same infinity is no difference.
+    error = 0.0 if stays == value else stays - value
+    own_error = 0.0 if rounded == value else rounded - value
+    inherited = 0.0 if came == value else came - value
+    lanes[lane] += value * value
+    lanes[LANES + lane] += stays * stays
+    lanes[LANES * 2 + lane] += value * stays
+    lanes[LANES * 3 + lane] += error * error
+    lanes[LANES * 4 + lane] += own_error * own_error
+    lanes[LANES * 5 + lane] += inherited * inherited
+    lanes[LANES * 6 + lane] += 1.0 if (rounded == 0.0) & (value != 0.0) else 0.0
+    lanes[LANES * 7 + lane] += 1.0 if ((value < lowest) | (value > highest)) & (rounded != value) else 0.0
+    least, most = lanes[LANES * 8 + lane], lanes[LANES * 9 + lane]
+    lanes[LANES * 8 + lane] = value if value < least else least
+    lanes[LANES * 9 + lane] = value if value > most else most
+    largest, largest_own = lanes[LANES * 10 + lane], lanes[LANES * 11 + lane]
+    error, own_error = abs(error), abs(own_error)
+    lanes[LANES * 10 + lane] = error if (error > largest) | (error != error) else largest
+    lanes[LANES * 11 + lane] = own_error if (own_error > largest_own) | (own_error != own_error) else largest_own
+
+
+def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, sums: Any) -> None:
+    """Write what FIELDS names into `sums`.
+
+    x is what a tensor is in the float model, `own` that rounded, `arrived` what comes to be rounded in the quantized model,
+    `kept` that rounded. Elements beyond `lowest` and `highest` that do not stay are saturated. Of the largest differences a NaN
+    is one."""
+    lanes = np.zeros(LANES * 12, np.float64)
+    lanes[LANES * 8 : LANES * 9] = np.inf
+    lanes[LANES * 9 : LANES * 10] = -np.inf
+    whole = x.size // LANES * LANES
+    for start in range(0, whole, LANES):
+        for lane in range(LANES):
+            step(x, own, arrived, kept, lowest, highest, start + lane, lane, lanes)
+    for lane in range(x.size - whole):
+        step(x, own, arrived, kept, lowest, highest, whole + lane, lane, lanes)
+    for field in range(8):
+        sums[field] = 0.0
+        for lane in range(LANES):
+            sums[field] += lanes[LANES * field + lane]
+    sums[8], sums[9] = lanes[LANES * 8 : LANES * 9].min(), lanes[LANES * 9 : LANES * 10].max()
+    for field in range(10, 12):
+        sums[field] = 0.0
+        for lane in range(LANES):
+            each = lanes[LANES * field + lane]
+            sums[field] = each if (each > sums[field]) | (each != each) else sums[field]
+
+
+def add_up() -> Any:
+    array = types.Array(types.float32, 1, "C", readonly=True)
+    numbers = types.float64[::1]
+    signature = types.void(array, array, array, array, types.float64, types.float64, numbers)
+    return jit.kernel(_add_up, "add_up", signature, step=jit.inline(_step))

@@ -1,0 +1,391 @@
+"""A quantized model as steps: sessions of what lies between its quantized tensors, which are rounded here.
+
+So one set of sessions computes the quantized model, the float model and all between, of which each tensor is at hand, and
+after a change nothing is computed again but what lies behind it. The sessions run on one thread each and fuse nothing: every
+value is what ONNX Runtime computes of each node by itself, whatever is asked for, and batches run side by side."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper
+
+from ..compiling.threads import on_one_thread
+from ..element_types import find
+from ..errors import ModelError, reraise_of_signal_handler
+from ..ort import DISABLE_QUANT_QDQ, register
+from ..rewriting import model_files
+from . import data, sessions
+from .quantizers import Array, Quantizer
+from .twins import Twin, names_used
+
+Rounding = Callable[[Array], Array]
+
+# Which quantizers round, and how; the others let their tensor through.
+Config = Mapping[Quantizer, Rounding]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Segment:
+    """Connected nodes between quantized tensors, in two sessions if their subgraphs quantize, too."""
+
+    def __init__(self, inputs: list[str], outputs: list[str], session: Any, kept: Any) -> None:
+        self.inputs, self.outputs, self._session, self._kept = inputs, outputs, session, kept
+        nodes = [*session.get_inputs(), *session.get_outputs()]
+        self._numpy = all(sessions.dtype_of(each.type) is not None for each in nodes)
+
+    def run(self, values: Mapping[str, Any], *, quantized: bool) -> list[Any]:
+        session = self._kept if quantized else self._session
+        feeds = {name: values[name] for name in self.inputs}
+        try:
+            if self._numpy:
+                return session.run(self.outputs, feeds)
+            given = {name: _ort_value(value) for name, value in feeds.items()}
+            return [_array(value) for value in session.run_with_ort_values(self.outputs, given)]
+        except Exception as error:
+            reraise_of_signal_handler(error)
+            raise ModelError(f"the model does not run: {error}") from None
+
+
+def _ort_value(value: Any) -> Any:
+    if isinstance(value, onnxruntime.OrtValue):
+        return value
+    element_type = find(value.dtype)
+    if element_type is None or element_type.dtype.isbuiltin == 1:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+    bits = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, element_type.number)
+
+
+def _array(value: Any) -> Any:
+    """What numpy or ml_dtypes has of it: an array; else it stays as it is, a sequence for instance."""
+    if not value.is_tensor():
+        return value
+    element_type = find(value.element_type())
+    if element_type is None or element_type.dtype.isbuiltin == 1:
+        return value.numpy()
+    if element_type.bits < 8:
+        return value
+    return np.asarray(value.numpy()).view(element_type.dtype) if element_type.bits == 8 else _sixteen_bits(value, element_type)
+
+
+def _sixteen_bits(value: Any, element_type: Any) -> Array:
+    import ctypes
+
+    content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(content, element_type.dtype).reshape(value.shape())
+
+
+Step = Segment | Quantizer
+
+
+class Program:
+    """The steps of a model in the order of execution, after `weights`, its constant tensors that are rounded."""
+
+    def __init__(self, twin: Twin) -> None:
+        model = twin.model
+        self.twin = twin
+        self.model_inputs = [each.name for each in model.graph.input]
+        self.outputs = [each.name for each in model.graph.output]
+        self.weights = [each for each in twin.quantizers if each.kind == "weight"]
+        self._types = _Types(model)
+        self.inputs = [each for each in self._types.inputs if each.name not in {i.name for i in model.graph.initializer}]
+        self.steps = list(self._steps(model, twin))
+        self._last_use = self._uses()
+        self.stopped = threading.Event()
+
+    def _steps(self, model: onnx.ModelProto, twin: Twin) -> Iterator[Step]:
+        """Segments: a node is put to the last of those that its inputs come from, unless one is rounded on the way."""
+        constants = {each.name: each for each in model.graph.initializer}
+        roundings = {name: each for each in twin.quantizers for name in each.ys}
+        groups: list[list[int]] = []
+        order: list[Quantizer | list[int]] = []
+        place: dict[str, tuple[int, bool]] = {}  # of a value: its segment, and whether it is rounded there
+        seen: set[Quantizer] = set()
+        nodes = list(model.graph.node)
+        for index, node in enumerate(nodes):
+            quantizer = roundings.get(node.output[0]) if node.output else None
+            if quantizer is not None:
+                for name in quantizer.ys:
+                    place[name] = (place.get(quantizer.x, (-1, False))[0], True)
+                if quantizer not in seen and quantizer.kind == "activation":
+                    order.append(quantizer)
+                seen.add(quantizer)
+                continue
+            if node.op_type == "Constant" and not node.domain:
+                continue  # in each segment that uses it
+            sources = [place[name] for name in names_used(node) if name in place]
+            last = max((segment for segment, _ in sources), default=-1)
+            if last < 0 or any(is_rounded and segment == last for segment, is_rounded in sources):
+                groups.append([])
+                order.append(groups[-1])
+                last = len(groups) - 1
+            groups[last].append(index)
+            place.update((name, (last, False)) for name in node.output)
+        made_by_constant = {node.output[0]: node for node in nodes if node.op_type == "Constant" and not node.domain}
+        needed = {name for each in twin.quantizers for name in (each.x,)} | set(self.outputs)
+        used_by: dict[str, set[int]] = {}
+        for number, group in enumerate(groups):
+            for index in group:
+                for name in names_used(nodes[index]):
+                    used_by.setdefault(name, set()).add(number)
+        numbers = {id(group): number for number, group in enumerate(groups)}
+        for each in order:
+            if isinstance(each, Quantizer):
+                yield each
+            else:
+                yield self._segment(model, twin, each, numbers[id(each)], constants, made_by_constant, needed, used_by)
+
+    def _segment(
+        self,
+        model: onnx.ModelProto,
+        twin: Twin,
+        group: list[int],
+        number: int,
+        constants: Mapping[str, onnx.TensorProto],
+        made_by_constant: Mapping[str, onnx.NodeProto],
+        needed: set[str],
+        used_by: Mapping[str, set[int]],
+    ) -> Segment:
+        forms = [[model.graph.node[index] for index in group]]
+        if any(index in twin.kept for index in group):
+            forms.append([twin.kept.get(index, model.graph.node[index]) for index in group])
+        made = {name for node in forms[0] for name in node.output if name}
+        used = list(dict.fromkeys(name for nodes in forms for node in nodes for name in names_used(node) if name not in made))
+        inputs = [name for name in used if name not in constants and name not in made_by_constant]
+        outputs = sorted(name for name in made if name in needed or used_by.get(name, set()) - {number})
+        both = []
+        for nodes in forms:
+            graph = helper.make_graph(
+                [*(made_by_constant[name] for name in used if name in made_by_constant), *nodes],
+                "segment",
+                [self._types.value(name) for name in inputs],
+                [helper.make_empty_tensor_value_info(name) for name in outputs],
+                [constants[name] for name in used if name in constants],
+            )
+            segment = helper.make_model(graph, opset_imports=model.opset_import, ir_version=max(model.ir_version, 4))
+            has_own = any(node.domain for node in nodes) or len(forms) > 1
+            with model_files.session_source(segment) as source:
+                both.append(_session(source, f"the nodes {', '.join(node.name for node in nodes)}", has_own))
+        return Segment(inputs, outputs, both[0], both[-1])
+
+    def _uses(self) -> list[list[str]]:
+        """After each step, what nobody asks for any more."""
+        last: dict[str, int] = {}
+        for index, step in enumerate(self.steps):
+            for name in (step.x, *step.ys) if isinstance(step, Quantizer) else (*step.inputs, *step.outputs):
+                last[name] = index
+        weights = {name for each in self.weights for name in each.ys}
+        found: list[list[str]] = [[] for _ in self.steps]
+        for name, index in last.items():
+            if name not in self.outputs and name not in weights:
+                found[index].append(name)
+        return found
+
+    # Runs.
+
+    @property
+    def quantized(self) -> Config:
+        """As the model is."""
+        return {each: each.apply for each in self.twin.quantizers}
+
+    def start(self, feed: Mapping[str, Array], config: Config) -> dict[str, Any]:
+        """The values before the first step."""
+        values: dict[str, Any] = {name: feed[name] for name in self.model_inputs if name in feed}
+        for each in self.weights:
+            values |= dict.fromkeys(each.ys, self.weight(each, config.get(each)))
+        return values
+
+    def weight(self, quantizer: Quantizer, rounding: Rounding | None) -> Array:
+        """What a weight is with a rounding; kept for the model's own."""
+        assert quantizer.rounded is not None
+        if rounding == quantizer.apply:
+            return quantizer.rounded
+        if rounding is None or quantizer.weight is None:
+            return quantizer.rounded if quantizer.weight is None else _typed(quantizer.weight, quantizer.rounded)
+        return _typed(rounding(quantizer.weight), quantizer.rounded)
+
+    def run(self, feed: Mapping[str, Array], config: Config, *, quantized: bool) -> dict[str, Any]:
+        """The outputs. `quantized`: whether what is in subgraphs is."""
+        values = self.start(feed, config)
+        for index, step in enumerate(self.steps):
+            self.advance(step, values, config, quantized=quantized)
+            for name in self._last_use[index]:
+                values.pop(name, None)
+        return {name: values[name] for name in self.outputs}
+
+    def advance(self, step: Step, values: dict[str, Any], config: Config, *, quantized: bool) -> None:
+        if self.stopped.is_set():
+            raise KeyboardInterrupt
+        if isinstance(step, Quantizer):
+            y = _clipped(values[step.x], step)
+            rounding = config.get(step)
+            values |= dict.fromkeys(step.ys, y if rounding is None else rounding(y))
+        else:
+            values.update(zip(step.outputs, step.run(values, quantized=quantized), strict=True))
+
+    def lockstep(
+        self, feed: Mapping[str, Array], see: Callable[[Quantizer, Array, Array, Array], None], *, keep: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The outputs, or all values, of the quantized and of the float model, both computed step by step. `see` gets, of each
+        activation that is rounded, what it is in the float model, what comes to be rounded in the quantized one, and that
+        rounded."""
+        config = self.quantized
+        values, floats = self.start(feed, config), self.start(feed, {})
+        for index, step in enumerate(self.steps):
+            self.advance(step, values, config, quantized=True)
+            self.advance(step, floats, {}, quantized=False)
+            if isinstance(step, Quantizer):
+                see(step, floats[step.ys[0]], _clipped(values[step.x], step), values[step.ys[0]])
+            for name in () if keep else self._last_use[index]:
+                values.pop(name, None)
+                floats.pop(name, None)
+        return values, floats
+
+    def rerun(
+        self, base: Mapping[str, Any], config: Config, changed: Iterable[Quantizer], *, quantized: bool
+    ) -> dict[str, Any]:
+        """The outputs with another config than the one that `base`, all its values, was computed with, which differs for the
+        `changed` quantizers: what does not lie behind these is not computed."""
+        pending = set(changed)
+        new: dict[str, Any] = {}
+        values = _Overlay(base, new)
+        for each in self.weights:
+            if each in pending:
+                new |= dict.fromkeys(each.ys, self.weight(each, config.get(each)))
+        for index, step in enumerate(self.steps):
+            if isinstance(step, Quantizer):
+                if step in pending or step.x in new:
+                    self.advance(step, values, config, quantized=quantized)
+                    if _same(new[step.ys[0]], base[step.ys[0]]):
+                        for name in step.ys:
+                            del new[name]
+            elif any(name in new for name in step.inputs):
+                self.advance(step, values, config, quantized=quantized)
+            for name in self._last_use[index]:
+                new.pop(name, None)
+        return {name: values[name] for name in self.outputs}
+
+
+class _Overlay(dict[str, Any]):
+    """Values of which the others are those of a base."""
+
+    def __init__(self, base: Mapping[str, Any], new: dict[str, Any]) -> None:
+        self.base, self.new = base, new
+
+    def __getitem__(self, name: str) -> Any:
+        return self.new[name] if name in self.new else self.base[name]
+
+    def __ior__(self, other: Any) -> _Overlay:  # type: ignore[override,misc]
+        self.new |= other
+        return self
+
+    def update(self, *arguments: Any, **named: Any) -> None:
+        self.new.update(*arguments, **named)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return (
+        isinstance(one, np.ndarray)
+        and one.shape == other.shape
+        and one.dtype == other.dtype
+        and one.tobytes() == other.tobytes()
+    )
+
+
+def _typed(array: Array, like: Array) -> Array:
+    return array.astype(like.dtype, copy=False)
+
+
+def _clipped(x: Array, quantizer: Quantizer) -> Array:
+    return x if quantizer.clip is None else np.clip(x, *(x.dtype.type(end) for end in quantizer.clip))
+
+
+class _Types:
+    """What ONNX Runtime infers of all values: types, without which a session has no inputs."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        tapped = onnx.ModelProto()
+        tapped.CopyFrom(model)
+        present = {each.name for each in model.graph.output}
+        names = dict.fromkeys(name for node in model.graph.node for name in node.output if name and name not in present)
+        tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
+        has_own = any(node.domain for node in model.graph.node)
+        with model_files.session_source(tapped) as source:
+            session = _session(source, "the model without its quantization nodes", has_own)
+        self.inputs = data.inputs_of(session)
+        self._names = {each.name: each.type for each in (*session.get_inputs(), *session.get_outputs())}
+
+    def value(self, name: str) -> onnx.ValueInfoProto:
+        return onnx.ValueInfoProto(name=name, type=_type_proto(self._names[name]))
+
+
+def _type_proto(text: str) -> onnx.TypeProto:
+    """Of "tensor(float)", "seq(tensor(int64))", "optional(...)"."""
+    kind, _, inner = text.removesuffix(")").partition("(")
+    result = onnx.TypeProto()
+    if kind == "tensor":
+        result.tensor_type.elem_type = onnx.TensorProto.DataType.Value({"float": "FLOAT"}.get(inner, inner.upper()))
+    elif kind == "seq":
+        result.sequence_type.elem_type.CopyFrom(_type_proto(inner))
+    elif kind == "optional":
+        result.optional_type.elem_type.CopyFrom(_type_proto(inner))
+    else:
+        raise ModelError(f"a value is a {text}: only tensors, and sequences of them, can be put out")
+    return result
+
+
+def _session(source: bytes | str, name: str, has_own_operators: bool) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # of hundreds of sessions none is to keep memory
+    options.log_severity_level = 4
+    if has_own_operators:
+        options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
+        register(options)
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], disable_fallback=True)
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        raise ModelError(f"{name}: {error}") from None
+
+
+def in_order(function: Callable[[T], R], items: Iterable[T], threads: int, stopped: threading.Event) -> Iterator[R]:
+    """What `function` gives of each, in their order, on so many threads, each with its kernels to itself. No more items than
+    threads are taken ahead. `stopped` is set where what is begun is not to be finished."""
+    iterator = iter(items)
+    if threads == 1:
+        for item in iterator:
+            yield on_one_thread(function, item)
+        return
+    pool = ThreadPoolExecutor(threads)
+    waiting: list[Future[R]] = []
+    try:
+        for item in iterator:
+            waiting.append(pool.submit(on_one_thread, function, item))
+            if len(waiting) > threads:
+                yield waiting.pop(0).result()
+        while waiting:
+            yield waiting.pop(0).result()
+    except BaseException:
+        stopped.set()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def number_of_threads(threads: int) -> int:
+    """As many as this process has processors, where 0 are asked for."""
+    if threads:
+        return threads
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,140 @@
+"""What is measured of each quantized tensor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..compiling.lock import created_once
+from .quantizers import Array, Block, Kind, Linear, Quantizer
+from .sums import TensorSums, cosine, decibels
+
+
+@dataclass
+class Tensor:
+    """A quantized tensor, over all data. Of a weight of which the model has codes only, and no reference the values, there are
+    None of the errors.
+
+    Parameters
+    ----------
+    name : of the tensor before it is rounded
+    place : in the order of execution, from 0 on
+    kind : "activation" or "weight"
+    type : the quantized type, or the block format
+    parameters : scale and zero point, or the least and the largest of several; axis; block size
+    made_by, used_by : names of nodes
+    sqnr_db : the signal-to-quantization-noise ratio of the quantized model's tensor against the float model's
+    own_sqnr_db : that of the float model's, rounded: what this rounding does by itself
+    inherited_sqnr_db : that of what comes to be rounded in the quantized model: what others did before
+    cosine, max_abs_error : of the quantized model's against the float model's
+    saturated : the share of the float model's elements beyond what the type has; of those within half a step none
+    flushed_to_zero : the share of elements that are not zero and become zero
+    range_used : the part of the type's range between the least and the largest element; None of block formats
+    what_if : the own_sqnr_db that other types would give
+    """
+
+    name: str
+    place: int
+    kind: Kind
+    type: str
+    parameters: dict[str, Any]
+    made_by: str
+    used_by: list[str]
+    sqnr_db: float | None
+    own_sqnr_db: float | None
+    inherited_sqnr_db: float | None
+    cosine: float | None
+    max_abs_error: float | None
+    saturated: float | None
+    flushed_to_zero: float | None
+    range_used: float | None
+    what_if: dict[str, float] = field(default_factory=dict)
+
+
+def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None) -> Tensor:
+    known: dict[str, Any] = dict.fromkeys(
+        (
+            *("sqnr_db", "own_sqnr_db", "inherited_sqnr_db", "cosine", "max_abs_error"),
+            *("saturated", "flushed_to_zero", "range_used"),
+        )
+    )
+    if sums is not None:
+        known |= {
+            "sqnr_db": decibels(sums.signal, sums.noise),
+            "own_sqnr_db": decibels(sums.signal, sums.own_noise),
+            "inherited_sqnr_db": decibels(sums.signal, sums.inherited_noise),
+            "cosine": cosine(sums.signal, sums.energy, sums.product),
+            "max_abs_error": sums.largest,
+            "saturated": sums.saturated / sums.count if sums.count else 0.0,
+            "flushed_to_zero": sums.flushed / sums.count if sums.count else 0.0,
+            "range_used": _range_used(quantizer, sums),
+        }
+    return Tensor(
+        name=quantizer.name,
+        place=place,
+        kind=quantizer.kind,
+        type=quantizer.type,
+        parameters=quantizer.parameters,
+        made_by=quantizer.made_by,
+        used_by=list(quantizer.users),
+        **known,
+    )
+
+
+def _range_used(quantizer: Quantizer, sums: TensorSums) -> float | None:
+    if not isinstance(quantizer.form, Linear) or not sums.count:
+        return None
+    lowest, highest = quantizer.form.element_type.lowest, quantizer.form.element_type.highest
+    used = min(sums.largest_code, highest) - max(sums.least_code, lowest)
+    return min(max(used, 0.0) / (float(highest) - float(lowest)), 1.0)
+
+
+class _Kernel:
+    @created_once
+    def add_up(self) -> Any:
+        from . import kernels  # which imports Numba
+
+        return kernels.add_up()
+
+
+_KERNEL = _Kernel()
+
+
+def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> TensorSums:
+    """Of what the tensor is in the float model, what comes to be rounded in the quantized one, and that rounded."""
+    own = quantizer.apply(x)
+    lowest, highest = -math.inf, math.inf
+    form = quantizer.form
+    if isinstance(form, Linear) and form.is_per_tensor:
+        lowest, highest = form.limits
+    sums = add_up(x, own, arrived, kept, lowest, highest)
+    with np.errstate(all="ignore"):
+        if isinstance(form, Block):
+            sums.saturated = float(np.sum((np.abs(x) > form.limits(x)) & (own != x)))
+        elif form.is_per_tensor:
+            ends = form.codes(np.array([sums.least_code, sums.largest_code]))
+            sums.least_code, sums.largest_code = float(ends.min()), float(ends.max())
+        elif x.size:
+            codes, (lowest, highest) = form.codes(x), form.code_limits
+            sums.saturated = float(np.sum(((codes < lowest) | (codes > highest)) & (own != x)))
+            sums.least_code, sums.largest_code = float(codes.min()), float(codes.max())
+    return sums
+
+
+def own_noise(x: Array, rounded: Array) -> float:
+    """The squares of the difference, added up."""
+    return add_up(x, rounded, x, x, -math.inf, math.inf).own_noise
+
+
+def add_up(x: Array, own: Array, arrived: Array, kept: Array, lowest: float, highest: float) -> TensorSums:
+    sums = np.zeros(12)
+    _KERNEL.add_up(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums)
+    signal, energy, product, noise, own_error, inherited, flushed, saturated, *ends = sums.tolist()
+    return TensorSums(x.size, signal, energy, product, noise, own_error, inherited, flushed, saturated, *ends)
+
+
+def _flat(array: Array) -> Array:
+    return np.ascontiguousarray(array, np.float32).reshape(-1)

@@ -1,0 +1,514 @@
+"""`analyze` against an oracle that keeps every tensor of two sessions, and on models with faults that it has to find."""
+
+import csv
+import io
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+from onnx_models import model
+
+import quark_numba
+from quark_numba import cli
+
+pytestmark = pytest.mark.compiled
+
+MODELS = Path(__file__).parent / "models"
+FLOAT, EXPECTED = str(MODELS / "textline_cls_float.onnx"), str(MODELS / "textline_cls_expected.npz")
+with np.load(EXPECTED) as arrays:
+    X = arrays["x"]
+BLOCKS = ("BFPQuantizeDequantize", "MXQuantizeDequantize")
+
+
+def path_of(variant):
+    return str(MODELS / f"textline_cls_{variant}.onnx")
+
+
+# The oracle: plain protobuf and numpy.
+
+
+def quantizers_of(proto):
+    """(x, y, the nodes in between) of all that rounds; x is None for codes."""
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    constants = {each.name for each in proto.graph.initializer}
+    for node in proto.graph.node:
+        if node.op_type in BLOCKS:
+            yield node.input[0], node.output[0], [node]
+        elif node.op_type.endswith("DequantizeLinear"):
+            before = makers.get(node.input[0])
+            if before is None:
+                assert node.input[0] in constants
+                yield None, node.output[0], [node]
+            else:
+                yield before.input[0], node.output[0], [before, node]
+
+
+def clip_bounds(proto, x, nodes):
+    """Of the activation functions that uint8 models leave out."""
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    arrays = {each.name: each for each in proto.graph.initializer}
+    codes = arrays.get(nodes[0].input[2]) if len(nodes[0].input) > 2 else None
+    if codes is None or codes.data_type != onnx.TensorProto.UINT8 or x not in makers or numpy_helper.to_array(codes).any():
+        return None
+    if makers[x].op_type not in ("Conv", "Add", "Gemm", "MatMul", "Mul"):
+        return None
+    return np.float32(0), np.float32(255) * numpy_helper.to_array(arrays[nodes[0].input[1]]).astype(np.float32).reshape(())
+
+
+def exact(proto, outputs):
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(proto)
+    del tapped.graph.output[:]
+    tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in outputs)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    quark_numba.register(options)
+    return onnxruntime.InferenceSession(tapped.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def oracle(proto, x):
+    """For each tensor that is rounded, by its name: what it is in the float model, that rounded, and both in the quantized
+    one."""
+    every = list(quantizers_of(proto))
+    constants = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer if each.data_type == 1}
+    twin, rounding = onnx.ModelProto(), onnx.ModelProto()
+    twin.CopyFrom(proto)
+    rounding.CopyFrom(proto)
+    del rounding.graph.node[:], rounding.graph.input[:]
+    replaced = {}
+    clips = {}
+    for source, y, nodes in every:
+        if source is None:
+            continue
+        bounds = clip_bounds(proto, source, nodes)
+        if bounds:
+            clips[source] = bounds
+            names = [f"{y}_lowest", f"{y}_highest"]
+            twin.graph.initializer.extend(
+                numpy_helper.from_array(np.array(each), name) for each, name in zip(bounds, names, strict=True)
+            )
+            replaced[y] = helper.make_node("Clip", [source, *names], [y])
+        else:
+            replaced[y] = helper.make_node("Identity", [source], [y])
+        if source not in constants:
+            fed = f"{source}_fed"
+            rounding.graph.input.append(helper.make_tensor_value_info(fed, 1, None))
+            for node in nodes:
+                copy = rounding.graph.node.add()
+                copy.CopyFrom(node)
+                if node is nodes[0]:
+                    copy.input[0] = fed
+    kept = [replaced.get(node.output[0], node) for node in twin.graph.node]
+    dropped = {id(nodes[0]) for source, _, nodes in every if source is not None and len(nodes) == 2}
+    kept = [node for node, old in zip(kept, proto.graph.node, strict=True) if id(old) not in dropped]
+    del twin.graph.node[:]
+    twin.graph.node.extend(kept)
+    activations = [(source, y) for source, y, _ in every if source is not None and source not in constants]
+    xs, ys = [source for source, _ in activations], [y for _, y in activations]
+    made = {name for node in proto.graph.node for name in node.output}
+    taps = [name for name in dict.fromkeys([*xs, *ys]) if name in made]
+    quantized = {"x": x} | dict(zip(taps, exact(proto, taps).run(None, {"x": x}), strict=True))
+    floats = {"x": x} | dict(zip(taps, exact(twin, taps).run(None, {"x": x}), strict=True))
+
+    def clipped(name, value):
+        return np.clip(value, *clips[name]) if name in clips else value
+
+    fed = {f"{name}_fed": clipped(name, floats[name]) for name in xs}
+    own = dict(zip(ys, exact(rounding, ys).run(None, fed), strict=True))
+    found = {
+        name: (clipped(name, floats[name]), own[y], clipped(name, quantized[name]), quantized[y]) for name, y in activations
+    }
+    weights = [(source, y) for source, y, _ in every if source in constants]
+    rounded = exact(proto, [y for _, y in weights]).run(None, {"x": x}) if weights else []
+    for (name, _), y in zip(weights, rounded, strict=True):
+        found[name] = (constants[name], y, constants[name], y)
+    outputs = [each.name for each in proto.graph.output]
+    return found, exact(proto, outputs).run(None, {"x": x})[0], exact(twin, outputs).run(None, {"x": x})[0]
+
+
+def decibels(signal, noise):
+    signal, noise = (np.sum(each.astype(np.float64) ** 2) for each in (signal, noise))
+    return math.inf if noise == 0 else 10 * math.log10(signal / noise)
+
+
+@pytest.mark.parametrize("variant", ["bf16", "fp16", "i32", "u32", "a8w8", "bfp16", "mx9", "mxfp8"])
+def test_sums_are_those_of_all_tensors(variant):
+    """Two batches of two images, side by side on two threads."""
+    proto = onnx.load(path_of(variant))
+    parts = [oracle(proto, X[:2]), oracle(proto, X[2:4])]
+    analysis = quark_numba.analyze(path_of(variant), data=[{"x": X[:2]}, {"x": X[2:4]}], threads=2)
+    tensors = {each.name: each for each in analysis.tensors}
+    codes = [node.input[0] for source, _, (node, *_) in quantizers_of(proto) if source is None]
+    assert set(tensors) == {*parts[0][0], *codes}
+    assert set(codes) == set(analysis.unmatched)
+    for name in parts[0][0]:
+        is_weight = tensors[name].kind == "weight"
+        f, own, arrived, kept = (
+            np.concatenate([part[0][name][index].astype(np.float64).reshape(-1) for part in parts[: 1 if is_weight else 2]])
+            for index in range(4)
+        )
+        each = tensors[name]
+        close = {"rtol": 1e-9, "atol": 1e-9, "err_msg": name}
+        np.testing.assert_allclose(each.own_sqnr_db, decibels(f, own - f), **close)
+        np.testing.assert_allclose(each.sqnr_db, decibels(f, kept - f), **close)
+        np.testing.assert_allclose(each.inherited_sqnr_db, decibels(f, arrived - f), **close)
+        cosine = np.sum(f * kept) / np.sqrt(np.sum(f**2) * np.sum(kept**2))
+        np.testing.assert_allclose(each.cosine, cosine, **close)
+        assert each.max_abs_error == np.abs(kept - f).max(), name
+        assert each.flushed_to_zero == np.mean((own == 0) & (f != 0)), name
+    y, expected = (np.concatenate([part[index] for part in parts]).astype(np.float64) for index in (1, 2))
+    (output,) = analysis.outputs
+    np.testing.assert_allclose(output.sqnr_db, decibels(expected, y - expected), rtol=1e-9)
+    assert output.max_abs_error == np.abs(y - expected).max()
+    np.testing.assert_allclose(output.mean_abs_error, np.abs(y - expected).mean(), rtol=1e-12)
+    assert all(each.sqnr_db > 100 for each in analysis.optimizations) or variant == "a8w8"
+
+
+def test_sources_and_threads_give_the_same(tmp_path):
+    np.savez(tmp_path / "stack.npz", x=X.reshape(3, 2, *X.shape[1:]))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for index in range(3):
+        np.savez(folder / f"{index}.npz", x=X[2 * index : 2 * index + 2])
+    sources = [str(tmp_path / "stack.npz"), folder, ({"x": X[2 * i : 2 * i + 2]} for i in range(3))]
+    found = [
+        quark_numba.analyze(path_of("bf16"), data=source, threads=threads)
+        for source, threads in zip(sources, (1, 2, 3), strict=True)
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_the_reference_gives_what_codes_lack():
+    without, given = (quark_numba.analyze(path_of("u32"), reference, [X[:2]]) for reference in (None, FLOAT))
+    assert sum(each.own_sqnr_db is None for each in without.tensors) == 110
+    (unknown,) = [each for each in given.tensors if each.own_sqnr_db is None]
+    assert set(given.unmatched) == {unknown.name} == {given.tensors[-1].name}
+    assert given.twin[0].sqnr_db > 100
+    assert without.twin == []
+    # Quark's biases lie far beyond what their scales allow.
+    assert given.tensors[0].name.endswith("_bias_quantized")
+    assert given.tensors[0].saturated == 1
+
+
+def network(names="{}", order=None, scale_of="t2", wrong_scale=16.0, wrong_weight="w1", wrong_zero_point=20):
+    """A chain of products with uint8 activations and int8 weights; one scale is too large, one weight's zero point is off."""
+    generator = np.random.default_rng(3)
+    nodes, initializers = [], []
+
+    def add(operator, inputs, outputs, **attributes):
+        node = helper.make_node(operator, inputs, outputs, name=names.format(len(nodes)), **attributes)
+        nodes.append(node)
+
+    x = "x"
+    for layer in range(4):
+        weight = generator.normal(0, 0.3, (16, 16)).astype(np.float32)
+        zero_point = np.int8(0)
+        w_scale = np.float32(np.abs(weight).max() / 127)
+        w, t = f"w{layer}", f"t{layer}"
+        initializers += [numpy_helper.from_array(weight, w), numpy_helper.from_array(w_scale, f"{w}_s")]
+        initializers.append(numpy_helper.from_array(zero_point, f"{w}_z"))
+        # What dequantizes has another zero point: what a tool that mixes them up writes.
+        shifted = np.int8(wrong_zero_point if w == wrong_weight else 0)
+        codes = np.clip(np.rint(weight / w_scale), -128, 127).astype(np.int8)
+        initializers.append(numpy_helper.from_array(codes, f"{w}_codes"))
+        initializers.append(numpy_helper.from_array(shifted, f"{w}_z2"))
+        add("DequantizeLinear", [f"{w}_codes", f"{w}_s", f"{w}_z2"], [f"{w}_y"])
+        t_scale = np.float32(0.05 * (wrong_scale if t == scale_of else 1))
+        initializers += [numpy_helper.from_array(t_scale, f"{t}_s"), numpy_helper.from_array(np.uint8(128), f"{t}_z")]
+        add("QuantizeLinear", [x, f"{t}_s", f"{t}_z"], [f"{t}_codes"])
+        add("DequantizeLinear", [f"{t}_codes", f"{t}_s", f"{t}_z"], [f"{t}_y"])
+        add("MatMul", [f"{t}_y", f"{w}_y"], [f"m{layer}"])
+        x = f"m{layer}"
+    add("Identity", [x], ["y"])
+    initializers = [each for each in initializers if not each.name.endswith("_z") or each.name.startswith("t")]
+    used = {name for node in nodes for name in node.input}
+    initializers = [each for each in initializers if each.name in used]
+    return model(
+        [nodes[i] for i in order or range(len(nodes))],
+        [("x", "float32", [None, 16])],
+        ["y"],
+        initializers=initializers,
+        domains=[],
+    )
+
+
+def float_network():
+    quantized = network(wrong_scale=1, wrong_weight="")
+    generator = np.random.default_rng(3)
+    weights = [numpy_helper.from_array(generator.normal(0, 0.3, (16, 16)).astype(np.float32), f"w{i}") for i in range(4)]
+    chain = ["x", "m0", "m1", "m2", "m3"]
+    nodes = [helper.make_node("MatMul", [chain[i], f"w{i}"], [chain[i + 1]]) for i in range(4)]
+    return model(
+        [*nodes, helper.make_node("Identity", ["m3"], ["y"])],
+        [("x", "float32", [None, 16])],
+        ["y"],
+        initializers=weights,
+        domains=[],
+    ), quantized
+
+
+FEEDS = [np.random.default_rng(seed).normal(size=(8, 16)).astype(np.float32) for seed in range(3)]
+
+
+def test_faults_come_first():
+    """One scale 16 times too large, and a weight's zero point shifted: worst by their own errors, and by their effects."""
+    reference, right = float_network()
+    found = quark_numba.analyze(network(), reference, FEEDS, sweep=True)
+    assert found.twin[0].sqnr_db > 100
+    assert {each.name for each in found.tensors[:2]} == {"m1", "w1_codes"}
+    assert found.tensors[1].own_sqnr_db < found.tensors[2].own_sqnr_db - 10
+    singles = [each for each in found.sweep if not each.name.startswith("all ")]
+    assert {each.name for each in singles[:2]} == {"m1", "w1_codes"}
+    assert min(each.on_sqnr_db for each in singles[2:]) > max(each.on_sqnr_db for each in singles[:2]) + 5
+    off = {each.name: each.off_sqnr_db for each in singles}
+    assert sorted(off, key=off.get)[-1] in ("m1", "w1_codes")
+    healthy = quark_numba.analyze(right, reference, FEEDS)
+    assert healthy.outputs[0].sqnr_db > found.outputs[0].sqnr_db + 10
+
+
+def test_names_and_order_do_not_matter():
+    reference, _ = float_network()
+    order = np.random.default_rng(0).permutation(17).tolist()
+    one, other = (
+        quark_numba.analyze(each, reference, FEEDS, sweep=True)
+        for each in (network(), network(names="renamed/{}!", order=order))
+    )
+    assert [each.name for each in one.tensors] == [each.name for each in other.tensors]
+    assert [each.own_sqnr_db for each in one.tensors] == [each.own_sqnr_db for each in other.tensors]
+    assert one.sweep == other.sweep
+    assert one.outputs == other.outputs
+
+
+def naive_sweep(proto, group, is_on):
+    """Whole models: quantizers that are off are taken out of the graph."""
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in result.graph.node:
+        if node.op_type in BLOCKS and (node.input[0] in group) != is_on:
+            copy = helper.make_node("Identity", [node.input[0]], list(node.output))
+            node.CopyFrom(copy)
+    outputs = [each.name for each in result.graph.output]
+    return exact(result, outputs).run(None, {"x": X[:2]})[0].astype(np.float64)
+
+
+def test_sweep_against_whole_models():
+    proto = onnx.load(path_of("mx9"))
+    found = quark_numba.analyze(path_of("mx9"), data=[X[:2]], sweep=True, threads=2)
+    effects = {each.name: each for each in found.sweep}
+    every = [x for x, _, _ in quantizers_of(proto)]
+    weights = [each.name for each in found.tensors if each.kind == "weight"]
+    assert set(effects) == {*every, "all weights", "all activations"}
+    expected = naive_sweep(proto, every, False)
+    groups = {"all weights": weights} | {name: [name] for name in (*every[:2], *every[150:290:40])}
+    for name, group in groups.items():
+        for is_on, ratio in ((False, effects[name].off_sqnr_db), (True, effects[name].on_sqnr_db)):
+            np.testing.assert_allclose(ratio, decibels(expected, naive_sweep(proto, group, is_on) - expected), rtol=1e-9)
+    assert [each.on_sqnr_db for each in found.sweep] == sorted(each.on_sqnr_db for each in found.sweep)
+
+
+def test_sweep_by_node_and_operator():
+    reference, _ = float_network()
+    nodes, operators = (
+        quark_numba.analyze(network("n{}"), reference, FEEDS, sweep=True, by=by).sweep for by in ("node", "operator")
+    )
+    assert {each.name for each in nodes} == {"n3", "n7", "n11", "n15", "all weights", "all activations"}
+    assert {each.name for each in operators} == {"MatMul", "all weights", "all activations"}
+    (product,) = [each for each in operators if each.name == "MatMul"]
+    assert product.off_sqnr_db > 100  # nothing is rounded then
+    whole = quark_numba.analyze(network("n{}"), reference, FEEDS).outputs[0].sqnr_db
+    assert product.on_sqnr_db == pytest.approx(whole)
+
+
+def test_what_if():
+    """Each tensor in another format, and a line of trade-offs from more to fewer bits whose choices give what it says."""
+    found = quark_numba.analyze(path_of("bf16"), data=[X[:2]], what_if=["float32", "mxfp8_e4m3", "bfp16"])
+    proto = onnx.load(path_of("bf16"))
+    tensors, _, _ = oracle(proto, X[:2])
+    for each in found.tensors[:: len(found.tensors) // 20]:
+        f = tensors[each.name][0]
+        assert each.what_if["float32"] == math.inf
+        rounded = quark_numba.mx_quantize_dequantize(f, element_dtype="fp8_e4m3")
+        np.testing.assert_allclose(each.what_if["mxfp8_e4m3"], decibels(f, rounded.astype(np.float64) - f), rtol=1e-9)
+    points = found.trade_offs
+    assert 2 <= len(points) <= 24
+    assert [each.bits for each in points] == sorted((each.bits for each in points), reverse=True)
+    assert points[0].sqnr_db > points[-1].sqnr_db + 20
+    last = {name: type_name for point in points for name, type_name in point.choices.items()}
+    assert set(last.values()) == {"mxfp8_e4m3"}
+    assert set(last) == {each.name for each in found.tensors}
+    # A weight counts as a whole, an activation by the image.
+    elements = sum(tensors[each.name][0].size / (1 if each.kind == "weight" else 2) for each in found.tensors)
+    assert points[-1].bits == pytest.approx(8.25 * elements)
+    with pytest.raises(ValueError, match="what_if is 'mxfp8'; expected any of"):
+        quark_numba.analyze(path_of("bf16"), data=[X[:1]], what_if=["mxfp8"])
+
+
+def test_extended_operators_in_subgraphs_and_functions():
+    """What is in a local function is measured; what is in a subgraph is listed, and float in the twin."""
+    parameters = [numpy_helper.from_array(np.float32(0.5), "s"), numpy_helper.from_array(np.int8(0), "z")]
+
+    def pair(x, codes, y):
+        return [
+            helper.make_node("ExtendedQuantizeLinear", [x, "s", "z"], [codes], domain="com.amd.quark"),
+            helper.make_node("ExtendedDequantizeLinear", [codes, "s", "z"], [y], domain="com.amd.quark"),
+        ]
+
+    body = helper.make_graph(pair("h", "inner_codes", "inner"), "then", [], [helper.make_empty_tensor_value_info("inner")])
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["h"], ["e"])], "else", [], [helper.make_empty_tensor_value_info("e")]
+    )
+    function = helper.make_function(
+        "local",
+        "F",
+        ["a"],
+        ["b"],
+        [
+            helper.make_node("Constant", [], ["s"], value=parameters[0]),
+            helper.make_node("Constant", [], ["z"], value=parameters[1]),
+            *pair("a", "c", "b"),
+        ],
+        [helper.make_opsetid("com.amd.quark", 1), helper.make_opsetid("", 17)],
+    )
+    nodes = [
+        helper.make_node("F", ["x"], ["h"], domain="local"),
+        helper.make_node("If", ["condition"], ["y"], then_branch=body, else_branch=other),
+    ]
+    condition = numpy_helper.from_array(np.array(True), "condition")
+    whole = model(
+        nodes,
+        [("x", "float32", [4])],
+        ["y"],
+        initializers=[*parameters, condition],
+        domains=["local", "com.amd.quark"],
+        opset=17,
+    )
+    whole.functions.append(function)
+    x = np.array([0.3, 0.6, 100, -0.2], np.float32)
+    found = quark_numba.analyze(whole, data=[x])
+    (tensor,) = found.tensors
+    assert (tensor.name, tensor.type) == ("x", "int8")
+    y = np.clip(np.rint(x / 0.5), -128, 127) * 0.5
+    assert tensor.own_sqnr_db == pytest.approx(decibels(x, y - x))
+    assert tensor.saturated == 0.25
+    assert tensor.flushed_to_zero == 0.25
+    assert tensor.range_used == pytest.approx((127 - np.float64(x[3]) / 0.5) / 255, abs=1e-3)
+    assert "in a subgraph" in found.unmatched["h"]
+    assert found.outputs[0].sqnr_db == pytest.approx(tensor.own_sqnr_db)
+
+
+def test_what_cannot_be_told_apart_is_listed():
+    parameters = [numpy_helper.from_array(np.float32(0.5), "s"), numpy_helper.from_array(np.uint8(3), "z")]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["c"]),
+        helper.make_node("MaxPool", ["c"], ["p"], kernel_shape=[2]),
+        helper.make_node("DequantizeLinear", ["p", "s", "z"], ["y"]),
+        helper.make_node("DynamicQuantizeLinear", ["y"], ["d", "d_s", "d_z"]),
+        helper.make_node("DequantizeLinear", ["d", "d_s", "d_z"], ["w"]),
+    ]
+    whole = model(nodes, [("x", "float32", [1, 1, 6])], ["w"], initializers=parameters, domains=[])
+    x = np.linspace(-2, 2, 6, dtype=np.float32).reshape(1, 1, 6)
+    found = quark_numba.analyze(whole, data=[x])
+    assert found.tensors == []
+    assert found.unmatched["c"] == "ai.onnx::QuantizeLinear: its codes are used by ai.onnx::MaxPool"
+    assert {"c", "y", "w"} <= set(found.unmatched)
+    assert found.outputs[0].sqnr_db == math.inf
+
+
+def test_per_axis_and_blocked_scales():
+    """Saturation and the used range by the scale of each element."""
+    scales = np.array([0.1, 1, 10], np.float32)
+    initializers = [numpy_helper.from_array(scales, "s"), numpy_helper.from_array(np.zeros(3, np.int8), "z")]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["c"], axis=1),
+        helper.make_node("DequantizeLinear", ["c", "s", "z"], ["y"], axis=1),
+    ]
+    whole = model(nodes, [("x", "float32", [2, 3])], ["y"], initializers=initializers, domains=[])
+    x = np.array([[12.7, 12.7, 12.7], [-13, 100, 1300]], np.float32)
+    (tensor,) = quark_numba.analyze(whole, data=[x]).tensors
+    assert tensor.saturated == pytest.approx(2 / 6)
+    assert tensor.range_used == pytest.approx(1)
+    y = np.clip(np.rint(x / scales), -128, 127) * scales
+    assert tensor.own_sqnr_db == pytest.approx(decibels(x, y - x))
+    assert tensor.parameters == {"scale": [pytest.approx(0.1), 10.0], "axis": 1}
+
+
+def test_memory_does_not_grow_with_the_data():
+    """The largest resident set of a process over 4 and over 64 batches."""
+    code = f"""
+import resource, sys
+import numpy as np, quark_numba
+def feeds(n):
+    generator = np.random.default_rng(0)
+    for _ in range(n):
+        yield {{"x": generator.normal(size=(2, 3, 48, 192)).astype(np.float32)}}
+quark_numba.analyze({path_of("bf16")!r}, data=feeds(8), threads=2)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+quark_numba.analyze({path_of("bf16")!r}, data=feeds(64), threads=2)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 24 * 1024  # KiB; 56 more batches are 12 MB, and their tensors 2 GB
+
+
+def test_ctrl_c_writes_nothing(tmp_path):
+    csv_file, exclude = tmp_path / "t.csv", tmp_path / "e.json"
+    words = [sys.executable, "-m", "quark_numba", "analyze", path_of("bf16"), "--random", "2000", "--dim", "?=48"]
+    words += ["--sweep", "--csv", str(csv_file), "--exclude-config", str(exclude)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == b""
+    assert b"Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command(capsys, tmp_path):
+    table, exclude = tmp_path / "t.csv", tmp_path / "e.json"
+    arguments = ["analyze", path_of("bf16"), "--data", EXPECTED, "--batch", "3", "--limit", "1"]
+    assert cli.main([*arguments, "--top", "3", "--csv", str(table), "--exclude-config", str(exclude), "--exclude", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "the worst 3 of 258" in text
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert [int(row["place"]) for row in rows] == list(range(258))
+    excluded = json.loads(exclude.read_text())["exclude"]
+    names = {node.name for node in onnx.load(path_of("bf16")).graph.node}
+    assert 1 <= len(excluded) <= 4
+    assert set(excluded) <= names
+    assert cli.main([*arguments, "--json", "--sweep", "--by", "operator", "--what-if", "bfp16"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["tensors"][0]["used_by"][0] == excluded[0]
+    assert {"name", "kind", "type", "sqnr_db", "own_sqnr_db", "cosine", "max_abs_error"} <= set(report["tensors"][0])
+    assert {"Conv", "Gemm", "all weights"} <= {each["name"] for each in report["sweep"]}
+    assert report["trade_offs"][0].keys() == {"bits", "sqnr_db", "choices"}
+    assert cli.main([*arguments, "--fail-below", "20"]) == 0
+    assert cli.main([*arguments, "--fail-below", "90", "--csv", str(tmp_path / "none" / "t.csv")]) == 1
+    assert "none/t.csv: No such file" in capsys.readouterr().err.replace("\n", "")
+    assert cli.main([*arguments, "--sweep", "--what-if", "mxfp8_e4m3"]) == 0
+    text = capsys.readouterr().out
+    assert all(each in text for each in ("alone quantized", "Best trade-offs", "all activations"))
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="by is 'layer'"):
+        quark_numba.analyze(path_of("bf16"), data=[X], by="layer")
+    with pytest.raises(TypeError, match="one of them is needed"):
+        quark_numba.analyze(path_of("bf16"))
+    with pytest.raises(quark_numba.ModelError, match=r"input x is float64"):
+        quark_numba.analyze(path_of("bf16"), data=[X.astype(np.float64)])
+    assert threading.active_count() < 20
