@@ -19,6 +19,9 @@ FIELDS = (
     *("flushed", "saturated", "least", "most", "largest", "largest_own"),
 )
 
+# The bits of a float64's exponent: alone they are the largest power of two that is not larger, and 0 of 0.
+EXPONENT = np.int64(0x7FF0000000000000)
+
 # Names in the templates that a compilation binds.
 step: Any = None  # _step
 
@@ -79,3 +82,45 @@ def add_up() -> Any:
     numbers = types.float64[::1]
     signature = types.void(array, array, array, array, types.float64, types.float64, numbers)
     return jit.kernel(_add_up, "add_up", signature, step=jit.inline(_step))
+
+
+def _saturated_in_blocks(x: Any, own: Any, numbers: Any, highest: Any, largest: Any) -> int:
+    """How many elements of x, in blocks of rows as `numbers` (block, sub-block, most shift, drop, length, inner) have it, are
+    beyond what their block has, `highest` steps, and do not stay. `largest` is room for two rows."""
+    block, sub_block, max_shift, drop, length, inner = numbers
+    count = 0
+    below, least = 2.0 ** (-drop) * highest, 2.0 ** (-max_shift)
+    bits = largest.view(np.int64)
+    for start in range(0, x.size, length * inner):
+        for first in range(0, length, block):
+            rows = min(block, length - first)
+            largest[:inner] = 0.0
+            for row in range(rows):
+                for column in range(inner):
+                    magnitude = abs(x[start + (first + row) * inner + column])
+                    if (magnitude > largest[column]) & (magnitude < np.inf):
+                        largest[column] = magnitude
+            for column in range(inner):
+                bits[column] &= EXPONENT
+            for sub in range(0, rows, sub_block):
+                subs = min(sub_block, rows - sub)
+                largest[inner : 2 * inner] = 0.0
+                for row in range(subs):
+                    for column in range(inner):
+                        magnitude = abs(x[start + (first + sub + row) * inner + column])
+                        if (magnitude > largest[inner + column]) & (magnitude < np.inf):
+                            largest[inner + column] = magnitude
+                for column in range(inner):
+                    bits[inner + column] &= EXPONENT
+                    largest[inner + column] = max(largest[inner + column], largest[column] * least) * below
+                for row in range(subs):
+                    for column in range(inner):
+                        i = start + (first + sub + row) * inner + column
+                        count += (abs(x[i]) > largest[inner + column]) & (own[i] != x[i])
+    return count
+
+
+def saturated_in_blocks() -> Any:
+    array = types.Array(types.float32, 1, "C", readonly=True)
+    signature = types.int64(array, array, types.UniTuple(types.int64, 6), types.float64, types.float64[::1])
+    return jit.kernel(_saturated_in_blocks, "saturated_in_blocks", signature)

@@ -15,6 +15,8 @@ from ..block.granularity import Blocks, block_shape
 from ..block.operators import FORMATS
 from ..element_types import FLOAT32, ElementType, find
 from ..linear.calls import quantize_dequantize
+from ..linear.dispatch import TABLE
+from ..linear.key import select
 from ..rewriting.graph import Graph, Left, Node, call, full_name
 
 Kind = Literal["activation", "weight"]
@@ -83,18 +85,10 @@ class Block:
     is_whole: bool  # elements are whole numbers of steps
     axis: int
 
-    def limits(self, x: Array) -> Array:
-        """For each element what its magnitude saturates beyond."""
-        blocks = self.blocks
-        _, length, inner = block_shape(x.shape, self.axis, blocks.block)
-        columns = np.abs(np.where(np.isfinite(x), x, 0).astype(np.float64)).reshape(-1, length or 1, inner)
-        padded = np.pad(columns, ((0, 0), (0, -length % blocks.block), (0, 0)))
-        subs = padded.reshape(len(padded), -1, blocks.block // blocks.sub_block, blocks.sub_block, inner)
-        with np.errstate(divide="ignore"):
-            exponents = np.floor(np.log2(subs.max(axis=3, keepdims=True)))
-        exponents = np.maximum(exponents, exponents.max(axis=2, keepdims=True) - blocks.max_shift)
-        limit = np.ldexp(blocks.highest + 0.5 * self.is_whole, np.maximum(exponents, -1000).astype(int) - blocks.drop)
-        return np.broadcast_to(limit, subs.shape).reshape(padded.shape)[:, : length or 1].reshape(x.shape)
+    def layout(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """(length, inner) of x as the kernels see it, in an array of shape (outer, length, inner)."""
+        _, length, inner = block_shape(shape, self.axis, self.blocks.block)
+        return length, inner
 
 
 @dataclass(eq=False)
@@ -301,7 +295,24 @@ def _round_trip(graph: Graph, node: Node, followers: list[Node], form: Linear) -
             return call(follower, [*call(node, [x, *arrays]), *behind])[0]
         return quantize_dequantize(x, scale, zero_point, axis=axis, block_size=block_size, saturate=saturate)
 
-    return one_step
+    return _at_once(form, zero_point, saturate, one_step) if form.is_per_tensor else one_step
+
+
+def _at_once(form: Linear, zero_point: Array, saturate: bool, in_general: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """`in_general`, without its checks where there is one scale: for small tensors they take longer than the kernel."""
+    key = select("quantize_dequantize", FLOAT32, FLOAT32, form.element_type, FLOAT32, saturate=saturate)
+    scale, zero = form.scale.astype(np.float32).reshape(-1), zero_point.astype(key.zero_point_dtype).reshape(-1)
+    if form.element_type.bits < 8:
+        return in_general
+
+    def apply(x: Array) -> Array:
+        if x.dtype != np.float32 or not x.flags.c_contiguous:
+            return in_general(x)
+        y = np.empty(x.shape, np.float32)
+        TABLE[key].serial(x.reshape(-1), scale, zero, y.reshape(-1), (1, 1, x.size, 1, False), 0)
+        return y
+
+    return apply
 
 
 def _parameters(form: Linear) -> dict[str, Any]:

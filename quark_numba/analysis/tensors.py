@@ -92,15 +92,23 @@ def _range_used(quantizer: Quantizer, sums: TensorSums) -> float | None:
     return min(max(used, 0.0) / (float(highest) - float(lowest)), 1.0)
 
 
-class _Kernel:
+class _Kernels:
+    """Compiled when they are first asked for, as their module imports Numba."""
+
     @created_once
     def add_up(self) -> Any:
-        from . import kernels  # which imports Numba
+        from . import kernels
 
         return kernels.add_up()
 
+    @created_once
+    def saturated_in_blocks(self) -> Any:
+        from . import kernels
 
-_KERNEL = _Kernel()
+        return kernels.saturated_in_blocks()
+
+
+_KERNELS = _Kernels()
 
 
 def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> TensorSums:
@@ -113,7 +121,7 @@ def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> Tens
     sums = add_up(x, own, arrived, kept, lowest, highest)
     with np.errstate(all="ignore"):
         if isinstance(form, Block):
-            sums.saturated = float(np.sum((np.abs(x) > form.limits(x)) & (own != x)))
+            sums.saturated = float(_saturated_in_blocks(form, x, own))
         elif form.is_per_tensor:
             ends = form.codes(np.array([sums.least_code, sums.largest_code]))
             sums.least_code, sums.largest_code = float(ends.min()), float(ends.max())
@@ -131,10 +139,23 @@ def own_noise(x: Array, rounded: Array) -> float:
 
 def add_up(x: Array, own: Array, arrived: Array, kept: Array, lowest: float, highest: float) -> TensorSums:
     sums = np.zeros(12)
-    _KERNEL.add_up(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums)
+    _KERNELS.add_up(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums)
     signal, energy, product, noise, own_error, inherited, flushed, saturated, *ends = sums.tolist()
     return TensorSums(x.size, signal, energy, product, noise, own_error, inherited, flushed, saturated, *ends)
 
 
+def _saturated_in_blocks(form: Block, x: Array, own: Array) -> int:
+    if not x.size:
+        return 0
+    blocks, (length, inner) = form.blocks, form.layout(x.shape)
+    numbers = blocks.block, blocks.sub_block, blocks.max_shift, blocks.drop, length, inner
+    # What is beyond by less than half a step is rounded to the last.
+    highest = blocks.highest + 0.5 if form.is_whole else float(blocks.highest)
+    count: int = _KERNELS.saturated_in_blocks(_flat(x), _flat(own), numbers, highest, np.zeros(2 * inner))
+    return count
+
+
 def _flat(array: Array) -> Array:
+    if array.dtype == np.float32 and array.flags.c_contiguous:
+        return array.reshape(-1)
     return np.ascontiguousarray(array, np.float32).reshape(-1)
