@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -512,3 +513,79 @@ def test_wrong_arguments():
     with pytest.raises(quark_numba.ModelError, match=r"input x is float64"):
         quark_numba.analyze(path_of("bf16"), data=[X.astype(np.float64)])
     assert threading.active_count() < 20
+
+
+def reference_saturated(x, own, axis, block, highest, drop, sub=None, max_shift=0):
+    """Element by element: what is beyond the most of its block, or of its sub-block."""
+    count, sub = 0, sub or block
+    rows = np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])
+    rounded = np.moveaxis(own, axis, -1).reshape(rounded_shape := rows.shape)
+    for row, stays in zip(rows, rounded, strict=True):
+        for start in range(0, rounded_shape[1], block):
+            top = math.floor(math.log2(np.abs(row[start : start + block]).max()))
+            for i in range(start, min(start + block, len(row)), sub):
+                part = row[i : min(i + sub, start + block)]
+                exponent = max(math.floor(math.log2(np.abs(part).max())), top - max_shift)
+                beyond = np.abs(part) > 2.0 ** (exponent - drop) * highest
+                count += int(np.sum(beyond & (stays[i : i + len(part)] != part)))
+    return count / x.size
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "numbers"),
+    [
+        ("MXQuantizeDequantize", {"element_dtype": "fp8_e4m3", "block_size": 5}, {"block": 5, "highest": 448, "drop": 8}),
+        ("MXQuantizeDequantize", {"element_dtype": "fp4_e2m1", "block_size": 8}, {"block": 8, "highest": 6, "drop": 2}),
+        ("MXQuantizeDequantize", {"element_dtype": "int8", "block_size": 4}, {"block": 4, "highest": 127.5, "drop": 6}),
+        ("BFPQuantizeDequantize", {"bit_width": 13, "block_size": 8}, {"block": 8, "highest": 15.5, "drop": 3}),
+        (
+            "BFPQuantizeDequantize",
+            {"bfp_method": "to_bfp_prime", "bit_width": 12, "block_size": 8, "sub_block_size": 2, "sub_block_shift_bits": 1},
+            {"block": 8, "highest": 7.5, "drop": 2, "sub": 2, "max_shift": 1},
+        ),
+    ],
+)
+@pytest.mark.parametrize(("shape", "axis"), [((3, 20), 1), ((2, 16, 3), 1), ((18, 7), 0)])
+def test_saturated_in_blocks(operator, attributes, numbers, shape, axis):
+    x = np.random.default_rng(8).normal(size=shape).astype(np.float32)
+    node = helper.make_node(operator, ["x"], ["y"], domain="com.amd.quark", axis=axis, **attributes)
+    whole = model([node], [("x", "float32", list(shape))], ["y"])
+    call = quark_numba.mx_quantize_dequantize if operator[0] == "M" else quark_numba.bfp_quantize_dequantize
+    own = call(x, axis=axis, **attributes)
+    (tensor,) = quark_numba.analyze(whole, data=[x]).tensors
+    assert tensor.saturated == pytest.approx(reference_saturated(x, own, axis, **numbers))
+    assert tensor.range_used is None
+    assert tensor.own_sqnr_db == pytest.approx(decibels(x, own.astype(np.float64) - x))
+
+
+def test_page(tmp_path):
+    """One file that loads nothing, whose text is escaped and whose plots are parts of it."""
+    path = tmp_path / "<b>&$.onnx"
+    source = onnx.load(path_of("a8w8"))
+    onnx.save(source, path)
+    file = tmp_path / "page.html"
+    words = ["analyze", str(path), "--reference", FLOAT, "--data", EXPECTED, "--limit", "1", "--html", str(file), "--sweep"]
+    assert cli.main([*words, "--what-if", "bfp16"]) == 0
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "<title>&lt;b&gt;&amp;$.onnx</title>" in text
+    assert re.findall(r'(?:src|href)="(?!#)[^"]*"', text.replace("xlink:href", "href")) == []
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert text.count("<figure") == 2 + 8
+    assert "prefers-color-scheme: dark" in text
+    identifiers = re.findall(r'\bid="([^"]+)"', text)
+    assert len(identifiers) == len(set(identifiers))
+    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', text))
+    assert used <= set(identifiers)
+    for each in ("relu_9.tmp_0", "conv2d_84.tmp_1", "all activations", "linear_1.tmp_0_weight_quantized"):
+        assert each in text
+
+
+def test_page_without_plots(tmp_path, capsys, monkeypatch):
+    """Said before anything runs, and no file is written."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ["analyze", path_of("bf16"), "--data", EXPECTED, "--html", str(tmp_path / "page.html")]
+    monkeypatch.setattr("quark_numba.analysis.analyze.analyze", None)
+    assert cli.main(words) == 1
+    assert "pip install 'quark_numba[plots]'" in capsys.readouterr().err.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []

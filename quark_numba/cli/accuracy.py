@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import arguments
@@ -52,12 +53,17 @@ def add_commands(commands: Any) -> None:
         help=f"what each tensor would be in another format, and the best trade-offs: {', '.join(_formats())}",
     )
     analyze.add_argument("--csv", metavar="FILE", help="write the table of all tensors")
+    analyze.add_argument("--html", metavar="FILE", help="write all as one page, with plots; needs the extra `plots`")
     analyze.add_argument(
         "--exclude-config",
         metavar="FILE",
         help="write the nodes that take the --exclude worst tensors, as the list `exclude` of Quark's configuration (JSON)",
     )
     analyze.add_argument("--exclude", type=arguments.positive, default=5, metavar="N", help="how many tensors (default: 5)")
+
+
+# Tensors that a page has histograms of.
+_HISTOGRAMS = 8
 
 
 def _formats() -> list[str]:
@@ -112,8 +118,11 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _analyze(options: argparse.Namespace) -> int:
     from ..analysis.analyze import analyze
+    from ..analysis.page import check_plots, page
     from ..rewriting import model_files
 
+    if options.html:
+        check_plots()
     with counted_progress("analysing") as progress:
         analysis = analyze(
             options.model,
@@ -122,9 +131,12 @@ def _analyze(options: argparse.Namespace) -> int:
             sweep=options.sweep,
             by=options.by,
             what_if=options.what_if,
+            histograms=_HISTOGRAMS if options.html else 0,
             threads=options.threads,
             progress=progress,
         )
+    if options.html:
+        model_files.write(options.html, page(analysis, Path(options.model).name).encode())
     if options.csv:
         model_files.write(options.csv, _csv(analysis).encode())
     if options.exclude_config:
