@@ -36,8 +36,14 @@ def load(model: Model, name: str = "model") -> onnx.ModelProto:
 
 
 def has_own_operators(model: onnx.ModelProto) -> bool:
-    """Whether it imports a domain of the package."""
-    return any(each.domain in OPERATORS.domains for each in model.opset_import if each.domain)
+    """Whether it has nodes of domains of the package."""
+    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    while waiting:
+        for node in waiting.pop().node:
+            if node.domain and node.domain in OPERATORS.domains:
+                return True
+            waiting += [graph for each in node.attribute for graph in (*([each.g] if each.HasField("g") else []), *each.graphs)]
+    return False
 
 
 @dataclass
