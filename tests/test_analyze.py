@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -589,3 +590,31 @@ def test_page_without_plots(tmp_path, capsys, monkeypatch):
     assert cli.main(words) == 1
     assert "pip install 'quark_numba[plots]'" in capsys.readouterr().err.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_numpy_lacks():
+    """bfloat16 and sequences go from step to step; what ONNX Runtime cannot run as it is written is listed."""
+    initializers = [
+        quark_numba.to_tensor_proto(np.array(0.5).astype(ml_dtypes.bfloat16), "s"),
+        numpy_helper.from_array(np.int8(0), "z"),
+    ]
+    initializers += [numpy_helper.from_array(np.int64(0), "first"), numpy_helper.from_array(np.int64(1), "second")]
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0),
+        helper.make_node("SequenceAt", ["parts", "first"], ["a"]),
+        helper.make_node("Cast", ["a"], ["b"], to=onnx.TensorProto.BFLOAT16),
+        helper.make_node("QuantizeLinear", ["b", "s", "z"], ["c"]),
+        helper.make_node("DequantizeLinear", ["c", "s", "z"], ["d"]),
+        helper.make_node("Cast", ["d"], ["e"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("SequenceAt", ["parts", "second"], ["f"]),
+        helper.make_node("Add", ["e", "f"], ["y"]),
+    ]
+    whole = model(nodes, [("x", "float32", [2, 3])], ["y"], initializers=initializers, domains=[])
+    x = np.array([[0.3, 1.2, 100], [1, 2, 3]], np.float32)
+    found = quark_numba.analyze(whole, data=[x])
+    (tensor,) = found.tensors
+    a = x[0].astype(ml_dtypes.bfloat16).astype(np.float64)
+    rounded = np.clip(np.rint(a / 0.5), -128, 127) * 0.5
+    assert tensor.own_sqnr_db == pytest.approx(decibels(a, rounded - a))
+    assert found.outputs[0].sqnr_db == pytest.approx(decibels(a + x[1], rounded - a))
+    assert "ONNX Runtime's optimisations" in found.unmatched

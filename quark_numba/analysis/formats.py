@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arguments import did_you_mean
 from ..block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from ..block.formats import MX_ELEMENT_TYPES
 from ..element_types import BFLOAT16, FLOAT16, ElementType
 from ..linear.calls import quantize_dequantize
-from .quantizers import Array
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ value is what ONNX Runtime computes of each node by itself, whatever is asked fo
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -60,29 +62,25 @@ def _ort_value(value: Any) -> Any:
     if isinstance(value, onnxruntime.OrtValue):
         return value
     element_type = find(value.dtype)
+    array = np.ascontiguousarray(value).reshape(value.shape)
     if element_type is None or element_type.dtype.isbuiltin == 1:
-        return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value).reshape(value.shape))
-    bits = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, element_type.number)
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), element_type.ort_number or element_type.number)
+    ctypes.memmove(made.data_ptr(), array.ctypes.data, array.nbytes)
+    return made
 
 
 def _array(value: Any) -> Any:
-    """What numpy or ml_dtypes has of it: an array; else it stays as it is, a sequence for instance."""
-    if not value.is_tensor():
+    """An array of what numpy or ml_dtypes has; else the value as it is, a sequence for instance."""
+    element_type = find(value.element_type()) if value.is_tensor() else None
+    if element_type is None:
         return value
-    element_type = find(value.element_type())
-    if element_type is None or element_type.dtype.isbuiltin == 1:
+    if element_type.dtype.isbuiltin == 1:
         return value.numpy()
     if element_type.bits < 8:
         return value
-    return np.asarray(value.numpy()).view(element_type.dtype) if element_type.bits == 8 else _sixteen_bits(value, element_type)
-
-
-def _sixteen_bits(value: Any, element_type: Any) -> Array:
-    import ctypes
-
-    content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    return np.frombuffer(content, element_type.dtype).reshape(value.shape())
+    size = math.prod(value.shape()) * element_type.dtype.itemsize
+    return np.frombuffer(ctypes.string_at(value.data_ptr(), size), element_type.dtype).reshape(value.shape())
 
 
 Step = Segment | Quantizer
