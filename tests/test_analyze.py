@@ -618,3 +618,28 @@ def test_values_that_numpy_lacks():
     assert tensor.own_sqnr_db == pytest.approx(decibels(a, rounded - a))
     assert found.outputs[0].sqnr_db == pytest.approx(decibels(a + x[1], rounded - a))
     assert "ONNX Runtime's optimisations" in found.unmatched
+
+
+def test_branches_and_outputs_that_are_constants():
+    """A node may take what is rounded late, and what was there long before; the model may put out a constant, or an input."""
+    generator = np.random.default_rng(9)
+    weights = [numpy_helper.from_array(generator.normal(size=(4, 4)).astype(np.float32), name) for name in ("w", "v")]
+    scales = [numpy_helper.from_array(np.float32(0.1), "s"), numpy_helper.from_array(np.int8(0), "z")]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("MatMul", ["u", "v"], ["b"]),
+        helper.make_node("QuantizeLinear", ["a", "s", "z"], ["a_codes"]),
+        helper.make_node("DequantizeLinear", ["a_codes", "s", "z"], ["a_y"]),
+        helper.make_node("Add", ["b", "a_y"], ["c"]),
+        helper.make_node("Sub", ["c", "b"], ["y"]),
+    ]
+    inputs = [(name, "float32", [2, 4]) for name in "xu"]
+    whole = model(nodes, inputs, ["y", "w", "u", "a_y"], initializers=[*weights, *scales], domains=[])
+    x, u = generator.normal(size=(2, 2, 4)).astype(np.float32)
+    found = quark_numba.analyze(whole, data=[{"x": x, "u": u}], sweep=True)
+    (tensor,) = found.tensors
+    outputs = {each.name: each for each in found.outputs}
+    assert outputs["w"].sqnr_db == outputs["u"].sqnr_db == math.inf
+    assert outputs["a_y"].sqnr_db == pytest.approx(tensor.own_sqnr_db)
+    assert outputs["y"].sqnr_db == pytest.approx(tensor.own_sqnr_db, abs=1e-3)
+    assert {each.name: each.off_sqnr_db for each in found.sweep}["a"] == math.inf

@@ -37,7 +37,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a model; `rank` is None where it is not known, a dimension where it is free."""
+    """An input of a model; `shape` is None where it is not known, and a dimension no positive number where it is free."""
 
     name: str
     type_name: str
@@ -60,7 +60,8 @@ class Input:
 
 
 def inputs_of(session: Any) -> list[Input]:
-    return [Input(each.name, each.type, None if each.shape is None else tuple(each.shape)) for each in session.get_inputs()]
+    # ONNX Runtime gives [] for a scalar, and where nothing is known.
+    return [Input(each.name, each.type, tuple(each.shape) if each.shape else None) for each in session.get_inputs()]
 
 
 class Data:

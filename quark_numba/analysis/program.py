@@ -21,6 +21,7 @@ from onnx import helper
 
 from ..compiling.threads import on_one_thread
 from ..element_types import find
+from ..element_types.tensors import from_tensor_proto
 from ..errors import ModelError, reraise_of_signal_handler
 from ..ort import DISABLE_QUANT_QDQ, register
 from ..rewriting import model_files
@@ -35,6 +36,10 @@ Config = Mapping[Quantizer, Rounding]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class StoppedError(Exception):
+    """What was begun is not to be finished: something else failed, or Ctrl-C came."""
 
 
 class Segment:
@@ -90,91 +95,15 @@ class Program:
     """The steps of a model in the order of execution, after `weights`, its constant tensors that are rounded."""
 
     def __init__(self, twin: Twin) -> None:
-        model = twin.model
         self.twin = twin
-        self.model_inputs = [each.name for each in model.graph.input]
-        self.outputs = [each.name for each in model.graph.output]
+        self.outputs = [each.name for each in twin.model.graph.output]
         self.weights = [each for each in twin.quantizers if each.kind == "weight"]
-        self._types = _Types(model)
-        self.inputs = [each for each in self._types.inputs if each.name not in {i.name for i in model.graph.initializer}]
-        self.steps = list(self._steps(model, twin))
+        builder = _Builder(twin)
+        self.inputs = [each for each in builder.inputs if each.name not in builder.initializers]
+        self._constants = builder.constants_put_out()
+        self.steps = list(builder.steps())
         self._last_use = self._uses()
         self.stopped = threading.Event()
-
-    def _steps(self, model: onnx.ModelProto, twin: Twin) -> Iterator[Step]:
-        """Segments: a node is put to the last of those that its inputs come from, unless one is rounded on the way."""
-        constants = {each.name: each for each in model.graph.initializer}
-        roundings = {name: each for each in twin.quantizers for name in each.ys}
-        groups: list[list[int]] = []
-        order: list[Quantizer | list[int]] = []
-        place: dict[str, tuple[int, bool]] = {}  # of a value: its segment, and whether it is rounded there
-        seen: set[Quantizer] = set()
-        nodes = list(model.graph.node)
-        for index, node in enumerate(nodes):
-            quantizer = roundings.get(node.output[0]) if node.output else None
-            if quantizer is not None:
-                for name in quantizer.ys:
-                    place[name] = (place.get(quantizer.x, (-1, False))[0], True)
-                if quantizer not in seen and quantizer.kind == "activation":
-                    order.append(quantizer)
-                seen.add(quantizer)
-                continue
-            if node.op_type == "Constant" and not node.domain:
-                continue  # in each segment that uses it
-            sources = [place[name] for name in names_used(node) if name in place]
-            last = max((segment for segment, _ in sources), default=-1)
-            if last < 0 or any(is_rounded and segment == last for segment, is_rounded in sources):
-                groups.append([])
-                order.append(groups[-1])
-                last = len(groups) - 1
-            groups[last].append(index)
-            place.update((name, (last, False)) for name in node.output)
-        made_by_constant = {node.output[0]: node for node in nodes if node.op_type == "Constant" and not node.domain}
-        needed = {name for each in twin.quantizers for name in (each.x,)} | set(self.outputs)
-        used_by: dict[str, set[int]] = {}
-        for number, group in enumerate(groups):
-            for index in group:
-                for name in names_used(nodes[index]):
-                    used_by.setdefault(name, set()).add(number)
-        numbers = {id(group): number for number, group in enumerate(groups)}
-        for each in order:
-            if isinstance(each, Quantizer):
-                yield each
-            else:
-                yield self._segment(model, twin, each, numbers[id(each)], constants, made_by_constant, needed, used_by)
-
-    def _segment(
-        self,
-        model: onnx.ModelProto,
-        twin: Twin,
-        group: list[int],
-        number: int,
-        constants: Mapping[str, onnx.TensorProto],
-        made_by_constant: Mapping[str, onnx.NodeProto],
-        needed: set[str],
-        used_by: Mapping[str, set[int]],
-    ) -> Segment:
-        forms = [[model.graph.node[index] for index in group]]
-        if any(index in twin.kept for index in group):
-            forms.append([twin.kept.get(index, model.graph.node[index]) for index in group])
-        made = {name for node in forms[0] for name in node.output if name}
-        used = list(dict.fromkeys(name for nodes in forms for node in nodes for name in names_used(node) if name not in made))
-        inputs = [name for name in used if name not in constants and name not in made_by_constant]
-        outputs = sorted(name for name in made if name in needed or used_by.get(name, set()) - {number})
-        both = []
-        for nodes in forms:
-            graph = helper.make_graph(
-                [*(made_by_constant[name] for name in used if name in made_by_constant), *nodes],
-                "segment",
-                [self._types.value(name) for name in inputs],
-                [helper.make_empty_tensor_value_info(name) for name in outputs],
-                [constants[name] for name in used if name in constants],
-            )
-            segment = helper.make_model(graph, opset_imports=model.opset_import, ir_version=max(model.ir_version, 4))
-            has_own = any(node.domain for node in nodes) or len(forms) > 1
-            with model_files.session_source(segment) as source:
-                both.append(_session(source, f"the nodes {', '.join(node.name for node in nodes)}", has_own))
-        return Segment(inputs, outputs, both[0], both[-1])
 
     def _uses(self) -> list[list[str]]:
         """After each step, what nobody asks for any more."""
@@ -198,7 +127,7 @@ class Program:
 
     def start(self, feed: Mapping[str, Array], config: Config) -> dict[str, Any]:
         """The values before the first step."""
-        values: dict[str, Any] = {name: feed[name] for name in self.model_inputs if name in feed}
+        values: dict[str, Any] = {**self._constants, **{each.name: feed[each.name] for each in self.inputs}}
         for each in self.weights:
             values |= dict.fromkeys(each.ys, self.weight(each, config.get(each)))
         return values
@@ -223,7 +152,7 @@ class Program:
 
     def advance(self, step: Step, values: dict[str, Any], config: Config, *, quantized: bool) -> None:
         if self.stopped.is_set():
-            raise KeyboardInterrupt
+            raise StoppedError
         if isinstance(step, Quantizer):
             y = _clipped(values[step.x], step)
             rounding = config.get(step)
@@ -308,23 +237,111 @@ def _clipped(x: Array, quantizer: Quantizer) -> Array:
     return x if quantizer.clip is None else np.clip(x, *(x.dtype.type(end) for end in quantizer.clip))
 
 
-class _Types:
-    """What ONNX Runtime infers of all values: types, without which a session has no inputs."""
+class _Builder:
+    """What makes the steps of the float twin: segments of its nodes, but for those in the place of quantizers."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        tapped = onnx.ModelProto()
-        tapped.CopyFrom(model)
-        present = {each.name for each in model.graph.output}
-        names = dict.fromkeys(name for node in model.graph.node for name in node.output if name and name not in present)
-        tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
-        has_own = any(node.domain for node in model.graph.node)
-        with model_files.session_source(tapped) as source:
-            session = _session(source, "the model without its quantization nodes", has_own)
+    def __init__(self, twin: Twin) -> None:
+        self.twin, self.graph = twin, twin.model.graph
+        self.initializers = {each.name: each for each in self.graph.initializer}
+        # These are part of each segment that uses them.
+        self.constant_nodes = {
+            node.output[0]: node for node in self.graph.node if node.op_type == "Constant" and not node.domain
+        }
+        session = self._of_all_values()
         self.inputs = data.inputs_of(session)
-        self._names = {each.name: each.type for each in (*session.get_inputs(), *session.get_outputs())}
+        self.types = {each.name: each.type for each in (*session.get_inputs(), *session.get_outputs())}
 
-    def value(self, name: str) -> onnx.ValueInfoProto:
-        return onnx.ValueInfoProto(name=name, type=_type_proto(self._names[name]))
+    def _of_all_values(self) -> Any:
+        """A session that is not run: it tells the types of all values, without which segments have no inputs."""
+        tapped = onnx.ModelProto()
+        tapped.CopyFrom(self.twin.model)
+        present = {each.name for each in self.graph.output}
+        names = dict.fromkeys(name for node in self.graph.node for name in node.output if name and name not in present)
+        tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
+        with model_files.session_source(tapped) as source:
+            return _session(source, "the model without its quantization nodes", any(node.domain for node in self.graph.node))
+
+    def constants_put_out(self) -> dict[str, Array]:
+        found = {}
+        for output in self.graph.output:
+            tensor = self.initializers.get(output.name)
+            if output.name in self.constant_nodes:
+                tensor = next((each.t for each in self.constant_nodes[output.name].attribute if each.name == "value"), None)
+            if tensor is not None:
+                found[output.name] = from_tensor_proto(tensor)
+        return found
+
+    def steps(self) -> Iterator[Step]:
+        groups = self._groups()
+        used_by: dict[str, set[int]] = {}
+        for place, group in enumerate(groups):
+            nodes = [] if isinstance(group, Quantizer) else group
+            for name in (group.x,) if isinstance(group, Quantizer) else self._used(nodes):
+                used_by.setdefault(name, set()).add(place)
+        for output in self.graph.output:
+            used_by.setdefault(output.name, set()).add(-1)
+        for place, group in enumerate(groups):
+            if isinstance(group, Quantizer):
+                yield group
+            else:
+                made = (name for index in group for name in self.graph.node[index].output if name)
+                yield self._segment(group, [name for name in made if used_by.get(name, set()) - {place}])
+
+    def _groups(self) -> list[Quantizer | list[int]]:
+        """Quantized activations, and the places of the nodes of segments. A node is put to the last segment that an input of it
+        comes from, unless one comes from a quantizer behind that."""
+        quantizers = {name: each for each in self.twin.quantizers for name in each.ys}
+        groups: list[Quantizer | list[int]] = []
+        places: dict[str, int] = {}  # of what makes a value, among the groups
+        for index, node in enumerate(self.graph.node):
+            quantizer = quantizers.get(node.output[0]) if node.output else None
+            if quantizer is not None and (quantizer.kind == "weight" or quantizer.ys[0] in places):
+                continue
+            if quantizer is not None:
+                groups.append(quantizer)
+                places.update(dict.fromkeys(quantizer.ys, len(groups) - 1))
+            elif node.output and node.output[0] in self.constant_nodes:
+                continue
+            else:
+                last = max((places.get(name, -1) for name in names_used(node)), default=-1)
+                group = groups[last] if last >= 0 else None
+                if not isinstance(group, list):
+                    last, group = len(groups), []
+                    groups.append(group)
+                group.append(index)
+                places.update(dict.fromkeys(node.output, last))
+        return groups
+
+    def _used(self, group: list[int]) -> list[str]:
+        """What the nodes of a segment use of others, in either form."""
+        nodes = [node for index in group for node in self._forms(index)]
+        made = {name for node in nodes for name in node.output}
+        return list(dict.fromkeys(name for node in nodes for name in names_used(node) if name not in made))
+
+    def _forms(self, index: int) -> list[onnx.NodeProto]:
+        """A node in the float twin, and in the quantized model if its subgraphs quantize."""
+        return [self.graph.node[index], *([self.twin.kept[index]] if index in self.twin.kept else [])]
+
+    def _segment(self, group: list[int], outputs: list[str]) -> Segment:
+        used = self._used(group)
+        inputs = [name for name in used if name not in self.initializers and name not in self.constant_nodes]
+        has_two = any(index in self.twin.kept for index in group)
+        forms = [[self._forms(index)[-1 if quantized else 0] for index in group] for quantized in range(1 + has_two)]
+        sessions_of_forms = []
+        for nodes in forms:
+            graph = helper.make_graph(
+                [*(self.constant_nodes[name] for name in used if name in self.constant_nodes), *nodes],
+                "segment",
+                [onnx.ValueInfoProto(name=name, type=_type_proto(self.types[name])) for name in inputs],
+                [helper.make_empty_tensor_value_info(name) for name in outputs],
+                [self.initializers[name] for name in used if name in self.initializers],
+            )
+            model = self.twin.model
+            segment = helper.make_model(graph, opset_imports=model.opset_import, ir_version=max(model.ir_version, 4))
+            name = f"the nodes {', '.join(node.name for node in nodes)}"
+            with model_files.session_source(segment) as source:
+                sessions_of_forms.append(_session(source, name, has_two or any(node.domain for node in nodes)))
+        return Segment(inputs, outputs, sessions_of_forms[0], sessions_of_forms[-1])
 
 
 def _type_proto(text: str) -> onnx.TypeProto:
