@@ -75,7 +75,7 @@ def test_numbers():
     halves = [np.abs(noise[:4]).max(), np.abs(noise[4:]).max()]
     np.testing.assert_allclose(found.metrics["largest"], (4 * halves[0] + 2 * halves[1]) / 6)
     assert found.metrics["one"] == 1
-    assert (found.samples, found.batches, calls) == (6, 2, [(1, None), (2, None)])
+    assert (found.samples, found.batches, calls) == (6, 2, [(1, 2), (2, 2)])
     assert found.samples_per_second > 0 < found.reference_samples_per_second
 
 
@@ -290,3 +290,25 @@ def test_wrong_command(words, capsys):
 def test_onnx_runtime_without_our_operators_runs_the_twin():
     twin = twins.make_twin(onnx.load(BF16)).model
     onnxruntime.InferenceSession(twin.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_data_are_read_again():
+    """A function is called again; an iterator is not there any more."""
+    calls = []
+
+    def function():
+        calls.append(1)
+        return ({"x": X[i : i + 1]} for i in range(2))
+
+    inputs = [data.Input("x", "tensor(float)", None)]
+    opened = data.open_data(inputs, function)
+    assert (len(list(opened)), len(list(opened)), len(calls)) == (2, 2, 2)
+    assert data.open_data(inputs, [X[:2], X]).batches == 2
+    assert data.open_data(inputs, [X[:2], X], batch=2).batches == 4
+    once = data.open_data(inputs, iter([X]))
+    assert (opened.again, once.again, once.batches) == (True, False, None)
+    with pytest.raises(quark_numba.ModelError, match="what_if reads the data twice"):
+        quark_numba.analyze(BF16, data=iter([X]), what_if=["bfp16"])
+    found = quark_numba.analyze(BF16, random=2, dimensions={"x[2]": 48, "x[0]": 1, "x[3]": 192}, what_if=["bfp16"])
+    assert found.batches == 2
+    assert found.trade_offs

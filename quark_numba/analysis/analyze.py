@@ -158,6 +158,8 @@ def analyze(
         limit=limit,
         batch=batch,
     )
+    if what_if and not batches.again:
+        raise ModelError("what_if reads the data twice; expected a file, a folder, a function or a list, and no iterator")
     return analyzer.run(batches, histograms, progress)
 
 

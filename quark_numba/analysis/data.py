@@ -5,6 +5,7 @@ Of files the headers are read first, all of them, so that what is wrong is refus
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import sys
@@ -43,7 +44,7 @@ class Input:
     type_name: str
     shape: tuple[int | str | None, ...] | None
 
-    def fault(self, header: Header, *, dropped: int = 0) -> str:
+    def fault(self, header: Any, *, dropped: int = 0) -> str:
         """What is wrong with an array for this input, with so many of its first dimensions left out; "" if nothing is."""
         dtype = dtype_of(self.type_name)
         if dtype is None or (header.dtype.kind != "U" if dtype.kind == "U" else header.dtype.newbyteorder("=") != dtype):
@@ -65,18 +66,18 @@ def inputs_of(session: Any) -> list[Input]:
 
 
 class Data:
-    """Batches of a model's inputs: what is iterated over, as often as the source allows. `batches` is their number, None if
-    only the source knows."""
+    """Batches of a model's inputs: what is iterated over, and `again`, unless it comes from an iterator. `batches` is their
+    number, None if only the source knows."""
 
     def __init__(
-        self, items: Callable[[], Iterator[tuple[str, Mapping[str, Any]]]], batches: int | None, limit: int | None
+        self, items: Callable[[], Iterator[Arrays]], batches: int | None, limit: int | None, *, again: bool = True
     ) -> None:
-        self._items, self._limit = items, limit
+        self._items, self._limit, self.again = items, limit, again
         self.batches = batches if limit is None or batches is None else min(batches, limit)
 
     def __iter__(self) -> Iterator[Arrays]:
         count = 0
-        for _, arrays in self._items() if self._limit != 0 else ():
+        for arrays in self._items():
             yield arrays
             count += 1
             if count == self._limit:
@@ -114,28 +115,53 @@ def open_data(
     ModelError
         Naming the file: for what is missing, wrong or cannot be read.
     """
-    source = data
-    if source is None:
-        generator = np.random.default_rng(seed)
+    if data is None:
         if labels:
             raise ModelError(f"random data have no labels {labels!r}")
-        random_inputs(inputs, dimensions or {}, np.random.default_rng(seed))  # wrong ones are refused now
-        items = (("random data", random_inputs(inputs, dimensions or {}, generator)) for _ in range(random or 1))
-        return Data(lambda: items, random or 1, limit)
+        first = random_inputs(inputs, dimensions or {}, np.random.default_rng(seed))
+
+        def random_batches() -> Iterator[Arrays]:
+            generator = np.random.default_rng(seed)
+            random_inputs(inputs, dimensions or {}, generator, quiet=True)
+            yield first
+            for _ in range(1, random or 1):
+                yield random_inputs(inputs, dimensions or {}, generator, quiet=True)
+
+        return Data(random_batches, random or 1, limit)
     reader = _Reader(inputs, batch, labels)
-    if isinstance(source, (str, os.PathLike)):
-        if os.path.isdir(source):
-            return _open_files(reader, _files(Path(source)), limit)
-        if os.path.exists(source) or not _FUNCTION.fullmatch(os.fspath(source)):
-            return _open_files(reader, [Path(source)], limit)
-        name, made = os.fspath(source), _called(load_function(os.fspath(source)), os.fspath(source))
-    else:
-        name, made = "the data", _called(source, "the data") if callable(source) else source
+    if isinstance(data, (str, os.PathLike)):
+        if os.path.isdir(data):
+            return _open_files(reader, _files(Path(data)), limit)
+        if os.path.exists(data) or not _FUNCTION.fullmatch(os.fspath(data)):
+            return _open_files(reader, [Path(data)], limit)
+        return _open_function(reader, load_function(os.fspath(data)), os.fspath(data), limit)
+    if callable(data):
+        return _open_function(reader, data, "the data", limit)
+    return _open_feeds(reader, data, limit)
+
+
+def _open_function(reader: _Reader, function: Callable[[], Any], name: str, limit: int | None) -> Data:
+    """It is called anew whenever the data are read anew."""
+    first = [_feeds(_called(function, name), name)]
+    return Data(lambda: reader.feeds(first.pop() if first else _feeds(_called(function, name), name), name), None, limit)
+
+
+def _open_feeds(reader: _Reader, data: Any, limit: int | None) -> Data:
+    feeds = _feeds(data, "the data")
+    batches = None
+    if isinstance(feeds, Sequence):
+        batches = sum(
+            reader.parts(reader.arrays(feed, f"the data, number {i}"), f"the data, number {i}") for i, feed in enumerate(feeds)
+        )
+    return Data(lambda: reader.feeds(feeds, "the data"), batches, limit, again=iter(feeds) is not feeds)
+
+
+def _feeds(made: Any, name: str) -> Iterable[Any]:
     if isinstance(made, (Mapping, np.ndarray)):
-        made = [made]
+        return [made]
     if not isinstance(made, Iterable):
         raise ModelError(f"{name}: gives a {type(made).__name__}; expected an iterable of feeds")
-    return Data(lambda: reader.feeds(made, name), None, limit)
+    return made
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -183,11 +209,9 @@ def _open_files(reader: _Reader, paths: list[Path], limit: int | None) -> Data:
         if limit is not None and batches >= limit:
             break
 
-    def items() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def items() -> Iterator[Arrays]:
         for path in paths:
-            arrays = reader.read(path)
-            for each in reader.cut(arrays, str(path)):
-                yield str(path), each
+            yield from reader.cut(reader.read(path), str(path))
 
     return Data(items, batches, limit)
 
@@ -208,9 +232,9 @@ class _Reader:
             return {self.names[0]: _guarded(path, _read_npy)}
         return read_arrays(path, self.names, "input")
 
-    def feeds(self, made: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def feeds(self, made: Iterable[Any], name: str) -> Iterator[Arrays]:
         source = iter(made)
-        for number in range(sys.maxsize):
+        for number in itertools.count():
             what = f"{name}, number {number}"
             try:
                 feed = next(source)
@@ -219,20 +243,21 @@ class _Reader:
             except Exception as error:  # whatever a function does
                 reraise_of_signal_handler(error)
                 raise ModelError(f"{what}: {type(error).__name__}: {error}") from error
-            if isinstance(feed, np.ndarray) and len(self.names) == 1:
-                feed = {self.names[0]: feed}
-            if not isinstance(feed, Mapping):
-                raise ModelError(f"{what}: a {type(feed).__name__}; expected a mapping of input names to arrays")
-            missing = [each for each in self.names if each not in feed]
-            if missing:
-                raise ModelError(f"{what}: no array for the input {missing[0]}; it has {', '.join(map(str, feed)) or 'none'}")
-            arrays = {each: np.asarray(feed[each]) for each in self.names}
-            for each in self.cut(arrays, what):
-                yield what, each
+            yield from self.cut(self.arrays(feed, what), what)
+
+    def arrays(self, feed: Any, what: str) -> dict[str, NDArray[Any]]:
+        if isinstance(feed, np.ndarray) and len(self.names) == 1:
+            feed = {self.names[0]: feed}
+        if not isinstance(feed, Mapping):
+            raise ModelError(f"{what}: a {type(feed).__name__}; expected a mapping of input names to arrays")
+        missing = [each for each in self.names if each not in feed]
+        if missing:
+            raise ModelError(f"{what}: no array for the input {missing[0]}; it has {', '.join(map(str, feed)) or 'none'}")
+        return {each: np.asarray(feed[each]) for each in self.names}
 
     def cut(self, arrays: Mapping[str, NDArray[Any]], name: str) -> Iterator[Mapping[str, NDArray[Any]]]:
         """The batches of arrays, in this machine's byte order."""
-        parts = self.parts({key: Header(array.shape, array.dtype) for key, array in arrays.items()}, name)
+        parts = self.parts(arrays, name)
         stacked = self.is_stack({key: array.shape for key, array in arrays.items()})
         for part in range(parts):
             batch = {}
@@ -249,8 +274,8 @@ class _Reader:
         ranks = [(len(shapes[name]), each.shape) for name, each in self.inputs.items()]
         return not self.batch and bool(ranks) and all(wanted is not None and rank == len(wanted) + 1 for rank, wanted in ranks)
 
-    def parts(self, headers: Mapping[str, Header], name: str) -> int:
-        """How many batches arrays of these headers are. Raises ModelError."""
+    def parts(self, headers: Mapping[str, Any], name: str) -> int:
+        """How many batches arrays, or what their headers say, are. Raises ModelError."""
         stacked = self.is_stack({key: header.shape for key, header in headers.items()})
         lengths = {header.shape[:1] for header in headers.values()}
         if (self.batch or stacked) and (len(lengths) > 1 or () in lengths):
@@ -261,7 +286,7 @@ class _Reader:
             header = headers[key]
             if self.batch:
                 for rows in {min(self.batch, length), length % self.batch or self.batch}:
-                    fault = each.fault(header._replace(shape=(rows, *header.shape[1:])))
+                    fault = each.fault(Header((rows, *header.shape[1:]), header.dtype))
                     if fault:
                         raise ModelError(f"{name}: input {key}, in batches of {self.batch}, {fault}")
             fault = "" if self.batch else each.fault(header, dropped=int(stacked))
@@ -342,7 +367,9 @@ def read_arrays(path: str | Path, names: Sequence[str], what: str) -> dict[str, 
     return _guarded(path, read, "an .npz file of numbers")
 
 
-def random_inputs(inputs: Sequence[Input], dimensions: Mapping[str, int], generator: np.random.Generator) -> Arrays:
+def random_inputs(
+    inputs: Sequence[Input], dimensions: Mapping[str, int], generator: np.random.Generator, *, quiet: bool = False
+) -> Arrays:
     """Inputs of the model's shapes: floats from a normal distribution, integers 0 or 1.
 
     A free dimension is looked up in `dimensions` as "input[axis]", then by its own name; else it is 1.
@@ -373,6 +400,6 @@ def random_inputs(inputs: Sequence[Input], dimensions: Mapping[str, int], genera
         found[each.name] = values.astype(dtype)
     if unused:
         raise ModelError(f"no free dimension is named {sorted(unused)[0]}; there are: {', '.join(free) or 'none'}")
-    if guessed:
+    if guessed and not quiet:
         warnings.warn(f"free dimensions are taken as 1: {', '.join(guessed)}", stacklevel=2)
     return found

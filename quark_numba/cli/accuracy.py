@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Any) -> None:
-    evaluate = _add(commands, "evaluate", "compare a quantized model's outputs with the float model's, over data")
+    evaluate = _add(
+        commands,
+        "evaluate",
+        "compare a quantized model's outputs with the float model's, over data",
+        "of a session (default: ONNX Runtime's)",
+    )
     evaluate.set_defaults(action=_evaluate)
     evaluate.add_argument("--labels", metavar="KEY", help="of the right classes in the data, for the accuracy of both models")
     evaluate.add_argument(
@@ -37,12 +42,17 @@ def add_commands(commands: Any) -> None:
         help="one's own: FUNCTION(outputs, reference_outputs, feed) gives a number for a batch, or several by name",
     )
 
-    analyze = _add(commands, "analyze", "show where a quantized model's accuracy goes: which tensors lose how much")
+    analyze = _add(
+        commands,
+        "analyze",
+        "show where a quantized model's accuracy goes: which tensors lose how much",
+        "batches side by side (default: one a processor)",
+    )
     analyze.set_defaults(action=_analyze)
     analyze.add_argument("--top", type=arguments.positive, default=20, metavar="N", help="rows of a table (default: 20)")
     analyze.add_argument("--sweep", action="store_true", help="also leave each tensor in float alone, and quantize each alone")
     analyze.add_argument(
-        "--by", choices=("tensor", "node", "operator"), default="tensor", help="what --sweep takes at a time (default: tensor)"
+        "--by", choices=("tensor", "node", "operator"), help="sweep, and take so much at a time (default: tensor)"
     )
     analyze.add_argument(
         "--what-if",
@@ -72,14 +82,14 @@ def _formats() -> list[str]:
     return list(FORMATS)
 
 
-def _add(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
+def _add(commands: Any, name: str, purpose: str, threads: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
     parser.add_argument("model", metavar="MODEL", help="a quantized ONNX model")
     parser.add_argument(
         "--reference", metavar="FLOAT_MODEL", help="the float model (default: MODEL without its quantization nodes)"
     )
     arguments.add_data(parser, required=True)
-    arguments.add_threads(parser)
+    arguments.add_threads(parser, threads)
     parser.add_argument(
         "--fail-below", type=arguments.number, metavar="DB", help="exit code 1 if an output's SQNR is less, or none"
     )
@@ -128,8 +138,8 @@ def _analyze(options: argparse.Namespace) -> int:
             options.model,
             options.reference,
             **arguments.data_arguments(options),
-            sweep=options.sweep,
-            by=options.by,
+            sweep=options.sweep or options.by is not None,
+            by=options.by or "tensor",
             what_if=options.what_if,
             histograms=_HISTOGRAMS if options.html else 0,
             threads=options.threads,

@@ -52,8 +52,8 @@ def dimension(text: str) -> tuple[str, int]:
     return name, int(value)
 
 
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=threads, default=0, metavar="N", help="of a session (default: ONNX Runtime's)")
+def add_threads(parser: argparse.ArgumentParser, what: str = "of a session (default: ONNX Runtime's)") -> None:
+    parser.add_argument("--threads", type=threads, default=0, metavar="N", help=what)
 
 
 def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required: bool = False) -> None:
