@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +36,7 @@ class Linear:
     axis: int
     block_size: int
 
-    @property
+    @cached_property
     def is_per_tensor(self) -> bool:
         return self.scale.size == 1
 
@@ -60,20 +62,33 @@ class Linear:
         half = 0.5 if self.element_type.is_integer else 0.0
         return self.element_type.lowest - half, self.element_type.highest + half
 
-    @property
+    @cached_property
+    def only(self) -> tuple[float, float]:
+        """The scale and the zero point, where there is one."""
+        zero_point = 0.0 if self.zero_point is None else float(self.zero_point.astype(np.float64).reshape(-1)[0])
+        return float(self.scale.reshape(-1)[0]), zero_point
+
+    @cached_property
     def limits(self) -> tuple[float, float]:
         """Values beyond these saturate, where there is one scale."""
-        zero_point = 0.0 if self.zero_point is None else float(self.zero_point.astype(np.float64).reshape(-1)[0])
-        with np.errstate(all="ignore"):
-            ends = [(code - zero_point) * float(self.scale.reshape(-1)[0]) for code in self.code_limits]
+        scale, zero_point = self.only
+        ends = [(code - zero_point) * scale for code in self.code_limits]
+        return min(ends), max(ends)
+
+    def code_range(self, least: float, largest: float) -> tuple[float, float]:
+        """That of values between these, where there is one scale."""
+        scale, zero_point = self.only
+        if scale == 0:
+            return -math.inf, math.inf
+        ends = [least / scale + zero_point, largest / scale + zero_point]
         return min(ends), max(ends)
 
     def grid(self, most: int) -> Array | None:
         """All values that x can become, where there is one scale, and at most so many; else None."""
         if not self.is_per_tensor or self.element_type.bits > 16 or 2**self.element_type.bits > most:
             return None
-        zero_point = 0.0 if self.zero_point is None else self.zero_point.astype(np.float64).reshape(-1)[0]
-        values = (self.element_type.code_values.astype(np.float64) - zero_point) * float(self.scale.reshape(-1)[0])
+        scale, zero_point = self.only
+        values = (self.element_type.code_values.astype(np.float64) - zero_point) * scale
         return np.unique(values[np.isfinite(values)])
 
 

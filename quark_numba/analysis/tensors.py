@@ -119,16 +119,14 @@ def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> Tens
     if isinstance(form, Linear) and form.is_per_tensor:
         lowest, highest = form.limits
     sums = add_up(x, own, arrived, kept, lowest, highest)
-    with np.errstate(all="ignore"):
-        if isinstance(form, Block):
-            sums.saturated = float(_saturated_in_blocks(form, x, own))
-        elif form.is_per_tensor:
-            ends = form.codes(np.array([sums.least_code, sums.largest_code]))
-            sums.least_code, sums.largest_code = float(ends.min()), float(ends.max())
-        elif x.size:
-            codes, (lowest, highest) = form.codes(x), form.code_limits
-            sums.saturated = float(np.sum(((codes < lowest) | (codes > highest)) & (own != x)))
-            sums.least_code, sums.largest_code = float(codes.min()), float(codes.max())
+    if isinstance(form, Block):
+        sums.saturated = float(_saturated_in_blocks(form, x, own))
+    elif form.is_per_tensor:
+        sums.least_code, sums.largest_code = form.code_range(sums.least_code, sums.largest_code)
+    elif x.size:
+        codes, (lowest, highest) = form.codes(x), form.code_limits
+        sums.saturated = float(np.sum(((codes < lowest) | (codes > highest)) & (own != x)))
+        sums.least_code, sums.largest_code = float(codes.min()), float(codes.max())
     return sums
 
 
