@@ -151,7 +151,8 @@ def _analyze(options: argparse.Namespace) -> int:
         model_files.write(options.csv, _csv(analysis).encode())
     if options.exclude_config:
         model_files.write(
-            options.exclude_config, json.dumps({"exclude": _excluded(analysis, options.exclude)}, indent=2).encode()
+            options.exclude_config,
+            json.dumps({"exclude": _excluded(analysis, options.exclude, options.model)}, indent=2).encode(),
         )
     if options.json:
         print_json({"model": options.model, "reference": options.reference, **asdict(analysis)})
@@ -174,11 +175,15 @@ def _csv(analysis: Analysis) -> str:
     return content.getvalue()
 
 
-def _excluded(analysis: Analysis, count: int) -> list[str]:
-    """The nodes that take the worst tensors: by the sweep, where there is one, else by their own errors."""
+def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
+    """The nodes that take the worst tensors: by the sweep, where there is one, else by their own errors. Nodes without a name,
+    and those of functions, cannot be excluded."""
+    from ..rewriting import model_files
+
     tensors = {each.name: each for each in analysis.tensors}
-    names = [each.name for each in analysis.sweep if each.name in tensors] or list(tensors)
-    return list(dict.fromkeys(node for name in names[:count] for node in tensors[name].used_by))
+    worst = [each.name for each in analysis.sweep if each.name in tensors] or list(tensors)
+    names = {node.name for node in model_files.load(model, external_data=False).graph.node}
+    return list(dict.fromkeys(node for name in worst[:count] for node in tensors[name].used_by if node in names))
 
 
 def _print_analysis(analysis: Analysis, top: int) -> None:
