@@ -13,6 +13,7 @@ from numba import prange, types
 
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, record_at, stack
+from ..compiling.jit import unsigned
 from ..element_types import ElementType
 from .arithmetic import LANES, add_up, inverse_root, minus_square, normalized, to_bfloat16
 
@@ -33,9 +34,6 @@ WORK = np.dtype(
         ("padding", np.float32),  # to whole words
     ]
 )
-
-# Indices that cannot be negative: see linear.kernels.
-unsigned = np.uintp if jit.JIT_ENABLED else int
 
 
 @jit.function

@@ -22,6 +22,7 @@ from numba import prange, types
 
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, record_at
+from ..compiling.jit import unsigned
 from ..element_types import ElementType
 from .arithmetic import MOST_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
 from .fixed_point import LAYER
@@ -33,9 +34,6 @@ ENCODE_WEIGHTS, ENCODE_INPUTS, MULTIPLY, STEP, PHASES = range(5)
 WORK = np.dtype(
     [(name, np.int64) for name in ("x", "w", "r", "b", "y", "weights", "memory", "layer", "phase", "steps", "batch", "inputs")]
 )
-
-# Indices that cannot be negative: see linear.kernels.
-unsigned = np.uintp if jit.JIT_ENABLED else int
 
 
 @jit.function
