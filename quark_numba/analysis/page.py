@@ -55,7 +55,7 @@ def page(analysis: Analysis, title: str) -> str:
     if analysis.unmatched:
         reasons = list(analysis.unmatched.items())
         sections.append(_section("Not measured, or not in full", _table(("what", "why"), reasons, (str, str))))
-    samples = f"{analysis.samples} samples in {analysis.batches} batches"
+    samples = f"{analysis.samples} samples in {analysis.batches} batch{'' if analysis.batches == 1 else 'es'}"
     body = f"<header><h1>{html.escape(title)}</h1><p>{samples}</p></header><main>{''.join(sections)}</main>"
     return _PAGE.format(title=html.escape(title), style=_STYLE, body=body, script=_SCRIPT)
 
@@ -301,13 +301,14 @@ h1 { font-size: 1.5rem; line-height: 1.25; margin: 0; } h2 { font-size: 1.15rem;
 h3 { font-size: .95rem; margin: 1rem 0 .25rem; } p { margin: .25rem 0 .75rem; color: var(--soft); max-width: 46rem; }
 .wide { overflow: auto; max-height: 36rem; border: 1px solid var(--rule); border-radius: 6px; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; text-align: left; white-space: nowrap; overflow-wrap: normal;
+th, td { padding: .3rem .5rem; text-align: left; white-space: nowrap; overflow-wrap: normal;
   border-bottom: 1px solid var(--rule); }
 tbody tr:last-child td { border-bottom: 0; }
 th { position: sticky; top: 0; background: var(--back); font-weight: 600; box-shadow: inset 0 -1px var(--line); }
 th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid var(--own); outline-offset: 2px; }
 th[aria-sort=ascending] button::after { content: " ↑"; } th[aria-sort=descending] button::after { content: " ↓"; }
-@media (max-width: 40rem) { td:first-child, th:first-child { max-width: 8.5rem; overflow: hidden; text-overflow: ellipsis; } }
+td:first-child, th:first-child { max-width: 17rem; overflow: hidden; text-overflow: ellipsis; }
+@media (max-width: 40rem) { td:first-child, th:first-child { max-width: 8.5rem; } }
 .n { text-align: right; } details summary { cursor: pointer; } ul { margin: .25rem 0; padding-left: 1.1rem; }
 figure { margin: .5rem 0; } figure svg { display: block; width: 100%; height: auto; }
 figure.scroll { overflow-x: auto; } figure.scroll svg { min-width: 40rem; }
