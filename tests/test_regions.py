@@ -508,7 +508,7 @@ def test_inference():
 def test_loops(shapes, axes, loop):
     """Neighbouring dimensions are one where the same inputs have both."""
     room = 8
-    rows = np.array([[0] * (room - len(shape)) + list(shape) for shape in shapes])
+    rows = np.concatenate([[0] * (room - len(shape)) + list(shape) for shape in shapes])
     ranks, shape = np.array([len(shape) for shape in shapes]), np.zeros(room, np.int64)
     lengths, masks = np.zeros(room, np.int64), np.zeros(room, np.int64)
     scalars = np.array([axis == 0 for axis in axes])
@@ -525,7 +525,7 @@ def test_loops(shapes, axes, loop):
     ]:
         row = np.array([0] * (room - len(wrong)) + list(wrong))
         others = np.append(ranks, len(wrong)), [*axes, axis], np.append(scalars, scalar), shape
-        fault, _, _ = granularity.y_shape(np.vstack([rows, row]), *others)
+        fault, _, _ = granularity.y_shape(np.concatenate([rows, row]), *others)
         assert fault == expected or (expected == granularity.NOT_ALIKE and axis == OPERAND and 1 in shapes[0])
 
 

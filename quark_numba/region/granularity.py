@@ -19,8 +19,9 @@ OPERAND = 1
 
 
 def y_shape(shapes: Any, ranks: Any, axes: Any, scalars: Any, shape: Any) -> tuple[int, int, int]:
-    """(fault, input, rank): write y's shape to the end of `shape`. `shapes` has a row for each input, its shape at the end."""
-    count, room = shapes.shape
+    """(fault, input, rank): write y's shape to the end of `shape`. `shapes` has as much room for each input, with its shape at
+    the end. (It is one flat array: of two dimensions it took a second more to compile.)"""
+    count, room = len(ranks), len(shape)
     rank = 0
     for k in range(count):
         if axes[k] == OPERAND and ranks[k] > rank:
@@ -28,18 +29,18 @@ def y_shape(shapes: Any, ranks: Any, axes: Any, scalars: Any, shape: Any) -> tup
     for d in range(room - rank, room):
         shape[d] = 1
         for k in range(count):
-            if axes[k] == OPERAND and d >= room - ranks[k] and shapes[k, d] != 1:
-                if shape[d] != 1 and shape[d] != shapes[k, d]:
+            if axes[k] == OPERAND and d >= room - ranks[k] and shapes[k * room + d] != 1:
+                if shape[d] != 1 and shape[d] != shapes[k * room + d]:
                     return NOT_ALIKE, k, rank
-                shape[d] = shapes[k, d]
+                shape[d] = shapes[k * room + d]
     for k in range(count):
         size = 1
         for d in range(room - ranks[k], room):
-            size *= shapes[k, d]
+            size *= shapes[k * room + d]
         if scalars[k] and size != 1:
             return NOT_ONE, k, rank
         if axes[k] < 0:
-            fits = ranks[k] == 1 and -axes[k] <= rank and shape[room + axes[k]] == shapes[k, room - 1]
+            fits = ranks[k] == 1 and -axes[k] <= rank and shape[room + axes[k]] == shapes[k * room + room - 1]
             if not fits:
                 return NOT_ALIKE, k, rank
     return NO_FAULT, 0, rank
@@ -48,7 +49,7 @@ def y_shape(shapes: Any, ranks: Any, axes: Any, scalars: Any, shape: Any) -> tup
 def loop_shape(shapes: Any, ranks: Any, axes: Any, shape: Any, rank: int, lengths: Any, masks: Any) -> int:
     """How many dimensions the loop has: y's, but those of length 1, and with neighbours taken as one where no input has the
     one and not the other. Their `lengths`; the bits of `masks` tell which inputs have them."""
-    count, room = shapes.shape
+    count, room = len(ranks), len(shape)
     dimensions = 0
     for d in range(room - rank, room):
         if shape[d] == 1:
@@ -56,7 +57,7 @@ def loop_shape(shapes: Any, ranks: Any, axes: Any, shape: Any, rank: int, length
         mask = 0
         for k in range(count):
             is_along = axes[k] < 0 and d == room + axes[k]
-            mask |= (is_along or (axes[k] == OPERAND and d >= room - ranks[k] and shapes[k, d] != 1)) << k
+            mask |= (is_along or (axes[k] == OPERAND and d >= room - ranks[k] and shapes[k * room + d] != 1)) << k
         if dimensions and masks[dimensions - 1] == mask:
             lengths[dimensions - 1] *= shape[d]
         else:

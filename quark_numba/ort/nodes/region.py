@@ -35,16 +35,15 @@ from .context import (
     shape_of,
 )
 
-# Of each input: its axis (granularity.OPERAND for an operand), whether it has one element, what makes of it what the program
-# takes (a C function, or 0), and how many bytes an element has then, 0 if there is one.
-INPUT = np.dtype([(name, np.int64) for name in ("axis", "is_scalar", "widen", "itemsize")])
 STATE = np.dtype(
     [
         *context.STATE,
         ("run", np.int64),  # the C function of the program
         ("count", np.int64),
         ("streams", np.int64),  # how many inputs have more than one element
-        ("inputs", INPUT, MOST_INPUTS),
+        # Of each input: its axis (granularity.OPERAND for an operand), whether it has one element, what makes of it what the
+        # program takes (a C function, or 0), and how many bytes an element has then, 0 if there is one.
+        *((name, np.int64, MOST_INPUTS) for name in ("axes", "scalars", "widen", "itemsizes")),
         ("block", np.int64),  # how many elements a block has, 0 if there are none
         ("group", np.int64),  # of how many rows a tile has a multiple
         ("axis", np.int64),  # along which they are cut
@@ -58,8 +57,10 @@ NUMBERS = ("input", "axis")
 SERIAL_SIZE = 1 << 15
 
 WORK_WORDS = WORK.itemsize // 8
-INPUT_WORDS = INPUT.itemsize // 8
-INPUTS_AT, FUNCTIONS_AT = (STATE.fields[name][1] for name in ("inputs", "functions"))  # type: ignore[index]
+AXES_AT, SCALARS_AT, WIDEN_AT, ITEMSIZES_AT, FUNCTIONS_AT = (
+    STATE.fields[name][1]  # type: ignore[index]
+    for name in ("axes", "scalars", "widen", "itemsizes", "functions")
+)
 
 _y_shape = jit.function(granularity.y_shape)
 _loop_shape = jit.function(granularity.loop_shape)
@@ -86,7 +87,8 @@ def fill(state: Any, operator: Operator, overload: Overload, attributes: Mapping
         widen = widen_function(each.element_type, dtype)
         address = keep(widen).address if widen else 0
         itemsize = 0 if each.is_scalar else np.dtype(dtype).itemsize
-        state["inputs"][k] = OPERAND if axis is None else axis, each.is_scalar, address, itemsize
+        state["axes"][k], state["scalars"][k] = OPERAND if axis is None else axis, each.is_scalar
+        state["widen"][k], state["itemsizes"][k] = address, itemsize
         state["streams"] += not each.is_scalar
 
 
@@ -95,10 +97,11 @@ def compute(state_address: int, context_address: int) -> int:
     state = record_at(state_address, STATE)
     api = array_at(state.api, API_WORDS, np.int64)
     count = state.count
-    inputs = array_at(state_address + INPUTS_AT, INPUT_WORDS * count, np.int64).reshape(count, INPUT_WORDS)
-    axes, scalars = inputs[:, 0], inputs[:, 1]
+    axes, scalars = array_at(state_address + AXES_AT, count, np.int64), array_at(state_address + SCALARS_AT, count, np.int64)
+    itemsizes = array_at(state_address + ITEMSIZES_AT, count, np.int64)
+    widen = array_at(state_address + WIDEN_AT, count, np.int64)
     ranks, values = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
-    shapes = array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64).reshape(count, MAX_RANK)
+    shapes = array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
     found, room = array_at(stack(2), 2, np.int64), stack(MAX_RANK)
     for k in range(count):
         values[k] = ask(api[GET_INPUT], (context_address, k))[1]
@@ -109,7 +112,7 @@ def compute(state_address: int, context_address: int) -> int:
             return fault_status(state, RANK, found, found)
         dimensions = array_at(found[0], found[1], np.int64)
         for d in range(found[1]):
-            shapes[k, MAX_RANK - found[1] + d] = dimensions[d]
+            shapes[MAX_RANK * (k + 1) - found[1] + d] = dimensions[d]
 
     shape = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     fault, k, rank = _y_shape(shapes, ranks, axes, scalars, shape)
@@ -120,7 +123,8 @@ def compute(state_address: int, context_address: int) -> int:
         return fault_status(state, FIRST_FAULT + fault, found, numbers)
     length = inner = np.int64(0)
     if state.block:
-        fault, length, inner = _block_shape(shape[MAX_RANK - rank :], state.axis, state.block)
+        dimensions_of_y = array_at(shape.ctypes.data + 8 * (MAX_RANK - rank), rank, np.int64)
+        fault, length, inner = _block_shape(dimensions_of_y, state.axis, state.block)
         if fault != NO_FAULT:
             found[0], found[1] = shape.ctypes.data + 8 * (MAX_RANK - rank), rank
             numbers = array_at(stack(2), 2, np.int64)
@@ -137,27 +141,28 @@ def compute(state_address: int, context_address: int) -> int:
     work = record_at(work_address, WORK)
     work.run, work.count, work.streams = state.run, count, state.streams
     work.size, work.y = size, ask(api[GET_DATA], (y,))[1]
-    work.lengths, work.masks, work.inputs, work.itemsizes = stack(MAX_RANK), stack(MAX_RANK), stack(count), stack(count)
+    work.lengths, work.masks, work.inputs = stack(MAX_RANK), stack(MAX_RANK), stack(count)
+    work.itemsizes = state_address + ITEMSIZES_AT
     lengths, masks = array_at(work.lengths, MAX_RANK, np.int64), array_at(work.masks, MAX_RANK, np.int64)
     work.dimensions = _loop_shape(shapes, ranks, axes, shape, rank, lengths, masks)
     work.block, work.group, work.length, work.inner, work.has_failed = state.block, state.group, length, inner, 0
     work.formats, work.functions = state.formats, state_address + FUNCTIONS_AT
     widened, slots = array_at(stack(count), count, np.int64), stack(count)
-    addresses, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
+    addresses = array_at(work.inputs, count, np.int64)
     for k in range(count):
         data = ask(api[GET_DATA], (values[k],))[1]
         widened[k] = 0
-        if inputs[k, 2]:
+        if widen[k]:
             elements, target = np.int64(1), slots + 8 * k
             if scalars[k] == 0:
-                elements = shapes[k, MAX_RANK - 1]
-                target = widened[k] = allocate(elements * inputs[k, 3])
+                elements = shapes[MAX_RANK * (k + 1) - 1]
+                target = widened[k] = allocate(elements * itemsizes[k])
                 if target == 0:
                     status = no_memory(api, state.messages)
                     break
-            call(inputs[k, 2], (data, target, elements))
+            call(widen[k], (data, target, elements))
             data = target
-        addresses[k], itemsizes[k] = data, inputs[k, 3]
+        addresses[k] = data
     else:
         chunks = (size + CHUNK - 1) // CHUNK
         if state.block:
