@@ -1,7 +1,6 @@
 """Models, as Quark wrote them or would, and optimised, in turns with the float model; and loading them: a classifier, batch 6,
 that Quark quantized, and the architectures of `architectures`."""
 
-import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -70,9 +69,7 @@ def _inputs(model: str) -> np.ndarray:
 def test_real_model(benchmark, threads, turn, model, variant):
     benchmark.group = f"{model}, threads: {threads}"
     benchmark.extra_info |= {"model": variant}
-    session = _session(model, variant, threads)
-    time.sleep(0.05)  # till the threads of the session before sleep, which look for work for some time
-    benchmark(session.run, None, {"x": _inputs(model)})
+    benchmark(_session(model, variant, threads).run, None, {"x": _inputs(model)})
 
 
 @pytest.mark.parametrize(("model", "variant"), VARIANTS)
