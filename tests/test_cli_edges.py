@@ -296,14 +296,17 @@ def test_the_first_use_is_told(tmp_path):
 )
 def test_ctrl_c(seconds, tmp_path):
     """At any moment, from when Python runs the package on: no traceback, and the code that shells know."""
-    words, environment = command("run", BF16, "--inputs", EXPECTED, "--runs", "100000", NUMBA_CACHE_DIR=str(tmp_path))
+    begin = "import runpy; print(flush=True); runpy.run_module('quark_numba', run_name='__main__', alter_sys=True)"
+    words = [sys.executable, "-P", "-c", begin, "run", BF16, "--inputs", EXPECTED, "--runs", "100000"]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     # Of a test run in the background a shell has the signal ignored, and that is inherited.
     heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipe = subprocess.PIPE
     process = subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, preexec_fn=heed)
-    time.sleep(seconds)
-    process.send_signal(signal.SIGINT)
     try:
+        assert process.stdout.readline() == b"\n"  # it has begun
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()

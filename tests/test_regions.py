@@ -97,6 +97,21 @@ def test_steps_give_what_onnx_runtime_gives(name, is_first):
     assert_merged(before, {"x": x, "other": other})
 
 
+@pytest.mark.compiled
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [*UNARY, "Clip"])
+def test_every_float32(name):
+    """Each step of one operand, without bounds and with the defaults of its attributes, beside ONNX Runtime's own node."""
+    step = region_model(f"region (float x0) => (float y) {{\n  y = {name} (x0)\n}}", ["float32"], [None])
+    theirs = model([helper.make_node(name, ["i0"], ["y"])], [("i0", "float32", [None])], ["y"], opset=17)
+    node, expected = exact_session(step), exact_session(theirs)
+    for first in range(0, 2**32, 2**24):
+        x = np.arange(first, first + 2**24, dtype=np.uint32).view(np.float32)
+        (one,), (other,) = (session.run(None, {"i0": x}) for session in (node, expected))
+        differ = np.flatnonzero(one.view(np.uint32) != other.view(np.uint32))
+        assert not differ.size, (x[differ[0]], one[differ[0]], other[differ[0]])
+
+
 BROADCASTS = [
     ((2, 3, 4, 5), (3, 1, 1)),
     ((2, 3, 4, 5), (2, 3, 1, 1)),
