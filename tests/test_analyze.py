@@ -148,7 +148,7 @@ def decibels(signal, noise):
 
 @pytest.mark.parametrize(
     "variant",
-    ["a8w8", "mx9", *(pytest.param(each, marks=pytest.mark.full) for each in ("bf16", "fp16", "i32", "u32", "bfp16", "mxfp8"))],
+    ["a8w8", *(pytest.param(each, marks=pytest.mark.full) for each in ("bf16", "fp16", "i32", "u32", "bfp16", "mxfp8", "mx9"))],
 )
 def test_sums_are_those_of_all_tensors(variant):
     """Two batches of two images, side by side on two threads."""
@@ -462,6 +462,7 @@ def test_per_axis_and_blocked_scales():
     assert tensor.parameters == {"scale": [pytest.approx(0.1), 10.0], "axis": 1}
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_data():
     """The largest resident set of a process over 8 and over 40 batches."""
     code = f"""
