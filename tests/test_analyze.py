@@ -603,6 +603,13 @@ def test_page(tmp_path):
         assert each in text
 
 
+@pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16"])
+def test_histograms(variant):
+    """Of types that have NaN, too, and without a warning."""
+    analysis = quark_numba.analyze(path_of(variant), random=1, dimensions={"x[0]": 1, "x[2]": 48, "x[3]": 96}, histograms=3)
+    assert [each.name for each in analysis.histograms] == [each.name for each in analysis.tensors[:3]]
+
+
 def test_page_without_plots(tmp_path, capsys, monkeypatch):
     """Said before anything runs, and no file is written."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
