@@ -72,10 +72,7 @@ def _source(key: Key, blocks: Blocks) -> tuple[str, dict[str, Any]]:
     lines += ["if passes:", "    for i in range(unsigned(size)):", "        y[i] = x[i]", "    return OTHER"]
     names: dict[str, Any] = {"blocks": blocks._replace(inner=width)}
     if _is_quick(blocks):
-        f32 = np.float32
-        names |= arithmetic.quick_functions(key) | {"convert": arithmetic.quick_converters(key)[blocks.rounding_mode]}
-        names |= {"bounds": (f32(blocks.lowest), f32(blocks.highest), f32(0))}
-        names |= {"max_shift": np.uint32(blocks.max_shift), "drop": np.int32(blocks.drop)}
+        names |= _quick_names(key, blocks)
         sub_block = min(blocks.sub_block, group)
         places = [f"[i + unsigned({row * width})]" for row in range(group)]
         subs = [range(first, first + sub_block) for first in range(0, group, sub_block)]
@@ -136,10 +133,11 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
     bits = key.element.mantissa_bits + 1 if key.element else int(blocks.highest).bit_length()
     if not _is_quick(blocks) or math.frexp(most)[0] != 1 - 2.0**-bits:
         return None
-    functions, convert = arithmetic.quick_functions(key), arithmetic.quick_converters(key)[blocks.rounding_mode]
-    magnitude_of, is_ordinary, anchor_of = functions.values()
-    bounds = np.float32(blocks.lowest), np.float32(blocks.highest), np.float32(0)
-    max_shift, drop = np.uint32(blocks.max_shift), np.int32(blocks.drop)
+    names = _quick_names(key, blocks)
+    magnitude_of, is_ordinary, anchor_of, convert = (
+        names[name] for name in ("magnitude_of", "is_ordinary", "anchor_of", "convert")
+    )
+    max_shift, drop, bounds = names["max_shift"], names["drop"], names["bounds"]
 
     def is_closed(lowest: Any, highest: Any) -> Any:
         magnitude = magnitude_of(highest)
@@ -153,3 +151,15 @@ def _is_quick(blocks: Blocks) -> bool:
     """Whether arithmetic's quick functions have the format."""
     is_symmetric = blocks.lowest == -blocks.highest
     return is_symmetric and blocks.max_shift <= arithmetic.MOST_SHIFT and blocks.rounding_mode != HALF_UPWARD
+
+
+def _quick_names(key: Key, blocks: Blocks) -> dict[str, Any]:
+    """Arithmetic's quick functions, and the numbers of the format that they take, by the names in `_source`."""
+    f32 = np.float32
+    return {
+        **arithmetic.quick_functions(key),
+        "convert": arithmetic.quick_converters(key)[blocks.rounding_mode],
+        "bounds": (f32(blocks.lowest), f32(blocks.highest), f32(0)),
+        "max_shift": np.uint32(blocks.max_shift),
+        "drop": np.int32(blocks.drop),
+    }

@@ -51,6 +51,17 @@ def row_offset(row: int, k: int, dimensions: int, lengths: Any, masks: Any) -> i
 
 
 @jit.function
+def full_inputs(work_address: int) -> int:
+    """The bits of inputs that have all of the loop's dimensions: their elements lie as y's do."""
+    work = record_at(work_address, WORK)
+    masks = array_at(work.masks, work.dimensions, np.int64)
+    full: Any = np.int64(-1)
+    for d in range(work.dimensions):
+        full &= masks[d]
+    return full
+
+
+@jit.function
 def spread(work_address: int, k: int, itemsize: int, at: int, n: int, buffer: int, spread_to: int) -> int:
     """Spread out what input k has beside the n elements of y from `at` on. Returns the address: `buffer`, or where they lie one
     after the other already. `spread_to` is the index in y up to which the buffer has one repeated value already."""
@@ -95,13 +106,11 @@ def chunk(work_address: int, index: int) -> None:
     length = lengths[work.dimensions - 1]
     buffers = stack(TILE * work.streams)
     addresses, spread_to = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
-    is_full = np.int64(-1)
-    for d in range(work.dimensions):
-        is_full &= masks[d]
+    full = full_inputs(work_address)
     step = CHUNK  # at once, if nothing is spread out
     for k in range(count):
         addresses[k], spread_to[k] = inputs[k], 0
-        if itemsizes[k] and (is_full >> k) & 1 == 0:
+        if itemsizes[k] and (full >> k) & 1 == 0:
             step = TILE
     for at in range(start, stop, step):
         n = stop - at if stop - at < step else step
@@ -110,7 +119,7 @@ def chunk(work_address: int, index: int) -> None:
             itemsize = itemsizes[k]
             if itemsize == 0:  # one element
                 continue
-            if (is_full >> k) & 1:
+            if (full >> k) & 1:
                 addresses[k] = inputs[k] + at * itemsize
             else:
                 addresses[k] = spread(work_address, k, itemsize, at, n, buffer, spread_to[k])

@@ -11,7 +11,7 @@ from numba import types
 from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
-from .kernels import CHUNK, WORK, spread
+from .kernels import CHUNK, WORK, full_inputs, spread
 from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS
 
 # A run of columns that are side by side in y as well: the first one's number in the tile, how many there are, and the index in
@@ -41,19 +41,15 @@ def count_chunks(size: int, block: int, length: int, inner: int) -> int:
 
 
 @jit.function
-def load(work_address: int, k: int, itemsize: int, runs: Any, rows: int, width: int, buffer: int) -> None:
+def load(work_address: int, k: int, itemsize: int, is_full: bool, runs: Any, rows: int, width: int, buffer: int) -> None:
     """Write the tile of input k into its buffer."""
     work = record_at(work_address, WORK)
-    masks = array_at(work.masks, work.dimensions, np.int64)
     data = array_at(work.inputs, k + 1, np.int64)[k]
-    is_full = np.int64(-1)
-    for d in range(work.dimensions):
-        is_full &= masks[d]
     for at in range(0, runs.size, _RUN_WORDS):
         for row in range(rows):
             index, target = runs[at + 2] + row * work.inner, buffer + (row * width + runs[at]) * itemsize
             source = data + index * itemsize
-            if (is_full >> k) & 1 == 0:
+            if not is_full:
                 source = spread(work_address, k, itemsize, index, runs[at + 1], target, 0)
             if source != target:
                 copy_bytes(source, target, runs[at + 1] * itemsize)
@@ -86,6 +82,7 @@ def chunk(work_address: int, index: int) -> None:
     addresses[count + PASSES], addresses[count + ROWS], addresses[count + FILLED_ROWS] = work.size == 1, tile_rows, rows
     addresses[count + HAS_FAILED] = 0
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
+    full = full_inputs(work_address)
     tile = tile_rows * width * 8
     room = allocate((work.streams + 1) * tile + width * _RUN_WORDS * 8)
     if room == 0:
@@ -108,7 +105,7 @@ def chunk(work_address: int, index: int) -> None:
             addresses[k] = inputs[k]
             if itemsizes[k]:  # more than one element
                 addresses[k] = buffer
-                load(work_address, k, itemsizes[k], runs[: run_count * _RUN_WORDS], rows, width, buffer)
+                load(work_address, k, itemsizes[k], (full >> k) & 1 == 1, runs[: run_count * _RUN_WORDS], rows, width, buffer)
                 buffer += tile
         call(work.run, (addresses.ctypes.data, y_buffer, tile_rows * width))
         for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
