@@ -37,6 +37,7 @@ def shape_axis_pairs():
 @x_types
 @rounding_modes
 @pytest.mark.parametrize("name", MX)
+@pytest.mark.covering
 def test_mx(name, rounding_mode, x_type):
     size, element = MX[name]["block_size"], MX[name]["element_dtype"]
     for shape, axis in shape_axis_pairs():
@@ -54,6 +55,7 @@ def test_mx(name, rounding_mode, x_type):
 @x_types
 @rounding_modes
 @pytest.mark.parametrize("name", BFP)
+@pytest.mark.covering
 def test_bfp(name, rounding_mode, x_type):
     attributes = BFP[name] | {"rounding_mode": rounding_mode}
     stored = {

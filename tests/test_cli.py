@@ -280,12 +280,13 @@ def _process(*arguments, cache):
 @pytest.mark.parametrize(
     ("arguments", "after"),
     [
-        (
+        pytest.param(
             ["--types", "int4"],
             "import numpy, quark_numba\n"
             "for size in (1, 1 << 20):\n"
             "    y = quark_numba.quantize(numpy.ones(size, 'f'), 0.5, output_dtype='int4')\n"
             "    quark_numba.dequantize(y, 0.5)",
+            marks=pytest.mark.full,
         ),
         (
             ["--model", BF16],
@@ -294,13 +295,14 @@ def _process(*arguments, cache):
             "quark_numba.register(options)\n"
             f"onnxruntime.InferenceSession({BF16!r}, options)",
         ),
-        (
+        pytest.param(
             ["--model", str(MODELS / "tagger_u16.onnx")],
             "import numpy, onnxruntime, quark_numba\n"
             "options = onnxruntime.SessionOptions()\n"
             "quark_numba.register(options)\n"
             f"session = onnxruntime.InferenceSession({str(MODELS / 'tagger_u16.onnx')!r}, options)\n"
             "session.run(None, {'x': numpy.zeros((9, 1, 20), 'f')})",
+            marks=pytest.mark.full,
         ),
     ],
     ids=["types", "model", "other_operators"],

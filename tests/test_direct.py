@@ -8,6 +8,7 @@ import onnx_models
 import oracle
 import pytest
 import samples
+from marks import default_of
 
 from quark_numba import dequantize, quantize, quantize_dequantize
 
@@ -306,7 +307,7 @@ def test_number_of_copies(order, copies):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("name", ["uint8", "int4", "bfloat16", "int32", "float8e4m3fn"])
+@pytest.mark.parametrize("name", default_of(["uint8", "int4", "bfloat16", "int32", "float8e4m3fn"], "uint8", "int4"))
 @pytest.mark.parametrize("scale_shape", [(), (64,), (64, 1024)], ids=str)
 def test_memory(name, scale_shape):
     """The output, and at most a MiB more."""

@@ -102,6 +102,7 @@ def test_kernel_stays_within_its_arrays(key):
 @linux
 @pytest.mark.parametrize("name", ["uint8", "bfloat16", "int32"])  # an item of 1, 2 and 4 bytes
 @pytest.mark.parametrize("operation", ["quantize", "dequantize"])
+@pytest.mark.covering
 def test_past_the_cache_stays_within_its_arrays(operation, name):
     """On a few thousand elements, which begin and end anywhere between cache lines."""
     row = find(name)
@@ -318,9 +319,10 @@ def growth(use, before, times):
 
 
 @linux
+@pytest.mark.parametrize("times", [200, pytest.param(1000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("of", ["a node", "a region", "a layer"])
-def test_many_sessions(of):
-    """A thousand are made, run and dropped; of a layer fewer, as each has its own 180 KB of codes of constant weights."""
+def test_many_sessions(of, times):
+    """They are made, run and dropped. Each layer has its own 180 KB of codes of constant weights."""
     attributes, arrays = other_arrays(*OTHER_NODES[-1])
     source = {
         "a node": lambda: one_node("quantize", "uint8"),
@@ -337,7 +339,7 @@ def test_many_sessions(of):
         for _ in range(times):
             session(source).run(None, feeds)
 
-    memory, files = growth(use, *((50, 200) if of == "a layer" else (200, 1000)))
+    memory, files = growth(use, 100, times)
     assert memory < 8 << 20
     assert files == 0
 

@@ -48,6 +48,7 @@ def inputs():
 
 @pytest.mark.parametrize("keep_codes", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("variant", [*VARIANTS, "a8w8"])
+@pytest.mark.covering
 def test_every_place_in_real_models(variant, keep_codes, inputs):
     before = onnx.load(MODELS / f"textline_cls_{variant}.onnx")
     after = optimize(before, keep_codes=keep_codes)
@@ -142,10 +143,11 @@ def graphs(draw):
     return model(nodes, ["x"], outputs, initializers=initializers), draw(st.booleans())
 
 
-def test_generated_graphs():
+@pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.full)])
+def test_generated_graphs(examples):
     rewritten = []
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples, deadline=None)
     @given(graphs())
     def check(graph_and_keep_codes):
         before, keep_codes = graph_and_keep_codes

@@ -11,6 +11,7 @@ import pytest
 from block_samples import BFP, MX, rounding_modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import default_of
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import model
@@ -186,7 +187,7 @@ BLOCK_SHAPES = [((2, 35, 4, 6), 1), ((2, 3, 5), -2), ((40, 3), 0), ((2, 64, 7, 1
 
 @pytest.mark.compiled
 @rounding_modes
-@pytest.mark.parametrize("name", BFP | MX)
+@pytest.mark.parametrize("name", default_of([*BFP, *MX], "BFP16", "MX9", "widest prime", "fp8_e4m3, 32"))
 @pytest.mark.covering
 def test_blocks(name, rounding_mode):
     """Of ordinary blocks and others, behind each kind of input, and behind steps that may leave them as they are."""
@@ -315,7 +316,7 @@ def assert_same_floats(before, after, feeds):
 
 @pytest.mark.compiled
 def test_generated_graphs():
-    generated(30)
+    generated(20)
 
 
 @pytest.mark.compiled

@@ -9,6 +9,7 @@ A float32 x, for reference:
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,13 @@ def converters(key: Key) -> dict[int, Any]:
     return {mode: _converter(key, _whole(nearest)) for mode, nearest in _NEAREST.items()}
 
 
+@functools.cache
 def quick_functions(key: Key) -> dict[str, Any]:
     """By the names that ``tiles`` has for them."""
     return {"magnitude_of": _magnitude_of(key), "is_ordinary": _is_ordinary, "anchor_of": _anchor_of(key)}
 
 
+@functools.cache
 def quick_converters(key: Key) -> dict[int, Any]:
     """By rounding mode, of those that have one: (x as stored, anchor, what `kernels.bounds_of` gives) -> y as stored, of
     ordinary blocks."""
@@ -47,6 +50,7 @@ def quick_converters(key: Key) -> dict[int, Any]:
     return {mode: _quick_converter(key, *_whole_grid(mode)) for mode in (HALF_TO_EVEN, HALF_AWAY_FROM_ZERO)}
 
 
+@functools.cache
 def _value_of(key: Key) -> Any:
     """x as stored -> float32."""
     decode = codecs.decoder(key.x)

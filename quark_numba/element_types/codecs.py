@@ -172,6 +172,7 @@ def _upper_bits_encoder(element_type: ElementType, saturate: bool) -> Any:
     return inline(encode)
 
 
+@functools.cache
 def upper_bits_rounder(element_type: ElementType) -> Any:
     """float32 that is no signalling NaN -> the nearest value of a type with the exponents of float32, bfloat16, as float32:
     ties to even, not saturated. As in `_upper_bits_encoder`, but the sign may stay where it is, as no number is carried into

@@ -5,6 +5,7 @@ Scales and zero points come as their values, in ``Key.scale_dtype`` and ``Key.ze
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..element_types.codecs import decoder, encoder, rounder, same, wide_type
 from .key import Key
 
 
+@functools.cache
 def converter(key: Key) -> Any:
     """(x, scale, zero point) -> y."""
     if key.operation == "quantize_dequantize":
@@ -39,6 +41,7 @@ def _quantizer(key: Key) -> Any:
     return inline(lambda x, scale, zero_point: encode(narrow(sum_type(divide(x_value(x), scale)) + zero_point)))
 
 
+@functools.cache
 def _divider(key: Key) -> Any:
     """(value of x, scale) -> the quotient, in the precision of the key."""
     if key.precision in (FLOAT16, BFLOAT16):
@@ -71,6 +74,7 @@ def _round_trip(key: Key) -> Any:
     return inline(lambda x, scale, zero_point: dequantize(quantize(x, scale, zero_point), scale, zero_point))
 
 
+@functools.cache
 def reciprocal_converter(key: Key) -> Any:
     """(x, reciprocal, scale, zero point) -> y, the same without a division, of scales of which ``has_reciprocal`` says so; None
     if there is no such way."""
@@ -90,6 +94,7 @@ def reciprocal_converter(key: Key) -> Any:
     )
 
 
+@functools.cache
 def has_reciprocal(key: Key) -> Any:
     """(scale, zero point) -> whether ``reciprocal_converter`` takes them.
 
@@ -158,6 +163,7 @@ def _of_saturated(key: Key) -> Any:
     return inline(lambda x, r, scale, zero_point: code_of(of_saturated(x, r, scale, zero_point), zero_point))
 
 
+@functools.cache
 def _bounds(key: Key) -> Any:
     """(scale, zero point) -> between which values x is quantized without being saturated."""
     f32, wide, lowest, highest = np.float32, key.zero_point_dtype, key.quantized.lowest, key.quantized.highest

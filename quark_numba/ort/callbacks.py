@@ -95,11 +95,15 @@ def _run_elsewhere(python: Any, api: int, function: int, a: int, b: int, c: int,
     return work.status
 
 
+# A plain 0 has a type of its own, for which Numba compiles the function once more.
+_NOTHING = np.int64(0)
+
+
 def register(options: int, api_base: int, python_address: int) -> int:
     """RegisterCustomOps, which the library calls with the address of a PYTHON besides."""
     python = record_at(python_address, PYTHON)
     api = call(array_at(api_base, 1, np.int64)[0], (1,))  # GetApi; each version can make an OrtStatus
-    return _run_elsewhere(python, api, python.register, options, api_base, 0, 0)
+    return _run_elsewhere(python, api, python.register, options, api_base, _NOTHING, _NOTHING)
 
 
 def create(op: int, api: int, info: int, result: int) -> int:
@@ -112,7 +116,7 @@ def create(op: int, api: int, info: int, result: int) -> int:
 def infer(op: int, context: int) -> int:
     """OrtCustomOp::InferOutputShapeFn. What it cannot infer stays unknown."""
     python = record_at(array_at(op + _PYTHON_AT, 1, np.int64)[0], PYTHON)
-    return _run_elsewhere(python, 0, python.infer, op, context, 0, 0)
+    return _run_elsewhere(python, _NOTHING, python.infer, op, context, _NOTHING, _NOTHING)
 
 
 _WORD = ir.IntType(64)
@@ -201,7 +205,7 @@ def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
         call(hook.PyErr_Fetch, (at, at + 8, at + 16))
         answer = array_at(stack(2), 2, np.int64)  # the result, and whether it stands for a fault of the node
         answer[0], answer[1] = 0, 0
-        _run_elsewhere(record_at(hook.python, PYTHON), 0, hook.again, k_id, feed, attributes, answer.ctypes.data)
+        _run_elsewhere(record_at(hook.python, PYTHON), _NOTHING, hook.again, k_id, feed, attributes, answer.ctypes.data)
         result = answer[0]
         if result and answer[1] == 0 and hook.type == 0:
             hook.type, hook.value, hook.traceback = error[0], error[1], error[2]

@@ -5,6 +5,7 @@ Each gives the bits that ONNX Runtime's CPU provider gives, those of NaN include
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -99,24 +100,32 @@ _UNARY: dict[str, Callable[..., Any]] = {
 def function(step: Step) -> Any:
     """Of a step that is no round trip: (operands that are there) -> value."""
     if step.operator in UNARY:
-        return _UNARY[step.operator](**dict(step.attributes))
+        # With attributes, each time anew: 0 and -0 would be one key.
+        return _UNARY[step.operator](**dict(step.attributes)) if step.attributes else _plain(step.operator)
     if step.operator == "Clip":
-        return _clip([operand is not None for operand in (*step.operands, None, None)[1:3]])
+        return _clip(*(operand is not None for operand in (*step.operands, None, None)[1:3]))
     return _BINARY[step.operator]
 
 
-def _clip(has: list[bool]) -> Any:
+@functools.cache
+def _plain(operator: str) -> Any:
+    return _UNARY[operator]()
+
+
+@functools.cache
+def _clip(has_lowest: bool, has_highest: bool) -> Any:
     """Without a bound ONNX Runtime takes the finite number that is farthest out."""
     lowest, highest = _f32(np.finfo(_f32).min), _f32(np.finfo(_f32).max)
-    if all(has):
+    if has_lowest and has_highest:
         return inline(lambda x, low, high: _clip_above(_clip_below(x, low), high))
-    if has[0]:
+    if has_lowest:
         return inline(lambda x, low: _clip_above(_clip_below(x, low), highest))
-    if has[1]:
+    if has_highest:
         return inline(lambda x, high: _clip_above(_clip_below(x, lowest), high))
     return inline(lambda x: _clip_above(_clip_below(x, lowest), highest))
 
 
+@functools.cache
 def fast_round_trip(key: Key) -> tuple[Any, Any]:
     """A round trip without a division: (x, reciprocal, scale, zero point) -> y, None if there is none; and (scale, zero point)
     -> whether it takes these."""

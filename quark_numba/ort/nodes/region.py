@@ -103,34 +103,32 @@ def compute(state_address: int, context_address: int) -> int:
     ranks, values = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
     shapes = array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
     found, room = array_at(stack(2), 2, np.int64), stack(MAX_RANK)
+    has_many = False
     for k in range(count):
         values[k] = ask(api[GET_INPUT], (context_address, k))[1]
         shape_of(state, values[k], found, room)
-        ranks[k] = found[1]
         if found[1] > MAX_RANK:
-            found[1] = 0
-            return fault_status(state, RANK, found, found)
+            has_many, found[1] = True, 0
+        ranks[k] = found[1]
         dimensions = array_at(found[0], found[1], np.int64)
         for d in range(found[1]):
             shapes[MAX_RANK * (k + 1) - found[1] + d] = dimensions[d]
 
     shape = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     fault, k, rank = _y_shape(shapes, ranks, axes, scalars, shape)
-    if fault != NO_FAULT:
-        found[0], found[1] = shapes.ctypes.data + 8 * (MAX_RANK * (k + 1) - ranks[k]), ranks[k]
-        numbers = array_at(stack(2), 2, np.int64)
-        numbers[0], numbers[1] = k, 0
-        return fault_status(state, FIRST_FAULT + fault, found, numbers)
+    y_shape = shape.ctypes.data + 8 * (MAX_RANK - rank)
+    found[0], found[1] = shapes.ctypes.data + 8 * (MAX_RANK * (k + 1) - ranks[k]), ranks[k]
     length = inner = np.int64(0)
-    if state.block:
-        dimensions_of_y = array_at(shape.ctypes.data + 8 * (MAX_RANK - rank), rank, np.int64)
-        fault, length, inner = _block_shape(dimensions_of_y, state.axis, state.block)
-        if fault != NO_FAULT:
-            found[0], found[1] = shape.ctypes.data + 8 * (MAX_RANK - rank), rank
-            numbers = array_at(stack(2), 2, np.int64)
-            numbers[0], numbers[1] = 0, state.axis
-            return fault_status(state, FIRST_FAULT + AXIS, found, numbers)
-    status, y = ask(api[GET_OUTPUT], (context_address, 0, shape.ctypes.data + 8 * (MAX_RANK - rank), rank))
+    if fault == NO_FAULT and state.block:
+        no_axis, length, inner = _block_shape(array_at(y_shape, rank, np.int64), state.axis, state.block)
+        if no_axis != NO_FAULT:
+            fault, found[0], found[1] = AXIS, y_shape, rank
+    if has_many or fault != NO_FAULT:
+        numbers = array_at(stack(2), 2, np.int64)
+        numbers[0], numbers[1] = k, state.axis
+        return fault_status(state, RANK if has_many else FIRST_FAULT + fault, found, numbers)
+
+    status, y = ask(api[GET_OUTPUT], (context_address, 0, y_shape, rank))
     size = np.int64(1)
     for d in range(MAX_RANK - rank, MAX_RANK):
         size *= shape[d]
