@@ -85,13 +85,12 @@ def reciprocal_converter(key: Key) -> Any:
         if not HAS_FMA:
             return None
         return _large_code(key) if key.quantized.bits > 16 and key.operation == "quantize" else _of_saturated(key)
-    if key.operation == "quantize":
-        return None
     encode, decode = encoder(key.quantized, key.saturate), decoder(key.quantized)
     # The product with the reciprocal is the quotient, rounded once as well. Adding 0 makes 0 of -0.
-    return inline(
-        lambda x, reciprocal, scale, zero_point: f32(decode(encode(f32(f32(x_value(x) * reciprocal) + f32(0)))) * scale)
-    )
+    code_of = inline(lambda x, reciprocal: encode(f32(f32(x_value(x) * reciprocal) + f32(0))))
+    if key.operation == "quantize":
+        return inline(lambda x, reciprocal, scale, zero_point: code_of(x, reciprocal))
+    return inline(lambda x, reciprocal, scale, zero_point: f32(decode(code_of(x, reciprocal)) * scale))
 
 
 @functools.cache
