@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 from onnx import helper
 
+from .blocked_layout import blocked
 from .errors import ModelError, reraise_of_signal_handler
 from .ort import entry, register
 from .rewriting import model_files
@@ -32,6 +33,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         The operators are registered with these. An initializer that was added to them keeps its meaning.
     standard_ops : bool
         As in `register` and `optimize`.
+    blocked_layout : bool
+        Whether to keep the layout that ONNX Runtime has for convolutions through regions, where it has one and all
+        optimisations are on. Results are then as those of ONNX Runtime's own optimisations: a last bit may be another.
     providers, provider_options, named
         As in ``onnxruntime.InferenceSession``.
 
@@ -51,17 +55,25 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         provider_options: Any = None,
         *,
         standard_ops: bool = False,
+        blocked_layout: bool = True,
         **named: Any,
     ) -> None:
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         backend = register(options, standard_ops=standard_ops)
         source: Any = path_or_bytes
+        level = options.graph_optimization_level
         # Lives as long as the session, which may read the files in it again.
         self._folder = contextlib.ExitStack()
         if not _is_for_onnx_runtime_alone(source, options):
-            optimised = model_files.session_source(_optimised(source, options, standard_ops, backend == "native"))
-            source = self._folder.enter_context(optimised)
-        super().__init__(source, options, providers, provider_options, **named)
+            optimised = _optimised(source, options, standard_ops, backend == "native")
+            laid_out = blocked(optimised, options, providers, named) if blocked_layout and backend == "native" else None
+            source = self._folder.enter_context(model_files.session_source(laid_out or optimised))
+            if laid_out:
+                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            super().__init__(source, options, providers, provider_options, **named)
+        finally:
+            options.graph_optimization_level = level
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:

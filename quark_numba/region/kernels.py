@@ -62,27 +62,58 @@ def full_inputs(work_address: int) -> int:
 
 
 @jit.function
+def pattern_of(k: int, dimensions: int, lengths: Any, masks: Any) -> tuple[int, int]:
+    """(how many elements of input k are repeated, for how many of y): one along the last dimension of the loop, or what it has
+    along that, along the one before it. (0, 0) if neither is."""
+    length = lengths[dimensions - 1]
+    if (masks[dimensions - 1] >> k) & 1 == 0:
+        return 1, length
+    if dimensions > 1 and (masks[dimensions - 2] >> k) & 1 == 0:
+        return length, length * lengths[dimensions - 2]
+    return 0, 0
+
+
+@jit.function
+def repeat(source: int, target: int, size: int, begin: int, count: int) -> None:
+    """Write so many bytes: those of the `size` at `source` from `begin` on, then all of them, again and again."""
+    done = min(size - begin, count)
+    copy_bytes(source + begin, target, done)
+    rest = min(begin, count - done)
+    copy_bytes(source, target + done, rest)
+    done += rest
+    while done < count:
+        more = min(done, count - done)
+        copy_bytes(target, target + done, more)
+        done += more
+
+
+@jit.function
 def spread(work_address: int, k: int, itemsize: int, at: int, n: int, buffer: int, spread_to: int) -> int:
     """Spread out what input k has beside the n elements of y from `at` on. Returns the address: `buffer`, or where they lie one
-    after the other already. `spread_to` is the index in y up to which the buffer has one repeated value already."""
+    after the other already. `spread_to` is the index in y up to which the buffer has what is repeated already."""
     work = record_at(work_address, WORK)
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     data = array_at(work.inputs, k + 1, np.int64)[k]
-    last = work.dimensions - 1
-    length, varies = lengths[last], (masks[last] >> k) & 1 == 1
+    length = lengths[work.dimensions - 1]
     row = at // length
     column = at - row * length
-    if varies and column + n <= length:
+    size, period = pattern_of(k, work.dimensions, lengths, masks)
+    if size != 1 and column + n <= length:
         return data + (row_offset(row, k, work.dimensions, lengths, masks) + column) * itemsize
     if at + n <= spread_to:
         return buffer
     done = 0
     while done < n:
-        m = length - column if length - column < n - done else n - done
-        source = data + (row_offset(row, k, work.dimensions, lengths, masks) + (column if varies else 0)) * itemsize
+        row = (at + done) // length
+        column = at + done - row * length
+        source = data + row_offset(row, k, work.dimensions, lengths, masks) * itemsize
         target = buffer + done * itemsize
-        if varies:
-            copy_bytes(source, target, m * itemsize)
+        m = period - (at + done) % period if period else length - column
+        m = m if m < n - done else n - done
+        if size == 0:
+            copy_bytes(source + column * itemsize, target, m * itemsize)
+        elif size > 1:
+            repeat(source, target, size * itemsize, column * itemsize, m * itemsize)
         elif itemsize == 8:
             wide = array_at(target, m, np.float64)
             wide[:] = array_at(source, 1, np.float64)[0]
@@ -90,8 +121,6 @@ def spread(work_address: int, k: int, itemsize: int, at: int, n: int, buffer: in
             words = array_at(target, m, np.float32)
             words[:] = array_at(source, 1, np.float32)[0]
         done += m
-        column = 0
-        row += 1
     return buffer
 
 
@@ -103,7 +132,6 @@ def chunk(work_address: int, index: int) -> None:
     count = work.count
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
-    length = lengths[work.dimensions - 1]
     buffers = stack(TILE * work.streams)
     addresses, spread_to = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
     full = full_inputs(work_address)
@@ -123,9 +151,10 @@ def chunk(work_address: int, index: int) -> None:
                 addresses[k] = inputs[k] + at * itemsize
             else:
                 addresses[k] = spread(work_address, k, itemsize, at, n, buffer, spread_to[k])
-                rest = length - at % length
-                # The buffer is of use for the rest of the row, if it has the same value throughout.
-                is_repeated = (masks[work.dimensions - 1] >> k) & 1 == 0 and rest >= n and n == TILE
+                size, period = pattern_of(k, work.dimensions, lengths, masks)
+                # The buffer is of use for as long as it has the same, if the next tile begins as this one does.
+                rest = period - at % period if period else 0
+                is_repeated = rest >= n and n == TILE and TILE % size == 0
                 spread_to[k] = at + rest if is_repeated else 0
             buffer += TILE * 8
         call(work.run, (addresses.ctypes.data, work.y + at * 4, n))

@@ -1,0 +1,241 @@
+"""ONNX Runtime's blocked layout through regions: sessions that have it beside those that have not."""
+
+import collections
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from marks import default_of
+from onnx import helper
+from onnx_models import model
+from rewritten_models import VARIANTS, constant
+
+import quark_numba
+from quark_numba import blocked_layout, optimize
+
+pytestmark = pytest.mark.compiled
+MODELS = Path(__file__).parent / "models"
+FLOAT_VARIANTS = [variant for variant in VARIANTS if variant not in ("bfp16", "mx9", "mxfp8")]
+
+
+def options(threads=2):
+    result = onnxruntime.SessionOptions()
+    result.intra_op_num_threads = threads
+    quark_numba.register(result)
+    return result
+
+
+def laid_out(source, **named):
+    """Optimised, in the blocked layout; None if it is not kept."""
+    return blocked_layout.blocked(optimize(source), options(), None, named)
+
+
+def has_blocks():
+    x = helper.make_node("Conv", ["x", "w"], ["y"])
+    source = model([x], [("x", "float32", [1, 16, 4, 4])], ["y"], initializers=[constant("w", np.ones((16, 16, 1, 1)), "f")])
+    session_options = options()
+    session_options.enable_profiling = True
+    session = onnxruntime.InferenceSession(source.SerializeToString(), session_options, ["CPUExecutionProvider"])
+    session.run(None, {"x": np.zeros((1, 16, 4, 4), np.float32)})
+    path = Path(session.end_profiling())
+    try:
+        return "ReorderInput" in path.read_text()
+    finally:
+        path.unlink()
+
+
+pytestmark = [pytestmark, pytest.mark.skipif(not has_blocks(), reason="ONNX Runtime has no such layout on this processor")]
+
+
+def count(source, operator):
+    return sum(node.op_type == operator for node in source.graph.node)
+
+
+def outputs(source, feeds, **named):
+    return quark_numba.InferenceSession(source, options(), **named).run(None, feeds)
+
+
+@pytest.mark.parametrize("variant", default_of(FLOAT_VARIANTS, "bf16"))
+def test_real_models(variant):
+    """Fewer tensors are laid out anew. What comes out may differ by what ONNX Runtime's pools differ by."""
+    path = MODELS / f"textline_cls_{variant}.onnx"
+    after = laid_out(path)
+    assert count(after, "Region") == count(optimize(path), "Region")
+    assert count(after, "ReorderOutput") < count(after, "Conv") / 2
+    x = np.load(MODELS / "textline_cls_expected.npz")["x"]
+    for batch in (x, x[:1], np.repeat(x, 3, axis=0)):
+        (plain,), (blocked,) = (outputs(path, {"x": batch}, blocked_layout=each) for each in (False, True))
+        assert np.abs(plain - blocked).max() < (2**-11 if variant == "fp16" else 1e-5)
+
+
+def pair(x, y):
+    parameters = [f"{x}_scale", "zero_point"]
+    return [
+        helper.make_node("ExtendedQuantizeLinear", [x, *parameters], [f"{x}_code"], domain="com.amd.quark"),
+        helper.make_node("ExtendedDequantizeLinear", [f"{x}_code", *parameters], [y], domain="com.amd.quark"),
+    ]
+
+
+def network(channels, steps, *, dimensions=(2, 3, 12, 10), constants=(), outputs=("y",), inputs=(), zero_point=None):
+    """Two convolutions with quantized steps between, from "a" to "b"; "other" is another convolution of x, and "gate" has one
+    value for each channel."""
+    random = np.random.default_rng(channels)
+    weights = [random.normal(0, 0.4, shape) for shape in ((channels, 3, 3, 3), (channels, 3, 3, 3), (5, channels, 3, 3))]
+    weights += [random.normal(0, 1, (channels, channels, 1, 1))]
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a0"]),
+        helper.make_node("Conv", ["x", "w1"], ["other0"]),
+        helper.make_node("GlobalAveragePool", ["a"], ["pooled"]),
+        helper.make_node("Conv", ["pooled", "w3"], ["gate0"]),
+        *pair("a0", "a"),
+        *pair("other0", "other"),
+        *pair("gate0", "gate"),
+        *steps,
+        *pair("b", "c"),
+        helper.make_node("Conv", ["c", "w2"], ["y"]),
+    ]
+    for each in nodes:
+        each.name = f"{each.output[0]} of {each.op_type}"
+    zero_point = np.int16(3) if zero_point is None else zero_point
+    parameters = [constant(f"{name}_scale", 0.03, np.float32) for name in ("a0", "other0", "gate0", "b")]
+    parameters.append(constant("zero_point", zero_point, zero_point.dtype))
+    parameters += [constant(f"w{k}", w, np.float32) for k, w in enumerate(weights)]
+    return model(
+        sorted_nodes(nodes),
+        [("x", "float32", list(dimensions)), *inputs],
+        list(outputs),
+        initializers=[*parameters, *constants],
+        domains=["com.amd.quark"],
+        opset=17,
+    )
+
+
+def sorted_nodes(nodes):
+    made = {name for node in nodes for name in node.output}
+    result = []
+    while nodes:
+        for node in nodes:
+            if made.isdisjoint(node.input):
+                result.append(node)
+                made.difference_update(node.output)
+        nodes = [node for node in nodes if node not in result]
+    return result
+
+
+def node(operator, inputs, output, **attributes):
+    return helper.make_node(operator, inputs.split(), [output], **attributes)
+
+
+STEPS = {
+    "activation": [node("HardSwish", "a", "b")],
+    "residual": [node("Add", "a other", "b")],
+    "gate": [node("HardSigmoid", "gate", "g"), node("Mul", "a g", "b")],
+    "gate first": [node("Mul", "gate a", "b")],
+    "gate and residual": [node("Mul", "a gate", "g"), node("Sub", "g other", "b")],
+    "constant of channels": [node("Div", "a per_channel", "d"), node("Add", "d one", "b")],
+    "constant of all": [node("Mul", "a everywhere", "b")],
+    "padding that is no 0": [node("Add", "a one", "d"), node("Sqrt", "d", "s"), node("Max", "s one", "b")],
+    "pool": [node("MaxPool", "a", "b", kernel_shape=[3, 3], pads=[1, 1, 1, 1])],
+    "spatial": [node("Mul", "a map", "b")],
+}
+
+
+@pytest.mark.parametrize("channels", [16, 8, 20, 24, 6])
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("dimensions", [(2, 3, 12, 10), ("n", 3, None, None), (1, 3, 5, 5)], ids=str)
+@pytest.mark.covering
+def test_networks(channels, steps, dimensions):
+    random = np.random.default_rng(1)
+    n, height, width = (1, 5, 5) if dimensions[0] == 1 else (2, 12, 10)
+    constants = [
+        constant("one", 1.0, np.float32),
+        constant("per_channel", random.uniform(0.5, 2, (channels, 1, 1)), np.float32),
+        constant("everywhere", random.uniform(0.5, 2, (1, channels, 1, width - 2)), np.float32),
+        constant("map", random.uniform(0.5, 2, (height - 2, 1)), np.float32),
+    ]
+    source = network(channels, STEPS[steps], dimensions=dimensions, constants=constants)
+    x = random.normal(0, 2, (n, 3, height, width)).astype(np.float32)
+    (plain,), (blocked,) = (outputs(source, {"x": x}, blocked_layout=each) for each in (False, True))
+    np.testing.assert_allclose(blocked, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_what_networks_keep():
+    """That the comparisons above compare something."""
+    kept = collections.Counter()
+    constants = [constant("one", 1.0, np.float32), constant("per_channel", np.ones((24, 1, 1)), np.float32)]
+    for steps in ("activation", "residual", "gate", "gate and residual", "constant of channels", "padding that is no 0"):
+        after = laid_out(network(24, STEPS[steps], constants=constants))
+        kept[steps] = count(after, "ReorderOutput")
+    assert max(kept.values()) <= 3, kept  # y, and behind the pool
+
+
+@pytest.mark.parametrize("steps", [[node("Div", "other a", "b")], [node("Sub", "a one", "d"), node("Sqrt", "d", "b")]])
+def test_padding_that_is_not_finite(steps):
+    """It would reach the other channels through the next convolution. With whole blocks there is none."""
+    named = {"constants": [constant("one", 1.0, np.float32)], "zero_point": ml_dtypes.bfloat16(0)}
+    assert laid_out(network(24, steps, **named)) is None
+    assert laid_out(network(16, steps, **named)) is not None
+
+
+def test_what_else_takes_and_gives_values():
+    """A graph output, a graph input, and a node that has ONNX's layout."""
+    steps = [node("Mul", "a scales", "d"), node("Add", "d other", "b"), node("Transpose", "b", "t", perm=[0, 2, 3, 1])]
+    source = network(8, steps, outputs=("y", "b", "t", "a"), inputs=[("scales", "float32", ["n", 8, 1, 1])])
+    random = np.random.default_rng(2)
+    feeds = {"x": random.normal(0, 2, (2, 3, 12, 10)), "scales": random.normal(0, 2, (2, 8, 1, 1))}
+    feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
+    assert count(laid_out(source), "ReorderOutput") < 7
+    for plain, blocked in zip(*(outputs(source, feeds, blocked_layout=each) for each in (False, True)), strict=True):
+        np.testing.assert_allclose(blocked, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_a_session_is_what_it_was(tmp_path, monkeypatch):
+    """Names, shapes, metadata, options, profile; nothing is left behind."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    source = network(24, STEPS["gate"], dimensions=("n", 3, None, 10), outputs=[("y", "float32", ["n", 5, "h", "w"])])
+    source.metadata_props.add(key="made by", value="a test")
+    source.doc_string, source.graph.name, source.producer_name = "a document", "a graph", "a producer"
+    given = options()
+    given.enable_profiling, given.profile_file_prefix = True, str(tmp_path / "profile")
+    sessions = [quark_numba.InferenceSession(source, given, blocked_layout=each) for each in (False, True)]
+    facts = []
+    for session in sessions:
+        meta = session.get_modelmeta()
+        values = (*session.get_inputs(), *session.get_outputs())
+        facts.append([(value.name, value.type, value.shape) for value in values])
+        facts[-1] += [meta.custom_metadata_map, meta.description, meta.graph_name, meta.producer_name, meta.version]
+    assert facts[0] == facts[1]
+    assert given.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    assert (given.optimized_model_filepath, given.log_severity_level) == ("", onnxruntime.SessionOptions().log_severity_level)
+    names = []
+    for session in sessions:
+        session.run(None, {"x": np.zeros((1, 3, 12, 10), np.float32)})
+        path = Path(session.end_profiling())
+        events = json.loads(path.read_text())
+        path.unlink()
+        names.append({each["name"] for each in events if each.get("args", {}).get("op_name") == "Region"})
+    assert names[0] == names[1] != set()
+    assert not list(tmp_path.iterdir())
+
+
+def test_when_it_is_left_alone(tmp_path):
+    source = optimize(network(24, STEPS["gate"]))
+    levels = onnxruntime.GraphOptimizationLevel
+    for change in (
+        {"graph_optimization_level": levels.ORT_ENABLE_EXTENDED},
+        {"graph_optimization_level": levels.ORT_DISABLE_ALL},
+        {"optimized_model_filepath": str(tmp_path / "m.onnx")},
+    ):
+        given = options()
+        for name, value in change.items():
+            setattr(given, name, value)
+        assert blocked_layout.blocked(source, given, None, {}) is None
+    assert blocked_layout.blocked(source, options(), ["Other", "CPUExecutionProvider"], {}) is None
+    assert blocked_layout.blocked(source, options(), None, {"disabled_optimizers": ["NchwcTransformer"]}) is None
+    assert blocked_layout.blocked(source, options(), [("CPUExecutionProvider", {})], {}) is not None
+    assert blocked_layout.blocked(onnx.ModelProto(), options(), None, {}) is None
