@@ -10,11 +10,12 @@ In such a model a tensor has the shape (N, C rounded up to b, H, W), and zeros, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +26,23 @@ from onnx import helper, numpy_helper, shape_inference
 
 from .catalog import OPERATORS
 from .errors import reraise_of_signal_handler
-from .ort import entry
+from .ort import entry, register
 from .region.calls import run_region
 from .region.key import parse
 
 _NCHWC = "com.microsoft.nchwc"
-_SETTING = "session.optimized_model_external_initializers_file_name"
+
+# What options say of ONNX Runtime's optimisations.
+_ENTRIES = (
+    "optimization.enable_cast_chain_elimination",
+    "optimization.enable_gelu_approximation",
+    "optimization.minimal_build_optimizations",
+    "session.disable_aot_function_inlining",
+    "session.disable_double_qdq_remover",
+    "session.disable_quant_qdq",
+    "session.disable_specified_optimizers",
+    "session.enable_quant_qdq_cleanup",
+)
 
 (_REGION,) = (operator for operator in OPERATORS if operator.operation == "region")
 
@@ -50,29 +62,46 @@ class _Place(NamedTuple):
 
 
 def blocked(
-    model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any, named: Mapping[str, Any]
+    model: onnx.ModelProto,
+    options: onnxruntime.SessionOptions,
+    providers: Any = None,
+    *,
+    standard_ops: bool = False,
+    **named: Any,
 ) -> onnx.ModelProto | None:
-    """The model as sessions with these options run it, in the blocked layout; to be loaded with ONNX Runtime's optimisations
-    off. None where it is not kept, or nothing is gained."""
+    """The model as a session with these arguments may run it, in the blocked layout. None where it is not kept, or nothing is
+    gained."""
     if not _is_wanted(options, providers):
         return None
+    own = onnxruntime.SessionOptions()  # no others see that some of these are changed
+    for name in _ENTRIES:
+        value = entry(options, name)
+        if value is not None:
+            own.add_session_config_entry(name, value)
+    register(own, backend="native", standard_ops=standard_ops)
     try:
-        return _Layout(model, options, named).model()
+        return _Layout(model, own, named).model()
     except _NotKept:
         return None
-    except Exception as error:  # a session of the model itself tells what is wrong with it
+
+
+@contextlib.contextmanager
+def _unless_not_valid() -> Iterator[None]:
+    """A model that is not valid is left alone: a session of it tells why."""
+    try:
+        yield
+    except Exception as error:
         reraise_of_signal_handler(error)
-        return None
+        raise _NotKept from None
 
 
 def _is_wanted(options: onnxruntime.SessionOptions, providers: Any) -> bool:
-    """Whether ONNX Runtime would lay out this session's tensors in blocks, and nobody sees that it is made in two steps."""
+    """Whether ONNX Runtime would lay out this session's tensors in blocks, and nobody wants to see the model that it makes."""
     names = {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]}
     return (
         names == {"CPUExecutionProvider"}
         and options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         and not options.optimized_model_filepath
-        and entry(options, _SETTING) is None
     )
 
 
@@ -85,7 +114,7 @@ class _Layout:
         self.constants = {each.name: each for each in graph.initializer}
         self.constants = {name: self.constants[name] for name in set(self.constants) - {each.name for each in graph.input}}
         names = [*self.constants, *(name for node in graph.node for name in (*node.input, *node.output, node.name))]
-        self.new = "_" * (1 + max(map(len, names)))  # no name is that long
+        self.new = "_" * (1 + max(map(len, names), default=0))  # no name is that long
         self.count = 0
         self.places = self._places()
 
@@ -136,7 +165,8 @@ class _Layout:
                 candidates.append((self.source.graph.node[place], streams))
                 sum_of = helper.make_node("Sum", streams, node.output)  # of the shape that the region's y has
                 node.CopyFrom(sum_of)
-        inferred = shape_inference.infer_shapes(copy).graph
+        with _unless_not_valid():
+            inferred = shape_inference.infer_shapes(copy).graph
         values = (*inferred.value_info, *inferred.input, *inferred.output)
         self.shapes = {each.name: _dimensions(each) for each in values}
         self.shapes |= {name: list(tensor.dims) for name, tensor in self.constants.items()}
@@ -146,8 +176,9 @@ class _Layout:
     def _streams(self, node: onnx.NodeProto) -> list[str]:
         """The inputs of a region that have y's shape, or broadcast to it; none if it has what takes another way of going
         through them: blocks, or scales along an axis."""
-        program = parse(helper.get_node_attr_value(node, "program").decode())
-        inputs = list(zip(node.input, program.inputs, program.axes, strict=True))
+        with _unless_not_valid():
+            program = parse(helper.get_node_attr_value(node, "program").decode())
+        inputs = list(zip(node.input, program.inputs, program.axes, strict=False))
         if program.block_steps or any(axis is not None and not own.is_scalar for _, own, axis in inputs):
             return []
         return [name for name, own, _ in inputs if not own.is_scalar]
@@ -185,18 +216,10 @@ class _Layout:
                         outputs.add(other)
                         probe.graph.output.append(helper.make_tensor_value_info(other, onnx.TensorProto.FLOAT, None))
         with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
-            path, severity = os.path.join(folder, "model.onnx"), self.options.log_severity_level
-            self.options.optimized_model_filepath = path
+            path = self.options.optimized_model_filepath = os.path.join(folder, "model.onnx")
             self.options.log_severity_level = 4  # it warns that such a model is for this processor alone
-            try:
-                session = onnxruntime.InferenceSession(
-                    probe.SerializeToString(), self.options, ["CPUExecutionProvider"], **self.named
-                )
-                if self.options.enable_profiling:
-                    os.remove(session.end_profiling())
-                del session
-            finally:
-                self.options.optimized_model_filepath, self.options.log_severity_level = "", severity
+            with _unless_not_valid():
+                onnxruntime.InferenceSession(probe.SerializeToString(), self.options, ["CPUExecutionProvider"], **self.named)
             return onnx.load(path)
 
     # From there to the model with regions.

@@ -61,19 +61,14 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         backend = register(options, standard_ops=standard_ops)
         source: Any = path_or_bytes
-        level = options.graph_optimization_level
         # Lives as long as the session, which may read the files in it again.
         self._folder = contextlib.ExitStack()
         if not _is_for_onnx_runtime_alone(source, options):
-            optimised = _optimised(source, options, standard_ops, backend == "native")
-            laid_out = blocked(optimised, options, providers, named) if blocked_layout and backend == "native" else None
-            source = self._folder.enter_context(model_files.session_source(laid_out or optimised))
-            if laid_out:
-                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        try:
-            super().__init__(source, options, providers, provider_options, **named)
-        finally:
-            options.graph_optimization_level = level
+            model, replaced = _optimised(source, options, standard_ops, backend == "native")
+            if blocked_layout and backend == "native" and not replaced:
+                model = blocked(model, options, providers, standard_ops=standard_ops, **named) or model
+            source = self._folder.enter_context(model_files.session_source(model))
+        super().__init__(source, options, providers, provider_options, **named)
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:
@@ -87,11 +82,14 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
     return False
 
 
-def _optimised(source: Any, options: onnxruntime.SessionOptions, standard_ops: bool, regions: bool) -> onnx.ModelProto:
+def _optimised(
+    source: Any, options: onnxruntime.SessionOptions, standard_ops: bool, regions: bool
+) -> tuple[onnx.ModelProto, frozenset[str]]:
+    """And the initializers for which `options` have others."""
     model = _model(source, entry(options, _TENSORS_FOLDER))
     model_files.check_is_whole(model)
     replaced = _replaced_initializers(model, options)
-    return optimized(model, standard_ops=standard_ops, regions=regions, replaced=replaced).model
+    return optimized(model, standard_ops=standard_ops, regions=regions, replaced=replaced).model, replaced
 
 
 def _model(source: Any, folder: str | None) -> onnx.ModelProto:

@@ -29,9 +29,9 @@ def options(threads=2):
     return result
 
 
-def laid_out(source, **named):
+def laid_out(source):
     """Optimised, in the blocked layout; None if it is not kept."""
-    return blocked_layout.blocked(optimize(source), options(), None, named)
+    return blocked_layout.blocked(optimize(source), options())
 
 
 def has_blocks():
@@ -234,8 +234,8 @@ def test_when_it_is_left_alone(tmp_path):
         given = options()
         for name, value in change.items():
             setattr(given, name, value)
-        assert blocked_layout.blocked(source, given, None, {}) is None
-    assert blocked_layout.blocked(source, options(), ["Other", "CPUExecutionProvider"], {}) is None
-    assert blocked_layout.blocked(source, options(), None, {"disabled_optimizers": ["NchwcTransformer"]}) is None
-    assert blocked_layout.blocked(source, options(), [("CPUExecutionProvider", {})], {}) is not None
-    assert blocked_layout.blocked(onnx.ModelProto(), options(), None, {}) is None
+        assert blocked_layout.blocked(source, given) is None
+    assert blocked_layout.blocked(source, options(), ["Other", "CPUExecutionProvider"]) is None
+    assert blocked_layout.blocked(source, options(), disabled_optimizers=["NchwcTransformer"]) is None
+    assert blocked_layout.blocked(source, options(), [("CPUExecutionProvider", {})]) is not None
+    assert blocked_layout.blocked(onnx.ModelProto(), options()) is None
