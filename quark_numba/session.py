@@ -6,7 +6,6 @@ import contextlib
 import os
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 from onnx import helper
@@ -113,11 +112,8 @@ def _model(source: Any, folder: str | None) -> onnx.ModelProto:
 
 def _replaced_initializers(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> frozenset[str]:
     """The initializers of the model for which `options` have others (``SessionOptions.add_initializer``). There is no asking
-    for them: a session of a model that puts out the shapes of its initializers, which are empty, shows which are not.
-
-    The axes are an input, so that ONNX Runtime does not compute the shapes when it creates the session.
-    """
-    # Those of types that Unsqueeze-13 has; names that are no UTF-8 come as bytes.
+    for them: a session of a model that puts out its initializers, which are empty, shows which are not."""
+    # Names that are no UTF-8 come as bytes.
     types = {
         each.name: each.data_type
         for each in model.graph.initializer
@@ -127,21 +123,16 @@ def _replaced_initializers(model: onnx.ModelProto, options: onnxruntime.SessionO
     # ONNX Runtime has no session of the one provider that this package is for then.
     if not names or entry(options, "session.disable_cpu_ep_fallback") == "1":
         return frozenset()
-    new = "_" * (1 + max(map(len, names)))  # no name is that long
-    axes, outputs, nodes = f"{new}axes", [f"{new}shape{i}" for i in range(len(names))], []
-    for name, output in zip(names, outputs, strict=True):
-        nodes.append(helper.make_node("Unsqueeze", [name, axes], [f"{output}_of"]))
-        nodes.append(helper.make_node("Shape", [f"{output}_of"], [output]))
     graph = helper.make_graph(
-        nodes,
-        "shapes",
-        [helper.make_tensor_value_info(axes, onnx.TensorProto.INT64, [1])],
-        [helper.make_tensor_value_info(output, onnx.TensorProto.INT64, None) for output in outputs],
+        [],
+        "initializers",
+        [],
+        [helper.make_tensor_value_info(name, types[name], None) for name in names],
         [onnx.TensorProto(name=name, data_type=types[name], dims=[0]) for name in names],
     )
     probe = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
     session = onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
     if options.enable_profiling:
         os.remove(session.end_profiling())
-    found = session.run(outputs, {axes: np.zeros(1, np.int64)})
-    return frozenset(name for name, shape in zip(names, found, strict=True) if shape.tolist() != [1, 0])
+    found = session.run_with_ort_values(names, {})
+    return frozenset(name for name, value in zip(names, found, strict=True) if value.shape() != [0])
