@@ -5,11 +5,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 from architectures import ARCHITECTURES, architecture, quantized
 from cases import TURNS
 
-from quark_numba import optimize
+from quark_numba import InferenceSession, optimize
 from quark_numba.cli.inventory import quantization_nodes
 from quark_numba.cli.measuring import create_session
 
@@ -50,7 +51,16 @@ def _load(model: str, variant: str, threads: int = 2):
     return create_session(model, nodes, threads=threads, content=_content(model, variant))
 
 
-_session = lru_cache(_load)
+@lru_cache
+def _session(model: str, variant: str, threads: int):
+    """As users have it: of optimised models in the blocked layout, too."""
+    if OPTIMISED not in variant:
+        return _load(model, variant, threads)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    for name in ("session.disable_quant_qdq", "session.force_spinning_stop"):  # as `create_session` does
+        options.add_session_config_entry(name, "1")
+    return InferenceSession(_content(model, variant), options)
 
 
 @lru_cache
