@@ -2,11 +2,8 @@
 
 import ctypes
 import os
-import platform
-import struct
 import subprocess
 import sys
-import tempfile
 
 import numpy as np
 import onnx_models
@@ -19,7 +16,6 @@ from onnx_models import model, one_node, run, session
 
 import quark_numba
 from quark_numba.ort import c_api, native
-from quark_numba.ort.library import elf, load
 
 pytestmark = pytest.mark.compiled
 
@@ -255,84 +251,6 @@ for name in oracle.EXTENDED:
     oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), zero_point, name))
 """
     subprocess.run([sys.executable, "-c", code], env={"PATH": "", "HOME": os.environ.get("HOME", "/")}, check=True)
-
-
-@pytest.mark.parametrize("machine", elf.MACHINES)
-def test_library_segments(machine):
-    """No segment, the stack included, is both writable and executable; no two share a page."""
-    library = elf.shared_library("RegisterCustomOps", 0x1234, 0x5678, elf.MACHINES[machine])
-    assert library[:4] == b"\x7fELF"
-    assert struct.pack("<Q", 0x1234) in library
-    assert struct.pack("<Q", 0x5678) in library
-    count = struct.unpack_from("<H", library, 56)[0]
-    headers = [struct.unpack_from("<IIQQQQQQ", library, 64 + 56 * i) for i in range(count)]
-    assert not any(flags & 1 and flags & 2 for _, flags, *_ in headers)
-    assert 0x6474E551 in [kind for kind, *_ in headers]
-    pages = [range(start // 4096, -(-(start + size) // 4096)) for kind, _, _, start, _, _, size, _ in headers if kind == 1]
-    assert not set(pages[0]) & set(pages[1])
-
-
-@pytest.fixture
-def no_library(monkeypatch):
-    native._library.cache_clear()
-    yield monkeypatch
-    native._library.cache_clear()
-
-
-def _refuse(*_):
-    raise OSError("refused")
-
-
-def test_a_temporary_file_where_memory_files_are_refused(no_library):
-    no_library.setattr(os, "memfd_create", _refuse)
-    path = quark_numba.get_library_path()
-    assert not path.startswith("/proc")
-    assert os.stat(path).st_mode & 0o777 == 0o600
-    session(one_node("quantize", "uint8"))
-
-
-def test_a_python_without_memory_files(no_library):
-    no_library.delattr(os, "memfd_create")
-    assert not quark_numba.get_library_path().startswith("/proc")
-    session(one_node("quantize", "uint8"))
-
-
-def test_the_number_of_a_memory_file_that_was_another_library(no_library):
-    """The linker knows libraries by their paths."""
-    descriptor = os.memfd_create("another")
-    os.write(descriptor, elf.shared_library("Another", 0, 0, elf.MACHINES[platform.machine()]))
-    ctypes.CDLL(f"/proc/self/fd/{descriptor}")
-    os.close(descriptor)
-    path = quark_numba.get_library_path()
-    assert path != f"/proc/self/fd/{descriptor}"
-    session(one_node("quantize", "uint8"))
-
-
-def test_files_that_cannot_be_loaded_are_not_left_behind(no_library, tmp_path):
-    no_library.setattr(ctypes, "CDLL", _refuse)
-    no_library.setattr(tempfile, "tempdir", str(tmp_path))
-    descriptors = os.listdir("/proc/self/fd")
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="cannot be loaded"):
-            quark_numba.get_library_path()
-    assert os.listdir("/proc/self/fd") == descriptors
-    assert not os.listdir(tmp_path)
-
-
-def test_extensions_where_files_are_refused_too(no_library):
-    no_library.setattr(load, "_load_memory_file", _refuse)
-    no_library.setattr(load, "_load_temporary_file", _refuse)
-    with pytest.raises(RuntimeError, match="cannot be loaded: refused; refused"):
-        quark_numba.register(onnxruntime.SessionOptions(), backend="native")
-    with pytest.warns(RuntimeWarning, match="lacks float16 and bfloat16.*speed") as warnings:
-        assert quark_numba.register(onnxruntime.SessionOptions()) == "extensions"
-    assert len(warnings) == 1
-
-
-def test_another_platform(no_library):
-    no_library.setattr(platform, "machine", lambda: "riscv64")
-    with pytest.raises(RuntimeError, match="needs Linux on x86_64 or aarch64, this is linux on riscv64"):
-        quark_numba.get_library_path()
 
 
 def test_an_old_onnx_runtime():

@@ -37,16 +37,22 @@ def compile_cached(compiler: Any, *signature: Any) -> None:
         compiler.compile(*signature)
 
 
+_PACKAGE = Path(__file__).parents[1]
+
+
+def own_folder() -> Path:
+    """The user's own: the one that NUMBA_CACHE_DIR names, else in the user's cache. It need not be there."""
+    if numba.config.CACHE_DIR:
+        return Path(numba.config.CACHE_DIR, _PACKAGE.name).absolute()
+    return Path(AppDirs(_PACKAGE.name, appauthor=False).user_cache_dir)
+
+
 @functools.cache
 def folder() -> Path | None:
     """Where the files are: in the folder that NUMBA_CACHE_DIR names, else beside the package, else in the user's cache; None
     if nothing can be written there."""
-    package = Path(__file__).parents[1]
-    if numba.config.CACHE_DIR:
-        candidates = [Path(numba.config.CACHE_DIR, package.name)]
-    else:
-        candidates = [package / "__pycache__", Path(AppDirs(package.name, appauthor=False).user_cache_dir)]
-    for candidate in candidates:
+    beside = [] if numba.config.CACHE_DIR else [_PACKAGE / "__pycache__"]
+    for candidate in (*beside, own_folder()):
         with suppress(OSError):
             candidate.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=candidate).close()

@@ -36,13 +36,13 @@ _custom_ops: dict[int, _CustomOp] = globals().get("_custom_ops", {})
 def get_library_path() -> str:
     """The path of a custom-operator library for ``SessionOptions.register_custom_ops_library``.
 
-    The library leads into this process and lives as long as it does: the path means nothing to another process, and must
-    be asked for again after a fork that is followed by an exec.
+    The library leads into this process and lives as long as it does. Another process has to ask for a path of its own, also
+    one that was forked and has called exec, or was spawned: this path means nothing there, or leads nowhere.
 
     Raises
     ------
     RuntimeError
-        Where the native way is not available (it needs Linux on x86-64 or AArch64, and a way to load the library).
+        Where the native way is not available (it needs Linux or Windows on x86-64 or AArch64, and a way to load the library).
     """
     path, reason = created(_library)
     if path is None:

@@ -21,12 +21,12 @@ class Machine(NamedTuple):
         return b"".join(struct.pack("<Q", next(words)) if part is None else part for part in self.parts)
 
 
-# By platform.machine(). None stands for the argument, then for the address.
+# By sysconfig.get_platform(). None stands for the argument, then for the address.
 MACHINES = {
     # movabs rdx, argument; movabs rax, address; jmp rax
-    "x86_64": Machine(62, (b"\x48\xba", None, b"\x48\xb8", None, b"\xff\xe0")),
+    "linux-x86_64": Machine(62, (b"\x48\xba", None, b"\x48\xb8", None, b"\xff\xe0")),
     # ldr x2, . + 16; ldr x16, . + 20; br x16; nop; argument; address. x16 is a register that a call may clobber on its way.
-    "aarch64": Machine(183, (struct.pack("<4I", 0x58000082, 0x580000B0, 0xD61F0200, 0xD503201F), None, None)),
+    "linux-aarch64": Machine(183, (struct.pack("<4I", 0x58000082, 0x580000B0, 0xD61F0200, 0xD503201F), None, None)),
 }
 
 _EHDR, _PHDR, _SYM, _DYN = "<16sHHIQQQIHHHHHH", "<IIQQQQQQ", "<IBBHQQ", "<QQ"

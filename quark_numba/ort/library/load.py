@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import hashlib
 import os
-import platform
 import sys
+import sysconfig
 import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
 
-from .elf import MACHINES, shared_library
+from . import elf, pe
+
+# How often another process may be met at the file that all share, and the pause in between, in seconds.
+_ATTEMPTS, _PAUSE = 20, 0.05
 
 
 class NotAvailableError(RuntimeError):
@@ -18,20 +26,27 @@ class NotAvailableError(RuntimeError):
 
 def check_platform() -> None:
     """Raises NotAvailableError where there is no such library."""
-    if sys.platform != "linux" or platform.machine() not in MACHINES:
-        expected = f"Linux on {' or '.join(MACHINES)}"
-        raise NotAvailableError(f"it needs {expected}, this is {sys.platform} on {platform.machine()}")
+    here = sysconfig.get_platform()  # of this Python: the processor may run others, too
+    machines = [*elf.MACHINES, *pe.MACHINES]
+    if here not in machines:
+        raise NotAvailableError(f"it needs {', '.join(machines[:-1])} or {machines[-1]}, this is {here}")
 
 
 def load(symbol: str, address: int, argument: int) -> str:
     """Load a library that exports `symbol`, which jumps to `address` with `argument` as its third argument, and return its
     path. Raises NotAvailableError."""
-    machine = MACHINES[platform.machine()]
-    content = shared_library(symbol, address, argument, machine)
+    here = sysconfig.get_platform()
+    ways: list[Callable[[], str]]
+    if here in pe.MACHINES:
+        ways = [partial(_load_kept_file, symbol, address, argument, pe.MACHINES[here])]
+    else:
+        machine = elf.MACHINES[here]
+        parts = elf.shared_library(symbol, address, argument, machine), symbol, machine.code(address, argument)
+        ways = [partial(_load_memory_file, *parts), partial(_load_temporary_file, *parts)]
     reasons = []
-    for load_file in (_load_memory_file, _load_temporary_file):
+    for way in ways:
         try:
-            return load_file(content, symbol, machine.code(address, argument))
+            return way()
         except OSError as error:
             reasons.append(str(error))
     raise NotAvailableError(f"the library cannot be loaded: {'; '.join(reasons)}")
@@ -51,11 +66,13 @@ def _load_memory_file(content: bytes, symbol: str, code: bytes) -> str:
     return path
 
 
-def _load(path: str, symbol: str, code: bytes) -> None:
+def _load(path: str, symbol: str, code: bytes) -> ctypes.CDLL:
     """The linker takes a path for a library that it had under this path before, whatever lies there now."""
-    function = getattr(ctypes.CDLL(path), symbol, None)
+    library = ctypes.CDLL(path)
+    function = getattr(library, symbol, None)
     if function is None or ctypes.string_at(ctypes.cast(function, ctypes.c_void_p).value or 0, len(code)) != code:
         raise OSError(f"{path} was another library once")
+    return library
 
 
 def _load_temporary_file(content: bytes, symbol: str, code: bytes) -> str:
@@ -73,3 +90,64 @@ def _load_temporary_file(content: bytes, symbol: str, code: bytes) -> str:
 def _remove(path: str, owner: int) -> None:
     if os.getpid() == owner and os.path.exists(path):
         os.remove(path)
+
+
+def _load_kept_file(symbol: str, address: int, argument: int, machine: pe.Machine) -> str:
+    """A file that stays, for all processes of this user. What it leads to is set in the memory of this one."""
+    content = pe.shared_library(symbol, machine)
+    path = _kept_file(content)
+    words = (ctypes.c_uint64 * 2).in_dll(_loaded_kept_file(path, content, symbol, pe.code(machine)), pe.WORDS)
+    words[:] = [argument, address]
+    return path
+
+
+def _kept_file(content: bytes) -> str:
+    from ...compiling.cache import own_folder
+
+    return str(own_folder() / f"quark_numba_{hashlib.sha256(content).hexdigest()[:16]}.dll")
+
+
+def _loaded_kept_file(path: str, content: bytes, symbol: str, code: bytes) -> ctypes.CDLL:
+    """What lies at `path` is loaded only if it is this content, and cannot change between the look and the loading; all else is
+    replaced. Several processes may be at it at a time: then some do not get at the file, or cannot replace it."""
+    reason = ""
+    for _ in range(_ATTEMPTS):
+        try:
+            file = open(path, "rb", opener=_open_unchanging)  # noqa: SIM115  # what loading raises goes to the caller
+        except OSError as error:
+            reason = f"{path}: {error.strerror}"
+        else:
+            with file:
+                if file.read(len(content) + 1) == content:
+                    return _load(path, symbol, code)
+            reason = f"{path} is another file"
+        try:
+            _put(path, content)
+        except OSError as error:
+            reason += f"; it cannot be written: {error.strerror}"
+            time.sleep(_PAUSE)
+    raise OSError(reason)
+
+
+def _open_unchanging(path: str, flags: int) -> int:
+    """A descriptor for reading, which lets nobody write, replace or remove the file until it is closed."""
+    if sys.platform == "win32":
+        import _winapi
+        import msvcrt
+
+        share_read, open_existing = 1, 3
+        handle = _winapi.CreateFile(path, _winapi.GENERIC_READ, share_read, 0, open_existing, 0, 0)
+        return msvcrt.open_osfhandle(handle, flags)
+    return os.open(path, flags)
+
+
+def _put(path: str, content: bytes) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    written = f"{path}.{os.getpid()}"
+    try:
+        with open(written, "xb") as file:
+            file.write(content)
+        os.replace(written, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(written)

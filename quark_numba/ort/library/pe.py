@@ -1,0 +1,143 @@
+"""A DLL without a compiler: a PE32+ file whose one exported function jumps to an address that it reads from a variable.
+
+The file is the same for every process, as Windows lets nobody remove a file that is loaded: one serves all of them, and each
+sets the variable in its own memory. It holds the least that Windows' loader wants (Microsoft's "PE Format"): a table of what it
+exports. There is no entry point, nothing is imported, and nothing depends on where the file is loaded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+# The exported variable: two words, the function's third argument and the address that it jumps to.
+WORDS = "words"
+
+# Where the sections are loaded: the size of a page apart.
+_PAGE = 0x1000
+_TEXT, _RDATA, _DATA = _PAGE, 2 * _PAGE, 3 * _PAGE
+_SIZE_OF_WORDS = 16
+
+# In the file sections lie at multiples of this.
+_FILE_ALIGNMENT = 0x200
+
+
+class Machine(NamedTuple):
+    """A processor, and its code for a function that sets its third argument and jumps. The code is given how far it is from its
+    first byte to the two words."""
+
+    pe_number: int
+    code: Callable[[int, int], bytes]
+
+
+def _x86_64(argument: int, address: int) -> bytes:
+    # mov r8, [rip + …]; jmp [rip + …]. rip is the address of the next instruction, 7 and 13 bytes from the first.
+    return struct.pack("<3si2si", b"\x4c\x8b\x05", argument - 7, b"\xff\x25", address - 13)
+
+
+def _aarch64(argument: int, address: int) -> bytes:
+    # ldr x2, …; ldr x16, …; br x16. The distance from each instruction, of 4 bytes, is counted in these and begins at bit 5.
+    return struct.pack("<3I", 0x58000002 | argument // 4 << 5, 0x58000010 | (address - 4) // 4 << 5, 0xD61F0200)
+
+
+# By sysconfig.get_platform().
+MACHINES = {"win-amd64": Machine(0x8664, _x86_64), "win-arm64": Machine(0xAA64, _aarch64)}
+
+_IMAGE_FILE_EXECUTABLE_IMAGE, _IMAGE_FILE_LARGE_ADDRESS_AWARE, _IMAGE_FILE_DLL = 0x2, 0x20, 0x2000
+_PE32_PLUS, _IMAGE_SUBSYSTEM_WINDOWS_GUI = 0x20B, 2
+_HIGH_ENTROPY_VA, _DYNAMIC_BASE, _NX_COMPAT = 0x20, 0x40, 0x100
+_CODE, _INITIALIZED, _UNINITIALIZED = 0x20, 0x40, 0x80
+_EXECUTE, _READ, _WRITE = 0x20000000, 0x40000000, 0x80000000
+
+_DOS_HEADER, _FILE_HEADER, _SECTION = "<2s58xI", "<4sHHIIIHH", "<8sIIIIIIHHI"
+_OPTIONAL_HEADER = "<HBBIIIIIQIIHHHHHHIIIIHHQQQQII"
+_DIRECTORIES, _DIRECTORY = 16, "<II"
+_EXPORTS = "<IIHHIIIIIII"
+
+
+def code(machine: Machine) -> bytes:
+    """What the function consists of."""
+    return machine.code(_DATA - _TEXT, _DATA + 8 - _TEXT)
+
+
+def shared_library(symbol: str, machine: Machine) -> bytes:
+    """The bytes of a DLL that exports the function `symbol`, which jumps to an address with a third argument, and the variable
+    WORDS, which is to hold the argument and the address.
+
+    Three sections are loaded: code (readable, executable), the table of exports (readable), and the variable (readable,
+    writable), which is zero. Nothing is both writable and executable.
+    """
+    exports = _export_table({symbol: _TEXT, WORDS: _DATA})
+    sections = [
+        (b".text", _TEXT, code(machine), 0, _CODE | _EXECUTE | _READ),
+        (b".rdata", _RDATA, exports, 0, _INITIALIZED | _READ),
+        (b".data", _DATA, b"", _SIZE_OF_WORDS, _UNINITIALIZED | _READ | _WRITE),
+    ]
+    dos_size = struct.calcsize(_DOS_HEADER)
+    optional_size = struct.calcsize(_OPTIONAL_HEADER) + _DIRECTORIES * struct.calcsize(_DIRECTORY)
+    file_header = struct.pack(
+        _FILE_HEADER,
+        b"PE\0\0",
+        machine.pe_number,
+        len(sections),
+        0,  # no time
+        0,  # no symbols
+        0,
+        optional_size,
+        _IMAGE_FILE_EXECUTABLE_IMAGE | _IMAGE_FILE_LARGE_ADDRESS_AWARE | _IMAGE_FILE_DLL,
+    )
+    optional_header = struct.pack(
+        _OPTIONAL_HEADER,
+        _PE32_PLUS,
+        0,  # no linker's version
+        0,
+        _FILE_ALIGNMENT,  # of code,
+        _FILE_ALIGNMENT,  # of what is in the file,
+        0,  # of what is not
+        0,  # no entry point
+        _TEXT,
+        0x180000000,  # where linkers place DLLs of 64 bits; Windows places it elsewhere
+        _PAGE,
+        _FILE_ALIGNMENT,
+        *(6, 2, 0, 0, 6, 2),  # Windows 8, the first on AArch64
+        0,
+        _DATA + _PAGE,
+        _FILE_ALIGNMENT,  # of headers
+        0,  # no checksum, which drivers have
+        _IMAGE_SUBSYSTEM_WINDOWS_GUI,
+        _HIGH_ENTROPY_VA | _DYNAMIC_BASE | _NX_COMPAT,
+        *(1 << 20, _PAGE, 1 << 20, _PAGE),  # stack and heap, of programs
+        0,
+        _DIRECTORIES,
+    )
+    directories = struct.pack(_DIRECTORY, _RDATA, len(exports)).ljust(_DIRECTORIES * struct.calcsize(_DIRECTORY), b"\0")
+    headers = struct.pack(_DOS_HEADER, b"MZ", dos_size) + file_header + optional_header + directories
+    contents = b""
+    for name, start, content, size_of_zeros, flags in sections:
+        raw = _padded(content)
+        at = _FILE_ALIGNMENT + len(contents) if content else 0
+        headers += struct.pack(_SECTION, name, len(content) or size_of_zeros, start, len(raw), at, 0, 0, 0, 0, flags)
+        contents += raw
+    return _padded(headers) + contents
+
+
+def _export_table(addresses: dict[str, int]) -> bytes:
+    """To be loaded at _RDATA. Names are in the order of their bytes, as the loader looks for them by halves."""
+    names = sorted(addresses)
+    functions_at = _RDATA + struct.calcsize(_EXPORTS)
+    names_at = functions_at + 4 * len(names)
+    ordinals_at = names_at + 4 * len(names)
+    strings_at = ordinals_at + 2 * len(names)
+    strings, places = b"", []
+    for name in (*names, "quark_numba.dll"):
+        places.append(strings_at + len(strings))
+        strings += name.encode() + b"\0"
+    count = len(names)
+    table = struct.pack(_EXPORTS, 0, 0, 0, 0, places[-1], 1, count, count, functions_at, names_at, ordinals_at)
+    table += struct.pack(f"<{count}I{count}I{count}H", *(addresses[name] for name in names), *places[:-1], *range(count))
+    return table + strings
+
+
+def _padded(content: bytes) -> bytes:
+    return content.ljust(-(-len(content) // _FILE_ALIGNMENT) * _FILE_ALIGNMENT, b"\0")
