@@ -1,8 +1,11 @@
 """Python code for processes of their own, and what starts these."""
 
+import functools
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 # What such code may use.
@@ -53,3 +56,23 @@ def start(code, **environment):
 
 def run(code, expected=0, seconds=300, **environment):
     assert start(code, **environment).wait(seconds) == expected
+
+
+def interrupted(seconds, *arguments, **environment):
+    """Exit code, output and errors of the command, which gets Ctrl-C so long after it has begun. On Windows that would go to a
+    whole console: there the process sends it to itself."""
+    itself = f"import threading, _thread; threading.Timer({seconds}, _thread.interrupt_main).start()" if os.name == "nt" else ""
+    begin = f"{itself}\nimport runpy; print(flush=True); runpy.run_module('quark_numba', run_name='__main__', alter_sys=True)"
+    # Of a test run in the background a shell has the signal ignored, and that is inherited.
+    heed = None if itself else functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    words, pipe = [sys.executable, "-P", "-c", begin, *arguments], subprocess.PIPE
+    process = subprocess.Popen(words, env={**os.environ, **environment}, stdout=pipe, stderr=pipe, preexec_fn=heed)
+    try:
+        assert process.stdout.readline().strip() == b""  # it has begun
+        if not itself:
+            time.sleep(seconds)
+            process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, out, errors

@@ -191,7 +191,7 @@ def files(tmp_path):
         (["[/red]"], r"\[/red\]: No such file"),
         (["{}/truncated.onnx"], "truncated.onnx: not an ONNX model"),
         ([BF16, "--reference", "{}/none.onnx"], "none.onnx: No such file"),
-        ([str(MODELS)], "models: Is a directory"),
+        ([str(MODELS)], "models: (Is a directory|Permission denied)"),
         ([BF16, "--inputs", "{}/none.npz"], "none.npz: No such file"),
         ([BF16, "--inputs", "{}/one.npy"], "one.npy: one array; expected an .npz file"),
         ([BF16, "--inputs", "{}/truncated.npz"], "truncated.npz: not an .npz file"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 import quark_numba
@@ -24,8 +25,46 @@ def test_public_names():
     assert all(hasattr(quark_numba, name) for name in quark_numba.__all__)
 
 
+# What Linux has and other systems lack.
+TAKEN_AWAY = """
+import builtins, io, os, sys
+sys.modules["torch"] = None
+del os.fork, os.register_at_fork, os.memfd_create, os.sched_getaffinity
+
+def away(function):
+    def checked(path, *arguments, **named):
+        if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith("/proc"):
+            raise FileNotFoundError(path)
+        return function(path, *arguments, **named)
+    return checked
+
+for module, names in ((os, "stat lstat open listdir scandir readlink access"), (io, "open"), (builtins, "open")):
+    for name in names.split():
+        setattr(module, name, away(getattr(module, name)))
+"""
+
+
 @pytest.mark.compiled
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="every AArch64 processor converts float16")
+@pytest.mark.skipif(sys.platform != "linux", reason="it takes away what Linux has")
+def test_a_system_without_what_linux_has():
+    """Every module is imported; calls, and sessions of both ways, give what they should."""
+    code = f"""{TAKEN_AWAY}
+import importlib, pkgutil, quark_numba
+for module in pkgutil.walk_packages(quark_numba.__path__, "quark_numba."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+assert not os.path.exists("/proc/self/task")
+{processes.PREPARE}
+check("int8")
+assert not get_library_path().startswith("/proc")
+one = dict(x=np.ones(3, np.float32), scale=np.float32(1), zero_point=np.int8(0))
+assert run(session(one_node("quantize", "int8"), backend="extensions"), **one).tolist() == [1, 1, 1]
+"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(not re.fullmatch("x86_64|AMD64", platform.machine()), reason="every AArch64 processor converts float16")
 def test_a_processor_without_float16_instructions():
     """LLVM would call a run-time library for them, which is not there, and the process would end."""
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}

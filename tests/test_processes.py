@@ -1,5 +1,6 @@
 """Threads, forked children and freed memory, each in a process of its own."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import pytest
 from processes import PREPARE, run
 
 pytestmark = pytest.mark.compiled
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 
 
 def has_tbb():
@@ -84,7 +87,7 @@ for _ in range(50):
     )
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_children_of_multiprocessing(method, tmp_path):
     """A pool of workers after the parent has used calls and sessions, as data loaders have."""
     script = tmp_path / "main.py"
@@ -115,7 +118,7 @@ if __name__ == "__main__":
         ("sys.exit(3)", 3),
         ("raise KeyError", 1),
         ("os._exit(5)", 5),
-        ("os.kill(os.getpid(), 15)", -15),
+        ("os.kill(os.getpid(), 15)", -15 if os.name == "posix" else 15),
         ("threading.Thread(target=check, args=('int16',)).start()", 0),
         ("quark_numba.kept = node", 0),
     ],
@@ -141,11 +144,13 @@ node = kept[0]
     )
 
 
+@forks
 def test_a_forked_child():
     """OpenMP ends a child that uses its parent's pool."""
     run("check('int8'); wait(fork(lambda: check('int8'))); wait(fork(lambda: check('bfloat16'))); check('int8')")
 
 
+@forks
 @pytest.mark.parametrize(
     "start",
     [
@@ -160,6 +165,7 @@ def test_a_forked_child_of_a_process_in_which_others_used_numba(start):
     run(f"import numba; {start}; wait(fork(lambda: check('int8')))")
 
 
+@forks
 def test_the_package_is_first_imported_in_a_forked_child():
     """Of a process that has a pool."""
     code = """
@@ -174,6 +180,7 @@ assert quantize(np.ones(300_000, np.float32), 0.5).min() == 2
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=300)
 
 
+@forks
 def test_a_fork_while_another_thread_creates_a_session():
     """No lock is left held in the child."""
     run(
@@ -197,6 +204,7 @@ finally:
     )
 
 
+@forks
 def test_a_fork_while_another_thread_compiles_for_the_first_time(tmp_path):
     """Modules that this imports have hooks of forks, too."""
     code = """

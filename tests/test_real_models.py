@@ -45,14 +45,17 @@ def test_expected_outputs(variant, backend, threads, expected, tolerance):
 @pytest.mark.parametrize("optimised", [False, True])
 @pytest.mark.parametrize("name", ["tagger_u16", "style_xint8", "style_bf16"])
 def test_expected_outputs_of_other_operators(name, optimised, threads, tolerance):
-    """An optimised model has its convolutions laid out otherwise: one rounding to bfloat16 may flip, a step of 2**-8 there."""
+    """An optimised model has its convolutions laid out otherwise: one rounding to bfloat16 may flip, a step of 2**-8 there. Of
+    LSTM layers with another tanhf some codes are a step off."""
     with np.load(MODELS / f"{name}_expected.npz") as arrays:
         xs, expected = arrays["x"], arrays["y"]
     path = MODELS / f"{name}.onnx"
     source = optimize(path) if optimised else path
     model = session(source, threads=threads, disable_quant_qdq="1")
     y = np.stack([model.run(None, {"x": x})[0] for x in xs])
-    allowed = 0 if name == "tagger_u16" and HAS_SAME_TANHF else tolerance
+    allowed = tolerance
+    if name == "tagger_u16":
+        allowed = 0 if HAS_SAME_TANHF else 1e-3
     if name == "style_bf16" and optimised:
         allowed = max(allowed, 2**-7)
     np.testing.assert_allclose(y, expected, rtol=0, atol=allowed)

@@ -7,7 +7,7 @@ from processes import run
 
 pytestmark = [
     pytest.mark.compiled,
-    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers that send signals on this system"),
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no timers that send signals"),
 ]
 
 # At a random moment of an action an alarm goes off; then the action is done again, and has to give what it should. Some actions

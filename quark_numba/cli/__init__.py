@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import functools
 import importlib
 import itertools
@@ -55,11 +56,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except ModelError as error:
         tell("red", "error", error)
         return 1
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
-    except OSError as error:  # of the output: a full disk
-        tell("red", "error", f"the output cannot be written: {error.strerror}")
+    except OSError as error:  # of the output: a full disk, or whoever read it has seen enough
+        nobody_reads = isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL)
+        if not nobody_reads:
+            tell("red", "error", f"the output cannot be written: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
