@@ -60,14 +60,16 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         backend = register(options, standard_ops=standard_ops)
         source: Any = path_or_bytes
-        # Lives as long as the session, which may read the files in it again.
-        self._folder = contextlib.ExitStack()
-        if not _is_for_onnx_runtime_alone(source, options):
-            model, replaced = _optimised(source, options, standard_ops, backend == "native")
-            if blocked_layout and backend == "native" and not replaced:
-                model = blocked(model, options, providers, standard_ops=standard_ops, **named) or model
-            source = self._folder.enter_context(model_files.session_source(model))
-        super().__init__(source, options, providers, provider_options, **named)
+        with contextlib.ExitStack() as folder:
+            if not _is_for_onnx_runtime_alone(source, options):
+                model, replaced = _optimised(source, options, standard_ops, backend == "native")
+                if blocked_layout and backend == "native" and not replaced:
+                    model = blocked(model, options, providers, standard_ops=standard_ops, **named) or model
+                source = folder.enter_context(model_files.session_source(model))
+            super().__init__(source, options, providers, provider_options, **named)
+            # Lives as long as the session, which may read the files in it again. Attributes go in the order in which they came:
+            # this one after ONNX Runtime's session, as Windows lets nobody remove files that it reads.
+            self._folder = folder.pop_all()
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:

@@ -245,6 +245,30 @@ def test_an_output_that_has_ascii_only():
         assert done.returncode == (0 if arguments[0] == "profile" else 1)
 
 
+@pytest.mark.parametrize("encoding", ["cp936", "cp1252"])
+def test_code_pages_and_names_that_they_lack(encoding, tmp_path):
+    """Model, inputs, outputs, cache and temporary files lie in a folder with spaces and letters of several scripts."""
+    folder = tmp_path / "a folder 模型 é"
+    folder.mkdir()
+    onnx.save(one_node("quantize", "int8"), folder / "模型.onnx")
+    np.savez(folder / "输入 x.npz", x=np.ones(3, np.float32), scale=np.float32(0.5), zero_point=np.int8(0))
+    environment = {"PYTHONIOENCODING": encoding, "NUMBA_CACHE_DIR": str(folder), "PYTHONUTF8": "0"}
+    environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+    given = [str(folder / "模型.onnx"), "--inputs", str(folder / "输入 x.npz"), "--runs", "1"]
+    outputs = ["--reference", given[0], "--outputs", str(folder / "y é.npz"), "--optimize"]
+    for words, column in ((["run", *given, *outputs], "median latency, ms"), (["profile", *given], "share")):
+        done = finished(*words, **environment)
+        assert done.returncode == 0, done.stderr
+        name = "模型.onnx" if encoding == "cp936" else r"\u6a21\u578b.onnx"
+        if words[0] == "run":
+            assert name in done.stdout.decode(encoding)
+        assert column in done.stdout.decode(encoding)
+    with np.load(folder / "y é.npz") as y:
+        assert y["y"].tolist() == [2, 2, 2]
+    assert list((folder / "quark_numba").glob("*.kernel"))
+    assert not list(folder.glob("quark_numba_*"))
+
+
 @pytest.mark.skipif(os.name != "posix" or not os.path.exists("/dev/full"), reason="Windows and macOS have no /dev/full")
 def test_an_output_that_is_full():
     words, environment = command("types")

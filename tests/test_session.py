@@ -1,16 +1,20 @@
 """InferenceSession: which files it reads, and what it takes over from ONNX Runtime's."""
 
+import gc
 import os
 import pickle
 import signal
+import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
 import onnx_ir
 import onnxruntime
+import processes
 import pytest
-from onnx import TensorProto, external_data_helper, helper
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from onnx_models import model
 
 import quark_numba
@@ -167,11 +171,11 @@ def test_a_handlers_exception_is_not_taken_for_a_faulty_model(tmp_path, monkeypa
     def handler(*_):
         raise TimeoutError("too long")
 
-    before = signal.signal(signal.SIGUSR1, handler)
+    before = signal.signal(signal.SIGTERM, handler)
 
     def interrupted(*_, **__):
         try:
-            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGTERM)
         except TimeoutError as error:
             raise ValueError("wrapped") from error
 
@@ -184,7 +188,7 @@ def test_a_handlers_exception_is_not_taken_for_a_faulty_model(tmp_path, monkeypa
                 with pytest.raises(TimeoutError, match="too long"):
                     model_files.save(optimize(path), tmp_path / "out.onnx")
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_it_is_one_of_onnx_runtimes(tmp_path):
@@ -221,3 +225,33 @@ def test_a_large_model_keeps_its_files(monkeypatch):
     assert result(session) == VALUES.tolist()
     with pytest.raises(Exception, match="pickle"):
         pickle.dumps(session)
+
+
+def test_the_files_of_a_large_model_go_with_its_session(monkeypatch, tmp_path):
+    monkeypatch.setattr(model_files, "_MOST_BYTES", 10)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    w = numpy_helper.from_array(np.ones((100, 1000), np.float32), "w")  # large enough to be read where it lies
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    session = quark_numba.InferenceSession(model([node], [("x", "float32", [1, 100])], ["y"], initializers=[w], domains=[]))
+    assert len(list(tmp_path.glob("*/*"))) == 2
+    (y,) = session.run(None, {"x": np.ones((1, 100), np.float32)})
+    assert (y == 100).all()
+    del session
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="elsewhere than on Windows open files can be removed")
+def test_temporary_files_that_are_in_use_are_removed_at_the_end(tmp_path):
+    processes.run(
+        """
+from quark_numba.rewriting import model_files
+with model_files.temporary_folder() as folder:
+    file = open(os.path.join(folder, "f"), "w")
+assert os.path.exists(folder)
+file.close()
+""",
+        TEMP=str(tmp_path),
+        TMP=str(tmp_path),
+    )
+    assert not list(tmp_path.iterdir())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Iterator
 
 import onnx
@@ -58,7 +57,7 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
 def _forms(reference: onnx.ModelProto) -> Iterator[Graph]:
     """The reference as it is, and as ONNX Runtime simplifies it."""
     yield _graph(reference)
-    with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
+    with model_files.temporary_folder() as folder:
         path = os.path.join(folder, "simplified.onnx")
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

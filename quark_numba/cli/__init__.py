@@ -284,6 +284,7 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
                 sessions.append(create(backend=options.backend, threads=options.threads))
                 load_times.append(time.perf_counter() - start)
                 tick()
+        files.callback(sessions.clear)  # Windows lets nobody remove files that a session reads
         batches = _batches(options, sessions[0])
         inputs = next(batches)
         outputs = [run(session, inputs) for session in sessions]

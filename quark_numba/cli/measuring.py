@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import io
 import json
-import tempfile
 import time
 import warnings
 import zipfile
@@ -92,7 +91,7 @@ def node_times(
     **options: Any,
 ) -> list[NodeTime]:
     """By node of the session that `create_session` makes of these, the slowest first."""
-    with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
+    with model_files.temporary_folder() as folder:
         session = create_session(path, nodes, profile=f"{folder}/profile", **options)
         inputs = make_inputs(session)
         for _ in range(_WARM_UP + runs):

@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 SUFFIX = ".kernel"
 
+# Of a file's. On Windows a path may have 260 characters: where such names do not fit, another folder has to do.
+_LONGEST_NAME = 120
+
 
 def compile_cached(compiler: Any, *signature: Any) -> None:
     """Let a Dispatcher or a CFunc of Numba's load its function from disk, or compile it and keep it there."""
@@ -55,7 +58,7 @@ def folder() -> Path | None:
     for candidate in (*beside, own_folder()):
         with suppress(OSError):
             candidate.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=candidate).close()
+            tempfile.TemporaryFile(dir=candidate, suffix="_" * _LONGEST_NAME).close()
             return candidate
     return None
 
@@ -104,7 +107,9 @@ class _File:
             written.write_bytes(hashlib.sha256(content).digest() + content)
             written.replace(path)
         except OSError as error:
-            _log.warning("a compiled kernel cannot be kept in %s: %s", self.cache_path, error.strerror)
+            if os.name == "posix" or not path.exists():  # else another process has made it, too, and has it open
+                _log.warning("a compiled kernel cannot be kept in %s: %s", self.cache_path, error.strerror)
+        finally:
             with suppress(OSError):
                 written.unlink(missing_ok=True)
 

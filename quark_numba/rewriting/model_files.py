@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import shutil
@@ -87,6 +88,19 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 @contextmanager
+def temporary_folder() -> Iterator[str]:
+    """The path of a folder that is there in the context. Windows lets nobody remove files that a session reads: that is tried
+    again when the process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="quark_numba_", ignore_cleanup_errors=True)
+    try:
+        with folder:
+            yield folder.name
+    finally:
+        if os.path.exists(folder.name):
+            atexit.register(shutil.rmtree, folder.name, ignore_errors=True)
+
+
+@contextmanager
 def session_source(model: onnx.ModelProto) -> Iterator[bytes | str]:
     """What onnxruntime.InferenceSession takes for the model: its bytes, or a path that is there in the context."""
     if not _is_large(model):
@@ -94,7 +108,7 @@ def session_source(model: onnx.ModelProto) -> Iterator[bytes | str]:
         del model  # while the session is made of its bytes
         yield content
         return
-    with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
+    with temporary_folder() as folder:
         path = os.path.join(folder, "model.onnx")
         save(model, path)
         yield path
