@@ -7,6 +7,7 @@ import ctypes
 import gc
 import mmap
 import os
+import sys
 from itertools import product
 
 import numpy as np
@@ -40,9 +41,37 @@ from quark_numba.recurrent.fixed_point import layer_of
 
 pytestmark = pytest.mark.compiled
 
-linux = pytest.mark.skipif(not hasattr(mmap, "MAP_ANONYMOUS"), reason="needs mmap and mprotect as on Linux")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+guard = pytest.mark.skipif(sys.platform not in ("linux", "win32"), reason="protects pages as on Linux and on Windows")
 
-_libc = ctypes.CDLL(None, use_errno=True)
+
+class Pages:
+    """Pages of memory, of which some may not be touched."""
+
+    def __init__(self, nbytes):
+        if sys.platform == "win32":
+            self._library = ctypes.WinDLL("kernel32", use_last_error=True)
+            self._library.VirtualAlloc.restype = ctypes.c_void_p
+            commit_and_reserve, read_and_write = 0x3000, 4
+            self.address = self._library.VirtualAlloc(None, ctypes.c_size_t(nbytes), commit_and_reserve, read_and_write)
+            assert self.address
+        else:
+            self._library = ctypes.CDLL(None, use_errno=True)
+            self._map = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def protect(self, page):
+        page, size = ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE)
+        if sys.platform == "win32":
+            no_access = 1
+            assert self._library.VirtualProtect(page, size, no_access, ctypes.byref(ctypes.c_uint32()))
+        else:
+            assert self._library.mprotect(page, size, 0) == 0
+
+    def __del__(self):
+        if sys.platform == "win32":
+            release = 0x8000
+            self._library.VirtualFree(ctypes.c_void_p(self.address), ctypes.c_size_t(0), release)
 
 
 class Guarded:
@@ -50,15 +79,15 @@ class Guarded:
 
     def __init__(self, nbytes, at_end):
         rest = -nbytes % mmap.PAGESIZE
-        self._map = mmap.mmap(-1, nbytes + rest + 2 * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._pages = Pages(nbytes + rest + 2 * mmap.PAGESIZE)
+        start = self._pages.address
         for page in (start, start + mmap.PAGESIZE + nbytes + rest):
-            assert _libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+            self._pages.protect(page)
         self.nbytes, self.address = nbytes, start + mmap.PAGESIZE + (rest if at_end else 0)
 
     def array(self, dtype):
         content = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
-        content.map = self._map
+        content.pages = self._pages
         return np.frombuffer(content, np.uint8).view(dtype)
 
 
@@ -82,7 +111,7 @@ SHAPES = [
 ]
 
 
-@linux
+@guard
 @pytest.mark.parametrize("key", list(TABLE), ids=key_id)
 @pytest.mark.covering
 def test_kernel_stays_within_its_arrays(key):
@@ -99,7 +128,7 @@ def test_kernel_stays_within_its_arrays(key):
         assert y.tobytes() == expected.tobytes()
 
 
-@linux
+@guard
 @pytest.mark.parametrize("name", ["uint8", "bfloat16", "int32"])  # an item of 1, 2 and 4 bytes
 @pytest.mark.parametrize("operation", ["quantize", "dequantize"])
 @pytest.mark.covering
@@ -121,7 +150,7 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
         assert y.tobytes() == expected.tobytes()
 
 
-@linux
+@guard
 @pytest.mark.parametrize(
     "key",
     list(BLOCK_TABLE),
@@ -153,7 +182,7 @@ def node_cases():
 RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 
-@linux
+@guard
 @pytest.mark.parametrize(("operation", "row", "domain"), list(node_cases()))
 @pytest.mark.covering
 def test_node_stays_within_its_tensors(operation, row, domain):
@@ -209,7 +238,7 @@ def region_feeds(shapes):
     return feeds | {"x3": np.abs(feeds["x3"]) + np.float32(0.1)}
 
 
-@linux
+@guard
 @pytest.mark.parametrize("at_end", [True, False])
 @pytest.mark.parametrize("shapes", REGION_SHAPES, ids=str)
 def test_region_stays_within_its_tensors(shapes, at_end):
@@ -252,7 +281,7 @@ def other_arrays(operator, attributes, shapes):
     return attributes, [rng.normal(0, 0.3, shape).astype(np.float32) for shape in shapes]
 
 
-@linux
+@guard
 @other_nodes(NORMALIZATION, LSTM)
 def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_end):
     attributes, arrays = other_arrays(operator, attributes, shapes)
@@ -277,7 +306,7 @@ def sizes_of_layer(found, steps, batch, inputs, hidden):
         found[2 + phase] = recurrent_kernels.count_parts(phase, steps, batch, hidden)
 
 
-@linux
+@guard
 @other_nodes(LSTM)
 def test_layer_stays_within_its_memory(operator, attributes, shapes, at_end):
     """Each part of each phase, with the memory that it says it needs and no more."""
