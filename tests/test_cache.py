@@ -1,13 +1,17 @@
 """The cache on disk: filled by several processes, unwritable, broken or of another version."""
 
+import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
+import numba
 import pytest
 from processes import run, start
 
 import quark_numba
+from quark_numba.compiling import cache
 from quark_numba.compiling.cache import sources
 
 pytestmark = pytest.mark.compiled
@@ -97,6 +101,21 @@ def test_nowhere_to_write(tmp_path):
         **environment,
     )
     assert not list(tmp_path.rglob("*.kernel"))
+
+
+def test_a_folder_in_which_names_do_not_fit(monkeypatch, tmp_path):
+    """As on Windows, where a path may have 260 characters: kernels would be compiled, and not kept, one by one."""
+    temporary_file = tempfile.TemporaryFile
+
+    def short(dir, suffix=""):  # noqa: A002
+        if len(os.path.join(dir, suffix)) > 250:
+            raise FileNotFoundError(dir)
+        return temporary_file(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", short)
+    for name, fits in (("a", True), ("a" * 200, False)):
+        monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / name))
+        assert cache.folder.__wrapped__() == (tmp_path / name / "quark_numba" if fits else None)
 
 
 @pytest.mark.parametrize("wing", ["linear", "block"])

@@ -69,32 +69,51 @@ def test_dll(machine):
     assert starts == sorted(set(starts))
 
 
+# Of each processor: what emulates it, the registers with the first three arguments, some that have to stay as they are, the
+# result, and where it is.
+X86 = (
+    (unicorn.UC_ARCH_X86, unicorn.UC_MODE_64),
+    [x86_const.UC_X86_REG_RCX, x86_const.UC_X86_REG_RDX, x86_const.UC_X86_REG_R8],
+    [x86_const.UC_X86_REG_R9, x86_const.UC_X86_REG_RBX, x86_const.UC_X86_REG_RSP],
+    x86_const.UC_X86_REG_RAX,
+    x86_const.UC_X86_REG_RIP,
+)
+ARM64 = (
+    (unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM),
+    [arm64_const.UC_ARM64_REG_X0, arm64_const.UC_ARM64_REG_X1, arm64_const.UC_ARM64_REG_X2],
+    [arm64_const.UC_ARM64_REG_X3, arm64_const.UC_ARM64_REG_X30, arm64_const.UC_ARM64_REG_SP],
+    arm64_const.UC_ARM64_REG_X0,
+    arm64_const.UC_ARM64_REG_PC,
+)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows runs it itself")
+@pytest.mark.parametrize("is_set", [True, False])
 @dlls
-def test_dll_jumps(machine):
-    """An emulated processor, with the file loaded somewhere, comes to the address with the argument as the third one."""
+def test_dll_jumps(machine, is_set):
+    """An emulated processor, with the file loaded somewhere, comes to the address with the argument as the third one; or back
+    with 0, where there is no address."""
     dll = pefile.PE(data=pe.shared_library("RegisterCustomOps", pe.MACHINES[machine]))
-    address, argument, target, first, second = 0x7FF712340000, 0x1122334455667788, 0x7FF812345670, 11, 22
+    address, argument, target, stack, back = 0x7FF712340000, 0x1122334455667788, 0x7FF812345670, 0x20000, 0x30000
     exports = {each.name: address + each.address for each in dll.DIRECTORY_ENTRY_EXPORT.symbols}
-    if machine == "win-amd64":  # rcx, rdx, r8 have the first arguments there
-        processor = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
-        registers = [x86_const.UC_X86_REG_RCX, x86_const.UC_X86_REG_RDX, x86_const.UC_X86_REG_R8]
-        rest = [x86_const.UC_X86_REG_RSP, x86_const.UC_X86_REG_R9]
-    else:
-        processor = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
-        registers = [arm64_const.UC_ARM64_REG_X0, arm64_const.UC_ARM64_REG_X1, arm64_const.UC_ARM64_REG_X2]
-        rest = [arm64_const.UC_ARM64_REG_SP, arm64_const.UC_ARM64_REG_X3, arm64_const.UC_ARM64_REG_X30]
+    architecture, arguments, rest, result, place = X86 if machine == "win-amd64" else ARM64
+    processor = unicorn.Uc(*architecture)
     processor.mem_map(address, dll.OPTIONAL_HEADER.SizeOfImage)
     processor.mem_write(address, bytes(dll.get_memory_mapped_image()))
-    processor.mem_write(exports[b"words"], struct.pack("<2Q", argument, target))
-    processor.mem_map(target & -0x10000, 0x10000)
-    before = dict(zip([*registers, *rest], [first, second, 33, 4096, 44, 55], strict=False))
+    for other in (target, stack, back):
+        processor.mem_map(other & -0x10000, 0x10000)
+    processor.mem_write(stack, struct.pack("<Q", back))  # where x86-64 has the address to return to; AArch64 in x30
+    before = dict(zip([*arguments, *rest], [11, 22, 33, 44, back, stack], strict=True))
     for register, value in before.items():
         processor.reg_write(register, value)
-    processor.emu_start(exports[b"RegisterCustomOps"], target, count=10)
-    assert {register: processor.reg_read(register) for register in before} == before | {registers[2]: argument}
-    pc = x86_const.UC_X86_REG_RIP if machine == "win-amd64" else arm64_const.UC_ARM64_REG_PC
-    assert processor.reg_read(pc) == target
+    if is_set:
+        processor.mem_write(exports[b"words"], struct.pack("<2Q", argument, target))
+        expected = before | {arguments[2]: argument}
+    else:
+        expected = before | {result: 0} | ({rest[2]: stack + 8} if machine == "win-amd64" else {})
+    processor.emu_start(exports[b"RegisterCustomOps"], target if is_set else back, count=10)
+    assert {register: processor.reg_read(register) for register in expected} == expected
+    assert processor.reg_read(place) == (target if is_set else back)
 
 
 @pytest.fixture
@@ -289,5 +308,23 @@ check('int8')
 assert handle_of(path)
 with open(path, "rb") as file:
     assert file.read() == pe.shared_library("RegisterCustomOps", pe.MACHINES[sysconfig.get_platform()])
+"""
+    processes.run(code, NUMBA_CACHE_DIR=str(tmp_path))
+
+
+@windows
+def test_a_process_that_was_given_the_path(tmp_path):
+    """And has not asked for it: it has no operators, and goes on."""
+    processes.run("get_library_path()", NUMBA_CACHE_DIR=str(tmp_path))
+    code = f"""{KEPT}
+import onnxruntime
+options = onnxruntime.SessionOptions()
+options.register_custom_ops_library(path)
+try:
+    onnxruntime.InferenceSession(one_node("quantize", "int8").SerializeToString(), options)
+except Exception as error:
+    assert "ExtendedQuantizeLinear" in str(error), error
+else:
+    raise SystemExit("created")
 """
     processes.run(code, NUMBA_CACHE_DIR=str(tmp_path))

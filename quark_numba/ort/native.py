@@ -37,7 +37,7 @@ def get_library_path() -> str:
     """The path of a custom-operator library for ``SessionOptions.register_custom_ops_library``.
 
     The library leads into this process and lives as long as it does. Another process has to ask for a path of its own, also
-    one that was forked and has called exec, or was spawned: this path means nothing there, or leads nowhere.
+    one that was forked and has called exec, or was spawned: this path means nothing there, or gives no operators.
 
     Raises
     ------

@@ -25,20 +25,24 @@ _FILE_ALIGNMENT = 0x200
 
 class Machine(NamedTuple):
     """A processor, and its code for a function that sets its third argument and jumps. The code is given how far it is from its
-    first byte to the two words."""
+    first byte to the two words. Where the address is 0, in a process that was given the path and has not asked for it, it
+    returns 0, which ONNX Runtime takes for success: there are no operators then."""
 
     pe_number: int
     code: Callable[[int, int], bytes]
 
 
 def _x86_64(argument: int, address: int) -> bytes:
-    # mov r8, [rip + …]; jmp [rip + …]. rip is the address of the next instruction, 7 and 13 bytes from the first.
-    return struct.pack("<3si2si", b"\x4c\x8b\x05", argument - 7, b"\xff\x25", address - 13)
+    # mov rax, [rip + …]; test rax, rax; jz . + 11; mov r8, [rip + …]; jmp rax; ret. rip is the address of the next instruction.
+    parts = b"\x48\x8b\x05", address - 7, b"\x48\x85\xc0\x74\x09", b"\x4c\x8b\x05", argument - 19, b"\xff\xe0\xc3"
+    return struct.pack("<3si5s3si3s", *parts)
 
 
 def _aarch64(argument: int, address: int) -> bytes:
-    # ldr x2, …; ldr x16, …; br x16. The distance from each instruction, of 4 bytes, is counted in these and begins at bit 5.
-    return struct.pack("<3I", 0x58000002 | argument // 4 << 5, 0x58000010 | (address - 4) // 4 << 5, 0xD61F0200)
+    # ldr x16, …; cbz x16, . + 12; ldr x2, …; br x16; mov x0, xzr; ret. The distance from an instruction is counted in
+    # instructions, of 4 bytes, and begins at bit 5.
+    load_address, load_argument = 0x58000010 | address // 4 << 5, 0x58000002 | (argument - 8) // 4 << 5
+    return struct.pack("<6I", load_address, 0xB4000070, load_argument, 0xD61F0200, 0xAA1F03E0, 0xD65F03C0)
 
 
 # By sysconfig.get_platform().
