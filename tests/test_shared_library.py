@@ -69,22 +69,12 @@ def test_dll(machine):
     assert starts == sorted(set(starts))
 
 
-# Of each processor: what emulates it, the registers with the first three arguments, some that have to stay as they are, the
-# result, and where it is.
-X86 = (
-    (unicorn.UC_ARCH_X86, unicorn.UC_MODE_64),
-    [x86_const.UC_X86_REG_RCX, x86_const.UC_X86_REG_RDX, x86_const.UC_X86_REG_R8],
-    [x86_const.UC_X86_REG_R9, x86_const.UC_X86_REG_RBX, x86_const.UC_X86_REG_RSP],
-    x86_const.UC_X86_REG_RAX,
-    x86_const.UC_X86_REG_RIP,
-)
-ARM64 = (
-    (unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM),
-    [arm64_const.UC_ARM64_REG_X0, arm64_const.UC_ARM64_REG_X1, arm64_const.UC_ARM64_REG_X2],
-    [arm64_const.UC_ARM64_REG_X3, arm64_const.UC_ARM64_REG_X30, arm64_const.UC_ARM64_REG_SP],
-    arm64_const.UC_ARM64_REG_X0,
-    arm64_const.UC_ARM64_REG_PC,
-)
+# Of each processor: what emulates it; the registers with the first three arguments, three that have to stay as they are, of
+# which the last points to the stack, that with the result, and the place in the code.
+PROCESSORS = {
+    "win-amd64": (unicorn.UC_ARCH_X86, unicorn.UC_MODE_64, x86_const, "X86", "RCX RDX R8 R9 RBX RSP RAX RIP"),
+    "win-arm64": (unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM, arm64_const, "ARM64", "X0 X1 X2 X3 X30 SP X0 PC"),
+}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows runs it itself")
@@ -96,21 +86,22 @@ def test_dll_jumps(machine, is_set):
     dll = pefile.PE(data=pe.shared_library("RegisterCustomOps", pe.MACHINES[machine]))
     address, argument, target, stack, back = 0x7FF712340000, 0x1122334455667788, 0x7FF812345670, 0x20000, 0x30000
     exports = {each.name: address + each.address for each in dll.DIRECTORY_ENTRY_EXPORT.symbols}
-    architecture, arguments, rest, result, place = X86 if machine == "win-amd64" else ARM64
-    processor = unicorn.Uc(*architecture)
+    architecture, mode, constants, prefix, names = PROCESSORS[machine]
+    *registers, result, place = (getattr(constants, f"UC_{prefix}_REG_{name}") for name in names.split())
+    processor = unicorn.Uc(architecture, mode)
     processor.mem_map(address, dll.OPTIONAL_HEADER.SizeOfImage)
     processor.mem_write(address, bytes(dll.get_memory_mapped_image()))
     for other in (target, stack, back):
         processor.mem_map(other & -0x10000, 0x10000)
     processor.mem_write(stack, struct.pack("<Q", back))  # where x86-64 has the address to return to; AArch64 in x30
-    before = dict(zip([*arguments, *rest], [11, 22, 33, 44, back, stack], strict=True))
+    before = dict(zip(registers, [11, 22, 33, 44, back, stack], strict=True))
     for register, value in before.items():
         processor.reg_write(register, value)
     if is_set:
         processor.mem_write(exports[b"words"], struct.pack("<2Q", argument, target))
-        expected = before | {arguments[2]: argument}
+        expected = before | {registers[2]: argument}
     else:
-        expected = before | {result: 0} | ({rest[2]: stack + 8} if machine == "win-amd64" else {})
+        expected = before | {result: 0} | ({registers[5]: stack + 8} if machine == "win-amd64" else {})
     processor.emu_start(exports[b"RegisterCustomOps"], target if is_set else back, count=10)
     assert {register: processor.reg_read(register) for register in expected} == expected
     assert processor.reg_read(place) == (target if is_set else back)
