@@ -66,7 +66,7 @@ def test_damaged_files(damage, filled, tmp_path):
     assert {path: len(content) for path, content in contents.items()} == {path: path.stat().st_size for path in contents}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit ends processes elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of a file is of Linux: it ends processes elsewhere")
 def test_no_room(tmp_path):
     """A file that cannot be written as a whole, as on a full disk, does not keep anybody from the result."""
     run(
