@@ -14,7 +14,6 @@ import contextlib
 import functools
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from .errors import reraise_of_signal_handler
 from .ort import entry, register
 from .region.calls import run_region
 from .region.key import parse
+from .rewriting.model_files import temporary_folder
 
 _NCHWC = "com.microsoft.nchwc"
 
@@ -215,7 +215,7 @@ class _Layout:
                     if other not in outputs:  # so that it is there when it is asked for, in either layout
                         outputs.add(other)
                         probe.graph.output.append(helper.make_tensor_value_info(other, onnx.TensorProto.FLOAT, None))
-        with tempfile.TemporaryDirectory(prefix="quark_numba_") as folder:
+        with temporary_folder() as folder:
             path = self.options.optimized_model_filepath = os.path.join(folder, "model.onnx")
             self.options.log_severity_level = 4  # it warns that such a model is for this processor alone
             with _unless_not_valid():
