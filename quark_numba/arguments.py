@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .chunks import check_is_of_numpy, is_lazy
 from .element_types import ELEMENT_TYPES, FLOAT32, ElementType, find, names
+from .errors import reraise_of_signal_handler
+from .labels import unlabelled
 
 # Other names of element types: those of the OCP Microscaling specification, which Quark uses for block formats.
 MX_NAMES = {
@@ -45,6 +48,8 @@ def float32_arrays(**values: Any) -> list[NDArray[np.float32]]:
     arrays = []
     for name, value in values.items():
         arrays.append(array(value, name, FLOAT32))
+        if is_lazy(arrays[-1]):
+            raise TypeError(f"{name} is a dask array; expected one of numpy: write {name}.compute()")
         element_type_of(arrays[-1].dtype, name, (FLOAT32,))
     return arrays
 
@@ -77,18 +82,26 @@ def flat(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
 
 
 def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool = False) -> NDArray[Any]:
-    """`value` as an array. What has no dtype of its own, a Python number or what numpy makes of one, a list or a range, becomes
-    one of `default`."""
+    """`value` as an array: one of numpy, or a dask array as it is. What has no dtype of its own, a Python number or what numpy
+    makes of one, a list or a range, becomes one of `default`. What is elsewhere, on a device or in pieces, is refused."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name} is a masked array, of which the mask would be lost; expected an array: write {name}.filled(...)"
         )
     if isinstance(value, np.ndarray):
         return np.asarray(value)
+    value = unlabelled(value)
+    if is_lazy(value):
+        check_is_of_numpy(value, name)
+        return value
+    _check_is_here(value, name)
     try:
-        array = np.asarray(value)
+        has_dlpack_only = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+        array: NDArray[Any] = np.from_dlpack(value) if has_dlpack_only else np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{name} is not an array: {error}") from None
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise TypeError(f"{name} is a {_kind(value)}, of which numpy makes no array: {error}") from None
     if default is None or not isinstance(value, (int, float, list, tuple, range, np.int64)):
         return array
     if array.dtype.kind not in "iuf":
@@ -105,6 +118,43 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
         least = ", and no closer to 0 than its least number" if is_scale and np.any((back == 0) & wrong) else ""
         raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}{least}")
     return cast
+
+
+# What DLPack calls the memory of the CPU, pinned by CUDA or ROCm or not.
+_CPU_MEMORY = (1, 3, 11)
+
+
+def _check_is_here(value: Any, name: str) -> None:
+    """Raises TypeError for what numpy would have to copy from a device, compute, or read in whole."""
+    if hasattr(value, "__dlpack_device__") and _memory(value) not in _CPU_MEMORY:
+        device = getattr(value, "device", _memory(value))
+        how = f"{name}.cpu() of torch, {name}.get() of cupy, jax.device_get({name})"
+        raise TypeError(
+            f"{name} is a {_kind(value)} on the device {device}; expected an array in the CPU's memory: write {how}"
+        )
+    if hasattr(type(value), "__dask_graph__"):
+        raise TypeError(f"{name} is a {_kind(value)}; expected an array: write {name}.compute(), or make a dask array of it")
+    if hasattr(value, "chunks"):
+        how = f"{name}[...] to read all of it, or dask.array.from_array({name})"
+        raise TypeError(f"{name} is a {_kind(value)}, which is kept in pieces; expected an array: write {how}")
+
+
+def _memory(value: Any) -> Any:
+    """By DLPack's number; None where it has none."""
+    try:
+        return value.__dlpack_device__()[0]
+    except Exception as error:  # whatever a library does
+        reraise_of_signal_handler(error)
+        return None
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def check_no_output(out: Any) -> None:
+    if out is not None:
+        raise TypeError("out is for arrays of numpy; expected None, as what comes of a dask array is lazy")
 
 
 def _check_out(out: Any, shape: tuple[int, ...], element_type: ElementType) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..arguments import array, element_type_of, flat, index, output
+from ..arguments import array, check_no_output, element_type_of, flat, index, output
+from ..chunks import Result, check_sizes, is_lazy, map_chunks
 from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, ElementType
+from ..labels import keeps_labels
 from .dispatch import TABLE
 from .formats import bfp_format, mx_format, mx_name
 from .granularity import FAULTS, Blocks, block_shape
@@ -18,6 +22,7 @@ from .key import X_TYPES, Key
 _PARALLEL_SIZE = 1 << 16
 
 
+@keeps_labels
 def bfp_quantize_dequantize(
     x: ArrayLike,
     *,
@@ -30,6 +35,7 @@ def bfp_quantize_dequantize(
     sub_block_shift_bits: int = 1,
     convert_to_bfloat_before_bfp: int = 0,
     out: NDArray[Any] | None = None,
+    rechunk: bool = False,
 ) -> NDArray[Any]:
     """Round to a block floating point format and back, as BFPQuantizeDequantize-1 of com.amd.quark.
 
@@ -59,6 +65,8 @@ def bfp_quantize_dequantize(
         1: round x to bfloat16 first.
     out : ndarray, optional
         Where to write the result: x's shape and dtype.
+    rechunk : bool
+        Whether chunks of a dask array that end within a block are to end with it. Default: they are refused.
 
     Returns
     -------
@@ -81,9 +89,10 @@ def bfp_quantize_dequantize(
         sub_block_shift_bits=index(sub_block_shift_bits, "sub_block_shift_bits"),
         convert_to_bfloat_before_bfp=index(convert_to_bfloat_before_bfp, "convert_to_bfloat_before_bfp"),
     )
-    return _convert(key, blocks, x_array, axis, out)
+    return _convert(key, blocks, x_array, axis, out, rechunk)
 
 
+@keeps_labels
 def mx_quantize_dequantize(
     x: ArrayLike,
     *,
@@ -92,6 +101,7 @@ def mx_quantize_dequantize(
     block_size: int = 32,
     rounding_mode: int = 0,
     out: NDArray[Any] | None = None,
+    rechunk: bool = False,
 ) -> NDArray[Any]:
     """Round to a Microscaling format and back, as MXQuantizeDequantize-1 of com.amd.quark (OCP Microscaling Formats 1.0).
 
@@ -113,6 +123,8 @@ def mx_quantize_dequantize(
         Where halves go, for int8: 0 away from zero, 1 upward, 2 to even. Float types are rounded to even.
     out : ndarray, optional
         Where to write the result: x's shape and dtype.
+    rechunk : bool
+        Whether chunks of a dask array that end within a block are to end with it. Default: they are refused.
 
     Returns
     -------
@@ -131,20 +143,32 @@ def mx_quantize_dequantize(
         block_size=index(block_size, "block_size"),
         rounding_mode=index(rounding_mode, "rounding_mode"),
     )
-    return _convert(key, blocks, x_array, axis, out)
+    return _convert(key, blocks, x_array, axis, out, rechunk)
 
 
 def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
-    """`x` as an array of a type that block formats take, and that type."""
+    """`x` as an array, of dask it may be, of a type that block formats take, and that type."""
     x_array = array(x, "x", FLOAT32)
     return x_array, element_type_of(x_array.dtype, "x", X_TYPES)
 
 
-def _convert(key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, out: NDArray[Any] | None) -> NDArray[Any]:
+def axis_of(shape: tuple[int, ...], axis: Any) -> int:
+    """The axis along which blocks are cut, from 0 on. Raises TypeError or ValueError."""
     axis = index(axis, "axis")
-    fault, length, inner = block_shape(x.shape, axis, blocks.block)
+    fault, _, _ = block_shape(shape, axis, 1)
     if fault:
-        raise ValueError(FAULTS[fault].format(axis=axis, x_shape=x.shape))
+        raise ValueError(FAULTS[fault].format(axis=axis, x_shape=shape))
+    return axis % len(shape) if len(shape) > 1 else 0
+
+
+def _convert(
+    key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, out: NDArray[Any] | None, rechunk: bool = False
+) -> NDArray[Any]:
+    axis = axis_of(x.shape, axis)
+    if is_lazy(x):
+        check_no_output(out)
+        return _convert_chunks(key, blocks, x, axis, rechunk)
+    _, length, inner = block_shape(x.shape, axis, blocks.block)
     result, y_rows, y = output(out, x, key.x)
     x_rows = x
     if x.flags.fnc:
@@ -154,6 +178,23 @@ def _convert(key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, out: NDArray[
     if y is not y_rows:
         y_rows[...] = y
     return result if out is None else out
+
+
+def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, rechunk: bool) -> Any:
+    function = functools.partial(rounded_block, key, blocks, axis=axis)
+    if x.npartitions == 1 or x.size == 1:
+        function = functools.partial(_convert, key, blocks, axis=axis, out=None)
+    elif not any(length > 1 for length in x.shape):  # of no or of one element?
+        check_sizes(x, "x", range(x.ndim))
+    (y,) = map_chunks(function, x, [Result(key.x.dtype)], axis=axis, block=blocks.block, rechunk=rechunk)
+    return y
+
+
+def rounded_block(key: Key, blocks: Blocks, x: NDArray[Any], axis: int) -> NDArray[Any]:
+    """Of a part of an array: a single element, which would come back as it is, is a block like any other."""
+    if x.size != 1:
+        return _convert(key, blocks, x, axis, None)
+    return _convert(key, blocks, np.append(x, x.dtype.type(0)), 0, None)[:1].reshape(x.shape)
 
 
 def _run(key: Key, blocks: Blocks, x: Any, y: Any) -> None:

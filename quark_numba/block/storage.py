@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,11 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..arguments import array, element_type_of, index
-from ..element_types import BFLOAT16, FLOAT8E8M0, FLOAT32, ElementType
+from ..chunks import Cut, Result, check_sizes, is_lazy, map_chunks
+from ..element_types import BFLOAT16, FLOAT8E8M0, FLOAT32
+from ..labels import keeps_labels
 from ..linear.calls import dequantize, quantize
-from .calls import bfp_quantize_dequantize, block_input, mx_quantize_dequantize
+from .calls import axis_of, block_input, rounded_block
 from .formats import INT8_FRACTION_BITS, MX_ELEMENT_TYPES, bfp_format, mx_format, mx_name, positive
-from .granularity import FAULTS, Blocks, block_shape
+from .granularity import Blocks
 from .key import X_TYPES
 
 # Of the exponent of float32 and float8e8m0, and that of Inf and NaN.
@@ -31,14 +34,21 @@ class BFPBlocks(NamedTuple):
     """What the exponents of sub-blocks are smaller by. "to_bfp" has one sub-block a block, and zeros."""
 
 
+@keeps_labels
 def mx_quantize(
-    x: ArrayLike, *, element_dtype: str = "int8", axis: int = 1, block_size: int = 32, rounding_mode: int = 0
+    x: ArrayLike,
+    *,
+    element_dtype: str = "int8",
+    axis: int = 1,
+    block_size: int = 32,
+    rounding_mode: int = 0,
+    rechunk: bool = False,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Quantize to a Microscaling format (OCP Microscaling Formats 1.0): what `mx_quantize_dequantize` rounds to.
 
     Parameters
     ----------
-    x, element_dtype, axis, block_size, rounding_mode
+    x, element_dtype, axis, block_size, rounding_mode, rechunk
         As of `mx_quantize_dequantize`, but that a single element is a block like any other.
 
     Returns
@@ -60,9 +70,13 @@ def mx_quantize(
     """
     element_dtype = mx_name(element_dtype)
     attributes = {"element_dtype": element_dtype, "block_size": block_size, "rounding_mode": rounding_mode}
-    values, axis, x_type = _values(x, axis)
-    _, blocks = mx_format(x_type, **_integers(attributes))
+    x_array, axis = _input(x, axis)
+    key, blocks = mx_format(FLOAT32, **_integers(attributes))
     element = MX_ELEMENT_TYPES[element_dtype]
+    if is_lazy(x_array):
+        results = [Result(element.dtype), Result(FLOAT8E8M0.dtype, blocks.block)]
+        return _of_chunks(mx_quantize, x_array, axis, blocks, results, attributes, rechunk)
+    values = _values(x_array)
     special = ~np.isfinite(values)
     exponents = _maxima(np.where(special, 0, _exponents(values)), axis, blocks.block)
     biased = np.maximum(exponents - (0 if element.is_integer else blocks.drop), 0)
@@ -71,7 +85,7 @@ def mx_quantize(
     scales = np.asarray(biased).astype(np.uint8).view(FLOAT8E8M0.dtype)
     finite = np.where(special, np.float32(0), values)
     if element.is_integer:
-        rounded = _rounded(mx_quantize_dequantize, finite, axis, attributes).astype(np.float64)
+        rounded = rounded_block(key, blocks, finite, axis).astype(np.float64)
         steps = _spread(exponents - _BIAS - INT8_FRACTION_BITS, axis, blocks.block, values.shape)
         # The lowest code times the largest scale is beyond float32.
         codes = np.maximum(np.ldexp(rounded, -steps), element.lowest)
@@ -85,6 +99,7 @@ def mx_quantize(
     return codes, scales
 
 
+@keeps_labels
 def mx_dequantize(
     codes: NDArray[Any],
     scales: NDArray[Any],
@@ -92,6 +107,7 @@ def mx_dequantize(
     axis: int = 1,
     block_size: int = 32,
     output_dtype: DTypeLike | str | int = "float32",
+    rechunk: bool = False,
 ) -> NDArray[Any]:
     """The values of what `mx_quantize` gives, in float32, float16 or bfloat16: code times scale, rounded once.
 
@@ -104,12 +120,16 @@ def mx_dequantize(
     element = element_type_of(codes.dtype, "codes", tuple(MX_ELEMENT_TYPES.values()))
     element_type_of(scales.dtype, "scales", (FLOAT8E8M0,))
     y = element_type_of(output_dtype, "output_dtype", X_TYPES)
-    axis, block_size = _axis(codes.shape, axis), positive("block_size", index(block_size, "block_size"))
-    _check_shape("scales", scales, "codes", codes.shape, axis, block_size)
+    axis, block_size = axis_of(codes.shape, axis), positive("block_size", index(block_size, "block_size"))
+    _check_shape("scales", scales, "codes", codes, axis, block_size)
+    if is_lazy(codes, scales):
+        of_chunk = functools.partial(mx_dequantize, axis=axis, block_size=block_size, output_dtype=y.name)
+        return _of_codes(of_chunk, codes, "codes", axis, block_size, y.dtype, [(scales, block_size)], rechunk)
     factors = scales.astype(np.float32) * np.float32(2.0**-INT8_FRACTION_BITS if element.is_integer else 1)
     return dequantize(codes, factors, axis=axis, block_size=block_size if codes.ndim else 0, output_dtype=y.name)
 
 
+@keeps_labels
 def bfp_quantize(
     x: ArrayLike,
     *,
@@ -121,6 +141,7 @@ def bfp_quantize(
     sub_block_size: int = 2,
     sub_block_shift_bits: int = 1,
     convert_to_bfloat_before_bfp: int = 0,
+    rechunk: bool = False,
 ) -> BFPBlocks:
     """Quantize to a block floating point format: what `bfp_quantize_dequantize` rounds to.
 
@@ -147,8 +168,14 @@ def bfp_quantize(
         "sub_block_shift_bits": sub_block_shift_bits,
         "convert_to_bfloat_before_bfp": convert_to_bfloat_before_bfp,
     }
-    values, axis, x_type = _values(x, axis)
-    key, blocks = bfp_format(x_type, **_integers(attributes))
+    x_array, axis = _input(x, axis)
+    key, blocks = bfp_format(FLOAT32, **_integers(attributes))
+    dtype = _mantissa_dtype(blocks)
+    if is_lazy(x_array):
+        byte = np.dtype(np.uint8)
+        results = [Result(dtype), Result(byte, blocks.block), Result(byte, blocks.sub_block)]
+        return BFPBlocks(*_of_chunks(bfp_quantize, x_array, axis, blocks, results, attributes, rechunk))
+    values = _values(x_array)
     if key.rounds_to_bfloat16:
         with np.errstate(over="ignore"):
             values = values.astype(BFLOAT16.dtype).astype(np.float32)
@@ -157,14 +184,14 @@ def bfp_quantize(
     sub_blocks = blocks.block // blocks.sub_block
     shifts = np.minimum(_spread(shared, axis, sub_blocks, subs.shape) - subs, blocks.max_shift)
     special = _spread(shared == _SPECIAL, axis, blocks.block, values.shape)
-    rounded = _rounded(bfp_quantize_dequantize, np.where(special, np.float32(0), values), axis, attributes)
+    rounded = rounded_block(key, blocks, np.where(special, np.float32(0), values), axis)
     steps = _step_exponents(shared, shifts, axis, blocks, values.shape)
     magnitudes = np.ldexp(np.abs(rounded).astype(np.float64), -steps)
     mantissas = magnitudes.astype(np.int64) | np.signbit(rounded).astype(np.int64) << (blocks.drop + 1)
-    dtype = np.uint8 if blocks.drop + 2 <= 8 else np.uint16
     return BFPBlocks(mantissas.astype(dtype), shared.astype(np.uint8), shifts.astype(np.uint8))
 
 
+@keeps_labels
 def bfp_dequantize(
     blocks: BFPBlocks,
     *,
@@ -174,6 +201,7 @@ def bfp_dequantize(
     block_size: int = 8,
     sub_block_size: int = 2,
     output_dtype: DTypeLike | str | int = "float32",
+    rechunk: bool = False,
 ) -> NDArray[Any]:
     """The values of what `bfp_quantize` gives with these attributes, in float32, float16 or bfloat16.
 
@@ -194,7 +222,7 @@ def bfp_dequantize(
     if not isinstance(blocks, BFPBlocks):
         raise TypeError(f"blocks is a {type(blocks).__name__}; expected BFPBlocks")
     mantissas, exponents, shifts = (array(each, name, None) for name, each in zip(BFPBlocks._fields, blocks, strict=True))
-    wanted = np.dtype(np.uint8 if numbers.drop + 2 <= 8 else np.uint16)
+    wanted = _mantissa_dtype(numbers)
     for name, each, dtype in (
         ("mantissas", mantissas, wanted),
         ("exponents", exponents, np.dtype(np.uint8)),
@@ -202,28 +230,57 @@ def bfp_dequantize(
     ):
         if each.dtype != dtype:
             raise TypeError(f"{name} has dtype {each.dtype}; expected {dtype}")
-    axis = _axis(mantissas.shape, axis)
-    _check_shape("exponents", exponents, "mantissas", mantissas.shape, axis, numbers.block)
-    _check_shape("shifts", shifts, "mantissas", mantissas.shape, axis, numbers.sub_block)
+    axis = axis_of(mantissas.shape, axis)
+    _check_shape("exponents", exponents, "mantissas", mantissas, axis, numbers.block)
+    _check_shape("shifts", shifts, "mantissas", mantissas, axis, numbers.sub_block)
+    of_chunk = functools.partial(_bfp_values, axis, numbers, y.dtype)
+    if is_lazy(mantissas, exponents, shifts):
+        shared = [(exponents, numbers.block), (shifts, numbers.sub_block)]
+        return _of_codes(of_chunk, mantissas, "mantissas", axis, numbers.block, y.dtype, shared, rechunk)
+    return of_chunk(mantissas, exponents, shifts)
+
+
+def _bfp_values(
+    axis: int,
+    numbers: Blocks,
+    dtype: np.dtype[Any],
+    mantissas: NDArray[Any],
+    exponents: NDArray[Any],
+    shifts: NDArray[Any],
+) -> NDArray[Any]:
     steps = _step_exponents(exponents, shifts, axis, numbers, mantissas.shape)
     magnitudes = (mantissas & (2 ** (numbers.drop + 1) - 1)).astype(np.float64)
     values = np.ldexp(np.where(mantissas >> (numbers.drop + 1) & 1, -magnitudes, magnitudes), steps)
     values = np.where(_spread(exponents == _SPECIAL, axis, numbers.block, mantissas.shape), np.nan, values)
     with np.errstate(over="ignore"):
-        return values.astype(np.float32).astype(y.dtype)
+        return values.astype(np.float32).astype(dtype)
 
 
-def _values(x: Any, axis: Any) -> tuple[NDArray[np.float32], int, ElementType]:
-    x_array, x_type = block_input(x)
-    return np.ascontiguousarray(x_array, np.float32).reshape(x_array.shape), _axis(x_array.shape, axis), x_type
+def _input(x: Any, axis: Any) -> tuple[NDArray[Any], int]:
+    x_array, _ = block_input(x)
+    return x_array, axis_of(x_array.shape, axis)
 
 
-def _axis(shape: tuple[int, ...], axis: Any) -> int:
-    axis = index(axis, "axis")
-    fault, _, _ = block_shape(shape, axis, 1)
-    if fault:
-        raise ValueError(FAULTS[fault].format(axis=axis, x_shape=shape))
-    return axis % len(shape) if len(shape) > 1 else 0
+def _values(x: NDArray[Any]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(x, np.float32).reshape(x.shape)
+
+
+def _mantissa_dtype(blocks: Blocks) -> np.dtype[Any]:
+    return np.dtype(np.uint8 if blocks.drop + 2 <= 8 else np.uint16)
+
+
+def _of_chunks(
+    call: Callable[..., Any],
+    x: Any,
+    axis: int,
+    blocks: Blocks,
+    results: list[Result],
+    attributes: dict[str, Any],
+    rechunk: bool,
+) -> tuple[Any, ...]:
+    """What a call gives of a dask array, chunk by chunk."""
+    of_chunk = functools.partial(call, axis=axis, **attributes)
+    return map_chunks(of_chunk, x, results, axis=axis, block=blocks.block, rechunk=rechunk)
 
 
 def _integers(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -231,18 +288,30 @@ def _integers(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value if name in texts else index(value, name) for name, value in attributes.items()}
 
 
-def _check_shape(name: str, values: NDArray[Any], of: str, shape: tuple[int, ...], axis: int, block: int) -> None:
+def _of_codes(
+    function: Callable[..., Any],
+    codes: Any,
+    name: str,
+    axis: int,
+    block: int,
+    dtype: np.dtype[Any],
+    shared: list[tuple[Any, int]],
+    rechunk: bool,
+) -> Any:
+    """The values of lazy codes, chunk by chunk, and what so many elements of them share."""
+    cuts = [Cut(each, tuple(range(codes.ndim)), per) for each, per in shared]
+    results = [Result(dtype)]
+    (values,) = map_chunks(function, codes, results, cuts, axis=axis, block=block, rechunk=rechunk, name=name)
+    return values
+
+
+def _check_shape(name: str, values: NDArray[Any], of: str, array: NDArray[Any], axis: int, block: int) -> None:
+    for each, what in ((array, of), (values, name)):
+        check_sizes(each, what, range(each.ndim))
+    shape = array.shape
     expected = tuple(-(-length // block) if i == axis else length for i, length in enumerate(shape))
     if values.shape != expected:
         raise ValueError(f"{name} has shape {values.shape}; expected {expected} for {of} of shape {shape}")
-
-
-def _rounded(
-    convert: Callable[..., NDArray[Any]], values: NDArray[np.float32], axis: int, attributes: dict[str, Any]
-) -> NDArray[np.float32]:
-    if values.size == 1:  # alone it would pass through
-        return convert(np.append(values, np.float32(0)), axis=0, **attributes)[:1].reshape(values.shape)
-    return convert(values, axis=axis, **attributes)
 
 
 def _exponents(values: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..arguments import array, element_type_of, flat, index, output
+from ..arguments import array, check_no_output, element_type_of, flat, index, output
+from ..chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, INT32, UINT8, ElementType, find
+from ..labels import keeps_labels
 from .dispatch import TABLE
 from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, inferred_block_size, loop_shape
 from .key import PRECISIONS, Key, select
@@ -20,6 +23,7 @@ from .versions import DEFAULTS, LATEST_OPSET, VERSIONS, Operand, Operation, Vers
 _PARALLEL_SIZE = 1 << 17
 
 
+@keeps_labels
 def quantize(
     x: ArrayLike,
     y_scale: ArrayLike,
@@ -33,6 +37,7 @@ def quantize(
     precision: DTypeLike | str | int | None = None,
     opset: int | None = None,
     out: NDArray[Any] | None = None,
+    rechunk: bool = False,
 ) -> NDArray[Any]:
     """Quantize: y = saturate(x / y_scale + y_zero_point), as QuantizeLinear of ONNX, opset 10 to 28, and
     ExtendedQuantizeLinear-1 of com.amd.quark.
@@ -70,6 +75,8 @@ def quantize(
         ExtendedQuantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the output's dtype.
+    rechunk : bool
+        Whether chunks of a dask array that end within a block are to end with it. Default: they are refused.
 
     Returns
     -------
@@ -102,9 +109,10 @@ def quantize(
         )
     key = select("quantize", x_type, scale_type, quantized, quantized, saturate=saturated, precision=precision_type)
     parameters = _Parameters("y_scale", scale, "y_zero_point", zero_point, index(axis, "axis"), index(block_size, "block_size"))
-    return _convert(version, key, x_array, parameters, out)
+    return _convert(version, key, x_array, parameters, out, rechunk)
 
 
+@keeps_labels
 def dequantize(
     x: ArrayLike,
     x_scale: ArrayLike,
@@ -115,6 +123,7 @@ def dequantize(
     output_dtype: DTypeLike | str | int | None = None,
     opset: int | None = None,
     out: NDArray[Any] | None = None,
+    rechunk: bool = False,
 ) -> NDArray[Any]:
     """Dequantize: y = (x - x_zero_point) * x_scale, as DequantizeLinear of ONNX, opset 10 to 28, and
     ExtendedDequantizeLinear-1 of com.amd.quark.
@@ -142,6 +151,8 @@ def dequantize(
         ExtendedDequantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the output's dtype.
+    rechunk : bool
+        Whether chunks of a dask array that end within a block are to end with it. Default: they are refused.
 
     Returns
     -------
@@ -162,8 +173,6 @@ def dequantize(
     if x_zero_point is not None:
         zero_point = array(x_zero_point, "x_zero_point", quantized)
         element_type_of(zero_point.dtype, "x_zero_point", (quantized,))
-        if version and quantized is INT32 and np.any(zero_point):
-            raise ValueError(f"x_zero_point is not zero; expected zeros for int32 in DequantizeLinear-{version.since_version}")
     y = element_type_of(
         scale_type.name if output_dtype is None else output_dtype, "output_dtype", _types(version, "dequantize", "y")
     )
@@ -171,9 +180,10 @@ def dequantize(
         _check_attributes(version, axis=axis, block_size=block_size, output_dtype=output_dtype)
     key = select("dequantize", quantized, scale_type, quantized, y)
     parameters = _Parameters("x_scale", scale, "x_zero_point", zero_point, index(axis, "axis"), index(block_size, "block_size"))
-    return _convert(version, key, x_array, parameters, out)
+    return _convert(version, key, x_array, parameters, out, rechunk)
 
 
+@keeps_labels
 def quantize_dequantize(
     x: ArrayLike,
     scale: ArrayLike,
@@ -185,6 +195,7 @@ def quantize_dequantize(
     output_dtype: DTypeLike | str | int | None = None,
     saturate: bool = True,
     out: NDArray[Any] | None = None,
+    rechunk: bool = False,
 ) -> NDArray[Any]:
     """``dequantize(quantize(x, scale, zero_point), scale, zero_point)`` in one step, to the last bit: what x becomes in a
     quantized model. QuantizeDequantizeLinear-1 of quark_numba.
@@ -211,6 +222,8 @@ def quantize_dequantize(
         False: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.
     out : ndarray of float32, optional
         Where to write the result: x's shape.
+    rechunk : bool
+        Whether chunks of a dask array that end within a block are to end with it. Default: they are refused.
 
     Returns
     -------
@@ -228,16 +241,16 @@ def quantize_dequantize(
     quantized, zeros = _quantized(allowed, "zero_point", zero_point, output_dtype, quantized_dtype)
     key = select("quantize_dequantize", FLOAT32, FLOAT32, quantized, FLOAT32, saturate=_saturated(saturate))
     parameters = _Parameters("scale", scale_array, "zero_point", zeros, index(axis, "axis"), index(block_size, "block_size"))
-    return _convert(None, key, x_array, parameters, out)
+    return _convert(None, key, x_array, parameters, out, rechunk)
 
 
 class _Parameters(NamedTuple):
     """How x is quantized, and what the arguments are called in messages."""
 
     scale_name: str
-    scale: NDArray[Any]
+    scale: Any
     zero_point_name: str
-    zero_point: NDArray[Any] | None
+    zero_point: Any
     axis: int
     block_size: int
 
@@ -284,10 +297,16 @@ def _check_attributes(version: Version, **attributes: Any) -> None:
 
 
 def _convert(
-    version: Version | None, key: Key, x: NDArray[Any], parameters: _Parameters, out: NDArray[Any] | None
+    version: Version | None, key: Key, x: NDArray[Any], parameters: _Parameters, out: NDArray[Any] | None, rechunk: bool = False
 ) -> NDArray[Any]:
-    """Lay out the result, and run the kernel."""
+    """Lay out the result, and run the kernel; of dask arrays, lazily."""
     scale, zero_point = parameters.scale, parameters.zero_point
+    if is_lazy(x, scale, zero_point):
+        check_no_output(out)
+        return _convert_chunks(version, key, x, parameters, rechunk)
+    if version and key.quantized is INT32 and zero_point is not None and np.any(zero_point):
+        name = f"{version.name}-{version.since_version}"
+        raise ValueError(f"{parameters.zero_point_name} is not zero; expected zeros for int32 in {name}")
     loop = _loop(version, x.shape, parameters)
     result, y_rows, y = output(out, x, key.y, (scale,) if zero_point is None else (scale, zero_point))
     x_rows = x
@@ -314,6 +333,40 @@ def _convert(
     if y is not y_rows:
         y_rows[...] = y
     return result if out is None else out
+
+
+def _convert_chunks(version: Version | None, key: Key, x: Any, parameters: _Parameters, rechunk: bool) -> Any:
+    """The same as a dask array, chunk by chunk."""
+    scale_name, scale, zero_point_name, zero_point, axis, block_size = parameters
+    axes, block = None, 1
+    zero_points = 1 if zero_point is None else zero_point.size
+    is_per_tensor = scale.size == zero_points == 1 and not (block_size > 0 and scale.ndim == x.ndim)
+    if not is_per_tensor:
+        for name, each in ((scale_name, scale), (zero_point_name, zero_point)):
+            check_sizes(each, name, () if each is None else range(each.ndim))
+        if -x.ndim <= axis < x.ndim:
+            axis %= x.ndim
+            axes = (axis,) if scale.ndim == 1 else tuple(range(x.ndim))
+            check_sizes(x, "x", axes)
+    loop = _loop(version, x.shape, parameters)  # of the whole: here all that is wrong with the shapes is found
+    if not is_per_tensor:
+        block = block_size or loop.block
+        block_size = block if block > 1 or scale.ndim > 1 else 0
+    of_chunk = parameters._replace(scale=None, zero_point=None, axis=axis, block_size=block_size)
+    (y,) = map_chunks(
+        functools.partial(_convert_chunk, version, key, of_chunk),
+        x,
+        [Result(key.y.dtype)],
+        [Cut(scale, axes, block), Cut(zero_point, axes, block)],
+        axis=axis if axes else 0,
+        block=block,
+        rechunk=rechunk,
+    )
+    return y
+
+
+def _convert_chunk(version: Version | None, key: Key, parameters: _Parameters, x: Any, scale: Any, zero_point: Any) -> Any:
+    return _convert(version, key, x, parameters._replace(scale=scale, zero_point=zero_point), None)
 
 
 def _loop(version: Version | None, x_shape: tuple[int, ...], parameters: _Parameters) -> Loop:

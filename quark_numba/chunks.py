@@ -1,0 +1,185 @@
+"""Calls on dask arrays, chunk by chunk. What comes out is lazy; dask is there already where such an array comes."""
+
+from __future__ import annotations
+
+import functools
+import math
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from .compiling.threads import on_one_thread
+
+
+class Cut(NamedTuple):
+    """What a call takes beside x, an array of numpy or dask, or None. `axes` are the axes of x that its dimensions go along,
+    with one element for `per` elements of x along the axis of blocks; None: each chunk gets the whole."""
+
+    array: Any
+    axes: tuple[int, ...] | None = None
+    per: int = 1
+
+
+class Result(NamedTuple):
+    """What a call gives: an array of x's shape, but with one element for `per` elements of x along the axis of blocks."""
+
+    dtype: np.dtype[Any]
+    per: int | Fraction = 1
+
+
+def is_lazy(*values: Any) -> bool:
+    """Whether any of them is a dask array."""
+    module = sys.modules.get("dask.array")
+    return module is not None and any(isinstance(each, module.Array) for each in values)
+
+
+def check_is_of_numpy(array: Any, name: str) -> None:
+    """Raises TypeError for a dask array whose chunks are no numpy arrays."""
+    if type(array._meta) is not np.ndarray:
+        kind = type(array._meta)
+        expected = f"chunks of numpy: write {name}.map_blocks(...) with what copies them to one"
+        raise TypeError(f"{name} is a dask array of {kind.__module__}.{kind.__qualname__}; expected {expected}")
+
+
+def check_sizes(array: Any, name: str, axes: Iterable[int]) -> None:
+    """Raises ValueError if a dask array has chunks of unknown size along one of the axes."""
+    for axis in axes:
+        if is_lazy(array) and math.isnan(array.shape[axis]):
+            expected = f"known ones: write {name}.compute_chunk_sizes()"
+            raise ValueError(f"{name} has chunks of unknown size along axis {axis}; expected {expected}")
+
+
+def map_chunks(
+    function: Callable[..., Any],
+    x: Any,
+    results: Sequence[Result],
+    operands: Sequence[Cut] = (),
+    *,
+    axis: int = 0,
+    block: int = 1,
+    rechunk: bool = False,
+    name: str = "x",
+) -> tuple[Any, ...]:
+    """What ``function(chunk of x, chunks of the operands...)`` gives, an array or a tuple of as many as `results`, as lazy
+    arrays. The operands are cut where x is. Blocks are along `axis`, of `block` elements of x.
+
+    Raises
+    ------
+    ValueError
+        If a chunk of x ends within a block, unless `rechunk` moves its end to that of the block; or sizes are not known that
+        have to be.
+    """
+    import dask.array as da
+    from dask.utils import funcname
+
+    if not is_lazy(x):
+        x = da.from_array(x, chunks=_one_chunk(x))
+    if x.ndim:
+        x = with_whole_blocks(x, axis, block, rechunk=rechunk, name=name)
+    dimensions = tuple(range(x.ndim))
+    arguments: list[Any] = [x, dimensions]
+    for number, (array, axes, per) in enumerate(operands, 1):
+        if array is None:
+            axes = None
+        elif axes is not None:
+            array = _cut(array, [_numbers(x.chunks[each], per if each == axis else 1) for each in axes])
+        elif is_lazy(array):  # of dimensions that the result has not
+            array, axes = array.rechunk(_one_chunk(array)), tuple(number * 100 + each for each in range(array.ndim))
+        arguments += [array, axes]
+    common: dict[str, Any] = {"align_arrays": False, "concatenate": True, "token": funcname(function).strip("_")}
+    if len(results) == 1:
+        return (da.blockwise(_on_chunk, dimensions, *arguments, function=function, **_kind(x, axis, results[0]), **common),)
+    together = Result(np.dtype(object))
+    made = da.blockwise(_on_chunk, dimensions, *arguments, function=function, **_kind(x, axis, together), **common)
+    return tuple(
+        da.blockwise(_part, dimensions, made, dimensions, part=part, **_kind(x, axis, each), **common)
+        for part, each in enumerate(results)
+    )
+
+
+def with_whole_blocks(x: Any, axis: int, block: int, *, rechunk: bool, name: str) -> Any:
+    """The dask array, of which no chunk ends within a block."""
+    chunks = x.chunks[axis]
+    if block == 1 or len(chunks) == 1:
+        return x
+    check_sizes(x, name, [axis])
+    ends = np.cumsum(chunks).tolist()
+    wrong = [number for number, end in enumerate(ends) if end % block and end != ends[-1]]
+    if not wrong:
+        return x
+    if not rechunk:
+        chunk = f"chunk {wrong[0]} of {name} along axis {axis} ends at {ends[wrong[0]]}, within a block of {block}"
+        raise ValueError(f"{chunk}; expected ends at multiples of that, or rechunk=True")
+    ends = sorted({min(-(-end // block) * block, ends[-1]) for end in ends})
+    return x.rechunk({axis: tuple(np.diff([0, *ends]).tolist())})
+
+
+def _one_chunk(array: Any) -> tuple[tuple[int], ...]:
+    return tuple((length,) for length in array.shape)
+
+
+def _numbers(chunks: Sequence[int], block: int | Fraction) -> tuple[int, ...]:
+    """Of blocks in chunks."""
+    return tuple(-(-size // block) for size in chunks)
+
+
+def _cut(array: Any, chunks: list[tuple[int, ...]]) -> Any:
+    import dask.array as da
+
+    if not math.prod(array.shape):  # dask leaves empty arrays as they are cut
+        return da.empty(array.shape, chunks=chunks, dtype=array.dtype)
+    return array.rechunk(chunks) if is_lazy(array) else da.from_array(array, chunks=chunks)
+
+
+def _kind(x: Any, axis: int, result: Result) -> dict[str, Any]:
+    adjusted = {axis: _numbers(x.chunks[axis], result.per)} if x.ndim and result.per != 1 else None
+    return {"dtype": result.dtype, "meta": np.empty((0,) * x.ndim, result.dtype), "adjust_chunks": adjusted}
+
+
+def _on_chunk(*arrays: Any, function: Callable[..., Any]) -> Any:
+    """On one thread, as dask has threads of its own."""
+    return on_one_thread(function, *arrays)
+
+
+def _part(made: tuple[Any, ...], *, part: int) -> Any:
+    return made[part]
+
+
+# distributed sends the dtype's string of an array, which of this one is "<f1", and none that numpy knows.
+_WITHOUT_STRING = np.dtype(ml_dtypes.float8_e5m2)
+
+
+def _serialize(serialize: Callable[..., Any], x: Any, context: Any = None) -> Any:
+    """As distributed does it, but for arrays of that dtype."""
+    if x.dtype != _WITHOUT_STRING:
+        return serialize(x, context)
+    header, frames = serialize(x.view(np.uint8), context)
+    return {**header, "dtype": (1, pickle.dumps(_Dtype()))}, frames
+
+
+class _Dtype:
+    """What becomes that dtype where it is unpickled, and has this module imported there, so that it can be sent on."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _dtype, ()
+
+
+def _dtype() -> np.dtype[Any]:
+    return _WITHOUT_STRING
+
+
+@functools.cache
+def _teach_distributed() -> None:
+    from distributed.protocol import dask_serialize
+    from distributed.protocol.numpy import serialize_numpy_ndarray
+
+    dask_serialize.register(np.ndarray, functools.partial(_serialize, serialize_numpy_ndarray))
+
+
+if "distributed" in sys.modules:  # as in its workers
+    _teach_distributed()
