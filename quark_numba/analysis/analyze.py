@@ -3,7 +3,9 @@ its outputs."""
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +16,12 @@ from ..errors import ModelError
 from ..rewriting import model_files
 from . import data as data_of
 from . import sessions, sweep, twins, what_if
-from .evaluate import OutputError, Progress, check_positive, check_source, output_error, samples_of
+from .evaluate import OutputError, check_positive, check_source, output_error, samples_of
 from .formats import Format, formats
 from .histograms import Histogram, histogram
-from .program import Program, in_order, number_of_threads
+from .program import Config, Program, in_order, number_of_threads
 from .quantizers import Array, Quantizer
+from .runs import OnError, Progress, Runner, Total, Work
 from .sums import ErrorSums, Sums, TensorSums
 from .sweep import By, Effect, Errors
 from .tensors import Tensor, measure, own_noise, tensor_of
@@ -41,6 +44,7 @@ class Analysis:
     sweep : by `sweep`, the effects on the outputs, the worst first
     trade_offs : by `what_if`, the outputs' accuracy against the bits of all quantized tensors of a sample
     histograms : of the worst tensors in the first batch
+    failed : names of batches that could not be read or run, with what was wrong
     """
 
     tensors: list[Tensor]
@@ -53,6 +57,7 @@ class Analysis:
     sweep: list[Effect] = field(default_factory=list)
     trade_offs: list[TradeOff] = field(default_factory=list)
     histograms: list[Histogram] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,6 +86,17 @@ class _Batch:
             _add(self.effects[change], errors)
 
 
+@dataclass
+class _Points:
+    """The sums of a batch at the points of the line of trade-offs."""
+
+    errors: list[Errors]
+
+    def add(self, other: _Points) -> None:
+        for mine, others in zip(self.errors, other.errors, strict=True):
+            _add(mine, others)
+
+
 def _add(mine: Mapping[str, Sums], others: Mapping[str, Sums]) -> None:
     for name, sums in others.items():
         mine[name].add(sums)
@@ -101,6 +117,10 @@ def analyze(
     limit: int | None = None,
     batch: int | None = None,
     threads: int = 0,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    on_error: OnError = "stop",
+    resume: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Analysis:
     """Measure where a quantized model's accuracy goes, in one pass over data, with sums only.
@@ -127,7 +147,10 @@ def analyze(
     histograms : int
         Of so many of the worst tensors.
     threads : int
-        How many batches are run side by side. Default, 0: as many as there are processors. The result does not depend on it.
+        How many batches are run side by side in this process. Default, 0: as many as there are processors. The result does not
+        depend on it.
+    workers, scheduler, on_error, resume
+        As in `evaluate`.
     progress : callable, optional
         Called with the number of steps that are done, and how many there are, or None.
 
@@ -143,12 +166,14 @@ def analyze(
         For a wrong argument.
     """
     check_source(data, random)
-    check_positive(limit=limit, batch=batch, random=random)
+    check_positive(limit=limit, batch=batch, random=random, workers=workers)
+    runner = Runner(workers=workers, scheduler=scheduler, threads=threads, on_error=on_error, resume=resume, progress=progress)
     if by not in ("tensor", "node", "operator"):
         raise ValueError(f'by is {by!r}; expected "tensor", "node" or "operator"')
     quantized = twins.load(model)
     float_model = None if reference is None else twins.load(reference, "reference")
-    analyzer = _Analyzer(quantized, float_model, by if sweep else None, formats(list(what_if)), number_of_threads(threads))
+    recipe = quantized, float_model, by if sweep else None, list(what_if)
+    analyzer = _Analyzer(*recipe, number_of_threads(threads))
     batches = data_of.open_data(
         analyzer.program.inputs,
         data,
@@ -160,37 +185,44 @@ def analyze(
     )
     if what_if and not batches.again:
         raise ModelError("what_if reads the data twice; expected a file, a folder, a function or a list, and no iterator")
-    return analyzer.run(batches, histograms, progress)
+    options = {"by": recipe[2], "what_if": recipe[3], "limit": limit, "batch": batch}
+    runner.describe("analyze", recipe[:2], batches, options)
+    with runner.open():
+        return analyzer.run(batches, histograms, runner, recipe)
+
+
+def _work(recipe: tuple[Any, Any, By | None, list[str]], points: list[dict[int, str]] | None) -> Work:
+    """What gives the sums of a batch, or those at the points, in another process."""
+    return _Analyzer(*recipe, 1).work(points)
 
 
 class _Analyzer:
-    def __init__(self, model: Any, reference: Any, by: By | None, chosen: list[Format], threads: int) -> None:
-        self.model, self.threads, self.formats = model, threads, chosen
+    def __init__(self, model: Any, reference: Any, by: By | None, what_if_formats: list[str], threads: int) -> None:
+        self.model, self.threads, self.formats = model, threads, formats(what_if_formats)
         self.twin = twins.make_twin(model, reference)
         self.program = Program(self.twin)
         self.places = {each: place for place, each in enumerate(self.twin.quantizers)}
         self.reference = None if reference is None else _session(reference, "the reference")
         self.groups = sweep.groups_of(self.program, by) if by else {}
         known = [each for each in self.twin.quantizers if each.kind == "activation" or each.weight is not None]
-        self.candidates = {each: what_if.candidates(each, chosen) for each in known} if chosen else {}
+        self.candidates = {each: what_if.candidates(each, self.formats) for each in known} if self.formats else {}
         self.within = 1  # threads within a batch
+        self.first: tuple[sessions.Arrays, dict[str, Any]] | None = None  # batch that was run here, and its outputs
 
-    def run(self, batches: data_of.Data, histograms: int, progress: Progress | None) -> Analysis:
-        total: _Batch | None = None
-        first: Any = None
+    def run(self, batches: data_of.Data, histograms: int, runner: Runner, recipe: Any) -> Analysis:
         one_batch = batches.batches == 1
         threads, self.within = (1, self.threads) if one_batch else (self.threads, 1)
         steps = None if batches.batches is None else batches.batches * (1 + bool(self.formats))
-        done = 0
-        for feed, outputs, sums in in_order(self.of_batch, iter(batches), threads, self.program.stopped):
-            if total is None:
-                total, first = sums, (feed, outputs)
-            else:
-                total.add(sums)
-            done += 1
-            if progress:
-                progress(done, steps)
-        assert total  # without a batch there is an error
+
+        def run_all(kind: type[_Batch] | type[_Points], points: list[dict[int, str]] | None, before: int) -> Total:
+            here = functools.partial(self.work, points)
+            work = here if runner.is_here else functools.partial(_work, recipe, points)
+            return runner.total(kind, work, batches, threads=threads, stopped=self.program.stopped, before=before, steps=steps)
+
+        done = run_all(_Batch, None, 0)
+        total: _Batch = done.sums
+        assert done.first
+        first, outputs = self.first or self.again(done.first)
         quantizers = self.twin.quantizers
         weights = {self.places[each]: _of_weight(each) for each in self.program.weights}
         tensors = []
@@ -203,25 +235,48 @@ class _Analyzer:
                 if noise is not None and signal is not None:
                     made.what_if[format_.name] = sums_db(signal, noise)
         unmatched = dict(self.twin.found.unmatched)
-        optimized = self.optimizations(first[0], first[1], unmatched)
+        optimized = self.optimizations(first, outputs, unmatched)
         analysis = Analysis(
             tensors=sorted(tensors, key=_worst_first),
             outputs=[output_error(name, errors) for name, errors in total.outputs.items()],
             unmatched=unmatched,
             samples=total.samples,
-            batches=done,
+            batches=done.done,
+            failed=done.failed,
             optimizations=[output_error(name, errors) for name, errors in optimized.items()],
             twin=[output_error(name, errors) for name, errors in total.twin.items()],
             sweep=sweep.ranked(total.sweep),
         )
         if self.formats:
-            analysis.trade_offs = self.trade_offs(total, batches, threads, progress, done)
+            points = self.points(total)
+            chosen = [{self.places[each]: type_.type for each, type_ in point.chosen.items()} for point in points]
+            measured: _Points = run_all(_Points, chosen, done.done).sums
+            own = {each: each.type for each in self.candidates}
+            analysis.trade_offs = what_if.trade_offs(points, [sweep.least_sqnr_db(each) for each in measured.errors], own)
         if histograms:
             worst = [quantizers[each.place] for each in analysis.tensors[:histograms]]
-            analysis.histograms = self.histograms(worst, first[0])
+            analysis.histograms = self.histograms(worst, first)
         return analysis
 
-    def of_batch(self, feed: sessions.Arrays) -> tuple[sessions.Arrays, dict[str, Any], _Batch]:
+    def work(self, points: list[dict[int, str]] | None) -> Work:
+        """What gives the sums of a batch, or those at the points: the types of tensors by their places."""
+        if points is None:
+            return self.of_batch
+        types = {(self.places[each], type_.type): type_ for each, all_ in self.candidates.items() for type_ in all_}
+        quantizers = self.twin.quantizers
+        configs: list[Config] = [
+            {**self.program.quantized, **{quantizers[place]: types[place, name].apply for place, name in point.items()}}
+            for point in points
+        ]
+        return functools.partial(self.at_points, configs)
+
+    def again(self, batch: data_of.Batch) -> tuple[sessions.Arrays, dict[str, Any]]:
+        """A batch that was run elsewhere, or before, and its outputs."""
+        feed = batch.load()
+        return feed, self.program.run(feed, self.program.quantized, quantized=True)
+
+    def of_batch(self, batch: data_of.Batch) -> _Batch:
+        feed = batch.load()
         tensors: dict[int, TensorSums] = {}
         noise: dict[tuple[int, str], float] = {}
 
@@ -254,7 +309,9 @@ class _Analyzer:
         )
         of_sweep = {key: errors for key, errors in found.items() if isinstance(key[0], str)}
         effects = {key: errors for key, errors in found.items() if isinstance(key[0], int)}
-        sums = _Batch(
+        if batch.number == 0:
+            self.first = feed, outputs
+        return _Batch(
             samples_of(feed),
             tensors,
             sweep.output_errors(outputs, reference),
@@ -263,7 +320,6 @@ class _Analyzer:
             of_sweep,
             effects,
         )
-        return feed, outputs, sums
 
     def effect(self, quantizer: Quantizer, candidate: what_if.Candidate, floats: Any, twin: Any) -> Errors:
         """On the outputs, of one tensor that has a type, and no other rounded."""
@@ -282,9 +338,8 @@ class _Analyzer:
             unmatched["ONNX Runtime's optimisations"] = str(error)
             return {}
 
-    def trade_offs(
-        self, total: _Batch, batches: data_of.Data, threads: int, progress: Progress | None, done: int
-    ) -> list[TradeOff]:
+    def points(self, total: _Batch) -> list[what_if.Point]:
+        """Of the line of trade-offs."""
         elements = {
             each: float(each.weight.size) if each.weight is not None else total.tensors[self.places[each]].count / total.samples
             for each in self.candidates
@@ -294,31 +349,19 @@ class _Analyzer:
             for each, types in self.candidates.items()
             for candidate in types
         }
-        points = what_if.line(self.candidates, elements, noise)
-        measured: list[Errors] = []
+        return what_if.line(self.candidates, elements, noise)
 
-        def of_point(point: what_if.Point, feed: Any, reference: Any) -> Errors:
-            config = {**self.program.quantized, **{each: type_.apply for each, type_ in point.chosen.items()}}
+    def at_points(self, configs: list[Config], batch: data_of.Batch) -> _Points:
+        feed = batch.load()
+        if self.reference is None:
+            reference = self.program.run(feed, {}, quantized=False)
+        else:
+            reference = sessions.run(self.reference, feed)
+
+        def of_point(config: Config) -> Errors:
             return sweep.output_errors(self.program.run(feed, config, quantized=True), reference)
 
-        def of_batch(feed: Any) -> list[Errors]:
-            if self.reference is None:
-                reference = self.program.run(feed, {}, quantized=False)
-            else:
-                reference = sessions.run(self.reference, feed)
-            changes = [_bound(of_point, point, feed, reference) for point in points]
-            return list(in_order(lambda change: change(), changes, self.within, self.program.stopped))
-
-        for number, errors in enumerate(in_order(of_batch, iter(batches), threads, self.program.stopped), 1):
-            if measured:
-                for mine, others in zip(measured, errors, strict=True):
-                    _add(mine, others)
-            else:
-                measured = errors
-            if progress:
-                progress(done + number, 2 * done)
-        own = {each: each.type for each in self.candidates}
-        return what_if.trade_offs(points, [sweep.least_sqnr_db(errors) for errors in measured], own)
+        return _Points(list(in_order(of_point, configs, self.within, self.program.stopped)))
 
     def histograms(self, worst: list[Quantizer], feed: Any) -> list[Histogram]:
         found: dict[Quantizer, Histogram] = {each: histogram(each, each.weight) for each in worst if each.weight is not None}

@@ -4,6 +4,8 @@ Of files the headers are read first, all of them, so that what is wrong is refus
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
 import itertools
 import os
@@ -65,25 +67,81 @@ def inputs_of(session: Any) -> list[Input]:
     return [Input(each.name, each.type, tuple(each.shape) if each.shape else None) for each in session.get_inputs()]
 
 
+@dataclass(frozen=True)
+class Batch:
+    """A batch that is read when it is asked for, by whoever asks: part number `part` of a file, or a feed that is here."""
+
+    name: str
+    feed: Arrays | None = None
+    file: File | None = None
+    part: int = 0
+    reader: _Reader | None = None
+    number: int = -1  # in the data
+
+    def load(self) -> Arrays:
+        """Raises ModelError."""
+        if self.feed is not None:
+            return self.feed
+        assert self.file
+        assert self.reader
+        return self.reader.part(self.file, self.part)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine has it: the very file, if it is in one."""
+        return self.file is None or self.file.is_here
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it was when its headers were read: its size, and when it had been written, in nanoseconds."""
+
+    path: Path
+    parts: int
+    size: int
+    time: int
+
+    @property
+    def is_here(self) -> bool:
+        try:
+            there = self.path.stat()
+        except OSError:
+            return False
+        return (there.st_size, there.st_mtime_ns) == (self.size, self.time)
+
+
 class Data:
     """Batches of a model's inputs: what is iterated over, and `again`, unless it comes from an iterator. `batches` is their
-    number, None if only the source knows."""
+    number, None if only the source knows. `description` is of what tells other data apart."""
 
     def __init__(
-        self, items: Callable[[], Iterator[Arrays]], batches: int | None, limit: int | None, *, again: bool = True
+        self,
+        items: Callable[[], Iterator[Batch]],
+        batches: int | None,
+        limit: int | None,
+        *,
+        again: bool = True,
+        description: str = "",
     ) -> None:
-        self._items, self._limit, self.again = items, limit, again
+        self._items, self._limit, self.again, self.description = items, limit, again, description
         self.batches = batches if limit is None or batches is None else min(batches, limit)
 
-    def __iter__(self) -> Iterator[Arrays]:
+    def parts(self) -> Iterator[Batch]:
+        """The batches, those in files not yet read."""
         count = 0
-        for arrays in self._items():
-            yield arrays
-            count += 1
-            if count == self._limit:
-                break
+        try:
+            for batch in self._items():
+                yield dataclasses.replace(batch, number=count)
+                count += 1
+                if count == self._limit:
+                    break
+        finally:
+            _last_file.cache_clear()
         if not count:
             raise ModelError("there are no data: not one batch")
+
+    def __iter__(self) -> Iterator[Arrays]:
+        return (each.load() for each in self.parts())
 
 
 def open_data(
@@ -120,14 +178,14 @@ def open_data(
             raise ModelError(f"random data have no labels {labels!r}")
         first = random_inputs(inputs, dimensions or {}, np.random.default_rng(seed))
 
-        def random_batches() -> Iterator[Arrays]:
+        def random_batches() -> Iterator[Batch]:
             generator = np.random.default_rng(seed)
             random_inputs(inputs, dimensions or {}, generator, quiet=True)
-            yield first
-            for _ in range(1, random or 1):
-                yield random_inputs(inputs, dimensions or {}, generator, quiet=True)
+            yield Batch("random batch 0", first)
+            for number in range(1, random or 1):
+                yield Batch(f"random batch {number}", random_inputs(inputs, dimensions or {}, generator, quiet=True))
 
-        return Data(random_batches, random or 1, limit)
+        return Data(random_batches, random or 1, limit, description=f"random {seed} {sorted((dimensions or {}).items())}")
     reader = _Reader(inputs, batch, labels)
     if isinstance(data, (str, os.PathLike)):
         if os.path.isdir(data):
@@ -143,7 +201,12 @@ def open_data(
 def _open_function(reader: _Reader, function: Callable[[], Any], name: str, limit: int | None) -> Data:
     """It is called anew whenever the data are read anew."""
     first = [_feeds(_called(function, name), name)]
-    return Data(lambda: reader.feeds(first.pop() if first else _feeds(_called(function, name), name), name), None, limit)
+    return Data(
+        lambda: reader.feeds(first.pop() if first else _feeds(_called(function, name), name), name),
+        None,
+        limit,
+        description=name,
+    )
 
 
 def _open_feeds(reader: _Reader, data: Any, limit: int | None) -> Data:
@@ -203,17 +266,29 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _open_files(reader: _Reader, paths: list[Path], limit: int | None) -> Data:
+    files: list[File] = []
     batches = 0
     for path in paths:
-        batches += reader.check(path)
+        parts = reader.check(path)
+        there = path.stat()
+        files.append(File(path, parts, there.st_size, there.st_mtime_ns))
+        batches += parts
         if limit is not None and batches >= limit:
             break
 
-    def items() -> Iterator[Arrays]:
-        for path in paths:
-            yield from reader.cut(reader.read(path), str(path))
+    def items() -> Iterator[Batch]:
+        for file in files:
+            for part in range(file.parts):
+                name = f"{file.path}, batch {part}" if file.parts > 1 else str(file.path)
+                yield Batch(name, file=file, part=part, reader=reader)
 
-    return Data(items, batches, limit)
+    return Data(items, batches, limit, description=repr([(str(each.path), each.size, each.time) for each in files]))
+
+
+@functools.lru_cache(1)
+def _last_file(reader: _Reader, file: File) -> Arrays:
+    """One that has several batches, which follow each other."""
+    return reader.read(file.path)
 
 
 class _Reader:
@@ -227,12 +302,20 @@ class _Reader:
         """How many batches a file has, by its headers. Raises ModelError."""
         return self.parts(_headers(path, self.names), str(path))
 
+    def part(self, file: File, part: int) -> Arrays:
+        """A batch of a file. Raises ModelError."""
+        arrays = _last_file(self, file) if file.parts > 1 else self.read(file.path)
+        name = str(file.path)
+        if self.parts(arrays, name) != file.parts:
+            raise ModelError(f"{name}: it has changed since its header was read")
+        return self.cut(arrays, part)
+
     def read(self, path: Path) -> dict[str, NDArray[Any]]:
         if path.suffix == ".npy":
             return {self.names[0]: _guarded(path, _read_npy)}
         return read_arrays(path, self.names, "input")
 
-    def feeds(self, made: Iterable[Any], name: str) -> Iterator[Arrays]:
+    def feeds(self, made: Iterable[Any], name: str) -> Iterator[Batch]:
         source = iter(made)
         for number in itertools.count():
             what = f"{name}, number {number}"
@@ -243,7 +326,10 @@ class _Reader:
             except Exception as error:  # whatever a function does
                 reraise_of_signal_handler(error)
                 raise ModelError(f"{what}: {type(error).__name__}: {error}") from error
-            yield from self.cut(self.arrays(feed, what), what)
+            arrays = self.arrays(feed, what)
+            parts = self.parts(arrays, what)
+            for part in range(parts):
+                yield Batch(f"{what}, batch {part}" if parts > 1 else what, self.cut(arrays, part))
 
     def arrays(self, feed: Any, what: str) -> dict[str, NDArray[Any]]:
         if isinstance(feed, np.ndarray) and len(self.names) == 1:
@@ -255,19 +341,17 @@ class _Reader:
             raise ModelError(f"{what}: no array for the input {missing[0]}; it has {', '.join(map(str, feed)) or 'none'}")
         return {each: np.asarray(feed[each]) for each in self.names}
 
-    def cut(self, arrays: Mapping[str, NDArray[Any]], name: str) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """The batches of arrays, in this machine's byte order."""
-        parts = self.parts(arrays, name)
+    def cut(self, arrays: Arrays, part: int) -> Arrays:
+        """A batch of arrays, in this machine's byte order."""
         stacked = self.is_stack({key: array.shape for key, array in arrays.items()})
-        for part in range(parts):
-            batch = {}
-            for key, array in arrays.items():
-                if self.batch:
-                    array = array[part * self.batch : (part + 1) * self.batch]
-                elif stacked:
-                    array = array[part]
-                batch[key] = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
-            yield batch
+        batch = {}
+        for key, array in arrays.items():
+            if self.batch:
+                array = array[part * self.batch : (part + 1) * self.batch]
+            elif stacked:
+                array = array[part]
+            batch[key] = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+        return batch
 
     def is_stack(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Whether each input's array has just one dimension more than the model's input."""

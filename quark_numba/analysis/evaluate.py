@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,11 +15,9 @@ from numpy.typing import NDArray
 from ..errors import ModelError, reraise_of_signal_handler
 from ..rewriting import model_files
 from . import data, sessions, twins
+from .runs import OnError, Progress, Runner, Work
 from .sessions import Arrays
 from .sums import ErrorSums, Sums, error_sums, is_comparable
-
-# Called with the number of batches that are done, and how many there are, None if that is not known.
-Progress = Callable[[int, int | None], None]
 
 
 @dataclass
@@ -39,15 +39,17 @@ class OutputError:
 
 @dataclass
 class Evaluation:
-    """What `evaluate` returns. `samples` is the sum of the lengths of the batches along their first axis; `metrics` the means
-    of what one's own function gave."""
+    """What `evaluate` returns. `samples` is the sum of the lengths of the batches along their first axis, but those of `failed`
+    ones, of which there are the messages by their names; `metrics` the means of what one's own function gave. Samples a second
+    are those of one session; all else is the same in every run, and compared."""
 
     outputs: list[OutputError]
     samples: int
     batches: int
-    samples_per_second: float
-    reference_samples_per_second: float
+    samples_per_second: float = field(compare=False)
+    reference_samples_per_second: float = field(compare=False)
     metrics: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -97,6 +99,10 @@ def evaluate(
     top_k: int = 1,
     metric: Callable[[Arrays, Arrays, Arrays], Any] | None = None,
     threads: int = 0,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    on_error: OnError = "stop",
+    resume: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Run a quantized model and a float model over data, batch by batch, and compare their outputs.
@@ -125,7 +131,16 @@ def evaluate(
         ``metric(outputs, reference_outputs, feed)`` returns a number for a batch, or several by name. Their means over the
         samples are in `metrics`.
     threads : int
-        Of each session. Default, 0: ONNX Runtime's own choice.
+        Of each session. Default, 0: ONNX Runtime's own choice; of workers, their share of the machine.
+    workers : int, optional
+        Run the batches in so many processes of this machine (`pip install 'quark_numba[dask]'`). The result is the same to the
+        last bit.
+    scheduler : str, optional
+        Or on the dask cluster of which this is the scheduler's address.
+    on_error : "stop" or "continue"
+        After a batch that cannot be read or run: an error, or its name and message in `failed`.
+    resume : path, optional
+        Keep in this file what there is so far, and go on from it if the file is there.
     progress : callable, optional
         Called with the number of batches that are done, and how many there are, or None.
 
@@ -141,29 +156,43 @@ def evaluate(
         For a wrong argument.
     """
     check_source(data, random)
-    check_positive(top_k=top_k, limit=limit, batch=batch, random=random)
+    check_positive(top_k=top_k, limit=limit, batch=batch, random=random, workers=workers)
+    runner = Runner(workers=workers, scheduler=scheduler, threads=threads, on_error=on_error, resume=resume, progress=progress)
     quantized = twins.load(model)
     float_model = twins.make_twin(quantized).model if reference is None else twins.load(reference, "reference")
-    pair = [_session(each, name, threads) for each, name in ((quantized, "the model"), (float_model, "the reference"))]
+    models = quantized, float_model
+    threads = threads if runner.is_here else runner.share
+    pair = _pair(models, threads)
     batches = _open(pair[0], data, random, seed, dimensions, limit, batch, labels)
-    total: _Batch | None = None
-    count = 0
-    for feed in batches:
-        sums = _of_batch(pair, feed, labels, top_k, metric)
-        if total is None:
-            total = sums
-        else:
-            total.add(sums)
-        count += 1
-        if progress:
-            progress(count, batches.batches)
-    assert total  # without a batch there is an error
+    runner.functions = [metric] if metric else []
+    options = {
+        "labels": labels,
+        "top_k": top_k,
+        "metric": getattr(metric, "__qualname__", metric),
+        "limit": limit,
+        "batch": batch,
+    }
+    runner.describe("evaluate", models, batches, options)
+    make = functools.partial(_work, pair if runner.is_here else None, models, threads, labels, top_k, metric)
+    with runner.open():
+        done = runner.total(_Batch, make, batches, steps=batches.batches)
+    total: _Batch = done.sums
     if labels and not any(each.labelled for each in total.places.values()):
         raise ModelError(f"labels {labels}: of no output's shape but its last axis")
     seconds = [total.samples / each if each else 0.0 for each in total.seconds]
     metrics = {name: value / total.samples for name, value in total.metrics.items()}
     outputs = [output_error(name, sums, total.places.get(name)) for name, sums in total.errors.items()]
-    return Evaluation(outputs, total.samples, count, seconds[0], seconds[1], metrics)
+    return Evaluation(outputs, total.samples, done.done, seconds[0], seconds[1], metrics, done.failed)
+
+
+def _work(pair: list[Any] | None, models: tuple[Any, Any], threads: int, labels: str | None, top_k: int, metric: Any) -> Work:
+    """What gives the sums of a batch, with sessions of its own unless there is a pair of them."""
+    own = pair or _pair(models, threads)
+    return lambda batch: _of_batch(own, batch.load(), labels, top_k, metric)
+
+
+def _pair(models: tuple[Any, Any], threads: int) -> list[Any]:
+    return [_session(model, name, threads) for model, name in zip(models, ("the model", "the reference"), strict=True)]
 
 
 def output_error(name: str, sums: ErrorSums, places: _Places | None = None) -> OutputError:

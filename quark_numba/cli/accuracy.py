@@ -90,6 +90,7 @@ def _add(commands: Any, name: str, purpose: str, threads: str) -> argparse.Argum
     )
     arguments.add_data(parser, required=True)
     arguments.add_threads(parser, threads)
+    arguments.add_runs(parser)
     parser.add_argument(
         "--fail-below", type=arguments.number, metavar="DB", help="exit code 1 if an output's SQNR is less, or none"
     )
@@ -109,11 +110,14 @@ def _evaluate(options: argparse.Namespace) -> int:
             labels=options.labels,
             top_k=options.top_k,
             metric=load_function(options.metric) if options.metric else None,
-            threads=options.threads,
+            **arguments.runs_arguments(options),
             progress=progress,
         )
+    _tell_failed(evaluation.failed)
     if options.json:
-        print_json({"model": options.model, "reference": options.reference, **asdict(evaluation)})
+        # What is the same in every run.
+        found = {name: value for name, value in asdict(evaluation).items() if not name.endswith("samples_per_second")}
+        print_json({"model": options.model, "reference": options.reference, **found})
     else:
         print_outputs("Outputs, against the reference's", evaluation.outputs)
         rows = [
@@ -142,9 +146,10 @@ def _analyze(options: argparse.Namespace) -> int:
             by=options.by or "tensor",
             what_if=options.what_if,
             histograms=_HISTOGRAMS if options.html else 0,
-            threads=options.threads,
+            **arguments.runs_arguments(options),
             progress=progress,
         )
+    _tell_failed(analysis.failed)
     if options.html:
         model_files.write(options.html, page(analysis, Path(options.model).name).encode())
     if options.csv:
@@ -159,6 +164,11 @@ def _analyze(options: argparse.Namespace) -> int:
     else:
         _print_analysis(analysis, options.top)
     return fails_below(options.fail_below, analysis.outputs)
+
+
+def _tell_failed(failed: dict[str, str]) -> None:
+    for name, message in failed.items():
+        tell("yellow", "left out", message if message.startswith(name) else f"{name}: {message}")
 
 
 def _csv(analysis: Analysis) -> str:

@@ -56,6 +56,27 @@ def add_threads(parser: argparse.ArgumentParser, what: str = "of a session (defa
     parser.add_argument("--threads", type=threads, default=0, metavar="N", help=what)
 
 
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Where batches are run, and what is done about those that fail."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--workers", type=positive, metavar="N", help="run the batches in so many processes; needs the extra `dask`"
+    )
+    where.add_argument("--scheduler", metavar="ADDRESS", help="run them on the dask cluster of this scheduler")
+    parser.add_argument(
+        "--on-error",
+        choices=("stop", "continue"),
+        default="stop",
+        help="after a batch that cannot be read or run (default: %(default)s)",
+    )
+    parser.add_argument("--resume", metavar="FILE", help="keep in FILE what there is so far, and go on from it if it is there")
+
+
+def runs_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """What `add_threads` and `add_runs` added, as the functions of the package take it."""
+    return {name: getattr(options, name) for name in ("threads", "workers", "scheduler", "on_error", "resume")}
+
+
 def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required: bool = False) -> None:
     """Where the batches come from. With `inputs`, also one file by that name."""
     source = parser.add_mutually_exclusive_group(required=required)

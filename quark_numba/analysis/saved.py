@@ -1,0 +1,93 @@
+"""Sums in a file, from which an interrupted run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+import typing
+from typing import Any
+
+from .. import __version__
+from ..errors import ModelError
+from ..rewriting import model_files
+
+# Between two times that the file is written.
+_SECONDS = 2.0
+
+
+class Saved:
+    """A file of JSON: what tells the run apart, and of each kind of sums what there is so far. It is written whole or not at
+    all. Floats come back to the last bit."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+        self._content: dict[str, Any] = {}
+        self._written = 0.0
+
+    def open(self, run: dict[str, Any]) -> None:
+        """Read the file, if it is there. Raises ModelError if it is of another run than the one described, or none of ours."""
+        run = json.loads(json.dumps({"quark_numba": __version__, **run}, default=str))
+        self._content = {"run": run}
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                content = json.load(file)
+            theirs = content["run"]
+            different = [key for key in run if theirs.get(key) != run[key]]
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ModelError(f"{self.path}: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ModelError(f"{self.path}: not a file that keeps a run") from None
+        if different:
+            raise ModelError(f"{self.path}: of another run, with other {', '.join(different)}")
+        self._content = content
+
+    def of(self, kind: type[Any]) -> tuple[Any, int, dict[str, str]]:
+        """The sums, how many batches they are of, and the messages of those that failed. Raises ModelError."""
+        part = self._content.get(kind.__name__)
+        if part is None:
+            return None, 0, {}
+        try:
+            sums = None if part["sums"] is None else _decoded(kind, part["sums"])
+            return sums, int(part["done"]), {str(name): str(message) for name, message in part["failed"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ModelError(f"{self.path}: not a file that keeps a run") from None
+
+    def keep(self, kind: type[Any], sums: Any, done: int, failed: dict[str, str]) -> None:
+        """Until the next time that the file is written."""
+        self._content[kind.__name__] = {"sums": sums, "done": done, "failed": failed}
+        if time.monotonic() - self._written > _SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        model_files.write(self.path, json.dumps(_encoded(self._content)).encode())
+        self._written = time.monotonic()
+
+
+def _encoded(value: Any) -> Any:
+    """In JSON's types; a dict whose keys are no text as a list of pairs."""
+    if dataclasses.is_dataclass(value):
+        return {each.name: _encoded(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: _encoded(each) for key, each in value.items()}
+        return [[_encoded(key), _encoded(each)] for key, each in value.items()]
+    return [*map(_encoded, value)] if isinstance(value, (list, tuple)) else value
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    """What `_encoded` gave of an instance of this type."""
+    if dataclasses.is_dataclass(kind):
+        types = typing.get_type_hints(kind)
+        return kind(**{name: _decoded(types[name], each) for name, each in value.items()})  # type: ignore[operator]
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is dict:
+        pairs = value.items() if isinstance(value, dict) else value
+        return {_decoded(inner[0], key): _decoded(inner[1], each) for key, each in pairs}
+    if origin is list:
+        return [_decoded(inner[0], each) for each in value]
+    if origin is tuple:
+        return tuple(_decoded(of, each) for of, each in zip(inner, value, strict=True))
+    return kind(value)

@@ -1,0 +1,248 @@
+"""`evaluate` and `analyze` in several processes: the numbers of one, to the last bit, whatever happens to a process."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import model
+
+import quark_numba
+from quark_numba import cli
+
+dask = pytest.importorskip("dask")
+distributed = pytest.importorskip("distributed")
+psutil = pytest.importorskip("psutil")
+
+pytestmark = pytest.mark.compiled
+
+MODELS = Path(__file__).parent / "models"
+BF16, FLOAT, EXPECTED = (
+    str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
+)
+COUNT = 500
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A model of a product between quantization nodes, for three rows, and a folder of 500 files for it."""
+    folder = tmp_path_factory.mktemp("small")
+    rng = np.random.default_rng(7)
+    nodes = [
+        helper.make_node("ExtendedQuantizeLinear", ["x", "s", "z"], ["q"], domain="com.amd.quark"),
+        helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain="com.amd.quark"),
+        helper.make_node("MatMul", ["d", "w"], ["t"]),
+        helper.make_node("Reshape", ["t", "shape"], ["m"]),
+        helper.make_node("ExtendedQuantizeLinear", ["m", "s", "z"], ["p"], domain="com.amd.quark"),
+        helper.make_node("ExtendedDequantizeLinear", ["p", "s", "z"], ["y"], domain="com.amd.quark"),
+    ]
+    arrays = {"s": np.float32(0.03), "z": np.int8(1), "w": rng.normal(0, 0.3, (32, 10)).astype(np.float32)}
+    arrays["shape"] = np.array([3, 10])
+    initializers = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in arrays.items()]
+    onnx.save(model(nodes, [("x", "float32", [None, 32])], ["y"], initializers=initializers), folder / "m.onnx")
+    data = folder / "data"
+    data.mkdir()
+    for index in range(COUNT):
+        np.savez(data / f"{index:03}.npz", x=rng.normal(0, 1, (3, 32)).astype(np.float32), l=rng.integers(0, 10, 3))
+    return str(folder / "m.onnx"), data
+
+
+@pytest.fixture(scope="module")
+def whole(small):
+    return quark_numba.evaluate(small[0], data=small[1], labels="l", threads=1)
+
+
+def text_of(capsys, *words):
+    assert cli.main([*words, "--json"]) == 0
+    return capsys.readouterr().out
+
+
+def own_workers():
+    """The processes of workers that this one has started."""
+    return [each for each in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(each.cmdline())]
+
+
+def biggest_difference(outputs, reference, feed):
+    return {"largest": max(np.abs(outputs[name] - reference[name]).max() for name in outputs), "mean": feed["x"].mean()}
+
+
+def test_the_same_bytes_and_only_loopback(small, capsys, monkeypatch):
+    words = ["evaluate", small[0], "--data", str(small[1]), "--labels", "l", "--metric", "test_cluster:biggest_difference"]
+    alone = text_of(capsys, *words)
+    listening = []
+    counted = cli.accuracy.counted_progress
+
+    def look(what):
+        listening.extend(
+            each.laddr.ip
+            for process in [psutil.Process(), *own_workers()]
+            for each in process.net_connections("inet")
+            if each.status == psutil.CONN_LISTEN
+        )
+
+    class Progress:
+        def __init__(self, what):
+            self.inner = counted(what)
+
+        def __enter__(self):
+            tell = self.inner.__enter__()
+            return lambda done, total: (look(done) if done == 100 else None, tell(done, total))
+
+        def __exit__(self, *error):
+            return self.inner.__exit__(*error)
+
+    monkeypatch.setattr(cli.accuracy, "counted_progress", Progress)
+    assert text_of(capsys, *words, "--workers", "2") == alone
+    assert len(listening) >= 3  # the scheduler and two workers
+    assert set(listening) == {"127.0.0.1"}
+    assert own_workers() == []
+
+
+def test_a_worker_that_ends_is_replaced(small, whole):
+    before, ended = [], []
+
+    def end_one(done, total):
+        assert total == COUNT
+        if done == 60:
+            before.extend(each.pid for each in own_workers())
+            ended.append(before[0])
+            os.kill(before[0], signal.SIGKILL)
+        if done == COUNT:
+            after = {each.pid for each in own_workers()}
+            assert ended[0] not in after
+
+    found = quark_numba.evaluate(small[0], data=small[1], labels="l", threads=1, workers=2, progress=end_one)
+    assert len(before) == 2
+    assert found == whole
+
+
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.full)])
+def test_what_is_interrupted_goes_on(workers, small, whole, tmp_path):
+    arguments = {"data": small[1], "labels": "l", "threads": 1, "workers": workers, "resume": tmp_path / "kept.json"}
+
+    def interrupt(done, total):
+        if done == stop:
+            raise KeyboardInterrupt
+
+    for stop in (123, 321):
+        with pytest.raises(KeyboardInterrupt):
+            quark_numba.evaluate(small[0], **arguments, progress=interrupt)
+        assert json.loads(arguments["resume"].read_text())["_Batch"]["done"] == stop
+    calls = []
+    assert quark_numba.evaluate(small[0], **arguments, progress=lambda *each: calls.append(each)) == whole
+    assert calls == [(done, COUNT) for done in range(321, COUNT + 1)]
+    assert quark_numba.evaluate(small[0], **arguments) == whole  # nothing is left to run
+
+
+def test_a_file_of_another_run(small, tmp_path):
+    path = tmp_path / "kept.json"
+    quark_numba.evaluate(small[0], data=small[1], limit=3, resume=path)
+    with pytest.raises(quark_numba.ModelError, match="of another run, with other top_k"):
+        quark_numba.evaluate(small[0], data=small[1], limit=3, top_k=2, resume=path)
+    with pytest.raises(quark_numba.ModelError, match=r"of another run, with other .*data"):
+        quark_numba.evaluate(small[0], data=small[1] / "003.npz", limit=3, resume=path)
+    for text in ("[1]", "no JSON", "{}"):
+        path.write_text(text)
+        with pytest.raises(quark_numba.ModelError, match="not a file that keeps a run"):
+            quark_numba.evaluate(small[0], data=small[1], limit=3, resume=path)
+    with pytest.raises(quark_numba.ModelError, match="Is a directory"):
+        quark_numba.evaluate(small[0], data=small[1], limit=3, resume=tmp_path)
+
+
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.full)])
+def test_a_batch_that_fails(workers, small, tmp_path, capsys):
+    """It has four rows."""
+    names = [f"{index:03}.npz" for index in range(9)]
+    for name in names:
+        (tmp_path / name).write_bytes((small[1] / name).read_bytes())
+    np.savez(tmp_path / "004.npz", x=np.zeros((4, 32), np.float32))
+    words = ["evaluate", small[0], "--data", str(tmp_path)] + (["--workers", str(workers)] if workers else [])
+    assert cli.main(words) == 1
+    assert "004.npz: the model does not run: " in capsys.readouterr().err.replace("\n", " ")
+    assert cli.main([*words, "--on-error", "continue", "--json"]) == 0
+    text = capsys.readouterr()
+    assert "left out: " in text.err
+    report = json.loads(text.out)
+    assert [Path(each).name for each in report["failed"]] == ["004.npz"]
+    (tmp_path / "004.npz").unlink()
+    good = json.loads(text_of(capsys, *words))
+    assert (report["outputs"], report["samples"], report["batches"]) == (good["outputs"], good["samples"], good["batches"] + 1)
+    for name in names:
+        np.savez(tmp_path / name, x=np.zeros((4, 32), np.float32))
+    assert cli.main([*words, "--on-error", "continue"]) == 1
+    assert "no batch could be run; the first: " in capsys.readouterr().err
+
+
+def test_files_that_workers_have_not_are_sent(small, whole, tmp_path):
+    """They look like others when they come to read them."""
+    for path in small[1].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+
+    def touch(done, total):
+        if done == 1:
+            for path in tmp_path.iterdir():
+                os.utime(path)
+
+    assert quark_numba.evaluate(small[0], data=tmp_path, labels="l", threads=1, workers=2, progress=touch) == whole
+
+
+def test_a_running_cluster(small, whole):
+    """Data of all kinds; the model comes by content."""
+    with np.load(EXPECTED) as arrays:
+        x = arrays["x"]
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        there = {"scheduler": cluster.scheduler_address, "threads": 1}
+        assert quark_numba.evaluate(small[0], data=small[1], labels="l", **there) == whole
+        for source in (EXPECTED, [x[:1], x[1:4], x[4:]], lambda: iter([x])):
+            batch = {"batch": 2} if source is EXPECTED else {}
+            assert quark_numba.evaluate(BF16, FLOAT, source, **batch, **there) == quark_numba.evaluate(
+                BF16, FLOAT, source, **batch, threads=1
+            )
+        random = {"random": 3, "dimensions": {"x[0]": 3}}
+        assert quark_numba.evaluate(small[0], **random, **there) == quark_numba.evaluate(small[0], **random)
+
+
+def test_numbers_do_not_depend_on_the_threads_of_a_session():
+    one, two = (quark_numba.evaluate(BF16, FLOAT, EXPECTED, batch=3, threads=threads) for threads in (1, 2))
+    assert one == two
+
+
+def test_analyze(small, capsys, tmp_path):
+    words = ["analyze", small[0], "--data", str(small[1]), "--limit", "20", "--sweep", "--what-if", "bfloat16", "bfp16"]
+    alone = text_of(capsys, *words)
+    kept = str(tmp_path / "kept.json")
+    assert text_of(capsys, *words, "--workers", "2", "--resume", kept) == alone
+    assert text_of(capsys, *words, "--resume", kept) == alone
+    content = json.loads(Path(kept).read_text())
+    del content["_Points"]
+    Path(kept).write_text(json.dumps(content))
+    assert text_of(capsys, *words, "--resume", kept) == alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"workers": 0}, ValueError, "workers is 0"),
+        ({"workers": 1, "scheduler": "tcp://127.0.0.1:1"}, TypeError, "one of them at most"),
+        ({"on_error": "go"}, ValueError, "on_error is 'go'"),
+        ({"scheduler": "tcp://127.0.0.1:1"}, quark_numba.ModelError, "127.0.0.1:1: no dask scheduler answers there"),
+        ({"scheduler": "nonsense://x"}, quark_numba.ModelError, "nonsense://x: no dask scheduler"),
+    ],
+)
+def test_wrong_arguments(arguments, error, message, small):
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), pytest.raises(error, match=message):
+        quark_numba.evaluate(small[0], data=small[1], limit=1, **arguments)
+
+
+def test_without_dask(small, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.delitem(sys.modules, "quark_numba.analysis.cluster", raising=False)
+    with pytest.raises(quark_numba.ModelError, match=r"pip install 'quark_numba\[dask\]'"):
+        quark_numba.evaluate(small[0], data=small[1], limit=1, workers=2)
