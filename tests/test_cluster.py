@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -246,3 +248,18 @@ def test_without_dask(small, monkeypatch):
     monkeypatch.delitem(sys.modules, "quark_numba.analysis.cluster", raising=False)
     with pytest.raises(quark_numba.ModelError, match=r"pip install 'quark_numba\[dask\]'"):
         quark_numba.evaluate(small[0], data=small[1], limit=1, workers=2)
+
+
+@pytest.mark.full
+def test_ctrl_c_comes_to_all_processes_of_a_terminal_and_ends_them(small, tmp_path):
+    words = [sys.executable, "-m", "quark_numba", "evaluate", small[0], "--random", "100000", "--dim", "x[0]=3"]
+    words += ["--workers", "2", "--resume", str(tmp_path / "kept.json")]
+    process = subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "kept.json").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 130
+    assert psutil.wait_procs(children, timeout=10)[1] == []

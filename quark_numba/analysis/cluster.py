@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
+import signal
 import sys
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import resource_tracker
 from typing import Any
 
 import cloudpickle
@@ -23,8 +27,9 @@ from .data import Batch
 # Loopback: whoever connects to a scheduler can run code.
 _HOST = "127.0.0.1"
 
-# Batches on their way for each thread of a worker.
-_AHEAD = 4
+# Tasks on their way for each thread of a worker; how long one is to take, at least, and of how many batches it is, at most: a
+# task costs this process some 2 ms.
+_AHEAD, _SECONDS, _MOST = 4, 0.1, 64
 
 
 @contextmanager
@@ -36,8 +41,8 @@ def connected(workers: int | None, scheduler: str | None) -> Iterator[Any]:
         stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}))
         address: Any = scheduler
         if scheduler is None:
-            address = stack.enter_context(
-                distributed.LocalCluster(
+            with _out_of_reach_of_ctrl_c():
+                cluster = distributed.LocalCluster(
                     n_workers=workers,
                     threads_per_worker=1,
                     host=_HOST,
@@ -45,12 +50,27 @@ def connected(workers: int | None, scheduler: str | None) -> Iterator[Any]:
                     memory_limit=0,
                     silence_logs=logging.CRITICAL,
                 )
-            )
+            address = stack.enter_context(cluster)
         try:
             client = distributed.Client(address, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
             raise ModelError(f"{scheduler}: no dask scheduler answers there: {error}") from None
         yield stack.enter_context(client)
+
+
+@contextmanager
+def _out_of_reach_of_ctrl_c() -> Iterator[None]:
+    """For the threads and processes that are started inside, and those that these start: a terminal sends it to all its
+    processes, of which this one ends the others."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # which would let it through again when it is started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def in_order_on(
@@ -62,37 +82,44 @@ def in_order_on(
     Workers read files that they have, and get the others. The modules of `functions` need not be there.
     """
     name = f"quark-numba-{uuid.uuid4().hex}"
-    # A task, and not scattered data, so that it can be had again if all workers die that have it.
-    recipe = client.submit(bytes, _pickled(make, functions), key=f"{name}-recipe", pure=False)
+    # A plugin, and not data: the scheduler would prefer the worker that has them.
+    recipe = _Recipe(_pickled(make, functions))
+    _told(lambda: client.register_plugin(recipe, name=name))
     most = _AHEAD * max(1, sum(client.nthreads().values()))
-    waiting: deque[tuple[Batch, Any]] = deque()
-    is_shared = True
+    waiting: deque[tuple[list[Batch], Any]] = deque()
+    is_shared, size = True, 1  # whether workers find the files; how many batches a task has
+    numbers = itertools.count()
 
-    def submit(batch: Batch, key: str) -> Any:
-        return client.submit(_run, name, recipe, batch, key=f"{name}-{key}", pure=False)
+    def submit(group: list[Batch]) -> Any:
+        given = group if is_shared else [*map(_loaded, group)]
+        return client.submit(_run, name, given, key=f"{name}-{next(numbers)}", pure=False)
 
-    def first() -> tuple[Batch, Any]:
-        nonlocal is_shared
-        batch, future = waiting.popleft()
-        made = _result(future)
-        if not isinstance(made, str):
-            return batch, made
-        is_shared = False
-        return batch, _result(submit(_loaded(batch), f"{batch.name}-{uuid.uuid4().hex}"))
+    def first() -> Iterator[tuple[Batch, Any]]:
+        nonlocal is_shared, size
+        group, future = waiting.popleft()
+        found = _result(future)
+        if found == _NOT_HERE:
+            is_shared = False
+            found = _result(submit(group))
+        if isinstance(found, ModelError):  # of one of them, or so it seems
+            alone = [found] if len(group) == 1 else [_result(submit([each])) for each in group]
+            yield from zip(group, [each if isinstance(each, ModelError) else each[1][0] for each in alone], strict=True)
+            return
+        seconds, made = found
+        size = max(1, min(_MOST, int(_SECONDS * len(group) / seconds))) if is_shared and group[0].file else 1
+        yield from zip(group, made, strict=True)
 
+    iterator = iter(batches)
     try:
-        for number, batch in enumerate(batches):
-            try:
-                waiting.append((batch, submit(batch if is_shared else _loaded(batch), str(number))))
-            except ModelError as error:
-                waiting.append((batch, error))
+        while group := [*itertools.islice(iterator, size)]:
+            waiting.append((group, submit(group)))
             if len(waiting) > most:
-                yield first()
+                yield from first()
         while waiting:
-            yield first()
+            yield from first()
     finally:
-        with suppress(Exception):  # of workers that are gone
-            client.run(_forget, name)
+        with suppress(Exception):  # of a cluster that is gone
+            client.unregister_worker_plugin(name)
 
 
 def _pickled(make: Any, functions: Iterable[Any]) -> bytes:
@@ -107,18 +134,25 @@ def _pickled(make: Any, functions: Iterable[Any]) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _loaded(batch: Batch) -> Batch:
-    return dataclasses.replace(batch, feed=batch.load(), file=None, reader=None)
+def _loaded(batch: Batch) -> Batch | ModelError:
+    try:
+        return dataclasses.replace(batch, feed=batch.load(), file=None, reader=None)
+    except ModelError as error:
+        return error
 
 
 def _result(future: Any) -> Any:
-    if isinstance(future, ModelError):
-        return future
     try:
-        return future.result()
+        return _told(future.result)
     except distributed.KilledWorker:
         return ModelError("the workers that ran it died, one after the other")
-    except ModelError:
+
+
+def _told(action: Callable[[], Any]) -> Any:
+    """What it returns, with what goes wrong in the cluster as a ModelError."""
+    try:
+        return action()
+    except (ModelError, distributed.KilledWorker):
         raise
     except Exception as error:
         reraise_of_signal_handler(error)
@@ -129,18 +163,29 @@ def _result(future: Any) -> Any:
 
 _NOT_HERE = "this machine has not the file"
 
-_made: dict[str, Callable[[Batch], Any]] = {}
-_lock = threading.Lock()
+
+class _Recipe(distributed.WorkerPlugin):  # type: ignore[misc]  # which has no types
+    """In each worker, those that come later too. What it makes is made when the first batch comes."""
+
+    def __init__(self, recipe: bytes) -> None:
+        self.recipe = recipe
+
+    def setup(self, worker: Any) -> None:
+        self.lock = threading.Lock()
+        self.made: Callable[[Batch], Any] | None = None
+
+    def run(self, batch: Batch) -> Any:
+        with self.lock:
+            if self.made is None:
+                self.made = cloudpickle.loads(self.recipe)()
+        return on_one_thread(self.made, batch)
 
 
-def _run(name: str, recipe: bytes, batch: Batch) -> Any:
-    if not batch.is_here:
+def _run(name: str, group: list[Batch | ModelError]) -> Any:
+    """The seconds that it took, and what was made of each batch; or that one is not here."""
+    if not all(isinstance(each, ModelError) or each.is_here for each in group):
         return _NOT_HERE
-    with _lock:
-        if name not in _made:
-            _made[name] = cloudpickle.loads(recipe)()
-    return on_one_thread(_made[name], batch)
-
-
-def _forget(name: str) -> None:
-    _made.pop(name, None)
+    recipe = distributed.get_worker().plugins[name]
+    start = time.perf_counter()
+    made = [each if isinstance(each, ModelError) else recipe.run(each) for each in group]
+    return time.perf_counter() - start, made

@@ -1,0 +1,93 @@
+"""Measure `evaluate` in one, two and four worker processes, and write the table into the README beside this file."""
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+import quark_numba
+
+README = Path(__file__).with_name("README.md")
+MARKS = "<!-- what bench/cluster.py writes -->", "<!-- and so far bench/cluster.py -->"
+MODELS = Path(__file__).parents[1] / "tests" / "models"
+BATCHES, TURNS = 240, 2
+MACHINES = (1, 10, 100)
+
+
+def run(folder: Path, workers: int | None) -> dict[str, float]:
+    """Seconds: from the first batch that is done to the last, and by batch those of ONNX Runtime's runs, and those of this
+    process, in which the scheduler and the sums are."""
+    marks: list[tuple[float, float]] = []
+
+    def tick(done: int, total: int | None) -> None:
+        if done in (BATCHES // 6, BATCHES):
+            marks.append((time.perf_counter(), time.process_time()))
+
+    start = time.perf_counter()
+    found = quark_numba.evaluate(
+        MODELS / "textline_cls_bf16.onnx",
+        MODELS / "textline_cls_float.onnx",
+        folder,
+        threads=1,
+        workers=workers,
+        progress=tick,
+    )
+    (first, first_cpu), (last, last_cpu) = marks
+    count = BATCHES - BATCHES // 6
+    in_runtime = found.samples / found.samples_per_second + found.samples / found.reference_samples_per_second
+    return {
+        "start": first - start,
+        "batch": (last - first) / count,
+        "runtime": in_runtime / BATCHES,
+        "own": (last_cpu - first_cpu) / count,
+        "samples": found.samples / BATCHES,
+    }
+
+
+def measured() -> dict[int | None, dict[str, float]]:
+    with np.load(MODELS / "textline_cls_expected.npz") as arrays:
+        x = arrays["x"]
+    folder = Path(tempfile.mkdtemp())
+    try:
+        for index in range(BATCHES):
+            np.save(folder / f"{index:03}.npy", x)
+        runs = [{workers: run(folder, workers) for workers in (None, 1, 2, 4)} for _ in range(TURNS)]
+    finally:
+        shutil.rmtree(folder)
+    return {workers: {key: median(turn[workers][key] for turn in runs) for key in runs[0][workers]} for workers in runs[0]}
+
+
+def table(times: dict[int | None, dict[str, float]]) -> str:
+    lines = [
+        "| processes | samples a second | ms a batch in ONNX Runtime | ms a batch of a worker's time outside of it "
+        "| ms a batch of the first process | s until a sixth is done |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for workers, each in times.items():
+        outside = each["batch"] * (workers or 1) - each["runtime"]
+        name = "this one alone" if workers is None else f"{workers} worker{'s' * (workers > 1)}"
+        outside_text = f"{1e3 * outside:.1f}" if workers in (None, 1) else ""
+        lines.append(
+            f"| {name} | {each['samples'] / each['batch']:.0f} | {1e3 * each['runtime']:.1f} | {outside_text} "
+            f"| {1e3 * each['own']:.2f} | {each['start']:.1f} |"
+        )
+    two = times[2]
+    most = two["samples"] / two["own"]
+    lines += ["", "| machines like this, two workers each | samples a second, by the above |", "| --- | ---: |"]
+    for machines in MACHINES:
+        rate = machines * two["samples"] / two["batch"]
+        lines.append(f"| {machines} | {min(rate, most):,.0f}{'' if rate < most else ', the most that one scheduler does'} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    before, _, rest = README.read_text(encoding="utf-8").partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    README.write_text(f"{before}{MARKS[0]}\n\n{table(measured())}\n\n{MARKS[1]}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
