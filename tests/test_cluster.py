@@ -16,6 +16,7 @@ from onnx_models import model
 
 import quark_numba
 from quark_numba import cli
+from quark_numba.analysis import evaluate
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
@@ -139,6 +140,23 @@ def test_what_is_interrupted_goes_on(workers, small, whole, tmp_path):
     assert quark_numba.evaluate(small[0], **arguments, progress=lambda *each: calls.append(each)) == whole
     assert calls == [(done, COUNT) for done in range(321, COUNT + 1)]
     assert quark_numba.evaluate(small[0], **arguments) == whole  # nothing is left to run
+
+
+def test_an_interruption_while_sums_are_added_counts_nothing_twice(small, whole, tmp_path, monkeypatch):
+    arguments = {"data": small[1], "labels": "l", "threads": 1, "resume": tmp_path / "kept.json"}
+    add = evaluate._Batch.add
+
+    def interrupted(self, other):
+        add(self, other)
+        if self.samples == 99:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate._Batch, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            quark_numba.evaluate(small[0], **arguments)
+    assert json.loads(arguments["resume"].read_text())["_Batch"]["done"] == 32
+    assert quark_numba.evaluate(small[0], **arguments) == whole
 
 
 def test_a_file_of_another_run(small, tmp_path):

@@ -56,13 +56,13 @@ class Saved:
             raise ModelError(f"{self.path}: not a file that keeps a run") from None
 
     def keep(self, kind: type[Any], sums: Any, done: int, failed: dict[str, str]) -> None:
-        """Until the next time that the file is written."""
-        self._content[kind.__name__] = {"sums": sums, "done": done, "failed": failed}
+        """Until the next time that the file is written: as they are now, for Ctrl-C may come while they are added to."""
+        self._content[kind.__name__] = {"sums": _encoded(sums), "done": done, "failed": {**failed}}
         if time.monotonic() - self._written > _SECONDS:
             self.write()
 
     def write(self) -> None:
-        model_files.write(self.path, json.dumps(_encoded(self._content)).encode())
+        model_files.write(self.path, json.dumps(self._content).encode())
         self._written = time.monotonic()
 
 

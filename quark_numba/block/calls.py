@@ -71,7 +71,7 @@ def bfp_quantize_dequantize(
     Returns
     -------
     ndarray of x's shape and dtype: `out`, or a new array in the memory order of x. What float16 and bfloat16 give is computed
-    in float32.
+    in float32. A dask array, lazily, or a DataArray, where x is one.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def mx_quantize_dequantize(
     Returns
     -------
     ndarray of x's shape and dtype: `out`, or a new array in the memory order of x. What float16 and bfloat16 give is computed
-    in float32.
+    in float32. A dask array, lazily, or a DataArray, where x is one.
 
     Raises
     ------

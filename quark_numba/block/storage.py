@@ -57,7 +57,7 @@ def mx_quantize(
         ml_dtypes' float8_e5m2, float8_e4m3fn, float6_e3m2fn, float6_e2m3fn or float4_e2m1fn, one element a byte; or int8, in
         units of 2**-6.
     scales : ndarray of ml_dtypes.float8_e8m0fnu
-        x's shape, but with the number of blocks along `axis`.
+        x's shape, but with the number of blocks along `axis`. Both are dask arrays, lazily, or DataArrays, where x is one.
 
     `mx_dequantize` gives bit for bit what `mx_quantize_dequantize` does, but for what the format cannot hold: a scale below
     2**-127 becomes 2**-127, and Inf and NaN become the element type's; its NaN if it has no Inf; if it has neither, the scale
@@ -152,7 +152,8 @@ def bfp_quantize(
     Returns
     -------
     BFPBlocks, of which `bfp_dequantize` gives bit for bit what `bfp_quantize_dequantize` does, but that with "to_bfp" too Inf
-    and NaN make their whole block NaN, as the format cannot hold them.
+    and NaN make their whole block NaN, as the format cannot hold them. It has dask arrays, lazily, or
+    DataArrays, where x is one.
 
     Raises
     ------

@@ -92,6 +92,7 @@ def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
     Returns
     -------
     uint8 ndarray of one dimension: 2, 4 or, of 6-bit types, 4/3 elements a byte; what is left of the last byte is 0.
+    Of a dask array one, lazily.
 
     Raises
     ------
@@ -135,7 +136,7 @@ def unpack(
 
     Returns
     -------
-    ndarray of that shape in C order, of the type's dtype in ml_dtypes, one element a byte.
+    ndarray of that shape in C order, of the type's dtype in ml_dtypes, one element a byte. Of a dask array one, lazily.
 
     Raises
     ------

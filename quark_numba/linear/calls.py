@@ -81,7 +81,7 @@ def quantize(
     Returns
     -------
     ndarray of x's shape: `out`, or a new array in the memory order of x. 2-, 4- and 6-bit types have one element a byte, as
-    in ml_dtypes.
+    in ml_dtypes. A dask array, lazily, where an argument is one; a DataArray where x is one.
 
     Raises
     ------
@@ -156,7 +156,8 @@ def dequantize(
 
     Returns
     -------
-    ndarray of x's shape: `out`, or a new array in the memory order of x.
+    ndarray of x's shape: `out`, or a new array in the memory order of x. A dask array, lazily, where an argument is one; a
+    DataArray where x is one.
 
     Raises
     ------
@@ -227,7 +228,8 @@ def quantize_dequantize(
 
     Returns
     -------
-    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x.
+    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x. A dask array, lazily, where an argument is
+    one; a DataArray where x is one.
 
     Raises
     ------
