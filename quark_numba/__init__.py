@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .analysis.evaluate import Evaluation, evaluate
     from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
     from .block.storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
-    from .element_types.packing import pack, unpack
+    from .element_types.packed_arrays import pack, unpack
     from .element_types.tensors import from_tensor_proto, to_tensor_proto
     from .errors import ModelError
     from .linear.calls import dequantize, quantize, quantize_dequantize
@@ -76,14 +76,14 @@ _MODULES = {
     "mx_quantize": ".block.storage",
     "mx_quantize_dequantize": ".block.calls",
     "optimize": ".rewriting.optimize",
-    "pack": ".element_types.packing",
+    "pack": ".element_types.packed_arrays",
     "quantize": ".linear.calls",
     "quantize_dequantize": ".linear.calls",
     "reference_ops": ".onnx_tools.evaluator",
     "register": ".ort",
     "register_schemas": ".onnx_tools.schemas",
     "to_tensor_proto": ".element_types.tensors",
-    "unpack": ".element_types.packing",
+    "unpack": ".element_types.packed_arrays",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import operator
 from collections.abc import Collection, Iterable
@@ -23,6 +24,10 @@ MX_NAMES = {
     "fp6_e2m3": "float6e2m3",
     "fp4_e2m1": "float4e2m1",
 }
+
+
+# Rows are compared by identity: in another process, too, they are those of the table.
+copyreg.pickle(ElementType, lambda row: (find, (row.name,)))  # type: ignore[return-value,arg-type]
 
 
 def index(value: Any, name: str) -> int:

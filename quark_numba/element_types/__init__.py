@@ -32,9 +32,6 @@ class ElementType:
     ort_number: int | None = None
     ort_release: tuple[int, int] | None = (1, 17)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return find, (self.name,)  # the table's own row, in another process as well
-
     @cached_property
     def is_integer(self) -> bool:
         return self.name.startswith(("int", "uint"))

@@ -8,15 +8,12 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..chunks import Result, check_sizes, is_lazy, map_chunks
 from ..compiling.lock import created_once
-from ..labels import unlabelled
 from . import ELEMENT_TYPES, ElementType, checked
 
 # Bound when `regroup` is compiled.
@@ -79,49 +76,32 @@ _PACKED = tuple(element_type for element_type in ELEMENT_TYPES if element_type.b
 _PACKINGS = {element_type.bits: _Packing(element_type.bits) for element_type in _PACKED}
 
 
-def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
+def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Pack elements as ONNX does: the first one in the lowest bits of the first byte (onnx.proto, TensorProto.raw_data).
 
     Parameters
     ----------
     array : array of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2 as in ml_dtypes, one element a byte
         Any shape, strides and memory order; elements are taken in C order. The higher bits of a byte do not count.
-    rechunk : bool
-        Whether chunks of a dask array that end within a byte are to end with it. Default: they are refused.
 
     Returns
     -------
     uint8 ndarray of one dimension: 2, 4 or, of 6-bit types, 4/3 elements a byte; what is left of the last byte is 0.
-    Of a dask array one, lazily.
 
     Raises
     ------
     TypeError
         If `array` has another element type.
     """
-    array = unlabelled(array)
-    if not is_lazy(array):
-        array = np.asarray(array)
+    array = np.asarray(array)
     element_type = checked(array.dtype, "array", _PACKED)
-    if is_lazy(array):
-        (chunks,) = map_chunks(
-            pack,
-            array.reshape(-1),
-            [Result(np.dtype(np.uint8), Fraction(8, element_type.bits))],
-            block=math.lcm(8, element_type.bits) // element_type.bits,
-            rechunk=rechunk,
-            name="array",
-        )
-        return chunks
     codes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     packed = np.empty(packed_size(codes.size, element_type), np.uint8)
     _PACKINGS[element_type.bits].pack(codes, packed)
     return packed
 
 
-def unpack(
-    packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike | str | int, *, rechunk: bool = False
-) -> NDArray[Any]:
+def unpack(packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike | str | int) -> NDArray[Any]:
     """Unpack what `pack` gives, and ONNX's packed tensors hold.
 
     Parameters
@@ -131,12 +111,10 @@ def unpack(
     shape : int or sequence of int
     dtype : numpy dtype, name such as "int4", or TensorProto number
         Of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2.
-    rechunk : bool
-        Whether chunks of a dask array that end within an element are to end with it. Default: they are refused.
 
     Returns
     -------
-    ndarray of that shape in C order, of the type's dtype in ml_dtypes, one element a byte. Of a dask array one, lazily.
+    ndarray of that shape in C order, of the type's dtype in ml_dtypes, one element a byte.
 
     Raises
     ------
@@ -145,38 +123,18 @@ def unpack(
     """
     element_type = checked(dtype, "dtype", _PACKED)
     shape = _shape(shape)
-    packed = unlabelled(packed)
-    if not isinstance(packed, np.ndarray) and not is_lazy(packed):
+    if not isinstance(packed, np.ndarray):
         raise TypeError(f"packed is a {type(packed).__name__}; expected a numpy array of uint8")
     if packed.dtype != np.uint8:
         raise TypeError(f"packed has dtype {packed.dtype}; expected uint8")
     if packed.ndim != 1:
         raise ValueError(f"packed has shape {packed.shape}; expected one dimension")
-    check_sizes(packed, "packed", [0])
     expected = packed_size(math.prod(shape), element_type)
     if packed.size != expected:
         raise ValueError(f"packed has {packed.size} bytes; expected {expected} for {element_type.name} of shape {shape}")
-    if is_lazy(packed):
-        (elements,) = map_chunks(
-            functools.partial(_unpack_chunk, element_type),
-            packed,
-            [Result(element_type.dtype, Fraction(element_type.bits, 8))],
-            block=math.lcm(8, element_type.bits) // 8,
-            rechunk=rechunk,
-            name="packed",
-        )
-        return elements[: math.prod(shape)].reshape(shape)
     codes = np.empty(math.prod(shape), np.uint8)
     _PACKINGS[element_type.bits].unpack(np.ascontiguousarray(packed), codes)
     return codes.view(element_type.dtype).reshape(shape)
-
-
-def _unpack_chunk(element_type: ElementType, packed: NDArray[np.uint8]) -> NDArray[Any]:
-    """All that the bytes may hold: what is left of the last one, too."""
-    size = -(-packed.size * 8 // element_type.bits)
-    whole = np.zeros(packed_size(size, element_type), np.uint8)
-    whole[: packed.size] = packed
-    return unpack(whole, size, element_type.dtype)
 
 
 def packed_size(size: int, element_type: ElementType) -> int:
