@@ -54,7 +54,8 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(items):
     covering = {}
     for item in items:
-        if item.get_closest_marker("covering") and not item.get_closest_marker("full"):
+        is_default = not (item.get_closest_marker("full") or item.get_closest_marker("exhaustive"))
+        if item.get_closest_marker("covering") and is_default:
             covering.setdefault((item.path, item.originalname), []).append(item)
         if numba.config.DISABLE_JIT and item.get_closest_marker("compiled"):
             item.add_marker(pytest.mark.skip(reason="NUMBA_DISABLE_JIT: of compiled code only"))

@@ -198,6 +198,7 @@ def test_a_batch_that_fails(workers, small, tmp_path, capsys):
     assert "no batch could be run; the first: " in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_files_that_workers_have_not_are_sent(small, whole, tmp_path):
     """They look like others when they come to read them."""
     for path in small[1].iterdir():
@@ -211,6 +212,7 @@ def test_files_that_workers_have_not_are_sent(small, whole, tmp_path):
     assert quark_numba.evaluate(small[0], data=tmp_path, labels="l", threads=1, workers=2, progress=touch) == whole
 
 
+@pytest.mark.full
 def test_a_running_cluster(small, whole):
     """Data of all kinds; the model comes by content."""
     with np.load(EXPECTED) as arrays:
@@ -234,6 +236,7 @@ def test_numbers_do_not_depend_on_the_threads_of_a_session():
     assert one == two
 
 
+@pytest.mark.full
 def test_analyze(small, capsys, tmp_path):
     words = ["analyze", small[0], "--data", str(small[1]), "--limit", "20", "--sweep", "--what-if", "bfloat16", "bfp16"]
     alone = text_of(capsys, *words)

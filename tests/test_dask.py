@@ -211,8 +211,11 @@ def compute(request):
     return {"chunk by chunk": chunk_by_chunk, "threads": on_threads}[request.param]
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "examples", [3, pytest.param(10, marks=pytest.mark.full), pytest.param(100, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.covering
 def test_any_chunks_give_the_bits_of_the_whole(name, examples, compute):
     @examples_of(max_examples=examples)
     @given(CALLS[name], st.data())
