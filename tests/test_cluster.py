@@ -19,8 +19,9 @@ from quark_numba import cli
 from quark_numba.analysis import evaluate
 
 dask = pytest.importorskip("dask")
-distributed = pytest.importorskip("distributed")
-psutil = pytest.importorskip("psutil")
+# Under Wine psutil is not loaded, which is no ModuleNotFoundError.
+psutil = pytest.importorskip("psutil", exc_type=ImportError)
+distributed = pytest.importorskip("distributed", exc_type=ImportError)
 
 pytestmark = pytest.mark.compiled
 

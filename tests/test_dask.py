@@ -24,7 +24,6 @@ from quark_numba.linear.versions import types
 
 da = pytest.importorskip("dask.array")
 dask = pytest.importorskip("dask")
-distributed = pytest.importorskip("distributed")
 xr = pytest.importorskip("xarray")
 
 PACKED = [row.name for row in ELEMENT_TYPES if row.bits < 8]
@@ -145,6 +144,8 @@ CALLS = {
 @pytest.fixture(scope="module")
 def cluster():
     """Two processes."""
+    # Under Wine its psutil is not loaded, which is no ModuleNotFoundError.
+    distributed = pytest.importorskip("distributed", exc_type=ImportError)
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"

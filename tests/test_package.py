@@ -47,8 +47,8 @@ for module, names in ((os, "stat lstat open listdir scandir readlink access"), (
 @pytest.mark.compiled
 @pytest.mark.skipif(sys.platform != "linux", reason="it takes away what Linux has")
 def test_a_system_without_what_linux_has():
-    """Every module is imported, but that for clusters, as dask's psutil reads /proc; calls, and sessions of both ways, give what
-    they should."""
+    """Every module is imported, but that for clusters, as dask's psutil reads /proc; calls, and sessions of both ways, give
+    what they should."""
     code = f"""{TAKEN_AWAY}
 import importlib, pkgutil, quark_numba
 for module in pkgutil.walk_packages(quark_numba.__path__, "quark_numba."):
