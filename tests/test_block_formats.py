@@ -61,7 +61,11 @@ def expected(operator, x, attributes):
 operators = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.full_name)
 every_case = pytest.mark.parametrize(
     ("operator", "name"),
-    [(operator, name) for operator in OPERATORS for name in ["defaults", *(BFP if "BFP" in operator.name else MX)]],
+    [
+        pytest.param(operator, name, marks=() if name in ("defaults", "BFP16", "MX9", "fp8_e4m3, 32") else pytest.mark.full)
+        for operator in OPERATORS
+        for name in ["defaults", *(BFP if "BFP" in operator.name else MX)]
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 # The last two are big enough for several threads.

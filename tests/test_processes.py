@@ -312,6 +312,7 @@ if {again!r} == "purged":
     )
 
 
+@pytest.mark.full
 def test_numbas_debug_information(tmp_path):
     """Changes how functions are compiled."""
     run(
