@@ -23,6 +23,8 @@ dask = pytest.importorskip("dask")
 psutil = pytest.importorskip("psutil", exc_type=ImportError)
 distributed = pytest.importorskip("distributed", exc_type=ImportError)
 
+from quark_numba.analysis.cluster import interruptions  # noqa: E402  # which needs these
+
 pytestmark = pytest.mark.compiled
 
 MODELS = Path(__file__).parent / "models"
@@ -270,6 +272,20 @@ def test_without_dask(small, monkeypatch):
     monkeypatch.delitem(sys.modules, "quark_numba.analysis.cluster", raising=False)
     with pytest.raises(quark_numba.ModelError, match=r"pip install 'quark_numba\[dask\]'"):
         quark_numba.evaluate(small[0], data=small[1], limit=1, workers=2)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_in_a_finalizer_is_not_lost():
+    class Dropped:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    with interruptions() as check:
+        check()
+        Dropped()
+        with pytest.raises(KeyboardInterrupt):
+            check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.full

@@ -73,6 +73,32 @@ def _out_of_reach_of_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def interruptions() -> Iterator[Callable[[], None]]:
+    """A function that raises KeyboardInterrupt if Ctrl-C came since. Python drops the one that it raises itself if it runs a
+    finalizer just then, and each future has one."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    came = False
+
+    def handler(*arguments: Any) -> None:
+        nonlocal came
+        came = True
+        signal.default_int_handler(*arguments)
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def in_order_on(
     client: Any, make: Callable[[], Callable[[Batch], Any]], batches: Iterable[Batch], functions: Iterable[Any]
 ) -> Iterator[tuple[Batch, Any]]:
@@ -111,12 +137,15 @@ def in_order_on(
 
     iterator = iter(batches)
     try:
-        while group := [*itertools.islice(iterator, size)]:
-            waiting.append((group, submit(group)))
-            if len(waiting) > most:
+        with interruptions() as check:
+            while group := [*itertools.islice(iterator, size)]:
+                check()
+                waiting.append((group, submit(group)))
+                if len(waiting) > most:
+                    yield from first()
+            while waiting:
+                check()
                 yield from first()
-        while waiting:
-            yield from first()
     finally:
         with suppress(Exception):  # of a cluster that is gone
             client.unregister_worker_plugin(name)
