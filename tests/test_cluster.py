@@ -274,7 +274,6 @@ def test_without_dask(small, monkeypatch):
         quark_numba.evaluate(small[0], data=small[1], limit=1, workers=2)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_in_a_finalizer_is_not_lost():
     class Dropped:
         def __del__(self):
@@ -285,6 +284,8 @@ def test_ctrl_c_in_a_finalizer_is_not_lost():
         Dropped()
         with pytest.raises(KeyboardInterrupt):
             check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import signal
@@ -30,6 +31,9 @@ _HOST = "127.0.0.1"
 # Tasks on their way for each thread of a worker; how long one is to take, at least, and of how many batches it is, at most: a
 # task costs this process some 2 ms.
 _AHEAD, _SECONDS, _MOST = 4, 0.1, 64
+
+# Seconds in which Ctrl-C is noticed.
+_PAUSE = 0.2
 
 
 @contextmanager
@@ -75,8 +79,8 @@ def _out_of_reach_of_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def interruptions() -> Iterator[Callable[[], None]]:
-    """A function that raises KeyboardInterrupt if Ctrl-C came since. Python drops the one that it raises itself if it runs a
-    finalizer just then, and each future has one."""
+    """A function that raises KeyboardInterrupt if Ctrl-C came since. Raised at any moment, it would be dropped where Python
+    runs a finalizer, as each future has one, or logged by asyncio, which goes on. A second Ctrl-C does not wait."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -85,8 +89,9 @@ def interruptions() -> Iterator[Callable[[], None]]:
 
     def handler(*arguments: Any) -> None:
         nonlocal came
+        if came:
+            signal.default_int_handler(*arguments)
         came = True
-        signal.default_int_handler(*arguments)
 
     def check() -> None:
         if came:
@@ -123,12 +128,12 @@ def in_order_on(
     def first() -> Iterator[tuple[Batch, Any]]:
         nonlocal is_shared, size
         group, future = waiting.popleft()
-        found = _result(future)
+        found = _result(future, check)
         if found == _NOT_HERE:
             is_shared = False
-            found = _result(submit(group))
+            found = _result(submit(group), check)
         if isinstance(found, ModelError):  # of one of them, or so it seems
-            alone = [found] if len(group) == 1 else [_result(submit([each])) for each in group]
+            alone = [found] if len(group) == 1 else [_result(submit([each]), check) for each in group]
             yield from zip(group, [each if isinstance(each, ModelError) else each[1][0] for each in alone], strict=True)
             return
         seconds, made = found
@@ -139,12 +144,10 @@ def in_order_on(
     try:
         with interruptions() as check:
             while group := [*itertools.islice(iterator, size)]:
-                check()
                 waiting.append((group, submit(group)))
                 if len(waiting) > most:
                     yield from first()
             while waiting:
-                check()
                 yield from first()
     finally:
         with suppress(Exception):  # of a cluster that is gone
@@ -170,18 +173,24 @@ def _loaded(batch: Batch) -> Batch | ModelError:
         return error
 
 
-def _result(future: Any) -> Any:
-    try:
-        return _told(future.result)
-    except distributed.KilledWorker:
-        return ModelError("the workers that ran it died, one after the other")
+def _result(future: Any, check: Callable[[], None]) -> Any:
+    while True:
+        check()
+        try:
+            # A time out of the task's own is no reason to wait on.
+            return _told(functools.partial(future.result, timeout=None if future.done() else _PAUSE))
+        except distributed.TimeoutError as error:
+            if future.done() and future.status == "error":
+                raise ModelError(f"the cluster fails: {type(error).__name__}: {error}") from error
+        except distributed.KilledWorker:
+            return ModelError("the workers that ran it died, one after the other")
 
 
 def _told(action: Callable[[], Any]) -> Any:
     """What it returns, with what goes wrong in the cluster as a ModelError."""
     try:
         return action()
-    except (ModelError, distributed.KilledWorker):
+    except (ModelError, distributed.KilledWorker, distributed.TimeoutError):
         raise
     except Exception as error:
         reraise_of_signal_handler(error)
