@@ -37,7 +37,7 @@ def laid_out(source):
 def has_blocks():
     x = helper.make_node("Conv", ["x", "w"], ["y"])
     source = model([x], [("x", "float32", [1, 16, 4, 4])], ["y"], initializers=[constant("w", np.ones((16, 16, 1, 1)), "f")])
-    session_options = options()
+    session_options = onnxruntime.SessionOptions()
     session_options.enable_profiling = True
     session = onnxruntime.InferenceSession(source.SerializeToString(), session_options, ["CPUExecutionProvider"])
     session.run(None, {"x": np.zeros((1, 16, 4, 4), np.float32)})
