@@ -71,7 +71,7 @@ def blocked(
 ) -> onnx.ModelProto | None:
     """The model as a session with these arguments may run it, in the blocked layout. None where it is not kept, or nothing is
     gained."""
-    if not _is_wanted(options, providers):
+    if not (_is_wanted(options, providers) and _may_gain(model.graph)):
         return None
     own = onnxruntime.SessionOptions()  # no others see that some of these are changed
     for name in _ENTRIES:
@@ -105,6 +105,12 @@ def _is_wanted(options: onnxruntime.SessionOptions, providers: Any) -> bool:
     )
 
 
+def _may_gain(graph: onnx.GraphProto) -> bool:
+    """Whether there is a convolution, for which ONNX Runtime has the layout, and a region, at which it would leave it."""
+    operators = {(node.domain, node.op_type) for node in graph.node}
+    return ("", "Conv") in operators and (_REGION.domain, _REGION.name) in operators
+
+
 class _Layout:
     """Of one model."""
 
@@ -119,7 +125,7 @@ class _Layout:
         self.places = self._places()
 
     def model(self) -> onnx.ModelProto:
-        if not self.places or not any(node.op_type == "Conv" for node in self.source.graph.node):
+        if not self.places:
             raise _NotKept
         self.block = _block_size()
         self.laid_out = self._laid_out()

@@ -49,6 +49,12 @@ def fork(action):
 """
 
 
+def loaded(code, *names):
+    """Which of these modules a new process has loaded after some code."""
+    code = f"{code}\nimport sys\nprint(*(name for name in {names!r} if name in sys.modules))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
 def start(code, **environment):
     command = [sys.executable, "-P", "-c", PREPARE + code]  # the current folder may hold the package
     return subprocess.Popen(command, env={**os.environ, **environment})
