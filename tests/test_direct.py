@@ -307,7 +307,9 @@ def test_number_of_copies(order, copies):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("name", default_of(["uint8", "int4", "bfloat16", "int32", "float8e4m3fn"], "uint8", "int4"))
+@pytest.mark.parametrize(
+    "name", default_of(["uint8", "int4", "float6e2m3", "bfloat16", "int32", "float8e4m3fn"], "uint8", "float6e2m3")
+)
 @pytest.mark.parametrize("scale_shape", [(), (64,), (64, 1024)], ids=str)
 def test_memory(name, scale_shape):
     """The output, and at most a MiB more."""

@@ -250,7 +250,8 @@ for name in oracle.EXTENDED:
     y = run(session(one_node("quantize", name)), x=x, scale=np.float32(1), zero_point=zero_point)
     oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), zero_point, name))
 """
-    subprocess.run([sys.executable, "-c", code], env={"PATH": "", "HOME": os.environ.get("HOME", "/")}, check=True)
+    kept = {name: os.environ[name] for name in ("HOME", "NUMBA_CACHE_DIR") if name in os.environ}
+    subprocess.run([sys.executable, "-c", code], env={"PATH": "", "HOME": "/"} | kept, check=True)
 
 
 def test_an_old_onnx_runtime():
