@@ -70,11 +70,13 @@ def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attrib
     return model([node], [values[i] for i in inputs], [values["y"]], domains=[domain], opset=opset)
 
 
-def session(source, *, backend="native", standard_ops=False, threads=2, **entries):
-    """`backend` None: without operators of ours."""
+def session(source, *, backend="native", standard_ops=False, threads=2, spins=False, **entries):
+    """`backend` None: without operators of ours. `spins`: threads that wait keep a processor busy, as ONNX Runtime has it by
+    default, for longer than small models take."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
     for entry, value in entries.items():
         options.add_session_config_entry(f"session.{entry}", value)
     if backend:

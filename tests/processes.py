@@ -10,13 +10,16 @@ from pathlib import Path
 
 # What such code may use.
 PREPARE = f"""
-import os, sys, threading, time
+import functools, os, sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 import oracle
-from onnx_models import one_node, run, session
+import onnx_models
+from onnx_models import one_node, run
 import quark_numba
 from quark_numba import dequantize, get_library_path, quantize
+
+session = functools.partial(onnx_models.session, spins=True)  # as in a user's process
 
 def check(name, seed=0, size=200_000):
     x = np.random.default_rng(seed).normal(0, 50, size).astype(np.float32)

@@ -27,6 +27,7 @@ def exact_session(source, **options):
     session_options = onnxruntime.SessionOptions()
     session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session_options.log_severity_level = 4
+    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     quark_numba.register(session_options, **options)
     return onnxruntime.InferenceSession(source.SerializeToString(), session_options, providers=["CPUExecutionProvider"])
 
