@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import pairs
 from .graph import Graph, Left, Node, call
 
 CONSTANT = "computed: a constant"
@@ -13,11 +21,19 @@ def rewrite(graph: Graph) -> None:
 
 
 def _compute(graph: Graph, node: Node) -> None:
+    known = graph.array(node.y) if node.operation == "dequantize" else None
+    if known is not None:
+        graph.make_constant(node, (known,), CONSTANT)
+        return
     inputs = graph.arrays(node) if node.operator.is_pure else None
     if inputs is None:
         if node.operation not in ("quantize", "dequantize"):
             raise Left("one step already, of what is no constant")
         return
+    if node.operation == "quantize" and not graph.keep_codes:
+        with suppress(Left):
+            _there_and_back(graph, node, inputs)
+            return
     outputs = call(node, inputs)
     for value, array in zip(node.node.outputs, outputs, strict=True):
         graph.remember(value, array)
@@ -31,3 +47,17 @@ def _compute(graph: Graph, node: Node) -> None:
             graph.make_constant(quantize, (codes,), CODES)
         raise Left("its codes are kept")
     graph.make_constant(node, outputs, CONSTANT)
+
+
+def _there_and_back(graph: Graph, node: Node, inputs: list[NDArray[Any] | None]) -> None:
+    """Compute what the nodes behind a quantize node dequantize, in one step: by one kernel instead of two, which takes half the
+    time where they are not compiled yet. Raises Left where that is not the same."""
+    followers = pairs.followers(graph, node)
+    x, scale, zero_point = (*inputs, None)[:3]
+    quantized = graph.quantized_type(node)
+    assert scale is not None
+    assert quantized
+    zeros = np.zeros(scale.shape, quantized.dtype) if zero_point is None else zero_point
+    (y,) = call(replace(node, operator=pairs.PAIR, attributes=pairs.attributes(node)), [x, scale, zeros])
+    for follower in followers:
+        graph.remember(follower.y, y)

@@ -15,7 +15,7 @@ SHARED = "dropped: another node gives the same"
 FUSED = "fused: there and back in one step"
 
 # The operator that does both.
-(_PAIR,) = (operator for operator in OPERATORS if operator.operation == "quantize_dequantize")
+(PAIR,) = (operator for operator in OPERATORS if operator.operation == "quantize_dequantize")
 
 
 def rewrite(graph: Graph) -> None:
@@ -30,19 +30,36 @@ def rewrite(graph: Graph) -> None:
 _ALONE = "nothing beside it quantizes what it dequantizes"
 
 
-def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
-    if node.operation != "quantize":
-        return
+def followers(graph: Graph, node: Node) -> list[Node]:
+    """The dequantize nodes behind a quantize node, the first one first; each gives what one node instead of both would.
+
+    Raises
+    ------
+    Left
+        Where a user of its codes is another node, or one node would not give the same.
+    """
     if node.y.is_graph_output():
         raise Left("its codes are an output of its graph")
     if not node.y.uses():
         raise Left("nothing uses it")
-    followers = [_follower(graph, node, user, index) for user, index in node.y.uses()]
-    first, *others = sorted(followers, key=lambda follower: follower.place)
+    found = sorted((_follower(graph, node, user, index) for user, index in node.y.uses()), key=lambda each: each.place)
+    first, *others = found
     for other in others:
         if not _is_equal(graph, first, other) or other.y.is_graph_output():
             raise Left("several dequantize nodes, not equal, or outputs of their graph, are behind it")
     _check(graph, node, first)
+    return found
+
+
+def attributes(node: Node) -> dict[str, Any]:
+    """Those of one node instead of a quantize node and what is behind it."""
+    return {each.name: node.attributes.get(each.name, each.default) for each in PAIR.attributes}
+
+
+def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
+    if node.operation != "quantize":
+        return
+    first, *others = followers(graph, node)
     zero_point = node.input(2) or first.input(2)
     if zero_point is not None and zero_point in node.owner.graph.inputs and node.owner is not graph.model:
         raise Left("its zero point is an input of a function, which a call may leave out")
@@ -50,9 +67,8 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
     for other in others:
         other.y.replace_all_uses_with(first.y)
         graph.remove(other, SHARED)
-    attributes = {each.name: node.attributes.get(each.name, each.default) for each in _PAIR.attributes}
     inputs, name, of_node = [node.x, scale, zero_point], first.node.name, node.node.graph
-    pair = ir.node(_PAIR.name, inputs, attributes, domain=_PAIR.domain, outputs=[ir.Value()], name=name)
+    pair = ir.node(PAIR.name, inputs, attributes(node), domain=PAIR.domain, outputs=[ir.Value()], name=name)
     assert of_node
     ir.convenience.replace_nodes_and_values(of_node, first.node, [first.node], [pair], [first.y], list(pair.outputs))
     copy_metadata(first.y, pair.outputs[0])
@@ -60,7 +76,7 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
     graph.done[first.full_name, FUSED] += 1
     graph.remove(node, FUSED)
     for owner in (node.owner, graph.model):
-        owner.opset_imports.setdefault(_PAIR.domain, _PAIR.since_version)
+        owner.opset_imports.setdefault(PAIR.domain, PAIR.since_version)
 
 
 def _follower(graph: Graph, node: Node, user: ir.Node, index: int) -> Node:
@@ -85,8 +101,8 @@ def _check(graph: Graph, quantize: Node, dequantize: Node) -> None:
     quantized = graph.quantized_type(quantize)
     if not graph.same_parameters(quantize, dequantize):
         raise Left("what is behind it dequantizes with other parameters")
-    if quantized is not None and quantized.name not in _PAIR.formats:
-        raise Left(f"{_PAIR.full_name} has no {quantized.name}")
+    if quantized is not None and quantized.name not in PAIR.formats:
+        raise Left(f"{PAIR.full_name} has no {quantized.name}")
     if graph.type(quantize.input(1)) not in (None, FLOAT32):
         raise Left("its scale is not float32")
     types = (0, FLOAT32.number)
