@@ -77,22 +77,7 @@ _PACKINGS = {element_type.bits: _Packing(element_type.bits) for element_type in 
 
 
 def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Pack elements as ONNX does: the first one in the lowest bits of the first byte (onnx.proto, TensorProto.raw_data).
-
-    Parameters
-    ----------
-    array : array of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2 as in ml_dtypes, one element a byte
-        Any shape, strides and memory order; elements are taken in C order. The higher bits of a byte do not count.
-
-    Returns
-    -------
-    uint8 ndarray of one dimension: 2, 4 or, of 6-bit types, 4/3 elements a byte; what is left of the last byte is 0.
-
-    Raises
-    ------
-    TypeError
-        If `array` has another element type.
-    """
+    """``packed_arrays.pack`` of a numpy array."""
     array = np.asarray(array)
     element_type = checked(array.dtype, "array", _PACKED)
     codes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -102,25 +87,7 @@ def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def unpack(packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike | str | int) -> NDArray[Any]:
-    """Unpack what `pack` gives, and ONNX's packed tensors hold.
-
-    Parameters
-    ----------
-    packed : uint8 ndarray of one dimension
-        As many bytes as elements of that shape and type need. What is left of the last one does not count.
-    shape : int or sequence of int
-    dtype : numpy dtype, name such as "int4", or TensorProto number
-        Of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2.
-
-    Returns
-    -------
-    ndarray of that shape in C order, of the type's dtype in ml_dtypes, one element a byte.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument, what it is and what was expected.
-    """
+    """``packed_arrays.unpack`` of a numpy array."""
     element_type = checked(dtype, "dtype", _PACKED)
     shape = _shape(shape)
     if not isinstance(packed, np.ndarray):

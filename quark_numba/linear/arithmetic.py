@@ -186,15 +186,16 @@ def _has_right_bounds(key: Key) -> Any:
 
 
 def _large_code(key: Key) -> Any:
-    """``reciprocal_converter`` for codes of 32 bits. Above 2**64 each is saturated; there the product may be Inf, and the
-    remainder NaN, so that the product is taken. It also is where x is NaN."""
-    x_value, code_of = decoder(key.x), _code_of_quotient(key)
+    """``reciprocal_converter`` for codes of 32 bits. They are saturated from a quotient of 2**32 on, so that x is, at 2**33 *
+    scale, which has that very quotient, where the quotients of the largest x would be NaN."""
+    x_value, code_of, f32 = decoder(key.x), _code_of_quotient(key), np.float32
 
     def convert(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
+        most = f32(scale * f32(2.0**33))
         value = x_value(x)
-        product = np.float32(value * reciprocal)
-        quotient = _quotient(value, reciprocal, scale) if abs(product) < np.float32(2.0**64) else product
-        return code_of(quotient, scale, zero_point)
+        value = value if value > -most else -most  # also NaN
+        value = value if value < most else most
+        return code_of(_quotient(value, reciprocal, scale), scale, zero_point)
 
     return inline(convert)
 
@@ -221,11 +222,11 @@ def _integer_multiple(key: Key) -> Any:
 
 
 def _code_of_quotient(key: Key) -> Any:
-    """(quotient, scale, zero point) -> code: rounded half to even, then the zero point added, then saturated; NaN the lowest.
-
-    The quotient is saturated first, between bounds that are whole and exact in `wide`; that comes to the same.
-    """
-    wide = np.float64 if key.precision is FLOAT64 else key.zero_point_dtype
+    """(quotient, scale, zero point) -> code: rounded half to even, the zero point added, then saturated; NaN the lowest."""
+    if key.y.bits > 16 and key.precision is not FLOAT64:
+        return _large_code_of_quotient(key)
+    # The quotient is saturated first, between bounds that are whole and exact in `wide`; that comes to the same.
+    wide = np.float64 if key.precision is FLOAT64 else np.float32
     lowest, highest, code_of = wide(key.y.lowest), wide(key.y.highest), _code_of_whole(key.y, wide)
 
     def encode(quotient: Any, scale: Any, zero_point: Any) -> Any:
@@ -234,6 +235,30 @@ def _code_of_quotient(key: Key) -> Any:
         value = value if value > least else least  # also NaN
         value = value if value < most else most
         return code_of(value, zero_point)
+
+    return inline(encode)
+
+
+def _large_code_of_quotient(key: Key) -> Any:
+    """The same for codes of 32 bits, of a quotient in float32.
+
+    The rounded quotient is a float32, and saturated where it lies below lowest - zero point, which is 0 or less, or above
+    highest - zero point, which is 0 or more. Of these bounds, the next float32 towards 0 says the same. In between, its
+    magnitude is below 2**32, and the sum the code, whose 32 bits are right if each step is right modulo 2**32.
+    """
+    code, u32, f64, i64 = key.y.storage.type, np.uint32, np.float64, np.int64
+    mask = i64(2**32 - 1)
+    lowest, highest = f64(key.y.lowest), f64(key.y.highest)
+    lowest_code, highest_code = (code(bound) for bound in (key.y.lowest, key.y.highest))
+
+    def encode(quotient: Any, scale: Any, zero_point: Any) -> Any:
+        least, most = _toward_zero_float32(lowest - zero_point), _toward_zero_float32(highest - zero_point)
+        value = np.rint(quotient)
+        magnitude = u32(abs(value))
+        whole = u32(u32(0) - magnitude) if value < 0 else magnitude
+        within = code(u32(whole + u32(i64(zero_point) & mask)))
+        below = highest_code if value > most else within
+        return below if value >= least else lowest_code  # also NaN
 
     return inline(encode)
 
@@ -269,3 +294,11 @@ def _to_odd_float32(value: Any) -> Any:
     exact = wide == value or value != value or np.uint32(bits & one) == one
     odd = bits if exact else other
     return np.uint32(odd).view(np.float32)
+
+
+@inline
+def _toward_zero_float32(value: Any) -> Any:
+    """float64 -> float32, the nearest that is not farther from 0."""
+    nearest = np.float32(value)
+    below = np.uint32(nearest.view(np.uint32) - np.uint32(1)).view(np.float32)
+    return nearest if abs(np.float64(nearest)) <= abs(value) else below
