@@ -57,13 +57,14 @@ def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
     return NO_FAULT, length, inner
 
 
-# About how many elements a tile of whole blocks has; and the most rows, so that longer blocks have no tiles.
-TILE, MOST_ROWS = 1 << 11, 1 << 7
+# About how many elements a tile of whole blocks has, or twice as many, if they lie in short rows; how many columns are enough;
+# and the most rows, so that longer blocks have no tiles.
+TILE, ENOUGH_COLUMNS, MOST_ROWS = 1 << 11, 1 << 7, 1 << 7
 
 
 def tile_width(block: int) -> int:
     """How many blocks lie side by side in a tile."""
-    return max(16, TILE // block // 16 * 16)
+    return max(16, TILE // block // 16 * 16, min(ENOUGH_COLUMNS, 2 * TILE // block // 16 * 16))
 
 
 def group_size(blocks: Blocks) -> int:

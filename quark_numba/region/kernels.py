@@ -161,9 +161,9 @@ def chunk(work_address: int, index: int) -> None:
 
 
 @jit.function
-def convert_blocks(at: Any, count: int, number: int, width: int, x_address: int, y_address: int, passes: int) -> int:
-    """Step `number` of those of blocks, of a tile; or a copy if it `passes`. Where it has no elements, it gets zeros, which
-    count in no block. Returns what the function for a tile does."""
+def convert_blocks(at: Any, count: int, number: int, width: int, x_address: int, y_address: int) -> int:
+    """Step `number` of those of blocks, of a tile. Where it has no elements, it gets zeros, which count in no block.
+    Returns what the function for a tile does."""
     rows, filled, columns = at[count + ROWS], at[count + FILLED_ROWS], at[count + FILLED_COLUMNS]
     x = array_at(x_address, rows * width, np.float32)
     if columns < width:
@@ -173,7 +173,7 @@ def convert_blocks(at: Any, count: int, number: int, width: int, x_address: int,
     for i in range(unsigned(filled * width), unsigned(rows * width)):
         x[i] = np.float32(0)
     function, task = at[count + FUNCTIONS + 2 * number], at[count + FUNCTIONS + 2 * number + 1]
-    status = call(function, (task, x_address, y_address, rows, at[count + PASSES] | passes))
+    status = call(function, (task, x_address, y_address, rows, at[count + PASSES]))
     at[count + HAS_FAILED] |= status == NO_MEMORY
     return status
 

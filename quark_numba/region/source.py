@@ -17,9 +17,9 @@ from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program
 TILE = 1 << 10
 
 # What a program with steps of blocks gets behind the addresses of its inputs: whether blocks pass as they are; how many rows
-# the tile has, and how many rows and columns have elements of y in them; whether there was no memory, which it sets; and the
-# functions of its steps of blocks, two for each.
-PASSES, ROWS, FILLED_ROWS, FILLED_COLUMNS, HAS_FAILED, FUNCTIONS = range(6)
+# the tile has, and how many rows and columns have elements of y in them; whether there was no memory, and the address of y,
+# which it sets; and the functions of its steps of blocks, two for each.
+PASSES, ROWS, FILLED_ROWS, FILLED_COLUMNS, HAS_FAILED, Y, FUNCTIONS = range(7)
 
 
 def source_of(program: Program) -> tuple[str, dict[str, Any]]:
@@ -84,6 +84,8 @@ class _Writer:
             else:
                 self._loop(steps)
         block_steps = len(self.program.block_steps)
+        if block_steps:
+            self.each_tile.append(f"at[{self.count + Y}] = y.ctypes.data")
         words = self.count + (FUNCTIONS + 2 * block_steps if block_steps else 0)
         lines = ["def run_program(addresses, y_address, n):", f"    at = array_at(addresses, {words}, np.int64)"]
         lines += indented([*self.once, "for start in range(0, n, TILE):"])
@@ -117,17 +119,19 @@ class _Writer:
         (operand,) = step.operands
         assert operand is not None
         x = f"x{operand}" if operand < self.count else self._target(operand - self.count)
-        y, passes, before = self._target(number), "False", _same_before(self.program, number)
-        is_closed = closed_function(*step.block_format) if before else None
-        if before and is_closed:
-            self.names[f"is_closed{number}"] = is_closed
-            checks = [f"is_closed{number}(x{low}, x{high})" for low, high in before[1]]
-            self.once.append(f"is_unchanged{number} = {' and '.join(checks) or 'True'}")
-            passes = f"is_unchanged{number} and status{before[0]} == ORDINARY"
+        y = self._target(number)
         place = sum(each.operator in BLOCK_ROUND_TRIPS for each in self.program.steps[:number])
         width = tile_width(step.block_format[1].block)
-        arguments = f"at, {self.count}, {place}, {width}, {x}.ctypes.data, {y}.ctypes.data, {passes}"
-        self.each_tile.append(f"status{number} = convert_blocks({arguments})")
+        arguments = f"at, {self.count}, {place}, {width}, {x}.ctypes.data, {y}.ctypes.data"
+        lines = [f"status{number} = convert_blocks({arguments})"]
+        before = _same_before(self.program, number)
+        if before:
+            self.names[f"is_closed{number}"] = closed_function(*step.block_format)
+            checks = [f"is_closed{number}(x{low}, x{high})" for low, high in before[1]]
+            self.once.append(f"is_unchanged{number} = {' and '.join(checks) or 'True'}")
+            condition = f"if is_unchanged{number} and status{before[0]} == ORDINARY:"
+            lines = [condition, f"    {y} = {x}", f"    status{number} = ORDINARY", "else:", *indented(lines)]
+        self.each_tile += lines
         self.values.append(f"{y}[i]")
 
     def _loop(self, steps: list[int]) -> None:
@@ -171,6 +175,8 @@ def _same_before(program: Program, number: int) -> tuple[int, list[tuple[int, in
     step, and for each time the inputs that it was clipped to. Where those blocks were ordinary, and the bounds are of the
     format, it gives its operand."""
     count, step = len(program.inputs), program.steps[number]
+    if closed_function(*step.block_format) is None:
+        return None
     bounds: list[tuple[int, int]] = []
     before = step
     while True:
@@ -215,6 +221,11 @@ def _buffers(program: Program, loops: list[list[int]]) -> dict[int, int]:
         for operand in step.operands
         if operand is not None
     }
+    for number in range(len(program.steps) - 1, -1, -1):
+        operand = program.steps[number].operands[0]
+        if program.steps[number].operator in BLOCK_ROUND_TRIPS and _same_before(program, number) and operand is not None:
+            kept = operand - len(program.inputs)  # which may be what the step gives
+            last_use[kept] = max(last_use[kept], last_use.get(number, len(loops)))
     found: dict[int, int] = {}
     for number in range(len(program.steps) - 1):
         if last_use[number] > loop_of[number]:

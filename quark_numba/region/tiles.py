@@ -12,7 +12,7 @@ from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
 from .kernels import CHUNK, WORK, full_inputs, spread
-from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS
+from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS, Y
 
 # A run of columns that are side by side in y as well: the first one's number in the tile, how many there are, and the index in
 # y of the first element.
@@ -110,7 +110,7 @@ def chunk(work_address: int, index: int) -> None:
         call(work.run, (addresses.ctypes.data, y_buffer, tile_rows * width))
         for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
             for row in range(rows):
-                source = y_buffer + (row * width + runs[at]) * 4
+                source = addresses[count + Y] + (row * width + runs[at]) * 4
                 copy_bytes(source, work.y + (runs[at + 2] + row * inner) * 4, runs[at + 1] * 4)
     if addresses[count + HAS_FAILED]:
         work.has_failed = 1
