@@ -6,6 +6,7 @@ in registers. It takes ordinary blocks, which are all but those of extreme value
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -27,6 +28,7 @@ ORDINARY, OTHER, NO_MEMORY = range(3)
 _WORK_WORDS = WORK.itemsize // 8
 
 
+@functools.cache
 def tile_function(key: Key, blocks: Blocks) -> Any:
     """The C function int64_t (int64_t task, int64_t x, int64_t y, int64_t rows, int64_t passes) of the format: from x to y,
     both of `tile_width` columns of so many rows, which are a block or its beginning, a multiple of `group_size`. `task` is the
