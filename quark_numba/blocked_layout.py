@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
 from .catalog import OPERATORS
+from .element_types import FLOAT32
 from .errors import reraise_of_signal_handler
 from .ort import entry, register
 from .region.calls import run_region
@@ -181,11 +182,12 @@ class _Layout:
 
     def _streams(self, node: onnx.NodeProto) -> list[str]:
         """The inputs of a region that have y's shape, or broadcast to it; none if it has what takes another way of going
-        through them: blocks, or scales along an axis."""
+        through them: blocks, or scales along an axis; or one of another type, which ONNX Runtime does not have in blocks."""
         with _unless_not_valid():
             program = parse(helper.get_node_attr_value(node, "program").decode())
         inputs = list(zip(node.input, program.inputs, program.axes, strict=False))
-        if program.block_steps or any(axis is not None and not own.is_scalar for _, own, axis in inputs):
+        is_other = program.block_steps or any(axis is not None and not own.is_scalar for _, own, axis in inputs)
+        if is_other or any(axis is None and own.element_type is not FLOAT32 for _, own, axis in inputs):
             return []
         return [name for name, own, _ in inputs if not own.is_scalar]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from marks import default_of
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import model
+from onnx_models import model, run
 from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
 from rewritten_models import (
     MODELS,
@@ -38,11 +38,11 @@ from quark_numba.region import granularity
 from quark_numba.region.arithmetic import _BINARY, _UNARY
 from quark_numba.region.calls import _STEPS
 from quark_numba.region.granularity import OPERAND
-from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, OPERANDS, ROUND_TRIP, UNARY, parse
+from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, OPERANDS, ROUND_TRIP, UNARY, parse
 from quark_numba.rewriting.optimize import optimized
 from quark_numba.rewriting.regions import MERGED
 
-STEPS = sorted(set(OPERANDS) - {ROUND_TRIP, *BLOCK_ROUND_TRIPS})
+STEPS = sorted(set(OPERANDS) - {CAST, ROUND_TRIP, *BLOCK_ROUND_TRIPS})
 TYPES = [name for name, row in OPERATORS.find("quark_numba", ROUND_TRIP).formats.items() if row.has_tensors() and row.bits >= 4]
 
 # Every kind of float32, ties of integer types among them.
@@ -111,6 +111,31 @@ def test_every_float32(name):
         (one,), (other,) = (session.run(None, {"i0": x}) for session in (node, expected))
         differ = np.flatnonzero(one.view(np.uint32) != other.view(np.uint32))
         assert not differ.size, (x[differ[0]], one[differ[0]], other[differ[0]])
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("element_type", CASTS, ids=str)
+def test_casts(element_type):
+    """Every code of a type, before steps of blocks, too, and inputs that broadcast. A cast of a smaller tensor than y stays a
+    node of its own."""
+    codes = np.arange(2**16, dtype=np.uint16).view(element_type.dtype)
+    cast, add = helper.make_node("Cast", ["h"], ["v"], to=1), helper.make_node("Add", ["v", "x"], ["w"])
+    for shape, h_shape, count in [((2**16,), (2**16,), 1), ((3, 2**15), (2**15,), 0), ((5, 4, 30), (5, 4, 30), 1)]:
+        x, h = np.zeros(shape, np.float32), np.resize(codes, h_shape)
+        inputs = [("h", element_type.name, h_shape), ("x", "float32", shape)]
+        after = assert_merged(
+            model([cast, add, *pair("w")], inputs, ["y"], initializers=scale_and_zero_point("bfloat16", 1), opset=17),
+            {"h": h, "x": x},
+        )
+        assert operators(after).count("Cast") == 1 - count
+        if len(shape) > 2:
+            nodes = [cast, add, block_node("w", "b", "BFP16", 1), helper.make_node("Neg", ["b"], ["y"])]
+            assert_merged(model(nodes, inputs, ["y"], opset=17), {"h": h, "x": x})
+    text = f"region ({element_type.name} x0, float x1) => (float y) {{\n  v = Cast <to: int = 1> (x0)\n  y = Sub (x1, v)\n}}"
+    for h_shape in [(40, 1), (1, 3000), (1,), (40, 3000)]:
+        h, x = np.resize(codes[:1000], h_shape), np.random.default_rng(5).normal(0, 1, (40, 3000)).astype(np.float32)
+        one = region_model(text, [element_type.name, "float32"], [h_shape, x.shape])
+        np.testing.assert_array_equal(run(exact_session(one), i0=h, i1=x), x - h.astype(np.float32))
 
 
 BROADCASTS = [
@@ -237,6 +262,10 @@ def graphs(draw):
     initializers, nodes = [], []
     values = {"x": (2, 3, 4), "z": draw(st.sampled_from(SHAPES))}
     inputs = dict(values)
+    half = draw(st.sampled_from(SHAPES))
+    if draw(st.booleans()):
+        nodes.append(helper.make_node("Cast", ["h"], ["from_half"], to=1))
+        values["from_half"] = half
     for i in range(draw(st.integers(0, 3))):
         shape = draw(st.sampled_from(SHAPES))
         values[f"c{i}"] = shape
@@ -280,10 +309,12 @@ def graphs(draw):
     outputs = {produced[-1], *draw(st.lists(st.sampled_from(produced), max_size=1))}
     known = draw(st.booleans())
     graph_inputs = [(name, "float32", shape if known else [None] * len(shape)) for name, shape in inputs.items()]
+    graph_inputs.append(("h", "float16", half))
     domains = ["quark_numba", "com.amd.quark"]
     source = model(nodes, graph_inputs, sorted(outputs), initializers=initializers, domains=domains, opset=18)
     special = random.choice(SPECIAL, 24).reshape(2, 3, 4) if draw(st.booleans()) else random.normal(0, 3, (2, 3, 4))
-    return source, {"x": special.astype(np.float32), "z": random.normal(0, 3, inputs["z"]).astype(np.float32)}
+    feeds = {"x": special.astype(np.float32), "z": random.normal(0, 3, inputs["z"]).astype(np.float32)}
+    return source, feeds | {"h": random.normal(0, 3, half).astype(np.float16)}
 
 
 def generated(examples):
@@ -570,6 +601,10 @@ WRONG = [
         ),
         "program has blocks of several kinds",
     ),
+    ("region (float x0) => (float y) { y = Cast <to: int = 1> (x0) }", "operand x0 of element type float32"),
+    ("region (float16 x0) => (float y) { y = Cast <to: int = 10> (x0) }", "Cast is no cast of an input to 1, float32"),
+    ("region (float x0) => (float y) { v = Neg (x0) y = Cast (v) }", "Cast is no cast of an input to 1, float32"),
+    ("region (float16 x0) => (float y) { y = Neg (x0) }", "operand x0 of element type float16"),
     (PROGRAM.replace("(v0)\n}", f"(v0)\n{'  y = Relu (y)' * 1}\n}}"), "program gives y twice"),
 ]
 

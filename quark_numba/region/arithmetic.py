@@ -14,10 +14,10 @@ import numpy as np
 from ..compiling.intrinsics import HAS_FMA, fma
 from ..compiling.jit import inline
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32
-from ..element_types.codecs import rounder, upper_bits_rounder
+from ..element_types.codecs import decoder, rounder, upper_bits_rounder
 from ..linear.arithmetic import has_reciprocal, reciprocal_converter
 from ..linear.key import Key, select
-from .key import ROUND_TRIP, UNARY, Input, Program, Step
+from .key import CAST, ROUND_TRIP, UNARY, Input, Program, Step
 
 _f32 = np.float32
 
@@ -97,8 +97,11 @@ _UNARY: dict[str, Callable[..., Any]] = {
 }
 
 
-def function(step: Step) -> Any:
+def function(step: Step, inputs: tuple[Input, ...]) -> Any:
     """Of a step that is no round trip: (operands that are there) -> value."""
+    if step.operator == CAST:
+        assert step.operands[0] is not None
+        return decoder(inputs[step.operands[0]].element_type)
     if step.operator in UNARY:
         # With attributes, each time anew: 0 and -0 would be one key.
         return _UNARY[step.operator](**dict(step.attributes)) if step.attributes else _plain(step.operator)
@@ -153,9 +156,13 @@ def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
 
 
 def input_dtypes(program: Program) -> list[Any]:
-    """In which the program takes its inputs: float32, but zero points as the kernels of the linear wing do."""
+    """In which the program takes its inputs: float32; but zero points as the kernels of the linear wing do, and what it casts
+    as it is stored."""
     dtypes: list[Any] = [np.float32] * len(program.inputs)
     for step in program.steps:
+        if step.operator == CAST:
+            assert step.operands[0] is not None
+            dtypes[step.operands[0]] = program.inputs[step.operands[0]].element_type.storage
         if step.operator == ROUND_TRIP:
             assert step.operands[2] is not None
             dtypes[step.operands[2]] = round_trip_key(step, program.inputs).zero_point_dtype

@@ -28,6 +28,7 @@ def _hard_sigmoid(x: Any, alpha: float, beta: float) -> Any:
 _STEPS: dict[str, Callable[..., Any]] = {
     "Abs": np.abs,
     "Add": np.add,
+    "Cast": lambda x, to: np.asarray(x, _f32),
     "Ceil": np.ceil,
     "Clip": _clip,
     "Div": np.divide,

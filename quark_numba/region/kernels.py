@@ -117,6 +117,9 @@ def spread(work_address: int, k: int, itemsize: int, at: int, n: int, buffer: in
         elif itemsize == 8:
             wide = array_at(target, m, np.float64)
             wide[:] = array_at(source, 1, np.float64)[0]
+        elif itemsize == 2:
+            narrow = array_at(target, m, np.uint16)
+            narrow[:] = array_at(source, 1, np.uint16)[0]
         else:
             words = array_at(target, m, np.float32)
             words[:] = array_at(source, 1, np.float32)[0]

@@ -11,7 +11,7 @@ from ..block.granularity import MOST_ROWS, Blocks
 from ..block.key import Key as BlockKey
 from ..block.operators import FORMATS
 from ..block.operators import OPERATORS as BLOCK_OPERATORS
-from ..element_types import FLOAT32, ElementType, find
+from ..element_types import BFLOAT16, FLOAT16, FLOAT32, ElementType, find
 from ..linear.versions import VERSIONS
 
 if TYPE_CHECKING:
@@ -38,9 +38,11 @@ UNARY: Mapping[str, Mapping[str, float]] = {
     "LeakyRelu": {"alpha": 0.01},
     "ThresholdedRelu": {"alpha": 1.0},
 }
+# The step that makes float32 of an input of another type.
+CAST = "Cast"
 BINARY = ("Add", "Div", "Max", "Min", "Mul", "PRelu", "Sub")
 OPERANDS = {
-    **dict.fromkeys((*UNARY, *BLOCK_ROUND_TRIPS), (1, 1)),
+    **dict.fromkeys((CAST, *UNARY, *BLOCK_ROUND_TRIPS), (1, 1)),
     **dict.fromkeys(BINARY, (2, 2)),
     "Clip": (1, 3),
     ROUND_TRIP: (3, 3),
@@ -54,6 +56,10 @@ MOST_INPUTS, MOST_STREAMS, MOST_STEPS = 48, 16, 64
 # Element types of zero points: those of the operator that have at least 4 bits. ONNX Runtime has no smaller ones among inputs
 # of several types.
 ZERO_POINTS = tuple(each for each in _PAIR.quantized if each.bits >= 4)
+
+
+# Of what is cast.
+CASTS = (FLOAT16, BFLOAT16)
 
 
 class Input(NamedTuple):
@@ -176,6 +182,15 @@ def parse(text: str) -> Program:
     return program
 
 
+# Of attributes.
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    **UNARY,
+    **BLOCK_ROUND_TRIPS,
+    ROUND_TRIP: {"axis": 0, "saturate": 1},
+    CAST: {"to": FLOAT32.number},
+}
+
+
 def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) -> Step:
     from onnx import helper
 
@@ -186,8 +201,7 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
         raise ValueError(f"{where} is unknown; expected one of {', '.join(OPERANDS)}")
     if len(node.output) != 1 or not fewest <= len(node.input) <= most or "" in node.input[:fewest]:
         raise ValueError(f"{where} has operands ({', '.join(node.input)}); expected {fewest}..{most}, and one output")
-    defaults: Mapping[str, Any] = {"axis": 0, "saturate": 1} if node.op_type == ROUND_TRIP else {}
-    defaults = defaults or UNARY.get(node.op_type) or BLOCK_ROUND_TRIPS.get(node.op_type, {})
+    defaults: Mapping[str, Any] = _DEFAULTS.get(node.op_type, {})
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     for name, value in attributes.items():
         if isinstance(value, bytes) and isinstance(defaults.get(name), str):
@@ -213,6 +227,8 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
                 f"{where} has axis {axis} and block_size {blocks.block}; expected an axis below 0, counted from the last one, "
                 f"and at most {MOST_ROWS}"
             )
+    if step.operator == CAST and (step.attributes != (("to", FLOAT32.number),) or (step.operands[0] or 0) >= len(inputs)):
+        raise ValueError(f"{where} is no cast of an input to {FLOAT32.number}, float32")
     for index, operand in enumerate(step.operands):
         if operand is None or operand >= len(inputs):
             if operand is not None and step.operator == ROUND_TRIP and index:
@@ -221,7 +237,8 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
         element_type, is_scalar = inputs[operand]
         if step.operator in BLOCK_ROUND_TRIPS and is_scalar:
             raise ValueError(f"{where} has the operand {node.input[index]}, of one element")
-        allowed = ZERO_POINTS if step.operator == ROUND_TRIP and index == 2 else (FLOAT32,)
+        is_zero_point = step.operator == ROUND_TRIP and index == 2
+        allowed = ZERO_POINTS if is_zero_point else CASTS if step.operator == CAST else (FLOAT32,)
         if element_type not in allowed:
             raise ValueError(f"{where} has the operand {node.input[index]} of element type {element_type.name}")
         if step.operator == ROUND_TRIP and index and not is_scalar and dict(step.attributes)["axis"] >= 0:

@@ -51,9 +51,9 @@ OPERATORS = (
                 "program",
                 None,
                 "A graph in ONNX's textual syntax. Its inputs are `float`, of any shape, or `float[1]`, of one element; those "
-                "that are zero points have the element type of these. Each node takes inputs and what nodes before it give; "
-                "the last one gives the output. Scales and zero points are of one element, or of the one dimension along "
-                "`axis`, which is below 0, counted from the last.",
+                "that are zero points, or that are cast, have the element type of these. Each node takes inputs and what nodes "
+                "before it give; the last one gives the output. Scales and zero points are of one element, or of the one "
+                "dimension along `axis`, which is below 0, counted from the last.",
                 "STRING",
             ),
         ),

@@ -143,7 +143,7 @@ class _Writer:
             fast.append(exact[-1])
             self.values.append(f"v{number}")
             if step.operator != ROUND_TRIP:
-                self.names[f"f{number}"] = arithmetic.function(step)
+                self.names[f"f{number}"] = arithmetic.function(step, self.program.inputs)
                 continue
             key = arithmetic.round_trip_key(step, self.program.inputs)
             self.names[f"f{number}"] = converter(key)

@@ -13,6 +13,8 @@ from ..catalog import OPERATORS
 from ..element_types import FLOAT32
 from ..region.key import (
     BLOCK_ROUND_TRIPS,
+    CAST,
+    CASTS,
     MOST_INPUTS,
     MOST_STEPS,
     MOST_STREAMS,
@@ -108,6 +110,8 @@ class _Merging:
                 return None
         if node.domain or node.op_type not in OPERANDS or node.op_type == ROUND_TRIP or len(node.outputs) != 1:
             return None
+        if node.op_type == CAST:
+            return self._cast(node)
         fewest, most = OPERANDS[node.op_type]
         attributes = dict(UNARY.get(node.op_type, {}))
         for name, attribute in node.attributes.items():
@@ -124,6 +128,13 @@ class _Merging:
             return None
         self.floats.add(node.outputs[0])
         return Step(node.op_type, (), tuple(sorted(attributes.items())))
+
+    def _cast(self, node: ir.Node) -> Step | None:
+        to, (x, *_) = node.attributes.get("to"), (*node.inputs, None)
+        if to is None or to.is_ref() or to.value != FLOAT32.number or x is None or self.graph.inferred_type(x) not in CASTS:
+            return None
+        self.floats.add(node.outputs[0])
+        return Step(CAST, (), (("to", FLOAT32.number),))
 
     def _round_trip(self, node: Node) -> Step:
         scale, zero_point = self.graph.input_array(node, 1), self.graph.input_array(node, 2)
@@ -237,7 +248,8 @@ class _Merging:
                 if value is None or value.producer() in nodes:
                     of_node.append(None if value is None else ("step", value))
                     continue
-                element_type = self.graph.type(value) if is_round_trip and index == 2 else FLOAT32
+                has_other = (is_round_trip and index == 2) or self.steps[node].operator == CAST
+                element_type = self.graph.inferred_type(value) if has_other else FLOAT32
                 assert element_type
                 one = Input(element_type, self._is_scalar(value))
                 role: Any = (index > 0, dict(self.steps[node].attributes)["axis"]) if is_round_trip and index else None

@@ -84,7 +84,7 @@ def fill(state: Any, operator: Operator, overload: Overload, attributes: Mapping
     state["count"] = len(program.inputs)
     parts = zip(program.inputs, program.axes, input_dtypes(program), strict=True)
     for k, (each, axis, dtype) in enumerate(parts):
-        widen = widen_function(each.element_type, dtype)
+        widen = None if axis is None else widen_function(each.element_type, dtype)
         address = keep(widen).address if widen else 0
         itemsize = 0 if each.is_scalar else np.dtype(dtype).itemsize
         state["axes"][k], state["scalars"][k] = OPERAND if axis is None else axis, each.is_scalar
