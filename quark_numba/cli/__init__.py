@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     run = _add_runner(commands, "run", "run a model, time it, and compare it with a reference")
     run.set_defaults(action=_run)
     run.add_argument("--reference", metavar="FLOAT_MODEL", help="the model before it was quantized, to compare with")
-    run.add_argument("--optimize", action="store_true", help="time the model also as `optimize` rewrites it")
+    run.add_argument("--optimize", action="store_true", help="time the model also as `InferenceSession` runs it: optimised")
     run.add_argument("--outputs", metavar="FILE.npz", help="write the outputs, by name")
     run.add_argument("--expected", metavar="FILE.npz", help="compare the outputs with these; exit code 1 if they differ")
     run.add_argument(
@@ -183,7 +183,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _warmup(options: argparse.Namespace) -> int:
     from ..element_types import find
-    from ..rewriting import model_files, optimize
+    from ..rewriting import model_files
     from . import inventory, measuring
 
     names = options.types or ([] if options.model else _quark_types())
@@ -197,8 +197,7 @@ def _warmup(options: argparse.Namespace) -> int:
         if options.model:
             nodes = inventory.quantization_nodes(options.model)
             measuring.create_session(options.model, nodes)
-            optimised = optimize.optimize(options.model, regions=measuring.has_regions())
-            with model_files.session_source(optimised) as content:
+            with model_files.session_source(measuring.optimised(options.model)) as content:
                 measuring.create_session(options.model, nodes, content=content)
             tick()
     if not options.model:
@@ -270,11 +269,11 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
     """What ``run`` finds out by running, in JSON's types. `models`: paths and quantization nodes."""
     from ..analysis.data import read_arrays
     from ..analysis.sessions import run
-    from ..rewriting import model_files, optimize
+    from ..rewriting import model_files
     from . import measuring
 
     sessions, load_times = [], []
-    optimised = functools.partial(optimize.optimize, regions=measuring.has_regions(options.backend))
+    optimised = functools.partial(measuring.optimised, backend=options.backend)
     with ExitStack() as files:
         for path, nodes, is_optimised in _contenders(options, models):
             with progress(f"loading {path}{' optimised' * is_optimised}") as tick:
@@ -400,13 +399,12 @@ def _is_output(path: str) -> bool:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    from ..rewriting import model_files, optimize
+    from ..rewriting import model_files
     from . import inventory, measuring
 
     nodes = inventory.quantization_nodes(options.model)
     times = {}
-    has_regions = measuring.has_regions(options.backend)
-    optimised = optimize.optimize(options.model, standard_ops=options.standard_ops, regions=has_regions)
+    optimised = measuring.optimised(options.model, backend=options.backend, standard_ops=options.standard_ops)
     with model_files.session_source(optimised) as source:
         for name, content in {"before": None, "after": source}.items():
             with progress(f"profiling, {name} it is optimised"):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
@@ -21,10 +22,12 @@ from ..analysis.evaluate import pairs_of_outputs
 from ..analysis.sessions import Arrays, feeds, run
 from ..analysis.sessions import create_session as create_session_of
 from ..analysis.sums import ErrorSums, error_sums, is_comparable
+from ..blocked_layout import blocked
 from ..catalog import QUANTIZATION
 from ..errors import ModelError
-from ..ort import Backend, register
+from ..ort import DISABLE_QUANT_QDQ, Backend, register
 from ..rewriting import model_files
+from ..rewriting.optimize import optimize
 from .inventory import QuantizationNodes
 
 _WARM_UP = 3
@@ -39,11 +42,15 @@ _OF_BODIES = ("If", "Loop", "Scan")
 _BLOCK = 5
 
 
-def has_regions(backend: Backend | None = None) -> bool:
-    """Whether sessions with this backend have ``quark_numba::Region``."""
+def optimised(path: str | Path, *, backend: Backend | None = None, standard_ops: bool = False) -> onnx.ModelProto:
+    """The model as ``InferenceSession`` runs it, or as it would with this backend."""
+    options = onnxruntime.SessionOptions()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `create_session` tells of it
-        return register(onnxruntime.SessionOptions(), backend=backend) == "native"
+        is_native = register(options, backend=backend, standard_ops=standard_ops) == "native"
+    options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
+    model = optimize(path, standard_ops=standard_ops, regions=is_native)
+    return (is_native and blocked(model, options, standard_ops=standard_ops)) or model
 
 
 def create_session(
