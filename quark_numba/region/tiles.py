@@ -10,8 +10,8 @@ from numba import types
 
 from ..block.granularity import tile_width
 from ..compiling import jit
-from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
-from .kernels import CHUNK, WORK, full_inputs, spread
+from ..compiling.intrinsics import LINE, allocate, array_at, call, copy_bytes, record_at, release, stack
+from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
 from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS, Y
 
 # A run of columns that are side by side in y as well: the first one's number in the tile, how many there are, and the index in
@@ -45,14 +45,31 @@ def load(work_address: int, k: int, itemsize: int, is_full: bool, runs: Any, row
     """Write the tile of input k into its buffer."""
     work = record_at(work_address, WORK)
     data = array_at(work.inputs, k + 1, np.int64)[k]
+    lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
+    length = lengths[work.dimensions - 1]
+    is_one_a_row = itemsize == 4 and length == work.inner and (masks[work.dimensions - 1] >> k) & 1 == 0
     for at in range(0, runs.size, _RUN_WORDS):
-        for row in range(rows):
-            index, target = runs[at + 2] + row * work.inner, buffer + (row * width + runs[at]) * itemsize
+        column, n, index = runs[at], runs[at + 1], runs[at + 2]
+        target = buffer + column * itemsize
+        if is_full:
             source = data + index * itemsize
-            if not is_full:
-                source = spread(work_address, k, itemsize, index, runs[at + 1], target, 0)
-            if source != target:
-                copy_bytes(source, target, runs[at + 1] * itemsize)
+            for _ in range(rows):
+                copy_bytes(source, target, n * itemsize)
+                source += work.inner * itemsize
+                target += width * itemsize
+        elif is_one_a_row:
+            first = index // length
+            for row in range(rows):
+                offset = row_offset(first + row, k, work.dimensions, lengths, masks)
+                words = array_at(target, n, np.float32)
+                words[:] = array_at(data + offset * 4, 1, np.float32)[0]
+                target += width * 4
+        else:
+            for row in range(rows):
+                source = spread(work_address, k, itemsize, index + row * work.inner, n, target, 0)
+                if source != target:
+                    copy_bytes(source, target, n * itemsize)
+                target += width * itemsize
 
 
 def chunk(work_address: int, index: int) -> None:
@@ -84,11 +101,12 @@ def chunk(work_address: int, index: int) -> None:
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
     full = full_inputs(work_address)
     tile = tile_rows * width * 8
-    room = allocate((work.streams + 1) * tile + width * _RUN_WORDS * 8)
+    room = allocate(LINE + (work.streams + 1) * tile + width * _RUN_WORDS * 8)
     if room == 0:
         work.has_failed = 1
         return
-    y_buffer, runs = room, array_at(room + (work.streams + 1) * tile, width * _RUN_WORDS, np.int64)
+    y_buffer = (room + LINE - 1) & -LINE
+    runs = array_at(y_buffer + (work.streams + 1) * tile, width * _RUN_WORDS, np.int64)
     for start in range(first, last, width):
         n = addresses[count + FILLED_COLUMNS] = min(width, last - start)
         done = run_count = 0
@@ -100,7 +118,7 @@ def chunk(work_address: int, index: int) -> None:
             runs[at], runs[at + 1], runs[at + 2] = done, m, (o * length + above + b * block) * inner + column
             run_count += 1
             done += m
-        buffer = room + tile
+        buffer = y_buffer + tile
         for k in range(count):
             addresses[k] = inputs[k]
             if itemsizes[k]:  # more than one element
@@ -109,9 +127,11 @@ def chunk(work_address: int, index: int) -> None:
                 buffer += tile
         call(work.run, (addresses.ctypes.data, y_buffer, tile_rows * width))
         for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
-            for row in range(rows):
-                source = addresses[count + Y] + (row * width + runs[at]) * 4
-                copy_bytes(source, work.y + (runs[at + 2] + row * inner) * 4, runs[at + 1] * 4)
+            source, target = addresses[count + Y] + runs[at] * 4, work.y + runs[at + 2] * 4
+            for _ in range(rows):
+                copy_bytes(source, target, runs[at + 1] * 4)
+                source += width * 4
+                target += inner * 4
     if addresses[count + HAS_FAILED]:
         work.has_failed = 1
     release(room)
