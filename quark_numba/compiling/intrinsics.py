@@ -103,18 +103,29 @@ def stack(typingctx: Any, words: Any) -> Any:
 
 @intrinsic
 def allocate(typingctx: Any, size: Any) -> Any:
-    """The address of `size` bytes that `release` is to be called with, or 0 if there is no memory."""
+    """The address, a multiple of LINE, of `size` bytes that `release` is to be called with; or 0 if there is no memory. The
+    word before them has the address where the memory begins, which is a multiple of a word."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(context.nrt.allocate_unchecked(builder, arguments[0]), _WORD)
+        size = builder.add(arguments[0], _WORD(LINE))
+        begin = builder.ptrtoint(context.nrt.allocate_unchecked(builder, size), _WORD)
+        address = builder.and_(builder.add(begin, _WORD(LINE)), _WORD(-LINE))
+        has_memory = builder.icmp_unsigned("!=", begin, _WORD(0))
+        with builder.if_then(has_memory):
+            builder.store(begin, builder.inttoptr(builder.sub(address, _WORD(8)), _WORD.as_pointer()))
+        return builder.select(has_memory, address, _WORD(0))
 
     return types.int64(types.int64), generate
 
 
 @intrinsic
 def release(typingctx: Any, address: Any) -> Any:
+    """Give back what `allocate` gave; nothing if that was 0."""
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        context.nrt.free(builder, builder.inttoptr(arguments[0], cgutils.voidptr_t))
+        with builder.if_then(builder.icmp_unsigned("!=", arguments[0], _WORD(0))):
+            begin = builder.load(builder.inttoptr(builder.sub(arguments[0], _WORD(8)), _WORD.as_pointer()))
+            context.nrt.free(builder, builder.inttoptr(begin, cgutils.voidptr_t))
         return context.get_dummy_value()
 
     return types.void(types.int64), generate

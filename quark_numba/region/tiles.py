@@ -10,7 +10,7 @@ from numba import types
 
 from ..block.granularity import tile_width
 from ..compiling import jit
-from ..compiling.intrinsics import LINE, allocate, array_at, call, copy_bytes, record_at, release, stack
+from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
 from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
 from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS, Y
 
@@ -101,12 +101,11 @@ def chunk(work_address: int, index: int) -> None:
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
     full = full_inputs(work_address)
     tile = tile_rows * width * 8
-    room = allocate(LINE + (work.streams + 1) * tile + width * _RUN_WORDS * 8)
+    room = allocate((work.streams + 1) * tile + width * _RUN_WORDS * 8)
     if room == 0:
         work.has_failed = 1
         return
-    y_buffer = (room + LINE - 1) & -LINE
-    runs = array_at(y_buffer + (work.streams + 1) * tile, width * _RUN_WORDS, np.int64)
+    y_buffer, runs = room, array_at(room + (work.streams + 1) * tile, width * _RUN_WORDS, np.int64)
     for start in range(first, last, width):
         n = addresses[count + FILLED_COLUMNS] = min(width, last - start)
         done = run_count = 0
@@ -118,7 +117,7 @@ def chunk(work_address: int, index: int) -> None:
             runs[at], runs[at + 1], runs[at + 2] = done, m, (o * length + above + b * block) * inner + column
             run_count += 1
             done += m
-        buffer = y_buffer + tile
+        buffer = room + tile
         for k in range(count):
             addresses[k] = inputs[k]
             if itemsizes[k]:  # more than one element
