@@ -18,8 +18,8 @@ TILE = 1 << 10
 
 # What a program with steps of blocks gets behind the addresses of its inputs: whether blocks pass as they are; how many rows
 # the tile has, and how many rows and columns have elements of y in them; whether there was no memory, and the address of y,
-# which it sets; and the functions of its steps of blocks, two for each.
-PASSES, ROWS, FILLED_ROWS, FILLED_COLUMNS, HAS_FAILED, Y, FUNCTIONS = range(7)
+# which it sets; where it has room for its buffers; and the functions of its steps of blocks, two for each.
+PASSES, ROWS, FILLED_ROWS, FILLED_COLUMNS, HAS_FAILED, Y, ROOM, FUNCTIONS = range(8)
 
 
 def source_of(program: Program) -> tuple[str, dict[str, Any]]:
@@ -63,6 +63,11 @@ def tile_size(program: Program) -> int:
     return TILE
 
 
+def count_buffers(program: Program) -> int:
+    """How many buffers, of a tile of float32 each, a program has room for."""
+    return len(set(_buffers(program, _loops(program)).values()))
+
+
 class _Writer:
     """Of one program."""
 
@@ -104,7 +109,9 @@ class _Writer:
 
     def _room(self) -> None:
         tile, numbers = tile_size(self.program), sorted(set(self.buffers.values()))
-        self.once.append(f"room = stack({tile // 2} * {len(numbers)})")
+        # y may be in a buffer of a program with steps of blocks, so that it is there when the program has ended.
+        room = f"at[{self.count + ROOM}]" if self.program.block_steps else f"stack({tile // 2} * {len(numbers)})"
+        self.once.append(f"room = {room}")
         self.each_tile.append("y = array_at(y_address + 4 * start, m, np.float32)")
         self.each_tile += [f"b{k} = array_at(room + {4 * tile} * {k}, m, np.float32)" for k in numbers]
 

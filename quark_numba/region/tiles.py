@@ -12,7 +12,7 @@ from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
 from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
-from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS, Y
+from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS, Y
 
 # A run of columns that are side by side in y as well: the first one's number in the tile, how many there are, and the index in
 # y of the first element.
@@ -101,11 +101,13 @@ def chunk(work_address: int, index: int) -> None:
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
     full = full_inputs(work_address)
     tile = tile_rows * width * 8
-    room = allocate((work.streams + 1) * tile + width * _RUN_WORDS * 8)
+    runs_at = (work.streams + 1 + work.buffers) * tile
+    room = allocate(runs_at + width * _RUN_WORDS * 8)
     if room == 0:
         work.has_failed = 1
         return
-    y_buffer, runs = room, array_at(room + (work.streams + 1) * tile, width * _RUN_WORDS, np.int64)
+    y_buffer, runs = room, array_at(room + runs_at, width * _RUN_WORDS, np.int64)
+    addresses[count + ROOM] = room + (work.streams + 1) * tile
     for start in range(first, last, width):
         n = addresses[count + FILLED_COLUMNS] = min(width, last - start)
         done = run_count = 0
