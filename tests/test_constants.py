@@ -65,3 +65,18 @@ def test_codes_are_kept():
     assert result.done == {(f"com.amd.quark::{Q}", CODES): 1}
     assert result.model.ByteSize() < 0.3 * before.ByteSize()
     assert_same_values(before, result.model, {"x": np.ones((2, 64), np.float32)})
+
+
+def test_invalid_nodes_are_left():
+    """What ONNX Runtime refuses is no constant that it takes: of another type than the operator has, or two at once."""
+    for zero_point, attributes in [(np.int32(0), {}), (np.int8(0), {"output_dtype": 2})]:
+        nodes = [
+            helper.make_node("QuantizeLinear", ["weight", "scale", "zero_point"], ["codes"], **attributes),
+            helper.make_node("DequantizeLinear", ["codes", "scale", "zero_point"], ["y"]),
+            helper.make_node("MatMul", ["x", "y"], ["z"]),
+        ]
+        constants = [constant("weight", np.ones((6, 3), np.float32)), constant("scale", np.float32(0.25))]
+        before = model(nodes, ["x"], ["z"], initializers=[*constants, constant("zero_point", zero_point)])
+        result = optimized(before)
+        assert operators(result.model) == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
+        assert all("not valid: y_zero_point has element type" in reason for _, reason in result.left)

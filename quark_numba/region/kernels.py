@@ -23,14 +23,14 @@ CHUNK = 1 << 14
 # how many inputs there are, how many of these have more than one element, where an array has the addresses of their elements,
 # and where one has the bytes of an element, 0 for those of one; and the loop, as ``granularity.loop_shape`` has it. Of blocks:
 # how many elements a block has, of how many rows a tile has a multiple, and ``block.granularity``'s `length` and `inner` of y;
-# how many steps are of blocks, and where the addresses of their functions are, two for each; and how many buffers the program
-# has. A task that finds no memory sets the last field.
+# how many steps are of blocks, and where the addresses of their functions are, two for each; and the bytes of the program's
+# buffers. A task that finds no memory sets the last field.
 WORK = np.dtype(
     [
         (name, np.int64)
         for name in (
             *("run", "y", "size", "count", "streams", "inputs", "itemsizes", "dimensions", "lengths", "masks"),
-            *("block", "group", "length", "inner", "formats", "functions", "buffers", "has_failed"),
+            *("block", "group", "length", "inner", "formats", "functions", "buffers_size", "has_failed"),
         )
     ]
 )

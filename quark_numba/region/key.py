@@ -227,7 +227,8 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
                 f"{where} has axis {axis} and block_size {blocks.block}; expected an axis below 0, counted from the last one, "
                 f"and at most {MOST_ROWS}"
             )
-    if step.operator == CAST and (step.attributes != (("to", FLOAT32.number),) or (step.operands[0] or 0) >= len(inputs)):
+    to = dict(step.attributes).get("to")
+    if step.operator == CAST and (type(to) is not int or to != FLOAT32.number or (step.operands[0] or 0) >= len(inputs)):
         raise ValueError(f"{where} is no cast of an input to {FLOAT32.number}, float32")
     for index, operand in enumerate(step.operands):
         if operand is None or operand >= len(inputs):

@@ -63,9 +63,9 @@ def tile_size(program: Program) -> int:
     return TILE
 
 
-def count_buffers(program: Program) -> int:
-    """How many buffers, of a tile of float32 each, a program has room for."""
-    return len(set(_buffers(program, _loops(program)).values()))
+def buffers_size(program: Program) -> int:
+    """The bytes of a program's buffers, each of which holds a tile of float32."""
+    return 4 * tile_size(program) * len(set(_buffers(program, _loops(program)).values()))
 
 
 class _Writer:
@@ -79,6 +79,7 @@ class _Writer:
         self.loops = _loops(program)
         self.buffers = _buffers(program, self.loops)
         self.values: list[str] = []  # what stands for the element of each value, within a loop
+        self.arrays: dict[int, str] = {}  # of steps of blocks that may pass on their operand: what each gives
 
     def source(self) -> tuple[str, dict[str, Any]]:
         self._inputs()
@@ -90,7 +91,8 @@ class _Writer:
                 self._loop(steps)
         block_steps = len(self.program.block_steps)
         if block_steps:
-            self.each_tile.append(f"at[{self.count + Y}] = y.ctypes.data")
+            y = self.arrays.get(len(self.program.steps) - 1, "y")
+            self.each_tile.append(f"at[{self.count + Y}] = {y}.ctypes.data")
         words = self.count + (FUNCTIONS + 2 * block_steps if block_steps else 0)
         lines = ["def run_program(addresses, y_address, n):", f"    at = array_at(addresses, {words}, np.int64)"]
         lines += indented([*self.once, "for start in range(0, n, TILE):"])
@@ -109,8 +111,8 @@ class _Writer:
 
     def _room(self) -> None:
         tile, numbers = tile_size(self.program), sorted(set(self.buffers.values()))
-        # y may be in a buffer of a program with steps of blocks, so that it is there when the program has ended.
-        room = f"at[{self.count + ROOM}]" if self.program.block_steps else f"stack({tile // 2} * {len(numbers)})"
+        # y may be in a buffer of a program with steps of blocks, which is there still when the program has ended.
+        room = f"at[{self.count + ROOM}]" if self.program.block_steps else f"stack({buffers_size(self.program) // 8})"
         self.once.append(f"room = {room}")
         self.each_tile.append("y = array_at(y_address + 4 * start, m, np.float32)")
         self.each_tile += [f"b{k} = array_at(room + {4 * tile} * {k}, m, np.float32)" for k in numbers]
@@ -125,19 +127,23 @@ class _Writer:
         step = self.program.steps[number]
         (operand,) = step.operands
         assert operand is not None
-        x = f"x{operand}" if operand < self.count else self._target(operand - self.count)
+        before = operand - self.count
+        x = f"x{operand}" if before < 0 else self.arrays.get(before, self._target(before))
         y = self._target(number)
         place = sum(each.operator in BLOCK_ROUND_TRIPS for each in self.program.steps[:number])
         width = tile_width(step.block_format[1].block)
         arguments = f"at, {self.count}, {place}, {width}, {x}.ctypes.data, {y}.ctypes.data"
         lines = [f"status{number} = convert_blocks({arguments})"]
-        before = _same_before(self.program, number)
-        if before:
+        same = _same_before(self.program, number)
+        if same:
             self.names[f"is_closed{number}"] = closed_function(*step.block_format)
-            checks = [f"is_closed{number}(x{low}, x{high})" for low, high in before[1]]
+            checks = [f"is_closed{number}(x{low}, x{high})" for low, high in same[1]]
             self.once.append(f"is_unchanged{number} = {' and '.join(checks) or 'True'}")
-            condition = f"if is_unchanged{number} and status{before[0]} == ORDINARY:"
-            lines = [condition, f"    {y} = {x}", f"    status{number} = ORDINARY", "else:", *indented(lines)]
+            given = self.arrays[number] = f"w{number}"  # a name of its own, as buffers are used again
+            passes = [f"{given} = {x}", f"status{number} = ORDINARY"]
+            condition = f"if is_unchanged{number} and status{same[0]} == ORDINARY:"
+            lines = [condition, *indented(passes), "else:", *indented([*lines, f"{given} = {y}"])]
+            y = given
         self.each_tile += lines
         self.values.append(f"{y}[i]")
 

@@ -101,7 +101,7 @@ def chunk(work_address: int, index: int) -> None:
     inputs, itemsizes = array_at(work.inputs, count, np.int64), array_at(work.itemsizes, count, np.int64)
     full = full_inputs(work_address)
     tile = tile_rows * width * 8
-    runs_at = (work.streams + 1 + work.buffers) * tile
+    runs_at = (work.streams + 1) * tile + work.buffers_size
     room = allocate(runs_at + width * _RUN_WORDS * 8)
     if room == 0:
         work.has_failed = 1

@@ -55,8 +55,13 @@ def _there_and_back(graph: Graph, node: Node, inputs: list[NDArray[Any] | None])
     followers = pairs.followers(graph, node)
     x, scale, zero_point = (*inputs, None)[:3]
     quantized = graph.quantized_type(node)
+    assert x is not None
     assert scale is not None
     assert quantized
+    # What is not valid has to stay, and computing it as it is tells why.
+    has_types = x.dtype == scale.dtype == np.float32 and node.attributes.get("output_dtype", 0) in (0, quantized.number)
+    if not (has_types and all(quantized.name in each.operator.formats for each in (node, *followers))):
+        raise Left("other types")
     zeros = np.zeros(scale.shape, quantized.dtype) if zero_point is None else zero_point
     (y,) = call(replace(node, operator=pairs.PAIR, attributes=pairs.attributes(node)), [x, scale, zeros])
     for follower in followers:

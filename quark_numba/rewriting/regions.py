@@ -131,6 +131,8 @@ class _Merging:
 
     def _cast(self, node: ir.Node) -> Step | None:
         to, (x, *_) = node.attributes.get("to"), (*node.inputs, None)
+        if set(node.attributes) != {"to"}:  # another would be for float8
+            return None
         if to is None or to.is_ref() or to.value != FLOAT32.number or x is None or self.graph.inferred_type(x) not in CASTS:
             return None
         self.floats.add(node.outputs[0])

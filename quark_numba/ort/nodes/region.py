@@ -20,7 +20,7 @@ from ...region.dispatch import TABLE
 from ...region.granularity import AXIS, NO_FAULT, OPERAND
 from ...region.kernels import CHUNK, WORK, chunk_function
 from ...region.key import MOST_INPUTS, MOST_STEPS, parse
-from ...region.source import count_buffers
+from ...region.source import buffers_size
 from ..c_api import API_WORDS, keep
 from . import context
 from .context import (
@@ -49,7 +49,7 @@ STATE = np.dtype(
         ("group", np.int64),  # of how many rows a tile has a multiple
         ("axis", np.int64),  # along which they are cut
         ("formats", np.int64),  # how many steps are of blocks
-        ("buffers", np.int64),  # how many the program has, if it has steps of blocks
+        ("buffers_size", np.int64),  # of the program's, in bytes, if it has steps of blocks
         ("functions", np.int64, 2 * MOST_STEPS),  # of each of these: the C functions for a tile, and for any blocks
     ]
 )
@@ -76,7 +76,7 @@ def fill(state: Any, operator: Operator, overload: Overload, attributes: Mapping
     steps = program.block_steps
     task = tiles.chunk_function() if steps else chunk_function()
     state["task"], state["run"] = keep(task).address, keep(TABLE[program].task).address
-    state["formats"], state["buffers"] = len(steps), count_buffers(program)
+    state["formats"], state["buffers_size"] = len(steps), buffers_size(program)
     for number, step in enumerate(steps):
         key, blocks = step.block_format
         state["block"], state["axis"] = blocks.block, dict(step.attributes)["axis"]
@@ -146,7 +146,7 @@ def compute(state_address: int, context_address: int) -> int:
     lengths, masks = array_at(work.lengths, MAX_RANK, np.int64), array_at(work.masks, MAX_RANK, np.int64)
     work.dimensions = _loop_shape(shapes, ranks, axes, shape, rank, lengths, masks)
     work.block, work.group, work.length, work.inner, work.has_failed = state.block, state.group, length, inner, 0
-    work.formats, work.functions, work.buffers = state.formats, state_address + FUNCTIONS_AT, state.buffers
+    work.formats, work.functions, work.buffers_size = state.formats, state_address + FUNCTIONS_AT, state.buffers_size
     widened, slots = array_at(stack(count), count, np.int64), stack(count)
     addresses = array_at(work.inputs, count, np.int64)
     for k in range(count):
