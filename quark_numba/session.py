@@ -11,6 +11,7 @@ import onnxruntime
 from onnx import helper
 
 from .blocked_layout import blocked
+from .catalog import OPERATORS
 from .errors import ModelError, reraise_of_signal_handler
 from .ort import entry, register
 from .rewriting import model_files
@@ -90,7 +91,21 @@ def _optimised(
     model = _model(source, entry(options, _TENSORS_FOLDER))
     model_files.check_is_whole(model)
     replaced = _replaced_initializers(model, options)
+    if _is_optimised(model):
+        return model, replaced
     return optimized(model, standard_ops=standard_ops, regions=regions, replaced=replaced).model, replaced
+
+
+def _is_optimised(model: onnx.ModelProto) -> bool:
+    """Whether there is nothing for `optimize` to look at: no node of the package's operators but regions, nor a function or a
+    graph in a node, where one may be."""
+    if model.functions or not model.HasField("graph"):
+        return False
+    for node in model.graph.node:
+        operator = OPERATORS.find(node.domain, node.op_type)
+        if (operator and operator.operation != "region") or any(each.HasField("g") or each.graphs for each in node.attribute):
+            return False
+    return True
 
 
 def _model(source: Any, folder: str | None) -> onnx.ModelProto:

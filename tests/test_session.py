@@ -20,6 +20,7 @@ from onnx_models import model
 import quark_numba
 from quark_numba import ModelError, optimize
 from quark_numba.rewriting import model_files
+from quark_numba.session import _is_optimised
 
 pytestmark = pytest.mark.compiled
 
@@ -189,6 +190,27 @@ def test_a_handlers_exception_is_not_taken_for_a_faulty_model(tmp_path, monkeypa
                     model_files.save(optimize(path), tmp_path / "out.onnx")
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_what_is_optimised_is_not_optimised_again():
+    """And what may not be is looked at: also where the package's nodes are in a subgraph or a function alone."""
+    source = constant_model()
+    branch = helper.make_graph(source.graph.node, "branch", [], [helper.make_empty_tensor_value_info("y")])
+    node = helper.make_node("If", ["flag"], ["out"], then_branch=branch, else_branch=branch)
+    flag = numpy_helper.from_array(np.array(True), "flag")
+    in_branch = model([node], [("x", "float32", [3])], ["out"], initializers=[*source.graph.initializer, flag])
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+    function = helper.make_function("local", "F", ["x", "w", "s", "z"], ["y"], source.graph.node, imports)
+    call = helper.make_node("F", ["x", "w", "s", "z"], ["y"], domain="local")
+    in_function = model(
+        [call], [("x", "float32", [3])], ["y"], initializers=source.graph.initializer, domains=["local", DOMAIN]
+    )
+    in_function.functions.append(function)
+    for each in (source, in_branch, in_function):
+        assert not _is_optimised(each)
+        assert result(quark_numba.InferenceSession(each)) == [1.5, -2.25, 3.0]
+    assert _is_optimised(optimize(source))
+    assert result(quark_numba.InferenceSession(optimize(source))) == [1.5, -2.25, 3.0]
 
 
 def test_it_is_one_of_onnx_runtimes(tmp_path):
