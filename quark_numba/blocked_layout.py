@@ -1,39 +1,42 @@
-"""ONNX Runtime's blocked layout, kept through regions.
+"""ONNX Runtime's blocked layout for convolutions, kept through regions.
 
-ONNX Runtime lays out what convolutions take and give as (N, C / b, H, W, b), in blocks of b = 8 or 16 channels (NCHWc), and
-lays it out anew before each node that it does not know to go with that. A region goes with it, as it runs the same program for
-each element. So each region is replaced by a node that keeps the layout, a `Sum` of one input; ONNX Runtime optimises that
-model and writes it; and the regions are put back. The result is made for this processor, and for one session.
+ONNX Runtime runs convolutions on tensors that lie as (N, C / b, H, W, b), in blocks of b = 8 or 16 channels (NCHWc). It
+reorders them to ONNX's layout before every node that it does not know to work on blocks. A region works on blocks as well. So
+this module does what ONNX Runtime's own NchwcTransformer does, with regions among the nodes. ONNX Runtime first does all its
+other optimisations and writes the model. Then each node whose inputs are in blocks is replaced by one that works on blocks, if
+that is known to mean the same.
 
-In such a model a tensor has the shape (N, C rounded up to b, H, W), and zeros, or other finite numbers, in the channels added.
+In such a model a tensor has the shape (N, C rounded up to b, H, W). It is made for this processor, and for one session.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import math
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper
 
 from .catalog import OPERATORS
 from .element_types import FLOAT32
 from .errors import reraise_of_signal_handler
 from .ort import entry, register
-from .region.calls import run_region
+from .region.calls import BLOCK_SIZES
 from .region.key import parse
+from .rewriting.graph import Graph, inferred_values
 from .rewriting.model_files import temporary_folder
 
 _NCHWC = "com.microsoft.nchwc"
 
 # What options say of ONNX Runtime's optimisations.
+_DISABLED_OPTIMIZERS = "session.disable_specified_optimizers"
 _ENTRIES = (
     "optimization.enable_cast_chain_elimination",
     "optimization.enable_gelu_approximation",
@@ -41,25 +44,48 @@ _ENTRIES = (
     "session.disable_aot_function_inlining",
     "session.disable_double_qdq_remover",
     "session.disable_quant_qdq",
-    "session.disable_specified_optimizers",
+    _DISABLED_OPTIMIZERS,
     "session.enable_quant_qdq_cleanup",
 )
 
 (_REGION,) = (operator for operator in OPERATORS if operator.operation == "region")
 
+# ONNX Runtime reorders numbers of channels that are a multiple of this.
+_ALIGNMENT = 4
+_NOT_ALIGNED = f"ONNX Runtime reorders only numbers of channels that are multiples of {_ALIGNMENT}"
 
-class _NotKept(Exception):  # noqa: N818
-    """The model is one that this module leaves to ONNX Runtime."""
+# Elementwise operators that blocked tensors of one shape go through as they are, and of which 0 gives 0.
+_ELEMENTWISE = {("", name) for name in ("Add", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sub", "Tanh")}
+_ELEMENTWISE.add(("com.microsoft", "QuickGelu"))
+# Those of which it does not.
+_ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigmoid")}
+
+# Attributes of Resize, and their defaults.
+_NEAREST = {"mode": b"nearest", "coordinate_transformation_mode": b"half_pixel", "nearest_mode": b"round_prefer_floor"}
+
+# Pools, which exist on blocks under the same name.
+_POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
 
-class _Place(NamedTuple):
-    """A region that may take blocked tensors: `main`, which has y's shape, stands for it in the placeholder; what else it takes
-    that has channels is in `others`."""
+class BlockedModel(NamedTuple):
+    """The model as a session may run it, None if it stays as it is; how many regions are in the layout; and for the others how
+    many are not, by the reason."""
 
-    node: onnx.NodeProto
-    main: str
-    others: tuple[str, ...]
+    model: onnx.ModelProto | None
+    kept: int
+    left: Counter[str]
+
+
+class _Left(Exception):  # noqa: N818
+    """A node stays in ONNX's layout; the message says why."""
+
+
+class _Blocked(NamedTuple):
+    """A tensor in blocks: its name, its own channels, and whether the channels beyond these are known to be 0."""
+
+    name: str
     channels: int
+    has_zeros: bool
 
 
 def blocked(
@@ -69,346 +95,456 @@ def blocked(
     *,
     standard_ops: bool = False,
     **named: Any,
-) -> onnx.ModelProto | None:
-    """The model as a session with these arguments may run it, in the blocked layout. None where it is not kept, or nothing is
-    gained."""
-    if not (_is_wanted(options, providers) and _may_gain(model.graph)):
-        return None
-    own = onnxruntime.SessionOptions()  # no others see that some of these are changed
+) -> BlockedModel:
+    """The model with regions in the blocked layout, for a session with these arguments."""
+    regions = sum((node.domain, node.op_type) == (_REGION.domain, _REGION.name) for node in model.graph.node)
+    if not regions or not any((node.domain, node.op_type) == ("", "Conv") for node in model.graph.node):
+        return BlockedModel(None, 0, Counter())
+    try:
+        _check_is_wanted(options, providers, named)
+        writer = _Writer(_optimised(model, options, standard_ops, named), block_size())
+    except _Left as error:
+        return BlockedModel(None, 0, Counter({str(error): regions}))
+    return BlockedModel(writer.model(model) if writer.kept else None, writer.kept, writer.left)
+
+
+def _check_is_wanted(options: onnxruntime.SessionOptions, providers: Any, named: Mapping[str, Any]) -> None:
+    """Raises _Left unless ONNX Runtime would lay out this session's tensors in blocks."""
+    if {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]} != {
+        "CPUExecutionProvider"
+    }:
+        raise _Left("the session has other execution providers than CPUExecutionProvider")
+    if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
+        raise _Left("graph_optimization_level is not ORT_ENABLE_ALL")
+    if options.optimized_model_filepath:
+        raise _Left("optimized_model_filepath is set")
+    disabled = {*(named.get("disabled_optimizers") or ()), *(entry(options, _DISABLED_OPTIMIZERS) or "").split(";")}
+    if "NchwcTransformer" in disabled:
+        raise _Left("NchwcTransformer is disabled")
+    if block_size() == 1:
+        raise _Left("ONNX Runtime has no blocked layout on this processor")
+
+
+def _optimised(
+    model: onnx.ModelProto, options: onnxruntime.SessionOptions, standard_ops: bool, named: Mapping[str, Any]
+) -> onnx.ModelProto:
+    """The model as ONNX Runtime optimises it before it lays out tensors, and with the shapes that it knows."""
+    own = onnxruntime.SessionOptions()  # so that no other session sees what changes here
     for name in _ENTRIES:
         value = entry(options, name)
         if value is not None:
             own.add_session_config_entry(name, value)
     register(own, backend="native", standard_ops=standard_ops)
+    own.add_session_config_entry("session.disable_prepacking", "1")
+    own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    own.intra_op_num_threads = 1
+    own.log_severity_level = 4
     try:
-        return _Layout(model, own, named).model()
-    except _NotKept:
-        return None
-
-
-@contextlib.contextmanager
-def _unless_not_valid() -> Iterator[None]:
-    """A model that is not valid is left alone: a session of it tells why."""
-    try:
-        yield
-    except Exception as error:
+        # Bytes of two messages are those of the two merged.
+        content = model.SerializeToString() + _region_shapes(model).SerializeToString()
+        with temporary_folder() as folder:
+            own.optimized_model_filepath = os.path.join(folder, "model.onnx")
+            onnxruntime.InferenceSession(content, own, ["CPUExecutionProvider"], **named)
+            return onnx.load(own.optimized_model_filepath)
+    except Exception as error:  # a session of the model tells why
         reraise_of_signal_handler(error)
-        raise _NotKept from None
+        raise _Left(f"ONNX Runtime did not write the optimised model: {error}") from None
 
 
-def _is_wanted(options: onnxruntime.SessionOptions, providers: Any) -> bool:
-    """Whether ONNX Runtime would lay out this session's tensors in blocks, and nobody wants to see the model that it makes."""
-    names = {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]}
-    return (
-        names == {"CPUExecutionProvider"}
-        and options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        and not options.optimized_model_filepath
-    )
+def _region_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with nothing but the shapes of regions' outputs, which ONNX Runtime does not infer. Names of dimensions are left
+    out: that two are the same is for ONNX Runtime to find."""
+    graph = Graph(ir.from_proto(model), keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
+    known = {each.name for each in (*model.graph.value_info, *model.graph.output)}
+    result = onnx.ModelProto()
+    for value, inferred in inferred_values(graph).items():
+        node = graph.node(value.producer())
+        if value.name and node and node.operator is _REGION and inferred.shape is not None and value.name not in known:
+            shape = [each if isinstance(each, int) else None for each in inferred.shape]
+            result.graph.value_info.append(helper.make_tensor_value_info(value.name, FLOAT32.number, shape))
+    return result
 
 
-def _may_gain(graph: onnx.GraphProto) -> bool:
-    """Whether there is a convolution, for which ONNX Runtime has the layout, and a region, at which it would leave it."""
-    operators = {(node.domain, node.op_type) for node in graph.node}
-    return ("", "Conv") in operators and (_REGION.domain, _REGION.name) in operators
+class _Writer:
+    """Writes the nodes of a graph again, those on blocks among them."""
 
-
-class _Layout:
-    """Of one model."""
-
-    def __init__(self, model: onnx.ModelProto, options: onnxruntime.SessionOptions, named: Mapping[str, Any]) -> None:
+    def __init__(self, model: onnx.ModelProto, block: int) -> None:
+        self.source, self.block = model, block
         graph = model.graph
-        self.source, self.options, self.named = model, options, named
-        self.constants = {each.name: each for each in graph.initializer}
-        self.constants = {name: self.constants[name] for name in set(self.constants) - {each.name for each in graph.input}}
-        names = [*self.constants, *(name for node in graph.node for name in (*node.input, *node.output, node.name))]
-        self.new = "_" * (1 + max(map(len, names), default=0))  # no name is that long
+        self.shapes = {each.name: _dimensions(each) for each in (*graph.value_info, *graph.input, *graph.output)}
+        inputs = {each.name for each in graph.input}
+        self.constants = {each.name: each for each in graph.initializer if each.name not in inputs}
+        self.producers = {name: node for node in graph.node for name in node.output}
+        self.new = "_" * (1 + max(map(len, _names(graph)), default=0))  # no name is that long
         self.count = 0
-        self.places = self._places()
-
-    def model(self) -> onnx.ModelProto:
-        if not self.places:
-            raise _NotKept
-        self.block = _block_size()
-        self.laid_out = self._laid_out()
-        nodes = self.laid_out.graph.node
-        if not any(node.domain == _NCHWC for node in nodes):
-            raise _NotKept
-        self.made = {name: node for node in nodes for name in node.output}
-        self.blocks: set[str] = set()  # names of blocked tensors
-        self.padding: dict[str, float] = {}  # what is in the channels added, if all of it is the same
+        self.tensors: dict[str, _Blocked] = {}  # by the name of the same tensor in ONNX's layout
+        self.plain: set[str] = set()  # which of those are there in ONNX's layout, too
+        self.constants_in_blocks: dict[tuple[str, str], str] = {}
         self.nodes: list[onnx.NodeProto] = []
-        waiting = list(nodes)
-        while waiting:  # a region may take what comes after its placeholder
-            missing = {name for node in waiting for name in node.output}
-            left = []
-            for node in waiting:
-                others = self.places[node.name].others if node.name in self.places else ()
-                if missing.isdisjoint((*node.input, *others)):
-                    missing.difference_update(node.output)
-                    self._add(node)
-                else:
-                    left.append(node)
-            if len(left) == len(waiting):
-                raise _NotKept
-            waiting = left
-        return self._finished()
+        self.new_constants: list[onnx.TensorProto] = []
+        self.kept, self.left = 0, Counter[str]()
+        for node in graph.node:
+            self._add(node)
+        for output in graph.output:
+            self._reorder_output(output.name)
+
+    def model(self, source: onnx.ModelProto) -> onnx.ModelProto:
+        """With the inputs, outputs and metadata of the source."""
+        result, graph = self.source, self.source.graph
+        used = {each.name for each in graph.output}
+        nodes = []
+        for node in reversed(self.nodes):  # without the Transposes that have become part of a reorder
+            if (node.domain, node.op_type) != ("", "Transpose") or not used.isdisjoint(node.output):
+                nodes.append(node)
+                used.update(_used_names(node))
+        constants = [each for each in (*graph.initializer, *self.new_constants) if each.name in used]
+        del graph.node[:], graph.value_info[:], graph.input[:], graph.output[:]
+        graph.node.extend(reversed(nodes))
+        graph.input.extend(source.graph.input)
+        graph.output.extend(source.graph.output)
+        graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
+        kept = onnx.GraphProto(initializer=constants)
+        del graph.initializer[:]
+        graph.initializer.MergeFrom(kept.initializer)
+        for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+            result.ClearField(name)
+            if source.HasField(name):
+                setattr(result, name, getattr(source, name))
+        del result.metadata_props[:]
+        result.metadata_props.extend(source.metadata_props)
+        if _NCHWC not in {each.domain for each in result.opset_import}:
+            result.opset_import.append(helper.make_opsetid(_NCHWC, 1))
+        return result
+
+    def _add(self, node: onnx.NodeProto) -> None:
+        kind = ("" if node.domain == "ai.onnx" else node.domain), node.op_type
+        try:
+            way = _WAYS.get(kind)
+            if way:
+                way(self, node)
+                return
+        except _Left as error:
+            if kind == (_REGION.domain, _REGION.name):
+                self.left[str(error)] += 1
+        for name in _used_names(node):
+            self._reorder_output(name)
+        self.nodes.append(node)
+
+    # Tensors in the one layout and in the other.
+
+    def _reorder_output(self, name: str) -> None:
+        """Have a tensor in ONNX's layout, if it is in blocks."""
+        tensor = self.tensors.get(name)
+        if tensor and name not in self.plain:
+            self.plain.add(name)
+            self._append("ReorderOutput", [tensor.name], name, channels=tensor.channels)
+
+    def _in_blocks(self, name: str, channels: int, *, zeros: bool = False) -> str:
+        """A tensor of so many channels in blocks: as it is, or reordered; with `zeros`, one that has them beyond its channels.
+        Raises _Left."""
+        tensor = self.tensors.get(name)
+        if tensor and (tensor.has_zeros or not zeros):
+            return tensor.name
+        if channels % _ALIGNMENT:
+            raise _Left(_NOT_ALIGNED)
+        if tensor:
+            self._reorder_output(name)
+        reordered = _Blocked(self._name(), channels, True)
+        transpose = self.producers.get(name)
+        if transpose and transpose.op_type == "Transpose" and not transpose.domain and _perm(transpose) == [0, 3, 1, 2]:
+            self._append("ReorderInput", [transpose.input[0]], reordered.name, channels_last=1)
+        else:
+            self._append("ReorderInput", [name], reordered.name)
+        if not tensor:
+            self.plain.add(name)
+        self.tensors[name] = reordered
+        return reordered.name
+
+    def _blocked(self, name: str) -> _Blocked:
+        """A tensor that is in blocks already. Raises _Left."""
+        if name not in self.tensors:
+            raise _Left("its input is in ONNX's layout")
+        return self.tensors[name]
+
+    def _channels(self, name: str) -> int:
+        """How many a tensor or a constant has. Raises _Left unless a tensor is known to have four dimensions, and how many."""
+        if name in self.tensors:
+            return self.tensors[name].channels
+        if name in self.constants:
+            dims = self.constants[name].dims
+            if len(dims) > 4:
+                raise _Left("a constant has more than four dimensions")
+            return dims[-3] if len(dims) > 2 else 1
+        shape = self.shapes.get(name)
+        if shape is None:
+            raise _Left("the shape of an input is not known")
+        if len(shape) != 4:
+            raise _Left("an input has not four dimensions")
+        if shape[1] is None:
+            raise _Left("the number of channels is not known")
+        return shape[1]
 
     def _name(self) -> str:
         self.count += 1
         return f"{self.new}{self.count}"
 
-    # To what ONNX Runtime makes of the model with placeholders.
-
-    def _places(self) -> dict[str, _Place]:
-        """By the name of the placeholder, the regions that may go with the layout."""
-        copy = onnx.ModelProto()
-        copy.CopyFrom(self.source)
-        candidates = []
-        for place, node in enumerate(copy.graph.node):
-            if (node.domain, node.op_type) != (_REGION.domain, _REGION.name):
-                continue
-            streams = self._streams(node)
-            if streams:
-                candidates.append((self.source.graph.node[place], streams))
-                sum_of = helper.make_node("Sum", streams, node.output)  # of the shape that the region's y has
-                node.CopyFrom(sum_of)
-        with _unless_not_valid():
-            inferred = shape_inference.infer_shapes(copy).graph
-        values = (*inferred.value_info, *inferred.input, *inferred.output)
-        self.shapes = {each.name: _dimensions(each) for each in values}
-        self.shapes |= {name: list(tensor.dims) for name, tensor in self.constants.items()}
-        places = (self._place(*each) for each in candidates)
-        return {self._name(): place for place in places if place}
-
-    def _streams(self, node: onnx.NodeProto) -> list[str]:
-        """The inputs of a region that have y's shape, or broadcast to it; none if it has what takes another way of going
-        through them: blocks, or scales along an axis; or one of another type, which ONNX Runtime does not have in blocks."""
-        with _unless_not_valid():
-            program = parse(helper.get_node_attr_value(node, "program").decode())
-        inputs = list(zip(node.input, program.inputs, program.axes, strict=False))
-        is_other = program.block_steps or any(axis is not None and not own.is_scalar for _, own, axis in inputs)
-        if is_other or any(axis is None and own.element_type is not FLOAT32 for _, own, axis in inputs):
-            return []
-        return [name for name, own, _ in inputs if not own.is_scalar]
-
-    def _place(self, node: onnx.NodeProto, streams: list[str]) -> _Place | None:
-        y = self.shapes.get(node.output[0])
-        if y is None or len(y) != 4 or not isinstance(y[1], int):
-            return None
-        main, others = None, []  # the first that has all of y's dimensions, as far as they are known
-        for name in dict.fromkeys(streams):
-            shape = self.shapes.get(name)
-            if shape is None or len(shape) > 4:
-                return None
-            is_variable = name not in self.constants
-            if is_variable and (len(shape) != 4 or shape[1] != y[1]):
-                return None
-            if main is None and is_variable and shape == y:
-                main = name
-            else:
-                others.append(name)
-        return _Place(node, main, tuple(others), y[1]) if main else None
-
-    def _laid_out(self) -> onnx.ModelProto:
-        """The model with placeholders, as ONNX Runtime optimises it."""
-        probe = onnx.ModelProto()
-        probe.CopyFrom(self.source)
-        names = {place.node.output[0]: name for name, place in self.places.items()}
-        outputs = {each.name for each in (*probe.graph.input, *probe.graph.output)} | set(self.constants)
-        for node in probe.graph.node:
-            if node.output and node.output[0] in names and node.op_type == _REGION.name:
-                place = self.places[names[node.output[0]]]
-                node.CopyFrom(helper.make_node("Sum", [place.main], node.output, name=names[node.output[0]]))
-                for other in place.others:
-                    if other not in outputs:  # so that it is there when it is asked for, in either layout
-                        outputs.add(other)
-                        probe.graph.output.append(helper.make_tensor_value_info(other, onnx.TensorProto.FLOAT, None))
-        with temporary_folder() as folder:
-            path = self.options.optimized_model_filepath = os.path.join(folder, "model.onnx")
-            self.options.log_severity_level = 4  # it warns that such a model is for this processor alone
-            with _unless_not_valid():
-                onnxruntime.InferenceSession(probe.SerializeToString(), self.options, ["CPUExecutionProvider"], **self.named)
-            return onnx.load(path)
-
-    # From there to the model with regions.
-
-    def _add(self, node: onnx.NodeProto) -> None:
-        """Append a node of the laid out model, or what takes its place."""
-        kinds = (node.domain, node.op_type)
-        is_blocked = not self.blocks.isdisjoint(node.input)
-        if node.name in self.places:
-            place = self.places.pop(node.name)
-            if is_blocked:
-                self._add_blocked(place, node)
-            else:
-                region = onnx.NodeProto()
-                region.CopyFrom(place.node)
-                region.input[:] = [node.input[0] if name == place.main else name for name in region.input]
-                region.output[:] = node.output
-                self.nodes.append(region)
-            return
+    def _append(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> None:
+        node = helper.make_node(operator, inputs, [output], f"{operator} of {output}", domain=_NCHWC, **attributes)
         self.nodes.append(node)
-        if kinds == ("", "GlobalAveragePool") and self._source(node.input[0]) is not None:
-            self._block_pool(node)
-        elif kinds == (_NCHWC, "ReorderOutput"):
-            pass
-        elif node.domain == _NCHWC or is_blocked:
-            self.blocks.update(node.output)
-            padding = None
-            if node.op_type in ("Conv", "ReorderInput"):
-                # What is added to a convolution, and then done to it, may be anything.
-                plain = len(node.input) < 4 and not any(each.name == "activation" for each in node.attribute)
-                padding = 0.0 if plain else None
-            elif node.domain == _NCHWC and self.padding.get(node.input[0]) == 0:
-                padding = 0.0  # pools and the like
-            if padding is not None:
-                self.padding |= dict.fromkeys(node.output, padding)
 
-    def _source(self, name: str) -> str | None:
-        """The blocked tensor of which this is the same in ONNX's layout."""
-        node = self.made.get(name)
-        return node.input[0] if node is not None and (node.domain, node.op_type) == (_NCHWC, "ReorderOutput") else None
-
-    def _block_pool(self, node: onnx.NodeProto) -> None:
-        """ONNX Runtime leaves a pool in ONNX's layout if its channels are no multiple of a block. But as each channel is by
-        itself, those that were added do no harm."""
-        reorder = onnx.NodeProto()
-        reorder.CopyFrom(self.made[node.input[0]])
-        source, target = reorder.input[0], self._name()
-        reorder.input[:], reorder.output[:], reorder.name = [target], [node.output[0]], f"{reorder.name}{self._name()}"
-        node.domain, node.input[0], node.output[0] = _NCHWC, source, target
-        self.nodes.append(reorder)
-
-    def _add_blocked(self, place: _Place, node: onnx.NodeProto) -> None:
-        region = onnx.NodeProto()
-        region.CopyFrom(place.node)
-        tensors = {place.main: node.input[0]}
-        is_view = False  # whether blocks have a dimension of their own
-        for other in place.others:
-            if other in self.constants:
-                is_view = True
-            else:
-                tensors[other] = self._blocked(other, place.channels)
-                shape = self.shapes[other]
-                is_view |= shape is None or None in shape or shape != self.shapes[place.main]
-        padding = self._padding_of(place, tensors)
-        if is_view:
-            blocks = -(-place.channels // self.block)
-            to, back = [0, blocks, 0, 0, self.block], [0, blocks * self.block, 0, 0]
-            tensors = {name: self._reshaped(region.name, tensor, to) for name, tensor in tensors.items()}
-            for other in set(place.others) & set(self.constants):
-                tensors[other] = self._blocked_constant(other, place.channels)
-        region.input[:] = [tensors.get(name, name) for name in region.input]
-        self.nodes.append(region)
-        if is_view:
-            region.output[:] = [self._name()]
-            self._reshaped(region.name, region.output[0], back, node.output[0])
-        else:
-            region.output[:] = node.output
-        self.blocks.add(node.output[0])
-        self.padding[node.output[0]] = padding
-
-    def _blocked(self, name: str, channels: int) -> str:
-        """A tensor in blocks: as a convolution or the like gave it, or made of it."""
-        source = self._source(name)
-        if source is not None:
-            return source
-        if channels % 4:
-            raise _NotKept  # ONNX Runtime has no way from there to blocks
-        reordered = self._name()
-        self.nodes.append(helper.make_node("ReorderInput", [name], [reordered], domain=_NCHWC, name=f"{name}{reordered}"))
-        self.padding[reordered] = 0.0
-        return reordered
-
-    def _reshaped(self, region: str, tensor: str, shape: list[int], to: str | None = None) -> str:
-        """The same memory. 0 stands for the length that the dimension has."""
-        target, constant = to or self._name(), self._constant(np.array(shape, np.int64))
-        self.nodes.append(helper.make_node("Reshape", [tensor, constant], [target], name=f"{region}{self._name()}"))
-        return target
-
-    def _blocked_constant(self, name: str, channels: int) -> str:
-        """In blocks with a dimension of their own. The channels added have the last one's values."""
-        array = self._array(name)
-        array = array.reshape((1,) * (4 - array.ndim) + array.shape)
-        if array.shape[1] == 1:
-            return self._constant(array[..., np.newaxis])
-        array = np.pad(array, ((0, 0), (0, -channels % self.block), (0, 0), (0, 0)), "edge")
-        n, padded, h, w = array.shape
-        return self._constant(array.reshape(n, padded // self.block, self.block, h, w).transpose(0, 1, 3, 4, 2))
-
-    def _padding_of(self, place: _Place, tensors: Mapping[str, str]) -> float:
-        """What the region gives for the channels added."""
-        if place.channels % self.block == 0:
-            return 0.0  # there are none
-        arrays = []
-        for name in place.node.input:
-            if name in tensors:
-                if tensors[name] not in self.padding:
-                    raise _NotKept
-                arrays.append(np.full(1, self.padding[tensors[name]], np.float32))
-            elif name not in self.constants:
-                raise _NotKept
-            else:
-                array = self._array(name)
-                has_channels = array.ndim > 2 and array.shape[-3] == place.channels
-                arrays.append((array[..., -1:, :, :] if has_channels else array).reshape(-1))
-        y = run_region(*arrays, program=helper.get_node_attr_value(place.node, "program").decode())
-        if not np.isfinite(y).all() or (y != y.flat[0]).any():
-            raise _NotKept
-        return float(y.flat[0])
-
-    def _array(self, name: str) -> NDArray[Any]:
-        return numpy_helper.to_array(self.constants[name])
-
-    def _constant(self, array: NDArray[Any]) -> str:
+    def _replace(self, node: onnx.NodeProto, inputs: list[str], domain: str, channels: int, has_zeros: bool) -> onnx.NodeProto:
+        """Append the node that does the same on blocks."""
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
         name = self._name()
-        self.laid_out.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        return name
+        copy.input[:], copy.output[:], copy.domain = inputs, [name], domain
+        self.nodes.append(copy)
+        self.tensors[node.output[0]] = _Blocked(name, channels, has_zeros or channels % self.block == 0)
+        return copy
 
-    def _finished(self) -> onnx.ModelProto:
-        if self.places:
-            raise _NotKept  # a placeholder is gone
-        graph, source = self.laid_out.graph, self.source.graph
-        for mine, own in ((graph.input, source.input), (graph.output, source.output)):
-            del mine[:]
-            mine.extend(own)
-        present = {each.name for each in graph.initializer}
-        nodes, used = self.nodes, {each.name for each in source.output}
-        while True:
-            used_now = used | {name for node in nodes for name in node.input}
-            kept = [node for node in nodes if node.op_type != "ReorderOutput" or not used_now.isdisjoint(node.output)]
-            if len(kept) == len(nodes):
-                break
-            nodes = kept
-        graph.initializer.extend(each for name, each in self.constants.items() if name in used_now - present)
-        del graph.node[:], graph.value_info[:]
-        graph.node.extend(nodes)
-        graph.name, graph.doc_string = source.name, source.doc_string
-        result = onnx.ModelProto()
-        result.CopyFrom(self.source)
-        result.graph.CopyFrom(graph)
-        imports = {each.domain: each.version for each in (*self.laid_out.opset_import, *self.source.opset_import)}
-        del result.opset_import[:], result.functions[:]
-        result.opset_import.extend(helper.make_opsetid(*each) for each in imports.items())
-        return result
+    def _constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
+        """The constant as `make` arranges it for a use; once for all that use it so."""
+        key = name, use
+        if key not in self.constants_in_blocks:
+            array = np.ascontiguousarray(make(numpy_helper.to_array(self.constants[name])))
+            self.constants_in_blocks[key] = self._name()
+            self.new_constants.append(numpy_helper.from_array(array, self.constants_in_blocks[key]))
+        return self.constants_in_blocks[key]
+
+    # Nodes. Each way appends what takes the node's place, or raises _Left before it appends anything that others may see.
+
+    def _conv(self, node: onnx.NodeProto) -> None:
+        """As ONNX Runtime's NchwcTransformer does it, and for the same convolutions."""
+        inputs = [each for each in node.input if each]
+        if (
+            len(inputs) != len(node.input)
+            or not 2 <= len(inputs) <= 3
+            or any(each not in self.constants for each in inputs[1:])
+        ):
+            raise _Left("its weights are no constants")
+        weights = self.constants[inputs[1]]
+        if weights.data_type != FLOAT32.number or len(weights.dims) != 4:
+            raise _Left("its weights are not float32, or have not four dimensions")
+        outer, inner, block = weights.dims[0], weights.dims[1], self.block
+        group = next((each.i for each in node.attribute if each.name == "group"), 1)
+        blocks_of_inputs = True
+        if group > 1:
+            is_depthwise = inner == 1 and outer == group
+            if outer % _ALIGNMENT or not (is_depthwise or (inner % block == 0 and outer % (group * block) == 0)):
+                raise _Left("its groups are no whole blocks")
+            blocks_of_inputs = not is_depthwise
+            x = self._in_blocks(inputs[0], inner * group, zeros=not is_depthwise)
+            group = -(-outer // block) * block if is_depthwise else group
+        elif inner < block:  # such a convolution reads ONNX's layout
+            self._reorder_output(inputs[0])
+            x, blocks_of_inputs = inputs[0], False
+        elif inner % _ALIGNMENT:
+            raise _Left(_NOT_ALIGNED)
+        else:
+            x = self._in_blocks(inputs[0], inner, zeros=True)
+        w = self._constant(
+            inputs[1], f"filter {blocks_of_inputs}", lambda array: filter_in_blocks(array, block, blocks_of_inputs)
+        )
+        bias = [self._constant(each, "bias", lambda array: _padded(array, 0, block)) for each in inputs[2:]]
+        copy = self._replace(node, [x, w, *bias], _NCHWC, outer, False)
+        copy.op_type = "Conv"  # also of a FusedConv
+        if group > 1:
+            kept = [each for each in copy.attribute if each.name != "group"]
+            del copy.attribute[:]
+            copy.attribute.extend([*kept, helper.make_attribute("group", group)])
+
+    def _pool(self, node: onnx.NodeProto) -> None:
+        x = self._blocked(node.input[0])
+        if len(node.output) > 1:
+            raise _Left("it gives indices")
+        self._replace(node, [x.name], _NCHWC, x.channels, x.has_zeros)
+
+    def _concat(self, node: onnx.NodeProto) -> None:
+        tensors = [self._blocked(name) for name in node.input]
+        if helper.get_node_attr_value(node, "axis") not in (1, -3) or any(each.channels % self.block for each in tensors):
+            raise _Left("it does not join whole blocks of channels")
+        channels = sum(each.channels for each in tensors)
+        copy = self._replace(node, [each.name for each in tensors], node.domain, channels, True)
+        del copy.attribute[:]
+        copy.attribute.append(helper.make_attribute("axis", 1))
+
+    def _elementwise(self, node: onnx.NodeProto) -> None:
+        tensors = [None if name in self.constants else self._blocked(name) for name in node.input if name]
+        found = [each for each in tensors if each]
+        shapes = [self.shapes.get(name) for name in node.input if name and name not in self.constants]
+        is_known = len(found) == 1 or all(shape is not None and None not in shape for shape in shapes)
+        if not found or not is_known or any(shape != shapes[0] for shape in shapes):
+            raise _Left("its inputs are not known to have one shape")
+        sizes = [int(np.prod(self.constants[name].dims)) for name in node.input if name in self.constants]
+        ranks = [len(self.constants[name].dims) for name in node.input if name in self.constants]
+        if any(size != 1 for size in sizes) or any(rank > 4 for rank in ranks):
+            raise _Left("it has a constant of several elements")
+        names = iter(tensors)
+        inputs = [name and (each.name if (each := next(names)) else name) for name in node.input]
+        keeps_zeros = (node.domain, node.op_type) in _ELEMENTWISE and not sizes and all(each.has_zeros for each in found)
+        self._replace(node, inputs, node.domain, found[0].channels, keeps_zeros)
+
+    def _transpose(self, node: onnx.NodeProto) -> None:
+        """To channels last, which is a way of reordering."""
+        x = self._blocked(node.input[0])
+        if _perm(node) != [0, 2, 3, 1]:
+            raise _Left("it is no Transpose to channels last")
+        self._append("ReorderOutput", [x.name], node.output[0], channels=x.channels, channels_last=1)
+
+    def _resize(self, node: onnx.NodeProto) -> None:
+        """Where each element is repeated a whole number of times along height and width."""
+        x = self._blocked(node.input[0])
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        found = [attributes.get(name, default) for name, default in _NEAREST.items()]
+        if found != [b"nearest", b"asymmetric", b"floor"] or "axes" in attributes or len(node.input) != 3:
+            raise _Left("it does not repeat elements")
+        scales = numpy_helper.to_array(self.constants[node.input[2]]) if node.input[2] in self.constants else np.zeros(0)
+        if scales.shape != (4,) or not (scales[:2] == 1).all() or (scales < 1).any() or (scales % 1).any():
+            raise _Left("it does not repeat elements a known, whole number of times")
+        copy = self._replace(node, [x.name], _NCHWC, x.channels, x.has_zeros)
+        copy.op_type = "Upsample"
+        del copy.attribute[:]
+        copy.attribute.append(helper.make_attribute("scales", scales.astype(np.int64).tolist()))
+
+    def _region(self, node: onnx.NodeProto) -> None:
+        attributes = {each.name: each for each in node.attribute}
+        program = parse(attributes["program"].s.decode())
+        if program.block_steps:
+            raise _Left("it has a block format")
+        if any(axis is not None and axis < 0 for axis in program.axes):
+            raise _Left("it has scales along an axis")
+        if "block_size" in attributes and attributes["block_size"].i:
+            raise _Left("it is in the blocked layout already")
+        roles = list(zip(node.input, program.inputs, program.axes, strict=True))
+        if any(own.element_type is not FLOAT32 for _, own, axis in roles if axis is None):
+            raise _Left("it casts an input")
+        operands = dict.fromkeys(name for name, own, axis in roles if axis is None and not own.is_scalar)
+        channels = {name: self._channels(name) for name in operands}
+        if not any(name in self.tensors and channels[name] > 1 for name in operands):
+            raise _Left("no input comes from a node on blocks")
+        counts = set(channels.values()) - {1}
+        if len(counts) > 1:
+            raise _Left("its inputs have different numbers of channels")
+        (count,) = counts
+        if count % _ALIGNMENT and any(channels[name] > 1 for name in operands if name not in (*self.tensors, *self.constants)):
+            raise _Left(_NOT_ALIGNED)
+        names = {}
+        for name in operands:
+            if name in self.constants:
+                names[name] = self._constant(name, "region", self._constant_in_blocks)
+            elif channels[name] > 1:
+                names[name] = self._in_blocks(name, count)
+            else:
+                self._reorder_output(name)  # of one channel, it broadcasts
+                names[name] = name
+        inputs = [names[name] if axis is None and not own.is_scalar else name for name, own, axis in roles]
+        copy = self._replace(node, inputs, node.domain, count, True)
+        copy.attribute.append(helper.make_attribute("block_size", self.block))
+        if count % self.block:
+            copy.attribute.append(helper.make_attribute("channels", count))
+        self.kept += 1
+
+    def _constant_in_blocks(self, array: NDArray[Any]) -> NDArray[Any]:
+        """(N, C / b, H, W, b), or (N, 1, H, W, 1) of one channel."""
+        array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+        lanes = 1 if array.shape[1] == 1 else self.block
+        array = _padded(array, 1, lanes)
+        n, c, h, w = array.shape
+        return array.reshape(n, c // lanes, lanes, h, w).transpose(0, 1, 3, 4, 2)
+
+
+# By domain and op_type.
+_WAYS: dict[tuple[str, str], Callable[[_Writer, onnx.NodeProto], None]] = {
+    ("", "Conv"): _Writer._conv,
+    ("com.microsoft", "FusedConv"): _Writer._conv,
+    ("", "Concat"): _Writer._concat,
+    ("", "Resize"): _Writer._resize,
+    ("", "Transpose"): _Writer._transpose,
+    **{("", name): _Writer._pool for name in _POOLS},
+    **dict.fromkeys((*_ELEMENTWISE, *_ELEMENTWISE_NOT_OF_ZERO), _Writer._elementwise),
+    (_REGION.domain, _REGION.name): _Writer._region,
+}
+
+
+def filter_in_blocks(weights: NDArray[Any], block: int, blocks_of_inputs: bool) -> NDArray[Any]:
+    """The weights of a convolution (outer, inner, kh, kw) as those on blocks have them: (outer / b, inner / b, kh, kw, b of the
+    inner channels, b of the outer ones), or (outer / b, inner, kh, kw, b) where inputs are not taken in blocks, or each channel
+    is by itself. Zeros stand for the channels added."""
+    weights = _padded(weights, 0, block)
+    if blocks_of_inputs:
+        weights = _padded(weights, 1, block)
+    outer, inner, kh, kw = weights.shape
+    split = weights.reshape(outer // block, block, inner, kh, kw)
+    if blocks_of_inputs:
+        split = split.reshape(outer // block, block, inner // block, block, kh, kw).transpose(0, 2, 4, 5, 3, 1)
+    else:
+        split = split.transpose(0, 2, 3, 4, 1)
+    return np.ascontiguousarray(split).reshape(outer, inner, kh, kw)
+
+
+def _padded(array: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
+    """With zeros behind what it has along an axis, up to a multiple."""
+    widths = [(0, -array.shape[axis] % multiple if each == axis else 0) for each in range(array.ndim)]
+    return np.pad(array, widths)
+
+
+def _perm(node: onnx.NodeProto) -> list[int]:
+    return next((list(each.ints) for each in node.attribute if each.name == "perm"), [])
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
-    """The length of each, or None; a name does not tell enough, as some exporters have one for all."""
+    """Those that are known."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
     return [each.dim_value if each.dim_value > 0 else None for each in tensor.shape.dim]
 
 
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """All names in a graph and its subgraphs."""
+    yield from (each.name for each in (*graph.input, *graph.initializer))
+    for node in graph.node:
+        yield from (node.name, *node.input, *node.output)
+        for subgraph in _subgraphs(node):
+            yield from _names(subgraph)
+
+
+def _used_names(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node takes; its subgraphs may take any value of the graph by its name."""
+    yield from node.input
+    for subgraph in _subgraphs(node):
+        yield from (each.name for each in subgraph.output)
+        for each in subgraph.node:
+            yield from _used_names(each)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
 @functools.cache
-def _block_size() -> int:
-    """How many channels ONNX Runtime puts into a block on this processor."""
-    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 4, 1, 1])
-    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
-    node = helper.make_node("ReorderInput", ["x"], ["y"], domain=_NCHWC)
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(_NCHWC, 1)]
-    model = helper.make_model(helper.make_graph([node], "probe", [x], [y]), opset_imports=imports, ir_version=8)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (result,) = session.run(None, {"x": np.ones((1, 4, 1, 1), np.float32)})
-    return int(math.prod(result.shape))
+def block_size() -> int:
+    """How many channels ONNX Runtime puts into a block on this processor; 1 if it has no such layout, or arranges the weights
+    of a convolution in another way than `filter_in_blocks`. It lays out two convolutions for this, which show it."""
+    filters = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in ((64, 1, 1, 1), (64, 64, 1, 1))]
+    nodes = [helper.make_node("Conv", [x, w], [y]) for x, w, y in (("x", "w0", "v"), ("v", "w1", "y"))]
+    values = [helper.make_tensor_value_info(name, FLOAT32.number, [1, count, 4, 4]) for name, count in (("x", 1), ("y", 64))]
+    weights = [numpy_helper.from_array(each, f"w{k}") for k, each in enumerate(filters)]
+    graph = helper.make_graph(nodes, "layout", values[:1], values[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    with temporary_folder() as folder:
+        options.optimized_model_filepath = os.path.join(folder, "model.onnx")
+        onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        laid_out = onnx.load(options.optimized_model_filepath).graph
+    arrays = {each.name: numpy_helper.to_array(each) for each in laid_out.initializer}
+    found = [arrays[node.input[1]] for node in laid_out.node if (node.domain, node.op_type) == (_NCHWC, "Conv")]
+    for size in BLOCK_SIZES:
+        own = [filter_in_blocks(each, size, each.shape[1] > 1) for each in filters]
+        if len(found) == 2 and all(np.array_equal(*each) for each in zip(own, found, strict=True)):
+            return size
+    return 1

@@ -65,7 +65,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             if not _is_for_onnx_runtime_alone(source, options):
                 model, replaced = _optimised(source, options, standard_ops, backend == "native")
                 if blocked_layout and backend == "native" and not replaced:
-                    model = blocked(model, options, providers, standard_ops=standard_ops, **named) or model
+                    model = blocked(model, options, providers, standard_ops=standard_ops, **named).model or model
                 source = folder.enter_context(model_files.session_source(model))
             super().__init__(source, options, providers, provider_options, **named)
             # Lives as long as the session, which may read the files in it again. Attributes go in the order in which they came:

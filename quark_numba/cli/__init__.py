@@ -197,7 +197,7 @@ def _warmup(options: argparse.Namespace) -> int:
         if options.model:
             nodes = inventory.quantization_nodes(options.model)
             measuring.create_session(options.model, nodes)
-            with model_files.session_source(measuring.optimised(options.model)) as content:
+            with model_files.session_source(measuring.optimised(options.model).model) as content:
                 measuring.create_session(options.model, nodes, content=content)
             tick()
     if not options.model:
@@ -273,12 +273,15 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
     from . import measuring
 
     sessions, load_times = [], []
-    optimised = functools.partial(measuring.optimised, backend=options.backend)
+    optimised = None
     with ExitStack() as files:
         for path, nodes, is_optimised in _contenders(options, models):
             with progress(f"loading {path}{' optimised' * is_optimised}") as tick:
                 start = time.perf_counter()
-                content = files.enter_context(model_files.session_source(optimised(path))) if is_optimised else None
+                content = None
+                if is_optimised:
+                    optimised = measuring.optimised(path, backend=options.backend)
+                    content = files.enter_context(model_files.session_source(optimised.model))
                 create = functools.partial(measuring.create_session, path, nodes, content=content)
                 sessions.append(create(backend=options.backend, threads=options.threads))
                 load_times.append(time.perf_counter() - start)
@@ -307,8 +310,13 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
         "threads": options.threads or "default",
         **times[0],
     }
-    if options.optimize:
-        report["optimised"] = {"model": f"{options.model}, optimised", **times[1]}
+    if optimised:
+        report["optimised"] = {
+            "model": f"{options.model}, optimised",
+            **times[1],
+            "regions_in_blocked_layout": optimised.blocked_regions,
+            "left": optimised.rows(),
+        }
     if options.reference:
         report["reference"] = {
             "model": options.reference,
@@ -383,7 +391,7 @@ def _optimize(options: argparse.Namespace) -> int:
         return 0
     for account, title, column in (
         (result.done, f"Nodes that {options.out} has no more", "what was done"),
-        (result.left, "Quantization nodes that were left", "why"),
+        (result.left, "Nodes that were left", "why"),
     ):
         lines = [[operator, str(count), text] for (operator, text), count in sorted(account.items())]
         print_table(title, ["operator", ">nodes", column], lines or [["none", "", ""]])
@@ -405,7 +413,7 @@ def _profile(options: argparse.Namespace) -> int:
     nodes = inventory.quantization_nodes(options.model)
     times = {}
     optimised = measuring.optimised(options.model, backend=options.backend, standard_ops=options.standard_ops)
-    with model_files.session_source(optimised) as source:
+    with model_files.session_source(optimised.model) as source:
         for name, content in {"before": None, "after": source}.items():
             with progress(f"profiling, {name} it is optimised"):
                 times[name] = measuring.node_times(
@@ -419,9 +427,12 @@ def _profile(options: argparse.Namespace) -> int:
                     standard_ops=options.standard_ops,
                 )
     if options.json:
-        print(json.dumps({name: [asdict(each) for each in each_times] for name, each_times in times.items()}, indent=2))
+        report: dict[str, Any] = {name: [asdict(each) for each in each_times] for name, each_times in times.items()}
+        layout = {"regions_in_blocked_layout": optimised.blocked_regions, "left": optimised.rows()}
+        print(json.dumps(report | layout, indent=2))
         return 0
     _print_profile(times, options.nodes)
+    _print_left(optimised.blocked_regions, optimised.rows())
     return 0
 
 
@@ -478,12 +489,21 @@ def _print_measurements(report: dict[str, Any]) -> None:
         rows = [[*row, f"{ratio:.2f}"] for row, ratio in zip(rows, [*ratios, 1.0], strict=True)]
     columns = ["model", ">load, ms", ">median latency, ms"] + ([">ratio"] if reference else [])
     print_table(f"Time (threads: {report['threads']}; inputs: {inputs})", columns, rows)
+    if optimised:
+        _print_left(optimised["regions_in_blocked_layout"], optimised["left"])
     if reference:
         _print_differences("Difference from the reference", reference["outputs"])
     if expected:
         holds = "within" if expected["holds"] else "beyond"
         title = f"Difference from {expected['file']}: {holds} the tolerance of {expected['tolerance']:g}"
         _print_differences(title, expected["outputs"])
+
+
+def _print_left(blocked_regions: int, rows: list[dict[str, Any]]) -> None:
+    """What stays as it is in the optimised model."""
+    lines = [[row["operator"], str(row["nodes"]), row["why"]] for row in rows]
+    title = f"Nodes of the optimised model that stay as they are; {blocked_regions} regions are in the blocked layout"
+    print_table(title, ["operator", ">nodes", "why"], lines or [["none", "", ""]])
 
 
 def _print_differences(title: str, outputs: list[dict[str, Any]]) -> None:

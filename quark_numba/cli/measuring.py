@@ -8,10 +8,11 @@ import json
 import time
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -27,7 +28,7 @@ from ..catalog import QUANTIZATION
 from ..errors import ModelError
 from ..ort import DISABLE_QUANT_QDQ, Backend, register
 from ..rewriting import model_files
-from ..rewriting.optimize import optimize
+from ..rewriting.optimize import optimized
 from .inventory import QuantizationNodes
 
 _WARM_UP = 3
@@ -42,15 +43,32 @@ _OF_BODIES = ("If", "Loop", "Scan")
 _BLOCK = 5
 
 
-def optimised(path: str | Path, *, backend: Backend | None = None, standard_ops: bool = False) -> onnx.ModelProto:
+class Optimised(NamedTuple):
+    """A model as ``InferenceSession`` runs it, how many of its regions are in the blocked layout, and how many nodes of each
+    operator stay as they are, and why."""
+
+    model: onnx.ModelProto
+    blocked_regions: int
+    left: Counter[tuple[str, str]]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What is left, in JSON's types."""
+        return [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(self.left.items())]
+
+
+def optimised(path: str | Path, *, backend: Backend | None = None, standard_ops: bool = False) -> Optimised:
     """The model as ``InferenceSession`` runs it, or as it would with this backend."""
     options = onnxruntime.SessionOptions()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `create_session` tells of it
         is_native = register(options, backend=backend, standard_ops=standard_ops) == "native"
     options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
-    model = optimize(path, standard_ops=standard_ops, regions=is_native)
-    return (is_native and blocked(model, options, standard_ops=standard_ops)) or model
+    result = optimized(path, standard_ops=standard_ops, regions=is_native)
+    if not is_native:
+        return Optimised(result.model, 0, result.left)
+    model, kept, left = blocked(result.model, options, standard_ops=standard_ops)
+    regions = Counter({("quark_numba::Region", f"not in the blocked layout: {why}"): count for why, count in left.items()})
+    return Optimised(model or result.model, kept, result.left + regions)
 
 
 def create_session(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from ..block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from ..linear.calls import quantize_dequantize
 from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program, parse
+
+# Channels in a block of the blocked layout. A tile is a multiple of each.
+BLOCK_SIZES = (2, 4, 8, 16, 32, 64)
 
 _f32 = np.float32
 _BOUNDS = np.finfo(_f32)
@@ -54,10 +57,13 @@ _STEPS: dict[str, Callable[..., Any]] = {
 }
 
 
-def run_region(*inputs: NDArray[Any], program: str) -> NDArray[np.float32]:
+def run_region(*inputs: NDArray[Any], program: str, block_size: int = 0, channels: int = 0) -> NDArray[np.float32]:
     """What a program gives of arrays. Raises ValueError for a text that is none, and for other inputs than it has."""
     parsed = parse(program)
     check_inputs(parsed, len(inputs))
+    check_layout(parsed, block_size, channels)
+    if block_size:
+        return _run_blocked(inputs, program, block_size, channels)
     values: list[Any] = list(inputs)
     shape = np.broadcast_shapes(*(x.shape for x, axis in zip(inputs, parsed.axes, strict=True) if axis is None))
     with np.errstate(all="ignore"):
@@ -67,6 +73,48 @@ def run_region(*inputs: NDArray[Any], program: str) -> NDArray[np.float32]:
                 operands = [np.broadcast_to(operands[0], shape)]
             values.append(_STEPS[step.operator](*operands, **dict(step.attributes)))
     return np.asarray(values[-1], np.float32)
+
+
+def _run_blocked(inputs: Sequence[NDArray[Any]], program: str, block_size: int, channels: int) -> NDArray[np.float32]:
+    views = []
+    for number, x in enumerate(inputs):
+        shape: Any = blocked_shape(x.shape, block_size, number)
+        views.append(x if shape is None else x.reshape(shape))
+    y = run_region(*views, program=program).copy()
+    if y.ndim != 5:
+        return y
+    n, blocks, h, w, lanes = y.shape
+    if channels:
+        own_lanes = channels - (blocks - 1) * lanes
+        if not 0 < own_lanes <= lanes:
+            raise ValueError(f"y has {blocks * lanes} channels; expected channel {channels} in the last block of {lanes}")
+        y[:, -1, :, :, own_lanes:] = 0
+    return y.reshape(n, blocks * lanes, h, w)
+
+
+def blocked_shape(shape: Sequence[int | None], block_size: int, number: int) -> list[int | None] | None:
+    """With a dimension for the channels of a block, as `granularity.split_channels`, if the tensor has four dimensions. Raises
+    ValueError."""
+    if len(shape) != 4:
+        return None
+    n, channels, h, w = shape
+    if channels is None or channels == 1:
+        return [n, channels, h, w, None if channels is None else 1]
+    if channels % block_size:
+        raise ValueError(f"input {number} has shape {list(shape)}; expected one channel, or a multiple of {block_size}")
+    return [n, channels // block_size, h, w, block_size]
+
+
+def check_layout(program: Program, block_size: int, channels: int) -> None:
+    """Raises ValueError unless a program may have blocked tensors of so many channels."""
+    if block_size not in (0, *BLOCK_SIZES):
+        raise ValueError(f"block_size is {block_size}; expected 0 or one of {BLOCK_SIZES}")
+    if channels < 0 or (channels and not block_size):
+        raise ValueError(
+            f"channels is {channels} with block_size {block_size}; expected 0, or a number of channels with blocks"
+        )
+    if block_size and (program.block_steps or any(axis is not None and axis < 0 for axis in program.axes)):
+        raise ValueError("program has blocks or scales along an axis; expected none in the blocked layout")
 
 
 def check_inputs(program: Program, count: int) -> None:

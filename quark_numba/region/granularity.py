@@ -7,15 +7,38 @@ from __future__ import annotations
 
 from typing import Any
 
-NO_FAULT, NOT_ONE, NOT_ALIKE, AXIS = range(4)
+NO_FAULT, NOT_ONE, NOT_ALIKE, AXIS, NOT_BLOCKED, CHANNELS = range(6)
 FAULTS = {
     NOT_ONE: "input {input} has shape {x_shape}; expected one element",
     NOT_ALIKE: "input {input} has shape {x_shape}, which does not go with those of the others",
     AXIS: "the blocks' axis is {axis}, out of range for shape {x_shape}",
+    NOT_BLOCKED: "input {input} has shape {x_shape}; expected one channel, or whole blocks of channels",
+    CHANNELS: "y has the shape {x_shape}; expected one of which the last block of channels has channel {channels}",
 }
 
 # What stands for None in `Program.axes`.
 OPERAND = 1
+
+
+def split_channels(shape: Any, block: int) -> bool:
+    """Give the shape (N, C, H, W), which fills the last four places of `shape`, a dimension more: (N, C / block, H, W, block),
+    as the elements of a blocked tensor lie, or (N, 1, H, W, 1) of one channel. Returns False if C is neither 1 nor a multiple
+    of the block."""
+    end = len(shape)
+    n, channels, h, w = shape[end - 4], shape[end - 3], shape[end - 2], shape[end - 1]
+    inner = 1 if channels == 1 else block
+    if channels % inner != 0:
+        return False
+    shape[end - 5], shape[end - 4], shape[end - 3] = n, channels // inner, h
+    shape[end - 2], shape[end - 1] = w, inner
+    return True
+
+
+def join_channels(shape: Any) -> None:
+    """Undo `split_channels`."""
+    end = len(shape)
+    n, channels, h, w = shape[end - 5], shape[end - 4] * shape[end - 1], shape[end - 3], shape[end - 2]
+    shape[end - 4], shape[end - 3], shape[end - 2], shape[end - 1] = n, channels, h, w
 
 
 def y_shape(shapes: Any, ranks: Any, axes: Any, scalars: Any, shape: Any) -> tuple[int, int, int]:

@@ -24,13 +24,16 @@ CHUNK = 1 << 14
 # and where one has the bytes of an element, 0 for those of one; and the loop, as ``granularity.loop_shape`` has it. Of blocks:
 # how many elements a block has, of how many rows a tile has a multiple, and ``block.granularity``'s `length` and `inner` of y;
 # how many steps are of blocks, and where the addresses of their functions are, two for each; and the bytes of the program's
-# buffers. A task that finds no memory sets the last field.
+# buffers. Of the blocked layout, where y has channels beyond its own: how many of a block (`lanes`) are its own (`own_lanes`,
+# 0 if there is nothing to clear), how many elements one y of the batch has, and how many are before its last block of channels.
+# A task that finds no memory sets the last field.
 WORK = np.dtype(
     [
         (name, np.int64)
         for name in (
             *("run", "y", "size", "count", "streams", "inputs", "itemsizes", "dimensions", "lengths", "masks"),
-            *("block", "group", "length", "inner", "formats", "functions", "buffers_size", "has_failed"),
+            *("block", "group", "length", "inner", "formats", "functions", "buffers_size"),
+            *("lanes", "own_lanes", "batch_size", "last_block", "has_failed"),
         )
     ]
 )
@@ -127,6 +130,28 @@ def spread(work_address: int, k: int, itemsize: int, at: int, n: int, buffer: in
     return buffer
 
 
+@jit.function
+def clear_padding(work_address: int, at: int, n: int) -> None:
+    """Write zeros to the channels that the blocked layout adds, of the n elements of y from `at` on, which are whole blocks. A
+    convolution multiplies these channels by 0, which would make NaN of Inf."""
+    work = record_at(work_address, WORK)
+    lanes, own, batch_size, last_block = work.lanes, work.own_lanes, work.batch_size, work.last_block
+    while n > 0:
+        place = at % batch_size
+        size = batch_size - place
+        if place < last_block:  # up to where channels are added
+            size = last_block - place
+        if size > n:
+            size = n
+        if place >= last_block:
+            y = array_at(work.y + 4 * at, size, np.float32)
+            for i in range(0, size, lanes):
+                for lane in range(own, lanes):
+                    y[i + lane] = np.float32(0)
+        at += size
+        n -= size
+
+
 def chunk(work_address: int, index: int) -> None:
     """Chunk `index` of a node's work, on a thread of ONNX Runtime's."""
     work = record_at(work_address, WORK)
@@ -161,6 +186,8 @@ def chunk(work_address: int, index: int) -> None:
                 spread_to[k] = at + rest if is_repeated else 0
             buffer += TILE * 8
         call(work.run, (addresses.ctypes.data, work.y + at * 4, n))
+        if work.own_lanes:
+            clear_padding(work_address, at, n)
 
 
 @jit.function

@@ -7,22 +7,26 @@ from typing import Any
 
 from ..declaration import Attribute, Operator, Parameter, Tensor
 from ..element_types import ELEMENT_TYPES, FLOAT32
-from .calls import check_inputs, run_region
+from .calls import blocked_shape, check_inputs, check_layout, run_region
 from .granularity import FAULTS
 from .key import parse
 
 
 def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
     """y is float32, of the shape to which the operands broadcast."""
-    program = parse(attributes["program"])
+    program, block_size = parse(attributes["program"]), attributes["block_size"]
     check_inputs(program, len(inputs))
+    check_layout(program, block_size, attributes["channels"])
     shapes = []
     for number, (given, own, axis) in enumerate(zip(inputs, program.inputs, program.axes, strict=True)):
         if given and given.element_type not in (None, own.element_type):
             assert given.element_type
             raise TypeError(f"input {number} has element type {given.element_type.name}; expected {own.element_type.name}")
         if axis is None:
-            shapes.append(given.shape if given else None)
+            given_shape = given.shape if given else None
+            if block_size and given_shape is not None:
+                given_shape = blocked_shape(given_shape, block_size, number) or given_shape
+            shapes.append(given_shape)
     if None in shapes:
         return [Tensor(FLOAT32, None)]
     shape: list[int | None] = []
@@ -32,6 +36,9 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
             raise ValueError(f"inputs have shapes {shapes}, which do not go together")
         known = lengths - {None}
         shape.append(known.pop() if known else None if lengths else 1)
+    if block_size and len(shape) == 5:
+        n, blocks, h, w, lanes = shape
+        shape = [n, None if blocks is None or lanes is None else blocks * lanes, h, w]
     return [Tensor(FLOAT32, shape)]
 
 
@@ -56,6 +63,13 @@ OPERATORS = (
                 "dimension along `axis`, which is below 0, counted from the last.",
                 "STRING",
             ),
+            Attribute(
+                "block_size",
+                0,
+                "If it is not 0, tensors of four dimensions lie in ONNX Runtime's layout for convolutions: (N, C, H, W) as "
+                "(N, C / block_size, H, W, block_size), or with one channel.",
+            ),
+            Attribute("channels", 0, "If it is not 0, y is 0 in the channels from this one on. Only with `block_size`."),
         ),
         call=run_region,
         infer=_infer,

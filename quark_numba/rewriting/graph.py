@@ -16,9 +16,10 @@ from onnx import helper, shape_inference
 
 from ..catalog import OPERATORS, QUANTIZATION
 from ..declaration import Operator
-from ..element_types import FLOAT32, UINT8, ElementType, find
+from ..element_types import UINT8, ElementType, find
 from ..element_types.tensors import to_tensor_proto
 from ..errors import ModelError, reraise_of_signal_handler
+from .stand_ins import stand_ins
 
 # ONNX Runtime runs the operators of these domains, unless it is told otherwise.
 _STANDARD_DOMAINS = ("", "com.microsoft")
@@ -85,7 +86,7 @@ class Graph:
         self.done: Counter[tuple[str, str]] = Counter()
         self.reasons: dict[Node, str] = {}
         self._nodes: dict[ir.Node, Node] = {}
-        self._unknown: Counter[tuple[str, str]] = Counter()
+        self._others: Counter[tuple[str, str]] = Counter()
         self._arrays: dict[ir.Value, NDArray[Any]] = {}  # of constants, and of what follows from them
         self._names: set[str | None] | None = None
         self._inferred: dict[ir.Value, Inferred] | None = None
@@ -99,7 +100,7 @@ class Graph:
         operator = OPERATORS.find(node.domain, node.op_type)
         if operator is None or node.op_identifier() in self.model.functions:
             if QUANTIZATION.search(node.op_type):
-                self._unknown[full_name(node), "not an operator of this package"] += 1
+                self.leave(node, "not an operator of this package")
             return
         inputs, outputs = len(node.inputs), len(node.outputs)
         most = operator.most_inputs or inputs
@@ -108,7 +109,7 @@ class Graph:
             or None in node.inputs[: operator.fewest_inputs]
             or (outputs != len(operator.outputs))
         ):
-            self._unknown[full_name(node), f"not valid: it has {inputs} inputs, {outputs} outputs, or lacks one"] += 1
+            self.leave(node, f"not valid: it has {inputs} inputs, {outputs} outputs, or lacks one")
             return
         found = self._nodes[node] = Node(node, operator, owner, len(self._nodes))
         given = {}
@@ -146,10 +147,14 @@ class Graph:
         """What is known of a node, if it is one of an operator of the package."""
         return self._nodes.get(node) if node else None
 
+    def leave(self, node: ir.Node, why: str) -> None:
+        """Count a node of another operator as left."""
+        self._others[full_name(node), why] += 1
+
     @property
     def left(self) -> Counter[tuple[str, str]]:
         """How many nodes of each operator are left, and why."""
-        return self._unknown + Counter((node.full_name, self.reasons[node]) for node in self.nodes() if node in self.reasons)
+        return self._others + Counter((node.full_name, self.reasons[node]) for node in self.nodes() if node in self.reasons)
 
     # Values.
 
@@ -342,39 +347,16 @@ class Inferred(NamedTuple):
 
 
 def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
-    """Those of the main graph; none where onnx fails. It is given a copy without large tensors, in which a Cast stands
-    for each node of the package's operators that gives y the shape of x, and ONNX's LSTM for a layer."""
-    model = graph.model
-    copy = onnx.ModelProto(ir_version=max(model.ir_version, 4))
-    copy.opset_import.extend(helper.make_opsetid(*each) for each in model.opset_imports.items())
-    to = copy.graph
+    """Those of the main graph; none where onnx fails."""
     try:
-        to.name = "values"
-        to.input.extend(ir.serde.serialize_value(value) for value in model.graph.inputs)
-        for value in model.graph.initializers.values():
-            tensor = value.const_value
-            if tensor is not None and tensor.nbytes <= _MOST_COPIED:
-                to.initializer.append(ir.serde.serialize_tensor(tensor))
-            elif not value.is_graph_input():
-                to.input.append(ir.serde.serialize_value(value))
-        for node in model.graph:
-            own = graph.node(node)
-            element_type = own and (graph.quantized_type(own) if own.operation == "quantize" else FLOAT32)
-            if own is None:
-                to.node.append(ir.serde.serialize_node(node))
-            elif own.operation == "lstm":  # y has another shape than x: that which it has in ONNX
-                operands = [value.name or "" if value else "" for value in node.inputs]
-                attributes = {"hidden_size": own.attributes.get("hidden_size", 0), "direction": "bidirectional"}
-                to.node.append(helper.make_node("LSTM", operands, [own.y.name or ""], **attributes))
-            elif element_type and own.operation != "region":
-                to.node.append(helper.make_node("Cast", [own.x.name or ""], [own.y.name or ""], to=element_type.number))
+        copy = skeleton(graph)
         inferred = shape_inference.infer_shapes(copy, data_prop=True).graph
     except Exception as error:  # whatever a model that is not valid leads to
         reraise_of_signal_handler(error)
         return {}
-    found, values = {}, {value.name: value for node in model.graph for value in node.outputs}
-    values |= {value.name: value for value in model.graph.inputs}
-    for info in (*inferred.value_info, *inferred.input):
+    found, values = {}, {value.name: value for node in graph.model.graph for value in node.outputs}
+    values |= {value.name: value for value in graph.model.graph.inputs}
+    for info in (*inferred.value_info, *inferred.input, *inferred.output):
         if info.name not in values:
             continue
         tensor_type = info.type.tensor_type
@@ -383,6 +365,33 @@ def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
         ]
         found[values[info.name]] = Inferred(find(tensor_type.elem_type), dimensions if tensor_type.HasField("shape") else None)
     return found
+
+
+def skeleton(graph: Graph, zeros: frozenset[str] = frozenset(), *, standard_ops: bool = True) -> onnx.ModelProto:
+    """The main graph with stand-ins, without the values of large initializers: those named in `zeros` are 0, and others are
+    graph inputs."""
+    model = graph.model
+    result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    result.opset_import.extend(helper.make_opsetid(*each) for each in model.opset_imports.items())
+    to = result.graph
+    to.name = "skeleton"
+    to.input.extend(ir.serde.serialize_value(value) for value in model.graph.inputs)
+    to.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
+    for name, value in model.graph.initializers.items():
+        tensor = graph.tensor(value)
+        if tensor is not None and tensor.nbytes <= _MOST_COPIED:
+            to.initializer.append(ir.serde.serialize_tensor(tensor))
+        elif tensor is not None and name in zeros:
+            to.initializer.add(
+                name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy(), raw_data=bytes(tensor.nbytes)
+            )
+        elif not value.is_graph_input():
+            to.input.append(ir.serde.serialize_value(value))
+    values = itertools.chain(model.graph.inputs, model.graph.initializers.values(), *(node.outputs for node in model.graph))
+    types = {value.name: value.dtype.value for value in values if value.name and value.dtype}
+    nodes = map(ir.serde.serialize_node, model.graph)
+    to.node.extend(stand_ins(nodes, types, standard_ops=standard_ops))
+    return result
 
 
 def full_name(node: ir.Node) -> str:

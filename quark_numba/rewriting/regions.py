@@ -26,9 +26,11 @@ from ..region.key import (
     Program,
     Step,
 )
+from .fusions import fused_values
 from .graph import Graph, Left, Node, copy_metadata
 
 MERGED = "merged: in one pass with its neighbours"
+FUSED = "ONNX Runtime fuses it into an operator of its own"
 
 # The opset from which on all operators of steps are what they are today, but HardSwish, which is younger.
 _FIRST_OPSET = 14
@@ -40,6 +42,7 @@ def rewrite(graph: Graph) -> None:
     if not graph.regions:
         return
     regions = []
+    fused: frozenset[str] | None = None
     for owner, nodes in _node_lists(graph):
         for node in nodes:
             if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP) and graph.node(node) is None:
@@ -49,7 +52,9 @@ def rewrite(graph: Graph) -> None:
             any(node is not None and node.operation in _STEPS for node in own)
             and owner.opset_imports.get("", 0) >= _FIRST_OPSET
         ):
-            merging = _Merging(graph, owner, nodes)
+            if fused is None:
+                fused = fused_values(graph)
+            merging = _Merging(graph, owner, nodes, fused if owner is graph.model else frozenset())
             regions += [(merging, *each) for each in merging.regions()]
     # Where there are any, a node by itself is one as well: another kernel need not be compiled for it.
     if any(len(region) > 1 for _, _, region in regions):
@@ -71,8 +76,8 @@ def _node_lists(graph: Graph) -> Iterator[tuple[Any, list[ir.Node]]]:
 class _Merging:
     """Of the nodes of one graph."""
 
-    def __init__(self, graph: Graph, owner: Any, nodes: list[ir.Node]) -> None:
-        self.graph, self.owner, self.nodes = graph, owner, nodes
+    def __init__(self, graph: Graph, owner: Any, nodes: list[ir.Node], fused: frozenset[str]) -> None:
+        self.graph, self.owner, self.nodes, self.fused = graph, owner, nodes, fused
         self.places = {node: place for place, node in enumerate(nodes)}
         self.floats: set[ir.Value] = set()  # what is found to be float32
         self.constants: set[ir.Value] = set()  # what follows from constants alone
@@ -109,6 +114,9 @@ class _Merging:
                 self.graph.reasons[own] = str(error)
                 return None
         if node.domain or node.op_type not in OPERANDS or node.op_type == ROUND_TRIP or len(node.outputs) != 1:
+            return None
+        if node.outputs[0].name in self.fused:
+            self.graph.leave(node, FUSED)
             return None
         if node.op_type == CAST:
             return self._cast(node)

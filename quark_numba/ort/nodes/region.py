@@ -16,8 +16,9 @@ from ...declaration import Operator, Overload
 from ...linear.kernels import widen_function
 from ...region import granularity, tiles
 from ...region.arithmetic import input_dtypes
+from ...region.calls import check_layout
 from ...region.dispatch import TABLE
-from ...region.granularity import AXIS, NO_FAULT, OPERAND
+from ...region.granularity import AXIS, CHANNELS, NO_FAULT, NOT_BLOCKED, OPERAND
 from ...region.kernels import CHUNK, WORK, chunk_function
 from ...region.key import MOST_INPUTS, MOST_STEPS, parse
 from ...region.source import buffers_size
@@ -51,9 +52,11 @@ STATE = np.dtype(
         ("formats", np.int64),  # how many steps are of blocks
         ("buffers_size", np.int64),  # of the program's, in bytes, if it has steps of blocks
         ("functions", np.int64, 2 * MOST_STEPS),  # of each of these: the C functions for a tile, and for any blocks
+        ("layout", np.int64),  # channels in a block of the blocked layout, 0 if tensors are not in it
+        ("channels", np.int64),  # of y's own there, 0 if y has no others
     ]
 )
-NUMBERS = ("input", "axis")
+NUMBERS = ("input", "axis", "channels")
 
 # Up to this many elements one thread is done before a second has woken up: a step takes less time than a quantization alone.
 SERIAL_SIZE = 1 << 15
@@ -65,6 +68,8 @@ AXES_AT, SCALARS_AT, WIDEN_AT, ITEMSIZES_AT, FUNCTIONS_AT = (
 )
 
 _y_shape = jit.function(granularity.y_shape)
+_split_channels = jit.function(granularity.split_channels)
+_join_channels = jit.function(granularity.join_channels)
 _loop_shape = jit.function(granularity.loop_shape)
 _block_shape = jit.function(block_shape)
 _count_tile_chunks = jit.function(tiles.count_chunks)
@@ -73,6 +78,8 @@ _count_tile_chunks = jit.function(tiles.count_chunks)
 def fill(state: Any, operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> None:
     """Set the fields of the wing's own; raises ValueError for an attribute that cannot be."""
     program = parse(attributes["program"])
+    check_layout(program, attributes["block_size"], attributes["channels"])
+    state["layout"], state["channels"] = attributes["block_size"], attributes["channels"]
     steps = program.block_steps
     task = tiles.chunk_function() if steps else chunk_function()
     state["task"], state["run"] = keep(task).address, keep(TABLE[program].task).address
@@ -117,23 +124,47 @@ def compute(state_address: int, context_address: int) -> int:
             shapes[MAX_RANK * (k + 1) - found[1] + d] = dimensions[d]
 
     shape = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
-    fault, k, rank = _y_shape(shapes, ranks, axes, scalars, shape)
+    fault: Any = np.int64(NO_FAULT)
+    rank: Any = np.int64(0)
+    wrong: Any = np.int64(0)  # the input at fault
+    if state.layout:
+        for i in range(count):
+            if axes[i] == OPERAND and ranks[i] == 4 and fault == NO_FAULT:
+                ranks[i] = 5
+                if not _split_channels(shapes[MAX_RANK * i : MAX_RANK * (i + 1)], state.layout):
+                    fault, wrong, ranks[i] = NOT_BLOCKED, i, 4
+    if fault == NO_FAULT:
+        fault, wrong, rank = _y_shape(shapes, ranks, axes, scalars, shape)
     y_shape = shape.ctypes.data + 8 * (MAX_RANK - rank)
-    found[0], found[1] = shapes.ctypes.data + 8 * (MAX_RANK * (k + 1) - ranks[k]), ranks[k]
+    found[0], found[1] = shapes.ctypes.data + 8 * (MAX_RANK * (wrong + 1) - ranks[wrong]), ranks[wrong]
     length = inner = np.int64(0)
     if fault == NO_FAULT and state.block:
         no_axis, length, inner = _block_shape(array_at(y_shape, rank, np.int64), state.axis, state.block)
         if no_axis != NO_FAULT:
             fault, found[0], found[1] = AXIS, y_shape, rank
+    lanes: Any = np.int64(0)
+    own_lanes: Any = np.int64(0)
+    if fault == NO_FAULT and state.channels and rank == 5:
+        lanes = shape[MAX_RANK - 1]
+        own_lanes = state.channels - (shape[MAX_RANK - 4] - 1) * lanes
+        if own_lanes <= 0 or own_lanes > lanes:
+            fault, found[0], found[1] = CHANNELS, y_shape, rank
     if has_many or fault != NO_FAULT:
-        numbers = array_at(stack(2), 2, np.int64)
-        numbers[0], numbers[1] = k, state.axis
+        numbers = array_at(stack(3), 3, np.int64)
+        numbers[0], numbers[1], numbers[2] = wrong, state.axis, state.channels
         return fault_status(state, RANK if has_many else FIRST_FAULT + fault, found, numbers)
 
-    status, y = ask(api[GET_OUTPUT], (context_address, 0, y_shape, rank))
     size = np.int64(1)
     for d in range(MAX_RANK - rank, MAX_RANK):
         size *= shape[d]
+    given, given_rank = y_shape, rank  # to ONNX Runtime
+    if state.layout and rank == 5:
+        joined = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
+        for d in range(MAX_RANK - rank, MAX_RANK):
+            joined[d] = shape[d]
+        _join_channels(joined)
+        given, given_rank = joined.ctypes.data + 8 * (MAX_RANK - 4), np.int64(4)
+    status, y = ask(api[GET_OUTPUT], (context_address, 0, given, given_rank))
     if status or size == 0:
         return status
 
@@ -147,6 +178,10 @@ def compute(state_address: int, context_address: int) -> int:
     work.dimensions = _loop_shape(shapes, ranks, axes, shape, rank, lengths, masks)
     work.block, work.group, work.length, work.inner, work.has_failed = state.block, state.group, length, inner, 0
     work.formats, work.functions, work.buffers_size = state.formats, state_address + FUNCTIONS_AT, state.buffers_size
+    work.lanes, work.own_lanes = lanes, own_lanes
+    if own_lanes:
+        work.batch_size = size // shape[MAX_RANK - 5]
+        work.last_block = work.batch_size - work.batch_size // shape[MAX_RANK - 4]
     widened, slots = array_at(stack(count), count, np.int64), stack(count)
     addresses = array_at(work.inputs, count, np.int64)
     for k in range(count):

@@ -1,0 +1,60 @@
+"""What ONNX Runtime fuses into operators of its own, as it says itself."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+
+import onnx
+import onnxruntime
+
+from ..errors import reraise_of_signal_handler
+from ..region.key import OPERANDS
+from .graph import Graph, skeleton
+from .model_files import temporary_folder
+
+# The operators of weights into which ONNX Runtime folds a constant Mul or Add behind them.
+_OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
+
+
+def fused_values(graph: Graph) -> frozenset[str]:
+    """The names of the elementwise nodes' outputs in the main graph that ONNX Runtime computes in an operator which is not
+    elementwise: a Relu in a convolution, a Mul folded into its weights, the parts of Gelu and LayerNormalization.
+
+    ONNX Runtime is given the model without its large tensors, and with stand-ins for the package's nodes. It optimises that and
+    writes the result. A value that is there no more is part of what its users became.
+    """
+    of_weights = {value.name for node in graph.model.graph if node.op_type in _OF_WEIGHTS for value in node.inputs[1:] if value}
+    try:
+        before = skeleton(graph, frozenset(name for name in of_weights if name), standard_ops=graph.standard_ops)
+        after = _optimised(before)
+    except Exception as error:  # a model that is not valid: a session of it tells why
+        reraise_of_signal_handler(error)
+        return frozenset()
+    found = {name: _is_elementwise(node) for node in after.graph.node for name in node.output}
+    # A node comes after what it uses, so that what became of its users is known.
+    users: dict[str, list[bool]] = defaultdict(list)
+    for node in reversed(before.graph.node):
+        for name in node.output:
+            found.setdefault(name, all(users[name]))
+        for name in node.input:
+            users[name].append(found.get(node.output[0], True))
+    elementwise = (name for node in before.graph.node if _is_elementwise(node) for name in node.output)
+    return frozenset(name for name in elementwise if not found[name])
+
+
+def _is_elementwise(node: onnx.NodeProto) -> bool:
+    """Whether a region may have it as a step."""
+    return node.domain in ("", "ai.onnx") and node.op_type in OPERANDS
+
+
+def _optimised(model: onnx.ModelProto) -> onnx.ModelProto:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    with temporary_folder() as folder:
+        options.optimized_model_filepath = os.path.join(folder, "model.onnx")
+        onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        return onnx.load(options.optimized_model_filepath)
