@@ -29,7 +29,7 @@ from .element_types import FLOAT32
 from .errors import reraise_of_signal_handler
 from .ort import entry, register
 from .region.calls import BLOCK_SIZES
-from .region.key import parse
+from .region.key import ROUND_TRIP, Program, parse
 from .rewriting.graph import Graph, inferred_values
 from .rewriting.model_files import temporary_folder
 
@@ -81,11 +81,13 @@ class _Left(Exception):  # noqa: N818
 
 
 class _Blocked(NamedTuple):
-    """A tensor in blocks: its name, its own channels, and whether the channels beyond these are known to be 0."""
+    """A tensor in blocks: its name, its own channels, whether the channels beyond these are known to be 0, and whether no element
+    can be NaN."""
 
     name: str
     channels: int
     has_zeros: bool
+    is_number: bool = False
 
 
 def blocked(
@@ -357,6 +359,8 @@ class _Writer:
         x = self._blocked(node.input[0])
         if len(node.output) > 1:
             raise _Left("it gives indices")
+        if "Max" in node.op_type and not x.is_number:
+            raise _Left("on blocks ONNX Runtime leaves out NaN")
         self._replace(node, [x.name], _NCHWC, x.channels, x.has_zeros)
 
     def _concat(self, node: onnx.NodeProto) -> None:
@@ -442,7 +446,21 @@ class _Writer:
         copy.attribute.append(helper.make_attribute("block_size", self.block))
         if count % self.block:
             copy.attribute.append(helper.make_attribute("channels", count))
+        y = node.output[0]
+        self.tensors[y] = self.tensors[y]._replace(is_number=self._is_number(node, program))
         self.kept += 1
+
+    def _is_number(self, node: onnx.NodeProto, program: Program) -> bool:
+        """Whether a region gives no NaN: what it gives last are integers times finite scales. The code of NaN is the lowest."""
+        last = program.steps[-1]
+        if last.operator != ROUND_TRIP:
+            return False
+        _, scale, zero_point = last.operands
+        assert scale is not None
+        assert zero_point is not None
+        name = node.input[scale]
+        is_finite = name in self.constants and bool(np.isfinite(numpy_helper.to_array(self.constants[name])).all())
+        return is_finite and program.inputs[zero_point].element_type.is_integer
 
     def _constant_in_blocks(self, array: NDArray[Any]) -> NDArray[Any]:
         """(N, C / b, H, W, b), or (N, 1, H, W, 1) of one channel."""
