@@ -1,0 +1,283 @@
+"""What sessions give for a generated graph, beside a drop-in session of the model whose constants are folded.
+
+`python tests/compared_sessions.py FIRST LAST [PROCESSES]` compares the graphs of these seeds, and lists what it finds by kind;
+`python tests/compared_sessions.py SEED` prints one graph, what is found of it, and the smallest part of it that shows the same.
+
+A drop-in session is an ``onnxruntime.InferenceSession`` with `quark_numba.register`. What is compared, and how:
+
+- At ORT_ENABLE_EXTENDED, without the blocked layout: every bit. Two NaNs are equal, whatever their bits.
+- At ORT_ENABLE_ALL, with the blocked layout and without, of exact graphs: every value. Two zeros are equal, whatever their signs,
+  as the sign of a sum that is 0 depends on its order.
+- At ORT_ENABLE_ALL of other graphs: no value may differ by more than 2^-5 of the largest one of its tensor, and they may not
+  differ by more than 2^-9 of it on the average: a value near a tie may be rounded to another step, and what follows takes it. Or,
+  where ONNX Runtime's own results at ORT_ENABLE_ALL and ORT_DISABLE_ALL differ, by eight times as much as these.
+- What is not finite has to be so, and of the same sign, in both.
+- ONNX Runtime's own results at ORT_ENABLE_ALL are not always right: the channels that it adds in its blocked layout get NaN by Inf
+  times 0, and so do others then; its MaxPool there ignores NaN. So a value that is that of the drop-in session at ORT_DISABLE_ALL
+  is right, too, and so is every value of a graph that is not finite somewhere where these two differ *before* it: what is left of
+  those is counted by itself (ALONE).
+"""
+
+import collections
+import multiprocessing
+import sys
+import time
+
+import generated_graphs
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper
+
+import quark_numba
+
+LEVELS = onnxruntime.GraphOptimizationLevel
+ALL, EXTENDED, NONE = LEVELS.ORT_ENABLE_ALL, LEVELS.ORT_ENABLE_EXTENDED, LEVELS.ORT_DISABLE_ALL
+ALONE = "ONNX Runtime alone"
+
+
+def options(level):
+    result = onnxruntime.SessionOptions()
+    result.graph_optimization_level, result.intra_op_num_threads, result.log_severity_level = level, 1, 4
+    return result
+
+
+def drop_in(model, level):
+    given = options(level)
+    quark_numba.register(given)
+    return onnxruntime.InferenceSession(model.SerializeToString(), given, ["CPUExecutionProvider"])
+
+
+def ours(model, level, blocked_layout):
+    return quark_numba.InferenceSession(model, options(level), ["CPUExecutionProvider"], blocked_layout=blocked_layout)
+
+
+def run(session, feeds):
+    names = {each.name for each in session.get_inputs()}
+    return session.run(None, {name: value for name, value in feeds.items() if name in names})
+
+
+def outcome(make, feeds):
+    """What a session gives, or the error."""
+    try:
+        return run(make(), feeds)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:300]}"
+
+
+class Comparison:
+    """Of one graph. `found` are (kind, what); `alone` is what ONNX Runtime's own sessions differ by."""
+
+    def __init__(self, source, folded, feeds, exact=True):
+        self.source, self.folded, self.feeds, self.exact = source, folded, feeds, exact
+        self.names = [each.name for each in folded.graph.output]
+        self.found, self.alone = [], []
+        self._judge = None
+        extended, all_ = (outcome(lambda level=level: drop_in(folded, level), feeds) for level in (EXTENDED, ALL))
+        for level, blocked_layout in ((EXTENDED, False), (ALL, False), (ALL, True)):
+            label = f"{'EXTENDED' if level == EXTENDED else 'ALL'}{', blocked' if blocked_layout else ''}"
+            expected = extended if level == EXTENDED else all_
+            if isinstance(expected, str):
+                self.alone.append(("error of the drop-in session", f"{label}: {expected}"))
+                continue
+            result = outcome(lambda level=level, blocked=blocked_layout: ours(source, level, blocked), feeds)
+            self._compare(label, expected, result, self._equal if level == EXTENDED else self._near)
+
+    def _compare(self, label, expected, result, compare):
+        if isinstance(result, str):
+            self.found.append((f"error, {label}", result))
+            return
+        for k, (name, one, other) in enumerate(zip(self.names, expected, result, strict=True)):
+            if one.shape != other.shape or one.dtype != other.dtype:
+                self.found.append((f"shape, {label}", f"{name}: {one.dtype}{one.shape}, ours {other.dtype}{other.shape}"))
+                continue
+            wrong = compare(k, one, other)
+            if wrong:
+                self.found.append((f"{wrong[0]}, {label}", f"{name}: {wrong[1]}"))
+
+    def _equal(self, k, one, other):
+        return said("bits", one, other, ~same(one, other))
+
+    def judge(self, k):
+        """The drop-in session that computes each node by itself."""
+        if self._judge is None:
+            self._judge = run(drop_in(self.folded, NONE), self.feeds)
+        return self._judge[k]
+
+    def _near(self, k, one, other):
+        differ = ~same(one, other) & ~((one == 0) & (other == 0))
+        if not differ.any():
+            return None
+        judge = self.judge(k)
+        finite = np.isfinite(one) & np.isfinite(other)
+        wrong = differ & ~finite & ~same_kind(judge, other)
+        if wrong.any():
+            return self._unless_alone(k, one, other, wrong, "not finite")
+        if self.exact:
+            wrong = differ & ~same(judge, other)
+            return self._unless_alone(k, one, other, wrong, "values") if wrong.any() else None
+        with np.errstate(all="ignore"):
+            d = np.where(finite, np.abs(one.astype(np.float64) - other), 0)
+            own = np.abs(one.astype(np.float64) - judge)
+            own = np.where(np.isfinite(own), own, 0)
+        largest = np.abs(one[np.isfinite(one)]).max(initial=0)
+        wrong = d > max(2**-5 * largest, 8 * own.max(initial=0))
+        if wrong.any():
+            return said("far", one, other, wrong)
+        if d.mean() > max(2**-9 * largest, 8 * own.mean()):
+            return said("far on the average", one, other, d > 2**-9 * largest)
+        return None
+
+    def _unless_alone(self, k, one, other, wrong, kind):
+        """Not where ONNX Runtime's own sessions differ in the same tensor."""
+        if (~same(one, self.judge(k)) & ~((one == 0) & (self.judge(k) == 0))).any() and any(
+            not np.isfinite(each).all() for each in self.feeds.values() if each.dtype == np.float32
+        ):
+            self.alone.append((ALONE, str(said(kind, one, other, wrong))))
+            return None
+        return said(kind, one, other, wrong)
+
+
+def same(one, other):
+    return (one.view(np.uint32) == other.view(np.uint32)) | (np.isnan(one) & np.isnan(other))
+
+
+def same_kind(one, other):
+    """Both NaN, the same infinity, or both finite."""
+    return (np.isnan(one) & np.isnan(other)) | (one == other) | (np.isfinite(one) & np.isfinite(other))
+
+
+def said(kind, one, other, wrong):
+    if not wrong.any():
+        return None
+    place = tuple(int(k) for k in np.argwhere(wrong)[0])
+    return kind, f"{int(wrong.sum())} of {wrong.size}; at {place} {one[place]!r}, ours {other[place]!r}"
+
+
+def compared(seed):
+    case = generated_graphs.case(seed)
+    return case, Comparison(case.source, case.folded, case.feeds, case.exact)
+
+
+# The smallest part that shows the same.
+
+
+def smaller(source, folded, feeds, exact, kind):
+    """The part of a graph that still has a finding of this kind, as two models and what to feed: from behind, then from before."""
+    best = (source, folded, feeds)
+
+    def shows(part):
+        try:
+            return any(each == kind for each, _ in Comparison(*part, exact).found)
+        except Exception:
+            return False
+
+    made = [name for node in folded.graph.node for name in node.output]
+    floats = {each.name for each in folded.graph.output}
+    for name in [*(each for each in made if each not in floats), *floats]:
+        part = cut(source, folded, feeds, [], [name])
+        if part and shows(part):
+            best = part
+            break
+    else:
+        name = None
+    if name is None:
+        return best
+    # Values that can be fed instead of computed.
+    fed = []
+    for value in reversed([each for each in made if each != name]):
+        part = cut(source, folded, feeds, [*fed, value], [name])
+        if part and shows(part):
+            best, fed = part, [*fed, value]
+    return best
+
+
+def cut(source, folded, feeds, fed, outputs):
+    """Of both models: the values that are `fed` become inputs, and only `outputs` come out. None if that cannot be."""
+    try:
+        with_values = with_outputs(folded, [*fed, *outputs])
+        values = dict(zip([*fed, *outputs], run(drop_in(with_values, NONE), feeds), strict=True))
+    except Exception:
+        return None
+    if any(value.dtype != np.float32 for value in values.values()):
+        return None
+    models = []
+    for model in (source, folded):
+        result = with_outputs(model, outputs)
+        graph = result.graph
+        needed, kept = set(outputs), []
+        for node in reversed(graph.node):
+            if not needed.isdisjoint(set(node.output) - set(fed)):
+                kept.append(node)
+                needed.update(generated_graphs.used_names([node]))
+        del graph.node[:]
+        graph.node.extend(reversed(kept))
+        inputs = [each for each in graph.input if each.name in needed]
+        inputs += [helper.make_tensor_value_info(name, 1, values[name].shape) for name in fed if name in needed]
+        del graph.input[:]
+        graph.input.extend(inputs)
+        initializers = [each for each in graph.initializer if each.name in needed]
+        del graph.initializer[:]
+        graph.initializer.extend(initializers)
+        models.append(result)
+    return *models, feeds | {name: values[name] for name in fed}
+
+
+def with_outputs(model, names):
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.output[:]
+    result.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in names)
+    return result
+
+
+def text_of(model):
+    """In ONNX's own syntax, without the contents of large tensors."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    lines = []
+    for tensor in list(result.graph.initializer):
+        array = quark_numba.from_tensor_proto(tensor)
+        content = f" = {array.tolist()}" if array.size < 9 else ""
+        lines.append(f"# {tensor.name}: {array.dtype}{list(array.shape)}{content}")
+    del result.graph.initializer[:]
+    return "\n".join([onnx.printer.to_text(result), *lines])
+
+
+def _finding(seed):
+    try:
+        case, comparison = compared(seed)
+    except Exception as error:
+        return seed, None, [("error of the test", f"{type(error).__name__}: {error}")], []
+    return seed, case, comparison.found, comparison.alone
+
+
+def _main(arguments):
+    numbers = [int(each) for each in arguments]
+    if len(numbers) == 1:
+        case, comparison = compared(*numbers)
+        print(text_of(case.source), case.built, f"exact: {case.exact}, special: {case.special}", sep="\n")
+        print(*comparison.found, *comparison.alone, sep="\n")
+        for kind in dict.fromkeys(kind for kind, _ in comparison.found):
+            source, folded, feeds = smaller(case.source, case.folded, case.feeds, case.exact, kind)
+            print(f"\n{kind}, in a smaller graph:\n{text_of(folded)}")
+            print({name: value.shape for name, value in feeds.items()}, Comparison(source, folded, feeds, case.exact).found)
+        return
+    first, last, processes = (*numbers, 1)[:3]
+    kinds, alone, start = collections.defaultdict(list), collections.defaultdict(list), time.time()
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for seed, case, found, own in pool.imap_unordered(_finding, range(first, last), 4):
+            for kind, what in dict(reversed(found)).items():
+                kinds[kind].append(seed)
+                print(seed, kind, what, case and (case.special, "exact" if case.exact else "any", case.built), flush=True)
+            for kind, what in dict(reversed(own)).items():
+                alone[kind].append(seed)
+                print("   ", seed, kind, what, flush=True)
+    minutes = (time.time() - start) / 60
+    print(f"{last - first} graphs in {minutes:.1f} minutes, {(last - first) / minutes:.0f} a minute")
+    for kind, seeds in sorted([*kinds.items(), *alone.items()]):
+        print(f"{len(seeds):5} {kind}: {sorted(seeds)[:30]}")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,962 @@
+"""Graphs of the kinds that exporters write, each known by a seed: convolutions, transformers and what lies between, with
+quantization nodes behind most values. Imports nothing of the package.
+
+`case(seed)` gives a model as a quantizer writes it, the same with its constant weights folded, and what to feed.
+
+Most graphs are *exact*: what goes in, weights and scales are small integers times powers of two, and every value is known to be
+a multiple of 2^-grid of at most `bound`, such that all sums and products have less than 24 bits. They are then the same in any
+order, and equal in every bit whatever ONNX Runtime fuses, folds and lays out anew. The others have any weights, and functions
+such as Erf.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+CHANNELS = [3, 5, 7, 8, 12, 16, 16, 20, 20, 24, 32, 33]
+LENGTHS = [1, 2, 4, 4, 5, 6, 8, 8]
+OPSETS = [*range(11, 24), 14, 17, 17, 18, 21, 21]
+MOST_ELEMENTS = 12_000
+QUARK = "com.amd.quark"
+
+# Element type of codes: its dtype, and of exact graphs the scale's exponent and the zero point. None: no integers.
+TYPES = {
+    "int8": (np.int8, -3, 0),
+    "uint8": (np.uint8, -3, 128),
+    "int16": (np.int16, -6, 3),
+    "uint16": (np.uint16, -6, 32768),
+    "int32": (np.int32, -8, 0),
+    "bfloat16": (ml_dtypes.bfloat16, None, 0),
+    "float16": (np.float16, None, 0),
+}
+BLOCKS = [
+    ("BFPQuantizeDequantize", {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8}),
+    ("BFPQuantizeDequantize", {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16}),
+    ("MXQuantizeDequantize", {"element_dtype": "fp8_e4m3", "block_size": 32}),
+]
+
+
+class Value(NamedTuple):
+    """Of a graph, and what is known of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    bound: float = 4.0
+    grid: int = 2
+
+    @property
+    def bits(self):
+        return math.log2(max(self.bound, 2.0**-20)) + self.grid
+
+    @property
+    def size(self):
+        return math.prod(self.shape)
+
+
+@dataclass
+class Case:
+    """`source` as a quantizer writes it; `folded` has its constant weights without their quantization nodes."""
+
+    seed: int
+    exact: bool
+    special: str
+    source: onnx.ModelProto
+    folded: onnx.ModelProto
+    feeds: dict
+    shapes: dict
+    built: list = field(default_factory=list)  # the builders' names
+
+
+class Builder:
+    """Adds nodes one behind the other."""
+
+    def __init__(self, seed):
+        self.random = random = np.random.default_rng([20, seed])
+        self.exact = bool(random.random() < 0.72)
+        self.opset = int(random.choice(OPSETS))
+        self.kind = self.one(["image"] * 8 + ["line", "volume", "tokens", "tokens", "table"])
+        self.special = self.one(["none"] * 7 + ["Inf", "Inf", "NaN", *([] if self.exact else ["huge"])])
+        self.type = self.one(["bfloat16", "bfloat16", "float16", "int8", "uint16", "int32", *TYPES])
+        self.blocks = BLOCKS[random.integers(len(BLOCKS))]
+        self.has_blocks = random.random() < 0.12
+        self.nodes, self.initializers, self.folded, self.weights = [], [], [], set()
+        self.inputs, self.feeds, self.live, self.shapes, self.built = [], {}, [], {}, []
+        self.count, self.depth = 0, 0
+
+    # Draws.
+
+    def one(self, choices):
+        return choices[self.random.integers(len(choices))]
+
+    def chance(self, probability):
+        return bool(self.random.random() < probability)
+
+    def numbers(self, shape):
+        """Small ones, none of them 0."""
+        if self.exact:
+            return (self.random.integers(1, 9, shape) * self.random.choice([-0.25, 0.25], shape)).astype(np.float32)
+        return (self.random.uniform(0.25, 2, shape) * self.random.choice([-1, 1], shape)).astype(np.float32)
+
+    # Nodes and constants.
+
+    def name(self, prefix="v"):
+        self.count += 1
+        return f"{prefix}{self.count}"
+
+    def put(self, operator, *inputs, count=1, domain="", **attributes):
+        """A node, and the names of what it gives."""
+        outputs = [self.name() for _ in range(count)]
+        names = [each.name if isinstance(each, Value) else each for each in inputs]
+        node_name = f"{operator}_{outputs[0]}"
+        self.nodes.append(helper.make_node(operator, names, outputs, name=node_name, domain=domain, **attributes))
+        return outputs[0] if count == 1 else outputs
+
+    def new(self, like, name, shape=None, bound=None, grid=None):
+        value = Value(
+            name,
+            tuple(like.shape if shape is None else map(int, shape)),
+            float(like.bound if bound is None else bound),
+            int(like.grid if grid is None else grid),
+        )
+        if not self.depth:
+            self.shapes[name] = value.shape
+        return value
+
+    def constant(self, array, dtype=None):
+        name = self.name("c")
+        self.initializers.append(tensor(np.asarray(array, dtype), name))
+        return name
+
+    def integers(self, values):
+        return self.constant(values, np.int64)
+
+    def weight(self, shape, fan_in):
+        """The name of a weight, mostly with quantization nodes, which it goes through unchanged; and the largest sum of
+        magnitudes for one output, whichever axis that has."""
+        if self.exact:  # few that are not 0, so that sums stay small
+            flat = np.zeros(math.prod(shape), np.float32)
+            few = max(1, min(flat.size, 8 * flat.size // max(1, fan_in)))
+            flat[self.random.choice(flat.size, few, replace=False)] = self.random.choice([-0.5, -0.25, 0.25, 0.5], few)
+            w = flat.reshape(shape)
+        else:
+            w = self.random.normal(0, fan_in**-0.5, shape)
+            w = (np.rint(w / 2**-6.3) * np.float32(2**-6.3)).astype(np.float32)
+        rest = lambda axis: np.abs(w).sum(axis=tuple(set(range(w.ndim)) - {axis}))  # noqa: E731
+        sums = max(1.0, *(float(rest(axis).max()) for axis in range(w.ndim)))
+        form = self.one(["plain", "pair", "pair", "codes"]) if not self.depth else "plain"
+        if form == "plain":
+            return self.constant(w), sums
+        kind = self.one(["int8", "int16", "bfloat16"]) if form == "pair" else "int8"
+        if kind == "bfloat16":
+            w, scale = w.astype(ml_dtypes.bfloat16).astype(np.float32), np.float32(1)
+        else:
+            scale = np.float32(0.25 if self.exact else 2**-6.3)
+            w = np.clip(np.rint(w / scale), -128, 127).astype(np.float32) * scale
+        parameters = self.constant(scale), self.constant(0, TYPES[kind][0])
+        if form == "pair":
+            codes = self.put("ExtendedQuantizeLinear", self.constant(w), *parameters, domain=QUARK)
+            self.weights.add(codes)
+        else:
+            codes = self.constant(np.rint(w / scale), np.int8)
+        name = self.put("ExtendedDequantizeLinear", codes, *parameters, domain=QUARK)
+        self.weights.add(name)
+        self.folded.append(tensor(w, name))
+        return name, sums
+
+    # What quantizes.
+
+    def pair(self, x, kind=None):
+        """Quantize and dequantize."""
+        kind = kind or (self.type if self.chance(0.88) else self.one(list(TYPES)))
+        dtype, exponent, zero_point = TYPES[kind]
+        axis = int(self.random.integers(len(x.shape))) if len(x.shape) > 1 and self.chance(0.1) else None
+        shape = () if axis is None else (x.shape[axis],)
+        if exponent is None:
+            scale = np.ones(shape, np.float32) if self.exact or kind == "bfloat16" else np.full(shape, 0.75, np.float32)
+            bound, grid = x.bound * 1.01, x.grid
+        else:
+            scale = np.ldexp(np.float32(1), exponent + self.random.integers(0, 2, shape)).astype(np.float32)
+            info = np.iinfo(dtype)
+            most = 2.0 ** (exponent + 1) * (max(info.max - zero_point, zero_point - info.min) + 1)
+            bound, grid = min(x.bound + 2.0 ** (exponent + 1), most), min(x.grid, -exponent)
+            if not self.exact:
+                scale = (scale * np.float32(0.37)).astype(np.float32)
+        parameters = [self.constant(scale), self.constant(np.full(shape, zero_point), dtype)]
+        attributes = {} if axis is None else {"axis": axis}
+        codes = self.put("ExtendedQuantizeLinear", x, *parameters, domain=QUARK, **attributes)
+        return self.new(x, self.put("ExtendedDequantizeLinear", codes, *parameters, domain=QUARK, **attributes), None, bound, grid)
+
+    def block_node(self, x):
+        operator, attributes = self.blocks
+        axis = 1 if self.chance(0.8) else int(self.random.integers(len(x.shape)))
+        name = self.put(operator, x, domain=QUARK, axis=axis, rounding_mode=2, **attributes)
+        return self.new(x, name, None, 2 * x.bound)
+
+    def quantized(self, x, probability=1.0):
+        """What mostly comes behind a value."""
+        if not self.chance(probability):
+            return x
+        if self.has_blocks and len(x.shape) > 1 and self.chance(0.6):
+            return self.block_node(x)
+        return self.pair(x)
+
+    def small(self, x, bits):
+        """x, of no more bits."""
+        return self.pair(x, "int8") if self.exact and x.bits > bits else x
+
+    # One operator each.
+
+    def unary(self, operator, x, *inputs, bound=None, grid=None, **attributes):
+        return self.new(x, self.put(operator, x, *inputs, **attributes), None, bound, grid)
+
+    def binary(self, operator, a, b):
+        """With all that exact graphs need before it."""
+        is_sum = operator in ("Add", "Sub", "Max", "Min")
+        a, b = (self.small(each, 18 if is_sum else 11) for each in (a, b))
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        bound = a.bound + b.bound if is_sum else a.bound * max(b.bound, 1)
+        grid = max(a.grid, b.grid) if is_sum else a.grid + b.grid
+        return self.new(a, self.put(operator, a, b), shape, bound, grid)
+
+    def value_of(self, array):
+        return Value(self.constant(array), array.shape, float(np.abs(array).max(initial=0.25)), 2)
+
+    def activation(self, x):
+        simple = ["Relu", "Relu", "Clip", "HardSigmoid", "LeakyRelu", "HardSwishParts", "Abs", "Neg", "Identity"]
+        if not self.exact:
+            simple += ["Sigmoid", "Tanh", "HardSwish", "Silu", "QuickGelu", "Gelu", "Sqrt"]
+        what = self.one(simple)
+        x = self.small(x, 12)
+        if what == "Clip":
+            low, high = self.one([(0, 6), (0, 6), (-1, 1), (-0.5, 4)])
+            bound = max(-low, high)
+            return self.unary("Clip", x, self.constant(low, np.float32), self.constant(high, np.float32), bound=bound)
+        if what == "HardSigmoid":
+            alpha = 0.25 if self.exact else float(self.one([0.2, 1 / 6]))
+            return self.unary("HardSigmoid", x, bound=1, grid=x.grid + 3, alpha=alpha, beta=0.5)
+        if what == "LeakyRelu":
+            return self.unary("LeakyRelu", x, alpha=0.25 if self.exact else 0.1, grid=x.grid + 2)
+        if what == "HardSwishParts":
+            return hard_swish_in_parts(self, x)
+        if what == "HardSwish" and self.opset < 14:
+            return hard_swish_in_parts(self, x)
+        if what == "Sqrt":
+            return self.unary("Sqrt", self.unary("Abs", x))
+        if what in ("Silu", "QuickGelu"):
+            return quick_gelu(self, x, what == "Silu")
+        if what == "Gelu":
+            return gelu(self, x)
+        return self.unary(what, x)
+
+    def transposed(self, x, order):
+        return self.new(x, self.put("Transpose", x, perm=list(order)), [x.shape[k] for k in order])
+
+    def reshaped(self, x, shape):
+        given = list(shape)
+        if self.chance(0.5):
+            given[self.one([k for k, each in enumerate(given) if each] or [0])] = -1
+        if len(given) > 1 and shape[0] == x.shape[0] and given[0] != -1 and self.chance(0.6):
+            given[0] = 0
+        return self.new(x, self.put("Reshape", x, self.integers(given)), shape)
+
+    def reduced(self, operator, x, axes, keepdims=1):
+        """Of Reduce*, whose axes were attributes once."""
+        if self.opset >= (13 if operator == "ReduceSum" else 18):
+            name = self.put(operator, x, self.integers(axes), keepdims=keepdims)
+        else:
+            name = self.put(operator, x, axes=list(axes), keepdims=keepdims)
+        axes = {axis % len(x.shape) for axis in axes}
+        shape = [1 if k in axes else n for k, n in enumerate(x.shape) if keepdims or k not in axes]
+        return self.new(x, name, shape, x.bound * (math.prod(x.shape[k] for k in axes) if operator == "ReduceSum" else 1))
+
+    def squeezed(self, operator, x, axes, shape):
+        if self.opset >= 13:
+            return self.new(x, self.put(operator, x, self.integers(axes)), shape)
+        return self.new(x, self.put(operator, x, axes=list(axes)), shape)
+
+    def convolution(self, x, channels, kernel, groups=1, bias=None, **attributes):
+        """`attributes`: pads for both sides, strides, dilations; auto_pad."""
+        x = self.small(x, 14)
+        spatial = len(x.shape) - 2
+        weight, sums = self.weight((channels, x.shape[1] // groups, *kernel), x.shape[1] // groups * math.prod(kernel))
+        pads, strides = attributes.get("pads", [0] * 2 * spatial), attributes.get("strides", [1] * spatial)
+        dilations = attributes.get("dilations", [1] * spatial)
+        if "auto_pad" in attributes:
+            lengths = [-(-n // s) for n, s in zip(x.shape[2:], strides, strict=True)]
+        else:
+            lengths = [
+                (n + pads[k] + pads[k + spatial] - dilations[k] * (kernel[k] - 1) - 1) // strides[k] + 1
+                for k, n in enumerate(x.shape[2:])
+            ]
+        inputs = [x, weight]
+        if bias if bias is not None else self.chance(0.5):
+            inputs.append(self.constant(self.numbers(channels)))
+        name = self.put("Conv", *inputs, group=groups, kernel_shape=list(kernel), **attributes)
+        return self.new(x, name, (x.shape[0], channels, *lengths), x.bound * sums + 2, x.grid + 2)
+
+
+def tensor(array, name):
+    """Of types that onnx's helpers take as numbers, too."""
+    array = np.asarray(array)
+    if array.dtype == ml_dtypes.bfloat16:
+        return helper.make_tensor(name, TensorProto.BFLOAT16, array.shape, array.tobytes(), raw=True)
+    return onnx.numpy_helper.from_array(np.array(array, order="C"), name)
+
+
+# Builders: each adds nodes to a value, and gives a new one, or None where it does not go with this one.
+
+
+def conv(b, x):
+    if not 3 <= len(x.shape) <= 5:
+        return None
+    spatial, channels = len(x.shape) - 2, x.shape[1]
+    if min(x.shape) < 1 or channels > 66:
+        return None
+    form = b.one(["plain", "plain", "plain", "pointwise", "pointwise", "depthwise", "groups", "strided", "dilated", "same"])
+    kernel = [min(k, 3) for k in b.random.choice([1, 2, 3, 3, 3], spatial)] if form != "pointwise" else [1] * spatial
+    kernel = [int(k) for k in kernel]
+    pads = [int(k > 1) for k in kernel] * 2
+    outer = b.one([each for each in CHANNELS if spatial < 3 or each < 21])
+    named = {}
+    if form == "depthwise":
+        return b.convolution(x, channels * b.one([1, 1, 2]), kernel, channels, pads=pads)
+    if form == "groups":
+        groups = b.one([each for each in (1, 2, 3, 4, 5, 7, 11) if channels % each == 0])
+        return b.convolution(x, groups * b.one([1, 2, 4, 8]), kernel, groups, pads=pads)
+    if form == "strided":
+        named["strides"] = [2] * spatial
+    if form == "dilated":
+        kernel, pads, named["dilations"] = [3] * spatial, [2] * 2 * spatial, [2] * spatial
+    if form == "same":
+        return b.convolution(x, outer, kernel, auto_pad=b.one(["SAME_UPPER", "SAME_LOWER"]), strides=[b.one([1, 2])] * spatial)
+    return b.convolution(x, outer, kernel, pads=pads, **named)
+
+
+def conv_transpose(b, x):
+    if not 3 <= len(x.shape) <= 4 or x.size > 1500 or x.shape[1] > 66:
+        return None
+    x = b.small(x, 14)
+    groups = b.one([1, 1, x.shape[1] if x.shape[1] < 9 else 1])
+    outer, spatial, k = b.one([3, 5, 8, 16]), len(x.shape) - 2, b.one([2, 3])
+    weight, sums = b.weight((x.shape[1], outer, *[k] * spatial), x.shape[1] * k)
+    inputs = [x, weight, *([b.constant(b.numbers(outer * groups))] if b.chance(0.5) else [])]
+    name = b.put("ConvTranspose", *inputs, group=groups, strides=[2] * spatial, kernel_shape=[k] * spatial)
+    shape = (x.shape[0], outer * groups, *((n - 1) * 2 + k for n in x.shape[2:]))
+    return b.new(x, name, shape, x.bound * sums + 2, x.grid + 2)
+
+
+def constant_operand(b, x):
+    """Add, Mul and the like with a constant of one of the shapes that they have."""
+    operator = b.one(["Add", "Add", "Mul", "Mul", "Sub", "Div", "PRelu", "Max"])
+    shapes = [(), (1,), x.shape[-1:], x.shape, x.shape[1:]]
+    if len(x.shape) >= 3:
+        channel = (x.shape[1], *[1] * (len(x.shape) - 2))
+        shapes += [channel, channel, channel, (1, *channel), (x.shape[1], *[1] * (len(x.shape) - 3), x.shape[-1])]
+    array = b.numbers(b.one(shapes))
+    if operator == "Div" and b.exact:
+        array = np.where(np.abs(array) < 1, np.float32(0.5), np.float32(2))
+    x = b.small(x, 12)
+    other = b.value_of(array)
+    if operator == "Div":
+        return b.unary("Div", x, other, bound=4 * x.bound, grid=x.grid + 2)
+    if operator in ("Add", "Mul", "Max") and b.chance(0.2):
+        return b.binary(operator, other, x)
+    return b.binary(operator, x, other)
+
+
+def activated(b, x):
+    return b.activation(x)
+
+
+def chain(b, x):
+    """A few activations and constants, as exporters leave them behind a convolution."""
+    for _ in range(b.one([2, 2, 3])):
+        x = b.one([constant_operand, activated])(b, x)
+    return x
+
+
+def residual(b, x):
+    others = [each for each in b.live if each.shape == x.shape and each is not x]
+    if others and b.chance(0.7):
+        other = b.one(others)
+    elif 3 <= len(x.shape) <= 5 and x.shape[1] <= 66:
+        other = b.quantized(b.convolution(x, x.shape[1], [1] * (len(x.shape) - 2)), 0.8)
+    else:
+        other = b.activation(x)
+    operator = b.one(["Add", "Add", "Add", "Sub", "Mul", "Max"])
+    a, c = (x, other) if b.chance(0.6) else (other, x)
+    if operator == "Max":  # which of 0 and -0 is the larger depends on where ONNX Runtime meets them
+        c = b.binary("Add", c, b.value_of(np.float32(0.0078125 if not b.exact else 0.25)))
+        operator = "Add"
+    return b.binary(operator, a, c)
+
+
+def two_branches(b, x):
+    """Two regions on one value, both of which something else takes."""
+    one, other = (b.quantized(b.activation(x)) for _ in range(2))
+    if b.chance(0.4):
+        b.live.append(one)
+        return other
+    return b.binary("Add", one, other) if b.chance(0.5) else joined(b, [one, other], 1 if len(x.shape) > 1 else 0)
+
+
+def gate(b, x):
+    """Squeeze and excite."""
+    if not 3 <= len(x.shape) <= 4 or x.shape[1] > 66:
+        return None
+    spatial = len(x.shape) - 2
+    pooled = global_pool(b, x)
+    if pooled is None:
+        return None
+    if b.chance(0.7):
+        pooled = b.quantized(b.convolution(pooled, x.shape[1], [1] * spatial), 0.8)
+    if b.exact or b.chance(0.5):
+        g = b.unary("HardSigmoid", b.small(pooled, 12), bound=1, grid=pooled.grid + 3, alpha=0.25, beta=0.5)
+    else:
+        g = b.unary("Sigmoid", pooled)
+    g = b.quantized(g, 0.5)
+    return b.binary("Mul", *((x, g) if b.chance(0.6) else (g, x)))
+
+
+def global_pool(b, x):
+    if not 3 <= len(x.shape) <= 5:
+        return None
+    count = math.prod(x.shape[2:])
+    shape = (*x.shape[:2], *[1] * (len(x.shape) - 2))
+    form = b.one(["GlobalAveragePool", "GlobalAveragePool", "ReduceMean", "GlobalMaxPool", "ReduceMax"])
+    if b.exact and form in ("GlobalAveragePool", "ReduceMean"):
+        if count & (count - 1):
+            form = "GlobalMaxPool"
+        else:
+            x = b.small(x, 12)
+    if form.startswith("Reduce"):
+        axes = list(range(2, len(x.shape))) if b.chance(0.5) else list(range(2 - len(x.shape), 0))
+        result = b.reduced(form, x, axes)
+    else:
+        result = b.new(x, b.put(form, x), shape)
+    return result._replace(grid=x.grid + int(math.log2(count)) if "Mean" in form or "Average" in form else x.grid)
+
+
+def pool(b, x):
+    if not 3 <= len(x.shape) <= 5 or min(x.shape[2:]) < 2:
+        return None
+    spatial = len(x.shape) - 2
+    kernel, stride = b.one([2, 2, 3]), b.one([1, 2])
+    operator = b.one(["MaxPool", "MaxPool", "AveragePool", "AveragePool"])
+    pads = [b.one([0, 1])] * 2 * spatial
+    named = {}
+    if operator == "AveragePool":
+        if b.exact:
+            kernel, named["count_include_pad"] = 2, 1
+            x = b.small(x, 12)
+        else:
+            named["count_include_pad"] = b.one([0, 1])
+    lengths = [(n + 2 * pads[0] - kernel) // stride + 1 for n in x.shape[2:]]
+    if min(lengths) < 1:
+        return None
+    name = b.put(operator, x, kernel_shape=[kernel] * spatial, strides=[stride] * spatial, pads=pads, **named)
+    grid = x.grid + (spatial if operator == "AveragePool" else 0)
+    return b.new(x, name, (*x.shape[:2], *lengths), None, grid)
+
+
+def island(b, x):
+    """As tf2onnx writes it: transposed to channels last, something done, and transposed back, mostly, for a convolution."""
+    rank = len(x.shape)
+    if not 3 <= rank <= 5:
+        return None
+    last, first = [0, *range(2, rank), 1], [0, rank - 1, *range(1, rank - 1)]
+    y = b.transposed(x, last)
+    channels = x.shape[1]
+    for _ in range(b.one([1, 1, 2])):
+        what = b.one(["constant", "constant", "constant", "value", "activation", "none"])
+        if what == "constant":
+            shape = b.one([(channels,), (1, *[1] * (rank - 3), channels), y.shape[1:], (1,), (*[1] * (rank - 1), channels)])
+            y = b.binary(b.one(["Add", "Mul", "Sub", "PRelu"]), y, b.value_of(b.numbers(shape)))
+        elif what == "value":
+            others = [each for each in b.live if each.shape == x.shape]
+            other = b.transposed(b.one(others), last) if others else b.activation(y)
+            y = b.binary(b.one(["Add", "Mul"]), *((y, other) if b.chance(0.5) else (other, y)))
+        elif what == "activation":
+            y = b.activation(y)
+        y = b.quantized(y, 0.7)
+    if b.chance(0.1):
+        return y
+    if b.chance(0.2):
+        b.live.append(y)
+    y = b.transposed(y, first)
+    return conv(b, y) or y if b.chance(0.6) else y
+
+
+def transpose(b, x):
+    if len(x.shape) < 2:
+        return None
+    return b.transposed(x, [int(k) for k in b.random.permutation(len(x.shape))])
+
+
+def reshape(b, x):
+    rank = len(x.shape)
+    if rank < 3:
+        return b.reshaped(x, (x.shape[0], 1, *x.shape[1:])) if rank > 1 else b.reshaped(x, (1, *x.shape))
+    forms = [(*x.shape[:2], math.prod(x.shape[2:])), (x.shape[0], math.prod(x.shape[1:]))]
+    if rank == 3:
+        forms = [(x.shape[0], x.shape[1], 1, x.shape[2]), (x.shape[0], x.shape[1], x.shape[2], 1)]
+    if rank == 4 and x.shape[1] % 4 == 0:
+        forms.append((x.shape[0], 4, x.shape[1] // 4, *x.shape[2:]))
+    return b.reshaped(x, b.one(forms))
+
+
+def there_and_back(b, x):
+    """Reshaped, something done, and reshaped back, as in a shuffle of channels or a patch embedding."""
+    rank = len(x.shape)
+    if rank < 3:
+        return None
+    if rank == 4 and x.shape[1] % 4 == 0 and b.chance(0.5):
+        n, c, *rest = x.shape
+        y = b.transposed(b.reshaped(x, (n, 4, c // 4, *rest)), [0, 2, 1, 3, 4])
+        return b.reshaped(b.quantized(y, 0.4), x.shape)
+    y = b.reshaped(x, (*x.shape[:2], math.prod(x.shape[2:])))
+    y = b.quantized(b.one([constant_operand, activated])(b, y), 0.8)
+    return b.reshaped(y, x.shape)
+
+
+def squeeze(b, x):
+    ones = [k for k, n in enumerate(x.shape) if n == 1]
+    if ones and len(x.shape) > 1 and b.chance(0.7):
+        axis = b.one(ones)
+        return b.squeezed("Squeeze", x, [axis], [n for k, n in enumerate(x.shape) if k != axis])
+    if len(x.shape) > 4:
+        return None
+    axis = int(b.random.integers(len(x.shape) + 1))
+    return b.squeezed("Unsqueeze", x, [axis], [*x.shape[:axis], 1, *x.shape[axis:]])
+
+
+def slice_(b, x):
+    axis = int(b.random.integers(len(x.shape)))
+    n = x.shape[axis]
+    if n < 2:
+        return None
+    start, step = b.one([0, 1]), b.one([1, 1, 2])
+    stop = b.one([n, n - 1, 2**31 - 1]) if n > 2 else n
+    length = len(range(n)[start:stop:step])
+    shape = [*x.shape[:axis], length, *x.shape[axis + 1 :]]
+    return b.new(x, b.put("Slice", x, *(b.integers([each]) for each in (start, stop, axis, step))), shape)
+
+
+def pad(b, x):
+    if x.size > MOST_ELEMENTS / 4:
+        return None
+    before, after = ([int(k) for k in b.random.integers(0, 2, len(x.shape))] for _ in range(2))
+    if len(x.shape) > 2 and b.chance(0.7):
+        before[:2], after[:2] = [0, 0], [0, 0]
+    modes = ["constant", "constant", "edge", *(["reflect"] if min(x.shape) > 1 else [])]
+    mode = b.one(modes)
+    inputs = [x, b.integers([*before, *after])]
+    if mode == "constant" and b.chance(0.5):
+        inputs.append(b.constant(b.numbers(())))
+    shape = [n + one + other for n, one, other in zip(x.shape, before, after, strict=True)]
+    return b.new(x, b.put("Pad", *inputs, mode=mode), shape, max(x.bound, 2), max(x.grid, 2))
+
+
+def resize(b, x):
+    if len(x.shape) != 4 or x.size > MOST_ELEMENTS / 8:
+        return None
+    is_linear = b.chance(0.4)
+    named = {"mode": "linear" if is_linear else "nearest"}
+    named |= {"coordinate_transformation_mode": b.one(["asymmetric", "half_pixel"])}
+    if not is_linear:
+        named["nearest_mode"] = "floor" if named["coordinate_transformation_mode"] == "asymmetric" else "round_prefer_floor"
+    x = b.small(x, 12) if is_linear else x
+    shape = (*x.shape[:2], 2 * x.shape[2], 2 * x.shape[3])
+    roi = b.constant(np.zeros(0, np.float32)) if b.opset < 13 else ""
+    if b.chance(0.5):
+        inputs = [roi, b.constant([1, 1, 2, 2], np.float32)]
+    else:
+        inputs = [roi, b.constant(np.zeros(0, np.float32)) if b.opset < 13 else "", b.integers(shape)]
+    return b.new(x, b.put("Resize", x, *inputs, **named), shape, None, x.grid + 4 * is_linear)
+
+
+def joined(b, values, axis):
+    shape = list(values[0].shape)
+    shape[axis] = sum(each.shape[axis] for each in values)
+    bound, grid = max(each.bound for each in values), max(each.grid for each in values)
+    return b.new(values[0], b.put("Concat", *values, axis=axis), shape, bound, grid)
+
+
+def concat(b, x):
+    axis = 1 if len(x.shape) > 1 and b.chance(0.8) else int(b.random.integers(len(x.shape)))
+    rest = lambda each: (*each.shape[:axis], *each.shape[axis + 1 :])  # noqa: E731
+    others = [each for each in b.live if len(each.shape) == len(x.shape) and rest(each) == rest(x) and each is not x]
+    other = b.one(others) if others else b.quantized(b.activation(x), 0.7)
+    return joined(b, [x, other], axis) if x.size + other.size < MOST_ELEMENTS else None
+
+
+def split(b, x):
+    axis = 1 if len(x.shape) > 1 else 0
+    n = x.shape[axis]
+    if n < 2:
+        return None
+    first = n // 2 if b.chance(0.5) else int(b.random.integers(1, n))
+    sizes = [first, n - first]
+    if b.opset >= 18 and n % 2 == 0 and b.chance(0.5):
+        sizes = [n // 2] * 2
+        names = b.put("Split", x, axis=axis, num_outputs=2, count=2)
+    elif b.opset >= 13:
+        names = b.put("Split", x, b.integers(sizes), axis=axis, count=2)
+    else:
+        names = b.put("Split", x, axis=axis, split=sizes, count=2)
+    parts = [
+        b.new(x, name, [*x.shape[:axis], size, *x.shape[axis + 1 :]]) for name, size in zip(names, sizes, strict=True)
+    ]
+    if b.chance(0.3):
+        b.live.append(parts[0])
+        return parts[1]
+    parts = [b.quantized(b.activation(parts[0]), 0.8), parts[1]]
+    if b.chance(0.5):
+        parts.reverse()
+    return joined(b, parts, axis)
+
+
+def second_input(b, x):
+    """A value that broadcasts, along dimensions that are known only in a run, or the value itself to it."""
+    shape = [n if b.chance(0.6) else 1 for n in x.shape]
+    if b.chance(0.3):
+        shape = shape[b.one([0, 1]) :]
+    declared = [n if b.chance(0.4) else b.name("d") for n in shape]
+    other = b.add_input(shape, declared)
+    return b.binary(b.one(["Add", "Add", "Mul", "Sub"]), *((x, other) if b.chance(0.5) else (other, x)))
+
+
+def run_time_broadcast(b, x):
+    """Two inputs whose batches have names of their own, the first of them 1: a convolution of their sum, and of both."""
+    if len(x.shape) != 4 or x.shape[1] > 66:
+        return None
+    template = b.add_input((1, *x.shape[1:]), [b.name("A"), *x.shape[1:]])
+    search = b.add_input(x.shape, [b.name("B"), *x.shape[1:]])
+    if b.chance(0.7):
+        template, search = (b.convolution(each, x.shape[1], [1, 1]) for each in (template, search))
+    y = b.quantized(b.binary("Add", *((template, search) if b.chance(0.7) else (search, template))))
+    return b.binary("Add", b.convolution(y, x.shape[1], [1, 1]), y)
+
+
+def matmul(b, x):
+    if len(x.shape) < 2 or x.shape[-1] > 400:
+        return None
+    x = b.small(x, 14)
+    outer = b.one([8, 16, 5])
+    weight, sums = b.weight((x.shape[-1], outer), x.shape[-1])
+    y = b.new(x, b.put("MatMul", x, weight), (*x.shape[:-1], outer), x.bound * sums, x.grid + 2)
+    return b.binary("Add", y, b.value_of(b.numbers(outer))) if b.chance(0.6) else y
+
+
+def gemm(b, x):
+    if len(x.shape) < 2 or math.prod(x.shape[1:]) > 600:
+        return None
+    x = b.small(x, 14)
+    inner, outer = math.prod(x.shape[1:]), b.one([8, 5])
+    if len(x.shape) > 2:
+        x = b.new(x, b.put("Flatten", x), (x.shape[0], inner))
+    weight, sums = b.weight((outer, inner), inner)
+    name = b.put("Gemm", x, weight, b.constant(b.numbers(outer)), transB=1)
+    return b.new(x, name, (x.shape[0], outer), x.bound * sums + 2, x.grid + 2)
+
+
+def attention(b, x):
+    if len(x.shape) != 3 or b.exact:
+        return None
+    q, k, v = (b.quantized(matmul_to(b, x, 8), 0.8) for _ in range(3))
+    k = b.transposed(k, [0, 2, 1])
+    scores = b.new(q, b.put("MatMul", q, k), (*x.shape[:2], x.shape[1]))
+    scores = b.quantized(b.binary("Mul", scores, b.value_of(np.array(0.35, np.float32))), 0.8)
+    weights = b.quantized(b.unary("Softmax", scores, axis=-1), 0.8)
+    return b.new(v, b.put("MatMul", weights, v), (*x.shape[:2], 8))
+
+
+def matmul_to(b, x, outer):
+    weight, _ = b.weight((x.shape[-1], outer), x.shape[-1])
+    return b.new(x, b.put("MatMul", x, weight), (*x.shape[:-1], outer))
+
+
+def hard_swish_in_parts(b, x):
+    add, most = (4.0, 8.0) if b.exact else (3.0, 6.0)
+    x = b.small(x, 9)
+    gated = b.binary("Add", x, b.value_of(np.array(add, np.float32)))
+    gated = b.unary("Clip", gated, b.constant(0, np.float32), b.constant(most, np.float32), bound=most)
+    if b.chance(0.3):
+        gated = b.quantized(gated)
+    y = b.binary("Mul", x, gated)
+    if b.chance(0.5):
+        return b.unary("Div", y, b.constant(most, np.float32), grid=y.grid + 3)
+    return b.unary("Mul", y, b.constant(1 / most, np.float32), grid=y.grid + 3)
+
+
+def gelu(b, x):
+    """As exporters write it out."""
+    if b.opset >= 20 and b.chance(0.2):
+        return b.unary("Gelu", x)
+    root, one, half = (b.value_of(np.array(each, np.float32)) for each in (2**0.5, 1, 0.5))
+    inner = b.unary("Div", x, root) if b.chance(0.8) else b.binary("Mul", x, b.value_of(np.array(0.5**0.5, np.float32)))
+    outer = b.binary("Add", b.unary("Erf", inner), one)
+    form = b.one(["x, half", "half, x", "half first"])
+    if form == "half first":
+        return b.binary("Mul", b.binary("Mul", x, half), outer)
+    if form == "half, x":
+        return b.binary("Mul", x, b.binary("Mul", outer, half))
+    return b.binary("Mul", b.binary("Mul", x, outer), half)
+
+
+def quick_gelu(b, x, is_silu=False):
+    inner = x if is_silu else b.binary("Mul", x, b.value_of(np.array(1.702, np.float32)))
+    return b.binary("Mul", x, b.unary("Sigmoid", inner))
+
+
+def layer_norm(b, x):
+    if b.exact or len(x.shape) < 2 or x.shape[-1] < 3:
+        return None
+    n = x.shape[-1]
+    if b.opset >= 17 and b.chance(0.2):
+        return b.unary("LayerNormalization", x, b.constant(b.numbers(n)), b.constant(b.numbers(n)), axis=-1)
+    centered = b.binary("Sub", x, b.reduced("ReduceMean", x, [-1]))
+    if b.chance(0.6):
+        squares = b.unary("Pow", centered, b.constant(2, np.float32))
+    else:
+        squares = b.binary("Mul", centered, centered)
+    variance = b.reduced("ReduceMean", squares, [-1])
+    deviation = b.unary("Sqrt", b.binary("Add", variance, b.value_of(np.array(1e-5, np.float32))))
+    y = b.binary("Div", centered, deviation)
+    if b.chance(0.3):
+        y = b.quantized(y)
+    return b.binary("Add", b.binary("Mul", y, b.value_of(b.numbers(n))), b.value_of(b.numbers(n)))
+
+
+def batch_norm(b, x):
+    if b.exact or not 3 <= len(x.shape) <= 4:
+        return None
+    c = x.shape[1]
+    positive = np.abs(b.numbers(c))
+    constants = [b.constant(each) for each in (b.numbers(c), b.numbers(c), b.numbers(c), positive)]
+    return b.unary("BatchNormalization", x, *constants)
+
+
+def if_(b, x):
+    """One of two branches, which capture x and another value."""
+    flag = b.name("flag")
+    if b.chance(0.7):
+        b.inputs.append(helper.make_tensor_value_info(flag, TensorProto.BOOL, []))
+        b.feeds[flag] = np.array(b.chance(0.5))
+    else:
+        b.initializers.append(tensor(np.array(b.chance(0.5)), flag))
+    x = b.small(x, 12)
+    others = [each for each in b.live if each.shape == x.shape]
+    other = b.small(b.one(others), 12) if others else x
+
+    def first():
+        return b.binary("Add", x, other)
+
+    def second():
+        y = b.binary("Mul", b.small(x, 10), b.value_of(np.array(0.5, np.float32)))
+        return b.quantized(b.unary("Relu", y)) if b.chance(0.5) else y
+
+    (one, graph), (two, other_graph) = (subgraph(b, make) for make in (first, second))
+    name = b.put("If", flag, then_branch=graph, else_branch=other_graph)
+    return b.new(x, name, None, max(one.bound, two.bound), max(one.grid, two.grid))
+
+
+def subgraph(b, make, inputs=(), others=()):
+    """A graph of what `make` adds; `others` are more outputs, before it."""
+    nodes, b.nodes = b.nodes, []
+    b.depth += 1
+    y = make()
+    if y.name not in {name for node in b.nodes for name in node.output}:
+        y = b.unary("Identity", y)
+    before = [helper.make_tensor_value_info(each, TensorProto.BOOL, []) for each in others]
+    outputs = [*before, helper.make_tensor_value_info(y.name, TensorProto.FLOAT, [None] * len(y.shape))]
+    graph = helper.make_graph(b.nodes, b.name("graph"), list(inputs), outputs)
+    b.depth -= 1
+    b.nodes = nodes
+    return y, graph
+
+
+def loop(b, x):
+    """Two rounds, each of which adds what it captures."""
+    x = b.small(x, 10)
+    others = [each for each in b.live if each.shape == x.shape]
+    start = b.small(b.one(others), 10) if others else x
+    names = [b.name("i"), b.name("go"), b.name("sum")]
+    kinds = [TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT]
+    inputs = [helper.make_tensor_value_info(*each, []) for each in zip(names[:2], kinds, strict=False)]
+    inputs.append(helper.make_tensor_value_info(names[2], TensorProto.FLOAT, None))
+    again = b.name("again")
+
+    def body():
+        b.nodes.append(helper.make_node("Identity", [names[1]], [again]))
+        y = b.binary("Add", Value(names[2], x.shape, start.bound + 2 * x.bound, max(start.grid, x.grid)), x)
+        return b.quantized(y, 0.4) if b.type in ("bfloat16", "float16") and not b.has_blocks else y
+
+    y, graph = subgraph(b, body, inputs, [again])
+    name = b.put("Loop", b.integers(2), b.constant(True, np.bool_), start, body=graph)
+    return b.new(x, name, None, start.bound + 3 * x.bound, max(start.grid, x.grid, y.grid))
+
+
+def scan(b, x):
+    """Of slices of one value, each added to another, which is captured."""
+    if len(x.shape) < 2 or x.shape[0] < 1 or len(x.shape) > 4:
+        return None
+    x = b.small(x, 12)
+    row = b.name("row")
+    captured = b.small(b.activation(x), 12)
+
+    def body():
+        y = b.binary("Add", Value(row, x.shape[1:], x.bound, x.grid), captured)
+        return b.unary("Relu", y)
+
+    y, graph = subgraph(b, body, [helper.make_tensor_value_info(row, TensorProto.FLOAT, x.shape[1:])])
+    stacked = b.new(y, b.put("Scan", x, body=graph, num_scan_inputs=1), (x.shape[0], *x.shape))
+    return b.reduced("ReduceMax", stacked, [0], 0)
+
+
+def half(b, x):
+    """Through float16 by nodes of ONNX."""
+    name = b.put("Cast", b.put("Cast", x, to=TensorProto.FLOAT16), to=TensorProto.FLOAT)
+    return b.new(x, name)
+
+
+# How often each of them, by the kind of graph.
+BUILDERS = [
+    (conv, 26),
+    (conv_transpose, 3),
+    (constant_operand, 9),
+    (activated, 7),
+    (chain, 5),
+    (residual, 9),
+    (two_branches, 3),
+    (gate, 5),
+    (global_pool, 1),
+    (pool, 6),
+    (island, 9),
+    (transpose, 2),
+    (reshape, 2),
+    (there_and_back, 3),
+    (squeeze, 2),
+    (slice_, 3),
+    (pad, 3),
+    (resize, 3),
+    (concat, 4),
+    (split, 4),
+    (second_input, 4),
+    (run_time_broadcast, 1),
+    (matmul, 2),
+    (gemm, 1),
+    (attention, 4),
+    (layer_norm, 5),
+    (batch_norm, 3),
+    (if_, 2),
+    (loop, 1),
+    (scan, 1),
+    (half, 1),
+]
+
+
+def add_input(b, shape, declared, name=None):
+    name = name or b.name("x")
+    b.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, declared))
+    if b.exact:
+        b.feeds[name] = (b.random.integers(-16, 17, shape) / 4).astype(np.float32)
+    else:
+        b.feeds[name] = b.random.normal(0, 1.5, shape).astype(np.float32)
+    return b.new(Value(name, tuple(shape)), name)
+
+
+Builder.add_input = add_input
+
+
+def first_input(b):
+    batch = b.one([1, 1, 2, 3])
+    h, w = b.one(LENGTHS[2:]), b.one(LENGTHS)
+    shape = {
+        "image": (batch, b.one([3, 3, *CHANNELS]), h, w),
+        "line": (batch, b.one(CHANNELS), b.one([8, 16, 11])),
+        "volume": (batch, b.one([3, 8, 5]), 4, h, 2),
+        "tokens": (batch, b.one([5, 8, 12]), b.one([8, 16, 20])),
+        "table": b.one([(batch, 16), (7,), (batch, 33)]),
+    }[b.kind]
+    form = b.one(["known", "known", "batch", "space", "all"])
+    names = ["n", "c", "h", "w", "d"]
+    declared = list(shape)
+    for axis, name in enumerate(names[: len(shape)]):
+        if form == "all" or (form == "batch" and axis == 0) or (form == "space" and axis != 1):
+            declared[axis] = name
+    if form == "all" and len(shape) > 1 and b.chance(0.5):
+        declared[1] = shape[1]
+    return b.add_input(shape, declared, "x")
+
+
+def case(seed):
+    """The graph of this number."""
+    b = Builder(seed)
+    x = first_input(b)
+    if b.special != "none":
+        flat = b.feeds["x"].reshape(-1)
+        special = {"Inf": [np.inf, -np.inf], "NaN": [np.nan], "huge": [2.0**100, -(2.0**101), 3e38]}[b.special]
+        for place in b.random.choice(flat.size, min(flat.size, b.one([1, 1, 2])), replace=False):
+            flat[place] = b.one(special)
+    if b.kind in ("image", "line", "volume"):
+        x = b.quantized(conv(b, x), 0.7)
+    elif b.chance(0.5):
+        x = b.quantized(x)
+    b.live.append(x)
+    builders, weights = zip(*BUILDERS, strict=True)
+    weights = np.array(weights) / sum(weights)
+    wanted, tries = b.one([3, 4, 5, 6, 8]), 0
+    while len(b.built) < wanted and tries < 60:
+        tries += 1
+        x = b.live[-1] if b.chance(0.75) else b.one(b.live)
+        build = builders[b.random.choice(len(builders), p=weights)]
+        y = build(b, x)
+        if y is None or y.size > MOST_ELEMENTS:
+            continue
+        b.live.append(b.quantized(y, 0.72))
+        b.built.append(build.__name__.strip("_"))
+    if b.kind == "image" and len(b.live[-1].shape) == 4 and b.live[-1].shape[1] <= 66 and b.chance(0.7):
+        b.live.append(conv(b, b.live[-1]))
+        b.built.append("conv")
+    return finished(b, seed)
+
+
+def finished(b, seed):
+    used = set(used_names(b.nodes))
+    made = [name for node in b.nodes for name in node.output]
+    floats = set(b.shapes)
+    outputs = [name for name in made if name not in used and name in floats]
+    extra = [name for name in made if name in used and name in floats]
+    for _ in range(b.one([0, 0, 1, 2])):
+        if extra:
+            outputs.append(extra.pop(b.random.integers(len(extra))))
+    models = []
+    for is_folded in (False, True):
+        nodes = [node for node in b.nodes if not (is_folded and node.output[0] in b.weights)]
+        infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+        graph = helper.make_graph(nodes, f"seed {seed}", b.inputs, infos, b.initializers + b.folded * is_folded)
+        opsets = [helper.make_opsetid("", b.opset), helper.make_opsetid(QUARK, 1)]
+        models.append(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    needed = set(used_names(models[1].graph.node))
+    for each in models[1:]:  # what nothing takes any more
+        kept = [tensor for tensor in each.graph.initializer if tensor.name in needed]
+        del each.graph.initializer[:]
+        each.graph.initializer.extend(kept)
+    shapes = {name: b.shapes[name] for name in outputs}
+    return Case(seed, b.exact, b.special, *models, b.feeds, shapes, b.built)
+
+
+def used_names(nodes):
+    """By nodes, and by those of the graphs in them."""
+    for node in nodes:
+        yield from node.input
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from used_names(attribute.g.node)
+                yield from (each.name for each in attribute.g.output)

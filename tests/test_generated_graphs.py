@@ -1,0 +1,23 @@
+"""Sessions of generated graphs beside drop-in sessions of them: no error, no other shape, and the differences that
+`compared_sessions` allows."""
+
+import compared_sessions
+import pytest
+
+pytestmark = pytest.mark.compiled
+
+
+def batches(first, last, size, *marks):
+    return [pytest.param(range(k, k + size), id=f"{k}-{k + size - 1}", marks=marks) for k in range(first, last, size)]
+
+
+@pytest.mark.parametrize(
+    "seeds", [*batches(0, 20, 10), *batches(20, 320, 20, pytest.mark.full), *batches(320, 5320, 50, pytest.mark.exhaustive)]
+)
+def test_sessions_give_what_drop_in_sessions_give(seeds):
+    """By seed. ``python tests/compared_sessions.py SEED`` shows a graph, and a smaller one."""
+    failures = []
+    for seed in seeds:
+        case, comparison = compared_sessions.compared(seed)
+        failures += [f"seed {seed}, {kind}: {what} {case.built}" for kind, what in comparison.found]
+    assert not failures, "\n".join(["", *failures])
