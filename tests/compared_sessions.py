@@ -11,11 +11,12 @@ A drop-in session is an ``onnxruntime.InferenceSession`` with `quark_numba.regis
 - At ORT_ENABLE_ALL of other graphs: no value may differ by more than 2^-5 of the largest one of its tensor, and they may not
   differ by more than 2^-9 of it on the average: a value near a tie may be rounded to another step, and what follows takes it. Or,
   where ONNX Runtime's own results at ORT_ENABLE_ALL and ORT_DISABLE_ALL differ, by eight times as much as these.
-- What is not finite has to be so, and of the same sign, in both.
+- Where the inputs have Inf, NaN or huge values, only NaN has to be NaN, and nothing else, in those values which these reach: a
+  sum of the largest finite values, as saturating leaves them, overflows in one order and not in another. They are the values in
+  which ONNX Runtime's results at ORT_DISABLE_ALL differ with and without these inputs.
 - ONNX Runtime's own results at ORT_ENABLE_ALL are not always right: the channels that it adds in its blocked layout get NaN by Inf
-  times 0, and so do others then; its MaxPool there ignores NaN. So a value that is that of the drop-in session at ORT_DISABLE_ALL
-  is right, too, and so is every value of a graph that is not finite somewhere where these two differ *before* it: what is left of
-  those is counted by itself (ALONE).
+  times 0, and so do others then; its MaxPool there ignores NaN. So a value that is right by the drop-in session at
+  ORT_DISABLE_ALL is right, too. Where these two differ and ours is like neither, it is counted by itself (ALONE).
 """
 
 import collections
@@ -72,7 +73,7 @@ class Comparison:
         self.source, self.folded, self.feeds, self.exact = source, folded, feeds, exact
         self.names = [each.name for each in folded.graph.output]
         self.found, self.alone = [], []
-        self._judge = None
+        self._judge = self._ordinary = None
         extended, all_ = (outcome(lambda level=level: drop_in(folded, level), feeds) for level in (EXTENDED, ALL))
         for level, blocked_layout in ((EXTENDED, False), (ALL, False), (ALL, True)):
             label = f"{'EXTENDED' if level == EXTENDED else 'ALL'}{', blocked' if blocked_layout else ''}"
@@ -104,38 +105,53 @@ class Comparison:
             self._judge = run(drop_in(self.folded, NONE), self.feeds)
         return self._judge[k]
 
+    def reached(self, k):
+        """Which values depend on inputs that are not finite, or huge."""
+        if self._ordinary is None:
+            feeds = {name: ordinary(value) for name, value in self.feeds.items()}
+            self._ordinary = run(drop_in(self.folded, NONE), feeds) if has_special(self.feeds) else False
+        return ~same(self._ordinary[k], self.judge(k)) if self._ordinary else np.False_
+
     def _near(self, k, one, other):
-        differ = ~same(one, other) & ~((one == 0) & (other == 0))
+        differ = ~(same(one, other) | (one == other))
         if not differ.any():
             return None
-        judge = self.judge(k)
-        finite = np.isfinite(one) & np.isfinite(other)
-        wrong = differ & ~finite & ~same_kind(judge, other)
-        if wrong.any():
-            return self._unless_alone(k, one, other, wrong, "not finite")
+        judge, reached = self.judge(k), self.reached(k)
+        own = ~(same(one, judge) | (one == judge))
+        differ &= ~(same(judge, other) | (judge == other))
+        is_nan = np.isnan(other)
+        wrong = differ & np.where(reached, (is_nan != np.isnan(one)) & (is_nan != np.isnan(judge)), ~same_kind(one, other))
         if self.exact:
-            wrong = differ & ~same(judge, other)
-            return self._unless_alone(k, one, other, wrong, "values") if wrong.any() else None
+            wrong |= differ & ~reached
+        if (wrong & own).any() and has_special(self.feeds):
+            self.alone.append((ALONE, str(said("values", one, other, wrong & own))))
+            wrong &= ~own
+        if wrong.any():
+            return said("values" if self.exact else "not finite", one, other, wrong)
+        if self.exact:
+            return None
         with np.errstate(all="ignore"):
-            d = np.where(finite, np.abs(one.astype(np.float64) - other), 0)
-            own = np.abs(one.astype(np.float64) - judge)
-            own = np.where(np.isfinite(own), own, 0)
-        largest = np.abs(one[np.isfinite(one)]).max(initial=0)
-        wrong = d > max(2**-5 * largest, 8 * own.max(initial=0))
+            plain = np.isfinite(one) & np.isfinite(other) & np.isfinite(judge) & ~reached
+            d = np.where(plain, np.abs(one.astype(np.float64) - other), 0)
+            own_d = np.where(plain, np.abs(one.astype(np.float64) - judge), 0)
+        largest = np.abs(one[plain]).max(initial=0)
+        wrong = d > max(2**-5 * largest, 8 * own_d.max(initial=0))
         if wrong.any():
             return said("far", one, other, wrong)
-        if d.mean() > max(2**-9 * largest, 8 * own.mean()):
+        if d.mean() > max(2**-9 * largest, 8 * own_d.mean()):
             return said("far on the average", one, other, d > 2**-9 * largest)
         return None
 
-    def _unless_alone(self, k, one, other, wrong, kind):
-        """Not where ONNX Runtime's own sessions differ in the same tensor."""
-        if (~same(one, self.judge(k)) & ~((one == 0) & (self.judge(k) == 0))).any() and any(
-            not np.isfinite(each).all() for each in self.feeds.values() if each.dtype == np.float32
-        ):
-            self.alone.append((ALONE, str(said(kind, one, other, wrong))))
-            return None
-        return said(kind, one, other, wrong)
+
+def has_special(feeds):
+    return any(not np.array_equal(ordinary(value), value) for value in feeds.values())
+
+
+def ordinary(value):
+    if value.dtype != np.float32:
+        return value
+    with np.errstate(invalid="ignore"):
+        return np.where(np.abs(value) < 1e30, value, np.float32(0.25))
 
 
 def same(one, other):
