@@ -6,16 +6,16 @@
 A drop-in session is an ``onnxruntime.InferenceSession`` with `quark_numba.register`. What is compared, and how:
 
 - At ORT_ENABLE_EXTENDED, without the blocked layout: every bit. Two NaNs are equal, whatever their bits.
-- At ORT_ENABLE_ALL, with the blocked layout and without, of exact graphs: every value. Two zeros are equal, whatever their signs,
-  as the sign of a sum that is 0 depends on its order.
+- At ORT_ENABLE_ALL, with the blocked layout and without, of exact graphs: every bit, but for the sign of zeros: that of a sum
+  which is 0 depends on its order.
 - At ORT_ENABLE_ALL of other graphs: no value may differ by more than 2^-5 of the largest one of its tensor, and they may not
-  differ by more than 2^-9 of it on the average: a value near a tie may be rounded to another step, and what follows takes it. Or,
-  where ONNX Runtime's own results at ORT_ENABLE_ALL and ORT_DISABLE_ALL differ, by eight times as much as these.
+  differ by more than 2^-9 of it on the average: a value near a tie may be rounded to another step, and what follows takes that.
+  Or, where ONNX Runtime's own results at ORT_ENABLE_ALL and ORT_DISABLE_ALL differ, by eight times as much as these.
 - Where the inputs have Inf, NaN or huge values, only NaN has to be NaN, and nothing else, in those values which these reach: a
   sum of the largest finite values, as saturating leaves them, overflows in one order and not in another. They are the values in
   which ONNX Runtime's results at ORT_DISABLE_ALL differ with and without these inputs.
-- ONNX Runtime's own results at ORT_ENABLE_ALL are not always right: the channels that it adds in its blocked layout get NaN by Inf
-  times 0, and so do others then; its MaxPool there ignores NaN. So a value that is right by the drop-in session at
+- ONNX Runtime's own results at ORT_ENABLE_ALL are not always right: the channels that it adds in its blocked layout get NaN by
+  Inf times 0, and so do others then; its MaxPool there ignores NaN. So a value that is right by the drop-in session at
   ORT_DISABLE_ALL is right, too. Where these two differ and ours is like neither, it is counted by itself (ALONE).
 """
 
@@ -179,7 +179,8 @@ def compared(seed):
 
 
 def smaller(source, folded, feeds, exact, kind):
-    """The part of a graph that still has a finding of this kind, as two models and what to feed: from behind, then from before."""
+    """The part of a graph that still has a finding of this kind, as two models and what to feed: cut from behind, then from
+    before."""
     best = (source, folded, feeds)
 
     def shows(part):

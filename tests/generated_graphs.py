@@ -24,8 +24,8 @@ OPSETS = [*range(11, 24), 14, 17, 17, 18, 21, 21]
 MOST_ELEMENTS = 12_000
 QUARK = "com.amd.quark"
 
-# Element type of codes: its dtype, the exponents of scales of exact graphs and of others, where fine ones let last bits through,
-# and the zero point. None: no integers.
+# Element type of codes: its dtype, the exponents of scales of exact graphs and of others, where fine ones let last bits
+# through, and the zero point. None: no integers.
 TYPES = {
     "int8": (np.int8, -3, -3, 0),
     "uint8": (np.uint8, -3, -3, 128),
@@ -82,7 +82,9 @@ class Builder:
         self.opset = int(random.choice(OPSETS))
         self.kind = self.one(["image"] * 8 + ["line", "volume", "tokens", "tokens", "table"])
         self.special = self.one(["none"] * 7 + ["Inf", "Inf", "NaN", *([] if self.exact else ["huge"])])
-        self.type = self.one(["bfloat16", "bfloat16", "float16", "int8", "uint16", *["int32"] * (1 if self.exact else 5), *TYPES])
+        self.type = self.one(
+            ["bfloat16", "bfloat16", "float16", "int8", "uint16", *["int32"] * (1 if self.exact else 5), *TYPES]
+        )
         self.blocks = BLOCKS[random.integers(len(BLOCKS))]
         self.has_blocks = random.random() < 0.12
         self.nodes, self.initializers, self.folded, self.weights = [], [], [], set()
@@ -191,7 +193,9 @@ class Builder:
         parameters = [self.constant(scale), self.constant(np.full(shape, zero_point), dtype)]
         attributes = {} if axis is None else {"axis": axis}
         codes = self.put("ExtendedQuantizeLinear", x, *parameters, domain=QUARK, **attributes)
-        return self.new(x, self.put("ExtendedDequantizeLinear", codes, *parameters, domain=QUARK, **attributes), None, bound, grid)
+        return self.new(
+            x, self.put("ExtendedDequantizeLinear", codes, *parameters, domain=QUARK, **attributes), None, bound, grid
+        )
 
     def block_node(self, x):
         operator, attributes = self.blocks
@@ -611,9 +615,7 @@ def split(b, x):
         names = b.put("Split", x, b.integers(sizes), axis=axis, count=2)
     else:
         names = b.put("Split", x, axis=axis, split=sizes, count=2)
-    parts = [
-        b.new(x, name, [*x.shape[:axis], size, *x.shape[axis + 1 :]]) for name, size in zip(names, sizes, strict=True)
-    ]
+    parts = [b.new(x, name, [*x.shape[:axis], size, *x.shape[axis + 1 :]]) for name, size in zip(names, sizes, strict=True)]
     if b.chance(0.3):
         b.live.append(parts[0])
         return parts[1]
@@ -727,10 +729,7 @@ def layer_norm(b, x):
     if b.opset >= 17 and b.chance(0.2):
         return b.unary("LayerNormalization", x, b.constant(b.numbers(n)), b.constant(b.numbers(n)), axis=-1)
     centered = b.binary("Sub", x, b.reduced("ReduceMean", x, [-1]))
-    if b.chance(0.6):
-        squares = b.unary("Pow", centered, b.constant(2, np.float32))
-    else:
-        squares = b.binary("Mul", centered, centered)
+    squares = b.binary("Mul", centered, centered) if b.chance(0.4) else b.unary("Pow", centered, b.constant(2, np.float32))
     variance = b.reduced("ReduceMean", squares, [-1])
     deviation = b.unary("Sqrt", b.binary("Add", variance, b.value_of(np.array(1e-5, np.float32))))
     y = b.binary("Div", centered, deviation)
