@@ -17,6 +17,7 @@ A drop-in session is an ``onnxruntime.InferenceSession`` with `quark_numba.regis
 - ONNX Runtime's own results at ORT_ENABLE_ALL are not always right: the channels that it adds in its blocked layout get NaN by
   Inf times 0, and so do others then; its MaxPool there ignores NaN. So a value that is right by the drop-in session at
   ORT_DISABLE_ALL is right, too. Where these two differ and ours is like neither, it is counted by itself (ALONE).
+  What is like neither in a graph whose MaxPool takes NaN is a kind of its own ("MaxPool of NaN").
 """
 
 import collections
@@ -107,10 +108,21 @@ class Comparison:
 
     def reached(self, k):
         """Which values depend on inputs that are not finite, or huge."""
+        if not has_special(self.feeds):
+            return np.False_
         if self._ordinary is None:
-            feeds = {name: ordinary(value) for name, value in self.feeds.items()}
-            self._ordinary = run(drop_in(self.folded, NONE), feeds) if has_special(self.feeds) else False
-        return ~same(self._ordinary[k], self.judge(k)) if self._ordinary else np.False_
+            session = drop_in(self.folded, NONE)
+            self._ordinary = [
+                run(session, {name: ordinary(value, other) for name, value in self.feeds.items()})
+                for other in (0.25, -1.75, 16, np.nan)
+            ]
+        return np.logical_or.reduce([~same(each[k], self.judge(k)) for each in self._ordinary])
+
+    def meets_nan(self):
+        """Whether a MaxPool takes one."""
+        names = [node.input[0] for node in self.folded.graph.node if node.op_type == "MaxPool"]
+        with_names = with_outputs(self.folded, names)
+        return bool(names) and any(np.isnan(each).any() for each in run(drop_in(with_names, NONE), self.feeds))
 
     def _near(self, k, one, other):
         differ = ~(same(one, other) | (one == other))
@@ -127,7 +139,10 @@ class Comparison:
             self.alone.append((ALONE, str(said("values", one, other, wrong & own))))
             wrong &= ~own
         if wrong.any():
-            return said("values" if self.exact else "not finite", one, other, wrong)
+            kind = (
+                "MaxPool of NaN" if has_special(self.feeds) and self.meets_nan() else "values" if self.exact else "not finite"
+            )
+            return said(kind, one, other, wrong)
         if self.exact:
             return None
         with np.errstate(all="ignore"):
@@ -147,11 +162,12 @@ def has_special(feeds):
     return any(not np.array_equal(ordinary(value), value) for value in feeds.values())
 
 
-def ordinary(value):
+def ordinary(value, other=0.25):
+    """With another one in the place of those that are not finite, or huge."""
     if value.dtype != np.float32:
         return value
     with np.errstate(invalid="ignore"):
-        return np.where(np.abs(value) < 1e30, value, np.float32(0.25))
+        return np.where(np.abs(value) < 1e30, value, np.float32(other))
 
 
 def same(one, other):

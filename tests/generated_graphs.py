@@ -636,15 +636,31 @@ def second_input(b, x):
 
 
 def run_time_broadcast(b, x):
-    """Two inputs whose batches have names of their own, the first of them 1: a convolution of their sum, and of both."""
+    """Two inputs whose batches have names of their own, the first of which is 1: a convolution of their sum, and one of
+    them."""
     if len(x.shape) != 4 or x.shape[1] > 66:
         return None
-    template = b.add_input((1, *x.shape[1:]), [b.name("A"), *x.shape[1:]])
-    search = b.add_input(x.shape, [b.name("B"), *x.shape[1:]])
+    rest = x.shape[1:]
+    template = b.add_input((1, *rest), [b.name("A"), *rest])
+    search = b.add_input((max(x.shape[0], b.one([1, 2, 3])), *rest), [b.name("B"), *rest])
     if b.chance(0.7):
         template, search = (b.convolution(each, x.shape[1], [1, 1]) for each in (template, search))
     y = b.quantized(b.binary("Add", *((template, search) if b.chance(0.7) else (search, template))))
-    return b.binary("Add", b.convolution(y, x.shape[1], [1, 1]), y)
+    return b.binary("Add", b.convolution(y, x.shape[1], [1, 1]), b.one([y, template, template, search]))
+
+
+def sandwich(b, x):
+    """What most networks consist of: a convolution, an activation and the like, quantization nodes, a convolution."""
+    if len(x.shape) != 4 or x.shape[1] > 66:
+        return None
+    kernel = [1, 1] if min(x.shape[2:]) < 3 or b.chance(0.4) else [3, 3]
+    y = b.convolution(x, b.one(CHANNELS), kernel, pads=[kernel[0] // 2] * 4)
+    for _ in range(b.one([0, 1, 1, 1, 2])):
+        y = b.one([activated, activated, constant_operand])(b, y)
+    y = b.quantized(y)
+    if b.chance(0.2):
+        b.live.append(y)
+    return b.convolution(y, b.one(CHANNELS), [1, 1])
 
 
 def matmul(b, x):
@@ -832,7 +848,8 @@ def half(b, x):
 
 # How often each of them, by the kind of graph.
 BUILDERS = [
-    (conv, 26),
+    (conv, 16),
+    (sandwich, 16),
     (conv_transpose, 3),
     (constant_operand, 9),
     (activated, 7),
@@ -843,8 +860,8 @@ BUILDERS = [
     (global_pool, 1),
     (pool, 6),
     (island, 9),
-    (transpose, 2),
-    (reshape, 2),
+    (transpose, 1),
+    (reshape, 1),
     (there_and_back, 3),
     (squeeze, 2),
     (slice_, 3),
@@ -917,7 +934,7 @@ def case(seed):
     b.live.append(x)
     builders, weights = zip(*BUILDERS, strict=True)
     weights = np.array(weights) / sum(weights)
-    wanted, tries = b.one([3, 4, 5, 6, 8]), 0
+    wanted, tries = b.one([3, 4, 6, 8, 10]), 0
     while len(b.built) < wanted and tries < 60:
         tries += 1
         x = b.live[-1] if b.chance(0.75) else b.one(b.live)
