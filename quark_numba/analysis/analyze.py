@@ -16,14 +16,15 @@ from ..errors import ModelError
 from ..rewriting import model_files
 from . import data as data_of
 from . import sessions, sweep, twins, what_if
-from .evaluate import OutputError, check_positive, check_source, output_error, samples_of
+from .evaluate import OutputError, check_positive, check_source, output_error
 from .formats import Format, formats
 from .histograms import Histogram, histogram
+from .outputs import Comparison, check_chosen, check_names, common, compare
 from .program import Config, Program, in_order, number_of_threads
 from .quantizers import Array, Quantizer
 from .runs import OnError, Progress, Runner, Total, Work
-from .sums import ErrorSums, Sums, TensorSums
-from .sweep import By, Effect, Errors
+from .sums import ErrorSums, TensorSums
+from .sweep import By, Effect
 from .tensors import Tensor, measure, own_noise, tensor_of
 from .what_if import TradeOff
 
@@ -37,7 +38,7 @@ class Analysis:
     tensors : those that the model quantizes, the one with the worst error of its own first
     outputs : of the quantized model, against the reference's
     unmatched : names of what is rounded in a way that cannot be told apart, with the reasons
-    samples, batches : of the data; samples along the first axis
+    samples, batches : of the data, as in `evaluate`
     optimizations : the outputs of the first batch with ONNX Runtime's optimisations on, against those with them off; where it
         cannot run the model with them, the reason is in `unmatched`
     twin : with a reference, the outputs of the model without its quantization nodes, against the reference's
@@ -45,6 +46,7 @@ class Analysis:
     trade_offs : by `what_if`, the outputs' accuracy against the bits of all quantized tensors of a sample
     histograms : of the worst tensors in the first batch
     failed : names of batches that could not be read or run, with what was wrong
+    not_compared : names of outputs that cannot be compared, or not in all that is measured, with the reasons
     """
 
     tensors: list[Tensor]
@@ -58,6 +60,7 @@ class Analysis:
     trade_offs: list[TradeOff] = field(default_factory=list)
     histograms: list[Histogram] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    not_compared: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -66,11 +69,11 @@ class _Batch:
 
     samples: int
     tensors: dict[int, TensorSums]
-    outputs: Errors
-    twin: Errors
+    outputs: Comparison
+    twin: Comparison
     what_if: dict[tuple[int, str], float]
-    sweep: dict[tuple[str, bool], Errors]
-    effects: dict[tuple[int, str], Errors]
+    sweep: dict[tuple[str, bool], Comparison]
+    effects: dict[tuple[int, str], Comparison]
 
     def add(self, other: _Batch) -> None:
         self.samples += other.samples
@@ -78,28 +81,23 @@ class _Batch:
             self.tensors[place].add(sums)
         for key, noise in other.what_if.items():
             self.what_if[key] += noise
-        for mine, others in ((self.outputs, other.outputs), (self.twin, other.twin)):
-            _add(mine, others)
-        for name, errors in other.sweep.items():
-            _add(self.sweep[name], errors)
-        for change, errors in other.effects.items():
-            _add(self.effects[change], errors)
+        self.outputs.add(other.outputs)
+        self.twin.add(other.twin)
+        for name, compared in other.sweep.items():
+            self.sweep[name].add(compared)
+        for change, compared in other.effects.items():
+            self.effects[change].add(compared)
 
 
 @dataclass
 class _Points:
     """The sums of a batch at the points of the line of trade-offs."""
 
-    errors: list[Errors]
+    outputs: list[Comparison]
 
     def add(self, other: _Points) -> None:
-        for mine, others in zip(self.errors, other.errors, strict=True):
-            _add(mine, others)
-
-
-def _add(mine: Mapping[str, Sums], others: Mapping[str, Sums]) -> None:
-    for name, sums in others.items():
-        mine[name].add(sums)
+        for mine, others in zip(self.outputs, other.outputs, strict=True):
+            mine.add(others)
 
 
 def analyze(
@@ -116,6 +114,7 @@ def analyze(
     dimensions: Mapping[str, int] | None = None,
     limit: int | None = None,
     batch: int | None = None,
+    outputs: Sequence[str] | None = None,
     threads: int = 0,
     workers: int | None = None,
     scheduler: str | None = None,
@@ -135,7 +134,7 @@ def analyze(
     reference : path, or onnx.ModelProto, optional
         The float model. The outputs are compared with its outputs; and weights of which the model has codes only take their
         values from it, where names, or operators and outputs of nodes, and shapes are the same.
-    data, random, seed, dimensions, limit, batch
+    data, random, seed, dimensions, limit, batch, outputs
         As in `evaluate`.
     sweep : bool
         Also leave each tensor in float alone, and quantize each alone.
@@ -166,14 +165,16 @@ def analyze(
         For a wrong argument.
     """
     check_source(data, random)
+    check_names(outputs)
     check_positive(limit=limit, batch=batch, random=random, workers=workers)
     runner = Runner(workers=workers, scheduler=scheduler, threads=threads, on_error=on_error, resume=resume, progress=progress)
     if by not in ("tensor", "node", "operator"):
         raise ValueError(f'by is {by!r}; expected "tensor", "node" or "operator"')
     quantized = twins.load(model)
     float_model = None if reference is None else twins.load(reference, "reference")
-    recipe = quantized, float_model, by if sweep else None, list(what_if)
-    analyzer = _Analyzer(*recipe, number_of_threads(threads))
+    recipe = quantized, float_model, by if sweep else None, list(what_if), outputs
+    analyzer = _Analyzer(*recipe, threads=number_of_threads(threads))
+    check_chosen(outputs, analyzer.program.outputs)
     batches = data_of.open_data(
         analyzer.program.inputs,
         data,
@@ -185,20 +186,29 @@ def analyze(
     )
     if what_if and not batches.again:
         raise ModelError("what_if reads the data twice; expected a file, a folder, a function or a list, and no iterator")
-    options = {"by": recipe[2], "what_if": recipe[3], "limit": limit, "batch": batch}
+    options = {"by": recipe[2], "what_if": recipe[3], "outputs": outputs, "limit": limit, "batch": batch}
     runner.describe("analyze", recipe[:2], batches, options)
     with runner.open():
         return analyzer.run(batches, histograms, runner, recipe)
 
 
-def _work(recipe: tuple[Any, Any, By | None, list[str]], points: list[dict[int, str]] | None) -> Work:
+def _work(recipe: tuple[Any, ...], points: list[dict[int, str]] | None) -> Work:
     """What gives the sums of a batch, or those at the points, in another process."""
-    return _Analyzer(*recipe, 1).work(points)
+    return _Analyzer(*recipe, threads=1).work(points)
 
 
 class _Analyzer:
-    def __init__(self, model: Any, reference: Any, by: By | None, what_if_formats: list[str], threads: int) -> None:
-        self.model, self.threads, self.formats = model, threads, formats(what_if_formats)
+    def __init__(
+        self,
+        model: Any,
+        reference: Any,
+        by: By | None,
+        what_if_formats: list[str],
+        chosen: Sequence[str] | None,
+        *,
+        threads: int,
+    ) -> None:
+        self.model, self.threads, self.formats, self.chosen = model, threads, formats(what_if_formats), chosen
         self.twin = twins.make_twin(model, reference)
         self.program = Program(self.twin)
         self.places = {each: place for place, each in enumerate(self.twin.quantizers)}
@@ -235,24 +245,31 @@ class _Analyzer:
                 if noise is not None and signal is not None:
                     made.what_if[format_.name] = sums_db(signal, noise)
         unmatched = dict(self.twin.found.unmatched)
+        for made in tensors:
+            if made.place in total.tensors and total.tensors[made.place].reshaped:
+                unmatched[made.name] = "its shape is another in the float model: only its own error is measured"
         optimized = self.optimizations(first, outputs, unmatched)
         analysis = Analysis(
             tensors=sorted(tensors, key=_worst_first),
-            outputs=[output_error(name, errors) for name, errors in total.outputs.items()],
+            outputs=_output_errors(total.outputs),
             unmatched=unmatched,
             samples=total.samples,
             batches=done.done,
             failed=done.failed,
-            optimizations=[output_error(name, errors) for name, errors in optimized.items()],
-            twin=[output_error(name, errors) for name, errors in total.twin.items()],
+            optimizations=_output_errors(optimized),
+            twin=_output_errors(total.twin),
             sweep=sweep.ranked(total.sweep),
         )
+        others = {"the twin": [total.twin], "the sweep": [*total.sweep.values()], "what_if": [*total.effects.values()]}
         if self.formats:
             points = self.points(total)
             chosen = [{self.places[each]: type_.type for each, type_ in point.chosen.items()} for point in points]
             measured: _Points = run_all(_Points, chosen, done.done).sums
             own = {each: each.type for each in self.candidates}
-            analysis.trade_offs = what_if.trade_offs(points, [sweep.least_sqnr_db(each) for each in measured.errors], own)
+            errors = common(dict(enumerate(measured.outputs)))
+            analysis.trade_offs = what_if.trade_offs(points, [sweep.least_sqnr_db(each) for each in errors.values()], own)
+            others["what_if"] += measured.outputs
+        analysis.not_compared = _not_compared(total.outputs, others | {"ONNX Runtime's optimisations": [optimized]})
         if histograms:
             worst = [quantizers[each.place] for each in analysis.tensors[:histograms]]
             analysis.histograms = self.histograms(worst, first)
@@ -290,12 +307,13 @@ class _Analyzer:
         values, floats = self.program.lockstep(feed, see, keep=more)
         outputs, twin = ({name: each[name] for name in self.program.outputs} for each in (values, floats))
         reference = twin if self.reference is None else sessions.run(self.reference, feed)
-        changes: list[tuple[Any, Callable[[], Errors]]] = [
-            ((variant.name, variant.is_on), _bound(sweep.run_variant, self.program, variant, values, floats, reference))
+        run_variant = functools.partial(sweep.run_variant, self.program)
+        changes: list[tuple[Any, Callable[[], Comparison]]] = [
+            ((variant.name, variant.is_on), functools.partial(run_variant, variant, values, floats, reference, self.chosen))
             for variant in sweep.variants(self.groups)
         ]
         changes += [
-            ((place, candidate.type), _bound(self.effect, quantizer, candidate, floats, twin))
+            ((place, candidate.type), functools.partial(self.effect, quantizer, candidate, floats, twin))
             for quantizer, each_candidates in self.candidates.items()
             for place in [self.places[quantizer]]
             for candidate in each_candidates
@@ -307,36 +325,39 @@ class _Analyzer:
                 strict=True,
             )
         )
-        of_sweep = {key: errors for key, errors in found.items() if isinstance(key[0], str)}
-        effects = {key: errors for key, errors in found.items() if isinstance(key[0], int)}
+        of_sweep = {key: compared for key, compared in found.items() if isinstance(key[0], str)}
+        effects = {key: compared for key, compared in found.items() if isinstance(key[0], int)}
         if batch.number == 0:
             self.first = feed, outputs
         return _Batch(
-            samples_of(feed),
+            batch.samples_of(feed),
             tensors,
-            sweep.output_errors(outputs, reference),
-            {} if self.reference is None else sweep.output_errors(twin, reference),
+            self.compare(outputs, reference),
+            Comparison() if self.reference is None else self.compare(twin, reference),
             noise,
             of_sweep,
             effects,
         )
 
-    def effect(self, quantizer: Quantizer, candidate: what_if.Candidate, floats: Any, twin: Any) -> Errors:
+    def compare(self, outputs: Any, reference: Any) -> Comparison:
+        return compare(outputs, reference, self.chosen)
+
+    def effect(self, quantizer: Quantizer, candidate: what_if.Candidate, floats: Any, twin: Any) -> Comparison:
         """On the outputs, of one tensor that has a type, and no other rounded."""
         config = {quantizer: candidate.apply}
-        return sweep.output_errors(self.program.rerun(floats, config, [quantizer], quantized=False), twin)
+        return self.compare(self.program.rerun(floats, config, [quantizer], quantized=False), twin)
 
     def noise_of_format(self, quantizer: Quantizer, format_: Format, total: _Batch, place: int) -> float | None:
         if quantizer.kind == "activation":
             return total.what_if[place, format_.name]
         return None if quantizer.weight is None else own_noise(quantizer.weight, format_.apply(quantizer.weight))
 
-    def optimizations(self, feed: Any, outputs: Any, unmatched: dict[str, str]) -> Errors:
+    def optimizations(self, feed: Any, outputs: Any, unmatched: dict[str, str]) -> Comparison:
         try:
-            return sweep.output_errors(sessions.run(_session(self.model, "the model"), feed), outputs)
+            return self.compare(sessions.run(_session(self.model, "the model"), feed), outputs)
         except ModelError as error:
             unmatched["ONNX Runtime's optimisations"] = str(error)
-            return {}
+            return Comparison()
 
     def points(self, total: _Batch) -> list[what_if.Point]:
         """Of the line of trade-offs."""
@@ -344,8 +365,9 @@ class _Analyzer:
             each: float(each.weight.size) if each.weight is not None else total.tensors[self.places[each]].count / total.samples
             for each in self.candidates
         }
+        effects = common(total.effects)
         noise = {
-            (each, candidate.type): what_if.noise_of(total.effects[self.places[each], candidate.type])
+            (each, candidate.type): what_if.noise_of(effects[self.places[each], candidate.type])
             for each, types in self.candidates.items()
             for candidate in types
         }
@@ -358,8 +380,8 @@ class _Analyzer:
         else:
             reference = sessions.run(self.reference, feed)
 
-        def of_point(config: Config) -> Errors:
-            return sweep.output_errors(self.program.run(feed, config, quantized=True), reference)
+        def of_point(config: Config) -> Comparison:
+            return self.compare(self.program.run(feed, config, quantized=True), reference)
 
         return _Points(list(in_order(of_point, configs, self.within, self.program.stopped)))
 
@@ -375,8 +397,17 @@ class _Analyzer:
         return [found[each] for each in worst if each in found]
 
 
-def _bound(function: Callable[..., Errors], *arguments: Any) -> Callable[[], Errors]:
-    return lambda: function(*arguments)
+def _output_errors(compared: Comparison) -> list[OutputError]:
+    return [output_error(name, errors) for name, errors in compared.errors.items()]
+
+
+def _not_compared(compared: Comparison, others: Mapping[str, Sequence[Comparison]]) -> dict[str, str]:
+    """The reasons, with those of other comparisons for outputs that can be compared else."""
+    found = dict(compared.reasons)
+    for where, comparisons in others.items():
+        for each in comparisons:
+            found = {name: f"in {where} it {reason}" for name, reason in each.reasons.items()} | found
+    return found
 
 
 def _session(model: Any, name: str) -> Any:

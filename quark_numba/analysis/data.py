@@ -61,10 +61,23 @@ class Input:
         expected = ", ".join(str(each) if isinstance(each, (int, str)) else "?" for each in self.shape)
         return "" if fits else f"has shape {header.shape}; the model takes [{expected}]"
 
+    @property
+    def has_free_rows(self) -> bool:
+        """Whether the model leaves open how many rows it has. Of an input of one dimension these are its elements."""
+        return self.shape is None or (len(self.shape) > 1 and not (isinstance(self.shape[0], int) and self.shape[0] > 0))
+
 
 def inputs_of(session: Any) -> list[Input]:
     # ONNX Runtime gives [] for a scalar, and where nothing is known.
     return [Input(each.name, each.type, tuple(each.shape) if each.shape else None) for each in session.get_inputs()]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The inputs of which a row is a sample, in arrays of so many dimensions or more."""
+
+    names: tuple[str, ...]
+    least_rank: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,7 @@ class Batch:
     part: int = 0
     reader: _Reader | None = None
     number: int = -1  # in the data
+    rows: Rows | None = None
 
     def load(self) -> Arrays:
         """Raises ModelError."""
@@ -85,6 +99,12 @@ class Batch:
         assert self.file
         assert self.reader
         return self.reader.part(self.file, self.part)
+
+    def samples_of(self, feed: Arrays) -> int:
+        """How many samples it has, once it is loaded: one if rows are none."""
+        assert self.rows
+        arrays = (feed[name] for name in self.rows.names)
+        return next((len(array) for array in arrays if array.ndim >= self.rows.least_rank), 1)
 
     @property
     def is_here(self) -> bool:
@@ -119,11 +139,12 @@ class Data:
         items: Callable[[], Iterator[Batch]],
         batches: int | None,
         limit: int | None,
+        rows: Rows,
         *,
         again: bool = True,
         description: str = "",
     ) -> None:
-        self._items, self._limit, self.again, self.description = items, limit, again, description
+        self._items, self._limit, self._rows, self.again, self.description = items, limit, rows, again, description
         self.batches = batches if limit is None or batches is None else min(batches, limit)
 
     def parts(self) -> Iterator[Batch]:
@@ -131,7 +152,7 @@ class Data:
         count = 0
         try:
             for batch in self._items():
-                yield dataclasses.replace(batch, number=count)
+                yield dataclasses.replace(batch, number=count, rows=self._rows)
                 count += 1
                 if count == self._limit:
                     break
@@ -173,6 +194,7 @@ def open_data(
     ModelError
         Naming the file: for what is missing, wrong or cannot be read.
     """
+    reader = _Reader(inputs, batch, labels)
     if data is None:
         if labels:
             raise ModelError(f"random data have no labels {labels!r}")
@@ -185,8 +207,8 @@ def open_data(
             for number in range(1, random or 1):
                 yield Batch(f"random batch {number}", random_inputs(inputs, dimensions or {}, generator, quiet=True))
 
-        return Data(random_batches, random or 1, limit, description=f"random {seed} {sorted((dimensions or {}).items())}")
-    reader = _Reader(inputs, batch, labels)
+        description = f"random {seed} {sorted((dimensions or {}).items())}"
+        return Data(random_batches, random or 1, limit, reader.rows, description=description)
     if isinstance(data, (str, os.PathLike)):
         if os.path.isdir(data):
             return _open_files(reader, _files(Path(data)), limit)
@@ -205,6 +227,7 @@ def _open_function(reader: _Reader, function: Callable[[], Any], name: str, limi
         lambda: reader.feeds(first.pop() if first else _feeds(_called(function, name), name), name),
         None,
         limit,
+        reader.rows,
         description=name,
     )
 
@@ -216,7 +239,7 @@ def _open_feeds(reader: _Reader, data: Any, limit: int | None) -> Data:
         batches = sum(
             reader.parts(reader.arrays(feed, f"the data, number {i}"), f"the data, number {i}") for i, feed in enumerate(feeds)
         )
-    return Data(lambda: reader.feeds(feeds, "the data"), batches, limit, again=iter(feeds) is not feeds)
+    return Data(lambda: reader.feeds(feeds, "the data"), batches, limit, reader.rows, again=iter(feeds) is not feeds)
 
 
 def _feeds(made: Any, name: str) -> Iterable[Any]:
@@ -282,7 +305,9 @@ def _open_files(reader: _Reader, paths: list[Path], limit: int | None) -> Data:
                 name = f"{file.path}, batch {part}" if file.parts > 1 else str(file.path)
                 yield Batch(name, file=file, part=part, reader=reader)
 
-    return Data(items, batches, limit, description=repr([(str(each.path), each.size, each.time) for each in files]))
+    return Data(
+        items, batches, limit, reader.rows, description=repr([(str(each.path), each.size, each.time) for each in files])
+    )
 
 
 @functools.lru_cache(1)
@@ -297,6 +322,8 @@ class _Reader:
     def __init__(self, inputs: Sequence[Input], batch: int | None, labels: str | None) -> None:
         self.inputs, self.batch, self.labels = {each.name: each for each in inputs}, batch, labels
         self.names = [*self.inputs, *([labels] if labels else [])]
+        free = tuple(each.name for each in inputs if each.has_free_rows)
+        self.rows = Rows(tuple(self.inputs), 1) if batch else Rows(free, 2)
 
     def check(self, path: Path) -> int:
         """How many batches a file has, by its headers. Raises ModelError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from ..errors import ModelError, reraise_of_signal_handler
 from ..rewriting import model_files
 from . import data, sessions, twins
+from .outputs import Comparison, check_chosen, check_names, compare
 from .runs import OnError, Progress, Runner, Work
 from .sessions import Arrays
-from .sums import ErrorSums, Sums, error_sums, is_comparable
+from .sums import ErrorSums, Sums
 
 
 @dataclass
 class OutputError:
-    """How far an output is off the reference's, over all data. Without numbers, of a sequence, a map or text, there is none.
+    """How far an output is off the reference's, over all data.
 
     `same_top`: the share of places, along all but the last axis, whose largest element along the last axis is the reference's,
     or where the reference's is among the k largest. `accuracy`, `reference_accuracy`: the share where the label is."""
@@ -39,9 +40,12 @@ class OutputError:
 
 @dataclass
 class Evaluation:
-    """What `evaluate` returns. `samples` is the sum of the lengths of the batches along their first axis, but those of `failed`
-    ones, of which there are the messages by their names; `metrics` the means of what one's own function gave. Samples a second
-    are those of one session; all else is the same in every run, and compared."""
+    """What `evaluate` returns.
+
+    Where a model leaves the number of rows open, or the data were cut into batches, each row is a sample; else each run is one.
+    `samples` leaves out the `failed` batches, of which there are the messages by their names. `metrics` are the means of what
+    one's own function gave; `not_compared` are the reasons for outputs that cannot be compared, by name. Samples a second are
+    those of one session; all else is the same in every run, and compared."""
 
     outputs: list[OutputError]
     samples: int
@@ -50,6 +54,7 @@ class Evaluation:
     reference_samples_per_second: float = field(compare=False)
     metrics: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    not_compared: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -69,17 +74,16 @@ class _Batch:
     """The sums of a batch."""
 
     samples: int
-    errors: dict[str, ErrorSums]
+    outputs: Comparison
     places: dict[str, _Places]
     metrics: dict[str, float]
     seconds: list[float]
 
     def add(self, other: _Batch) -> None:
         self.samples += other.samples
-        for name, errors in other.errors.items():
-            self.errors[name].add(errors)
+        self.outputs.add(other.outputs)
         for name, places in other.places.items():
-            self.places[name].add(places)
+            self.places.setdefault(name, _Places()).add(places)
         for name, value in other.metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + value
         self.seconds = [mine + others for mine, others in zip(self.seconds, other.seconds, strict=True)]
@@ -95,6 +99,7 @@ def evaluate(
     dimensions: Mapping[str, int] | None = None,
     limit: int | None = None,
     batch: int | None = None,
+    outputs: Sequence[str] | None = None,
     labels: str | None = None,
     top_k: int = 1,
     metric: Callable[[Arrays, Arrays, Arrays], Any] | None = None,
@@ -123,6 +128,8 @@ def evaluate(
         At most so many batches.
     batch : int, optional
         Cut arrays into batches of so many rows.
+    outputs : sequence of str, optional
+        The names of the model's outputs that are compared. Default: all. Those that cannot be compared are in `not_compared`.
     labels : str, optional
         The key of the labels in the data, integers: one for each place of an output along all but its last axis.
     top_k : int
@@ -156,6 +163,7 @@ def evaluate(
         For a wrong argument.
     """
     check_source(data, random)
+    check_names(outputs)
     check_positive(top_k=top_k, limit=limit, batch=batch, random=random, workers=workers)
     runner = Runner(workers=workers, scheduler=scheduler, threads=threads, on_error=on_error, resume=resume, progress=progress)
     quantized = twins.load(model)
@@ -163,9 +171,11 @@ def evaluate(
     models = quantized, float_model
     threads = threads if runner.is_here else runner.share
     pair = _pair(models, threads)
+    check_chosen(outputs, [each.name for each in pair[0].get_outputs()])
     batches = _open(pair[0], data, random, seed, dimensions, limit, batch, labels)
     runner.functions = [metric] if metric else []
     options = {
+        "outputs": outputs,
         "labels": labels,
         "top_k": top_k,
         "metric": getattr(metric, "__qualname__", metric),
@@ -173,7 +183,7 @@ def evaluate(
         "batch": batch,
     }
     runner.describe("evaluate", models, batches, options)
-    make = functools.partial(_work, pair if runner.is_here else None, models, threads, labels, top_k, metric)
+    make = functools.partial(_work, pair if runner.is_here else None, models, threads, outputs, labels, top_k, metric)
     with runner.open():
         done = runner.total(_Batch, make, batches, steps=batches.batches)
     total: _Batch = done.sums
@@ -181,14 +191,22 @@ def evaluate(
         raise ModelError(f"labels {labels}: of no output's shape but its last axis")
     seconds = [total.samples / each if each else 0.0 for each in total.seconds]
     metrics = {name: value / total.samples for name, value in total.metrics.items()}
-    outputs = [output_error(name, sums, total.places.get(name)) for name, sums in total.errors.items()]
-    return Evaluation(outputs, total.samples, done.done, seconds[0], seconds[1], metrics, done.failed)
+    return Evaluation(
+        [output_error(name, sums, total.places.get(name)) for name, sums in total.outputs.errors.items()],
+        total.samples,
+        done.done,
+        seconds[0],
+        seconds[1],
+        metrics,
+        done.failed,
+        total.outputs.reasons,
+    )
 
 
-def _work(pair: list[Any] | None, models: tuple[Any, Any], threads: int, labels: str | None, top_k: int, metric: Any) -> Work:
+def _work(pair: list[Any] | None, models: tuple[Any, Any], threads: int, *arguments: Any) -> Work:
     """What gives the sums of a batch, with sessions of its own unless there is a pair of them."""
     own = pair or _pair(models, threads)
-    return lambda batch: _of_batch(own, batch.load(), labels, top_k, metric)
+    return lambda batch: _of_batch(own, batch, *arguments)
 
 
 def _pair(models: tuple[Any, Any], threads: int) -> list[Any]:
@@ -203,22 +221,6 @@ def output_error(name: str, sums: ErrorSums, places: _Places | None = None) -> O
             made.accuracy = places.right / places.labelled
             made.reference_accuracy = places.reference_right / places.labelled
     return made
-
-
-def pairs_of_outputs(outputs: Arrays, reference: Arrays) -> Iterator[tuple[str, Any, Any]]:
-    """Output by output, in order: models that were rewritten may have renamed them. Raises ModelError if they are not as many,
-    or of other shapes."""
-    if len(outputs) != len(reference):
-        raise ModelError(f"the model has {len(outputs)} outputs, the reference {len(reference)}")
-    for (name, y), expected in zip(outputs.items(), reference.values(), strict=True):
-        if is_comparable(y) and is_comparable(expected) and y.shape != expected.shape:
-            raise ModelError(f"output {name} has shape {y.shape}, the reference's {expected.shape}")
-        yield name, y, expected
-
-
-def samples_of(feed: Arrays) -> int:
-    """The length of a batch: that of its first array along the first axis."""
-    return next((len(array) for array in feed.values() if array.ndim), 1)
 
 
 def check_source(source: Any, random: int | None) -> None:
@@ -251,22 +253,25 @@ def _open(session: Any, *arguments: Any) -> data.Data:
     )
 
 
-def _of_batch(pair: list[Any], feed: Arrays, labels: str | None, top_k: int, metric: Any) -> _Batch:
+def _of_batch(
+    pair: list[Any], batch: data.Batch, outputs: Sequence[str] | None, labels: str | None, top_k: int, metric: Any
+) -> _Batch:
+    feed = batch.load()
     seconds: list[float] = []
     results: list[Arrays] = []
     for session in pair:
         start = time.perf_counter()
         results.append(sessions.run(session, feed))
         seconds.append(time.perf_counter() - start)
-    errors, places = {}, {}
-    for name, y, expected in pairs_of_outputs(results[0], results[1]):
-        if is_comparable(y) and is_comparable(expected):
-            errors[name] = error_sums(y, expected)
-            if y.ndim and y.shape[-1] > 1:
-                places[name] = _places(y, expected, feed[labels] if labels else None, top_k)
-    samples = samples_of(feed)
+    compared = compare(results[0], results[1], outputs)
+    places = {
+        name: _places(y, expected, feed[labels] if labels else None, top_k)
+        for (name, y), expected in zip(results[0].items(), results[1].values(), strict=True)
+        if name in compared.errors and y.ndim and y.shape[-1] > 1
+    }
+    samples = batch.samples_of(feed)
     metrics = {name: value * samples for name, value in _metrics(metric, results[0], results[1], feed).items()}
-    return _Batch(samples, errors, places, metrics, seconds)
+    return _Batch(samples, compared, places, metrics, seconds)
 
 
 def _places(y: NDArray[Any], expected: NDArray[Any], labels: NDArray[Any] | None, top_k: int) -> _Places:

@@ -128,6 +128,8 @@ def _outputs(analysis: Analysis) -> str:
         parts.append(table("Without quantization nodes, against the reference", analysis.twin))
     if analysis.optimizations:
         parts.append(table("With ONNX Runtime’s optimisations, against without", analysis.optimizations))
+    if analysis.not_compared:
+        parts.append("<h3>Not compared</h3>" + _table(("output", "why"), [*analysis.not_compared.items()], (str, str)))
     return "".join(parts)
 
 

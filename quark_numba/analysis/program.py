@@ -6,8 +6,6 @@ value is what ONNX Runtime computes of each node by itself, whatever is asked fo
 
 from __future__ import annotations
 
-import ctypes
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +18,6 @@ import onnxruntime
 from onnx import helper
 
 from ..compiling.threads import on_one_thread
-from ..element_types import find
 from ..element_types.tensors import from_tensor_proto
 from ..errors import ModelError, reraise_of_signal_handler
 from ..ort import DISABLE_QUANT_QDQ, register
@@ -56,36 +53,10 @@ class Segment:
         try:
             if self._numpy:
                 return session.run(self.outputs, feeds)
-            given = {name: _ort_value(value) for name, value in feeds.items()}
-            return [_array(value) for value in session.run_with_ort_values(self.outputs, given)]
+            return sessions.run_on_values(session, self.outputs, feeds)
         except Exception as error:
             reraise_of_signal_handler(error)
             raise ModelError(f"the model does not run: {error}") from None
-
-
-def _ort_value(value: Any) -> Any:
-    if isinstance(value, onnxruntime.OrtValue):
-        return value
-    element_type = find(value.dtype)
-    array = np.ascontiguousarray(value).reshape(value.shape)
-    if element_type is None or element_type.dtype.isbuiltin == 1:
-        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-    made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), element_type.ort_number or element_type.number)
-    ctypes.memmove(made.data_ptr(), array.ctypes.data, array.nbytes)
-    return made
-
-
-def _array(value: Any) -> Any:
-    """An array of what numpy or ml_dtypes has; else the value as it is, a sequence for instance."""
-    element_type = find(value.element_type()) if value.is_tensor() else None
-    if element_type is None:
-        return value
-    if element_type.dtype.isbuiltin == 1:
-        return value.numpy()
-    if element_type.bits < 8:
-        return value
-    size = math.prod(value.shape()) * element_type.dtype.itemsize
-    return np.frombuffer(ctypes.string_at(value.data_ptr(), size), element_type.dtype).reshape(value.shape())
 
 
 Step = Segment | Quantizer

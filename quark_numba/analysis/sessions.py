@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from ..element_types import find
 from ..errors import ModelError, reraise_of_signal_handler
 from ..ort import DISABLE_QUANT_QDQ, Backend, register
 
@@ -58,7 +61,7 @@ def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDAr
     names = [node_arg.name for node_arg in session.get_outputs()]
     with _logged_errors() as errors:
         try:
-            outputs = session.run(names, feeds(session, inputs))
+            outputs = results(session, names, feeds(session, inputs))
         except ModelError:
             raise
         except Exception as error:
@@ -76,6 +79,45 @@ def feeds(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, ND
     if missing:
         raise ModelError(f"the reference has an input {missing[0]}; the model has {', '.join(inputs)}")
     return {name: inputs[name] for name in names}
+
+
+def results(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Arrays) -> list[Any]:
+    """What a session gives of these, with types that numpy lacks, too."""
+    if any(each.type.startswith("tensor(") and dtype_of(each.type) is None for each in session.get_outputs()):
+        return run_on_values(session, outputs, feeds)
+    found: list[Any] = session.run(outputs, feeds)
+    return found
+
+
+def run_on_values(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Mapping[str, Any]) -> list[Any]:
+    """The outputs of a session with types that numpy lacks."""
+    given = {name: _ort_value(value) for name, value in feeds.items()}
+    return [_array(value) for value in session.run_with_ort_values(outputs, given)]
+
+
+def _ort_value(value: Any) -> Any:
+    if isinstance(value, onnxruntime.OrtValue):
+        return value
+    element_type = find(value.dtype)
+    array = np.ascontiguousarray(value).reshape(value.shape)
+    if element_type is None or element_type.dtype.isbuiltin == 1:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), element_type.ort_number or element_type.number)
+    ctypes.memmove(made.data_ptr(), array.ctypes.data, array.nbytes)
+    return made
+
+
+def _array(value: Any) -> Any:
+    """An array of what numpy or ml_dtypes has; else the value as it is, a sequence for instance."""
+    element_type = find(value.element_type()) if value.is_tensor() else None
+    if element_type is None:
+        return value
+    if element_type.dtype.isbuiltin == 1:
+        return value.numpy()
+    if element_type.bits < 8:
+        return value
+    size = math.prod(value.shape()) * element_type.dtype.itemsize
+    return np.frombuffer(ctypes.string_at(value.data_ptr(), size), element_type.dtype).reshape(value.shape())
 
 
 @contextmanager

@@ -71,11 +71,6 @@ def cosine(signal: float, energy: float, product: float) -> float:
     return product / length if length else 0.0
 
 
-def is_comparable(array: Any) -> bool:
-    """Sequences, maps and strings have no difference."""
-    return isinstance(array, np.ndarray) and array.dtype.kind in "fiub"
-
-
 def error_sums(y: NDArray[Any], expected: NDArray[Any]) -> ErrorSums:
     """Of arrays of numbers of one shape. Where both are NaN, or the same infinity, there is no difference."""
     sums = ErrorSums()
@@ -123,3 +118,4 @@ class TensorSums(Sums):
     largest_code: float = -math.inf
     largest: float = 0.0
     largest_own: float = 0.0
+    reshaped: float = 0.0  # batches in which it has another shape in the quantized model

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .evaluate import pairs_of_outputs
+from .outputs import Comparison, Errors, common, compare
 from .program import Program
 from .quantizers import Quantizer
-from .sums import ErrorSums, error_sums, is_comparable
 
 By = Literal["tensor", "node", "operator"]
 BY: tuple[By, ...] = ("tensor", "node", "operator")
-
-Errors = dict[str, ErrorSums]
 
 
 @dataclass
 class Effect:
     """What rounding a tensor does to the outputs: their least signal-to-quantization-noise ratio with all others rounded and
     this one not, and with this one rounded and no other. With `by`, of all tensors that a node takes, or that all nodes of an
-    operator take; and, in any case, of all weights, and of all activations."""
+    operator take; and, in any case, of all weights, and of all activations. Outputs that cannot be compared in one case count
+    in none."""
 
     name: str
     off_sqnr_db: float
@@ -44,11 +42,6 @@ def groups_of(program: Program, by: By) -> dict[str, list[Quantizer]]:
 WEIGHTS, ACTIVATIONS = "all weights", "all activations"
 
 
-def output_errors(outputs: Mapping[str, Any], reference: Mapping[str, Any]) -> Errors:
-    pairs = pairs_of_outputs(outputs, reference)
-    return {name: error_sums(y, wanted) for name, y, wanted in pairs if is_comparable(y) and is_comparable(wanted)}
-
-
 @dataclass
 class Variant:
     """What is run: the quantized model without a group, or the float model with it."""
@@ -65,14 +58,19 @@ def variants(groups: Mapping[str, list[Quantizer]]) -> Iterator[Variant]:
 
 
 def run_variant(
-    program: Program, variant: Variant, quantized: Mapping[str, Any], floats: Mapping[str, Any], reference: Mapping[str, Any]
-) -> Errors:
+    program: Program,
+    variant: Variant,
+    quantized: Mapping[str, Any],
+    floats: Mapping[str, Any],
+    reference: Mapping[str, Any],
+    chosen: Sequence[str] | None,
+) -> Comparison:
     """`quantized` and `floats` are all values of the quantized and of the float model."""
     config = {each: each.apply for each in variant.group}
     if not variant.is_on:
         config = {each: rounding for each, rounding in program.quantized.items() if each not in config}
     base = floats if variant.is_on else quantized
-    return output_errors(program.rerun(base, config, variant.group, quantized=not variant.is_on), reference)
+    return compare(program.rerun(base, config, variant.group, quantized=not variant.is_on), reference, chosen)
 
 
 def least_sqnr_db(errors: Errors) -> float:
@@ -81,8 +79,9 @@ def least_sqnr_db(errors: Errors) -> float:
     return min(ratios, key=lambda ratio: (ratio == ratio, ratio), default=float("nan"))
 
 
-def ranked(sums: Mapping[tuple[str, bool], Errors]) -> list[Effect]:
+def ranked(sums: Mapping[tuple[str, bool], Comparison]) -> list[Effect]:
     """The one first with which alone the outputs are worst."""
+    errors = common(sums)
     names = dict.fromkeys(name for name, _ in sums)
-    effects = [Effect(name, least_sqnr_db(sums[name, False]), least_sqnr_db(sums[name, True])) for name in names]
+    effects = [Effect(name, least_sqnr_db(errors[name, False]), least_sqnr_db(errors[name, True])) for name in names]
     return sorted(effects, key=lambda each: (each.on_sqnr_db == each.on_sqnr_db, each.on_sqnr_db, -each.off_sqnr_db))

@@ -16,7 +16,7 @@ from .sums import TensorSums, cosine, decibels
 @dataclass
 class Tensor:
     """A quantized tensor, over all data. Of a weight of which the model has codes only, and no reference the values, there are
-    None of the errors.
+    None of the errors; of an activation whose shape is another in the float model only those of its own.
 
     Parameters
     ----------
@@ -72,6 +72,8 @@ def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None) -> Tens
             "flushed_to_zero": sums.flushed / sums.count if sums.count else 0.0,
             "range_used": _range_used(quantizer, sums),
         }
+        if sums.reshaped:
+            known |= dict.fromkeys(("sqnr_db", "inherited_sqnr_db", "cosine", "max_abs_error"))
     return Tensor(
         name=quantizer.name,
         place=place,
@@ -118,7 +120,9 @@ def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> Tens
     form = quantizer.form
     if isinstance(form, Linear) and form.is_per_tensor:
         lowest, highest = form.limits
-    sums = add_up(x, own, arrived, kept, lowest, highest)
+    is_reshaped = arrived.shape != x.shape
+    sums = add_up(x, own, *((x, own) if is_reshaped else (arrived, kept)), lowest, highest)
+    sums.reshaped = float(is_reshaped)
     if isinstance(form, Block):
         sums.saturated = float(_saturated_in_blocks(form, x, own))
     elif form.is_per_tensor:
@@ -138,8 +142,7 @@ def own_noise(x: Array, rounded: Array) -> float:
 def add_up(x: Array, own: Array, arrived: Array, kept: Array, lowest: float, highest: float) -> TensorSums:
     sums = np.zeros(12)
     _KERNELS.add_up(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums)
-    signal, energy, product, noise, own_error, inherited, flushed, saturated, *ends = sums.tolist()
-    return TensorSums(x.size, signal, energy, product, noise, own_error, inherited, flushed, saturated, *ends)
+    return TensorSums(x.size, *sums.tolist())
 
 
 def _saturated_in_blocks(form: Block, x: Array, own: Array) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .formats import Format
+from .outputs import Errors
 from .program import Rounding
 from .quantizers import Quantizer
-from .sweep import Errors
 
 # How many points of the line are measured, at most.
 _POINTS = 24

@@ -27,7 +27,7 @@ from .. import __version__
 from ..errors import ModelError
 from . import accuracy, arguments
 from .arguments import positive
-from .printing import OUTPUT, print_table, progress, tell
+from .printing import OUTPUT, print_not_compared, print_table, progress, tell
 
 if TYPE_CHECKING:
     from ..analysis import sessions
@@ -268,6 +268,7 @@ def _quark_types() -> list[str]:
 def _measurements(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> dict[str, Any]:
     """What ``run`` finds out by running, in JSON's types. `models`: paths and quantization nodes."""
     from ..analysis.data import read_arrays
+    from ..analysis.outputs import Comparison, compare
     from ..analysis.sessions import run
     from ..rewriting import model_files
     from . import measuring
@@ -292,15 +293,14 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
         outputs = [run(session, inputs) for session in sessions]
         with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
             medians = measuring.latencies(sessions, inputs, options.runs, tick)
-        differences = measuring.differences(outputs[0], outputs[-1]) if options.reference else {}
+        compared = compare(outputs[0], outputs[-1]) if options.reference else Comparison()
         count = 1
         with progress("running the other batches") as tick:
             for batch in batches:
                 if options.outputs or options.expected:
                     raise ModelError("--outputs and --expected are for one batch; the data have more")
                 results = [run(sessions[index], batch) for index in ((0, -1) if options.reference else (0,))]
-                for name, sums in (measuring.differences(*results) if options.reference else {}).items():
-                    differences[name].add(sums)
+                compared.add(compare(results[0], results[1]) if options.reference else Comparison())
                 count += 1
                 tick()
     times = [{"load_seconds": load, "median_seconds": median} for load, median in zip(load_times, medians, strict=True)]
@@ -322,7 +322,8 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
             "model": options.reference,
             **times[-1],
             "latency_ratio": medians[0] / medians[-1],
-            "outputs": _json_differences(differences),
+            "outputs": _json_differences(compared.errors),
+            "not_compared": compared.reasons,
         }
         if options.optimize:
             report["optimised"]["latency_ratio"] = medians[1] / medians[-1]
@@ -330,12 +331,14 @@ def _measurements(options: argparse.Namespace, models: list[tuple[str, list[Quan
         measuring.write_arrays(options.outputs, outputs[0])
     if options.expected:
         expected = read_arrays(options.expected, list(outputs[0]), "output")
-        differences = measuring.differences(outputs[0], expected, all_of_them=True)
+        compared = compare(outputs[0], expected)
+        for name, reason in compared.reasons.items():
+            raise ModelError(f"output {name} {reason}")
         report["expected"] = {
             "file": options.expected,
             "tolerance": options.tolerance,
-            "outputs": _json_differences(differences),
-            "holds": all(each.largest <= options.tolerance for each in differences.values()),
+            "outputs": _json_differences(compared.errors),
+            "holds": all(each.largest <= options.tolerance for each in compared.errors.values()),
         }
     return report
 
@@ -493,6 +496,7 @@ def _print_measurements(report: dict[str, Any]) -> None:
         _print_left(optimised["regions_in_blocked_layout"], optimised["left"])
     if reference:
         _print_differences("Difference from the reference", reference["outputs"])
+        print_not_compared(reference["not_compared"])
     if expected:
         holds = "within" if expected["holds"] else "beyond"
         title = f"Difference from {expected['file']}: {holds} the tolerance of {expected['tolerance']:g}"

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import arguments
-from .printing import counted_progress, print_table, tell
+from .printing import counted_progress, print_not_compared, print_table, tell
 
 if TYPE_CHECKING:
     from ..analysis.analyze import Analysis
-    from ..analysis.evaluate import OutputError
+    from ..analysis.evaluate import Evaluation, OutputError
 
 
 def add_commands(commands: Any) -> None:
@@ -89,10 +89,19 @@ def _add(commands: Any, name: str, purpose: str, threads: str) -> argparse.Argum
         "--reference", metavar="FLOAT_MODEL", help="the float model (default: MODEL without its quantization nodes)"
     )
     arguments.add_data(parser, required=True)
+    parser.add_argument(
+        "--outputs",
+        nargs="+",
+        metavar="NAME",
+        help="of the model's, to compare these alone (default: all; those that cannot be compared are listed, with the reason)",
+    )
     arguments.add_threads(parser, threads)
     arguments.add_runs(parser)
     parser.add_argument(
-        "--fail-below", type=arguments.number, metavar="DB", help="exit code 1 if an output's SQNR is less, or none"
+        "--fail-below",
+        type=arguments.number,
+        metavar="DB",
+        help="exit code 1 if an output's SQNR is less, or none, or one of --outputs, or all, cannot be compared",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
@@ -107,6 +116,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             options.model,
             options.reference,
             **arguments.data_arguments(options),
+            outputs=options.outputs,
             labels=options.labels,
             top_k=options.top_k,
             metric=load_function(options.metric) if options.metric else None,
@@ -120,6 +130,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         print_json({"model": options.model, "reference": options.reference, **found})
     else:
         print_outputs("Outputs, against the reference's", evaluation.outputs)
+        print_not_compared(evaluation.not_compared)
         rows = [
             ["samples", f"{evaluation.samples} in {evaluation.batches} batches"],
             ["samples a second", f"{evaluation.samples_per_second:.0f}"],
@@ -127,7 +138,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             *([name, f"{value:.6g}"] for name, value in evaluation.metrics.items()),
         ]
         print_table("", ["", ""], rows)
-    return fails_below(options.fail_below, evaluation.outputs)
+    return _fails_below(options, evaluation)
 
 
 def _analyze(options: argparse.Namespace) -> int:
@@ -142,6 +153,7 @@ def _analyze(options: argparse.Namespace) -> int:
             options.model,
             options.reference,
             **arguments.data_arguments(options),
+            outputs=options.outputs,
             sweep=options.sweep or options.by is not None,
             by=options.by or "tensor",
             what_if=options.what_if,
@@ -163,7 +175,7 @@ def _analyze(options: argparse.Namespace) -> int:
         print_json({"model": options.model, "reference": options.reference, **asdict(analysis)})
     else:
         _print_analysis(analysis, options.top)
-    return fails_below(options.fail_below, analysis.outputs)
+    return _fails_below(options, analysis)
 
 
 def _tell_failed(failed: dict[str, str]) -> None:
@@ -198,6 +210,7 @@ def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
 
 def _print_analysis(analysis: Analysis, top: int) -> None:
     print_outputs("Outputs, against the reference's", analysis.outputs)
+    print_not_compared(analysis.not_compared)
     if analysis.twin:
         print_outputs("The model without its quantization nodes, against the reference", analysis.twin)
     if any(each.sqnr_db < math.inf for each in analysis.optimizations):
@@ -278,8 +291,16 @@ def json_value(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def fails_below(limit: float | None, outputs: list[OutputError]) -> int:
-    failing = [each for each in outputs if limit is not None and not each.sqnr_db >= limit]
-    for each in failing:
-        tell("red", "error", f"output {each.name} has an SQNR of {each.sqnr_db:.1f} dB; expected at least {limit:g} dB")
-    return int(bool(failing))
+def _fails_below(options: argparse.Namespace, found: Analysis | Evaluation) -> int:
+    """1 if an output that is compared, or was chosen to be, is not as good as it has to be, or none is compared."""
+    limit = options.fail_below
+    if limit is None:
+        return 0
+    faults = [f"output {each.name} has an SQNR of {each.sqnr_db:.1f} dB" for each in found.outputs if not each.sqnr_db >= limit]
+    compared = [each.name for each in found.outputs]
+    faults += [f"output {name} is not compared" for name in options.outputs or () if name not in compared]
+    if not (faults or compared):
+        faults.append("no output is compared")
+    for each in faults:
+        tell("red", "error", f"{each}; expected at least {limit:g} dB")
+    return int(bool(faults))

@@ -19,10 +19,8 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from ..analysis.evaluate import pairs_of_outputs
-from ..analysis.sessions import Arrays, feeds, run
+from ..analysis.sessions import Arrays, feeds, results, run
 from ..analysis.sessions import create_session as create_session_of
-from ..analysis.sums import ErrorSums, error_sums, is_comparable
 from ..blocked_layout import blocked
 from ..catalog import QUANTIZATION
 from ..errors import ModelError
@@ -141,6 +139,8 @@ def write_arrays(path: str | Path, arrays: Arrays) -> None:
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray) or array.dtype.hasobject:
                 raise ModelError(f"{path}: output {name} is no array of numbers, and not written")
+            if array.dtype.isbuiltin == 2:  # a type of ml_dtypes
+                raise ModelError(f"{path}: output {name} is {array.dtype}, which such files lack, and not written")
             with file.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
     model_files.write(path, content.getvalue())
@@ -151,19 +151,21 @@ def latencies(sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs
 
     `tick` is called after each of the ``ticks(len(sessions), runs)`` runs.
     """
-    contenders = [(session, feeds(session, inputs), list[float]()) for session in sessions]
+    contenders = [
+        (session, [each.name for each in session.get_outputs()], feeds(session, inputs), list[float]()) for session in sessions
+    ]
     for timed, block in _blocks(runs):
-        for session, arrays, seconds in contenders:
+        for session, names, arrays, seconds in contenders:
             for _ in range(block):
                 start = time.perf_counter()
-                session.run(None, arrays)
+                results(session, names, arrays)
                 seconds.append(time.perf_counter() - start)
                 tick()
             if timed:
                 del seconds[-block]  # the first of a block pays for what the other session left behind
             else:
                 seconds.clear()
-    return [float(np.median(seconds)) for _, _, seconds in contenders]
+    return [float(np.median(seconds)) for *_, seconds in contenders]
 
 
 def ticks(sessions: int, runs: int) -> int:
@@ -175,15 +177,3 @@ def _blocks(runs: int) -> Iterator[tuple[bool, int]]:
     yield False, _WARM_UP
     for start in range(0, runs, _BLOCK):
         yield True, 1 + min(_BLOCK, runs - start)
-
-
-def differences(outputs: Arrays, reference: Arrays, *, all_of_them: bool = False) -> dict[str, ErrorSums]:
-    """Output by output, in order: models that were rewritten may have renamed them. Sequences, maps and strings have no
-    difference: they are left out, unless all are wanted."""
-    result = {}
-    for name, y, expected in pairs_of_outputs(outputs, reference):
-        if is_comparable(y) and is_comparable(expected):
-            result[name] = error_sums(y, expected)
-        elif all_of_them:
-            raise ModelError(f"output {name} cannot be compared: only arrays of numbers can")
-    return result

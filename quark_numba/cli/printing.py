@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -24,6 +24,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*map(_plain, row))
     (OUTPUT if OUTPUT.is_terminal else Console(highlight=False, width=1 << 16)).print(table)
+
+
+def print_not_compared(reasons: Mapping[str, str]) -> None:
+    """The outputs that could not be compared, if there are any, and why."""
+    if reasons:
+        print_table("Outputs that are not compared", ["output", "why"], [[*each] for each in reasons.items()])
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,255 @@
+"""Outputs that cannot be compared are listed with the reason, those that can be are compared, and samples are counted."""
+
+import json
+import math
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnx_models import model
+
+import quark_numba
+from quark_numba import cli
+from quark_numba.analysis import data
+
+pytestmark = pytest.mark.compiled
+
+DOMAIN = "com.amd.quark"
+rng = np.random.default_rng(11)
+X = rng.normal(0, 0.3, (4, 8)).astype(np.float32)
+SCALES = [numpy_helper.from_array(np.float32(0.5), "s"), numpy_helper.from_array(np.int8(0), "z")]
+
+
+def round_trip(x, y, domain=DOMAIN):
+    names = ["QuantizeLinear", "DequantizeLinear"] if not domain else ["ExtendedQuantizeLinear", "ExtendedDequantizeLinear"]
+    return [
+        helper.make_node(names[0], [x, "s", "z"], [f"{y}_codes"], domain=domain),
+        helper.make_node(names[1], [f"{y}_codes", "s", "z"], [y], domain=domain),
+    ]
+
+
+def detector():
+    """Rounding makes many elements 0: there are fewer positions of others, and fewer values at these. One of the outputs is a
+    sequence, one is text."""
+    nodes = [
+        *round_trip("x", "y"),
+        helper.make_node("NonZero", ["y"], ["places"]),
+        helper.make_node("Transpose", ["places"], ["found"]),
+        helper.make_node("GatherND", ["y", "found"], ["values"]),
+        *round_trip("values", "rounded"),
+        helper.make_node("SplitToSequence", ["y"], ["parts"], axis=0),
+        helper.make_node("Cast", ["y"], ["text"], to=onnx.TensorProto.STRING),
+    ]
+    outputs = ["y", ("places", "int64", None), "rounded", ("text", "string", None)]
+    made = model(nodes, [("x", "float32", [None, 8])], outputs, initializers=SCALES)
+    made.graph.output.append(helper.make_tensor_sequence_value_info("parts", onnx.TensorProto.FLOAT, None))
+    return made
+
+
+@pytest.fixture
+def path(tmp_path):
+    onnx.save(detector(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=X)
+    return str(tmp_path / "m.onnx"), str(tmp_path / "x.npz")
+
+
+REASONS = {
+    "places": "has shape (2, ",
+    "rounded": "has shape (",
+    "text": "cannot be compared as it is text, and no array of numbers",
+    "parts": "cannot be compared as it is a sequence, and no",
+}
+
+
+def check(found):
+    assert [each.name for each in found.outputs] == ["y"]
+    assert set(found.not_compared) == set(REASONS)
+    for name, reason in REASONS.items():
+        assert found.not_compared[name].startswith(reason)
+
+
+def test_evaluate():
+    found = quark_numba.evaluate(detector(), data=[X, X[:1]])
+    check(found)
+    assert found.outputs == quark_numba.evaluate(detector(), data=[X, X[:1]], outputs=["y"]).outputs
+    assert (found.samples, found.batches) == (5, 2)
+
+
+def test_an_output_of_another_shape_in_one_batch_is_not_compared():
+    """Whichever: before it, and after, there are sums."""
+    ones = np.ones_like(X)
+    for batches in ([ones, X, ones], [X, ones], [ones, X]):
+        found = quark_numba.evaluate(detector(), data=batches)
+        assert "places" in found.not_compared
+        assert [each.name for each in found.outputs] == ["y"]
+    found = quark_numba.evaluate(detector(), data=[ones, ones[:2]])  # of other shapes in each, but alike
+    assert [each.name for each in found.outputs] == ["y", "places", "rounded"]
+    assert set(found.not_compared) == {"text", "parts"}
+
+
+def test_the_sums_are_the_same_on_a_cluster(path):
+    pytest.importorskip("distributed", exc_type=ImportError)
+    for function in (quark_numba.evaluate, quark_numba.analyze):
+        for outputs in (None, ["y", "rounded"]):
+            here, there = (
+                function(path[0], data=path[1], batch=1, outputs=outputs, workers=workers, threads=1) for workers in (None, 1)
+            )
+            assert here == there
+            assert here.samples == 4
+            assert "rounded" in here.not_compared
+            assert ("places" in here.not_compared) == (outputs is None)
+
+
+def test_analyze():
+    """In the sweep and the trade-offs too; a tensor of another shape than in the float model has its own error alone."""
+    found = quark_numba.analyze(detector(), data=[X, X[:2]], sweep=True, what_if=["bfp16"])
+    assert [each.name for each in found.outputs] == ["y"]
+    assert {*REASONS} == {*found.not_compared}
+    tensors = {each.name: each for each in found.tensors}
+    assert tensors["x"].sqnr_db == pytest.approx(found.outputs[0].sqnr_db)
+    values = tensors["values"]
+    rounded = np.rint(X / 0.5) * 0.5
+    both = np.concatenate([X, X[:2]]), np.concatenate([rounded, rounded[:2]])
+    own = 10 * np.log10(np.sum(both[0].astype(np.float64) ** 2) / np.sum((both[0] - both[1].astype(np.float64)) ** 2))
+    assert values.own_sqnr_db == pytest.approx(own)
+    assert (values.sqnr_db, values.inherited_sqnr_db, values.cosine, values.max_abs_error) == (None,) * 4
+    assert "its shape is another in the float model" in found.unmatched["values"]
+    assert {each.name: each.off_sqnr_db for each in found.sweep}["x"] == math.inf
+    assert found.trade_offs[0].sqnr_db > found.outputs[0].sqnr_db
+
+
+def test_what_can_be_compared_but_in_the_sweep_is_told():
+    """With both tensors in float, or both rounded, an element of the difference is zero: with one alone it is not."""
+    offset = [numpy_helper.from_array(np.array([0.2, 0.2], np.float32), "w")]
+    nodes = [
+        *round_trip("x", "a"),
+        *round_trip("w", "b"),
+        helper.make_node("Sub", ["a", "b"], ["d"]),
+        helper.make_node("NonZero", ["d"], ["n"]),
+    ]
+    whole = model(
+        nodes, [("x", "float32", [None, 2])], ["d", ("n", "int64", None)], initializers=[*SCALES, *offset], domains=[DOMAIN]
+    )
+    found = quark_numba.analyze(whole, data=[np.array([[0.2, 1.2]], np.float32)], sweep=True)
+    assert [each.name for each in found.outputs] == ["d", "n"]
+    assert found.not_compared["n"].startswith("in the sweep it has shape (2, ")
+
+
+def test_types_that_numpy_lacks(tmp_path, capsys):
+    """They are numbers, and are compared; files of numpy have none of them."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["wide"], to=onnx.TensorProto.BFLOAT16),
+        *round_trip("x", "y"),
+        helper.make_node("Cast", ["y"], ["b"], to=onnx.TensorProto.BFLOAT16),
+    ]
+    outputs = ["y", ("wide", "bfloat16", None), ("b", "bfloat16", None)]
+    whole = model(nodes, [("x", "float32", [None, 8])], outputs, initializers=SCALES)
+    for function in (quark_numba.evaluate, quark_numba.analyze):
+        found = function(whole, data=[X])
+        errors = {each.name: each.sqnr_db for each in found.outputs}
+        assert errors["wide"] == math.inf
+        assert errors["b"] == pytest.approx(errors["y"], abs=0.1)
+        assert found.not_compared == {}
+    onnx.save(whole, tmp_path / "m.onnx")
+    words = ["run", str(tmp_path / "m.onnx"), "--dim", "x[0]=4", "--runs", "1", "--outputs", str(tmp_path / "y.npz")]
+    assert cli.main(words) == 1
+    assert "output wide is bfloat16, which such files lack, and not written" in capsys.readouterr().err
+
+
+def test_commands(path, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    for words in (["evaluate"], ["analyze", "--html", str(tmp_path / "page.html")]):
+        words = [*words, path[0], "--data", path[1]]
+        assert cli.main(words) == 0
+        text = capsys.readouterr().out
+        assert "Outputs that are not compared" in text
+        assert "cannot be compared as it is text, and no array of numbers" in text
+        assert cli.main([*words, "--json", "--outputs", "y", "text"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert [each["name"] for each in report["outputs"]] == ["y"]
+        assert report["not_compared"] == {"text": "cannot be compared as it is text, and no array of numbers"}
+        assert cli.main([*words, "--outputs", "y", "--fail-below", "-100"]) == 0
+        assert cli.main([*words, "--fail-below", "-100"]) == 0
+        capsys.readouterr()
+        assert cli.main([*words, "--outputs", "y", "text", "--fail-below", "-100"]) == 1
+        assert "output text is not compared; expected at least -100 dB" in capsys.readouterr().err
+        assert cli.main([*words, "--outputs", "nothing"]) == 1
+        assert "the model has none named 'nothing'; it has y, places, rounded, text, parts" in capsys.readouterr().err
+    assert "cannot be compared as it is text" in (tmp_path / "page.html").read_text()
+
+
+def test_none_compared_fails_below(tmp_path, capsys):
+    whole = detector()
+    del whole.graph.output[0], whole.graph.output[2]
+    onnx.save(whole, tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=X)
+    words = ["evaluate", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "x.npz")]
+    assert cli.main(words) == 0
+    assert "none that can be compared" in capsys.readouterr().out
+    assert cli.main([*words, "--fail-below", "-100"]) == 1
+    assert "no output is compared" in capsys.readouterr().err
+
+
+def test_run_lists_them_too(path, tmp_path, capsys):
+    """Against a reference; of what is expected all is to be there."""
+    reference = detector()
+    del reference.graph.node[:2]
+    reference.graph.node.insert(0, helper.make_node("Identity", ["x"], ["y"]))
+    onnx.save(reference, tmp_path / "float.onnx")
+    words = ["run", path[0], "--reference", str(tmp_path / "float.onnx"), "--inputs", path[1], "--runs", "1"]
+    assert cli.main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["reference"]
+    assert [each["output"] for each in report["outputs"]] == ["y"]
+    assert set(report["not_compared"]) == set(REASONS)
+    assert cli.main(words) == 0
+    assert "cannot be compared as it is a sequence, and no array of numbers" in capsys.readouterr().out
+    outputs = {"y": X, "places": np.zeros((2, 1), np.int64), "rounded": X, "text": X, "parts": X}
+    np.savez(tmp_path / "y.npz", **outputs)
+    assert cli.main(["run", path[0], "--inputs", path[1], "--runs", "1", "--expected", str(tmp_path / "y.npz")]) == 1
+    assert "output places has shape (2, " in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("function", [quark_numba.evaluate, quark_numba.analyze])
+@pytest.mark.parametrize(
+    ("outputs", "error", "message"),
+    [
+        ("y", TypeError, "outputs is 'y'; expected a sequence of names"),
+        ([1], TypeError, r"outputs is \[1\]; expected a sequence of names"),
+        ([], ValueError, "outputs is empty; expected at least one name"),
+        (["y", "q"], quark_numba.ModelError, "outputs: the model has none named 'q'; it has y, places, "),
+    ],
+)
+def test_wrong_names(function, outputs, error, message):
+    with pytest.raises(error, match=message):
+        function(detector(), data=[X], outputs=outputs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "feed", "batch", "samples"),
+    [
+        ([None, 8], (4, 8), None, 4),
+        (["n", 8], (4, 8), 2, 4),
+        ([8], (8,), None, 1),  # without a batch dimension: a run is a sample
+        ([8], (3, 8), None, 3),  # a stack of these
+        (["n"], (8,), None, 1),
+        (["n"], (8,), 3, 8),  # cut into batches: rows are samples
+        ([3, 4, 8], (3, 4, 8), None, 1),
+        ([3, 8], (5, 3, 8), None, 5),
+        ([2, 8], (4, 8), 2, 4),
+        (None, (4, 8), None, 4),
+        (None, (8,), None, 1),
+        ([], (), None, 1),
+    ],
+)
+def test_samples(shape, feed, batch, samples):
+    x = np.resize(X, feed)
+    whole = model(round_trip("x", "y", ""), [("x", "float32", shape)], ["y"], initializers=SCALES, domains=[])
+    for function in (quark_numba.evaluate, quark_numba.analyze):
+        assert function(whole, data=[x], batch=batch).samples == samples
+
+
+def test_samples_are_rows_of_an_input_that_has_some():
+    inputs = [data.Input("n", "tensor(float)", ("n",)), data.Input("x", "tensor(float)", ("n", 8))]
+    (batch,) = data.open_data(inputs, [{"n": np.zeros(3, np.float32), "x": X}]).parts()
+    assert batch.samples_of(batch.load()) == 4
