@@ -81,8 +81,8 @@ class _Left(Exception):  # noqa: N818
 
 
 class _Blocked(NamedTuple):
-    """A tensor in blocks: its name, its own channels, whether the channels beyond these are known to be 0, and whether no element
-    can be NaN."""
+    """A tensor in blocks: its name, its own channels, whether the channels beyond these are known to be 0, and whether none of
+    its elements can be NaN."""
 
     name: str
     channels: int

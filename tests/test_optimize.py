@@ -233,44 +233,7 @@ def test_codes_that_a_subgraph_uses_stay():
     assert_same_values(before, result.model, {"x": X, "flag": np.array(True)})
 
 
-def function_model(nodes, inputs, attributes=(), **call):
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.amd.quark", 1)]
-    function = helper.make_function("local", "F", inputs, ["y"], nodes, opsets, attributes)
-    node = helper.make_node("F", inputs, ["out"], domain="local", **call)
-    result = model([node], ["x"], ["out"], domains=["local", "com.amd.quark"], initializers=scale_and_zero_point())
-    result.functions.append(function)
-    return result
-
-
-@pytest.mark.parametrize("parameters", [("scale", "zero_point"), ("s",)])
-def test_functions(parameters):
-    """With parameters of the call, or constants of their own."""
-    constants = [] if len(parameters) == 2 else [helper.make_node("Constant", [], ["s"], value=constant("", 0.3, np.float32))]
-    inputs = ["x", *parameters] if not constants else ["x"]
-    before = function_model([*constants, *pair(parameters=parameters)], inputs)
-    result = optimized(before)
-    (function,) = result.model.functions
-    if not constants:
-        assert function.node == before.functions[0].node
-        assert {text for _, text in result.left} == {"its zero point is an input of a function, which a call may leave out"}
-        return
-    assert [node.op_type for node in function.node][-1] == "QuantizeDequantizeLinear"
-    assert [node.op_type for node in function.node].count("QuantizeDequantizeLinear") == 1
-    assert ("quark_numba", 1) in [(each.domain, each.version) for each in function.opset_import]
-    assert not result.left
-    assert_same_values(before, result.model, {"x": X})
-
-
-def test_attributes_of_a_call_and_functions_of_our_names_are_left():
-    nodes = pair(parameters=("scale",))
-    for node in nodes:
-        attribute = node.attribute.add()
-        attribute.name, attribute.ref_attr_name, attribute.type = "axis", "axis", onnx.AttributeProto.INT
-    before = function_model(nodes, ["x", "scale"], ["axis"], axis=1)
-    result = optimized(before)
-    assert [text for _, text in result.left] == ["its attributes are those of a function's call"] * 2
-    assert_same_values(before, result.model, {"x": X})
-
+def test_operators_that_are_functions_of_the_model_are_left():
     opsets = [helper.make_opsetid("", 21)]
     body = [helper.make_node("Identity", ["x"], ["y"])]
     before = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())

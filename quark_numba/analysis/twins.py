@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import inliner
 
 from ..catalog import OPERATORS
 from ..declaration import Tensor
 from ..element_types import FLOAT32
 from ..errors import ModelError, reraise_of_signal_handler
-from ..rewriting import model_files
+from ..rewriting import functions, model_files
 from ..rewriting.graph import Graph
 from .quantizers import Found, Quantizer, find_quantizers
 from .references import use_reference
@@ -66,7 +65,9 @@ def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) 
     """Raises ModelError if the model is not valid."""
     try:
         if model.functions:
-            model = inliner.inline_local_functions(model)
+            intermediate = ir.from_proto(model)
+            functions.inline(intermediate, every=True)
+            model = ir.to_proto(intermediate)
         graph = _graph(model)
         found = find_quantizers(graph)
         kept: dict[int, onnx.NodeProto] = {}

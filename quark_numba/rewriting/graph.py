@@ -42,7 +42,6 @@ class Node:
 
     node: ir.Node
     operator: Operator
-    owner: ir.Model | ir.Function
     place: int  # among all of them
     attributes: dict[str, Any] = field(default_factory=dict)
 
@@ -73,7 +72,7 @@ class Node:
 
 
 class Graph:
-    """A model: its nodes of the package's operators, subgraphs and local functions included.
+    """A model: its nodes of the package's operators, subgraphs included.
 
     Passes change the model through the methods of the last part, which keep the account: `done` counts what was done to the
     nodes of an operator, `left` those that are there, by the reason."""
@@ -90,12 +89,10 @@ class Graph:
         self._arrays: dict[ir.Value, NDArray[Any]] = {}  # of constants, and of what follows from them
         self._names: set[str | None] | None = None
         self._inferred: dict[ir.Value, Inferred] | None = None
-        owners: list[ir.Model | ir.Function] = [model, *model.functions.values()]
-        for owner in owners:
-            for node in ir.traversal.RecursiveGraphIterator(owner.graph):
-                self.find(node, owner)
+        for node in ir.traversal.RecursiveGraphIterator(model.graph):
+            self.find(node)
 
-    def find(self, node: ir.Node, owner: ir.Model | ir.Function) -> None:
+    def find(self, node: ir.Node) -> None:
         """Take note of a node, if it is one of an operator of the package."""
         operator = OPERATORS.find(node.domain, node.op_type)
         if operator is None or node.op_identifier() in self.model.functions:
@@ -111,15 +108,13 @@ class Graph:
         ):
             self.leave(node, f"not valid: it has {inputs} inputs, {outputs} outputs, or lacks one")
             return
-        found = self._nodes[node] = Node(node, operator, owner, len(self._nodes))
+        found = self._nodes[node] = Node(node, operator, len(self._nodes))
         given = {}
         for attribute in operator.attributes:
             of_node = node.attributes.get(attribute.name)
             if of_node is None:
                 continue
-            if of_node.is_ref():
-                self.reasons[found] = "its attributes are those of a function's call"
-            elif of_node.type.name != attribute.kind:
+            if of_node.type.name != attribute.kind:
                 self.reasons[found] = f"its attribute {attribute.name} is a {of_node.type.name}"
             else:
                 given[attribute.name] = of_node.value
@@ -269,7 +264,7 @@ class Graph:
             tensor = ir.serde.deserialize_tensor(to_tensor_proto(array, name or ""))
         graph = before.graph
         assert graph
-        if self.model.ir_version < 4 or any(graph is function.graph for function in self.model.functions.values()):
+        if self.model.ir_version < 4:
             node = ir.node("Constant", [], {"value": tensor}, outputs=[ir.Value(name=name)])
             graph.insert_before(before, node)
             (value,) = node.outputs
@@ -321,19 +316,10 @@ class Graph:
     def unused_name(self, name: str) -> str:
         """`name` with a number behind it that no value of the model has."""
         if self._names is None:
-            self._names = set(self._value_names())
+            self._names = {value.name for value in values(self.model)}
         unused = next(f"{name}_{i}" for i in itertools.count() if f"{name}_{i}" not in self._names)
         self._names.add(unused)
         return unused
-
-    def _value_names(self) -> Iterator[str | None]:
-        owners: list[Any] = [self.model, *self.model.functions.values()]
-        graphs: list[Any] = [owner.graph for owner in owners]
-        for owner in owners:
-            for node in ir.traversal.RecursiveGraphIterator(owner.graph, enter_graph=graphs.append):
-                yield from (value.name for value in (*node.inputs, *node.outputs) if value)
-        for graph in graphs:
-            yield from (value.name for value in (*graph.inputs, *getattr(graph, "initializers", {}).values()))
 
 
 Shape = Sequence[int | str | None]
@@ -387,11 +373,25 @@ def skeleton(graph: Graph, zeros: frozenset[str] = frozenset(), *, standard_ops:
             )
         elif not value.is_graph_input():
             to.input.append(ir.serde.serialize_value(value))
-    values = itertools.chain(model.graph.inputs, model.graph.initializers.values(), *(node.outputs for node in model.graph))
-    types = {value.name: value.dtype.value for value in values if value.name and value.dtype}
+    types = {value.name: value.dtype.value for value in values_of(model.graph) if value.name and value.dtype}
     nodes = map(ir.serde.serialize_node, model.graph)
     to.node.extend(stand_ins(nodes, types, standard_ops=standard_ops))
     return result
+
+
+def values(model: ir.Model) -> Iterator[ir.Value]:
+    """All of a model, those of local functions included."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        yield from values_of(graph)
+
+
+def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
+    """All of a graph and its subgraphs."""
+    graphs: list[Any] = [graph]
+    for node in ir.traversal.RecursiveGraphIterator(graph, enter_graph=graphs.append):
+        yield from (value for value in (*node.inputs, *node.outputs) if value)
+    for each in graphs:
+        yield from (*each.inputs, *each.initializers.values())
 
 
 def full_name(node: ir.Node) -> str:

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import ModelError, reraise_of_signal_handler
-from . import constants, model_files, pairs, regions, round_trips, standard_operators
+from . import constants, functions, model_files, pairs, regions, round_trips, standard_operators
 from .graph import Graph
 
 # In this order. Each does what it does to all nodes of a model, and says why it leaves one.
@@ -36,8 +36,9 @@ def optimize(
     - A quantize node behind a dequantize node of the same, constant parameters is dropped where every code comes back, which is
       tried, for integers of up to 16 bits.
 
-    Subgraphs and local functions are treated alike. Everything else stays as it is. Sessions need this package's operators
-    (`register`, `InferenceSession`), as for the original.
+    Subgraphs are treated alike. Local functions with nodes of the package's operators are put in the place of their calls
+    first. Everything else stays as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the
+    original.
 
     Parameters
     ----------
@@ -103,10 +104,11 @@ def optimized(
         same.CopyFrom(model)
         return Optimized(same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
     try:
+        inlined, in_functions = functions.inline(intermediate)
         graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops, regions=regions, replaced=replaced)
         for each in PASSES:
             each.rewrite(graph)
-        return Optimized(ir.to_proto(intermediate), graph.done, graph.left)
+        return Optimized(ir.to_proto(intermediate), inlined + graph.done, in_functions + graph.left)
     except ModelError:
         raise
     except Exception as error:  # whatever a model that is not valid leads to

@@ -61,8 +61,6 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
         return
     first, *others = followers(graph, node)
     zero_point = node.input(2) or first.input(2)
-    if zero_point is not None and zero_point in node.owner.graph.inputs and node.owner is not graph.model:
-        raise Left("its zero point is an input of a function, which a call may leave out")
     scale, zero_point = node.input(1), zero_point or _zero_point(graph, node, zero_points)
     for other in others:
         other.y.replace_all_uses_with(first.y)
@@ -75,8 +73,7 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
     copy_metadata(first.node, pair)
     graph.done[first.full_name, FUSED] += 1
     graph.remove(node, FUSED)
-    for owner in (node.owner, graph.model):
-        owner.opset_imports.setdefault(PAIR.domain, PAIR.since_version)
+    graph.model.opset_imports.setdefault(PAIR.domain, PAIR.since_version)
 
 
 def _follower(graph: Graph, node: Node, user: ir.Node, index: int) -> Node:

@@ -42,19 +42,18 @@ def rewrite(graph: Graph) -> None:
     if not graph.regions:
         return
     regions = []
+    if graph.model.opset_imports.get("", 0) < _FIRST_OPSET:
+        return
     fused: frozenset[str] | None = None
-    for owner, nodes in _node_lists(graph):
+    for nodes in _node_lists(graph):
         for node in nodes:
             if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP) and graph.node(node) is None:
-                graph.find(node, owner)  # it is new
+                graph.find(node)  # it is new
         own = [graph.node(node) for node in nodes]
-        if (
-            any(node is not None and node.operation in _STEPS for node in own)
-            and owner.opset_imports.get("", 0) >= _FIRST_OPSET
-        ):
+        if any(node is not None and node.operation in _STEPS for node in own):
             if fused is None:
                 fused = fused_values(graph)
-            merging = _Merging(graph, owner, nodes, fused if owner is graph.model else frozenset())
+            merging = _Merging(graph, nodes, fused)
             regions += [(merging, *each) for each in merging.regions()]
     # Where there are any, a node by itself is one as well: another kernel need not be compiled for it.
     if any(len(region) > 1 for _, _, region in regions):
@@ -62,22 +61,19 @@ def rewrite(graph: Graph) -> None:
             merging.merge(last, region)
 
 
-def _node_lists(graph: Graph) -> Iterator[tuple[Any, list[ir.Node]]]:
-    """The nodes of each graph, those of subgraphs and functions too, and whose opsets they have."""
-    owners: list[Any] = [graph.model, *graph.model.functions.values()]
-    for owner in owners:
-        lists: dict[Any, list[ir.Node]] = {}
-        for node in ir.traversal.RecursiveGraphIterator(owner.graph):
-            lists.setdefault(node.graph, []).append(node)
-        for nodes in lists.values():
-            yield owner, nodes
+def _node_lists(graph: Graph) -> Iterator[list[ir.Node]]:
+    """The nodes of each graph, those of subgraphs too."""
+    lists: dict[Any, list[ir.Node]] = {}
+    for node in ir.traversal.RecursiveGraphIterator(graph.model.graph):
+        lists.setdefault(node.graph, []).append(node)
+    yield from lists.values()
 
 
 class _Merging:
     """Of the nodes of one graph."""
 
-    def __init__(self, graph: Graph, owner: Any, nodes: list[ir.Node], fused: frozenset[str]) -> None:
-        self.graph, self.owner, self.nodes, self.fused = graph, owner, nodes, fused
+    def __init__(self, graph: Graph, nodes: list[ir.Node], fused: frozenset[str]) -> None:
+        self.graph, self.nodes, self.fused = graph, nodes, fused
         self.places = {node: place for place, node in enumerate(nodes)}
         self.floats: set[ir.Value] = set()  # what is found to be float32
         self.constants: set[ir.Value] = set()  # what follows from constants alone
@@ -295,8 +291,7 @@ class _Merging:
         for node in reversed(ordered):
             if node.graph:  # not removed with the one behind it
                 self.graph.remove_node(node, MERGED)
-        for owner in (self.owner, self.graph.model):
-            owner.opset_imports.setdefault(_REGION.domain, _REGION.since_version)
+        self.graph.model.opset_imports.setdefault(_REGION.domain, _REGION.since_version)
 
 
 # By the operation of an operator of the package.

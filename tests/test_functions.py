@@ -1,0 +1,253 @@
+"""Local functions with the package's operators: put in the place of their calls, they give what the same functions with ONNX's
+operators give in ONNX Runtime, which puts them there itself."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, parser
+
+import quark_numba
+from quark_numba import cli
+from quark_numba.rewriting.functions import INLINED
+from quark_numba.rewriting.optimize import optimized
+
+pytestmark = pytest.mark.compiled
+
+FEEDS = {
+    "x": np.array([-1.5, 0.2, 3], np.float32),
+    "m": np.array([[0.4, -7, 1.1]], np.float32),
+    "flag": np.array(True),
+    "n": np.array(3),
+}
+PARAMETERS = "<float s = {0.3}, int8 z = {1}>"
+
+
+def parsed(graph, *functions, ours=True, imports='"" : 21'):
+    """A model of text in which Q and D are the operators."""
+    text = f'<ir_version: 10, opset_import: ["" : 21, "l" : 1, "com.amd.quark" : 1]>\n{graph}'
+    for function in functions:
+        text += f'\n<opset_import: [{imports}, "l" : 1, "com.amd.quark" : 1], domain: "l">\n{function}'
+    made = parser.parse_model(text)
+    waiting = [made.graph, *made.functions]
+    while waiting:
+        for node in waiting.pop().node:
+            if node.op_type in ("Q", "D"):
+                name = {"Q": "QuantizeLinear", "D": "DequantizeLinear"}[node.op_type]
+                node.op_type, node.domain = (f"Extended{name}", "com.amd.quark") if ours else (name, "")
+            waiting += [each.g for each in node.attribute if each.HasField("g")]
+    for function in made.functions:  # two of one name are overloads
+        name, _, function.overload = function.name.partition("__")
+        function.name = name
+    for node in [*made.graph.node, *(node for function in made.functions for node in function.node)]:
+        if node.domain == "l":
+            node.op_type, _, node.overload = node.op_type.partition("__")
+    return made
+
+
+def run(session):
+    """What it puts out, by name."""
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(None, {each.name: FEEDS[each.name] for each in session.get_inputs()}), strict=True))
+
+
+def check(*texts, imports='"" : 21', calls=None):
+    """That no function is left, and that the results are the same: of the session, and of one of the model that comes out,
+    which is returned."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    standard = parsed(*texts, ours=False).SerializeToString()
+    expected = run(onnxruntime.InferenceSession(standard, options, providers=["CPUExecutionProvider"]))
+    whole = parsed(*texts, imports=imports)
+    before = whole.SerializeToString()
+    result = optimized(whole)
+    assert whole.SerializeToString() == before
+    assert not result.model.functions
+    inlined = {name: count for (name, what), count in result.done.items() if what == INLINED}
+    if calls is not None:
+        assert inlined == calls
+    options = onnxruntime.SessionOptions()
+    quark_numba.register(options)
+    for session in (
+        quark_numba.InferenceSession(whole),
+        onnxruntime.InferenceSession(result.model.SerializeToString(), options, providers=["CPUExecutionProvider"]),
+    ):
+        found = run(session)
+        assert list(found) == list(expected)
+        for name, y in found.items():
+            np.testing.assert_array_equal(y, expected[name])
+    quark_numba.register_schemas()
+    onnx.checker.check_model(result.model)
+    return result.model
+
+
+ACT = "QAct (x, s, z) => (y) { q = Q (x, s, z) y = D (q, s, z) }"
+
+
+def test_what_was_in_a_function_is_rewritten_as_all_else():
+    whole = check(
+        f"g (float[3] x) => (float[3] out) {PARAMETERS} {{ a = l.QAct (x, s, z) r = Relu (a) out = l.QAct (r, s, z) }}",
+        ACT,
+        calls={"l::QAct": 2},
+    )
+    assert [node.op_type for node in whole.graph.node] == ["Region"]
+    whole = check(
+        "g (float[3] x) => (float[3] out) <float s = {0.3}, int8 z = {1}, float[3] c = {1, 2, 3}> "
+        "{ d = l.QAct (c, s, z) out = Add (x, d) }",
+        ACT,
+    )
+    assert [node.op_type for node in whole.graph.node] == ["Add"]  # of a constant
+
+
+G = "g (float[3] x) => (float[3] out)"
+IF = "g (float[3] x, bool flag) => (float[3] out)"
+MATRIX = "g (float[1,3] m) => (float[1,3] out) <float[3] s = {0.3, 0.4, 1}, int8[3] z = {1, 2, 3}>"
+AXIS = "<axis: int = @axis>"
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (
+            f"{G} {PARAMETERS} {{ out = l.Two (x, s, z) }}",
+            "Two (x, s, z) => (y) { t = l.QAct (x, s, z) r = Abs (t) y = l.QAct (r, s, z) }",
+            ACT,
+        ),
+        (f"{G} {PARAMETERS} {{ out = l.Outer (x, s, z) }}", "Outer (x, s, z) => (y) { y = l.QAct (x, s, z) }", ACT),
+        # By reference: of the call, the default, of the call around it, or left out.
+        *(
+            (
+                f"{MATRIX} {{ out = {call} }}",
+                f"P <{attribute}> (x, s, z) => (y) {{ q = Q {AXIS} (x, s, z) y = D {AXIS} (q, s, z) }}",
+                "Around <a> (x, s, z) => (y) { y = l.P <axis: int = @a> (x, s, z) }",
+            )
+            for call, attribute in (
+                ("l.P <axis = 1> (m, s, z)", "axis: int = 0"),
+                ("l.P (m, s, z)", "axis: int = 1"),
+                ("l.P (m, s, z)", "axis"),
+                ("l.Around <a = 1> (m, s, z)", "axis: int = 0"),
+            )
+        ),
+        # A zero point that the call leaves out.
+        (f"{G} {PARAMETERS} {{ out = l.QAct (x, s) }}", ACT),
+        (f'{G} {PARAMETERS} {{ out = l.QAct (x, s, "") }}', ACT),
+        # An output that the call leaves out.
+        (
+            f'{G} {PARAMETERS} {{ "", out = l.F (x, s, z) }}',
+            "F (x, s, z) => (a, y) { a = Neg (x) q = Q (a, s, z) y = D (q, s, z) }",
+        ),
+        # Names of values are in use: of others, of later ones, in subgraphs, as initializers, as they would be changed to.
+        (f"{G} {PARAMETERS} {{ q = Neg (x) y = l.QAct (q, s, z) out = Add (q, y) }}", ACT),
+        (f"{G} {PARAMETERS} {{ a = l.QAct (x, s, z) q = Exp (a) y = Add (q, a) out = l.QAct (y, s, z) }}", ACT),
+        (f"{G} <float s = {{0.3}}, int8 z = {{1}}, float[3] q = {{1, 2, 3}}> {{ y = l.QAct (x, s, z) out = Add (y, q) }}", ACT),
+        (
+            f'{G} {PARAMETERS} {{ "q/QAct" = Neg (x) "q_2" = l.QAct ("q/QAct", s, z) y = l.QAct ("q_2", s, z) out = Abs (y) }}',
+            ACT,
+        ),
+        (
+            f"{IF} {PARAMETERS} {{ a = l.QAct (x, s, z) out = If (flag) <then_branch = t () => (o) "
+            "{ q = Exp (a) y = Neg (q) o = Add (q, y) }, else_branch = e () => (p) { p = Neg (a) }> }",
+            ACT,
+        ),
+        # A call in a subgraph, and a subgraph in a function, which captures what is given.
+        (
+            f"{IF} {PARAMETERS} {{ out = If (flag) <then_branch = t () => (o) {{ o = l.QAct (x, s, z) }}, "
+            "else_branch = e () => (p) { p = Neg (x) }> }",
+            ACT,
+        ),
+        (
+            f"{IF} {PARAMETERS} {{ a = l.F (x, flag, s, z) b = Exp (a) out = l.F (b, flag, s, z) }}",
+            "F (x, c, s, z) => (y) { r = Neg (x) y = If (c) <then_branch = t () => (o) { q = Q (r, s, z) o = D (q, s, z) }, "
+            "else_branch = e () => (p) { p = Identity (r) }> }",
+        ),
+        (
+            f"{IF} {PARAMETERS} {{ a = l.F (x, flag, s, z) b = Exp (a) out = l.F (b, flag, s, z) }}",
+            "F (x, c, s, z) => (y) { y = If (c) <then_branch = t () => (o) <float[3] k = {4, 5, 6}> "
+            "{ r = Add (x, k) q = Q (r, s, z) o = D (q, s, z) }, "
+            "else_branch = e () => (p) <float[3] k = {4, 5, 7}> { p = Neg (k) }> }",
+        ),
+        (
+            f"g (float[3] x, int64 n, bool flag) => (float[3] out) {PARAMETERS} {{ out = Loop (n, flag, x) <body = b "
+            "(int64 i, bool c, float[3] v) => (bool d, float[3] y) { d = Identity (c) t = l.QAct (v, s, z) y = Add (t, t) }> }",
+            ACT,
+        ),
+        # Overloads, and one that nothing calls.
+        (
+            f"{G} {PARAMETERS} {{ a = l.F__one (x, s, z) out = l.F__two (a, s, z) }}",
+            "F__one (x, s, z) => (y) { q = Q (x, s, z) y = D (q, s, z) }",
+            "F__two (x, s, z) => (y) { n = Neg (x) q = Q (n, s, z) y = D (q, s, z) }",
+            "F__three (x, s, z) => (y) { y = Q (x, s, z) }",
+        ),
+        # Constants of its own.
+        (
+            f"{G} {{ a = l.F (x) out = l.F (a) }}",
+            "F (x) => (y) { s = Constant <value = float {0.3}> () z = Constant <value = int8 {1}> () q = Q (x, s, z) "
+            "y = D (q, s, z) }",
+        ),
+    ],
+)
+def test_functions(texts):
+    check(*texts)
+
+
+def test_other_functions_stay():
+    whole = parsed(
+        f"{G} {PARAMETERS} {{ a = l.QAct (x, s, z) out = l.Plain (a) }}", ACT, "Plain (x) => (y) { t = Neg (x) y = Abs (t) }"
+    )
+    result = optimized(whole)
+    assert [each.name for each in result.model.functions] == ["Plain"]
+    expected = np.abs(quark_numba.quantize_dequantize(FEEDS["x"], 0.3, np.int8(1)))
+    np.testing.assert_array_equal(run(quark_numba.InferenceSession(whole))["out"], expected)
+
+
+def test_opsets():
+    """That of a function is another: where the operators are the same, it does not matter; else the function stays, with all
+    that it calls, and is listed."""
+    text = f"{G} {PARAMETERS} {{ a = l.F (x, s, z) out = l.QAct (a, s, z) }}"
+    check(
+        text,
+        "F (x, s, z) => (y) { n = Relu (x) y = l.QAct (n, s, z) }",
+        ACT,
+        imports='"" : 17',
+        calls={"l::F": 1, "l::QAct": 2},
+    )
+    whole = parsed(text, "F (x, s, z) => (y) { n = Softmax (x) y = l.QAct (n, s, z) }", ACT, imports='"" : 11')
+    result = optimized(whole)
+    assert [each.name for each in result.model.functions] == ["F", "QAct"]
+    why = "in a function that stays: F has ai.onnx::Softmax of opset 11, the model of opset 21"
+    assert result.left == {(f"com.amd.quark::Extended{name}Linear", why): 1 for name in ("Quantize", "Dequantize")}
+    assert not result.done
+
+
+def test_the_command_says_what_was_done(tmp_path, capsys):
+    path, out = str(tmp_path / "m.onnx"), str(tmp_path / "o.onnx")
+    onnx.save(parsed(f"{G} {PARAMETERS} {{ out = l.QAct (x, s, z) }}", ACT), path)
+    assert cli.main(["optimize", path, out, "--json"]) == 0
+    assert {"operator": "l::QAct", "nodes": 1, "what": INLINED} in json.loads(capsys.readouterr().out)["done"]
+
+
+def test_a_session_of_the_model_as_it_is_needs_types():
+    """Of what a call gives, as ONNX Runtime infers none; or those of the graph's outputs."""
+    options = onnxruntime.SessionOptions()
+    quark_numba.register(options)
+    whole = parsed(f"{G} {PARAMETERS} {{ a = l.QAct (x, s, z) out = Neg (a) }}", ACT)
+    expected = run(quark_numba.InferenceSession(whole))["out"]
+    with pytest.raises(Exception, match="type inference failed"):
+        onnxruntime.InferenceSession(whole.SerializeToString(), options)
+    whole.graph.value_info.append(helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, None))
+    np.testing.assert_array_equal(run(onnxruntime.InferenceSession(whole.SerializeToString(), options))["out"], expected)
+    np.testing.assert_array_equal(run(quark_numba.InferenceSession(whole))["out"], expected)
+
+
+def test_the_twin_has_defaults_of_functions_too():
+    whole = parsed(
+        f"{G} {PARAMETERS} {{ a = l.F (x, s, z) out = Neg (a) }}",
+        "F <alpha: float = 0.5> (x, s, z) => (y) { r = LeakyRelu <alpha: float = @alpha> (x) q = Q (r, s, z) y = D (q, s, z) }",
+    )
+    (output,) = quark_numba.analyze(whole, data=[FEEDS["x"]]).outputs
+    x = FEEDS["x"]
+    leaky = np.where(x < 0, np.float32(0.5) * x, x)
+    rounded = quark_numba.quantize_dequantize(leaky, 0.3, np.int8(1))
+    assert output.sqnr_db == pytest.approx(10 * np.log10(np.sum(leaky**2.0) / np.sum((rounded - leaky) ** 2.0)))
