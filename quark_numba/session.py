@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx
 import onnxruntime
-from onnx import helper
 
+from . import initializers
 from .blocked_layout import blocked
 from .catalog import OPERATORS
 from .errors import ModelError, reraise_of_signal_handler
@@ -30,7 +30,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         The model. One without a path has all tensors in it, unless `sess_options` have the entry
         ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as they are.
     sess_options : onnxruntime.SessionOptions, optional
-        The operators are registered with these. An initializer that was added to them keeps its meaning.
+        The operators are registered with these. Initializers that were added to them, also in the place of files, keep their
+        meaning.
     standard_ops : bool
         As in `register` and `optimize`.
     blocked_layout : bool
@@ -88,9 +89,10 @@ def _optimised(
     source: Any, options: onnxruntime.SessionOptions, standard_ops: bool, regions: bool
 ) -> tuple[onnx.ModelProto, frozenset[str]]:
     """And the initializers for which `options` have others."""
-    model = _model(source, entry(options, _TENSORS_FOLDER))
-    model_files.check_is_whole(model)
-    replaced = _replaced_initializers(model, options)
+    model = _model(source)
+    outside = initializers.in_place_of_files(model, options)
+    model = _with_tensors(model, source, entry(options, _TENSORS_FOLDER), outside)
+    replaced = initializers.replaced(model, options, outside)
     if _is_optimised(model):
         return model, replaced
     return optimized(model, standard_ops=standard_ops, regions=regions, replaced=replaced).model, replaced
@@ -108,9 +110,10 @@ def _is_optimised(model: onnx.ModelProto) -> bool:
     return True
 
 
-def _model(source: Any, folder: str | None) -> onnx.ModelProto:
+def _model(source: Any) -> onnx.ModelProto:
+    """What it has in files is there still."""
     if isinstance(source, (str, os.PathLike)):
-        return model_files.load(source)
+        return model_files.load(source, external_data=False)
     if isinstance(source, bytes):
         try:
             source = onnx.load_from_string(source)
@@ -119,37 +122,18 @@ def _model(source: Any, folder: str | None) -> onnx.ModelProto:
             raise ModelError(f"not an ONNX model: {error}") from None
     elif not isinstance(source, onnx.ModelProto):
         raise TypeError(f"path_or_bytes is a {type(source).__name__}; expected a path, bytes or onnx.ModelProto")
-    if folder:
-        model = onnx.ModelProto()
-        model.CopyFrom(source)
-        model_files.load_tensors(model, folder)
-        return model
     return source
 
 
-def _replaced_initializers(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> frozenset[str]:
-    """The initializers of the model for which `options` have others (``SessionOptions.add_initializer``). There is no asking
-    for them: a session of a model that puts out its initializers, which are empty, shows which are not."""
-    # Names that are no UTF-8 come as bytes.
-    types = {
-        each.name: each.data_type
-        for each in model.graph.initializer
-        if 0 < each.data_type <= onnx.TensorProto.BFLOAT16 and isinstance(each.name, str)
-    }
-    names = list(types)
-    # ONNX Runtime has no session of the one provider that this package is for then.
-    if not names or entry(options, "session.disable_cpu_ep_fallback") == "1":
-        return frozenset()
-    graph = helper.make_graph(
-        [],
-        "initializers",
-        [],
-        [helper.make_tensor_value_info(name, types[name], None) for name in names],
-        [onnx.TensorProto(name=name, data_type=types[name], dims=[0]) for name in names],
-    )
-    probe = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
-    session = onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
-    if options.enable_profiling:
-        os.remove(session.end_profiling())
-    found = session.run_with_ort_values(names, {})
-    return frozenset(name for name, value in zip(names, found, strict=True) if value.shape() != [0])
+def _with_tensors(model: onnx.ModelProto, source: Any, folder: str | None, outside: frozenset[str]) -> onnx.ModelProto:
+    """With all tensors in it but those initializers."""
+    if isinstance(source, (str, os.PathLike)):
+        model_files.load_tensors(model, os.path.dirname(os.path.abspath(source)), os.fspath(source), outside)
+    elif folder:
+        if model is source:
+            model = onnx.ModelProto()
+            model.CopyFrom(source)
+        model_files.load_tensors(model, folder, leave=outside)
+    else:
+        model_files.check_is_whole(model, outside)
+    return model

@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,12 @@ def _is_ort_format(path: str) -> bool:
         return file.read(8)[4:] == b"ORTM"  # the identifier of its flatbuffers
 
 
-def load_tensors(model: onnx.ModelProto, folder: str | os.PathLike[str], name: str = "the model") -> None:
-    """Read what a model has in files of a folder; files elsewhere are refused, as by onnx. Raises ModelError."""
-    for tensor in _tensors(model):
+def load_tensors(
+    model: onnx.ModelProto, folder: str | os.PathLike[str], name: str = "the model", leave: Container[str] = ()
+) -> None:
+    """Read what a model has in files of a folder, but for the initializers that are to be left; files elsewhere are refused, as
+    by onnx. Raises ModelError."""
+    for tensor in _tensors(model, leave):
         if external_data_helper.uses_external_data(tensor):
             try:
                 external_data_helper.load_external_data_for_tensor(tensor, os.fspath(folder))
@@ -59,9 +62,10 @@ def load_tensors(model: onnx.ModelProto, folder: str | os.PathLike[str], name: s
             del tensor.external_data[:]
 
 
-def check_is_whole(model: onnx.ModelProto) -> None:
-    """Raises ModelError if a tensor is in a file: who made the model might name any file that this process can read."""
-    for tensor in _tensors(model):
+def check_is_whole(model: onnx.ModelProto, leave: Container[str] = ()) -> None:
+    """Raises ModelError if a tensor is in a file, but for initializers that are to be left there: who made the model might name
+    any file that this process can read."""
+    for tensor in _tensors(model, leave):
         if external_data_helper.uses_external_data(tensor):
             location = external_data_helper.ExternalDataInfo(tensor).location
             raise ModelError(
@@ -70,14 +74,14 @@ def check_is_whole(model: onnx.ModelProto) -> None:
             )
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """All tensors of a model, those of subgraphs, functions and attributes included."""
+def _tensors(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
+    """All tensors of a model, those of subgraphs, functions and attributes included, but for some of its initializers."""
     training = (graph for each in model.training_info for graph in (each.initialization, each.algorithm))
     waiting: list[Any] = [model.graph, *model.functions, *training]
     while waiting:
         graph = waiting.pop()
         if isinstance(graph, onnx.GraphProto):
-            yield from graph.initializer
+            yield from (each for each in graph.initializer if graph is not model.graph or each.name not in leave)
             for sparse in graph.sparse_initializer:
                 yield from (sparse.values, sparse.indices)
         for attribute in itertools.chain.from_iterable((*node.attribute,) for node in graph.node):

@@ -92,7 +92,7 @@ def optimized(
         raise TypeError(f"model is a {type(model).__name__}; expected onnx.ModelProto or a path")
     if not model.HasField("graph"):
         raise ModelError("not an ONNX model: it has no graph")
-    model_files.check_is_whole(model)
+    model_files.check_is_whole(model, replaced)
     try:
         lost = _what_gets_lost(model)
         intermediate = None if lost else ir.from_proto(model)

@@ -1,0 +1,217 @@
+"""Initializers that come with the session options, in the place of files that are not there: as in ONNX Runtime's own session,
+to the last bit."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import model
+
+import quark_numba
+from quark_numba import ModelError
+
+pytestmark = pytest.mark.compiled
+
+MODELS = Path(__file__).parent / "models"
+DOMAIN = "com.amd.quark"
+X = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
+
+
+def arrays(seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "w": rng.normal(size=(4, 4)).astype(np.float32),
+        "s": np.array(0.05 + seed, np.float32),
+        "z": np.array(1 + seed, np.int8),
+        "b": rng.normal(size=4).astype(np.float32),
+        "shape": np.array([4, 3]),
+    }
+
+
+def in_files(whole, names, location="nowhere"):
+    """The model with these initializers in a file."""
+    result = onnx.ModelProto()
+    result.CopyFrom(whole)
+    for each in result.graph.initializer:
+        if each.name in names:
+            size = numpy_helper.to_array(each).nbytes
+            for field in ("raw_data", "float_data", "int32_data", "int64_data"):
+                each.ClearField(field)
+            each.data_location = TensorProto.EXTERNAL
+            for key, value in {"location": location, "offset": 0, "length": size}.items():
+                each.external_data.add(key=key, value=str(value))
+    return result
+
+
+def small(names, values=None, location="nowhere"):
+    """A weight and activations between quantization nodes of one scale."""
+
+    def round_trip(x, y):
+        return [
+            helper.make_node("ExtendedQuantizeLinear", [x, "s", "z"], [f"{y}_codes"], domain=DOMAIN),
+            helper.make_node("ExtendedDequantizeLinear", [f"{y}_codes", "s", "z"], [y], domain=DOMAIN),
+        ]
+
+    nodes = [
+        *round_trip("w", "v"),
+        *round_trip("x", "a"),
+        helper.make_node("MatMul", ["a", "v"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["n"]),
+        helper.make_node("Relu", ["n"], ["r"]),
+        *round_trip("r", "t"),
+        helper.make_node("Reshape", ["t", "shape"], ["y"]),
+    ]
+    initializers = [numpy_helper.from_array(each, name) for name, each in (values or arrays()).items()]
+    return in_files(model(nodes, [("x", "float32", [3, 4])], ["y"], initializers=initializers), names, location)
+
+
+def options_with(values, **entries):
+    """And what has to live as long as sessions of these."""
+    options = onnxruntime.SessionOptions()
+    kept = [onnxruntime.OrtValue.ortvalue_from_numpy(np.array(each)) for each in values.values()]
+    if values:
+        options.add_external_initializers(list(values), kept)
+    for name, value in entries.items():
+        options.add_session_config_entry(f"session.{name}", value)
+    return options, kept
+
+
+def both(source, values, **entries):
+    """What ONNX Runtime's session gives, and what this package's does."""
+    found = []
+    for create in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
+        options, kept = options_with(values, **entries)
+        if create is onnxruntime.InferenceSession:
+            quark_numba.register(options)
+        content = source.SerializeToString() if isinstance(source, onnx.ModelProto) else source
+        session = create(content, options, providers=["CPUExecutionProvider"])
+        found.append([each.tobytes() for each in session.run(None, {session.get_inputs()[0].name: X})])
+        del kept
+    return found
+
+
+@pytest.mark.parametrize("names", ["w", "s", "z", "sz", "bw", "wszb"])
+def test_given_ones_need_no_file(names, tmp_path):
+    """Whatever they go into: bytes, a path without its file, and a model."""
+    given = {name: each for name, each in arrays(seed=1).items() if name in names}
+    source = small(names)
+    onnx.save(source, tmp_path / "m.onnx")
+    expected = both(small([], arrays() | given), {})[0]
+    for each in (source, str(tmp_path / "m.onnx")):
+        theirs, ours = both(each, given)
+        assert theirs == ours == expected
+    options, kept = options_with(given)
+    before = source.SerializeToString()
+    session = quark_numba.InferenceSession(source, options)
+    assert source.SerializeToString() == before
+    assert session.run(None, {"x": X})[0].tobytes() == expected[0]
+    del kept
+
+
+@pytest.mark.parametrize("names", ["w", "bsz"])
+def test_others_are_read_from_their_files(names, tmp_path):
+    """Beside the model, or in the folder of the options."""
+    others = [name for name in ("w", "b") if name not in names]
+    source = small([*names, *others], location="values")
+    (other,) = others
+    (tmp_path / "values").write_bytes(arrays()[other].tobytes())
+    onnx.save(source, tmp_path / "m.onnx")
+    given = {name: each for name, each in arrays(seed=2).items() if name in names}
+    expected = both(small([], arrays() | given), {})[0]
+    theirs, ours = both(tmp_path / "m.onnx", given)
+    assert theirs == ours == expected
+    entry = {"model_external_initializers_file_folder_path": str(tmp_path)}
+    theirs, ours = both(source, given, **entry)
+    assert theirs == ours == expected
+    (tmp_path / "values").unlink()
+    options, kept = options_with(given)
+    with pytest.raises(ModelError, match=f"tensor {other}: "):
+        quark_numba.InferenceSession(tmp_path / "m.onnx", options)
+    with pytest.raises(ModelError, match=f"tensor {other} is in the file 'values'"):
+        quark_numba.InferenceSession(source, options)
+    del kept
+
+
+def test_beside_added_initializers():
+    options, kept = options_with({"w": arrays(seed=3)["w"]})
+    options.add_initializer("b", b := onnxruntime.OrtValue.ortvalue_from_numpy(arrays(seed=3)["b"]))
+    session = quark_numba.InferenceSession(small(["w"]), options)
+    expected = both(small([], arrays() | {name: arrays(seed=3)[name] for name in "wb"}), {})[0]
+    assert session.run(None, {"x": X})[0].tobytes() == expected[0]
+    del kept, b
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"w": arrays()["w"], "unused": X}, "Failed to find existing initializer with name unused"),
+        ({"w": arrays()["w"], "shape": arrays()["shape"]}, "Cannot parse data from external tensors"),
+        ({"w": X}, "dimensions do not match"),
+        ({"w": np.zeros((4, 4))}, "data type does not match"),
+        ({"w": arrays()["w"], "v2": X}, "Failed to find existing initializer with name v2"),
+        ({"w": arrays()["w"], "b": arrays()["b"]}, "Failed to find existing initializer with name b|non-external initializer"),
+    ],
+)
+def test_wrong_ones_are_told_by_onnx_runtime(values, message):
+    raised, files = [], ["w", "shape"] if "shape" in values else ["w", "unused"]
+    for create in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
+        options, kept = options_with(values)
+        quark_numba.register(options)
+        with pytest.raises(Exception, match=message) as error:
+            create(small(files).SerializeToString(), options)
+        raised.append(error.type)
+        del kept
+    assert raised[0] is raised[1]
+
+
+def test_many_of_which_some_are_given(tmp_path):
+    """Names that end alike, too."""
+    names = [f"{prefix}{number}" for number in range(30) for prefix in ("w", "a w")]
+    values = {name: np.full(4, number, np.float32) for number, name in enumerate(names)}
+    nodes = [
+        helper.make_node("Add", [before, name], [f"sum of {name}"])
+        for before, name in zip(["x", *(f"sum of {name}" for name in names)], names, strict=False)
+    ]
+    whole = model(
+        nodes,
+        [("x", "float32", [3, 4])],
+        [f"sum of {names[-1]}"],
+        initializers=[numpy_helper.from_array(each, name) for name, each in values.items()],
+        domains=[],
+    )
+    source = in_files(whole, names, "zeros")
+    (tmp_path / "zeros").write_bytes(bytes(16))
+    onnx.save(source, tmp_path / "m.onnx")
+    theirs, ours = both(tmp_path / "m.onnx", {name: values[name] for name in names[::3]})
+    assert theirs == ours
+    assert np.frombuffer(ours[0], np.float32)[0] == X[0, 0] + sum(range(0, 60, 3))
+
+
+def test_the_options_stay_as_they_are(tmp_path):
+    options, kept = options_with({"w": arrays()["w"]})
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    session = quark_numba.InferenceSession(small(["w"]), options)
+    session.end_profiling()
+    assert len(os.listdir(tmp_path)) == 1
+    assert options.enable_profiling
+    del kept
+
+
+def test_a_real_model():
+    """All its initializers, without a file: what goes in is not folded."""
+    whole = onnx.load(MODELS / "textline_cls_bf16.onnx")
+    source = in_files(whole, {each.name for each in whole.graph.initializer if each.data_type == TensorProto.FLOAT})
+    values = {each.name: numpy_helper.to_array(each) for each in whole.graph.initializer if each.data_type == TensorProto.FLOAT}
+    with np.load(MODELS / "textline_cls_expected.npz") as file:
+        x = file["x"]
+    found = []
+    for create in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
+        options, kept = options_with(values, disable_quant_qdq="1")
+        quark_numba.register(options)
+        found.append(create(source.SerializeToString(), options).run(None, {"x": x})[0])
+        del kept
+    assert found[0].tobytes() == found[1].tobytes()
