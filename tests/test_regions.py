@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from marks import default_of
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import model, run
+from onnx_models import model, run, session
 from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
 from rewritten_models import (
     MODELS,
@@ -36,7 +36,7 @@ from quark_numba.declaration import Tensor
 from quark_numba.element_types import find
 from quark_numba.region import granularity
 from quark_numba.region.arithmetic import _BINARY, _UNARY
-from quark_numba.region.calls import _STEPS
+from quark_numba.region.calls import _STEPS, run_region
 from quark_numba.region.granularity import OPERAND
 from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, OPERANDS, ROUND_TRIP, UNARY, parse
 from quark_numba.rewriting.optimize import optimized
@@ -264,7 +264,10 @@ def test_real_models_have_regions(variant):
     has = "Region" in operators(after)
     assert has is (variant != "a8w8")
     if has:
-        assert not {"Add", "Mul", "Div", "Clip", "Relu", "HardSigmoid"} & set(operators(after))
+        assert not {"Add", "Mul", "Div", "Clip", "HardSigmoid"} & set(operators(after))
+        # A Relu behind a convolution is what ONNX Runtime makes part of that.
+        convolutions = {node.output[0] for node in after.graph.node if node.op_type == "Conv"}
+        assert {node.input[0] for node in after.graph.node if node.op_type == "Relu"} <= convolutions
 
 
 # Generated graphs.
@@ -532,13 +535,86 @@ def test_blocks_are_cut_from_what_inputs_broadcast_to(x, other):
     oracle.assert_same_bits(y, expected)
 
 
-def inferred(shapes, types=("float32", "float32", "int8"), program=PROGRAM):
+def inferred(shapes, types=("float32", "float32", "int8"), program=PROGRAM, **attributes):
     """The shape of y by the operator's own inference."""
     (region,) = (each for each in OPERATORS if each.operation == "region")
     inputs = [Tensor(find(name), shape) for name, shape in zip(types, shapes, strict=True)]
-    ((element_type, shape),) = region.infer(inputs, {"program": program})
+    ((element_type, shape),) = region.infer(inputs, region.values({"program": program, **attributes}))
     assert element_type.name == "float32"
     return shape
+
+
+ADD = "region (float x0, float x1) => (float y) { y = Add (x0, x1) }"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ([[2, 32, 5, 4], [2, 32, 5, 4]], [2, 32, 5, 4]),
+        ([[2, 32, 5, 4], [None, 32, 1, 1]], [2, 32, 5, 4]),
+        ([[2, 32, 5, None], [1, 1, 5, 4]], [2, 32, 5, 4]),
+        ([[2, 32, 5, 4], [1, 2, 1, 1, 16]], [2, 32, 5, 4]),
+        ([[2, None, 5, 4], [1, 1, 1, 1]], [2, None, 5, 4]),
+        ([None, [2, 32, 5, 4]], None),
+    ],
+)
+def test_inference_in_the_blocked_layout(shapes, expected):
+    assert inferred(shapes, ["float32"] * 2, ADD, block_size=16) == expected
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shapes", "message"),
+    [
+        ({"block_size": 12}, [[1, 12, 1, 1]] * 2, "block_size is 12; expected 0 or one of"),
+        (
+            {"channels": 3},
+            [[1, 3, 1, 1]] * 2,
+            "channels is 3 with block_size 0; expected 0, or a number of channels with blocks",
+        ),
+        ({"block_size": 8, "channels": -1}, [[1, 8, 1, 1]] * 2, "channels is -1 with block_size 8"),
+        ({"block_size": 8}, [[1, 8, 2, 2], [1, 12, 2, 2]], "input 1 has shape .* expected one channel, or .* 8"),
+        ({"block_size": 8, "channels": 17}, [[1, 16, 2, 2]] * 2, "channel 17"),
+        ({"block_size": 8, "channels": 8}, [[1, 16, 2, 2]] * 2, "channel 8"),
+    ],
+)
+@pytest.mark.parametrize("where", ["array", pytest.param("session", marks=pytest.mark.compiled)])
+def test_wrong_layouts(attributes, shapes, message, where):
+    xs = [np.ones(shape, np.float32) for shape in shapes]
+    if where == "array":
+        with pytest.raises(ValueError, match=message):
+            run_region(*xs, program=ADD, **attributes)
+    else:
+        source = blocked_add(xs, **attributes)
+        with pytest.raises(Exception, match=message.replace("or .* 8", "or whole blocks of channels")):
+            run(session(source), **{f"x{k}": x for k, x in enumerate(xs)})
+
+
+def blocked_add(xs, **attributes):
+    node = helper.make_node("Region", ["x0", "x1"], ["y"], domain="quark_numba", program=ADD, **attributes)
+    inputs = [(f"x{k}", "float32", [None] * x.ndim) for k, x in enumerate(xs)]
+    return model([node], inputs, ["y"], domains=["quark_numba"], opset=17)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("channels", [0, 17, 20, 31, 32])
+@pytest.mark.parametrize("other", [(2, 32, 61, 40), (1, 32, 1, 40), (2, 1, 61, 1), (1, 2, 1, 1, 16), (1, 1, 1, 40, 1)], ids=str)
+@pytest.mark.parametrize("count", [2, 1])
+def test_the_blocked_layout(channels, other, count):
+    """Beside numpy's broadcasting of channels that are moved to the end, block by block; what is in the channels added is
+    cleared, even NaN and Inf."""
+    random = np.random.default_rng(channels)
+    shape = (count, 32, 61, 40)
+    x, z = (random.choice([*random.normal(0, 9, 20), np.inf, np.nan], each).astype(np.float32) for each in (shape, other))
+    if other[0] > count:
+        z = z[:count]
+    blocks = [each.reshape(len(each), -1, *each.shape[2:4], min(each.shape[1], 16)) for each in (x, z if z.ndim == 4 else x)]
+    expected = blocks[0] + (blocks[1] if z.ndim == 4 else z)
+    if channels:
+        expected[:, 1, :, :, channels - 16 :] = 0
+    expected = expected.reshape(shape)
+    y = run(session(blocked_add([x, z], block_size=16, channels=channels)), x0=x, x1=z)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(run_region(x, z, program=ADD, block_size=16, channels=channels), expected)
 
 
 def test_inference():

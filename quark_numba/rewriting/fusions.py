@@ -39,7 +39,9 @@ def fused_values(graph: Graph) -> frozenset[str]:
             found.setdefault(name, all(users[name]))
         for name in node.input:
             users[name].append(found.get(node.output[0], True))
-    elementwise = (name for node in before.graph.node if _is_elementwise(node) for name in node.output)
+    # An Identity goes without being part of anything.
+    nodes = (node for node in before.graph.node if _is_elementwise(node) and node.op_type != "Identity")
+    elementwise = (name for node in nodes for name in node.output)
     return frozenset(name for name in elementwise if not found[name])
 
 
