@@ -931,7 +931,7 @@ def case(seed):
         for place in b.random.choice(flat.size, min(flat.size, b.one([1, 1, 2])), replace=False):
             flat[place] = b.one(special)
     if b.kind in ("image", "line", "volume"):
-        x = b.quantized(conv(b, x), 0.7)
+        x = b.quantized((sandwich(b, x) if b.chance(0.8 if b.special == "Inf" else 0.3) else None) or conv(b, x), 0.7)
     elif b.chance(0.5):
         x = b.quantized(x)
     b.live.append(x)
