@@ -23,7 +23,8 @@ Model = onnx.ModelProto | str | os.PathLike[str]
 
 
 def load(model: Model, name: str = "model") -> onnx.ModelProto:
-    """The model, whole. Raises ModelError, and TypeError for what is neither a model nor a path."""
+    """The model, whole, its local functions in the place of their calls. Raises ModelError, and TypeError for what is neither a
+    model nor a path."""
     if isinstance(model, (str, os.PathLike)):
         model = model_files.load(model)
     elif not isinstance(model, onnx.ModelProto):
@@ -31,7 +32,17 @@ def load(model: Model, name: str = "model") -> onnx.ModelProto:
     model_files.check_is_whole(model)
     if not model.HasField("graph"):
         raise ModelError("not an ONNX model: it has no graph")
-    return model
+    return _without_functions(model) if model.functions else model
+
+
+def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        intermediate = ir.from_proto(model)
+        functions.inline(intermediate, every=True)
+        return ir.to_proto(intermediate)
+    except Exception as error:  # whatever a model that is not valid leads to
+        reraise_of_signal_handler(error)
+        raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
 def has_own_operators(model: onnx.ModelProto) -> bool:
@@ -64,10 +75,6 @@ class Twin:
 def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> Twin:
     """Raises ModelError if the model is not valid."""
     try:
-        if model.functions:
-            intermediate = ir.from_proto(model)
-            functions.inline(intermediate, every=True)
-            model = ir.to_proto(intermediate)
         graph = _graph(model)
         found = find_quantizers(graph)
         kept: dict[int, onnx.NodeProto] = {}
