@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
@@ -30,7 +29,6 @@ from .errors import reraise_of_signal_handler
 from .ort import entry, register
 from .region.calls import BLOCK_SIZES
 from .region.key import ROUND_TRIP, Program, parse
-from .rewriting.graph import Graph, inferred_values
 from .rewriting.model_files import temporary_folder
 
 _NCHWC = "com.microsoft.nchwc"
@@ -142,29 +140,13 @@ def _optimised(
     own.intra_op_num_threads = 1
     own.log_severity_level = 4
     try:
-        # Bytes of two messages are those of the two merged.
-        content = model.SerializeToString() + _region_shapes(model).SerializeToString()
         with temporary_folder() as folder:
             own.optimized_model_filepath = os.path.join(folder, "model.onnx")
-            onnxruntime.InferenceSession(content, own, ["CPUExecutionProvider"], **named)
+            onnxruntime.InferenceSession(model.SerializeToString(), own, ["CPUExecutionProvider"], **named)
             return onnx.load(own.optimized_model_filepath)
     except Exception as error:  # a session of the model tells why
         reraise_of_signal_handler(error)
         raise _Left(f"ONNX Runtime did not write the optimised model: {error}") from None
-
-
-def _region_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with nothing but the shapes of regions' outputs, which ONNX Runtime does not infer. Names of dimensions are left
-    out: that two are the same is for ONNX Runtime to find."""
-    graph = Graph(ir.from_proto(model), keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
-    known = {each.name for each in (*model.graph.value_info, *model.graph.output)}
-    result = onnx.ModelProto()
-    for value, inferred in inferred_values(graph).items():
-        node = graph.node(value.producer())
-        if value.name and node and node.operator is _REGION and inferred.shape is not None and value.name not in known:
-            shape = [each if isinstance(each, int) else None for each in inferred.shape]
-            result.graph.value_info.append(helper.make_tensor_value_info(value.name, FLOAT32.number, shape))
-    return result
 
 
 class _Writer:
@@ -184,6 +166,7 @@ class _Writer:
         self.constants_in_blocks: dict[tuple[str, str], str] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.new_constants: list[onnx.TensorProto] = []
+        self.region_shapes: list[onnx.ValueInfoProto] = []
         self.kept, self.left = 0, Counter[str]()
         for node in graph.node:
             self._add(node)
@@ -199,15 +182,16 @@ class _Writer:
             if (node.domain, node.op_type) != ("", "Transpose") or not used.isdisjoint(node.output):
                 nodes.append(node)
                 used.update(_used_names(node))
+        made = {name for node in nodes for name in node.output}
+        values = [each for each in (*graph.value_info, *self.region_shapes) if each.name in made]
         constants = [each for each in (*graph.initializer, *self.new_constants) if each.name in used]
-        del graph.node[:], graph.value_info[:], graph.input[:], graph.output[:]
+        kept = onnx.GraphProto(initializer=constants, value_info=values)
+        del graph.node[:], graph.value_info[:], graph.initializer[:], graph.input[:], graph.output[:]
+        graph.MergeFrom(kept)
         graph.node.extend(reversed(nodes))
         graph.input.extend(source.graph.input)
         graph.output.extend(source.graph.output)
         graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
-        kept = onnx.GraphProto(initializer=constants)
-        del graph.initializer[:]
-        graph.initializer.MergeFrom(kept.initializer)
         for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
             result.ClearField(name)
             if source.HasField(name):
@@ -448,6 +432,10 @@ class _Writer:
             copy.attribute.append(helper.make_attribute("channels", count))
         y = node.output[0]
         self.tensors[y] = self.tensors[y]._replace(is_number=self._is_number(node, program))
+        shape = self.shapes.get(y)
+        if shape is not None:  # which ONNX Runtime does not infer
+            shape = [shape[0], -(-count // self.block) * self.block, *shape[2:]]
+            self.region_shapes.append(helper.make_tensor_value_info(self.tensors[y].name, FLOAT32.number, shape))
         self.kept += 1
 
     def _is_number(self, node: onnx.NodeProto, program: Program) -> bool:

@@ -211,6 +211,14 @@ class Graph:
             return inferred.shape
         return None if value.shape is None else [each if isinstance(each, int) else each.value for each in value.shape.dims]
 
+    def state_shape(self, value: ir.Value, like: ir.Value) -> None:
+        """Write the shape that another value has to the model, for all that does not infer the shape of the new one. Unknown
+        dimensions have no names: that two of a name are the same would be the model's promise."""
+        shape = self.shape(like)
+        if value.shape is None and shape is not None:
+            value.shape = ir.Shape([each if isinstance(each, int) else None for each in shape])
+            value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+
     def _infer(self, value: ir.Value) -> Inferred | None:
         if self._inferred is None:
             self._inferred = inferred_values(self)
