@@ -90,7 +90,43 @@ def residual_network(size: int = 160, widths: tuple[int, ...] = (32, 64, 128, 25
     return add.model((1, 3, size, size), add("GlobalAveragePool", x))
 
 
-ARCHITECTURES = {"transformer": transformer, "residual network": residual_network}
+def text_detector(size: int = 160, widths: tuple[int, ...] = (12, 20, 36, 60), pyramid: int = 24) -> onnx.ModelProto:
+    """Inverted residuals with depthwise convolutions and squeeze-and-excite gates, and a feature pyramid: few channels, which are
+    no multiples of a block, as in detectors of text for phones."""
+    add = _Builder()
+    three, six, zero = (add.constant(np.float32(value)) for value in (3, 6, 0))
+    twice = add.constant(np.float32([1, 1, 2, 2]))
+
+    def conv(x: str, inner: int, outer: int, kernel: int, stride: int = 1, group: int = 1) -> str:
+        weights = add.weight(outer, inner // group, kernel, kernel), add.weight(outer)
+        return add("Conv", x, *weights, pads=[kernel // 2] * 4, strides=[stride] * 2, group=group)
+
+    def hard_swish(x: str) -> str:
+        return add("Div", add("Mul", x, add("Clip", add("Add", x, three), zero, six)), six)
+
+    def gate(x: str, width: int) -> str:
+        inner = add("Relu", conv(add("GlobalAveragePool", x), width, width // 4, 1))
+        return add("Mul", x, add("HardSigmoid", conv(inner, width // 4, width, 1)))
+
+    def upsample(x: str) -> str:
+        return add("Resize", x, "", twice, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+
+    x, inner, stages = hard_swish(conv("x", 3, widths[0], 3, 2)), widths[0], []
+    for width in widths:
+        for stride in (2, 1):
+            wide = hard_swish(conv(x, inner, 4 * inner, 1))
+            wide = gate(hard_swish(conv(wide, 4 * inner, 4 * inner, 5, stride, 4 * inner)), 4 * inner)
+            narrow = conv(wide, 4 * inner, width, 1)
+            x, inner = (narrow if stride == 2 else add("Add", x, narrow)), width
+        stages.append(conv(x, width, pyramid, 1))
+    joined = stages.pop()
+    while stages:
+        joined = add("Add", upsample(joined), stages.pop())
+        joined = conv(joined, pyramid, pyramid, 3)
+    return add.model((1, 3, size, size), add("Sigmoid", conv(joined, pyramid, 1, 3)))
+
+
+ARCHITECTURES = {"transformer": transformer, "residual network": residual_network, "text detector": text_detector}
 
 
 @lru_cache
