@@ -69,6 +69,7 @@ class _Batch:
 
     samples: int
     tensors: dict[int, TensorSums]
+    reshaped: list[int]  # of these, those of another shape in the quantized model
     outputs: Comparison
     twin: Comparison
     what_if: dict[tuple[int, str], float]
@@ -79,6 +80,7 @@ class _Batch:
         self.samples += other.samples
         for place, sums in other.tensors.items():
             self.tensors[place].add(sums)
+        self.reshaped = sorted({*self.reshaped, *other.reshaped})
         for key, noise in other.what_if.items():
             self.what_if[key] += noise
         self.outputs.add(other.outputs)
@@ -237,7 +239,8 @@ class _Analyzer:
         weights = {self.places[each]: _of_weight(each) for each in self.program.weights}
         tensors = []
         for place, each in enumerate(quantizers):
-            made = tensor_of(each, place, weights[place] if place in weights else total.tensors[place])
+            sums = weights[place] if place in weights else total.tensors[place]
+            made = tensor_of(each, place, sums, own_only=place in total.reshaped)
             tensors.append(made)
             signal = _signal(each, total, place)
             for format_ in self.formats:
@@ -245,9 +248,8 @@ class _Analyzer:
                 if noise is not None and signal is not None:
                     made.what_if[format_.name] = sums_db(signal, noise)
         unmatched = dict(self.twin.found.unmatched)
-        for made in tensors:
-            if made.place in total.tensors and total.tensors[made.place].reshaped:
-                unmatched[made.name] = "its shape is another in the float model: only its own error is measured"
+        for place in total.reshaped:
+            unmatched[quantizers[place].name] = "its shape is another in the float model: only its own error is measured"
         optimized = self.optimizations(first, outputs, unmatched)
         analysis = Analysis(
             tensors=sorted(tensors, key=_worst_first),
@@ -295,11 +297,14 @@ class _Analyzer:
     def of_batch(self, batch: data_of.Batch) -> _Batch:
         feed = batch.load()
         tensors: dict[int, TensorSums] = {}
+        reshaped: list[int] = []
         noise: dict[tuple[int, str], float] = {}
 
         def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
             place = self.places[quantizer]
             tensors[place] = measure(quantizer, x, arrived, kept)
+            if arrived.shape != x.shape:
+                reshaped.append(place)
             for each in self.formats:
                 noise[place, each.name] = own_noise(x, each.apply(x))
 
@@ -332,6 +337,7 @@ class _Analyzer:
         return _Batch(
             batch.samples_of(feed),
             tensors,
+            reshaped,
             self.compare(outputs, reference),
             Comparison() if self.reference is None else self.compare(twin, reference),
             noise,

@@ -118,4 +118,3 @@ class TensorSums(Sums):
     largest_code: float = -math.inf
     largest: float = 0.0
     largest_own: float = 0.0
-    reshaped: float = 0.0  # batches in which it has another shape in the quantized model

@@ -54,7 +54,7 @@ class Tensor:
     what_if: dict[str, float] = field(default_factory=dict)
 
 
-def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None) -> Tensor:
+def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None, *, own_only: bool = False) -> Tensor:
     known: dict[str, Any] = dict.fromkeys(
         (
             *("sqnr_db", "own_sqnr_db", "inherited_sqnr_db", "cosine", "max_abs_error"),
@@ -72,7 +72,7 @@ def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None) -> Tens
             "flushed_to_zero": sums.flushed / sums.count if sums.count else 0.0,
             "range_used": _range_used(quantizer, sums),
         }
-        if sums.reshaped:
+        if own_only:
             known |= dict.fromkeys(("sqnr_db", "inherited_sqnr_db", "cosine", "max_abs_error"))
     return Tensor(
         name=quantizer.name,
@@ -114,15 +114,16 @@ _KERNELS = _Kernels()
 
 
 def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> TensorSums:
-    """Of what the tensor is in the float model, what comes to be rounded in the quantized one, and that rounded."""
+    """Of what the tensor is in the float model, what comes to be rounded in the quantized one, and that rounded; of the first
+    alone where the others are of another shape."""
     own = quantizer.apply(x)
     lowest, highest = -math.inf, math.inf
     form = quantizer.form
     if isinstance(form, Linear) and form.is_per_tensor:
         lowest, highest = form.limits
-    is_reshaped = arrived.shape != x.shape
-    sums = add_up(x, own, *((x, own) if is_reshaped else (arrived, kept)), lowest, highest)
-    sums.reshaped = float(is_reshaped)
+    if arrived.shape != x.shape:
+        arrived, kept = x, own
+    sums = add_up(x, own, arrived, kept, lowest, highest)
     if isinstance(form, Block):
         sums.saturated = float(_saturated_in_blocks(form, x, own))
     elif form.is_per_tensor:
