@@ -774,7 +774,7 @@ def test_shapes_that_do_not_go_together():
 @pytest.mark.parametrize(
     "source",
     [architectures.transformer(1, 16, 32, 2), architectures.residual_network(32, (8, 16), 1), architectures.text_detector(32)],
-    ids=["transformer", "cnn"],
+    ids=["transformer", "cnn", "detector"],
 )
 def test_architectures(source, name):
     """Of transformers and larger networks, as the benchmarks have them."""
