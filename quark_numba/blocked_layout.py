@@ -12,7 +12,6 @@ In such a model a tensor has the shape (N, C rounded up to b, H, W). It is made 
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from .errors import reraise_of_signal_handler
 from .ort import entry, register
 from .region.calls import BLOCK_SIZES
 from .region.key import ROUND_TRIP, Program, parse
-from .rewriting.model_files import temporary_folder
+from .rewriting.fusions import optimised_by_onnx_runtime
 
 _NCHWC = "com.microsoft.nchwc"
 
@@ -110,9 +109,8 @@ def blocked(
 
 def _check_is_wanted(options: onnxruntime.SessionOptions, providers: Any, named: Mapping[str, Any]) -> None:
     """Raises _Left unless ONNX Runtime would lay out this session's tensors in blocks."""
-    if {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]} != {
-        "CPUExecutionProvider"
-    }:
+    names = {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]}
+    if names != {"CPUExecutionProvider"}:
         raise _Left("the session has other execution providers than CPUExecutionProvider")
     if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
         raise _Left("graph_optimization_level is not ORT_ENABLE_ALL")
@@ -135,16 +133,15 @@ def _optimised(
         if value is not None:
             own.add_session_config_entry(name, value)
     register(own, backend="native", standard_ops=standard_ops)
-    own.add_session_config_entry("session.disable_prepacking", "1")
     own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    own.intra_op_num_threads = 1
-    own.log_severity_level = 4
+    return _written(model, own, named)
+
+
+def _written(model: onnx.ModelProto, options: onnxruntime.SessionOptions, named: Mapping[str, Any]) -> onnx.ModelProto:
+    """What ONNX Runtime makes of a model. Raises _Left."""
     try:
-        with temporary_folder() as folder:
-            own.optimized_model_filepath = os.path.join(folder, "model.onnx")
-            onnxruntime.InferenceSession(model.SerializeToString(), own, ["CPUExecutionProvider"], **named)
-            return onnx.load(own.optimized_model_filepath)
-    except Exception as error:  # a session of the model tells why
+        return optimised_by_onnx_runtime(model, options, **named)
+    except Exception as error:  # if the model is not valid, a session of it tells why
         reraise_of_signal_handler(error)
         raise _Left(f"ONNX Runtime did not write the optimised model: {error}") from None
 
@@ -343,6 +340,9 @@ class _Writer:
         x = self._blocked(node.input[0])
         if len(node.output) > 1:
             raise _Left("it gives indices")
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        if attributes.get("ceil_mode", 0) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
+            raise _Left("it has ceil_mode or auto_pad")
         if "Max" in node.op_type and not x.is_number:
             raise _Left("on blocks ONNX Runtime leaves out NaN")
         self._replace(node, [x.name], _NCHWC, x.channels, x.has_zeros)
@@ -414,7 +414,8 @@ class _Writer:
         if len(counts) > 1:
             raise _Left("its inputs have different numbers of channels")
         (count,) = counts
-        if count % _ALIGNMENT and any(channels[name] > 1 for name in operands if name not in (*self.tensors, *self.constants)):
+        added = (name for name in operands if name not in self.tensors and name not in self.constants)
+        if count % _ALIGNMENT and any(channels[name] > 1 for name in added):
             raise _Left(_NOT_ALIGNED)
         names = {}
         for name in operands:
@@ -534,19 +535,16 @@ def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 @functools.cache
 def block_size() -> int:
     """How many channels ONNX Runtime puts into a block on this processor; 1 if it has no such layout, or arranges the weights
-    of a convolution in another way than `filter_in_blocks`. It lays out two convolutions for this, which show it."""
-    filters = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in ((64, 1, 1, 1), (64, 64, 1, 1))]
+    of a convolution in another way than `filter_in_blocks`. It lays out two convolutions, which show it. Raises _Left."""
+    filters = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in ((64, 1, 2, 3), (64, 64, 2, 3))]
     nodes = [helper.make_node("Conv", [x, w], [y]) for x, w, y in (("x", "w0", "v"), ("v", "w1", "y"))]
-    values = [helper.make_tensor_value_info(name, FLOAT32.number, [1, count, 4, 4]) for name, count in (("x", 1), ("y", 64))]
+    values = [
+        helper.make_tensor_value_info(*each) for each in (("x", FLOAT32.number, [1, 1, 4, 6]), ("y", FLOAT32.number, None))
+    ]
     weights = [numpy_helper.from_array(each, f"w{k}") for k, each in enumerate(filters)]
     graph = helper.make_graph(nodes, "layout", values[:1], values[1:], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    with temporary_folder() as folder:
-        options.optimized_model_filepath = os.path.join(folder, "model.onnx")
-        onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-        laid_out = onnx.load(options.optimized_model_filepath).graph
+    laid_out = _written(model, onnxruntime.SessionOptions(), {}).graph
     arrays = {each.name: numpy_helper.to_array(each) for each in laid_out.initializer}
     found = [arrays[node.input[1]] for node in laid_out.node if (node.domain, node.op_type) == (_NCHWC, "Conv")]
     for size in BLOCK_SIZES:

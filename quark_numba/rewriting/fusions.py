@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -27,7 +28,9 @@ def fused_values(graph: Graph) -> frozenset[str]:
     of_weights = {value.name for node in graph.model.graph if node.op_type in _OF_WEIGHTS for value in node.inputs[1:] if value}
     try:
         before = skeleton(graph, frozenset(name for name in of_weights if name), standard_ops=graph.standard_ops)
-        after = _optimised(before)
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        after = optimised_by_onnx_runtime(before, options)
     except Exception as error:  # a model that is not valid: a session of it tells why
         reraise_of_signal_handler(error)
         return frozenset()
@@ -45,18 +48,18 @@ def fused_values(graph: Graph) -> frozenset[str]:
     return frozenset(name for name in elementwise if not found[name])
 
 
-def _is_elementwise(node: onnx.NodeProto) -> bool:
-    """Whether a region may have it as a step."""
-    return node.domain in ("", "ai.onnx") and node.op_type in OPERANDS
-
-
-def _optimised(model: onnx.ModelProto) -> onnx.ModelProto:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+def optimised_by_onnx_runtime(model: onnx.ModelProto, options: onnxruntime.SessionOptions, **named: Any) -> onnx.ModelProto:
+    """The model that a session with these arguments would run, as ONNX Runtime writes it. Changes the options. Raises what the
+    session raises."""
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     with temporary_folder() as folder:
         options.optimized_model_filepath = os.path.join(folder, "model.onnx")
-        onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"], **named)
         return onnx.load(options.optimized_model_filepath)
+
+
+def _is_elementwise(node: onnx.NodeProto) -> bool:
+    """Whether a region may have it as a step."""
+    return node.domain in ("", "ai.onnx") and node.op_type in OPERANDS
