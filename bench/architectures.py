@@ -91,8 +91,8 @@ def residual_network(size: int = 160, widths: tuple[int, ...] = (32, 64, 128, 25
 
 
 def text_detector(size: int = 160, widths: tuple[int, ...] = (12, 20, 36, 60), pyramid: int = 24) -> onnx.ModelProto:
-    """Inverted residuals with depthwise convolutions and squeeze-and-excite gates, and a feature pyramid, as in detectors of text
-    for phones. Channels are few, and no multiples of a block."""
+    """Inverted residuals with depthwise convolutions and squeeze-and-excite gates, and a feature pyramid, as text detectors on
+    phones have them. Channels are few, and no multiples of a block."""
     add = _Builder()
     three, six, zero = (add.constant(np.float32(value)) for value in (3, 6, 0))
     twice = add.constant(np.float32([1, 1, 2, 2]))
