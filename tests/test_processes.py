@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from processes import PREPARE, run
+from processes import PREPARE, run, start
 
 pytestmark = pytest.mark.compiled
 
@@ -181,10 +181,12 @@ assert quantize(np.ones(300_000, np.float32), 0.5).min() == 2
 
 
 @forks
-def test_a_fork_while_another_thread_creates_a_session():
+@pytest.mark.parametrize(
+    ("processes", "count", "busy"), [(1, 20, 0), pytest.param(3, 3400, 2, marks=pytest.mark.exhaustive)], ids=["40", "20,400"]
+)
+def test_a_fork_while_another_thread_creates_a_session(processes, count, busy):
     """No lock is left held in the child."""
-    run(
-        """
+    code = f"""
 stop = threading.Event()
 def create():
     while not stop.is_set():
@@ -193,14 +195,67 @@ def create():
 thread = threading.Thread(target=create)
 thread.start()
 try:
-    for i in range(20):
-        time.sleep(0.01 * i)
+    for i in range({count}):
+        time.sleep(0.01 * (i % 20))
         wait(fork(get_library_path))
         wait(fork(lambda: quantize(np.ones(5, np.float32), 1.0)))
 finally:
     stop.set()
     thread.join()
 """
+    others = [start("while True: pass") for _ in range(busy)]
+    try:
+        assert [each.wait() for each in [start(code) for _ in range(processes)]] == [0] * processes
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
+
+
+@forks
+@pytest.mark.parametrize("tracemalloc", ["0", "1"])  # which takes the interpreter's lock for each allocation
+def test_a_fork_while_a_thread_of_ours_comes_to_python(tracemalloc):
+    """It waits, as Python has a lock for that which the child might wait for."""
+    run(
+        """
+import ctypes, numba
+from quark_numba.compiling.intrinsics import array_at, call
+from quark_numba.ort import callbacks, native
+session(one_node("quantize", "int8"))
+python = np.ctypeslib.as_array((ctypes.c_byte * callbacks.PYTHON.itemsize).from_address(native._python_functions()))
+python = python.view(callbacks.PYTHON)[0]
+usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+words = np.array([0, usleep, python["PyThreadState_New"]])
+address = words.ctypes.data
+
+@numba.cfunc("int64(int64)")
+def slowly(interpreter):
+    words = array_at(address, 3, np.int64)
+    words[0] = 1
+    call(words[1], (50_000,))
+    state = call(words[2], (interpreter,))
+    words[0] = 0
+    return state
+
+python["PyThreadState_New"] = slowly.address
+stop = threading.Event()
+def create():
+    while not stop.is_set():
+        session(one_node("quantize", "int8"))
+def check_that_none_comes():
+    assert words[0] == 0
+thread = threading.Thread(target=create)
+thread.start()
+try:
+    for _ in range(10):
+        while not words[0]:
+            time.sleep(0.001)
+        wait(fork(check_that_none_comes))
+finally:
+    stop.set()
+    thread.join()
+""",
+        PYTHONTRACEMALLOC=tracemalloc,
     )
 
 

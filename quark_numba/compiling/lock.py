@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import functools
 import logging  # noqa: F401  # hooks of forks run in reverse order: its own, which takes a lock that compiling needs, is to run later
 import os
 import sys
@@ -84,7 +86,17 @@ def _finish() -> None:
         pass
 
 
-# A fork waits for the lock: a child whose parent held it in another thread would wait for ever.
+# Python's list of the states of its threads has a lock. A thread that Python did not start takes it when it comes to Python,
+# before it has the interpreter's lock. So os.fork does not wait for it, and the child of Python 3.11 may wait for it for ever
+# (CPython's issue 112275). Therefore threads of ours take this lock around that (``callbacks``), and a fork waits for it. It
+# waits in C, where no signal handler gets in between, and without the interpreter's lock, which tracemalloc takes for each
+# allocation.
+_allocate = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThread_allocate_lock", ctypes.pythonapi))
+_acquire = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(("PyThread_acquire_lock", ctypes.pythonapi))
+_release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyThread_release_lock", ctypes.pythonapi))
+thread_states: int = _allocate()
+
+# A fork waits for the lock, too: a child whose parent held it in another thread would wait for ever.
 
 _taken_for_fork = False
 
@@ -107,4 +119,9 @@ def _after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
+    _give_back = functools.partial(_release, thread_states)
+    # Registered first, it is taken last: after the lock, for which a fork may have to wait long.
+    os.register_at_fork(
+        before=functools.partial(_acquire, thread_states, 1), after_in_parent=_give_back, after_in_child=_give_back
+    )
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -27,6 +27,7 @@ from numba.core.registry import cpu_target
 
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, record_at, stack
+from ..compiling.lock import thread_states
 from .c_api import ORT_FAIL, REQUIRED, OrtApi, OrtCustomOp, keep
 
 # Of Python's C API. The first is private before Python 3.13.
@@ -41,15 +42,18 @@ _PYTHON_API = (
     "PyThread_release_lock",
     "PyThread_free_lock",
     "PyThread_start_new_thread",
+    "PyInterpreterState_Main",
+    "PyThreadState_New",
+    "PyThreadState_Clear",
+    "PyThreadState_DeleteCurrent",
 )
 
 # What functions that need Python call. Addresses, int64 here and below, stay out of compiled code, which is kept on disk.
-PYTHON = np.dtype(
-    [(name, np.int64) for name in ("is_finalizing", *_PYTHON_API[1:], "run_work", "message", "register", "create", "infer")]
-)
+_OURS = ("run_work", "thread_states", "message", "register", "create", "infer")
+PYTHON = np.dtype([(name, np.int64) for name in ("is_finalizing", *_PYTHON_API[1:], *_OURS)])
 
 # What the other thread is to do: to call `function` with four words and the address of `is_done`, which it is to set.
-_WORK = np.dtype([(name, np.int64) for name in ("function", "a", "b", "c", "d", "status", "is_done", "release_lock", "lock")])
+_WORK = np.dtype([(name, np.int64) for name in ("function", "a", "b", "c", "d", "status", "is_done", "python", "lock")])
 _WORK_WORDS = _WORK.itemsize // 8
 _IS_DONE = _WORK.fields["is_done"][1]  # type: ignore[index]
 
@@ -61,16 +65,25 @@ _PythonFunction = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_voi
 
 
 def run_work(work_address: int) -> int:
-    """What the other thread does."""
+    """What the other thread does. No fork begins while it comes to Python (``lock.thread_states``)."""
     work = record_at(work_address, _WORK)
-    work.status = call(work.function, (work.a, work.b, work.c, work.d, work_address + _IS_DONE))
-    return call(work.release_lock, (work.lock,))
+    python = record_at(work.python, PYTHON)
+    call(python.PyThread_acquire_lock, (python.thread_states, 1))
+    state = call(python.PyThreadState_New, (call(python.PyInterpreterState_Main, (0,)),))
+    call(python.PyThread_release_lock, (python.thread_states,))
+    if state:
+        call(python.PyEval_RestoreThread, (state,))
+        work.status = call(work.function, (work.a, work.b, work.c, work.d, work_address + _IS_DONE))
+        call(python.PyThreadState_Clear, (state,))
+        call(python.PyThreadState_DeleteCurrent, (0,))
+    return call(python.PyThread_release_lock, (work.lock,))
 
 
 @jit.function
-def _run_elsewhere(python: Any, api: int, function: int, a: int, b: int, c: int, d: int) -> int:
+def _run_elsewhere(python_address: int, api: int, function: int, a: int, b: int, c: int, d: int) -> int:
     """The OrtStatus of a Python function that another thread runs, or this one when the interpreter ends, which lets no other
     thread into Python. If it does not get to its end, an error; 0 if `api` is."""
+    python = record_at(python_address, PYTHON)
     work_address = stack(_WORK_WORDS)
     work = record_at(work_address, _WORK)
     work.function, work.a, work.b, work.c, work.d, work.status, work.is_done = function, a, b, c, d, 0, 0
@@ -81,7 +94,7 @@ def _run_elsewhere(python: Any, api: int, function: int, a: int, b: int, c: int,
     if is_finalizing:
         work.status = call(function, (a, b, c, d, work_address + _IS_DONE))
     if lock:
-        work.release_lock, work.lock = python.PyThread_release_lock, lock
+        work.python, work.lock = python_address, lock
         call(python.PyThread_acquire_lock, (lock, 1))
         thread = call(python.PyThread_start_new_thread, (python.run_work, work_address))
         if thread & 0xFFFFFFFF != 0xFFFFFFFF:  # PYTHREAD_INVALID_THREAD_ID
@@ -103,20 +116,22 @@ def register(options: int, api_base: int, python_address: int) -> int:
     """RegisterCustomOps, which the library calls with the address of a PYTHON besides."""
     python = record_at(python_address, PYTHON)
     api = call(array_at(api_base, 1, np.int64)[0], (1,))  # GetApi; each version can make an OrtStatus
-    return _run_elsewhere(python, api, python.register, options, api_base, _NOTHING, _NOTHING)
+    return _run_elsewhere(python_address, api, python.register, options, api_base, _NOTHING, _NOTHING)
 
 
 def create(op: int, api: int, info: int, result: int) -> int:
     """OrtCustomOp::CreateKernelV2."""
     array_at(result, 1, np.int64)[0] = 0
-    python = record_at(array_at(op + _PYTHON_AT, 1, np.int64)[0], PYTHON)
-    return _run_elsewhere(python, api, python.create, op, api, info, result)
+    python_address = array_at(op + _PYTHON_AT, 1, np.int64)[0]
+    python = record_at(python_address, PYTHON)
+    return _run_elsewhere(python_address, api, python.create, op, api, info, result)
 
 
 def infer(op: int, context: int) -> int:
     """OrtCustomOp::InferOutputShapeFn. What it cannot infer stays unknown."""
-    python = record_at(array_at(op + _PYTHON_AT, 1, np.int64)[0], PYTHON)
-    return _run_elsewhere(python, _NOTHING, python.infer, op, context, _NOTHING, _NOTHING)
+    python_address = array_at(op + _PYTHON_AT, 1, np.int64)[0]
+    python = record_at(python_address, PYTHON)
+    return _run_elsewhere(python_address, _NOTHING, python.infer, op, context, _NOTHING, _NOTHING)
 
 
 _WORD = ir.IntType(64)
@@ -171,7 +186,7 @@ def python_functions(**functions: Callable[[int, int, int, int, Any], int | None
     """The address of a PYTHON record with these functions."""
     record = keep(np.zeros((), PYTHON))
     _fill(record, _PYTHON_API)
-    record["run_work"] = compiled(run_work)
+    record["run_work"], record["thread_states"] = compiled(run_work), thread_states
     record["message"] = ctypes.addressof(
         keep(ctypes.create_string_buffer(b"quark_numba: Python did not finish what it was to do"))
     )
@@ -205,7 +220,7 @@ def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
         call(hook.PyErr_Fetch, (at, at + 8, at + 16))
         answer = array_at(stack(2), 2, np.int64)  # the result, and whether it stands for a fault of the node
         answer[0], answer[1] = 0, 0
-        _run_elsewhere(record_at(hook.python, PYTHON), _NOTHING, hook.again, k_id, feed, attributes, answer.ctypes.data)
+        _run_elsewhere(hook.python, _NOTHING, hook.again, k_id, feed, attributes, answer.ctypes.data)
         result = answer[0]
         if result and answer[1] == 0 and hook.type == 0:
             hook.type, hook.value, hook.traceback = error[0], error[1], error[2]
