@@ -274,6 +274,15 @@ def test_without_dask(small, monkeypatch):
         quark_numba.evaluate(small[0], data=small[1], limit=1, workers=2)
 
 
+@pytest.fixture
+def heeded_ctrl_c():
+    """A shell has processes in the background ignore it, and what they start inherits that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_ctrl_c")
 def test_ctrl_c_in_a_finalizer_is_not_lost():
     class Dropped:
         def __del__(self):
@@ -290,6 +299,7 @@ def test_ctrl_c_in_a_finalizer_is_not_lost():
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("heeded_ctrl_c")
 def test_ctrl_c_comes_to_all_processes_of_a_terminal_and_ends_them(small, tmp_path):
     words = [sys.executable, "-m", "quark_numba", "evaluate", small[0], "--random", "100000", "--dim", "x[0]=3"]
     words += ["--workers", "2", "--resume", str(tmp_path / "kept.json")]
