@@ -145,9 +145,8 @@ def clear_padding(work_address: int, at: int, n: int) -> None:
             size = n
         if place >= last_block:
             y = array_at(work.y + 4 * at, size, np.float32)
-            for i in range(0, size, lanes):
-                for lane in range(own, lanes):
-                    y[i + lane] = np.float32(0)
+            for i in range(unsigned(size)):  # lanes are a power of two
+                y[i] = y[i] if np.int32(i) & np.int32(lanes - 1) < np.int32(own) else np.float32(0)
         at += size
         n -= size
 
