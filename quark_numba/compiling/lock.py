@@ -88,9 +88,10 @@ def _finish() -> None:
 
 # Python's list of the states of its threads has a lock. A thread that Python did not start takes it when it comes to Python,
 # before it has the interpreter's lock. So os.fork does not wait for it, and the child of Python 3.11 may wait for it for ever
-# (CPython's issue 112275). Therefore threads of ours take this lock around that (``callbacks``), and a fork waits for it. It
-# waits in C, where no signal handler gets in between, and without the interpreter's lock, which tracemalloc takes for each
-# allocation.
+# (CPython's issue 112275). Nor does os.fork wait while glibc takes the stack of an earlier thread for a new one: it frees what
+# belonged to that, and a child that starts a thread frees it once more. Therefore threads of ours are started, and come to
+# Python, under this lock (``callbacks``), and a fork waits for it. It waits in C, where no signal handler gets in between, and
+# without the interpreter's lock, which tracemalloc takes for each allocation.
 _allocate = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThread_allocate_lock", ctypes.pythonapi))
 _acquire = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(("PyThread_acquire_lock", ctypes.pythonapi))
 _release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyThread_release_lock", ctypes.pythonapi))

@@ -65,7 +65,7 @@ _PythonFunction = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_voi
 
 
 def run_work(work_address: int) -> int:
-    """What the other thread does. No fork begins while it comes to Python (``lock.thread_states``)."""
+    """What the other thread does. No fork begins while it is started or comes to Python (``lock.thread_states``)."""
     work = record_at(work_address, _WORK)
     python = record_at(work.python, PYTHON)
     call(python.PyThread_acquire_lock, (python.thread_states, 1))
@@ -96,7 +96,9 @@ def _run_elsewhere(python_address: int, api: int, function: int, a: int, b: int,
     if lock:
         work.python, work.lock = python_address, lock
         call(python.PyThread_acquire_lock, (lock, 1))
+        call(python.PyThread_acquire_lock, (python.thread_states, 1))
         thread = call(python.PyThread_start_new_thread, (python.run_work, work_address))
+        call(python.PyThread_release_lock, (python.thread_states,))
         if thread & 0xFFFFFFFF != 0xFFFFFFFF:  # PYTHREAD_INVALID_THREAD_ID
             call(python.PyThread_acquire_lock, (lock, 1))  # once that thread has released it
         call(python.PyThread_release_lock, (lock,))
