@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, shape_inference
 
 from .catalog import OPERATORS
 from .element_types import FLOAT32
@@ -29,6 +29,7 @@ from .ort import entry, register
 from .region.calls import BLOCK_SIZES
 from .region.key import ROUND_TRIP, Program, parse
 from .rewriting.fusions import optimised_by_onnx_runtime
+from .rewriting.stand_ins import stand_ins
 
 _NCHWC = "com.microsoft.nchwc"
 
@@ -46,6 +47,9 @@ _ENTRIES = (
 )
 
 (_REGION,) = (operator for operator in OPERATORS if operator.operation == "region")
+
+# Of an initializer on whose values shapes may depend.
+_MOST_ELEMENTS = 128
 
 # ONNX Runtime reorders numbers of channels that are a multiple of this.
 _ALIGNMENT = 4
@@ -152,7 +156,8 @@ class _Writer:
     def __init__(self, model: onnx.ModelProto, block: int) -> None:
         self.source, self.block = model, block
         graph = model.graph
-        self.shapes = {each.name: _dimensions(each) for each in (*graph.value_info, *graph.input, *graph.output)}
+        self.shapes = _inferred_shapes(model)
+        self.shapes |= {each.name: _dimensions(each) for each in (*graph.value_info, *graph.input) if _dimensions(each)}
         inputs = {each.name for each in graph.input}
         self.constants = {each.name: each for each in graph.initializer if each.name not in inputs}
         self.producers = {name: node for node in graph.node for name in node.output}
@@ -163,7 +168,6 @@ class _Writer:
         self.constants_in_blocks: dict[tuple[str, str], str] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.new_constants: list[onnx.TensorProto] = []
-        self.region_shapes: list[onnx.ValueInfoProto] = []
         self.kept, self.left = 0, Counter[str]()
         for node in graph.node:
             self._add(node)
@@ -180,7 +184,7 @@ class _Writer:
                 nodes.append(node)
                 used.update(_used_names(node))
         made = {name for node in nodes for name in node.output}
-        values = [each for each in (*graph.value_info, *self.region_shapes) if each.name in made]
+        values = [each for each in graph.value_info if each.name in made]
         constants = [each for each in (*graph.initializer, *self.new_constants) if each.name in used]
         kept = onnx.GraphProto(initializer=constants, value_info=values)
         del graph.node[:], graph.value_info[:], graph.initializer[:], graph.input[:], graph.output[:]
@@ -433,10 +437,6 @@ class _Writer:
             copy.attribute.append(helper.make_attribute("channels", count))
         y = node.output[0]
         self.tensors[y] = self.tensors[y]._replace(is_number=self._is_number(node, program))
-        shape = self.shapes.get(y)
-        if shape is not None:  # which ONNX Runtime does not infer
-            shape = [shape[0], -(-count // self.block) * self.block, *shape[2:]]
-            self.region_shapes.append(helper.make_tensor_value_info(self.tensors[y].name, FLOAT32.number, shape))
         self.kept += 1
 
     def _is_number(self, node: onnx.NodeProto, program: Program) -> bool:
@@ -497,6 +497,32 @@ def _padded(array: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
 
 def _perm(node: onnx.NodeProto) -> list[int]:
     return next((list(each.ints) for each in node.attribute if each.name == "perm"), [])
+
+
+def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
+    """What onnx infers behind regions, whose shapes ONNX Runtime does not know; nothing where onnx fails."""
+    skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
+    graph = skeleton.graph
+    graph.name = "shapes"
+    graph.input.extend(model.graph.input)
+    for each in model.graph.initializer:
+        if np.prod(each.dims) <= _MOST_ELEMENTS:
+            graph.initializer.append(each)
+        else:
+            graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    graph.node.extend(stand_ins(model.graph.node, {}, standard_ops=True))
+    for node in graph.node:
+        if (node.domain, node.op_type) == ("com.microsoft", "FusedConv"):
+            node.domain, node.op_type = "", "Conv"
+            kept = [each for each in node.attribute if not each.name.startswith("activation")]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+    try:
+        inferred = shape_inference.infer_shapes(skeleton, data_prop=True).graph
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        return {}
+    return {each.name: _dimensions(each) for each in inferred.value_info}
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:

@@ -27,7 +27,9 @@ def fused_values(graph: Graph) -> frozenset[str]:
     """
     of_weights = {value.name for node in graph.model.graph if node.op_type in _OF_WEIGHTS for value in node.inputs[1:] if value}
     try:
-        before = skeleton(graph, frozenset(name for name in of_weights if name), standard_ops=graph.standard_ops)
+        before = skeleton(
+            graph, frozenset(name for name in of_weights if name), standard_ops=graph.standard_ops, hide_shapes=True
+        )
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         after = optimised_by_onnx_runtime(before, options)

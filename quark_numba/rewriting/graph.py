@@ -19,7 +19,7 @@ from ..declaration import Operator
 from ..element_types import UINT8, ElementType, find
 from ..element_types.tensors import to_tensor_proto
 from ..errors import ModelError, reraise_of_signal_handler
-from .stand_ins import stand_ins
+from .stand_ins import HIDDEN_SHAPE, stand_ins
 
 # ONNX Runtime runs the operators of these domains, unless it is told otherwise.
 _STANDARD_DOMAINS = ("", "com.microsoft")
@@ -211,14 +211,6 @@ class Graph:
             return inferred.shape
         return None if value.shape is None else [each if isinstance(each, int) else each.value for each in value.shape.dims]
 
-    def state_shape(self, value: ir.Value, like: ir.Value) -> None:
-        """Write the shape that another value has to the model, for all that does not infer the shape of the new one. Unknown
-        dimensions have no names: that two of a name are the same would be the model's promise."""
-        shape = self.shape(like)
-        if value.shape is None and shape is not None:
-            value.shape = ir.Shape([each if isinstance(each, int) else None for each in shape])
-            value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
-
     def _infer(self, value: ir.Value) -> Inferred | None:
         if self._inferred is None:
             self._inferred = inferred_values(self)
@@ -361,9 +353,11 @@ def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
     return found
 
 
-def skeleton(graph: Graph, zeros: frozenset[str] = frozenset(), *, standard_ops: bool = True) -> onnx.ModelProto:
+def skeleton(
+    graph: Graph, zeros: frozenset[str] = frozenset(), *, standard_ops: bool = True, hide_shapes: bool = False
+) -> onnx.ModelProto:
     """The main graph with stand-ins, without the values of large initializers: those named in `zeros` are 0, and others are
-    graph inputs."""
+    graph inputs. With `hide_shapes` no more is known of shapes than ONNX Runtime knows of the model's."""
     model = graph.model
     result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     result.opset_import.extend(helper.make_opsetid(*each) for each in model.opset_imports.items())
@@ -383,7 +377,13 @@ def skeleton(graph: Graph, zeros: frozenset[str] = frozenset(), *, standard_ops:
             to.input.append(ir.serde.serialize_value(value))
     types = {value.name: value.dtype.value for value in values_of(model.graph) if value.name and value.dtype}
     nodes = map(ir.serde.serialize_node, model.graph)
-    to.node.extend(stand_ins(nodes, types, standard_ops=standard_ops))
+    to.node.extend(stand_ins(nodes, types, standard_ops=standard_ops, hide_shapes=hide_shapes))
+    if hide_shapes:
+        to.input.append(HIDDEN_SHAPE)
+        made = (
+            value for node in model.graph for value in node.outputs if value.name and value.type and value.shape is not None
+        )
+        to.value_info.extend(ir.serde.serialize_value(value) for value in made if not value.is_graph_output())
     return result
 
 

@@ -286,7 +286,6 @@ class _Merging:
         assert of_graph
         ir.convenience.replace_nodes_and_values(of_graph, last, [], [region], [old], list(region.outputs))
         copy_metadata(old, region.outputs[0])
-        self.graph.state_shape(region.outputs[0], like=old)
         copy_metadata(last, region)
         region.metadata_props["quark_numba.nodes"] = ", ".join(str(node.name) for node in ordered)
         for node in reversed(ordered):
