@@ -40,7 +40,7 @@ from quark_numba.region.calls import _STEPS, run_region
 from quark_numba.region.granularity import OPERAND
 from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, OPERANDS, ROUND_TRIP, UNARY, parse
 from quark_numba.rewriting.optimize import optimized
-from quark_numba.rewriting.regions import MERGED
+from quark_numba.rewriting.regions import FUSED, MERGED
 
 STEPS = sorted(set(OPERANDS) - {CAST, ROUND_TRIP, *BLOCK_ROUND_TRIPS})
 TYPES = [name for name, row in OPERATORS.find("quark_numba", ROUND_TRIP).formats.items() if row.has_tensors() and row.bits >= 4]
@@ -446,6 +446,30 @@ def test_blocks_of_one_kind_are_a_region():
     nodes = [block_node("x", "a", "BFP16", 0), block_node("a", "b", "BFP16", 0), block_node("b", "y", "MX9", 0)]
     source = model(nodes, [("x", "float32", [8, 3])], ["y"], domains=["com.amd.quark"], opset=17)
     assert operators(optimize(source)) == ["Region", "BFPQuantizeDequantize"]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("opset", range(14, 24))
+def test_nodes_that_onnx_runtime_fuses_are_left(opset):
+    """It says so itself, whatever the opset: a Relu behind a convolution, and a Mul that becomes part of weights."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        *pair("r", "r_codes", "q"),
+        helper.make_node("Conv", ["q", "w"], ["d"]),
+        helper.make_node("Mul", ["d", "k"], ["m"]),
+        *pair("m", "m_codes", "n"),
+        helper.make_node("Neg", ["n"], ["y"]),
+    ]
+    for each in nodes:
+        each.name = each.output[0]
+    constants = [constant("w", np.ones((4, 4, 1, 1)), "f"), constant("k", np.full((4, 1, 1), 2), "f"), *scale_and_zero_point()]
+    source = model(
+        nodes, [("x", "float32", [1, 4, 3, 3])], ["y"], initializers=constants, domains=["com.amd.quark"], opset=opset
+    )
+    result = optimized(source)
+    assert result.left == {("ai.onnx::Relu", FUSED): 1, ("ai.onnx::Mul", FUSED): 1}
+    assert operators(result.model) == ["Conv", "Relu", "Region", "Conv", "Mul", "Region"]
 
 
 def test_a_node_by_itself_is_a_region_where_there_are_others():

@@ -19,7 +19,7 @@ from ..declaration import Operator
 from ..element_types import UINT8, ElementType, find
 from ..element_types.tensors import to_tensor_proto
 from ..errors import ModelError, reraise_of_signal_handler
-from .stand_ins import HIDDEN_SHAPE, stand_ins
+from .stand_ins import stand_ins
 
 # ONNX Runtime runs the operators of these domains, unless it is told otherwise.
 _STANDARD_DOMAINS = ("", "com.microsoft")
@@ -377,9 +377,10 @@ def skeleton(
             to.input.append(ir.serde.serialize_value(value))
     types = {value.name: value.dtype.value for value in values_of(model.graph) if value.name and value.dtype}
     nodes = map(ir.serde.serialize_node, model.graph)
-    to.node.extend(stand_ins(nodes, types, standard_ops=standard_ops, hide_shapes=hide_shapes))
+    hidden: list[str] = []
+    to.node.extend(stand_ins(nodes, types, standard_ops=standard_ops, hidden=hidden if hide_shapes else None))
+    to.input.extend(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in hidden)
     if hide_shapes:
-        to.input.append(HIDDEN_SHAPE)
         made = (
             value for node in model.graph for value in node.outputs if value.name and value.type and value.shape is not None
         )

@@ -11,21 +11,18 @@ from ..catalog import OPERATORS
 from ..element_types import FLOAT32, UINT8
 from ..region.key import parse
 
-# Its output has the shape of its input. It is never computed ahead, nor merged with an equal node.
-_OPAQUE = "RandomNormalLike"
+# Its output has the shape of its input. ONNX Runtime has none from opset 22 on, but onnx infers shapes of it.
+_LIKE = "RandomNormalLike"
 
 # At the end of a name that no model has.
 _NEW = "::quark_numba"
 
-# A graph input: the shape of what has a shape that nobody is to know.
-HIDDEN_SHAPE = helper.make_tensor_value_info(f"shape{_NEW}", onnx.TensorProto.INT64, [None])
-
 
 def stand_ins(
-    nodes: Iterable[onnx.NodeProto], types: Mapping[str, int], *, standard_ops: bool, hide_shapes: bool = False
+    nodes: Iterable[onnx.NodeProto], types: Mapping[str, int], *, standard_ops: bool, hidden: list[str] | None = None
 ) -> Iterator[onnx.NodeProto]:
     """The nodes of a graph, with others for those of the package's operators, also in subgraphs. Outputs keep their names,
-    element types and shapes, but not their values: they are random, so that no optimiser looks through the node.
+    element types and shapes, but not their values.
 
     Parameters
     ----------
@@ -35,19 +32,26 @@ def stand_ins(
         Element types of values, by name.
     standard_ops : bool
         Whether there are stand-ins for ONNX's own QuantizeLinear and DequantizeLinear, too.
-    hide_shapes : bool
-        Whether shapes are to be unknown, as those that the package's operators give are to ONNX Runtime.
+    hidden : list of str, optional
+        If it is given, outputs have unknown shapes, as the package's operators have for ONNX Runtime, and no optimiser looks
+        through a stand-in: it is a Reshape to the value of a graph input. The names of these inputs, which the model has to
+        have, are appended.
     """
 
-    def opaque(x: str, y: str, **attributes: int) -> Iterator[onnx.NodeProto]:
-        if hide_shapes:
-            yield helper.make_node("Reshape", [x, HIDDEN_SHAPE.name], [y + _NEW + "x"])
-        yield helper.make_node(_OPAQUE, [y + _NEW + "x" if hide_shapes else x], [y], **attributes)  # type: ignore[arg-type]
+    def like(x: str, y: str, to: int = 0) -> Iterator[onnx.NodeProto]:
+        """y has the shape of x, and its element type, or another."""
+        if hidden is None:
+            yield helper.make_node(_LIKE, [x], [y], **({"dtype": to} if to else {}))  # type: ignore[arg-type]
+            return
+        if to:
+            yield helper.make_node("Cast", [x], [f"{y}{_NEW} of x"], to=to)
+        hidden.append(f"{y}{_NEW} shape")
+        yield helper.make_node("Reshape", [f"{y}{_NEW} of x" if to else x, hidden[-1]], [y])
 
     for node in nodes:
         operator = OPERATORS.find(node.domain, node.op_type)
         if operator is None or not (operator.domain or standard_ops):
-            yield _with_subgraphs(node, types, standard_ops, hide_shapes)
+            yield _with_subgraphs(node, types, standard_ops, hidden)
             continue
         attributes = {each.name: each for each in node.attribute}
         x, y = node.input[0], node.output[0]
@@ -58,22 +62,24 @@ def stand_ins(
             axes = parse(attributes["program"].s.decode()).axes
             operands = dict.fromkeys(name for name, axis in zip(node.input, axes, strict=True) if axis is None)
             yield helper.make_node("Sum", [*operands], [y + _NEW])
-            yield from opaque(y + _NEW, y)
+            yield from like(y + _NEW, y)
         elif operator.operation == "quantize":
             zero_point = node.input[2] if len(node.input) > 2 else ""
             output_dtype = attributes["output_dtype"].i if "output_dtype" in attributes else 0
             code_type = types.get(zero_point) if zero_point else output_dtype or UINT8.number
             if code_type:
-                yield from opaque(x, y + _NEW, dtype=FLOAT32.number)
+                yield from like(x, y + _NEW, FLOAT32.number)
                 yield helper.make_node("Cast", [y + _NEW], [y], to=code_type)
         elif operator.operation == "dequantize":
             output_dtype = attributes["output_dtype"].i if "output_dtype" in attributes else 0
-            yield from opaque(x, y, dtype=output_dtype or FLOAT32.number)
+            yield from like(x, y, output_dtype or FLOAT32.number)
         else:
-            yield from opaque(x, y)
+            yield from like(x, y)
 
 
-def _with_subgraphs(node: onnx.NodeProto, types: Mapping[str, int], standard_ops: bool, hide_shapes: bool) -> onnx.NodeProto:
+def _with_subgraphs(
+    node: onnx.NodeProto, types: Mapping[str, int], standard_ops: bool, hidden: list[str] | None
+) -> onnx.NodeProto:
     if not any(each.HasField("g") or each.graphs for each in node.attribute):
         return node
     result = onnx.NodeProto()
@@ -83,5 +89,5 @@ def _with_subgraphs(node: onnx.NodeProto, types: Mapping[str, int], standard_ops
             before = onnx.GraphProto()
             before.CopyFrom(graph)
             del graph.node[:]
-            graph.node.extend(stand_ins(before.node, types, standard_ops=standard_ops, hide_shapes=hide_shapes))
+            graph.node.extend(stand_ins(before.node, types, standard_ops=standard_ops, hidden=hidden))
     return result
