@@ -152,6 +152,7 @@ def scan_body(captured):
 @pytest.mark.parametrize("captured", ["q", "a", "other", "pooled"])
 @pytest.mark.parametrize("operator", ["If", "Loop", "Scan"])
 @pytest.mark.parametrize("channels", [16, 20])
+@pytest.mark.covering
 def test_captured_values(channels, operator, captured):
     constants = {
         "w1": grid((channels, 3, 1, 1)),
@@ -207,6 +208,7 @@ def test_a_region_in_a_branch(channels):
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "int8"])
 @pytest.mark.parametrize("channels", [16, 20])
 @pytest.mark.parametrize("between", ["nothing", "Relu", "constants", "gate"])
+@pytest.mark.covering
 def test_one_input_that_is_not_finite(channels, name, value, between):
     """The channels of padding get NaN by Inf times 0, which must reach no other."""
     constants = {"w1": np.abs(grid((channels, 3, 1, 1))), "w2": np.abs(grid((4, channels, 1, 1), 1)) / 2, "c": np.float32(0.5)}
@@ -229,6 +231,7 @@ def test_one_input_that_is_not_finite(channels, name, value, between):
 @pytest.mark.parametrize("is_laid_out", [False, True], ids=["inputs", "convolutions"])
 @pytest.mark.parametrize("added", ["template", "search", "q"])
 @pytest.mark.parametrize("channels", [16, 20])
+@pytest.mark.covering
 def test_batches_that_broadcast(one, other, is_laid_out, added, channels):
     constants = {f"w{k}": grid((channels, channels, 1, 1), k) for k in range(3)}
     first = [node("Conv", "template w1", "t"), node("Conv", "search w2", "s")] if is_laid_out else []
@@ -248,6 +251,7 @@ def test_batches_that_broadcast(one, other, is_laid_out, added, channels):
 
 @pytest.mark.parametrize("declared", [[1, 16, "h", "w"], ["n", 16, "h", "w"], ["n", "c", "h", "w"]], ids=str)
 @pytest.mark.parametrize("other", [(1, 16, 1, 6), (1, 16, 6, 1), (1, 16, 1, 1), (1, 1, 6, 6), (2, 16, 6, 6)], ids=str)
+@pytest.mark.covering
 def test_lengths_that_broadcast(declared, other):
     """The second value has names of its own, which may be 1 in a run."""
     constants = {"w1": grid((16, 3, 1, 1)), "w2": grid((4, 16, 1, 1), 1)}
@@ -322,6 +326,7 @@ NUMBERS = {"root": 2**0.5, "one": 1, "half": 0.5, "factor": 1.702, "three": 3, "
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("name", ["fine", "float16", "bfloat16"])
 @pytest.mark.parametrize("place", ["behind", "before", "both"])
+@pytest.mark.covering
 def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
     """With quantization nodes before it, behind it, or both; and MatMul around."""
     constants = {"w1": normal((24, 24)) / 5, "w2": normal((24, 24), 1) / 5, "gamma": normal(24, 2), "beta": normal(24, 3)}
@@ -339,6 +344,7 @@ def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
 @pytest.mark.parametrize("dimensions", ["scalar", "channel", "full rank"])
 @pytest.mark.parametrize("operators", ["Mul", "Add", "Mul Add", "Add Relu", "Sub", "Div"])
 @pytest.mark.parametrize("channels", [16, 20])
+@pytest.mark.covering
 def test_constants_that_onnx_runtime_folds_into_weights(channels, operators, dimensions):
     shape = {"scalar": (), "channel": (channels, 1, 1), "full rank": (1, channels, 1, 1)}[dimensions]
     constants = {"w1": normal((channels, 3, 3, 3)), "b": normal(channels), "c": normal(shape, 1) + np.float32(3)}
