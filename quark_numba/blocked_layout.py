@@ -64,8 +64,8 @@ _ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigm
 # Attributes of Resize, and their defaults.
 _NEAREST = {"mode": b"nearest", "coordinate_transformation_mode": b"half_pixel", "nearest_mode": b"round_prefer_floor"}
 
-# Pools, which exist on blocks under the same name.
-_POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
+# Pools, which exist on blocks under the same name. AveragePool, too, but there it adds in another order.
+_POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
 
 class BlockedModel(NamedTuple):
