@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from .block.operators import OPERATORS as _BLOCK
@@ -12,11 +11,6 @@ from .linear.versions import LATEST_OPSET
 from .normalization.operators import OPERATORS as _NORMALIZATION
 from .recurrent.operators import OPERATORS as _RECURRENT
 from .region.operators import OPERATORS as _REGION
-
-# Names of operators that quantize, or compute as quantized hardware does, of this package or not.
-QUANTIZATION = re.compile(
-    r"(Quantize|Dequantize)(Linear|Dequantize)$|FixNeuron$|^Region$|^(Extended|Vitis)(InstanceNormalization|LSTM)$"
-)
 
 # ONNX Runtime's own domain, in which QuantizeLinear and DequantizeLinear are ONNX's.
 _ALIASES = {"com.microsoft": ""}

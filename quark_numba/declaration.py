@@ -1,14 +1,18 @@
-"""What an operator says of itself. All that knows operators reads this: registration with ONNX Runtime, schemas, the reference
-evaluator, the optimiser, the command and the tables of the documentation."""
+"""The declaration of an operator: its types, inputs and attributes, how it is computed, and what its nodes mean.
+
+Registration with ONNX Runtime, schemas, the reference evaluator, the optimiser, the command and the tables of the documentation
+read it, and know no operator by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from .element_types import ElementType, names
+from numpy.typing import NDArray
+
+from .element_types import FLOAT32, ElementType, names
 
 # The names that ``onnx.AttributeProto.AttributeType`` has for them, and what Python has.
 Kind = Literal["INT", "FLOAT", "STRING", "INTS", "FLOATS"]
@@ -83,6 +87,125 @@ class Overload(NamedTuple):
     outputs: tuple[ElementType, ...]
 
 
+class Operand(Protocol):
+    """An input of a node, as far as it is known before the model runs."""
+
+    @property
+    def array(self) -> NDArray[Any] | None:
+        """The value of a constant; None: no constant."""
+
+    @property
+    def element_type(self) -> ElementType | None:
+        """None: unknown."""
+
+    def is_same(self, other: Any) -> bool:
+        """Whether another operand has the same value in every run."""
+
+
+AnyOperand = TypeVar("AnyOperand", bound=Operand)
+
+
+@dataclass(frozen=True)
+class Affine(Generic[AnyOperand]):
+    """A node that quantizes or dequantizes with a scale and a zero point.
+
+    Parameters
+    ----------
+    x, scale, zero_point : Operand
+        Inputs of the node. A zero point that is left out is 0.
+    element_type : ElementType, optional
+        The type of the codes; None: unknown.
+    axis, block_size : int
+        Which elements share a scale, if there are several: those of an index along the axis, or of a block if `block_size` is
+        not 0.
+    saturate : bool
+        Whether a float8 type saturates.
+    computes_in : ElementType, optional
+        The float type in which the quotient is computed, or the product returned; None: the scale's.
+    """
+
+    x: AnyOperand
+    scale: AnyOperand
+    zero_point: AnyOperand | None
+    element_type: ElementType | None
+    axis: int
+    block_size: int
+    saturate: bool = True
+    computes_in: ElementType | None = None
+
+    @property
+    def has_other_type(self) -> bool:
+        """Whether the node asks for another type than float32 to compute in."""
+        return self.computes_in not in (None, FLOAT32)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the zero point is known to be 0."""
+        array = None if self.zero_point is None else self.zero_point.array
+        return self.zero_point is None or (array is not None and not any(array.tobytes()))
+
+    def has_same_parameters(self, other: Affine[AnyOperand]) -> bool:
+        """Whether scale, zero point and granularity are the same in every run."""
+        scale = self.scale.array
+        is_one_scale = scale is not None and scale.size == 1
+        if (self.axis != other.axis and not is_one_scale) or self.block_size != other.block_size:
+            return False
+        if not self.scale.is_same(other.scale):
+            return False
+        if self.zero_point is not None and other.zero_point is not None:
+            return self.zero_point.is_same(other.zero_point)
+        if self.zero_point is other.zero_point:
+            return True
+        return self.element_type is other.element_type and self.is_symmetric and other.is_symmetric
+
+
+class Quantize(Affine[AnyOperand]):
+    """codes = saturate(round(x / scale) + zero_point)."""
+
+
+class Dequantize(Affine[AnyOperand]):
+    """y = (x - zero_point) * scale, where x are codes."""
+
+
+class RoundTrip(Affine[AnyOperand]):
+    """Quantize, then Dequantize with the same parameters."""
+
+
+@dataclass(frozen=True)
+class BlockRoundTrip(Generic[AnyOperand]):
+    """A node that rounds x to a format whose elements share exponents, block by block along an axis.
+
+    Parameters
+    ----------
+    x : Operand
+    operator : str
+        The newest name of the operator.
+    attributes : mapping
+        Values for all attributes of that operator.
+    format : str
+        The name that the format goes by: "mx9", "bfp16", "mxfp8_e4m3".
+    bits : float
+        What an element takes, with its share of the block's exponent.
+    """
+
+    x: AnyOperand
+    operator: str
+    attributes: Mapping[str, Any]
+    format: str
+    bits: float
+
+    @property
+    def axis(self) -> int:
+        return int(self.attributes["axis"])
+
+    @property
+    def block_size(self) -> int:
+        return int(self.attributes["block_size"])
+
+
+Meaning = Affine[AnyOperand] | BlockRoundTrip[AnyOperand]
+
+
 @dataclass(frozen=True, eq=False)
 class Operator:
     """A version of an operator.
@@ -94,8 +217,7 @@ class Operator:
     domain, name, since_version
         As in ONNX; `domain` is "" for ONNX's own.
     operation : str
-        What it does; operators that do the same under other names say the same here. The optimiser knows "quantize" and
-        "dequantize".
+        The wing's word for what the operator computes. Operators that compute the same have the same word.
     doc : str
         For the schema.
     types : mapping of type variable to element types
@@ -118,10 +240,17 @@ class Operator:
         is left out, and the attributes that a node has. Returns the name of the node's format, "?" if it is unknown.
     column : str
         The type variable that the tables of the documentation have columns for, beside a row for each format.
+    meaning : callable, optional
+        ``meaning(inputs, attributes)`` with an ``Operand`` for each input, None for one that is left out, and values for all
+        attributes. Returns what a node means: ``Quantize``, ``Dequantize``, ``RoundTrip`` or ``BlockRoundTrip``. Raises
+        ValueError for attributes that cannot be. None: the nodes round inside of what they compute.
+    like : callable, optional
+        ``like(inputs, attributes)`` with the names of a node's inputs, and values for all attributes. Returns an operator of
+        ONNX (name, inputs, attributes) whose output has the shape of y. None: y has the shape of the first input.
     attributes_of_shapes : callable, optional
         ``attributes_of_shapes(*shapes of inputs)`` returns what the shapes tell of attributes that are not always written.
-    is_older_name : bool
-        Whether another operator is the same under a newer name; the tables list that one alone.
+    newer_name : str
+        The name of the same operator in newer models, which the tables list instead; "": this is the newest.
     is_pure : bool
         Whether the same inputs always give the same outputs, so that a node of constants is a constant.
     is_checked_at_load : bool
@@ -145,8 +274,10 @@ class Operator:
     formats: Mapping[str, ElementType | None]
     format_of: Callable[[Sequence[str | None], Mapping[str, Any]], str]
     column: str
+    meaning: Callable[[Sequence[Any], Mapping[str, Any]], Meaning[Any]] | None = None
+    like: Callable[[Sequence[str], Mapping[str, Any]], tuple[str, Sequence[str], Mapping[str, Any]]] | None = None
     attributes_of_shapes: Callable[..., dict[str, Any]] | None = None
-    is_older_name: bool = False
+    newer_name: str = ""
     is_pure: bool = True
     is_checked_at_load: bool = False
 
@@ -168,8 +299,8 @@ class Operator:
         return self.inputs[min(index, len(self.inputs) - 1)]
 
     def overloads(self, allowed: Callable[[ElementType], bool]) -> Iterator[Overload]:
-        """Those of allowed element types. Those come first whose outputs have the types of inputs: where a model does not say
-        what an output is, ONNX Runtime takes the first that fits."""
+        """Yield every overload whose element types are allowed. Overloads whose output types also occur among the inputs come
+        first, because ONNX Runtime takes the first match when a model does not declare an output's type."""
         alike = [parameter for parameter in self.inputs if parameter.is_homogeneous]
         used = {parameter.variable for parameter in (*alike, *self.outputs)}
         variables = [variable for variable in self.types if variable in used]

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from processes import run
@@ -9,6 +10,7 @@ from processes import run
 import quark_numba
 from quark_numba.catalog import OPERATORS, Catalog
 from quark_numba.compiling.kernel import Table
+from quark_numba.element_types import FLOAT32
 
 PACKAGE = Path(quark_numba.__file__).parent
 
@@ -28,6 +30,62 @@ def test_versions_come_in_order():
 def test_a_kernel_comes_once():
     with pytest.raises(ValueError, match="two kernels for 3"):
         Table([1, 2, 3, 3], None)
+
+
+@pytest.mark.parametrize("operator", [*OPERATORS], ids=lambda each: f"{each.full_name}-{each.since_version}")
+def test_what_a_node_means(operator):
+    """Scales and zero points by their names, whatever their places; and nothing of operators that round inside."""
+    if operator.meaning is None:
+        assert operator.wing in ("normalization", "recurrent", "region")
+        return
+    inputs = {parameter.name: Input(parameter.name, operator.types[parameter.variable][-1]) for parameter in operator.inputs}
+    meaning = operator.meaning([*inputs.values()], operator.values({}))
+    assert meaning.x is inputs["x"]
+    if operator.wing == "block":
+        newest = OPERATORS.find("com.amd.quark", meaning.operator)
+        assert not newest.newer_name
+        assert newest.values({}) == meaning.attributes
+        assert meaning.format in ("bfp16", "mxint8")
+        assert meaning.bits == pytest.approx({"bfp16": 8 + 8 / 8, "mxint8": 8 + 8 / 32}[meaning.format])
+        return
+    (scale,) = (each for name, each in inputs.items() if name.endswith("scale"))
+    (zero_point,) = (each for name, each in inputs.items() if name.endswith("zero_point"))
+    assert (meaning.scale, meaning.zero_point, meaning.element_type) == (scale, zero_point, zero_point.element_type)
+    assert (
+        type(meaning).__name__
+        == {
+            "quantize": "Quantize",
+            "dequantize": "Dequantize",
+            "quantize_dequantize": "RoundTrip",
+        }[operator.operation]
+    )
+    for name, other in (("axis", -2), ("block_size", 4), ("saturate", 0), ("precision", 1), ("output_dtype", 1)):
+        if name not in operator.values({}):
+            continue
+        given = operator.values({name: other})
+        if name == "output_dtype" and operator.operation == "quantize":
+            with pytest.raises(ValueError, match="output_dtype is 1, and the zero point is"):
+                operator.meaning([*inputs.values()], given)
+            continue
+        changed = operator.meaning([*inputs.values()], given)
+        expected = {"saturate": False, "precision": FLOAT32, "output_dtype": FLOAT32}.get(name, other)
+        assert getattr(changed, {"precision": "computes_in", "output_dtype": "computes_in"}.get(name, name)) == expected
+
+
+class Input(NamedTuple):
+    """An operand whose type is known."""
+
+    name: str
+    element_type: object
+    array: object = None
+
+
+def test_older_names_are_those_of_operators():
+    older = [each for each in OPERATORS if each.newer_name]
+    assert older
+    for each in older:
+        newer = OPERATORS.find("com.amd.quark", each.newer_name)
+        assert (newer.wing, newer.operation, newer.newer_name) == (each.wing, each.operation, "")
 
 
 def test_nothing_asks_for_the_class_of_an_operator():

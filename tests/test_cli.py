@@ -43,6 +43,28 @@ def test_models_that_nobody_runs(capsys, tmp_path):
     assert re.search(r"FixNeuron +│ \? +│ +1 │ nobody", capsys.readouterr().out)
 
 
+def test_domains_that_nobody_has(tmp_path):
+    """Names that are like those of quantization operators make no difference, nor do local functions."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "s"], ["u"], domain="trt"),
+        helper.make_node("QuantizeLinear", ["u", "s"], ["v"], domain="com.foo"),
+        helper.make_node("QuantizeLinear", ["u", "s"], ["w"], domain="com.microsoft"),
+        helper.make_node("Gelu", ["u"], ["t"], domain="com.microsoft"),
+        helper.make_node("Relu", ["u"], ["y"]),
+        helper.make_node("F", ["u"], ["z"], domain="local"),
+    ]
+    counted = model(nodes, ["x"], ["y"])
+    function = helper.make_function("local", "F", ["x"], ["y"], [helper.make_node("Odd", ["x"], ["y"], domain="odd")], [])
+    counted.functions.append(function)
+    onnx.save(counted, tmp_path / "m.onnx")
+    assert {n.operator: n.run_by for n in inventory.quantization_nodes(tmp_path / "m.onnx")} == {
+        "trt::DequantizeLinear": "nobody",
+        "com.foo::QuantizeLinear": "nobody",
+        "odd::Odd": "nobody",
+        "com.microsoft::QuantizeLinear": "ONNX Runtime",
+    }
+
+
 def test_models_of_block_formats(capsys):
     assert cli.main(["run", str(MODELS / "textline_cls_mxfp8.onnx"), "--inputs", EXPECTED, "--runs", "3"]) == 0
     assert re.search(r"MXQuantizeDequantize +│ fp8_e4m3 +│ +291 │ quark_numba", capsys.readouterr().out)

@@ -229,7 +229,7 @@ def test_codes_that_a_subgraph_uses_stay():
     before.graph.node.insert(0, pair()[0])
     result = optimized(before)
     assert operators(result.model) == operators(before)
-    assert {text for _, text in result.left} == {"its codes are used elsewhere"}
+    assert {text for _, text in result.left} == {"its codes are used in another graph"}
     assert_same_values(before, result.model, {"x": X, "flag": np.array(True)})
 
 
@@ -240,7 +240,7 @@ def test_operators_that_are_functions_of_the_model_are_left():
     before.functions.append(helper.make_function("com.amd.quark", DQ, ["x", "scale", "zero_point"], ["y"], body, opsets))
     result = optimized(before)
     assert operators(result.model) == [Q, DQ]
-    assert result.left[f"com.amd.quark::{DQ}", "not an operator of this package"] == 1
+    assert result.left[f"com.amd.quark::{DQ}", "a local function of the model has its name"] == 1
 
 
 # What is kept.
@@ -285,7 +285,8 @@ def test_everything_else_stays():
     opsets = {each.domain: each.version for each in after.opset_import}
     assert opsets == {"": 21, "com.amd.quark": 1, "some.domain": 7, "idle.domain": 2, "quark_numba": 1}
     unknown = model([helper.make_node("FixNeuron", ["x"], ["y"], domain="com.vai.quantize")], ["x"], ["y"])
-    assert optimized(unknown).left == {("com.vai.quantize::FixNeuron", "not an operator of this package"): 1}
+    why = "neither ONNX Runtime nor this package has this operator"
+    assert optimized(unknown).left == {("com.vai.quantize::FixNeuron", why): 1}
 
 
 def test_metadata_of_what_is_rewritten_stays():

@@ -51,7 +51,7 @@ def declared(name, inputs, outputs, attributes, call, infer):
 
 
 SPREAD = declared(
-    "SpreadQuantizeLinear",  # a name that the inventory counts
+    "SpreadQuantizeLinear",
     (Parameter("x", "T"),),
     ("y", "total"),
     (Attribute("factor", 2.0, kind="FLOAT"),),

@@ -12,14 +12,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..arguments import MX_NAMES
 from ..block.granularity import Blocks, block_shape
 from ..block.operators import FORMATS
-from ..element_types import FLOAT32, ElementType, find
+from ..declaration import Affine, BlockRoundTrip, Dequantize, Quantize
+from ..element_types import FLOAT32, ElementType
 from ..linear.calls import quantize_dequantize
 from ..linear.dispatch import TABLE
 from ..linear.key import select
-from ..rewriting.graph import Graph, Left, Node, call, full_name
+from ..rewriting.graph import Graph, Left, Node, Operand
 
 Kind = Literal["activation", "weight"]
 
@@ -174,26 +174,26 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     """Raises Left where a node rounds no tensor in a way that is known."""
     if node in graph.reasons:
         raise Left(graph.reasons[node])
+    meaning = graph.meaning(node)
     weight = graph.array(node.x)
     followers = []
-    if node.operation == "quantize":
-        followers = _followers(graph, node)
-    elif node.operation == "dequantize":
-        if weight is None:
-            raise Left("its codes are neither a constant nor those of a quantize node")
-    elif node.operation not in ("quantize_dequantize", "round"):
-        raise Left("it rounds inside of what it computes, and is the same in the float twin")
-    ends = followers or [node]
-    ys = [each.y for each in ends]
     form: Linear | Block
-    if node.operation == "round":
-        form, type_name, parameters, bits = _block(graph, node)
-        apply: Callable[[Array], Array] = _rounding(node)
-    else:
-        form = _linear(graph, node)
+    if isinstance(meaning, BlockRoundTrip):
+        form = _block(meaning)
+        type_name, parameters, bits = meaning.format, {"axis": meaning.axis, "block_size": meaning.block_size}, meaning.bits
+        apply = graph.as_function(node)
+    elif isinstance(meaning, Affine):
+        if isinstance(meaning, Quantize):
+            followers = _followers(graph, node)
+        elif isinstance(meaning, Dequantize) and weight is None:
+            raise Left("its codes are neither a constant nor those of a quantize node")
+        form = _linear(meaning)
         type_name, parameters = form.element_type.name, _parameters(form)
         bits = form.element_type.bits + (32 / form.block_size if form.block_size else 0)
-        apply = _round_trip(graph, node, followers, form)
+        apply = _round_trip(graph, node, meaning, followers, form)
+    else:
+        raise Left("it rounds inside of what it computes, and is the same in the float twin")
+    ys = [each.y for each in followers or [node]]
     producer = node.x.producer()
     made = Quantizer(
         name=node.x.name or "",
@@ -210,8 +210,8 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     )
     if weight is not None:
         made.made_by = "a constant"
-        if node.operation == "dequantize":
-            made.rounded = call(node, graph.arrays(node) or [])[0]
+        if isinstance(meaning, Dequantize):
+            made.rounded = graph.as_function(node)(weight)
         else:
             made.weight, made.rounded = weight, apply(weight)
     elif producer:
@@ -237,51 +237,37 @@ def _implied_clip(form: Linear) -> tuple[float, float] | None:
     return 0.0, float(np.float32(codes.highest - codes.lowest) * form.scale.astype(np.float32).reshape(-1)[0])
 
 
-def _rounding(node: Node) -> Callable[[Array], Array]:
-    return lambda x: call(node, [x])[0]
-
-
 def _followers(graph: Graph, node: Node) -> list[Node]:
-    """The dequantize nodes behind a quantize node, which have to be all that uses its codes, and alike."""
-    followers: list[Node] = []
-    if node.y.is_graph_output():
-        raise Left("its codes are an output of the graph")
-    for user, index in node.y.uses():
-        follower = graph.node(user)
-        if follower is None or follower.operation != "dequantize" or index or user.graph is not node.node.graph:
-            raise Left(f"its codes are used by {full_name(user)}")
-        if follower in graph.reasons:
-            raise Left(graph.reasons[follower])
-        if followers and not graph.same_parameters(followers[0], follower):
-            raise Left("several dequantize nodes, not equal, are behind it")
-        followers.append(follower)
-    if not followers:
-        raise Left("nothing uses it")
-    if any(array is None for each in followers for array in _constants(graph, each)):
-        raise Left("what dequantizes it has a scale or a zero point that is no constant")
+    """The dequantize nodes behind a quantize node, which have the same, constant parameters."""
+    followers = graph.followers(node)
+    parameters = [_affine(graph, each) for each in followers]
+    if not all(parameters[0].has_same_parameters(each) for each in parameters[1:]):
+        raise Left("several dequantize nodes, not equal, are behind it")
+    for each in parameters:
+        _linear(each)  # raises Left
     return followers
 
 
-def _constants(graph: Graph, node: Node) -> list[Array | None]:
-    """The scale and the zero point, where there is one; None for what is no constant."""
-    return [graph.array(value) for value in node.node.inputs[1:] if value is not None]
+def _affine(graph: Graph, node: Node) -> Affine[Operand]:
+    meaning = graph.meaning(node)
+    assert isinstance(meaning, Affine)
+    return meaning
 
 
-def _linear(graph: Graph, node: Node) -> Linear:
-    quantized, parameters = graph.quantized_type(node), _constants(graph, node)
-    scale = parameters[0]
-    if scale is None or any(each is None for each in parameters):
+def _linear(meaning: Affine[Operand]) -> Linear:
+    scale, zero_point = meaning.scale.array, meaning.zero_point.array if meaning.zero_point else None
+    if scale is None or (meaning.zero_point and zero_point is None):
         raise Left("its scale or its zero point is no constant")
-    if quantized is None:
+    if meaning.element_type is None:
         raise Left("its type is not known")
-    zero_point = parameters[1] if len(parameters) > 1 else None
-    return Linear(quantized, scale, zero_point, node.attributes.get("axis", 1), node.attributes.get("block_size", 0))
+    return Linear(meaning.element_type, scale, zero_point, meaning.axis, meaning.block_size)
 
 
-def _round_trip(graph: Graph, node: Node, followers: list[Node], form: Linear) -> Callable[[Array], Array]:
+def _round_trip(
+    graph: Graph, node: Node, meaning: Affine[Operand], followers: list[Node], form: Linear
+) -> Callable[[Array], Array]:
     """Quantize and dequantize, in one step where that gives the same."""
-    arrays = [None if value is None else graph.array(value) for value in node.node.inputs[1:]]
-    if node.operation == "dequantize":
+    if isinstance(meaning, Dequantize):
         return lambda x: quantize_dequantize(
             x,
             form.scale.astype(np.float32),
@@ -290,25 +276,24 @@ def _round_trip(graph: Graph, node: Node, followers: list[Node], form: Linear) -
             block_size=form.block_size,
             quantized_dtype=None if form.zero_point is not None else form.element_type.name,
         )
-    if node.operation == "quantize_dequantize":
-        return lambda x: call(node, [x, *arrays])[0]
-    (follower, *_) = followers
-    behind = [None if value is None else graph.array(value) for value in follower.node.inputs[1:]]
-    types = (0, FLOAT32.number)
-    in_float32 = form.scale.dtype == np.float32 and all(
-        each.attributes.get(name, 0) in types for each in (node, follower) for name in ("precision", "output_dtype")
-    )
-    if not in_float32 or not graph.same_parameters(node, follower):
-        return lambda x: call(follower, [*call(node, [x, *arrays]), *behind])[0]
+    if not followers:
+        return graph.as_function(node)
+    quantize, dequantize, behind = graph.as_function(node), graph.as_function(followers[0]), _affine(graph, followers[0])
+
+    def two_steps(x: Array) -> Array:
+        return dequantize(quantize(x))
+
+    in_float32 = form.scale.dtype == np.float32 and not meaning.has_other_type and not behind.has_other_type
+    if not in_float32 or not meaning.has_same_parameters(behind):
+        return two_steps
     zero_point = form.zero_point
     if zero_point is None:
         zero_point = np.zeros(form.scale.shape, form.element_type.dtype)
-    scale, axis, block_size = form.scale, form.axis, form.block_size
-    saturate = bool(node.attributes.get("saturate", 1))
+    scale, axis, block_size, saturate = form.scale, form.axis, form.block_size, meaning.saturate
 
     def one_step(x: Array) -> Array:
         if x.dtype != np.float32:
-            return call(follower, [*call(node, [x, *arrays]), *behind])[0]
+            return two_steps(x)
         return quantize_dequantize(x, scale, zero_point, axis=axis, block_size=block_size, saturate=saturate)
 
     return _at_once(form, zero_point, saturate, one_step) if form.is_per_tensor else one_step
@@ -349,22 +334,7 @@ def _range(values: Array) -> float | list[float]:
     return lowest if floats.size == 1 else [lowest, highest]
 
 
-def _block(graph: Graph, node: Node) -> tuple[Block, str, dict[str, Any], float]:
-    attributes = dict(node.attributes)
-    axis = attributes.pop("axis")
-    try:
-        key, blocks = FORMATS[node.operator.name](FLOAT32, **attributes)
-    except (TypeError, ValueError) as error:
-        raise Left(f"not valid: {error}") from None
-    parameters = {"axis": axis, "block_size": blocks.block}
-    if "element_dtype" in attributes:
-        element = attributes["element_dtype"]
-        element_type = find(MX_NAMES.get(element, element))
-        bits = (element_type.bits if element_type else 8) + 8 / blocks.block
-        return Block(blocks, key.element is None, axis), f"mx{element}", parameters, bits
-    width = attributes["bit_width"]
-    bits = width - 8 + 8 / blocks.block
-    if not key.is_microexponent:
-        return Block(blocks, True, axis), f"bfp{width}", parameters, bits
-    bits += attributes["sub_block_shift_bits"] / blocks.sub_block
-    return Block(blocks, True, axis), f"mx{width - 7}", parameters, bits
+def _block(meaning: BlockRoundTrip[Operand]) -> Block:
+    of_format = {name: value for name, value in meaning.attributes.items() if name != "axis"}
+    key, blocks = FORMATS[meaning.operator](FLOAT32, **of_format)
+    return Block(blocks, key.element is None, meaning.axis)

@@ -4,7 +4,7 @@ kernel, and to the numbers of the format."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..arguments import MX_NAMES, did_you_mean
@@ -71,6 +71,21 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
     else:
         key, drop, rounding_mode = Key(x, element, False, False), math.floor(math.log2(element.highest)), HALF_TO_EVEN
     return key, Blocks(block_size, block_size, 0, drop, int(element.lowest), int(element.highest), rounding_mode)
+
+
+def bfp_name(key: Key, blocks: Blocks, attributes: Mapping[str, Any]) -> tuple[str, float]:
+    """The name of a format of BFPQuantizeDequantize, and the bits of an element with its share of the exponents."""
+    width = attributes["bit_width"]
+    bits = width - 8 + 8 / blocks.block
+    if not key.is_microexponent:
+        return f"bfp{width}", bits
+    return f"mx{width - 7}", bits + attributes["sub_block_shift_bits"] / blocks.sub_block
+
+
+def mx_name_of(key: Key, blocks: Blocks, attributes: Mapping[str, Any]) -> tuple[str, float]:
+    """The name of a format of MXQuantizeDequantize, and the bits of an element with its share of the scale."""
+    element = attributes["element_dtype"]
+    return f"mx{element}", MX_ELEMENT_TYPES[element].bits + 8 / blocks.block
 
 
 def mx_name(given: Any) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..declaration import Attribute, Operator, Parameter, Tensor, shape_text
+from ..declaration import AnyOperand, Attribute, BlockRoundTrip, Operator, Parameter, Tensor, shape_text
 from ..element_types import ElementType
 from .calls import bfp_quantize_dequantize, mx_quantize_dequantize
-from .formats import BFP_METHODS, MX_ELEMENT_TYPES, bfp_format, mx_format
+from .formats import BFP_METHODS, MX_ELEMENT_TYPES, bfp_format, bfp_name, mx_format, mx_name_of
 from .granularity import AXIS, FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
 
@@ -18,6 +18,7 @@ class _Family(NamedTuple):
 
     call: Callable[..., Any]
     make_format: Callable[..., tuple[Key, Blocks]]  # of x's type and all attributes but `axis`
+    describe: Callable[[Key, Blocks, Mapping[str, Any]], tuple[str, float]]  # the name of a format, and the bits of an element
     format_attribute: str  # the one that names the format
     formats: Mapping[str, ElementType | None]
     attributes: tuple[Attribute, ...]
@@ -30,6 +31,7 @@ _ROUNDING_MODE = "Where halves go: 0 away from zero, 1 upward, 2 to even."
 _BFP = _Family(
     bfp_quantize_dequantize,
     bfp_format,
+    bfp_name,
     "bfp_method",
     dict.fromkeys(BFP_METHODS),
     (
@@ -46,6 +48,7 @@ _BFP = _Family(
 _MX = _Family(
     mx_quantize_dequantize,
     mx_format,
+    mx_name_of,
     "element_dtype",
     dict.fromkeys(MX_ELEMENT_TYPES),
     (
@@ -57,7 +60,7 @@ _MX = _Family(
 )
 
 
-def _operator(domain: str, name: str, family: _Family) -> Operator:
+def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> Operator:
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         """y is like x."""
         x = inputs[0] or Tensor(None, None)
@@ -69,6 +72,11 @@ def _operator(domain: str, name: str, family: _Family) -> Operator:
             if fault:
                 raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape_text(x.shape)))
         return [x]
+
+    def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
+        of_format = {key: value for key, value in attributes.items() if key != "axis"}
+        key, blocks = family.make_format(X_TYPES[0], **of_format)
+        return BlockRoundTrip(inputs[0], newer_name or name, attributes, *family.describe(key, blocks, attributes))
 
     def format_of(types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
         default = next(each.default for each in family.attributes if each.name == family.format_attribute)
@@ -92,7 +100,8 @@ def _operator(domain: str, name: str, family: _Family) -> Operator:
         formats=family.formats,
         format_of=format_of,
         column="T",
-        is_older_name=name.endswith("FixNeuron"),
+        meaning=meaning,
+        newer_name=newer_name,
     )
 
 
@@ -100,11 +109,11 @@ _NAMES = (
     ("com.amd.quark", "BFPQuantizeDequantize", _BFP),
     ("com.amd.quark", "MXQuantizeDequantize", _MX),
     # The names of older models.
-    ("com.vai.quantize", "BFPFixNeuron", _BFP),
-    ("com.vai.quantize", "MXFixNeuron", _MX),
+    ("com.vai.quantize", "BFPFixNeuron", _BFP, "BFPQuantizeDequantize"),
+    ("com.vai.quantize", "MXFixNeuron", _MX, "MXQuantizeDequantize"),
 )
 
 OPERATORS = tuple(_operator(*each) for each in _NAMES)
 
 # By name: (type of x, all attributes but `axis`) -> what selects a kernel, and the numbers of the format.
-FORMATS = {name: family.make_format for _, name, family in _NAMES}
+FORMATS = {name: family.make_format for _, name, family, *newer in _NAMES if not newer}

@@ -1,4 +1,4 @@
-"""Whose nodes a model has: its quantization nodes, by operator and element type, and who runs them."""
+"""The quantization nodes of a model, by operator and element type, and which runtime runs them."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from ..catalog import OPERATORS, QUANTIZATION
+from ..catalog import OPERATORS
 from ..declaration import Operator
 from ..errors import ModelError
 from ..rewriting import model_files
+from ..rewriting.onnx_runtime import has_operator
 
 
 @dataclass(frozen=True)
 class QuantizationNodes:
-    """The quantization nodes of one operator and element type in a model, and who runs them."""
+    """The nodes of one operator and element type in a model. `run_by`: "quark_numba", "ONNX Runtime" or "nobody"."""
 
     operator: str
     element_type: str
     count: int
-
-    @property
-    def run_by(self) -> str:
-        domain, _, name = self.operator.partition("::")
-        if domain not in [each for each in OPERATORS.domains if each]:
-            return "ONNX Runtime"
-        operator = OPERATORS.find(domain, name)
-        return "quark_numba" if operator and self.element_type in (*operator.formats, "?") else "nobody"
+    run_by: str
 
 
 def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
-    """Those of the model at `path`, by operator and element type, subgraphs and local functions included."""
+    """The nodes of the package's operators in the model at `path`, and those of operators that neither ONNX Runtime nor this
+    package has; by operator and element type, subgraphs and local functions included."""
     model = model_files.load(path, external_data=False)
-    counts: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str, str]] = Counter()
+    functions = {(function.domain, function.name) for function in model.functions}
     try:
         for graph in (model.graph, *model.functions):
-            _count(graph, {}, counts)
+            _count(graph, {}, functions, counts)
     except Exception as error:  # whatever a model that is not valid leads to
         raise ModelError(f"{path}: not a valid model: {error}") from error
-    return [QuantizationNodes(*key, count) for key, count in sorted(counts.items())]
+    return [
+        QuantizationNodes(name, element_type, count, run_by) for (name, element_type, run_by), count in sorted(counts.items())
+    ]
 
 
 def _count(
-    graph: onnx.GraphProto | onnx.FunctionProto, outer_types: Mapping[str, str], counts: Counter[tuple[str, str]]
+    graph: onnx.GraphProto | onnx.FunctionProto,
+    outer_types: Mapping[str, str],
+    functions: set[tuple[str, str]],
+    counts: Counter[tuple[str, str, str]],
 ) -> None:
     types = dict(outer_types)
     if isinstance(graph, onnx.GraphProto):
@@ -57,15 +58,20 @@ def _count(
             if node.op_type == "Constant" and attribute.name == "value" and node.output:
                 types[node.output[0]] = _name(attribute.t.data_type)
             for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                _count(subgraph, types, counts)
-        if not QUANTIZATION.search(node.op_type):
+                _count(subgraph, types, functions, counts)
+        if (node.domain, node.op_type) in functions:
             continue
-        # One of a like name in another domain is taken for ONNX's own.
-        operator = OPERATORS.find(node.domain, node.op_type) or OPERATORS.find("", node.op_type)
-        element_type = _element_type(operator, node, types) if operator else "?"
-        if operator and operator.operation == "quantize" and node.output:
-            types[node.output[0]] = element_type
-        counts[f"{node.domain or 'ai.onnx'}::{node.op_type}", element_type] += 1
+        operator = OPERATORS.find(node.domain, node.op_type)
+        full_name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
+        if operator:
+            element_type = _element_type(operator, node, types)
+            if operator.operation == "quantize" and node.output:
+                types[node.output[0]] = element_type
+            is_known = element_type in (*operator.formats, "?")
+            run_by = "ONNX Runtime" if not operator.domain else "quark_numba" if is_known else "nobody"
+            counts[full_name, element_type, run_by] += 1
+        elif not has_operator(node.domain, node.op_type):
+            counts[full_name, "?", "nobody"] += 1
 
 
 def _name(data_type: int) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..analysis.sessions import Arrays, feeds, results, run
 from ..analysis.sessions import create_session as create_session_of
 from ..blocked_layout import blocked
-from ..catalog import QUANTIZATION
+from ..catalog import OPERATORS
 from ..errors import ModelError
 from ..ort import DISABLE_QUANT_QDQ, Backend, register
 from ..rewriting import model_files
@@ -103,7 +103,7 @@ class NodeTime:
 
     @property
     def quantizes(self) -> bool:
-        return bool(QUANTIZATION.search(self.operator))
+        return any(self.operator == operator.name for operator in OPERATORS)
 
 
 def node_times(

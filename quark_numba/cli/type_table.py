@@ -22,7 +22,7 @@ def type_rows() -> list[dict[str, Any]]:
 
     rows: list[dict[str, Any]] = []
     for newest in itertools.chain.from_iterable(map(OPERATORS.newest, OPERATORS.domains)):
-        if newest.is_older_name:
+        if newest.newer_name:
             continue
         versions = OPERATORS.versions(newest)
         columns = newest.types[newest.column]

@@ -9,8 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declaration import Attribute, Operator, Parameter, Shape, Tensor, shape_text
-from ..element_types import UINT8, find
+from ..declaration import (
+    Affine,
+    AnyOperand,
+    Attribute,
+    Dequantize,
+    Operator,
+    Parameter,
+    Quantize,
+    RoundTrip,
+    Shape,
+    Tensor,
+    shape_text,
+)
+from ..element_types import UINT8, ElementType, find
 from . import calls
 from .granularity import FAULTS, loop_shape
 from .versions import DEFAULTS, VERSIONS, Version
@@ -61,7 +73,7 @@ def _operator(version: Version) -> Operator:
     shapes = {f"{name}_shape": f"{{{own}_shape}}" for name, own in names.items()}
     doc = _DOCS[version.operation]
     if not is_round_trip:
-        doc += f"\n\nAMD Quark's documentation, {version.name.replace('Vitis', 'Extended')} - 1."
+        doc += f"\n\nAMD Quark's documentation, {version.newer_name or version.name} - 1."
     return Operator(
         wing="linear",
         domain=version.domain,
@@ -94,8 +106,9 @@ def _operator(version: Version) -> Operator:
         formats={element_type.name: element_type for element_type in version.quantized},
         format_of=functools.partial(_format_of, version.operation),
         column=scale_variable,
+        meaning=functools.partial(_meaning, version),
         attributes_of_shapes=_axis_of_shapes,
-        is_older_name=version.name.startswith("Vitis"),
+        newer_name=version.newer_name,
     )
 
 
@@ -153,6 +166,44 @@ def _check_shapes(
         names = dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True))
         shapes = {"x_shape": shape_text(x), "scale_shape": shape_text(scale), "zero_point_shape": shape_text(zero_point)}
         raise ValueError(FAULTS[fault].format(**names, **shapes, axis=axis, block_size=block_size))
+
+
+_MEANINGS = {"quantize": Quantize, "dequantize": Dequantize, "quantize_dequantize": RoundTrip}
+
+
+def _meaning(version: Version, inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> Affine[AnyOperand]:
+    x, scale, zero_point = (*inputs, None)[:3]
+    assert x is not None
+    assert scale is not None
+    output_dtype, precision = (_type_in(attributes, name) for name in ("output_dtype", "precision"))
+    element_type = zero_point.element_type if zero_point is not None else None
+    if version.operation == "dequantize":
+        element_type, computes_in = element_type or x.element_type, output_dtype
+    else:
+        if zero_point is None:
+            element_type = output_dtype or UINT8
+        elif element_type and output_dtype not in (None, element_type):
+            raise ValueError(f"output_dtype is {output_dtype.number}, and the zero point is {element_type.name}")
+        computes_in = precision
+    return _MEANINGS[version.operation](
+        x=x,
+        scale=scale,
+        zero_point=zero_point,
+        element_type=element_type,
+        axis=int(attributes.get("axis", DEFAULTS["axis"])),
+        block_size=int(attributes.get("block_size", 0)),
+        saturate=attributes.get("saturate", 1) != 0,
+        computes_in=computes_in,
+    )
+
+
+def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
+    """The element type that an attribute names; None for 0."""
+    number = attributes.get(name, 0)
+    found = find(number)
+    if number and found is None:
+        raise ValueError(f"{name} is {number}; expected the number of an element type, or 0")
+    return found
 
 
 def _format_of(operation: str, types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     return [Tensor(FLOAT32, x)]
 
 
-def _operator(domain: str, name: str) -> Operator:
+def _operator(domain: str, name: str, newer_name: str = "") -> Operator:
     return Operator(
         wing="normalization",
         domain=domain,
@@ -47,12 +47,12 @@ def _operator(domain: str, name: str) -> Operator:
         formats={"bfloat16": None},
         format_of=lambda types, attributes: "bfloat16",
         column="T",
-        is_older_name=name.startswith("Vitis"),
+        newer_name=newer_name,
         is_checked_at_load=True,
     )
 
 
 OPERATORS = (
     _operator("com.amd.quark", "ExtendedInstanceNormalization"),
-    _operator("com.vai.quantize", "VitisInstanceNormalization"),
+    _operator("com.vai.quantize", "VitisInstanceNormalization", "ExtendedInstanceNormalization"),
 )

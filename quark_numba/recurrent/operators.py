@@ -29,7 +29,7 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     return [Tensor(FLOAT32, [steps, DIRECTIONS, batch, hidden])]
 
 
-def _operator(domain: str, name: str) -> Operator:
+def _operator(domain: str, name: str, newer_name: str = "") -> Operator:
     return Operator(
         wing="recurrent",
         domain=domain,
@@ -59,9 +59,17 @@ def _operator(domain: str, name: str) -> Operator:
         formats={"uint16": None},
         format_of=lambda types, attributes: "uint16",
         column="T",
-        is_older_name=name.startswith("Vitis"),
+        like=lambda inputs, attributes: (
+            "LSTM",
+            inputs,
+            {"hidden_size": attributes["hidden_size"], "direction": "bidirectional"},
+        ),
+        newer_name=newer_name,
         is_checked_at_load=True,
     )
 
 
-OPERATORS = (_operator("com.amd.quark", "ExtendedLSTM"), _operator("com.vai.quantize", "VitisLSTM"))
+OPERATORS = (
+    _operator("com.amd.quark", "ExtendedLSTM"),
+    _operator("com.vai.quantize", "VitisLSTM", "ExtendedLSTM"),
+)

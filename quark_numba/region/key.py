@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     import onnx
 
 # The step that quantizes and dequantizes: (x, scale, zero point) -> y.
-ROUND_TRIP = "QuantizeDequantizeLinear"
+(_PAIR,) = (version for version in VERSIONS if version.operation == "quantize_dequantize")
+ROUND_TRIP = _PAIR.name
+
+_BLOCK_OPERATORS = [operator for operator in BLOCK_OPERATORS if not operator.newer_name]
 
 # The steps that quantize to block formats and dequantize, with their attributes and the defaults of these.
 BLOCK_ROUND_TRIPS: Mapping[str, Mapping[str, Any]] = {
-    operator.name: {attribute.name: attribute.default for attribute in operator.attributes}
-    for operator in BLOCK_OPERATORS
-    if not operator.is_older_name
+    operator.name: {attribute.name: attribute.default for attribute in operator.attributes} for operator in _BLOCK_OPERATORS
 }
 
 # The domains of the steps that are not ONNX's own.
-DOMAINS = {ROUND_TRIP: "quark_numba", **dict.fromkeys(BLOCK_ROUND_TRIPS, "com.amd.quark")}
+DOMAINS = {_PAIR.name: _PAIR.domain, **{operator.name: operator.domain for operator in _BLOCK_OPERATORS}}
 
 # The operators of steps, with the attributes that they may have and the defaults of these (ONNX, opset 22): steps that take one
 # value, two, or that have operands of their own meaning.
@@ -50,8 +51,6 @@ OPERANDS = {
 
 # Of one program. A stream is an input of more than one element, for each of which a thread has room on its stack.
 MOST_INPUTS, MOST_STREAMS, MOST_STEPS = 48, 16, 64
-
-(_PAIR,) = (version for version in VERSIONS if version.operation == "quantize_dequantize")
 
 # Element types of zero points: those of the operator that have at least 4 bits. ONNX Runtime has no smaller ones among inputs
 # of several types.

@@ -42,6 +42,12 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     return [Tensor(FLOAT32, shape)]
 
 
+def _like(inputs: Sequence[str], attributes: Mapping[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
+    """The sum of the operands, which broadcast."""
+    axes = parse(attributes["program"]).axes
+    return "Sum", [*dict.fromkeys(name for name, axis in zip(inputs, axes, strict=True) if axis is None)], {}
+
+
 OPERATORS = (
     Operator(
         wing="region",
@@ -77,5 +83,6 @@ OPERATORS = (
         formats={"float32": FLOAT32},
         format_of=lambda types, attributes: "float32",
         column="T2",
+        like=_like,
     ),
 )

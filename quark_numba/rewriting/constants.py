@@ -1,4 +1,4 @@
-"""Compute nodes of which all inputs are constants: what they put out becomes a constant."""
+"""Fold constants: compute each node whose inputs are all constants, and put a constant in its place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declaration import Dequantize, Quantize
 from . import pairs
-from .graph import Graph, Left, Node, call
+from .graph import Graph, Left, Node, Operand, call
 
 CONSTANT = "computed: a constant"
 CODES = "quantized: constant codes"
@@ -21,25 +22,26 @@ def rewrite(graph: Graph) -> None:
 
 
 def _compute(graph: Graph, node: Node) -> None:
-    known = graph.array(node.y) if node.operation == "dequantize" else None
+    meaning = graph.meaning(node)
+    known = graph.array(node.y) if isinstance(meaning, Dequantize) else None
     if known is not None:
         graph.make_constant(node, (known,), CONSTANT)
         return
     inputs = graph.arrays(node) if node.operator.is_pure else None
     if inputs is None:
-        if node.operation not in ("quantize", "dequantize"):
+        if not isinstance(meaning, (Quantize, Dequantize)):
             raise Left("one step already, of what is no constant")
         return
-    if node.operation == "quantize" and not graph.keep_codes:
-        with suppress(Left):
-            _there_and_back(graph, node, inputs)
-            return
-    outputs = call(node, inputs)
-    for value, array in zip(node.node.outputs, outputs, strict=True):
-        graph.remember(value, array)
-    if node.operation == "quantize":
+    if isinstance(meaning, Quantize):
+        if not graph.keep_codes:
+            with suppress(Left):
+                _there_and_back(graph, node, meaning)
+                return
+        _remember(graph, node, call(node, inputs))
         return  # what dequantizes the codes is computed, too, and then this goes
-    if graph.keep_codes and node.operation == "dequantize":
+    outputs = call(node, inputs)
+    _remember(graph, node, outputs)
+    if graph.keep_codes and isinstance(meaning, Dequantize):
         quantize = graph.node(node.x.producer())
         if quantize:
             codes = graph.array(node.x)
@@ -49,20 +51,23 @@ def _compute(graph: Graph, node: Node) -> None:
     graph.make_constant(node, outputs, CONSTANT)
 
 
-def _there_and_back(graph: Graph, node: Node, inputs: list[NDArray[Any] | None]) -> None:
+def _remember(graph: Graph, node: Node, outputs: tuple[NDArray[Any], ...]) -> None:
+    for value, array in zip(node.node.outputs, outputs, strict=True):
+        graph.remember(value, array)
+
+
+def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand]) -> None:
     """Compute what the nodes behind a quantize node dequantize, in one step: by one kernel instead of two, which takes half the
     time where they are not compiled yet. Raises Left where that is not the same."""
-    followers = pairs.followers(graph, node)
-    x, scale, zero_point = (*inputs, None)[:3]
-    quantized = graph.quantized_type(node)
+    followers = pairs.fusible_followers(graph, node, quantize)
+    x, scale, codes = quantize.x.array, quantize.scale.array, quantize.element_type
     assert x is not None
     assert scale is not None
-    assert quantized
-    # What is not valid has to stay, and computing it as it is tells why.
-    has_types = x.dtype == scale.dtype == np.float32 and node.attributes.get("output_dtype", 0) in (0, quantized.number)
-    if not (has_types and all(quantized.name in each.operator.formats for each in (node, *followers))):
+    assert codes
+    # A node that is not valid has to stay, and computing it as it is tells why.
+    if not x.dtype == scale.dtype == np.float32 or not all(codes.name in each.operator.formats for each in (node, *followers)):
         raise Left("other types")
-    zeros = np.zeros(scale.shape, quantized.dtype) if zero_point is None else zero_point
-    (y,) = call(replace(node, operator=pairs.PAIR, attributes=pairs.attributes(node)), [x, scale, zeros])
+    zeros = quantize.zero_point.array if quantize.zero_point else np.zeros(scale.shape, codes.dtype)
+    (y,) = call(replace(node, operator=pairs.PAIR, attributes=pairs.attributes(quantize)), [x, scale, zeros])
     for follower in followers:
         graph.remember(follower.y, y)

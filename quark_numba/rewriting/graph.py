@@ -14,16 +14,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import helper, shape_inference
 
-from ..catalog import OPERATORS, QUANTIZATION
-from ..declaration import Operator
-from ..element_types import UINT8, ElementType, find
+from ..catalog import OPERATORS
+from ..declaration import Dequantize, Meaning, Operator, Quantize
+from ..element_types import ElementType, find
 from ..element_types.tensors import to_tensor_proto
 from ..errors import ModelError, reraise_of_signal_handler
+from .onnx_runtime import has_operator
 from .stand_ins import stand_ins
-
-# ONNX Runtime runs the operators of these domains, unless it is told otherwise.
-_STANDARD_DOMAINS = ("", "com.microsoft")
-
 
 # Bytes of an initializer that are kept beside those in the model, as scales and zero points are asked for often.
 _MOST_KEPT = 1 << 16
@@ -44,21 +41,16 @@ class Node:
     operator: Operator
     place: int  # among all of them
     attributes: dict[str, Any] = field(default_factory=dict)
+    is_valid: bool = True
 
     @property
     def full_name(self) -> str:
         return full_name(self.node)
 
     @property
-    def operation(self) -> str:
-        return self.operator.operation
-
-    @property
     def is_standard(self) -> bool:
-        return self.node.domain in _STANDARD_DOMAINS
-
-    def input(self, index: int) -> ir.Value | None:
-        return self.node.inputs[index] if index < len(self.node.inputs) else None
+        """Whether it is a node of ONNX's own operators, which ONNX Runtime runs unless it is told otherwise."""
+        return not self.operator.domain
 
     @property
     def x(self) -> ir.Value:
@@ -69,6 +61,35 @@ class Node:
     @property
     def y(self) -> ir.Value:
         return self.node.outputs[0]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input of a node, as declarations ask for it."""
+
+    graph: Graph
+    value: ir.Value
+
+    @property
+    def array(self) -> NDArray[Any] | None:
+        return self.graph.array(self.value)
+
+    @property
+    def element_type(self) -> ElementType | None:
+        known = self.graph.type(self.value)
+        producer = None if known else self.graph.meaning(self.graph.node(self.value.producer()))
+        return producer.element_type if isinstance(producer, Quantize) else known
+
+    def is_same(self, other: Operand) -> bool:
+        if self.value is other.value:
+            return True
+        one, two = self.array, other.array
+        return (
+            one is not None
+            and two is not None
+            and (one.shape, one.dtype) == (two.shape, two.dtype)
+            and one.tobytes() == two.tobytes()
+        )
 
 
 class Graph:
@@ -95,9 +116,13 @@ class Graph:
     def find(self, node: ir.Node) -> None:
         """Take note of a node, if it is one of an operator of the package."""
         operator = OPERATORS.find(node.domain, node.op_type)
-        if operator is None or node.op_identifier() in self.model.functions:
-            if QUANTIZATION.search(node.op_type):
-                self.leave(node, "not an operator of this package")
+        if node.op_identifier() in self.model.functions:
+            if operator:
+                self.leave(node, "a local function of the model has its name")
+            return
+        if operator is None:
+            if not has_operator(node.domain, node.op_type):
+                self.leave(node, "neither ONNX Runtime nor this package has this operator")
             return
         inputs, outputs = len(node.inputs), len(node.outputs)
         most = operator.most_inputs or inputs
@@ -114,13 +139,16 @@ class Graph:
             of_node = node.attributes.get(attribute.name)
             if of_node is None:
                 continue
-            if of_node.type.name != attribute.kind:
-                self.reasons[found] = f"its attribute {attribute.name} is a {of_node.type.name}"
-            else:
+            if of_node.type.name == attribute.kind:
                 given[attribute.name] = of_node.value
+            else:
+                found.is_valid = False
+                self.reasons[found] = f"its attribute {attribute.name} is a {of_node.type.name}"
         try:
             found.attributes = operator.values(given)
+            self.meaning(found)
         except ValueError as error:
+            found.is_valid = False
             self.reasons[found] = f"not valid: {error}"
 
     # The nodes, and why they are left.
@@ -185,10 +213,6 @@ class Graph:
             arrays.append(array)
         return arrays
 
-    def input_array(self, node: Node, index: int) -> NDArray[Any] | None:
-        value = node.input(index)
-        return None if value is None else self.array(value)
-
     def remember(self, value: ir.Value, array: NDArray[Any]) -> None:
         """What a value is found to be, though its node is there still."""
         self._arrays[value] = array
@@ -216,42 +240,46 @@ class Graph:
             self._inferred = inferred_values(self)
         return self._inferred.get(value)
 
-    # Nodes that quantize or dequantize: their inputs are x, a scale and, maybe, a zero point.
+    # What nodes mean.
 
-    def quantized_type(self, node: Node) -> ElementType | None:
-        if node.input(2) is not None:
-            return self.type(node.input(2))
-        if node.operation == "quantize":
-            return find(node.attributes.get("output_dtype", 0)) or UINT8
-        before = self.node(node.x.producer())
-        return self.type(node.x) or (self.quantized_type(before) if before else None)
+    def meaning(self, node: Node | None) -> Meaning[Operand] | None:
+        """The meaning of a node, with its inputs as they are now; None without a node, of a node that is not valid, and where
+        the operator has none."""
+        if node is None or not node.is_valid or node.operator.meaning is None:
+            return None
+        operands = [None if value is None else Operand(self, value) for value in node.node.inputs]
+        return node.operator.meaning(operands, node.attributes)
 
-    def same_parameters(self, one: Node, other: Node) -> bool:
-        """Whether scale, zero point and granularity are the same; those that are no constants have to be the same value."""
-        scale = self.input_array(one, 1)
-        same_axis = one.attributes.get("axis") == other.attributes.get("axis") or (scale is not None and scale.size == 1)
-        if not same_axis or one.attributes.get("block_size", 0) != other.attributes.get("block_size", 0):
-            return False
-        if not self._same(one.input(1), other.input(1)):
-            return False
-        zero_points = [each.input(2) for each in (one, other)]
-        if None not in zero_points or zero_points[0] is zero_points[1]:
-            return self._same(*zero_points)
-        return self.quantized_type(one) is self.quantized_type(other) and all(map(self.is_zero, zero_points))
+    def followers(self, node: Node) -> list[Node]:
+        """The dequantize nodes behind a quantize node, the first one first, which are all the users of its codes.
 
-    def is_zero(self, zero_point: ir.Value | None) -> bool:
-        array = None if zero_point is None else self.array(zero_point)
-        return zero_point is None or (array is not None and not any(array.tobytes()))
+        Raises
+        ------
+        Left
+            If something else uses the codes, or nothing does, or if a dequantize node is left.
+        """
+        if node.y.is_graph_output():
+            raise Left("its codes are an output of its graph")
+        if not node.y.uses():
+            raise Left("nothing uses it")
+        found = []
+        for user, index in node.y.uses():
+            follower = self.node(user)
+            if user.graph is not node.node.graph:
+                raise Left("its codes are used in another graph")
+            if follower is None or index:
+                raise Left(f"its codes are used by {full_name(user)}")
+            if follower in self.reasons:
+                raise Left(f"{follower.full_name} behind it is left: {self.reasons[follower]}")
+            if not isinstance(self.meaning(follower), Dequantize):
+                raise Left(f"its codes are used by {full_name(user)}")
+            found.append(follower)
+        return sorted(found, key=lambda each: each.place)
 
-    def _same(self, one: ir.Value | None, other: ir.Value | None) -> bool:
-        if one is other or one is None or other is None:
-            return one is other
-        arrays = self.array(one), self.array(other)
-        if arrays[0] is None or arrays[1] is None:
-            return False
-        return all(getattr(arrays[0], name) == getattr(arrays[1], name) for name in ("shape", "dtype")) and (
-            arrays[0].tobytes() == arrays[1].tobytes()
-        )
+    def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """A node as a function of its x. Its other inputs have to be constants. The function raises Left if x is not valid."""
+        others = [None if value is None else self.array(value) for value in node.node.inputs[1:]]
+        return lambda x: call(node, [x, *others])[0]
 
     # Changes.
 
@@ -375,7 +403,12 @@ def skeleton(
             )
         elif not value.is_graph_input():
             to.input.append(ir.serde.serialize_value(value))
-    types = {value.name: value.dtype.value for value in values_of(model.graph) if value.name and value.dtype}
+    types = {}
+    for value in values_of(model.graph):
+        tensor = None if value.dtype else graph.tensor(value)
+        dtype = tensor.dtype if tensor is not None else value.dtype
+        if value.name and dtype:
+            types[value.name] = dtype.value
     nodes = map(ir.serde.serialize_node, model.graph)
     hidden: list[str] = []
     to.node.extend(stand_ins(nodes, types, standard_ops=standard_ops, hidden=hidden if hide_shapes else None))

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..catalog import OPERATORS
+from ..declaration import Affine, Quantize
 from ..element_types import FLOAT32
-from .graph import Graph, Left, Node, copy_metadata
+from ..linear.operators import OPERATORS as LINEAR
+from .graph import Graph, Left, Node, Operand, copy_metadata
 
 SHARED = "dropped: another node gives the same"
 FUSED = "fused: there and back in one step"
+_ALONE = "nothing beside it quantizes what it dequantizes"
 
-# The operator that does both.
-(PAIR,) = (operator for operator in OPERATORS if operator.operation == "quantize_dequantize")
+(PAIR,) = (operator for operator in LINEAR if operator.operation == "quantize_dequantize")
 
 
 def rewrite(graph: Graph) -> None:
@@ -27,46 +28,52 @@ def rewrite(graph: Graph) -> None:
             graph.reasons[node] = graph.reasons.get(before, _ALONE) if before else _ALONE
 
 
-_ALONE = "nothing beside it quantizes what it dequantizes"
-
-
-def followers(graph: Graph, node: Node) -> list[Node]:
+def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> list[Node]:
     """The dequantize nodes behind a quantize node, the first one first; each gives what one node instead of both would.
 
     Raises
     ------
     Left
-        Where a user of its codes is another node, or one node would not give the same.
+        As `Graph.followers`, or where one node would not give the same.
     """
-    if node.y.is_graph_output():
-        raise Left("its codes are an output of its graph")
-    if not node.y.uses():
-        raise Left("nothing uses it")
-    found = sorted((_follower(graph, node, user, index) for user, index in node.y.uses()), key=lambda each: each.place)
+    found = graph.followers(node)
     first, *others = found
+    dequantize = _affine(graph, first)
     for other in others:
-        if not _is_equal(graph, first, other) or other.y.is_graph_output():
+        is_equal = (
+            first.node.op_identifier() == other.node.op_identifier()
+            and dequantize.computes_in is _affine(graph, other).computes_in
+            and dequantize.has_same_parameters(_affine(graph, other))
+        )
+        if not is_equal or other.y.is_graph_output():
             raise Left("several dequantize nodes, not equal, or outputs of their graph, are behind it")
-    _check(graph, node, first)
+    _check(node, quantize, dequantize)
     return found
 
 
-def attributes(node: Node) -> dict[str, Any]:
+def attributes(meaning: Affine[Operand]) -> dict[str, Any]:
     """Those of one node instead of a quantize node and what is behind it."""
-    return {each.name: node.attributes.get(each.name, each.default) for each in PAIR.attributes}
+    return {"axis": meaning.axis, "block_size": meaning.block_size, "saturate": int(meaning.saturate)}
+
+
+def _affine(graph: Graph, node: Node) -> Affine[Operand]:
+    meaning = graph.meaning(node)
+    assert isinstance(meaning, Affine)
+    return meaning
 
 
 def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
-    if node.operation != "quantize":
+    quantize = graph.meaning(node)
+    if not isinstance(quantize, Quantize):
         return
-    first, *others = followers(graph, node)
-    zero_point = node.input(2) or first.input(2)
-    scale, zero_point = node.input(1), zero_point or _zero_point(graph, node, zero_points)
+    first, *others = fusible_followers(graph, node, quantize)
+    zero_point = quantize.zero_point or _affine(graph, first).zero_point
+    of_pair = zero_point.value if zero_point else _zero_point(graph, node, quantize, zero_points)
     for other in others:
         other.y.replace_all_uses_with(first.y)
         graph.remove(other, SHARED)
-    inputs, name, of_node = [node.x, scale, zero_point], first.node.name, node.node.graph
-    pair = ir.node(PAIR.name, inputs, attributes(node), domain=PAIR.domain, outputs=[ir.Value()], name=name)
+    inputs, name, of_node = [quantize.x.value, quantize.scale.value, of_pair], first.node.name, node.node.graph
+    pair = ir.node(PAIR.name, inputs, attributes(quantize), domain=PAIR.domain, outputs=[ir.Value()], name=name)
     assert of_node
     ir.convenience.replace_nodes_and_values(of_node, first.node, [first.node], [pair], [first.y], list(pair.outputs))
     copy_metadata(first.y, pair.outputs[0])
@@ -76,51 +83,31 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
     graph.model.opset_imports.setdefault(PAIR.domain, PAIR.since_version)
 
 
-def _follower(graph: Graph, node: Node, user: ir.Node, index: int) -> Node:
-    follower = graph.node(user)
-    if follower is None or follower.operation != "dequantize" or index or user.graph is not node.node.graph:
-        raise Left("its codes are used elsewhere")
-    if follower in graph.reasons:
-        raise Left(f"what dequantizes it is left: {graph.reasons[follower]}")
-    return follower
-
-
-def _is_equal(graph: Graph, one: Node, other: Node) -> bool:
-    return (
-        one.node.op_identifier() == other.node.op_identifier()
-        and one.attributes.get("output_dtype") == other.attributes.get("output_dtype")
-        and graph.same_parameters(one, other)
-    )
-
-
-def _check(graph: Graph, quantize: Node, dequantize: Node) -> None:
+def _check(node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
     """Raises Left where one step would not give the same."""
-    quantized = graph.quantized_type(quantize)
-    if not graph.same_parameters(quantize, dequantize):
+    codes, scale = quantize.element_type, quantize.scale.element_type
+    if not quantize.has_same_parameters(dequantize):
         raise Left("what is behind it dequantizes with other parameters")
-    if quantized is not None and quantized.name not in PAIR.formats:
-        raise Left(f"{PAIR.full_name} has no {quantized.name}")
-    if graph.type(quantize.input(1)) not in (None, FLOAT32):
+    if codes is not None and codes.name not in PAIR.formats:
+        raise Left(f"{PAIR.full_name} has no {codes.name}")
+    if scale not in (None, FLOAT32):
         raise Left("its scale is not float32")
-    types = (0, FLOAT32.number)
-    if quantize.attributes.get("precision", 0) not in types or dequantize.attributes.get("output_dtype", 0) not in types:
+    if quantize.has_other_type or dequantize.has_other_type:
         raise Left("it computes in another type than float32")
-    if quantize.is_standard and not graph.type(quantize.x) is graph.type(quantize.input(1)) is FLOAT32:
+    if node.is_standard and not quantize.x.element_type is scale is FLOAT32:
         raise Left("its x and its scale are not both known to be float32")
 
 
-def _zero_point(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> ir.Value:
+def _zero_point(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> ir.Value:
     """Zeros for a node that has no zero point; one tensor for all that are alike."""
-    scale, quantized, of_node = node.input(1), graph.quantized_type(node), node.node.graph
-    assert scale is not None
-    assert quantized
-    array = graph.array(scale)
+    codes, of_node, array, scale = quantize.element_type, node.node.graph, quantize.scale.array, quantize.scale.value
+    assert codes
     if array is None and (scale.shape is None or not scale.shape.is_static()):
         raise Left("it has no zero point, and the shape of its scale is not known")
     shape = array.shape if array is not None else scale.shape.numpy() if scale.shape else ()
-    key = of_node, quantized, shape
+    key = of_node, codes, shape
     if key not in zero_points:
         assert of_node
-        zeros, name = np.zeros(shape, quantized.dtype), graph.unused_name(f"zero_point_{quantized.name}")
+        zeros, name = np.zeros(shape, codes.dtype), graph.unused_name(f"zero_point_{codes.name}")
         zero_points[key] = graph.constant(zeros, name, next(iter(of_node)))
     return zero_points[key]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ..block.granularity import MOST_ROWS
-from ..catalog import OPERATORS
+from ..declaration import BlockRoundTrip, RoundTrip
 from ..element_types import FLOAT32
 from ..region.key import (
     BLOCK_ROUND_TRIPS,
@@ -26,8 +26,9 @@ from ..region.key import (
     Program,
     Step,
 )
+from ..region.operators import OPERATORS as REGION
 from .fusions import fused_values
-from .graph import Graph, Left, Node, copy_metadata
+from .graph import Graph, Left, Node, Operand, copy_metadata
 
 MERGED = "merged: in one pass with its neighbours"
 FUSED = "ONNX Runtime fuses it into an operator of its own"
@@ -35,7 +36,7 @@ FUSED = "ONNX Runtime fuses it into an operator of its own"
 # The opset from which on all operators of steps are what they are today, but HardSwish, which is younger.
 _FIRST_OPSET = 14
 
-(_REGION,) = (operator for operator in OPERATORS if operator.operation == "region")
+(_REGION,) = REGION
 
 
 def rewrite(graph: Graph) -> None:
@@ -50,7 +51,7 @@ def rewrite(graph: Graph) -> None:
             if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP) and graph.node(node) is None:
                 graph.find(node)  # it is new
         own = [graph.node(node) for node in nodes]
-        if any(node is not None and node.operation in _STEPS for node in own):
+        if any(isinstance(graph.meaning(node), (RoundTrip, BlockRoundTrip)) for node in own):
             if fused is None:
                 fused = fused_values(graph)
             merging = _Merging(graph, nodes, fused)
@@ -103,9 +104,13 @@ class _Merging:
     def _step(self, node: ir.Node) -> Step | None:
         """Of a node that can be one."""
         own = self.graph.node(node)
-        if own and own.operation in _STEPS:
+        if own:
             try:
-                return _STEPS[own.operation](self, own)
+                match self.graph.meaning(own):
+                    case RoundTrip() as meaning:
+                        return self._round_trip(own, meaning)
+                    case BlockRoundTrip() as meaning:
+                        return self._block_round_trip(own, meaning)
             except Left as error:
                 self.graph.reasons[own] = str(error)
                 return None
@@ -142,18 +147,18 @@ class _Merging:
         self.floats.add(node.outputs[0])
         return Step(CAST, (), (("to", FLOAT32.number),))
 
-    def _round_trip(self, node: Node) -> Step:
-        scale, zero_point = self.graph.input_array(node, 1), self.graph.input_array(node, 2)
-        if node.attributes["block_size"]:
+    def _round_trip(self, node: Node, meaning: RoundTrip[Operand]) -> Step:
+        scale, zero_point = meaning.scale.array, meaning.zero_point.array if meaning.zero_point else None
+        if meaning.block_size:
             raise Left("its scales are blocked")
         if scale is None or zero_point is None or scale.shape != zero_point.shape or scale.dtype != FLOAT32.dtype:
             raise Left("its scale or its zero point is no constant")
-        quantized = self.graph.type(node.input(2))
-        if quantized not in ZERO_POINTS:
-            raise Left(f"{_REGION.full_name} has no {quantized.name if quantized else 'zero point of its type'}")
+        codes = meaning.element_type
+        if codes not in ZERO_POINTS:
+            raise Left(f"{_REGION.full_name} has no {codes.name if codes else 'zero point of its type'}")
         axis = 0
         if scale.size != 1:
-            axis = int(node.attributes["axis"])
+            axis = meaning.axis
             if axis >= 0:
                 shape = self.graph.shape(node.x)
                 if shape is None:
@@ -162,22 +167,19 @@ class _Merging:
             if scale.ndim != 1 or axis >= 0:
                 raise Left("not valid: its scales do not fit its axis")
         self.floats |= {node.x, node.y}  # the operator has no other types
-        attributes = (("axis", axis), ("saturate", int(node.attributes["saturate"] != 0)))
-        return Step(ROUND_TRIP, (), attributes)
+        return Step(ROUND_TRIP, (), (("axis", axis), ("saturate", int(meaning.saturate))))
 
-    def _block_round_trip(self, node: Node) -> Step:
-        name = node.operator.name.replace("FixNeuron", "QuantizeDequantize")
+    def _block_round_trip(self, node: Node, meaning: BlockRoundTrip[Operand]) -> Step:
         shape = self.graph.shape(node.x)
         if not self._is_float32(node.x):
             raise Left(f"{_REGION.full_name} has no blocks of another type than float32")
         if shape is None or len(shape) < 2 or not any(isinstance(each, int) and each > 1 for each in shape):
             raise Left("the rank of its x is not known, or it may have one element")
-        axis, block = int(node.attributes["axis"]), int(node.attributes["block_size"])
-        axis -= len(shape) if axis >= 0 else 0
-        if not -len(shape) <= axis < -1 or block > MOST_ROWS:
+        axis = meaning.axis - len(shape) * (meaning.axis >= 0)
+        if not -len(shape) <= axis < -1 or meaning.block_size > MOST_ROWS:
             raise Left(f"its blocks lie along the last axis, or have more than {MOST_ROWS} elements")
         self.floats.add(node.y)
-        return Step(name, (), tuple(sorted((node.attributes | {"axis": axis}).items())))
+        return Step(meaning.operator, (), tuple(sorted({**meaning.attributes, "axis": axis}.items())))
 
     def _is_nonzero(self, value: ir.Value | None) -> bool:
         """Whether it is a constant without zeros."""
@@ -292,10 +294,3 @@ class _Merging:
             if node.graph:  # not removed with the one behind it
                 self.graph.remove_node(node, MERGED)
         self.graph.model.opset_imports.setdefault(_REGION.domain, _REGION.since_version)
-
-
-# By the operation of an operator of the package.
-_STEPS: Mapping[str, Callable[[_Merging, Node], Step]] = {
-    "quantize_dequantize": _Merging._round_trip,
-    "round": _Merging._block_round_trip,
-}

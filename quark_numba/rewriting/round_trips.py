@@ -1,4 +1,4 @@
-"""Drop quantize nodes that give back the codes that a dequantize node before them was given."""
+"""Drop a quantize node behind a dequantize node of the same parameters, where every code comes back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declaration import Dequantize, Quantize
 from ..element_types import FLOAT32, ElementType
-from .graph import Graph, Node, call
+from .graph import Graph, Node, Operand, call
 
 ROUND_TRIP = "dropped: gives back what was dequantized"
 
@@ -21,40 +22,38 @@ def rewrite(graph: Graph) -> None:
 
 
 def _drop(graph: Graph, node: Node) -> None:
-    before = graph.node(node.x.producer())
-    if node.operation != "quantize" or before is None or before.operation != "dequantize" or node.y.is_graph_output():
+    producer = graph.node(node.x.producer())
+    after, before = graph.meaning(node), graph.meaning(producer)
+    if not (producer and isinstance(after, Quantize) and isinstance(before, Dequantize)) or node.y.is_graph_output():
         return
-    quantized, scale, zero_point = graph.quantized_type(node), graph.input_array(node, 1), graph.input_array(node, 2)
-    if quantized is None or quantized is not graph.quantized_type(before) or scale is None:
+    codes, scale = after.element_type, after.scale.array
+    zero_point = after.zero_point.array if after.zero_point else None
+    if codes is None or codes is not before.element_type or scale is None:
         return
-    if not graph.same_parameters(node, before) or (node.input(2) is not None and zero_point is None):
+    if not after.has_same_parameters(before) or (after.zero_point and zero_point is None):
         return
     # Float types give 0 for -0.
-    if node.attributes.get("block_size", 0) or not quantized.is_integer or quantized.bits > 16:
+    if after.block_size or not codes.is_integer or codes.bits > 16:
         return
-    if scale.size << quantized.bits > _MOST_CODES:
+    if scale.size << codes.bits > _MOST_CODES:
         return
     is_valid = zero_point is None or zero_point.size == scale.size
-    if not (is_valid and _is_exact(graph, node, before, scale)) and not _comes_back(node, before, quantized, scale, zero_point):
+    if not (is_valid and _is_exact(after, before, scale)) and not _comes_back(node, producer, codes, scale, zero_point):
         return
-    node.y.replace_all_uses_with(before.x)
+    node.y.replace_all_uses_with(before.x.value)
     graph.remove(node, ROUND_TRIP)
 
 
-def _is_exact(graph: Graph, node: Node, before: Node, scale: NDArray[Any]) -> bool:
+def _is_exact(after: Quantize[Operand], before: Dequantize[Operand], scale: NDArray[Any]) -> bool:
     """Whether every code comes back for certain. The difference n of a code and the zero point is an integer below 2^16. With
     such scales n * scale neither overflows nor gets subnormal, nor does the quotient of that by the scale. Each of the two has
     an error of at most 2^-24 of it, so that the quotient is off n by less than 2^-7, and is rounded to n."""
-    if not graph.type(node.input(1)) is graph.type(before.input(1)) is FLOAT32:
+    if not after.scale.element_type is before.scale.element_type is FLOAT32:
         return False
-    if any(each.attributes.get(name, 0) not in (0, FLOAT32.number) for each in (node, before) for name in _TYPES):
+    if after.has_other_type or before.has_other_type:
         return False
     magnitudes = np.abs(scale)
     return bool(np.all((magnitudes >= 2.0**-126) & (magnitudes <= 2.0**110)))
-
-
-# Attributes that may name another type than float32 for what is computed.
-_TYPES = ("precision", "output_dtype")
 
 
 def _comes_back(node: Node, before: Node, quantized: ElementType, scale: NDArray[Any], zero_point: NDArray[Any] | None) -> bool:

@@ -8,8 +8,8 @@ import onnx
 from onnx import helper
 
 from ..catalog import OPERATORS
-from ..element_types import FLOAT32, UINT8
-from ..region.key import parse
+from ..declaration import Operator, Tensor
+from ..element_types import FLOAT32, find
 
 # Its output has the shape of its input. ONNX Runtime has none from opset 22 on, but onnx infers shapes of it.
 _LIKE = "RandomNormalLike"
@@ -27,7 +27,8 @@ def stand_ins(
     Parameters
     ----------
     nodes : onnx.NodeProto
-        Are not changed. A quantize node whose zero point has an unknown element type is left out.
+        Are not changed. Nodes of the package's operators that are not valid are left out, as are those whose output has an
+        unknown element type.
     types : mapping of str to int
         Element types of values, by name.
     standard_ops : bool
@@ -38,43 +39,49 @@ def stand_ins(
         have, are appended.
     """
 
-    def like(x: str, y: str, to: int = 0) -> Iterator[onnx.NodeProto]:
-        """y has the shape of x, and its element type, or another."""
-        if hidden is None:
-            yield helper.make_node(_LIKE, [x], [y], **({"dtype": to} if to else {}))  # type: ignore[arg-type]
-            return
-        if to:
-            yield helper.make_node("Cast", [x], [f"{y}{_NEW} of x"], to=to)
-        hidden.append(f"{y}{_NEW} shape")
-        yield helper.make_node("Reshape", [f"{y}{_NEW} of x" if to else x, hidden[-1]], [y])
-
     for node in nodes:
         operator = OPERATORS.find(node.domain, node.op_type)
         if operator is None or not (operator.domain or standard_ops):
             yield _with_subgraphs(node, types, standard_ops, hidden)
-            continue
-        attributes = {each.name: each for each in node.attribute}
-        x, y = node.input[0], node.output[0]
-        if operator.operation == "lstm":  # the one whose y has another shape than x
-            size = attributes["hidden_size"].i if "hidden_size" in attributes else 0
-            yield helper.make_node("LSTM", node.input, [y], hidden_size=size, direction="bidirectional")
-        elif operator.operation == "region":
-            axes = parse(attributes["program"].s.decode()).axes
-            operands = dict.fromkeys(name for name, axis in zip(node.input, axes, strict=True) if axis is None)
-            yield helper.make_node("Sum", [*operands], [y + _NEW])
-            yield from like(y + _NEW, y)
-        elif operator.operation == "quantize":
-            zero_point = node.input[2] if len(node.input) > 2 else ""
-            output_dtype = attributes["output_dtype"].i if "output_dtype" in attributes else 0
-            code_type = types.get(zero_point) if zero_point else output_dtype or UINT8.number
-            if code_type:
-                yield from like(x, y + _NEW, FLOAT32.number)
-                yield helper.make_node("Cast", [y + _NEW], [y], to=code_type)
-        elif operator.operation == "dequantize":
-            output_dtype = attributes["output_dtype"].i if "output_dtype" in attributes else 0
-            yield from like(x, y, output_dtype or FLOAT32.number)
         else:
-            yield from like(x, y)
+            yield from _stand_in(operator, node, types, hidden)
+
+
+def _stand_in(
+    operator: Operator, node: onnx.NodeProto, types: Mapping[str, int], hidden: list[str] | None
+) -> Iterator[onnx.NodeProto]:
+    """The nodes for one of the package's; none for one that is not valid, or whose output's type is unknown."""
+    given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    given = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()}
+    inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
+    try:
+        attributes = operator.values(given)
+        inferred, *_ = operator.infer(inputs, attributes)
+        like = operator.like and operator.like(node.input, attributes)
+    except (TypeError, ValueError):
+        return
+    element_type = inferred.element_type
+    has_type_of_x = operator.outputs[0].variable == operator.inputs[0].variable
+    if element_type is None and not has_type_of_x:
+        return
+    x, y = node.input[0], node.output[0]
+    if like:
+        op_type, names, others = like
+        x = f"{y}{_NEW} like"
+        yield helper.make_node(op_type, names, [x], **others)
+    elif not has_type_of_x and types.get(x) != FLOAT32.number:
+        yield helper.make_node("Cast", [x], [f"{y}{_NEW} float"], to=FLOAT32.number)
+        x = f"{y}{_NEW} float"
+    is_cast = not has_type_of_x and element_type not in (None, FLOAT32)
+    shaped = f"{y}{_NEW} shaped" if is_cast else y
+    if hidden is None:
+        yield helper.make_node(_LIKE, [x], [shaped])
+    else:
+        hidden.append(f"{y}{_NEW} shape")
+        yield helper.make_node("Reshape", [x, hidden[-1]], [shaped])
+    if is_cast:
+        assert element_type
+        yield helper.make_node("Cast", [shaped], [y], to=element_type.number)
 
 
 def _with_subgraphs(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
+from ..declaration import Affine, Dequantize, Quantize
 from ..element_types import FLOAT32
-from .graph import Graph
+from .graph import Graph, Operand
 
 
 def rewrite(graph: Graph) -> None:
@@ -14,19 +13,24 @@ def rewrite(graph: Graph) -> None:
     standard = [node for node in graph.nodes() if node.is_standard]
     if graph.standard_ops:
         standard = [node for node in standard if node.node.domain]
-    is_integer_model = any(node.operation == "dequantize" and _is_onnx_runtimes(graph, node.x) for node in standard)
-    for node in standard:
-        quantized, scale = graph.quantized_type(node), graph.type(node.input(1))
-        wraps = quantized is not None and quantized.bits == 32 and not graph.is_zero(node.input(2))
+    meanings = {node: graph.meaning(node) for node in standard if node not in graph.reasons}
+    is_integer_model = any(
+        isinstance(meaning, Dequantize) and _is_onnx_runtimes(graph, meaning.x) for meaning in meanings.values()
+    )
+    for node, meaning in meanings.items():
+        assert isinstance(meaning, Affine)
+        codes = meaning.element_type
+        wraps = codes is not None and codes.bits == 32 and not meaning.is_symmetric
         if is_integer_model:
             graph.reasons[node] = "ONNX Runtime may fuse it with its neighbours into an integer operator"
-        elif wraps or quantized is None or not quantized.is_integer or quantized.bits < 4 or scale is not FLOAT32:
+        elif wraps or codes is None or not codes.is_integer or codes.bits < 4 or meaning.scale.element_type is not FLOAT32:
             graph.reasons[node] = "ONNX Runtime's result may differ from the specification's"
 
 
-def _is_onnx_runtimes(graph: Graph, codes: ir.Value) -> bool:
+def _is_onnx_runtimes(graph: Graph, codes: Operand) -> bool:
     """Whether codes come neither from a constant nor from a quantize node of this package."""
-    quantize = graph.node(codes.producer())
-    if quantize is None or quantize.operation != "quantize":
-        return graph.array(codes) is None
-    return quantize.is_standard and graph.array(quantize.x) is None
+    producer = graph.node(codes.value.producer())
+    quantize = graph.meaning(producer)
+    if producer is None or not isinstance(quantize, Quantize):
+        return codes.array is None
+    return producer.is_standard and quantize.x.array is None
