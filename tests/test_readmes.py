@@ -78,12 +78,12 @@ def missing_links(path, text):
 
 
 def missing_files(path, text):
-    """Those with a folder are named from the repository's root, others are beside the README."""
+    """Files without a folder are beside the README; paths begin there, or in the repository's root."""
     for piece in pieces_of_code(text):
         for word in piece.split():
-            if re.fullmatch(r"\w[\w.-]*/([\w.-]+/)*([\w.-]+\.(py|md|json|onnx|npz))?", word) and not (ROOT / word).exists():
-                yield word
-            if re.fullmatch(r"\w+\.py", word) and not (path.parent / word).exists():
+            is_path = re.fullmatch(r"\w[\w.-]*/([\w.-]+/)*([\w.-]+\.(py|md|json|onnx|npz))?", word)
+            folders = (path.parent, ROOT) if is_path else (path.parent,)
+            if (is_path or re.fullmatch(r"\w+\.py", word)) and not any((each / word).exists() for each in folders):
                 yield word
 
 
@@ -171,7 +171,7 @@ def test_all_that_is_named_exists(path):
     [
         ("[a](nowhere.md), [b](tests/README.md#tests), [c](https://example.com)", ["nowhere.md"]),
         ("[a](tests/README.md#nothing), [b](#limits)", ["tests/README.md#nothing"]),
-        ("`tests/oracle.py`, `tests/nothing.py` and `nowhere/`", ["tests/nothing.py", "nowhere/"]),
+        ("`tests/support/oracle.py`, `tests/nothing.py` and `nowhere/`", ["tests/nothing.py", "nowhere/"]),
         ("`setup.py`", ["setup.py"]),
         ("```sh\npython bench/nothing.py \\\n  bench/report.py\n```", ["bench/nothing.py"]),
         ("`quark_numba.quantize(x)`, `quark_numba.nothing`", ["nothing"]),

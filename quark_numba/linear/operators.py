@@ -73,7 +73,7 @@ def _operator(version: Version) -> Operator:
     shapes = {f"{name}_shape": f"{{{own}_shape}}" for name, own in names.items()}
     doc = _DOCS[version.operation]
     if not is_round_trip:
-        doc += f"\n\nAMD Quark's documentation, {version.newer_name or version.name} - 1."
+        doc += f"\n\nAMD Quark's documentation, {_newest_name(version)} - 1."
     return Operator(
         wing="linear",
         domain=version.domain,
@@ -108,8 +108,14 @@ def _operator(version: Version) -> Operator:
         column=scale_variable,
         meaning=functools.partial(_meaning, version),
         attributes_of_shapes=_axis_of_shapes,
-        newer_name=version.newer_name,
+        newer_name="" if _newest_name(version) == version.name else _newest_name(version),
     )
+
+
+def _newest_name(version: Version) -> str:
+    """The name of the same operator in newer models. Of operators that differ in domain and name alone, the newest comes first."""
+    alike = (each for each in VERSIONS if bool(each.domain) == bool(version.domain))
+    return next(each.name for each in alike if (each.operation, *each[3:]) == (version.operation, *version[3:]))
 
 
 def _call(

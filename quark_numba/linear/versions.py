@@ -28,21 +28,20 @@ class Version(NamedTuple):
     y: tuple[ElementType, ...]
     attributes: tuple[str, ...]
     scale_as_x: bool  # whether the scale must have the type of x
-    newer_name: str = ""  # of the same operator
 
 
-def _quantize(
-    domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str, newer_name: str = ""
-) -> Version:
-    scales, codes, names = named(x if scale == "x" else scale), named(y), tuple(attributes.split())
-    return Version("quantize", domain, name, since_version, named(x), scales, codes, codes, names, scale == "x", newer_name)
+def _quantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
+    scales, codes = named(x if scale == "x" else scale), named(y)
+    return Version(
+        "quantize", domain, name, since_version, named(x), scales, codes, codes, tuple(attributes.split()), scale == "x"
+    )
 
 
-def _dequantize(
-    domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str, newer_name: str = ""
-) -> Version:
-    codes, names = named(x), tuple(attributes.split())
-    return Version("dequantize", domain, name, since_version, codes, named(scale), codes, named(y), names, False, newer_name)
+def _dequantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
+    codes = named(x)
+    return Version(
+        "dequantize", domain, name, since_version, codes, named(scale), codes, named(y), tuple(attributes.split()), False
+    )
 
 
 _onnx_quantize = functools.partial(_quantize, "", "QuantizeLinear")
@@ -77,10 +76,8 @@ VERSIONS = (
     _quantize("com.amd.quark", "ExtendedQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
     _dequantize("com.amd.quark", "ExtendedDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
     # The names of older models.
-    _quantize("com.vai.quantize", "VitisQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis", "ExtendedQuantizeLinear"),
-    _dequantize(
-        "com.vai.quantize", "VitisDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis", "ExtendedDequantizeLinear"
-    ),
+    _quantize("com.vai.quantize", "VitisQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
+    _dequantize("com.vai.quantize", "VitisDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
     # What `optimize` writes.
     Version(
         operation="quantize_dequantize",

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,13 +15,13 @@ import processes
 import pytest
 from onnx import helper
 from onnx_models import model, one_node
+from paths import MODELS
 
 from quark_numba import cli
 from quark_numba.compiling import cache
 
 pytestmark = pytest.mark.compiled
 
-MODELS = Path(__file__).parent / "models"
 BF16, FLOAT, EXPECTED = (
     str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
 )

@@ -13,6 +13,7 @@ import pytest
 import samples
 from onnx import TensorProto, helper
 from onnx_models import model, one_node, run, session
+from paths import SUPPORT
 
 import quark_numba
 from quark_numba.ort import c_api, native
@@ -241,7 +242,7 @@ def test_no_compiler_and_no_torch():
     code = f"""
 import sys
 sys.modules["torch"] = None
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+sys.path.insert(0, {str(SUPPORT)!r})
 import numpy as np, oracle
 from onnx_models import model, one_node, run, session
 

@@ -15,14 +15,13 @@ import oracle
 import pytest
 from onnx import TensorProto, helper
 from onnx_models import model, one_node
+from paths import MODELS, ROOT
 
 from quark_numba import cli
 from quark_numba.cli import inventory, measuring, type_table
 
 pytestmark = pytest.mark.compiled
 
-ROOT = Path(__file__).parent.parent
-MODELS = Path(__file__).parent / "models"
 BF16, FLOAT, EXPECTED = (
     str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
 )

@@ -1,7 +1,7 @@
 """What sessions give for a generated graph, beside a drop-in session of the model whose constants are folded.
 
-`python tests/compared_sessions.py FIRST LAST [PROCESSES]` compares the graphs of these seeds, and lists what it finds by kind;
-`python tests/compared_sessions.py SEED` prints one graph, what is found of it, and the smallest part of it that shows the same.
+`python tests/support/compared_sessions.py FIRST LAST [PROCESSES]` compares the graphs of these seeds, and lists what it finds.
+`python tests/support/compared_sessions.py SEED` prints one graph, its findings, and its smallest part with the same.
 
 A drop-in session is an ``onnxruntime.InferenceSession`` with `quark_numba.register`. What is compared, and how:
 

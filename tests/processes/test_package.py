@@ -5,10 +5,10 @@ import platform
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import processes
 import pytest
+from paths import ROOT, TESTS
 
 import quark_numba
 
@@ -66,7 +66,7 @@ assert run(session(one_node("quantize", "int8"), backend="extensions"), **one).t
 def test_a_processor_without_float16_instructions():
     """LLVM would call a run-time library for them, which is not there, and the process would end."""
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "float16", str(Path(__file__).parent / "test_direct.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "float16", str(TESTS / "arrays" / "test_calls.py")]
     assert " passed" in subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
@@ -81,8 +81,8 @@ def test_no_folder_can_be_written():
 
 def test_tests_do_not_import_each_other():
     """What they share is in modules of its own. Code for other processes, in strings, counts."""
-    root = Path(__file__).parents[1]
-    paths = [*root.glob("tests/*.py"), *root.glob("bench/*.py")]
+    root = ROOT
+    paths = [*root.glob("tests/**/*.py"), *root.glob("bench/*.py")]
     pattern = re.compile(r"\b(?:from|import) +(?:[\w.]+, *)*(?:[\w.]+\.)?test_\w+")
     found = {str(path.relative_to(root)): pattern.findall(path.read_text(encoding="utf-8")) for path in paths}
     assert {path: imports for path, imports in found.items() if imports} == {}

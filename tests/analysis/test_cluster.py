@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import helper
 from onnx_models import model
+from paths import MODELS
 
 import quark_numba
 from quark_numba import cli
@@ -27,7 +28,6 @@ from quark_numba.analysis.cluster import interruptions  # noqa: E402  # which ne
 
 pytestmark = pytest.mark.compiled
 
-MODELS = Path(__file__).parent / "models"
 BF16, FLOAT, EXPECTED = (
     str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
 )

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -20,13 +19,13 @@ import processes
 import pytest
 from onnx import helper, numpy_helper
 from onnx_models import model
+from paths import MODELS
 
 import quark_numba
 from quark_numba import cli
 
 pytestmark = pytest.mark.compiled
 
-MODELS = Path(__file__).parent / "models"
 FLOAT, EXPECTED = str(MODELS / "textline_cls_float.onnx"), str(MODELS / "textline_cls_expected.npz")
 with np.load(EXPECTED) as arrays:
     X = arrays["x"]

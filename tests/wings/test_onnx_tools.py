@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +13,7 @@ from onnx import TensorProto, checker, defs, helper, numpy_helper, shape_inferen
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeTypeError
 from onnx_models import INFERS, OPERATORS, model, node_tests, number
+from paths import MODELS
 
 import quark_numba
 from quark_numba.catalog import OPERATORS as CATALOG
@@ -119,7 +119,7 @@ def test_chain():
 
 @pytest.mark.parametrize("variant", ["bf16", "fp16", "i32", "u32"])
 def test_models_that_quark_wrote(variant):
-    source = onnx.load(Path(__file__).parent / "models" / f"textline_cls_{variant}.onnx")
+    source = onnx.load(MODELS / f"textline_cls_{variant}.onnx")
     checker.check_model(source, full_check=True)
     infos = value_infos(shape_inference.infer_shapes(source, check_type=True, strict_mode=True, data_prop=True))
     if variant in ("bf16", "fp16"):  # all nodes are ONNX's or Quark's

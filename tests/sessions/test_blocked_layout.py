@@ -13,13 +13,13 @@ import pytest
 from marks import default_of
 from onnx import helper
 from onnx_models import model
+from paths import MODELS
 from rewritten_models import VARIANTS, constant
 
 import quark_numba
 from quark_numba import blocked_layout, optimize
 
 pytestmark = pytest.mark.compiled
-MODELS = Path(__file__).parent / "models"
 FLOAT_VARIANTS = [variant for variant in VARIANTS if variant not in ("bfp16", "mx9", "mxfp8")]
 
 

@@ -2,7 +2,6 @@
 Runtime's own kernels."""
 
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,6 +11,7 @@ import pytest
 import samples
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import model, node_tests, number, one_node, run, session
+from paths import MODELS
 
 import quark_numba
 from quark_numba import to_tensor_proto
@@ -269,7 +269,7 @@ def test_what_onnx_runtime_refuses():
 def test_a_quantized_model_runs_as_before():
     """As with ONNX Runtime's own operators, in the same graph; and as its integer operators, which round once less, but for
     three steps (1/255) of the uint8 output."""
-    path = Path(__file__).parent / "models" / "textline_cls_a8w8.onnx"
+    path = MODELS / "textline_cls_a8w8.onnx"
     with np.load(path.with_name("textline_cls_expected.npz")) as arrays:
         x = arrays["x"]
     (after,) = session(path, standard_ops=True).run(None, {"x": x})

@@ -1,18 +1,15 @@
 """The models that Quark wrote (models/README.md) give what ONNX Runtime gave with Quark's own library."""
 
-from pathlib import Path
-
 import numpy as np
 import onnxruntime
 import pytest
 from onnx_models import session
 from other_operators_oracle import HAS_SAME_TANHF
+from paths import MODELS
 
 from quark_numba import optimize
 
 pytestmark = pytest.mark.compiled
-
-MODELS = Path(__file__).parent / "models"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ def batches(first, last, size, *marks):
     "seeds", [*batches(0, 20, 10), *batches(20, 320, 20, pytest.mark.full), *batches(320, 5320, 50, pytest.mark.exhaustive)]
 )
 def test_sessions_give_what_drop_in_sessions_give(seeds):
-    """By seed. ``python tests/compared_sessions.py SEED`` shows a graph, and a smaller one."""
+    """By seed. ``python tests/support/compared_sessions.py SEED`` shows a graph, and a smaller one."""
     failures = []
     for seed in seeds:
         case, comparison = compared_sessions.compared(seed)

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+
+from paths import SUPPORT
 
 # What such code may use.
 PREPARE = f"""
 import functools, os, sys, threading, time
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(SUPPORT)!r})
 import numpy as np
 import oracle
 import onnx_models

@@ -2,7 +2,6 @@
 to the last bit."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,13 +9,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import model
+from paths import MODELS
 
 import quark_numba
 from quark_numba import ModelError
 
 pytestmark = pytest.mark.compiled
 
-MODELS = Path(__file__).parent / "models"
 DOMAIN = "com.amd.quark"
 X = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,6 +9,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 from onnx_models import model, session
+from paths import MODELS
 
 import quark_numba
 from quark_numba import cli
@@ -17,7 +17,6 @@ from quark_numba.analysis import data, twins
 
 pytestmark = pytest.mark.compiled
 
-MODELS = Path(__file__).parent / "models"
 BF16, FLOAT, EXPECTED = (
     str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
 )

@@ -2,14 +2,12 @@
 
 import functools
 import json
-from pathlib import Path
 
 import numpy as np
 import samples
 from onnx import helper, numpy_helper
 from onnx_models import model
-
-MODELS = Path(__file__).parent / "models"
+from paths import MODELS
 
 NORMALIZATION, LSTM = "ExtendedInstanceNormalization", "ExtendedLSTM"
 OLDER_NAMES = {NORMALIZATION: "VitisInstanceNormalization", LSTM: "VitisLSTM"}

@@ -16,8 +16,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import model, run, session
 from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
+from paths import MODELS
 from rewritten_models import (
-    MODELS,
     VARIANTS,
     assert_same_values,
     constant,

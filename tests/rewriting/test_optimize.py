@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from onnx_models import model
+from paths import MODELS
 from rewritten_models import (
     DQ,
-    MODELS,
     VARIANTS,
     Q,
     X,

@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,7 +15,6 @@ from quark_numba import to_tensor_proto
 from quark_numba.element_types import find
 
 RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-MODELS = Path(__file__).parent / "models"
 VARIANTS = ("bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8")
 X = np.random.default_rng(40).normal(0, 3, (2, 4, 6)).astype(np.float32)
 Q, DQ = "ExtendedQuantizeLinear", "ExtendedDequantizeLinear"

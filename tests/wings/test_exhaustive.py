@@ -16,6 +16,7 @@ import numpy as np
 import oracle
 import pytest
 import samples
+from paths import TESTS
 from rich.console import Console
 from rich.progress import track
 
@@ -142,4 +143,4 @@ def table():
 
 def test_readme_has_the_results():
     assert sorted(results()) == sorted(row.name for row in types("quantize", "quantized") if row.bits <= 16)
-    assert "\n".join(table()) in Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    assert "\n".join(table()) in (TESTS / "README.md").read_text(encoding="utf-8")

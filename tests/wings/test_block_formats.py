@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import oracle
@@ -11,6 +10,7 @@ from block_samples import BFP, MX, SHAPES, axes, one_node, rounding_modes, value
 from onnx import TensorProto, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx_models import INFERS, model, run, session
+from paths import SUPPORT
 
 import quark_numba
 from quark_numba import bfp_quantize_dequantize, mx_quantize_dequantize
@@ -277,7 +277,7 @@ def test_threads_that_flush_subnormals():
     """The first session of a process may tell its threads to, and that of the caller stays so."""
     code = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(SUPPORT)!r})
 import numpy as np
 from block_samples import one_node
 from onnx_models import run, session
