@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from .analysis.analyze import Analysis, analyze
     from .analysis.evaluate import Evaluation, evaluate
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from .rewriting.optimize import optimize
     from .session import InferenceSession
 
-__version__ = "0.1.0"
 __all__ = [
     "Analysis",
     "BFPBlocks",

@@ -13,29 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError, reraise_of_signal_handler
-from ..rewriting import model_files
-from . import data, sessions, twins
-from .outputs import Comparison, check_chosen, check_names, compare
-from .runs import OnError, Progress, Runner, Work
-from .sessions import Arrays
-from .sums import ErrorSums, Sums
-
-
-@dataclass
-class OutputError:
-    """How far an output is off the reference's, over all data.
-
-    `same_top`: the share of places, along all but the last axis, whose largest element along the last axis is the reference's,
-    or where the reference's is among the k largest. `accuracy`, `reference_accuracy`: the share where the label is."""
-
-    name: str
-    sqnr_db: float
-    cosine: float
-    max_abs_error: float
-    mean_abs_error: float
-    same_top: float | None = None
-    accuracy: float | None = None
-    reference_accuracy: float | None = None
+from ..running import data, sessions
+from ..running.data import check_positive, check_source
+from ..running.runs import OnError, Progress, Runner, Work
+from ..running.sessions import Arrays
+from .measures.outputs import Comparison, OutputError, check_chosen, check_names, compare, output_error
+from .measures.sums import ErrorSums, Sums
+from .twin import float_twin
 
 
 @dataclass
@@ -90,8 +74,8 @@ class _Batch:
 
 
 def evaluate(
-    model: twins.Model,
-    reference: twins.Model | None = None,
+    model: float_twin.Model,
+    reference: float_twin.Model | None = None,
     data: data.Source = None,
     *,
     random: int | None = None,
@@ -166,8 +150,8 @@ def evaluate(
     check_names(outputs)
     check_positive(top_k=top_k, limit=limit, batch=batch, random=random, workers=workers)
     runner = Runner(workers=workers, scheduler=scheduler, threads=threads, on_error=on_error, resume=resume, progress=progress)
-    quantized = twins.load(model)
-    float_model = twins.make_twin(quantized).model if reference is None else twins.load(reference, "reference")
+    quantized = float_twin.load(model)
+    float_model = float_twin.make_twin(quantized).model if reference is None else float_twin.load(reference, "reference")
     models = quantized, float_model
     threads = threads if runner.is_here else runner.share
     pair = _pair(models, threads)
@@ -192,7 +176,7 @@ def evaluate(
     seconds = [total.samples / each if each else 0.0 for each in total.seconds]
     metrics = {name: value / total.samples for name, value in total.metrics.items()}
     return Evaluation(
-        [output_error(name, sums, total.places.get(name)) for name, sums in total.outputs.errors.items()],
+        [_output_error(name, sums, total.places.get(name)) for name, sums in total.outputs.errors.items()],
         total.samples,
         done.done,
         seconds[0],
@@ -210,33 +194,18 @@ def _work(pair: list[Any] | None, models: tuple[Any, Any], threads: int, *argume
 
 
 def _pair(models: tuple[Any, Any], threads: int) -> list[Any]:
-    return [_session(model, name, threads) for model, name in zip(models, ("the model", "the reference"), strict=True)]
+    names = "the model", "the reference"
+    return [sessions.session_of(model, name, threads=threads) for model, name in zip(models, names, strict=True)]
 
 
-def output_error(name: str, sums: ErrorSums, places: _Places | None = None) -> OutputError:
-    made = OutputError(name, sums.sqnr_db, sums.cosine, sums.largest, sums.mean)
+def _output_error(name: str, sums: ErrorSums, places: _Places | None) -> OutputError:
+    made = output_error(name, sums)
     if places and places.places:
         made.same_top = places.same / places.places
         if places.labelled:
             made.accuracy = places.right / places.labelled
             made.reference_accuracy = places.reference_right / places.labelled
     return made
-
-
-def check_source(source: Any, random: int | None) -> None:
-    if (source is None) == (random is None):
-        raise TypeError("data and random: one of them is needed, and not both")
-
-
-def check_positive(**numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name} is {number!r}; expected a positive integer")
-
-
-def _session(model: Any, name: str, threads: int) -> Any:
-    with model_files.session_source(model) as source:
-        return sessions.create_session(source, name, has_own_operators=twins.has_own_operators(model), threads=threads)
 
 
 def _open(session: Any, *arguments: Any) -> data.Data:

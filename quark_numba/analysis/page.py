@@ -14,8 +14,8 @@ import numpy as np
 
 from ..errors import ModelError
 from .analyze import Analysis
-from .evaluate import OutputError
-from .histograms import Histogram
+from .experiments.histograms import Histogram
+from .measures.outputs import OutputError
 
 # Two series that a reader tells apart in light and in dark, in either kind of colour blindness. They are replaced by the page's
 # own variables, so that the plots follow the reader's choice.

@@ -23,16 +23,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
 from ..errors import ModelError
+from ..version import __version__
 from . import accuracy, arguments
 from .arguments import positive
 from .printing import OUTPUT, print_not_compared, print_table, progress, tell
 
 if TYPE_CHECKING:
-    from ..analysis import sessions
-    from ..analysis.sums import ErrorSums
+    from ..analysis.measures.sums import ErrorSums
     from ..element_types import ElementType
+    from ..running import sessions
     from . import measuring
     from .inventory import QuantizationNodes
 
@@ -267,10 +267,10 @@ def _quark_types() -> list[str]:
 
 def _measurements(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> dict[str, Any]:
     """What ``run`` finds out by running, in JSON's types. `models`: paths and quantization nodes."""
-    from ..analysis.data import read_arrays
-    from ..analysis.outputs import Comparison, compare
-    from ..analysis.sessions import run
+    from ..analysis.measures.outputs import Comparison, compare
     from ..rewriting import model_files
+    from ..running.data import read_arrays
+    from ..running.sessions import run
     from . import measuring
 
     sessions, load_times = [], []
@@ -363,7 +363,7 @@ def _json_differences(differences: dict[str, ErrorSums]) -> list[dict[str, Any]]
 
 def _batches(options: argparse.Namespace, session: Any) -> Iterator[sessions.Arrays]:
     """Of the options' data, or one random one."""
-    from ..analysis import data
+    from ..running import data
 
     inputs = data.inputs_of(session)
     if options.inputs:

@@ -17,7 +17,8 @@ from .printing import counted_progress, print_not_compared, print_table, tell
 
 if TYPE_CHECKING:
     from ..analysis.analyze import Analysis
-    from ..analysis.evaluate import Evaluation, OutputError
+    from ..analysis.evaluate import Evaluation
+    from ..analysis.measures.outputs import OutputError
 
 
 def add_commands(commands: Any) -> None:
@@ -77,7 +78,7 @@ _HISTOGRAMS = 8
 
 
 def _formats() -> list[str]:
-    from ..analysis.formats import FORMATS
+    from ..analysis.experiments.formats import FORMATS
 
     return list(FORMATS)
 
@@ -108,8 +109,8 @@ def _add(commands: Any, name: str, purpose: str, threads: str) -> argparse.Argum
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from ..analysis.data import load_function
     from ..analysis.evaluate import evaluate
+    from ..running.data import load_function
 
     with counted_progress("evaluating") as progress:
         evaluation = evaluate(

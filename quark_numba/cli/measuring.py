@@ -19,14 +19,14 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from ..analysis.sessions import Arrays, feeds, results, run
-from ..analysis.sessions import create_session as create_session_of
 from ..blocked_layout import blocked
 from ..catalog import OPERATORS
 from ..errors import ModelError
 from ..ort import DISABLE_QUANT_QDQ, Backend, register
 from ..rewriting import model_files
 from ..rewriting.optimize import optimized
+from ..running.sessions import Arrays, feeds, results, run
+from ..running.sessions import create_session as create_session_of
 from .inventory import QuantizationNodes
 
 _WARM_UP = 3

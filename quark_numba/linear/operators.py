@@ -113,7 +113,7 @@ def _operator(version: Version) -> Operator:
 
 
 def _newest_name(version: Version) -> str:
-    """The name of the same operator in newer models. Of operators that differ in domain and name alone, the newest comes first."""
+    """The operator's name in newer models. Of operators that differ only in domain and name, the newest comes first."""
     alike = (each for each in VERSIONS if bool(each.domain) == bool(version.domain))
     return next(each.name for each in alike if (each.operation, *each[3:]) == (version.operation, *version[3:]))
 

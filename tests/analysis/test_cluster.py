@@ -24,7 +24,7 @@ dask = pytest.importorskip("dask")
 psutil = pytest.importorskip("psutil", exc_type=ImportError)
 distributed = pytest.importorskip("distributed", exc_type=ImportError)
 
-from quark_numba.analysis.cluster import interruptions  # noqa: E402  # which needs these
+from quark_numba.running.cluster import interruptions  # noqa: E402  # which needs these
 
 pytestmark = pytest.mark.compiled
 
@@ -269,7 +269,7 @@ def test_wrong_arguments(arguments, error, message, small):
 
 def test_without_dask(small, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    monkeypatch.delitem(sys.modules, "quark_numba.analysis.cluster", raising=False)
+    monkeypatch.delitem(sys.modules, "quark_numba.running.cluster", raising=False)
     with pytest.raises(quark_numba.ModelError, match=r"pip install 'quark_numba\[dask\]'"):
         quark_numba.evaluate(small[0], data=small[1], limit=1, workers=2)
 

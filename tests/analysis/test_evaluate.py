@@ -13,7 +13,8 @@ from paths import MODELS
 
 import quark_numba
 from quark_numba import cli
-from quark_numba.analysis import data, twins
+from quark_numba.analysis.twin import float_twin
+from quark_numba.running import data
 
 pytestmark = pytest.mark.compiled
 
@@ -106,7 +107,7 @@ def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
 def test_without_a_reference_the_model_itself_is_it(variant):
     """Its weights are the float model's, and so are its outputs."""
     path = MODELS / f"textline_cls_{variant}.onnx"
-    twin = twins.make_twin(onnx.load(path)).model
+    twin = float_twin.make_twin(onnx.load(path)).model
     assert not any(node.domain for node in twin.graph.node)
     ours, theirs = session(twin, backend=None).run(None, {"x": X})[0], run_whole(FLOAT)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
@@ -115,7 +116,7 @@ def test_without_a_reference_the_model_itself_is_it(variant):
 @pytest.mark.parametrize(("variant", "agreement_db"), [("i32", 120), ("u32", 120), ("a8w8", 60)])
 def test_a_reference_gives_weights_and_activation_functions(variant, agreement_db):
     """Where the model has codes only, and a Relu or a Clip is part of the codes' range."""
-    twin = twins.make_twin(onnx.load(MODELS / f"textline_cls_{variant}.onnx"), onnx.load(FLOAT))
+    twin = float_twin.make_twin(onnx.load(MODELS / f"textline_cls_{variant}.onnx"), onnx.load(FLOAT))
     weights = [each for each in twin.quantizers if each.kind == "weight"]
     assert sum(each.weight is None for each in weights) == 1  # of the product that Quark made a Gemm of
     assert len(twin.found.unmatched) == 1
@@ -201,7 +202,7 @@ def test_wrong_data(source, options, message, tmp_path, monkeypatch):
     """Refused before anything runs, but for what a function gives later."""
     wrong_files(tmp_path)
     ran = []
-    monkeypatch.setattr("quark_numba.analysis.sessions.run", lambda *_: ran.append(1) or {})
+    monkeypatch.setattr("quark_numba.running.sessions.run", lambda *_: ran.append(1) or {})
     place = str(tmp_path / source) if isinstance(source, str) and ":" not in source else source
     with pytest.raises(quark_numba.ModelError, match=message):
         quark_numba.evaluate(BF16, FLOAT, place, **options)
@@ -288,7 +289,7 @@ def test_wrong_command(words, capsys):
 
 
 def test_onnx_runtime_without_our_operators_runs_the_twin():
-    twin = twins.make_twin(onnx.load(BF16)).model
+    twin = float_twin.make_twin(onnx.load(BF16)).model
     onnxruntime.InferenceSession(twin.SerializeToString(), providers=["CPUExecutionProvider"])
 
 

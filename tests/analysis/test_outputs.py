@@ -11,7 +11,7 @@ from onnx_models import model
 
 import quark_numba
 from quark_numba import cli
-from quark_numba.analysis import data
+from quark_numba.running import data
 
 pytestmark = pytest.mark.compiled
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from quark_numba.analysis import sums, tensors
-from quark_numba.analysis.quantizers import Block
+from quark_numba.analysis.measures import sums, tensors
+from quark_numba.analysis.twin.quantizers import Block
 from quark_numba.block.formats import bfp_format, mx_format
 from quark_numba.element_types import FLOAT32
 

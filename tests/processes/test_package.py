@@ -49,7 +49,7 @@ def test_a_system_without_what_linux_has():
     code = f"""{TAKEN_AWAY}
 import importlib, pkgutil, quark_numba
 for module in pkgutil.walk_packages(quark_numba.__path__, "quark_numba."):
-    if not module.name.endswith(("__main__", "analysis.cluster")):
+    if not module.name.endswith(("__main__", "running.cluster")):
         importlib.import_module(module.name)
 assert not os.path.exists("/proc/self/task")
 {processes.PREPARE}

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 
 from ..errors import ModelError
 from .data import Batch, Data
-from .program import in_order, number_of_threads
 from .saved import Saved
+from .threads import in_order, number_of_threads
 
 # Called with the number of batches that are done, and how many there are, None if that is not known.
 Progress = Callable[[int, int | None], None]

@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from ..catalog import OPERATORS
 from ..element_types import find
 from ..errors import ModelError, reraise_of_signal_handler
 from ..ort import DISABLE_QUANT_QDQ, Backend, register
+from ..rewriting import model_files
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -31,9 +34,10 @@ def create_session(
     standard_ops: bool = False,
     profile: str = "",
     optimizations: bool = True,
+    keeps_memory: bool = True,
 ) -> onnxruntime.InferenceSession:
     """A session, with our operators, of a model, which messages call `name`. `threads` = 0 leaves their number to ONNX Runtime.
-    A `profile` is written to files whose paths begin so."""
+    A `profile` is written to files whose paths begin so. `keeps_memory` is False for one of hundreds of sessions."""
     options = onnxruntime.SessionOptions()
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
@@ -41,6 +45,7 @@ def create_session(
     options.log_severity_level = 4  # what matters comes as an exception
     # Idle threads that spin would take the processors from the session whose turn it is.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = keeps_memory
     if not optimizations:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if has_own_operators:
@@ -54,6 +59,23 @@ def create_session(
     except Exception as error:
         reraise_of_signal_handler(error)
         raise ModelError(f"{name}: {error}") from None
+
+
+def session_of(model: onnx.ModelProto, name: str, *, threads: int = 0) -> onnxruntime.InferenceSession:
+    """A session of a model in memory, with our operators."""
+    with model_files.session_source(model) as source:
+        return create_session(source, name, has_own_operators=_has_own_operators(model), threads=threads)
+
+
+def _has_own_operators(model: onnx.ModelProto) -> bool:
+    """Whether it has nodes of domains of the package."""
+    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    while waiting:
+        for node in waiting.pop().node:
+            if node.domain and node.domain in OPERATORS.domains:
+                return True
+            waiting += [graph for each in node.attribute for graph in (*([each.g] if each.HasField("g") else []), *each.graphs)]
+    return False
 
 
 def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:

@@ -10,12 +10,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..catalog import OPERATORS
-from ..declaration import Tensor
-from ..element_types import FLOAT32
-from ..errors import ModelError, reraise_of_signal_handler
-from ..rewriting import functions, model_files
-from ..rewriting.graph import Graph
+from ...declaration import Tensor
+from ...element_types import FLOAT32
+from ...errors import ModelError, reraise_of_signal_handler
+from ...rewriting import functions, model_files
+from ...rewriting.graph import Graph
 from .quantizers import Found, Quantizer, find_quantizers
 from .references import use_reference
 
@@ -43,17 +42,6 @@ def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     except Exception as error:  # whatever a model that is not valid leads to
         reraise_of_signal_handler(error)
         raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
-
-
-def has_own_operators(model: onnx.ModelProto) -> bool:
-    """Whether it has nodes of domains of the package."""
-    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
-    while waiting:
-        for node in waiting.pop().node:
-            if node.domain and node.domain in OPERATORS.domains:
-                return True
-            waiting += [graph for each in node.attribute for graph in (*([each.g] if each.HasField("g") else []), *each.graphs)]
-    return False
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from ..compiling import jit
+from ...compiling import jit
 
 # Sums are made in so many places side by side, and then added: always in the same order, on any machine and any number of
 # threads.

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..element_types import find
-from ..errors import ModelError
+from ...element_types import find
+from ...errors import ModelError
 from .sums import ErrorSums, error_sums
 
 Errors = Mapping[str, ErrorSums]
@@ -69,6 +69,33 @@ def common(comparisons: Mapping[K, Comparison]) -> dict[K, Errors]:
     """The sums of those outputs that can be compared in each of them."""
     names = set.intersection(*({*each.errors} for each in comparisons.values())) if comparisons else set()
     return {key: {name: each.errors[name] for name in each.errors if name in names} for key, each in comparisons.items()}
+
+
+def least_sqnr_db(errors: Errors) -> float:
+    """The least signal-to-quantization-noise ratio of all outputs; NaN counts as the least."""
+    ratios = [each.sqnr_db for each in errors.values()]
+    return min(ratios, key=lambda ratio: (ratio == ratio, ratio), default=float("nan"))
+
+
+@dataclass
+class OutputError:
+    """How far an output is off the reference's, over all data.
+
+    `same_top`: the share of places, along all but the last axis, whose largest element along the last axis is the reference's,
+    or where the reference's is among the k largest. `accuracy`, `reference_accuracy`: the share where the label is."""
+
+    name: str
+    sqnr_db: float
+    cosine: float
+    max_abs_error: float
+    mean_abs_error: float
+    same_top: float | None = None
+    accuracy: float | None = None
+    reference_accuracy: float | None = None
+
+
+def output_error(name: str, sums: ErrorSums) -> OutputError:
+    return OutputError(name, sums.sqnr_db, sums.cosine, sums.largest, sums.mean)
 
 
 def check_names(outputs: Sequence[str] | None) -> None:

@@ -1,38 +1,30 @@
-"""A quantized model as steps: sessions of what lies between its quantized tensors, which are rounded here.
+"""A quantized model in segments: sessions of the nodes between its quantized tensors. The tensors are rounded here.
 
-So one set of sessions computes the quantized model, the float model and all between, of which each tensor is at hand, and
-after a change nothing is computed again but what lies behind it. The sessions run on one thread each and fuse nothing: every
-value is what ONNX Runtime computes of each node by itself, whatever is asked for, and batches run side by side."""
+One set of sessions computes the quantized model, the float model and everything between, with each tensor at hand. After a
+change only the segments behind it run again. The sessions run on one thread each and fuse nothing, so that every value is the
+one that ONNX Runtime computes by each node alone, and batches run side by side."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import helper
 
-from ..compiling.threads import on_one_thread
-from ..element_types.tensors import from_tensor_proto
-from ..errors import ModelError, reraise_of_signal_handler
-from ..ort import DISABLE_QUANT_QDQ, register
-from ..rewriting import model_files
-from . import data, sessions
+from ...element_types.tensors import from_tensor_proto
+from ...errors import ModelError, reraise_of_signal_handler
+from ...rewriting import model_files
+from ...running import data, sessions
+from .float_twin import Twin, names_used
 from .quantizers import Array, Quantizer
-from .twins import Twin, names_used
 
 Rounding = Callable[[Array], Array]
 
 # Which quantizers round, and how; the others let their tensor through.
 Config = Mapping[Quantizer, Rounding]
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class StoppedError(Exception):
@@ -59,11 +51,12 @@ class Segment:
             raise ModelError(f"the model does not run: {error}") from None
 
 
-Step = Segment | Quantizer
+# A part of a model: nodes, or a tensor that is rounded.
+Part = Segment | Quantizer
 
 
-class Program:
-    """The steps of a model in the order of execution, after `weights`, its constant tensors that are rounded."""
+class Segments:
+    """The parts of a model in the order of execution. `weights` are its constant tensors that are rounded, which come first."""
 
     def __init__(self, twin: Twin) -> None:
         self.twin = twin
@@ -72,18 +65,18 @@ class Program:
         builder = _Builder(twin)
         self.inputs = [each for each in builder.inputs if each.name not in builder.initializers]
         self._constants = builder.constants_put_out()
-        self.steps = list(builder.steps())
+        self.parts = list(builder.parts())
         self._last_use = self._uses()
         self.stopped = threading.Event()
 
     def _uses(self) -> list[list[str]]:
-        """After each step, what nobody asks for any more."""
+        """After each part, what nobody asks for any more."""
         last: dict[str, int] = {}
-        for index, step in enumerate(self.steps):
-            for name in (step.x, *step.ys) if isinstance(step, Quantizer) else (*step.inputs, *step.outputs):
+        for index, part in enumerate(self.parts):
+            for name in (part.x, *part.ys) if isinstance(part, Quantizer) else (*part.inputs, *part.outputs):
                 last[name] = index
         weights = {name for each in self.weights for name in each.ys}
-        found: list[list[str]] = [[] for _ in self.steps]
+        found: list[list[str]] = [[] for _ in self.parts]
         for name, index in last.items():
             if name not in self.outputs and name not in weights:
                 found[index].append(name)
@@ -92,12 +85,12 @@ class Program:
     # Runs.
 
     @property
-    def quantized(self) -> Config:
-        """As the model is."""
+    def quantized(self) -> dict[Quantizer, Rounding]:
+        """The config of the model as it is."""
         return {each: each.apply for each in self.twin.quantizers}
 
     def start(self, feed: Mapping[str, Array], config: Config) -> dict[str, Any]:
-        """The values before the first step."""
+        """The values before the first part."""
         values: dict[str, Any] = {**self._constants, **{each.name: feed[each.name] for each in self.inputs}}
         for each in self.weights:
             values |= dict.fromkeys(each.ys, self.weight(each, config.get(each)))
@@ -115,35 +108,35 @@ class Program:
     def run(self, feed: Mapping[str, Array], config: Config, *, quantized: bool) -> dict[str, Any]:
         """The outputs. `quantized`: whether what is in subgraphs is."""
         values = self.start(feed, config)
-        for index, step in enumerate(self.steps):
-            self.advance(step, values, config, quantized=quantized)
+        for index, part in enumerate(self.parts):
+            self.advance(part, values, config, quantized=quantized)
             for name in self._last_use[index]:
                 values.pop(name, None)
         return {name: values[name] for name in self.outputs}
 
-    def advance(self, step: Step, values: dict[str, Any], config: Config, *, quantized: bool) -> None:
+    def advance(self, part: Part, values: dict[str, Any], config: Config, *, quantized: bool) -> None:
         if self.stopped.is_set():
             raise StoppedError
-        if isinstance(step, Quantizer):
-            y = _clipped(values[step.x], step)
-            rounding = config.get(step)
-            values |= dict.fromkeys(step.ys, y if rounding is None else rounding(y))
+        if isinstance(part, Quantizer):
+            y = _clipped(values[part.x], part)
+            rounding = config.get(part)
+            values |= dict.fromkeys(part.ys, y if rounding is None else rounding(y))
         else:
-            values.update(zip(step.outputs, step.run(values, quantized=quantized), strict=True))
+            values.update(zip(part.outputs, part.run(values, quantized=quantized), strict=True))
 
     def lockstep(
         self, feed: Mapping[str, Array], see: Callable[[Quantizer, Array, Array, Array], None], *, keep: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The outputs, or all values, of the quantized and of the float model, both computed step by step. `see` gets, of each
-        activation that is rounded, what it is in the float model, what comes to be rounded in the quantized one, and that
-        rounded."""
+        """The outputs, or all values, of the quantized and of the float model, both computed part by part. `see` gets, of each
+        activation that is rounded, what it is in the float model, the tensor before rounding in the
+        quantized one, and after."""
         config = self.quantized
         values, floats = self.start(feed, config), self.start(feed, {})
-        for index, step in enumerate(self.steps):
-            self.advance(step, values, config, quantized=True)
-            self.advance(step, floats, {}, quantized=False)
-            if isinstance(step, Quantizer):
-                see(step, floats[step.ys[0]], _clipped(values[step.x], step), values[step.ys[0]])
+        for index, part in enumerate(self.parts):
+            self.advance(part, values, config, quantized=True)
+            self.advance(part, floats, {}, quantized=False)
+            if isinstance(part, Quantizer):
+                see(part, floats[part.ys[0]], _clipped(values[part.x], part), values[part.ys[0]])
             for name in () if keep else self._last_use[index]:
                 values.pop(name, None)
                 floats.pop(name, None)
@@ -160,15 +153,15 @@ class Program:
         for each in self.weights:
             if each in pending:
                 new |= dict.fromkeys(each.ys, self.weight(each, config.get(each)))
-        for index, step in enumerate(self.steps):
-            if isinstance(step, Quantizer):
-                if step in pending or step.x in new:
-                    self.advance(step, values, config, quantized=quantized)
-                    if _same(new[step.ys[0]], base[step.ys[0]]):
-                        for name in step.ys:
+        for index, part in enumerate(self.parts):
+            if isinstance(part, Quantizer):
+                if part in pending or part.x in new:
+                    self.advance(part, values, config, quantized=quantized)
+                    if _same(new[part.ys[0]], base[part.ys[0]]):
+                        for name in part.ys:
                             del new[name]
-            elif any(name in new for name in step.inputs):
-                self.advance(step, values, config, quantized=quantized)
+            elif any(name in new for name in part.inputs):
+                self.advance(part, values, config, quantized=quantized)
             for name in self._last_use[index]:
                 new.pop(name, None)
         return {name: values[name] for name in self.outputs}
@@ -209,7 +202,7 @@ def _clipped(x: Array, quantizer: Quantizer) -> Array:
 
 
 class _Builder:
-    """What makes the steps of the float twin: segments of its nodes, but for those in the place of quantizers."""
+    """What makes the parts of the float twin: segments of its nodes, but for those in the place of quantizers."""
 
     def __init__(self, twin: Twin) -> None:
         self.twin, self.graph = twin, twin.model.graph
@@ -229,8 +222,7 @@ class _Builder:
         present = {each.name for each in self.graph.output}
         names = dict.fromkeys(name for node in self.graph.node for name in node.output if name and name not in present)
         tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
-        with model_files.session_source(tapped) as source:
-            return _session(source, "the model without its quantization nodes", any(node.domain for node in self.graph.node))
+        return _session(tapped, "the model without its quantization nodes", any(node.domain for node in self.graph.node))
 
     def constants_put_out(self) -> dict[str, Array]:
         found = {}
@@ -242,7 +234,7 @@ class _Builder:
                 found[output.name] = from_tensor_proto(tensor)
         return found
 
-    def steps(self) -> Iterator[Step]:
+    def parts(self) -> Iterator[Part]:
         groups = self._groups()
         used_by: dict[str, set[int]] = {}
         for place, group in enumerate(groups):
@@ -310,8 +302,7 @@ class _Builder:
             model = self.twin.model
             segment = helper.make_model(graph, opset_imports=model.opset_import, ir_version=max(model.ir_version, 4))
             name = f"the nodes {', '.join(node.name for node in nodes)}"
-            with model_files.session_source(segment) as source:
-                sessions_of_forms.append(_session(source, name, has_two or any(node.domain for node in nodes)))
+            sessions_of_forms.append(_session(segment, name, has_two or any(node.domain for node in nodes)))
         return Segment(inputs, outputs, sessions_of_forms[0], sessions_of_forms[-1])
 
 
@@ -330,48 +321,8 @@ def _type_proto(text: str) -> onnx.TypeProto:
     return result
 
 
-def _session(source: bytes | str, name: str, has_own_operators: bool) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # of hundreds of sessions none is to keep memory
-    options.log_severity_level = 4
-    if has_own_operators:
-        options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
-        register(options)
-    try:
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], disable_fallback=True)
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        raise ModelError(f"{name}: {error}") from None
-
-
-def in_order(function: Callable[[T], R], items: Iterable[T], threads: int, stopped: threading.Event) -> Iterator[R]:
-    """What `function` gives of each, in their order, on so many threads, each with its kernels to itself. No more items than
-    threads are taken ahead. `stopped` is set where what is begun is not to be finished."""
-    iterator = iter(items)
-    if threads == 1:
-        for item in iterator:
-            yield on_one_thread(function, item)
-        return
-    pool = ThreadPoolExecutor(threads)
-    waiting: list[Future[R]] = []
-    try:
-        for item in iterator:
-            waiting.append(pool.submit(on_one_thread, function, item))
-            if len(waiting) > threads:
-                yield waiting.pop(0).result()
-        while waiting:
-            yield waiting.pop(0).result()
-    except BaseException:
-        stopped.set()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def number_of_threads(threads: int) -> int:
-    """As many as this process has processors, where 0 are asked for."""
-    if threads:
-        return threads
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _session(model: onnx.ModelProto, name: str, has_own_operators: bool) -> Any:
+    with model_files.session_source(model) as source:
+        return sessions.create_session(
+            source, name, has_own_operators=has_own_operators, threads=1, optimizations=False, keeps_memory=False
+        )

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import did_you_mean
-from ..block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
-from ..block.formats import MX_ELEMENT_TYPES
-from ..element_types import BFLOAT16, FLOAT16, ElementType
-from ..linear.calls import quantize_dequantize
+from ...arguments import did_you_mean
+from ...block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
+from ...block.formats import MX_ELEMENT_TYPES
+from ...element_types import BFLOAT16, FLOAT16, ElementType
+from ...linear.calls import quantize_dequantize
 
 Array = NDArray[Any]
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from .quantizers import Array, Linear, Quantizer
+from ..twin.quantizers import Array, Linear, Quantizer
+from ..twin.segments import Segments
+from .experiment import Experiment, Outcome
 
 _BINS = 96
 
@@ -27,7 +30,30 @@ class Histogram:
     grid: list[float] | None
 
 
-def histogram(quantizer: Quantizer, x: Array) -> Histogram:
+class Histograms(Experiment):
+    """Histograms of the `count` worst tensors in the first batch."""
+
+    where = "the histograms"
+
+    def __init__(self, segments: Segments, count: int) -> None:
+        super().__init__(segments, None)
+        self.count = count
+
+    def report(self, outcome: Outcome) -> dict[str, Any]:
+        quantizers = self.segments.twin.quantizers
+        worst = [quantizers[each.place] for each in outcome.tensors[: self.count]]
+        found = {each: _histogram(each, each.weight) for each in worst if each.weight is not None}
+
+        def see(quantizer: Quantizer, x: Array, *_: Array) -> None:
+            if quantizer in worst:
+                found[quantizer] = _histogram(quantizer, x)
+
+        if any(each.kind == "activation" for each in worst):
+            self.segments.lockstep(outcome.first, see)
+        return {"histograms": [found[each] for each in worst if each in found]}
+
+
+def _histogram(quantizer: Quantizer, x: Array) -> Histogram:
     values = x[np.isfinite(x)].astype(np.float64)
     least, most = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
     if least == most:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..compiling.lock import created_once
-from .quantizers import Array, Block, Kind, Linear, Quantizer
+from ...compiling.lock import created_once
+from ..twin.quantizers import Array, Block, Kind, Linear, Quantizer
 from .sums import TensorSums, cosine, decibels
 
 
 @dataclass
-class Tensor:
+class QuantizedTensor:
     """A quantized tensor, over all data. Of a weight of which the model has codes only, and no reference the values, there are
     None of the errors; of an activation whose shape is another in the float model only those of its own.
 
@@ -54,7 +54,7 @@ class Tensor:
     what_if: dict[str, float] = field(default_factory=dict)
 
 
-def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None, *, own_only: bool = False) -> Tensor:
+def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None, *, own_only: bool = False) -> QuantizedTensor:
     known: dict[str, Any] = dict.fromkeys(
         (
             *("sqnr_db", "own_sqnr_db", "inherited_sqnr_db", "cosine", "max_abs_error"),
@@ -74,7 +74,7 @@ def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None, *, own_
         }
         if own_only:
             known |= dict.fromkeys(("sqnr_db", "inherited_sqnr_db", "cosine", "max_abs_error"))
-    return Tensor(
+    return QuantizedTensor(
         name=quantizer.name,
         place=place,
         kind=quantizer.kind,

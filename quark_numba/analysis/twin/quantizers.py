@@ -12,14 +12,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..block.granularity import Blocks, block_shape
-from ..block.operators import FORMATS
-from ..declaration import Affine, BlockRoundTrip, Dequantize, Quantize
-from ..element_types import FLOAT32, ElementType
-from ..linear.calls import quantize_dequantize
-from ..linear.dispatch import TABLE
-from ..linear.key import select
-from ..rewriting.graph import Graph, Left, Node, Operand
+from ...block.granularity import Blocks, block_shape
+from ...block.operators import FORMATS
+from ...declaration import Affine, BlockRoundTrip, Dequantize, Quantize
+from ...element_types import FLOAT32, ElementType
+from ...linear.calls import quantize_dequantize
+from ...linear.dispatch import TABLE
+from ...linear.key import select
+from ...rewriting.graph import Graph, Left, Node, Operand
 
 Kind = Literal["activation", "weight"]
 

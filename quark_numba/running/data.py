@@ -514,3 +514,16 @@ def random_inputs(
     if guessed and not quiet:
         warnings.warn(f"free dimensions are taken as 1: {', '.join(guessed)}", stacklevel=2)
     return found
+
+
+def check_source(source: Any, random: int | None) -> None:
+    """Raises TypeError unless there are either data or a number of random batches."""
+    if (source is None) == (random is None):
+        raise TypeError("data and random: one of them is needed, and not both")
+
+
+def check_positive(**numbers: int | None) -> None:
+    """Raises ValueError for a number that is not a positive integer. None stands for a number that is left out."""
+    for name, number in numbers.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} is {number!r}; expected a positive integer")

@@ -10,10 +10,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from ..errors import reraise_of_signal_handler
-from ..ort import register
-from ..rewriting import model_files
-from ..rewriting.graph import Graph
+from ...errors import reraise_of_signal_handler
+from ...ort import register
+from ...rewriting import model_files
+from ...rewriting.graph import Graph
 from .quantizers import Array, Quantizer
 
 # What Quark adds to the name of a tensor, for its codes and for what these are dequantized to.

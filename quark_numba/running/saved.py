@@ -8,9 +8,9 @@ import time
 import typing
 from typing import Any
 
-from .. import __version__
 from ..errors import ModelError
 from ..rewriting import model_files
+from ..version import __version__
 
 # Between two times that the file is written.
 _SECONDS = 2.0

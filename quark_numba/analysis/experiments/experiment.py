@@ -1,0 +1,114 @@
+"""What an experiment of `analyze` gives: sums of each batch, and what it reports of their totals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...running.sessions import Arrays
+from ..measures.outputs import Comparison
+from ..measures.sums import TensorSums
+from ..measures.tensors import QuantizedTensor
+from ..twin.quantizers import Array, Quantizer
+from ..twin.segments import Config, Segments
+
+# The name of one measurement in an experiment. The experiment chooses it.
+Key = tuple[str, str]
+
+# The type of each tensor at one point of an experiment, by the tensor's place in the order of execution.
+Point = dict[int, str]
+
+
+@dataclass
+class Found:
+    """The sums of an experiment: noise of tensors, and comparisons of outputs."""
+
+    noise: dict[Key, float] = field(default_factory=dict)
+    outputs: dict[Key, Comparison] = field(default_factory=dict)
+
+    def add(self, other: Found) -> None:
+        for key, noise in other.noise.items():
+            self.noise[key] += noise
+        for key, compared in other.outputs.items():
+            self.outputs[key].add(compared)
+
+
+@dataclass
+class Measured:
+    """The sums of a batch, or of several: of tensors by place in the order of execution, and of each experiment."""
+
+    samples: int
+    tensors: dict[int, TensorSums]
+    reshaped: list[int]  # places of the tensors that have another shape in the quantized model
+    outputs: Comparison
+    twin: Comparison
+    experiments: list[Found]
+
+    def add(self, other: Measured) -> None:
+        self.samples += other.samples
+        for place, sums in other.tensors.items():
+            self.tensors[place].add(sums)
+        self.reshaped = sorted({*self.reshaped, *other.reshaped})
+        self.outputs.add(other.outputs)
+        self.twin.add(other.twin)
+        for mine, others in zip(self.experiments, other.experiments, strict=True):
+            mine.add(others)
+
+
+@dataclass
+class Values:
+    """One batch: all values of the quantized and of the float model, and the outputs of the float twin and of the reference."""
+
+    quantized: Mapping[str, Any]
+    floats: Mapping[str, Any]
+    twin: Mapping[str, Any]
+    reference: Mapping[str, Any]
+
+
+@dataclass
+class Outcome:
+    """What an experiment reports of: the totals, its own part of them, its points, and the first batch."""
+
+    total: Measured
+    own: Found
+    points: list[Comparison]
+    tensors: list[QuantizedTensor]  # the worst first
+    first: Arrays
+
+
+class Experiment:
+    """An experiment measures in each batch (`see`, `runs`), may choose points that a second pass measures (`points`,
+    `config`), and reports fields of an `Analysis` (`report`). A new experiment is a subclass in a file of its own, which
+    overrides what it needs.
+
+    `where` names it in messages. `chosen` are the names of the outputs that are compared; None: all.
+    """
+
+    where = ""
+    has_runs = False
+    has_points = False
+
+    def __init__(self, segments: Segments, chosen: Sequence[str] | None) -> None:
+        self.segments, self.chosen = segments, chosen
+        self.places = {each: place for place, each in enumerate(segments.twin.quantizers)}
+
+    def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
+        """The noise to add up of an activation, whose tensor in the float model is x."""
+        return {}
+
+    def runs(self, values: Values) -> dict[Key, Callable[[], Comparison]]:
+        """Runs of the model on a batch, each by its key. `has_runs` is True."""
+        return {}
+
+    def points(self, total: Measured, own: Found) -> list[Point]:
+        """What a second pass measures: the quantized model with other types. `has_points` is True."""
+        return []
+
+    def config(self, point: Point) -> Config:
+        """The roundings of a point."""
+        raise NotImplementedError
+
+    def report(self, outcome: Outcome) -> dict[str, Any]:
+        """Fields of `Analysis`, by name. May also fill in the tensors."""
+        raise NotImplementedError

@@ -1,0 +1,81 @@
+"""The sweep: each quantized tensor left in float alone, and quantized alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..measures.outputs import Comparison, common, compare, least_sqnr_db
+from ..twin.quantizers import Quantizer
+from ..twin.segments import Segments
+from .experiment import Experiment, Key, Outcome, Values
+
+By = Literal["tensor", "node", "operator"]
+BY: tuple[By, ...] = ("tensor", "node", "operator")
+
+
+@dataclass
+class Effect:
+    """What rounding a tensor does to the outputs: their least signal-to-quantization-noise ratio with all others rounded and
+    this one not, and with this one rounded and no other. With `by`, of all tensors that a node takes, or that all nodes of an
+    operator take; and, in any case, of all weights, and of all activations. Outputs that cannot be compared in one case count
+    in none."""
+
+    name: str
+    off_sqnr_db: float
+    on_sqnr_db: float
+
+
+WEIGHTS, ACTIVATIONS = "all weights", "all activations"
+
+
+class Sweep(Experiment):
+    """`by` is what it leaves in float, and quantizes, at a time."""
+
+    where = "the sweep"
+    has_runs = True
+
+    def __init__(self, segments: Segments, chosen: Sequence[str] | None, by: By) -> None:
+        super().__init__(segments, chosen)
+        self.groups = _groups(segments.twin.quantizers, by)
+
+    def runs(self, values: Values) -> dict[Key, Callable[[], Comparison]]:
+        return {
+            (name, _ON if is_on else _OFF): functools.partial(self._run, group, is_on, values)
+            for name, group in self.groups.items()
+            for is_on in (False, True)
+        }
+
+    def _run(self, group: list[Quantizer], is_on: bool, values: Values) -> Comparison:
+        """The quantized model without a group, or the float model with it."""
+        config = {each: each.apply for each in group}
+        if not is_on:
+            config = {each: rounding for each, rounding in self.segments.quantized.items() if each not in config}
+        base = values.floats if is_on else values.quantized
+        outputs = self.segments.rerun(base, config, group, quantized=not is_on)
+        return compare(outputs, values.reference, self.chosen)
+
+    def report(self, outcome: Outcome) -> dict[str, Any]:
+        """The group first with which alone the outputs are worst."""
+        errors = common(outcome.own.outputs)
+        effects = [Effect(name, least_sqnr_db(errors[name, _OFF]), least_sqnr_db(errors[name, _ON])) for name in self.groups]
+        effects.sort(key=lambda each: (each.on_sqnr_db == each.on_sqnr_db, each.on_sqnr_db, -each.off_sqnr_db))
+        return {"sweep": effects}
+
+
+_OFF, _ON = "off", "on"
+
+
+def _groups(quantizers: Sequence[Quantizer], by: By) -> dict[str, list[Quantizer]]:
+    groups: dict[str, list[Quantizer]] = {}
+    for each in quantizers:
+        if each.weight is None and each.kind == "weight":
+            continue  # there is no float tensor
+        names = {"tensor": [each.name], "node": list(each.users), "operator": list(dict.fromkeys(each.users.values()))}[by]
+        for name in names:
+            groups.setdefault(name, []).append(each)
+    for kind, name in (("weight", WEIGHTS), ("activation", ACTIVATIONS)):
+        groups[name] = [each for each in quantizers if each.kind == kind]
+    return groups

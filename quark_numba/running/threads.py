@@ -1,0 +1,45 @@
+"""Threads that take the items of an iterator, with the results in the items' order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from ..compiling.threads import on_one_thread
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_order(function: Callable[[T], R], items: Iterable[T], threads: int, stopped: threading.Event) -> Iterator[R]:
+    """What `function` gives of each, in their order, on so many threads, each with its kernels to itself. No more items than
+    threads are taken ahead. `stopped` is set where what is begun is not to be finished."""
+    iterator = iter(items)
+    if threads == 1:
+        for item in iterator:
+            yield on_one_thread(function, item)
+        return
+    pool = ThreadPoolExecutor(threads)
+    waiting: list[Future[R]] = []
+    try:
+        for item in iterator:
+            waiting.append(pool.submit(on_one_thread, function, item))
+            if len(waiting) > threads:
+                yield waiting.pop(0).result()
+        while waiting:
+            yield waiting.pop(0).result()
+    except BaseException:
+        stopped.set()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def number_of_threads(threads: int) -> int:
+    """As many as this process has processors, where 0 are asked for."""
+    if threads:
+        return threads
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
