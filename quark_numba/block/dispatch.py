@@ -1,9 +1,8 @@
-"""The dispatch table: from the element types to the kernel compiled for them."""
+"""The dispatch table: from the element types and the rules of a format to a kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import ModuleType
 
 from ..compiling.kernel import Table
 from .formats import MX_ELEMENT_TYPES
@@ -20,10 +19,4 @@ def _keys() -> Iterator[Key]:
                 yield Key(x, None, is_microexponent, rounds_to_bfloat16)
 
 
-def _kernels() -> ModuleType:
-    from . import kernels  # which imports Numba
-
-    return kernels
-
-
-TABLE = Table(_keys(), _kernels)
+TABLE = Table(_keys(), __package__)

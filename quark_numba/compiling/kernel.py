@@ -1,9 +1,9 @@
-"""The compiled forms of a kernel, and tables of kernels."""
+"""A kernel in its compiled forms, and the dispatch tables that hold kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from types import ModuleType
+import importlib
+from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from .lock import created_once
@@ -12,36 +12,47 @@ K = TypeVar("K")
 
 
 class Kernel:
-    """The forms of the kernel that a key selects, each compiled when it is first asked for.
+    """A kernel. Each of its forms is compiled when it is first asked for.
 
     Parameters
     ----------
     key : a key of the wing's dispatch table
-    load : a function that imports the wing's module ``kernels``, which has a function for each form. It is called when a first
-        form is asked for, as that module imports Numba.
+    package : str
+        The wing, as an importable name. Its module ``kernels`` has a function for each form. The module is imported when a
+        form is first asked for, because it imports Numba.
     """
 
-    def __init__(self, key: Any, load: Callable[[], ModuleType]) -> None:
-        self.key, self._load = key, load
+    def __init__(self, key: Any, package: str) -> None:
+        self.key, self._package = key, package
 
     @created_once
     def serial(self) -> Any:
-        """For a call on arrays: on the caller's thread."""
-        return self._load().serial_kernel(self.key)
+        """For a call on arrays: runs on the caller's thread."""
+        return self._kernels.serial_kernel(self.key)
 
     @created_once
     def parallel(self) -> Any:
-        """For a call on large arrays: on Numba's threads."""
-        return self._load().parallel_kernel(self.key)
+        """For a call on large arrays: runs on Numba's threads."""
+        return self._kernels.parallel_kernel(self.key)
 
     @created_once
     def task(self) -> Any:
-        """For a node of a session: a C function that converts a part of its tensors, on the threads of ONNX Runtime."""
-        return self._load().task_function(self.key)
+        """For a node of a session: a C function that converts a part of a tensor. ONNX Runtime's threads call it."""
+        return self._kernels.task_function(self.key)
+
+    @property
+    def _kernels(self) -> Any:
+        return importlib.import_module(f"{self._package}.kernels")
 
 
 class Table(dict[K, Kernel], Generic[K]):
     """The dispatch table of a wing: a kernel for each key.
+
+    Parameters
+    ----------
+    keys : iterable
+    package : str
+        The wing, see `Kernel`.
 
     Raises
     ------
@@ -49,9 +60,10 @@ class Table(dict[K, Kernel], Generic[K]):
         If a key comes twice.
     """
 
-    def __init__(self, keys: Iterable[K], load: Callable[[], ModuleType]) -> None:
+    def __init__(self, keys: Iterable[K], package: str) -> None:
         super().__init__()
+        self.package = package
         for key in keys:
             if key in self:
                 raise ValueError(f"two kernels for {key}")
-            self[key] = Kernel(key, load)
+            self[key] = Kernel(key, package)

@@ -1,9 +1,8 @@
-"""The dispatch table: from an operation and its element types to the kernel compiled for them."""
+"""The dispatch table: from an operation and its element types to a kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import ModuleType
 
 from ..compiling.kernel import Table
 from ..element_types import FLOAT32
@@ -23,10 +22,4 @@ def _keys() -> Iterator[Key]:
             yield Key("dequantize", quantized, quantized, y)
 
 
-def _kernels() -> ModuleType:
-    from . import kernels  # which imports Numba
-
-    return kernels
-
-
-TABLE = Table(_keys(), _kernels)
+TABLE = Table(_keys(), __package__)

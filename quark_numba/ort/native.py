@@ -225,6 +225,7 @@ def _check_inputs(
 def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     """The state of every node that is like this; few are different, so that none needs to be freed."""
     from . import callbacks
+    from .nodes import context
 
     api, release, operator, overload, structure = _custom_ops[op]
     node = _node(operator.wing)
@@ -232,7 +233,8 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     state["api"] = api
     state["has_shape_reference"] = release >= c_api.SHAPE_REFERENCE_RELEASE
     state["messages"] = _messages(operator).ctypes.data
-    node.fill(state, operator, overload, dict(attributes))
+    selection = node.select(operator, overload, dict(attributes))
+    context.fill(state, selection.numbers, node.functions(overload, selection.key))
     # It is asked for when a node runs, and not before.
     structure.KernelComputeV2 = callbacks.compiled(node.compute, f"compute_{operator.wing}")
     if hasattr(node, "destroy"):

@@ -10,12 +10,10 @@ import sys
 import numpy as np
 
 from quark_numba.catalog import OPERATORS
-from quark_numba.compiling.intrinsics import array_at, ask, record_at, stack
+from quark_numba.compiling.intrinsics import array_at, record_at, stack
 from quark_numba.declaration import Attribute, Operator, Parameter, Tensor
 from quark_numba.element_types import FLOAT32
-from quark_numba.ort.c_api import API_WORDS
 from quark_numba.ort.nodes import context
-from quark_numba.ort.nodes.context import FIRST_FAULT, GET_DATA, GET_INPUT, GET_INPUT_COUNT, GET_OUTPUT, MAX_RANK
 
 
 def spread(x, *, factor):
@@ -73,41 +71,46 @@ STATE = np.dtype([*context.STATE, ("factor", np.float32), ("offset", np.float32)
 NUMBERS = ()
 
 
-def fill(state, operator, overload, attributes):
-    state["factor"] = attributes.get("factor", 1)
-    state["offset"] = attributes.get("offsets", [0])[0]
-    state["is_mix"] = operator is MIX
+def select(operator, overload, attributes):
+    numbers = {
+        "factor": attributes.get("factor", 1),
+        "offset": attributes.get("offsets", [0])[0],
+        "is_mix": operator is MIX,
+    }
+    return context.Selection(None, numbers)
+
+
+def functions(overload, key):
+    return {}
 
 
 def compute(state_address, context_address):
     state = record_at(state_address, STATE)
-    api = array_at(state.api, API_WORDS, np.int64)
     shape = array_at(stack(2), 2, np.int64)
-    room = stack(MAX_RANK)
-    context.shape_of(state, ask(api[GET_INPUT], (context_address, 0))[1], shape, room)
+    room = stack(context.MAX_RANK)
+    context.shape_of(state, context.input_of(state, context_address, 0), shape, room)
     if shape[1] == 0 and not state.is_mix:
-        return context.fault_status(state, FIRST_FAULT + 1, shape, array_at(room, 0, np.int64))
+        return context.fault_status(state, False, 1, shape, array_at(room, 0, np.int64))
     size = np.int64(1)
     for i in range(shape[1]):
         size *= array_at(shape[0], shape[1], np.int64)[i]
-    status, y_value = ask(api[GET_OUTPUT], (context_address, 0, shape[0], shape[1]))
+    status, y_value = context.output_of(state, context_address, 0, shape[0], shape[1])
     if status:
         return status
-    y = array_at(ask(api[GET_DATA], (y_value,))[1], size, np.float32)
+    y = array_at(context.data_of(state, y_value), size, np.float32)
     y[:] = state.offset
-    for index in range(ask(api[GET_INPUT_COUNT], (context_address,))[1]):
-        x_value = ask(api[GET_INPUT], (context_address, index))[1]
-        x = array_at(ask(api[GET_DATA], (x_value,))[1], size, np.float32)
+    for index in range(context.count_inputs(state, context_address)):
+        x = array_at(context.data_of(state, context.input_of(state, context_address, index)), size, np.float32)
         for i in range(size):
             y[i] += x[i] * state.factor
     if state.is_mix:
         return 0
     one = array_at(room, 1, np.int64)
     one[0] = 1
-    status, total_value = ask(api[GET_OUTPUT], (context_address, 1, room, 1))
+    status, total_value = context.output_of(state, context_address, 1, room, 1)
     if status:
         return status
-    total = array_at(ask(api[GET_DATA], (total_value,))[1], 1, np.float32)
+    total = array_at(context.data_of(state, total_value), 1, np.float32)
     total[0] = 0
     for i in range(size):
         total[0] += y[i]

@@ -1,13 +1,18 @@
-"""What ONNX Runtime calls while a node runs: compiled, without Python, without the GIL, without a copy of a tensor.
+"""The nodes of a session: what ONNX Runtime calls while it creates and runs them.
 
-A wing's module has
+The functions that run are compiled. They need neither Python nor its lock, and copy no tensor.
+
+There is a module for each wing. It contains
 
 - ``STATE``, the dtype of a node's state: a record that begins with the fields of ``context.STATE``;
-- ``NUMBERS``, the names of what messages of faults tell of a node besides shapes, in the order in which it tells them;
-- ``fill(state, operator, overload, attributes)``, which sets the fields of its own, compiles the kernel that the node needs,
-  and raises ValueError for an attribute that cannot be;
-- ``compute(state_address, context)``, which ONNX Runtime calls in each run and which returns an OrtStatus, 0 if all went well;
-- if nodes have states of their own, and not one for all that are alike, ``prepare(state_address, constants)``, which returns
-  the address of a node's, or 0 if there is no memory, and ``destroy(state_address)``. `constants` is an array of two words for
-  each input: where the elements of a constant lie, and how many there are, or zeros.
+- ``NUMBERS``, the names of the numbers that error messages mention besides shapes, in the order in which ``compute`` passes
+  them;
+- ``select(operator, overload, attributes)``, which returns a ``context.Selection``: the key of the kernel, and numbers for the
+  fields of the state. It compiles nothing and raises ValueError for wrong attributes;
+- ``functions(overload, key)``, which compiles and returns the C functions whose addresses the state holds, by the names of the
+  fields: a function, None where no function is needed, or a tuple of these;
+- ``compute(state_address, context_address)``, which ONNX Runtime calls in each run. It returns an OrtStatus, 0 for success;
+- optionally ``prepare(state_address, constants_address)`` and ``destroy(state_address)``. Nodes that are alike share a state
+  unless there is a ``prepare``, which returns the address of the state of one node, or 0 if memory runs out. It gets two words
+  for each input: the address of a constant's elements and their number, or zeros if the input is no constant.
 """

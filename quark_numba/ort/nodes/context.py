@@ -1,9 +1,13 @@
-"""What the nodes of all wings do: ask ONNX Runtime for inputs, shapes and outputs, split work, and report faults."""
+"""What the nodes of all wings do: get inputs, shapes and outputs from ONNX Runtime, split work, and report faults.
+
+The compiled functions take the node's state, a record that begins with STATE. Their `context` is the OrtKernelContext of a run,
+and a `value` is an OrtValue; both are addresses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,42 +17,92 @@ from ...compiling.intrinsics import allocate, array_at, ask, call, release, stac
 from ...declaration import Operator
 from ..c_api import API_WORDS, ORT_FAIL, ORT_INVALID_ARGUMENT, OrtApi, keep
 
-# What every node's state begins with. Addresses stay out of compiled code, which is kept on disk, and are here.
+# The first fields of every node's state. Compiled code is kept on disk, so that no address may be in it: addresses are here.
 STATE = [
     ("api", np.int64),  # ONNX Runtime's table of functions
-    ("has_shape_reference", np.int64),  # whether that shows shapes where they lie
-    ("messages", np.int64),  # for each fault the address and the length of its message
+    ("has_shape_reference", np.int64),  # whether that table has a function that shows shapes without a copy
+    ("messages", np.int64),  # for each fault the address and the length of its message, see `messages_of`
     ("task", np.int64),  # the C function that does one part of the work
 ]
 
-# The most dimensions that a tensor may have: what numpy has.
+# The largest rank of a tensor: numpy's limit.
 MAX_RANK = 64
 
-# The numbers of messages: these two are of all wings, and behind them come those of the wing's faults, which begin with 1.
-NO_MEMORY, RANK, FIRST_FAULT = 0, 1, 1
+# The order of messages: two for every operator, then those of the operator's faults, whose numbers begin with 1.
+_NO_MEMORY, _RANK, _FIRST_FAULT = 0, 1, 1
 
-# Where ONNX Runtime's table has the functions that `call` and `ask` take.
-CREATE_STATUS = int(OrtApi.CreateStatus)
-GET_DATA = int(OrtApi.GetTensorMutableData)
-GET_INPUT_COUNT = int(OrtApi.KernelContext_GetInputCount)
-GET_INPUT = int(OrtApi.KernelContext_GetInput)
-GET_OUTPUT = int(OrtApi.KernelContext_GetOutput)
-PARALLEL_FOR = int(OrtApi.KernelContext_ParallelFor)
+# The places of functions in ONNX Runtime's table.
+_CREATE_STATUS = int(OrtApi.CreateStatus)
+_GET_DATA = int(OrtApi.GetTensorMutableData)
+_GET_INPUT_COUNT = int(OrtApi.KernelContext_GetInputCount)
+_GET_INPUT = int(OrtApi.KernelContext_GetInput)
+_GET_OUTPUT = int(OrtApi.KernelContext_GetOutput)
+_PARALLEL_FOR = int(OrtApi.KernelContext_ParallelFor)
 _GET_RANK = int(OrtApi.GetDimensionsCount)
 _GET_DIMENSIONS = int(OrtApi.GetDimensions)
 _GET_SHAPE = int(OrtApi.GetTensorTypeAndShape)
 _GET_SHAPE_REFERENCE = int(OrtApi.GetTensorElementTypeAndShapeDataReference)
 _RELEASE_SHAPE = int(OrtApi.ReleaseTensorTypeAndShapeInfo)
 
-# In a message, bytes below this one stand for the shape of the input of that number, counted from 1; this one and those above
-# it, up to FIRST_TEXT, for a number.
-FIRST_NUMBER, FIRST_TEXT = 9, 32
+# A byte of a message below _FIRST_NUMBER stands for the shape of an input, 1 for the first one. A byte from there up to
+# _FIRST_TEXT stands for a number. All other bytes are text.
+_FIRST_NUMBER, _FIRST_TEXT = 9, 32
+
+
+class Selection(NamedTuple):
+    """What a node's types and attributes select."""
+
+    key: Any  # of the wing's dispatch table
+    numbers: Mapping[str, Any]  # by the names of the state's fields; a tuple for a field that is an array
+
+
+def fill(state: Any, numbers: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
+    """Set fields of a state: to numbers, and to the addresses of C functions, which are 0 for None."""
+    addresses = {name: _addresses(each) for name, each in functions.items()}
+    for name, value in {**numbers, **addresses}.items():
+        if isinstance(value, tuple):
+            state[name][: len(value)] = value  # the rest stays 0
+        else:
+            state[name] = value
+
+
+def _addresses(functions: Any) -> Any:
+    if isinstance(functions, tuple):
+        return tuple(map(_addresses, functions))
+    return keep(functions).address if functions else 0
+
+
+@jit.inline
+def count_inputs(state: Any, context: int) -> int:
+    """How many inputs the node has. An input that is left out counts unless it is one of the last."""
+    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_INPUT_COUNT], (context,))[1]
+
+
+@jit.inline
+def input_of(state: Any, context: int, index: int) -> int:
+    """The value of an input; 0 if it is left out."""
+    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_INPUT], (context, index))[1]
+
+
+@jit.inline
+def output_of(state: Any, context: int, index: int, dimensions: int, rank: int) -> Any:
+    """(an OrtStatus, the value) of an output, which is created with a shape: the address of the dimensions, and the rank."""
+    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_OUTPUT], (context, index, dimensions, rank))
+
+
+@jit.inline
+def data_of(state: Any, value: int) -> int:
+    """The address of a tensor's elements."""
+    return ask(array_at(state.api, API_WORDS, np.int64)[_GET_DATA], (value,))[1]
 
 
 @jit.function
-def shape_of(state: Any, value: int, shape: Any, room: int) -> None:
-    """Fill the two words of `shape`: where the dimensions of a tensor lie, and how many they are. They lie where ONNX
-    Runtime has them, or in `room`, as far as it goes, which is MAX_RANK words. None of these calls fails on a tensor."""
+def shape_of(state: Any, value: int, shape: Any, room: int) -> bool:
+    """Set the two words of `shape` to the address of a tensor's dimensions and to its rank. Returns whether the rank is above
+    MAX_RANK, and sets it to 0 then.
+
+    The dimensions lie where ONNX Runtime has them, or in `room`, the address of MAX_RANK words. None of these calls to ONNX
+    Runtime fails on a tensor."""
     api = array_at(state.api, API_WORDS, np.int64)
     address = shape.ctypes.data
     if state.has_shape_reference:
@@ -59,22 +113,47 @@ def shape_of(state: Any, value: int, shape: Any, room: int) -> None:
         call(api[_GET_DIMENSIONS], (info, room, rank if rank < MAX_RANK else MAX_RANK))
         call(api[_RELEASE_SHAPE], (info,))
         shape[0], shape[1] = room, rank
+    has_many = shape[1] > MAX_RANK
+    if has_many:
+        shape[1] = 0
+    return has_many
+
+
+@jit.function
+def inputs_of(state: Any, context: int, count: int, values: Any, shapes: Any, room: int) -> bool:
+    """Get the first `count` inputs: their values, which are 0 for those left out, and the two words of `shape_of` for each, for
+    which there are MAX_RANK words of room. Returns whether one of them has a rank above MAX_RANK."""
+    has_many: Any = np.bool_(False)  # a plain False has a type of its own: Numba would compile the callees once more
+    for k in range(count):
+        values[k] = input_of(state, context, k)
+        if values[k]:
+            shape = array_at(shapes.ctypes.data + 16 * k, 2, np.int64)
+            has_many |= shape_of(state, values[k], shape, room + 8 * MAX_RANK * k)
+    return has_many
 
 
 @jit.inline
-def run_tasks(api: Any, context: int, task: int, work: int, count: int, is_serial: bool) -> int:
-    """Do so many parts of the work, on this thread or on the session's: an OrtStatus."""
+def run_tasks(state: Any, context: int, work: int, count: int, is_serial: bool) -> int:
+    """Do `count` parts of the work at an address, on this thread if `is_serial`, else on the session's threads. Returns an
+    OrtStatus."""
     if is_serial:
         for i in range(count):
-            call(task, (work, i))
+            call(state.task, (work, i))
         return 0
-    return call(api[PARALLEL_FOR], (context, task, count, 0, work))
+    return call(array_at(state.api, API_WORDS, np.int64)[_PARALLEL_FOR], (context, state.task, count, 0, work))
+
+
+@jit.inline
+def no_memory(state: Any) -> int:
+    """An OrtStatus that says that memory ran out. Its message ends in a zero byte."""
+    api = array_at(state.api, API_WORDS, np.int64)
+    return call(api[_CREATE_STATUS], (ORT_FAIL, array_at(state.messages + 16 * _NO_MEMORY, 2, np.int64)[0]))
 
 
 @jit.function
 def _write(text: Any, at: int, numbers: Any, is_shape: int) -> int:
-    """Write a shape as Python writes a tuple, or a single number, to end before index `at`. Returns the index at which it
-    begins: digits come out from the last to the first."""
+    """Write a shape as Python writes a tuple, or a single number, so that it ends before index `at`. Returns the index at which
+    it begins: digits come out from the last to the first."""
     ten = np.uint64(10)
     if is_shape:
         at -= 1
@@ -87,7 +166,7 @@ def _write(text: Any, at: int, numbers: Any, is_shape: int) -> int:
         if i:
             at -= 2
             text[at], text[at + 1] = 44, 32
-        magnitude = np.uint64(-number if number < 0 else number)  # of the lowest int64, too
+        magnitude = np.uint64(-number if number < 0 else number)  # right for the lowest int64, too
         digits = 0
         while digits == 0 or magnitude:
             at -= 1
@@ -103,52 +182,48 @@ def _write(text: Any, at: int, numbers: Any, is_shape: int) -> int:
     return at
 
 
-@jit.inline
-def no_memory(api: Any, messages: int) -> int:
-    """An OrtStatus that says so. Its message ends in a zero byte."""
-    return call(api[CREATE_STATUS], (ORT_FAIL, array_at(messages + 16 * NO_MEMORY, 2, np.int64)[0]))
-
-
 @jit.function
-def fault_status(state: Any, number: int, shapes: Any, numbers: Any) -> int:
-    """An OrtStatus with a message. `shapes` has the two words of `shape_of` for each input, `numbers` what else the message may
-    name; the message that there is no memory, if there is none for it."""
+def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, numbers: Any) -> int:
+    """An OrtStatus for a fault: if `has_many`, that a tensor has too many dimensions, else the fault of this number among the
+    operator's.
+
+    `shapes` has the two words of `shape_of` for each input, `numbers` has the values of the wing's NUMBERS: the message may
+    mention these. If there is no memory for the message, the status says that memory ran out."""
     api = array_at(state.api, API_WORDS, np.int64)
-    message = array_at(state.messages + 16 * number, 2, np.int64)
+    message = array_at(state.messages + 16 * (_RANK if has_many else _FIRST_FAULT + fault), 2, np.int64)
     template = array_at(message[0], message[1], np.uint8)
     size = template.size + 1 + 20 * numbers.size
     for i in range(1, shapes.size, 2):
         size += 22 * shapes[i] + 3  # digits, sign, comma and space; parentheses
     address = allocate(size)
     if address == 0:
-        return no_memory(api, state.messages)
+        return no_memory(state)
     text = array_at(address, size, np.uint8)
     at = size - 1
     text[at] = 0
     for i in range(template.size):
         mark = np.int64(template[template.size - 1 - i])
-        if mark >= FIRST_TEXT:
+        if mark >= _FIRST_TEXT:
             at -= 1
             text[at] = mark
         else:
-            is_shape = mark < FIRST_NUMBER
-            where = shapes[2 * mark - 2] if is_shape else numbers.ctypes.data + 8 * (mark - FIRST_NUMBER)
+            is_shape = mark < _FIRST_NUMBER
+            where = shapes[2 * mark - 2] if is_shape else numbers.ctypes.data + 8 * (mark - _FIRST_NUMBER)
             at = _write(text, at, array_at(where, shapes[2 * mark - 1] if is_shape else 1, np.int64), is_shape)
-    status = call(api[CREATE_STATUS], (ORT_INVALID_ARGUMENT, address + at))
+    status = call(api[_CREATE_STATUS], (ORT_INVALID_ARGUMENT, address + at))
     release(address)
     return status
 
 
 def messages_of(operator: Operator, numbers: Sequence[str]) -> NDArray[np.int64]:
-    """The addresses and lengths of an operator's messages, by their numbers. `numbers` are the names that stand for
-    numbers, in the order in which `fault_status` gets these."""
+    """The addresses and lengths of an operator's messages, in their order. `numbers` are the wing's NUMBERS."""
     marks: dict[str, str] = {}
     for i, parameter in enumerate(operator.inputs):
         marks[f"{parameter.name}_shape"] = chr(1 + i)
     for i, name in enumerate(numbers):
-        marks[name] = chr(FIRST_NUMBER + i)
-    texts = {NO_MEMORY: "there is no memory\0", RANK: f"a tensor has more than {MAX_RANK} dimensions"}
-    texts |= {FIRST_FAULT + number: text.format(**marks) for number, text in operator.faults.items()}
+        marks[name] = chr(_FIRST_NUMBER + i)
+    texts = {_NO_MEMORY: "there is no memory\0", _RANK: f"a tensor has more than {MAX_RANK} dimensions"}
+    texts |= {_FIRST_FAULT + number: text.format(**marks) for number, text in operator.faults.items()}
     messages = keep(np.zeros((max(texts) + 1, 2), np.int64))
     for number, text in texts.items():
         if any(text.count(mark) > 1 for mark in marks.values()):

@@ -1,4 +1,4 @@
-"""Nodes of regions."""
+"""The nodes of regions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...block.dispatch import TABLE as BLOCK_TABLE
 from ...block.granularity import block_shape, group_size
 from ...block.tiles import tile_function
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, ask, call, record_at, release, stack
+from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
 from ...declaration import Operator, Overload
 from ...linear.kernels import widen_function
 from ...region import granularity, tiles
@@ -20,45 +20,35 @@ from ...region.calls import check_layout
 from ...region.dispatch import TABLE
 from ...region.granularity import AXIS, CHANNELS, NO_FAULT, NOT_BLOCKED, OPERAND
 from ...region.kernels import CHUNK, WORK, chunk_function
-from ...region.key import MOST_INPUTS, MOST_STEPS, parse
+from ...region.key import MOST_INPUTS, MOST_STEPS, Program, parse
 from ...region.source import buffers_size
-from ..c_api import API_WORDS, keep
 from . import context
-from .context import (
-    FIRST_FAULT,
-    GET_DATA,
-    GET_INPUT,
-    GET_OUTPUT,
-    MAX_RANK,
-    RANK,
-    fault_status,
-    no_memory,
-    run_tasks,
-    shape_of,
-)
+from .context import MAX_RANK
 
 STATE = np.dtype(
     [
         *context.STATE,
         ("run", np.int64),  # the C function of the program
-        ("count", np.int64),
-        ("streams", np.int64),  # how many inputs have more than one element
-        # Of each input: its axis (granularity.OPERAND for an operand), whether it has one element, what makes of it what the
-        # program takes (a C function, or 0), and how many bytes an element has then, 0 if there is one.
+        ("count", np.int64),  # the number of inputs
+        ("streams", np.int64),  # the number of inputs with more than one element
+        # For each input: its axis (granularity.OPERAND for an operand); whether it has one element; the C function that
+        # converts it to the program's type, or 0; the bytes of an element in that type, 0 for an input of one element.
         *((name, np.int64, MOST_INPUTS) for name in ("axes", "scalars", "widen", "itemsizes")),
-        ("block", np.int64),  # how many elements a block has, 0 if there are none
-        ("group", np.int64),  # of how many rows a tile has a multiple
-        ("axis", np.int64),  # along which they are cut
-        ("formats", np.int64),  # how many steps are of blocks
-        ("buffers_size", np.int64),  # of the program's, in bytes, if it has steps of blocks
-        ("functions", np.int64, 2 * MOST_STEPS),  # of each of these: the C functions for a tile, and for any blocks
-        ("layout", np.int64),  # channels in a block of the blocked layout, 0 if tensors are not in it
-        ("channels", np.int64),  # of y's own there, 0 if y has no others
+        # About the steps of block formats; 0 if the program has none.
+        ("block", np.int64),  # elements in a block
+        ("group", np.int64),  # the rows of a tile are a multiple of it
+        ("axis", np.int64),  # the axis that is cut into blocks
+        ("formats", np.int64),  # the number of these steps
+        ("buffers_size", np.int64),  # bytes of the program's buffers, if it has such steps
+        ("functions", np.int64, 2 * MOST_STEPS),  # for each such step two C functions: for a tile, and for any blocks
+        ("layout", np.int64),  # channels in a block of the blocked layout; 0 if tensors are not in that layout
+        ("channels", np.int64),  # in that layout: the channels of y without padding; 0 if there is no padding
     ]
 )
 NUMBERS = ("input", "axis", "channels")
 
-# Up to this many elements one thread is done before a second has woken up: a step takes less time than a quantization alone.
+# So many elements are done by one thread: it has finished before a second one has woken up. A step takes less time than a
+# quantization alone.
 SERIAL_SIZE = 1 << 15
 
 WORK_WORDS = WORK.itemsize // 8
@@ -75,36 +65,53 @@ _block_shape = jit.function(block_shape)
 _count_tile_chunks = jit.function(tiles.count_chunks)
 
 
-def fill(state: Any, operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> None:
-    """Set the fields of the wing's own; raises ValueError for an attribute that cannot be."""
+def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
+    """The program, and the numbers of its inputs, blocks and layout. Raises ValueError for wrong attributes."""
     program = parse(attributes["program"])
     check_layout(program, attributes["block_size"], attributes["channels"])
-    state["layout"], state["channels"] = attributes["block_size"], attributes["channels"]
-    steps = program.block_steps
-    task = tiles.chunk_function() if steps else chunk_function()
-    state["task"], state["run"] = keep(task).address, keep(TABLE[program].task).address
-    state["formats"], state["buffers_size"] = len(steps), buffers_size(program)
-    for number, step in enumerate(steps):
-        key, blocks = step.block_format
-        state["block"], state["axis"] = blocks.block, dict(step.attributes)["axis"]
-        state["group"] = max(state["group"], group_size(blocks))
-        state["functions"][2 * number] = keep(tile_function(key, blocks)).address
-        state["functions"][2 * number + 1] = keep(BLOCK_TABLE[key].task).address
-    state["count"] = len(program.inputs)
-    parts = zip(program.inputs, program.axes, input_dtypes(program), strict=True)
-    for k, (each, axis, dtype) in enumerate(parts):
-        widen = None if axis is None else widen_function(each.element_type, dtype)
-        address = keep(widen).address if widen else 0
-        itemsize = 0 if each.is_scalar else np.dtype(dtype).itemsize
-        state["axes"][k], state["scalars"][k] = OPERAND if axis is None else axis, each.is_scalar
-        state["widen"][k], state["itemsizes"][k] = address, itemsize
-        state["streams"] += not each.is_scalar
+    inputs, steps = program.inputs, program.block_steps
+    formats = [blocks for _, blocks in (step.block_format for step in steps)]
+    numbers = {
+        "count": len(inputs),
+        "streams": sum(not each.is_scalar for each in inputs),
+        "axes": tuple(OPERAND if axis is None else axis for axis in program.axes),
+        "scalars": tuple(each.is_scalar for each in inputs),
+        "itemsizes": tuple(
+            0 if each.is_scalar else np.dtype(dtype).itemsize for each, dtype in zip(inputs, input_dtypes(program), strict=True)
+        ),
+        # All steps of block formats have the same block and axis.
+        "block": formats[0].block if formats else 0,
+        "group": max(map(group_size, formats), default=0),
+        "axis": dict(steps[0].attributes)["axis"] if steps else 0,
+        "formats": len(steps),
+        "buffers_size": buffers_size(program),
+        "layout": attributes["block_size"],
+        "channels": attributes["channels"],
+    }
+    return context.Selection(program, numbers)
+
+
+def functions(overload: Overload, key: Program) -> dict[str, Any]:
+    """The C functions of the state."""
+    formats = [step.block_format for step in key.block_steps]
+    return {
+        "task": tiles.chunk_function() if formats else chunk_function(),
+        "run": TABLE[key].task,
+        "functions": tuple(
+            function
+            for block_key, blocks in formats
+            for function in (tile_function(block_key, blocks), BLOCK_TABLE[block_key].task)
+        ),
+        "widen": tuple(
+            None if axis is None else widen_function(each.element_type, dtype)
+            for each, axis, dtype in zip(key.inputs, key.axes, input_dtypes(key), strict=True)
+        ),
+    }
 
 
 def compute(state_address: int, context_address: int) -> int:
-    """OrtCustomOp::KernelComputeV2."""
+    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    api = array_at(state.api, API_WORDS, np.int64)
     count = state.count
     axes, scalars = array_at(state_address + AXES_AT, count, np.int64), array_at(state_address + SCALARS_AT, count, np.int64)
     itemsizes = array_at(state_address + ITEMSIZES_AT, count, np.int64)
@@ -112,12 +119,10 @@ def compute(state_address: int, context_address: int) -> int:
     ranks, values = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
     shapes = array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
     found, room = array_at(stack(2), 2, np.int64), stack(MAX_RANK)
-    has_many = False
+    has_many: Any = np.bool_(False)  # not False, see `context.inputs_of`
     for k in range(count):
-        values[k] = ask(api[GET_INPUT], (context_address, k))[1]
-        shape_of(state, values[k], found, room)
-        if found[1] > MAX_RANK:
-            has_many, found[1] = True, 0
+        values[k] = context.input_of(state, context_address, k)
+        has_many |= context.shape_of(state, values[k], found, room)
         ranks[k] = found[1]
         dimensions = array_at(found[0], found[1], np.int64)
         for d in range(found[1]):
@@ -152,7 +157,7 @@ def compute(state_address: int, context_address: int) -> int:
     if has_many or fault != NO_FAULT:
         numbers = array_at(stack(3), 3, np.int64)
         numbers[0], numbers[1], numbers[2] = wrong, state.axis, state.channels
-        return fault_status(state, RANK if has_many else FIRST_FAULT + fault, found, numbers)
+        return context.fault_status(state, has_many, fault, found, numbers)
 
     size = np.int64(1)
     for d in range(MAX_RANK - rank, MAX_RANK):
@@ -164,14 +169,14 @@ def compute(state_address: int, context_address: int) -> int:
             joined[d] = shape[d]
         _join_channels(joined)
         given, given_rank = joined.ctypes.data + 8 * (MAX_RANK - 4), np.int64(4)
-    status, y = ask(api[GET_OUTPUT], (context_address, 0, given, given_rank))
+    status, y = context.output_of(state, context_address, 0, given, given_rank)
     if status or size == 0:
         return status
 
     work_address = stack(WORK_WORDS)
     work = record_at(work_address, WORK)
     work.run, work.count, work.streams = state.run, count, state.streams
-    work.size, work.y = size, ask(api[GET_DATA], (y,))[1]
+    work.size, work.y = size, context.data_of(state, y)
     work.lengths, work.masks, work.inputs = stack(MAX_RANK), stack(MAX_RANK), stack(count)
     work.itemsizes = state_address + ITEMSIZES_AT
     lengths, masks = array_at(work.lengths, MAX_RANK, np.int64), array_at(work.masks, MAX_RANK, np.int64)
@@ -185,7 +190,7 @@ def compute(state_address: int, context_address: int) -> int:
     widened, slots = array_at(stack(count), count, np.int64), stack(count)
     addresses = array_at(work.inputs, count, np.int64)
     for k in range(count):
-        data = ask(api[GET_DATA], (values[k],))[1]
+        data = context.data_of(state, values[k])
         widened[k] = 0
         if widen[k]:
             elements, target = np.int64(1), slots + 8 * k
@@ -193,7 +198,7 @@ def compute(state_address: int, context_address: int) -> int:
                 elements = shapes[MAX_RANK * (k + 1) - 1]
                 target = widened[k] = allocate(elements * itemsizes[k])
                 if target == 0:
-                    status = no_memory(api, state.messages)
+                    status = context.no_memory(state)
                     break
             call(widen[k], (data, target, elements))
             data = target
@@ -202,10 +207,10 @@ def compute(state_address: int, context_address: int) -> int:
         chunks = (size + CHUNK - 1) // CHUNK
         if state.block:
             chunks = _count_tile_chunks(size, state.block, length, inner)
-        status = run_tasks(api, context_address, state.task, work_address, chunks, size <= SERIAL_SIZE)
+        status = context.run_tasks(state, context_address, work_address, chunks, size <= SERIAL_SIZE)
     for k in range(count):
         if widened[k]:
             release(widened[k])
     if status == 0 and work.has_failed:
-        return no_memory(api, state.messages)
+        return context.no_memory(state)
     return status
