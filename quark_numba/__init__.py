@@ -10,9 +10,9 @@ from .version import __version__
 if TYPE_CHECKING:
     from .analysis.analyze import Analysis, analyze
     from .analysis.evaluate import Evaluation, evaluate
+    from .arrays.packed_arrays import pack, unpack
     from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
     from .block.storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
-    from .element_types.packed_arrays import pack, unpack
     from .element_types.tensors import from_tensor_proto, to_tensor_proto
     from .errors import ModelError
     from .linear.calls import dequantize, quantize, quantize_dequantize
@@ -77,14 +77,14 @@ _MODULES = {
     "mx_quantize": ".block.storage",
     "mx_quantize_dequantize": ".block.calls",
     "optimize": ".rewriting.optimize",
-    "pack": ".element_types.packed_arrays",
+    "pack": ".arrays.packed_arrays",
     "quantize": ".linear.calls",
     "quantize_dequantize": ".linear.calls",
     "reference_ops": ".onnx_tools.evaluator",
     "register": ".ort",
     "register_schemas": ".onnx_tools.schemas",
     "to_tensor_proto": ".element_types.tensors",
-    "unpack": ".element_types.packed_arrays",
+    "unpack": ".arrays.packed_arrays",
 }
 
 

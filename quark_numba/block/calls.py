@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..arguments import array, check_no_output, element_type_of, flat, index, output
-from ..chunks import Result, check_sizes, is_lazy, map_chunks
+from ..arrays.arguments import array, check_no_output, element_type_of, flat, index, output
+from ..arrays.chunks import Result, check_sizes, is_lazy, map_chunks
+from ..arrays.labels import keeps_labels
 from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, ElementType
-from ..labels import keeps_labels
 from .dispatch import TABLE
 from .formats import bfp_format, mx_format, mx_name
 from .granularity import FAULTS, Blocks, block_shape

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..arguments import MX_NAMES, did_you_mean
+from ..arrays.arguments import MX_NAMES, did_you_mean
 from ..element_types import ElementType, find, named
 from .granularity import Blocks
 from .key import Key

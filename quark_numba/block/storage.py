@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..arguments import array, element_type_of, index
-from ..chunks import Cut, Result, check_sizes, is_lazy, map_chunks
+from ..arrays.arguments import array, element_type_of, index
+from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
+from ..arrays.labels import keeps_labels
 from ..element_types import BFLOAT16, FLOAT8E8M0, FLOAT32
-from ..labels import keeps_labels
 from ..linear.calls import dequantize, quantize
 from .calls import axis_of, block_input, rounded_block
 from .formats import INT8_FRACTION_BITS, MX_ELEMENT_TYPES, bfp_format, mx_format, mx_name, positive

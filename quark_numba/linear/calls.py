@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..arguments import array, check_no_output, element_type_of, flat, index, output
-from ..chunks import Cut, Result, check_sizes, is_lazy, map_chunks
+from ..arrays.arguments import array, check_no_output, element_type_of, flat, index, output
+from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
+from ..arrays.labels import keeps_labels
 from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, INT32, UINT8, ElementType, find
-from ..labels import keeps_labels
 from .dispatch import TABLE
 from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, inferred_block_size, loop_shape
 from .key import PRECISIONS, Key, select

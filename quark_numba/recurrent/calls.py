@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..arguments import flat, float32_arrays, index, real
+from ..arrays.arguments import flat, float32_arrays, index, real
 from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32
 from .dispatch import TABLE

@@ -169,7 +169,7 @@ def test_types(capsys):
 
 
 def test_readme_has_the_tables_of_types():
-    readme = (ROOT / "quark_numba" / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "quark_numba" / "element_types" / "README.md").read_text(encoding="utf-8")
     for operator, columns, rows in types.type_tables():
         lines = ["| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *rows]]
         assert f"{operator}:\n\n" + "\n".join(lines) in readme

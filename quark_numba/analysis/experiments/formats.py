@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arguments import did_you_mean
+from ...arrays.arguments import did_you_mean
 from ...block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from ...block.formats import MX_ELEMENT_TYPES
 from ...element_types import BFLOAT16, FLOAT16, ElementType

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..chunks import Result, check_sizes, is_lazy, map_chunks
-from ..labels import unlabelled
-from . import ElementType, find, packing
-from .packing import packed_size
+from ..element_types import ElementType, find, packing
+from ..element_types.packing import packed_size
+from .chunks import Result, check_sizes, is_lazy, map_chunks
+from .labels import unlabelled
 
 
 def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:

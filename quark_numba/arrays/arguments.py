@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..element_types import ELEMENT_TYPES, FLOAT32, ElementType, find, names
+from ..errors import reraise_of_signal_handler
 from .chunks import check_is_of_numpy, is_lazy
-from .element_types import ELEMENT_TYPES, FLOAT32, ElementType, find, names
-from .errors import reraise_of_signal_handler
 from .labels import unlabelled
 
 # Other names of element types: those of the OCP Microscaling specification, which Quark uses for block formats.

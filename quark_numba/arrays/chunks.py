@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from .compiling.threads import on_one_thread
+from ..compiling.threads import on_one_thread
 
 
 class Cut(NamedTuple):
