@@ -1,11 +1,11 @@
-"""Where kernels, and what ONNX Runtime keeps of them, are made: under one lock, and out of the reach of signal handlers."""
+"""One lock for the creation of kernels and of whatever ONNX Runtime keeps of them. Signal handlers cannot interrupt it."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
 import functools
-import logging  # noqa: F401  # hooks of forks run in reverse order: its own, which takes a lock that compiling needs, is to run later
+import logging  # noqa: F401  # first: fork hooks run in reverse order, and logging's, which takes a lock that compiling needs, has to run later
 import os
 import sys
 import threading
@@ -19,13 +19,13 @@ _lock = threading.RLock()
 
 
 def created(create: Callable[[], T]) -> T:
-    """What `create` returns, called under the lock, by another thread if this is the main one.
+    """The result of `create`, which is called under the lock. On the main thread, another thread is started to call it.
 
-    There Python runs signal handlers, in the midst of whatever it finds. They may raise, as that of Ctrl-C does, and out of the
-    midst of a compilation this would leave Numba in pieces. So the main thread has another one do it and waits. An exception of
-    a handler ends the waiting; what was begun gets finished, and is there for whoever asks next.
+    Python runs signal handlers on the main thread, between any two instructions. A handler may raise, as that of Ctrl-C does.
+    In the middle of a compilation, this would leave Numba in an inconsistent state. So the main thread only waits. If a handler
+    raises, the waiting ends, but the other thread finishes, and the next call finds the result.
 
-    A ``threading.Thread`` will not do: what starts one is Python, too, and in pieces as well when a handler raises.
+    ``threading.Thread`` cannot be used: it is started by Python code, which a handler's exception would break in the same way.
     """
 
     def work() -> None:
@@ -42,7 +42,7 @@ def created(create: Callable[[], T]) -> T:
     done = allocate_lock()
     done.acquire()
     main = threading.main_thread()
-    is_main = threading.get_ident() == main.ident and main.is_alive()  # not alive: the interpreter ends, and starts no threads
+    is_main = threading.get_ident() == main.ident and main.is_alive()  # not alive: the interpreter ends; no thread can start
     if is_main and not _compiles_already():
         start_new_thread(work, ())
         done.acquire()
@@ -54,14 +54,14 @@ def created(create: Callable[[], T]) -> T:
 
 
 def _compiles_already() -> bool:
-    """Whether this thread is in the midst of compiling something with Numba, for whose lock another one would wait."""
+    """Whether this thread is compiling with Numba. It holds Numba's lock then, and another thread would wait for it forever."""
     module = sys.modules.get("numba.core.compiler_lock")
     lock = getattr(module, "global_compiler_lock", None)  # None while the module is being imported
     return lock is not None and bool(lock.is_locked())
 
 
 class created_once(Generic[T]):  # noqa: N801
-    """A property made by `created` when it is first asked for, and kept in the instance."""
+    """A property whose value is made by `created` on first access, and then kept in the instance."""
 
     def __init__(self, create: Callable[[Any], T]) -> None:
         self._create = create
@@ -81,23 +81,27 @@ class created_once(Generic[T]):  # noqa: N801
 
 @atexit.register
 def _finish() -> None:
-    """The end of the interpreter waits for what was begun."""
+    """At its end, the interpreter waits until a creation that has begun is finished."""
     with _lock:
         pass
 
 
-# Python's list of the states of its threads has a lock. A thread that Python did not start takes it when it comes to Python,
-# before it has the interpreter's lock. So os.fork does not wait for it, and the child of Python 3.11 may wait for it for ever
-# (CPython's issue 112275). Nor does os.fork wait while glibc takes the stack of an earlier thread for a new one: it frees what
-# belonged to that, and a child that starts a thread frees it once more. Therefore threads of ours are started, and come to
-# Python, under this lock (``callbacks``), and a fork waits for it. It waits in C, where no signal handler gets in between, and
-# without the interpreter's lock, which tracemalloc takes for each allocation.
+# A lock under which threads of this package start and enter Python (``callbacks``). A fork waits for it, for two reasons:
+#
+# - A thread that Python did not start takes the lock of Python's list of thread states when it enters Python, before it has the
+#   interpreter's lock. os.fork does not wait for that lock, and the child of Python 3.11 may then wait for it forever (CPython
+#   issue 112275).
+# - For a new thread glibc reuses the stack of an earlier one, and frees memory that belonged to it. os.fork does not wait for
+#   this either. If it happens in between, a child that starts a thread frees the same memory again.
+#
+# The fork waits in C, where no signal handler can run, and without the interpreter's lock, which tracemalloc takes for each
+# allocation.
 _allocate = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThread_allocate_lock", ctypes.pythonapi))
 _acquire = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(("PyThread_acquire_lock", ctypes.pythonapi))
 _release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyThread_release_lock", ctypes.pythonapi))
 thread_states: int = _allocate()
 
-# A fork waits for the lock, too: a child whose parent held it in another thread would wait for ever.
+# A fork waits for `_lock`, too: if another thread of the parent held it, the child would wait for it forever.
 
 _taken_for_fork = False
 
@@ -108,10 +112,10 @@ def _before_fork() -> None:
     while not _lock._is_owned():  # type: ignore[attr-defined]
         try:
             _lock.acquire()
-        except BaseException as error:  # of a signal handler
+        except BaseException as error:  # raised by a signal handler
             raised = error
     if raised:
-        raise raised  # Python tells of it, and forks all the same
+        raise raised  # Python reports it, and forks all the same
 
 
 def _after_fork() -> None:
@@ -121,7 +125,7 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     _give_back = functools.partial(_release, thread_states)
-    # Registered first, it is taken last: after the lock, for which a fork may have to wait long.
+    # Registered first, it is acquired last: after `_lock`, for which a fork may have to wait long.
     os.register_at_fork(
         before=functools.partial(_acquire, thread_states, 1), after_in_parent=_give_back, after_in_child=_give_back
     )

@@ -23,33 +23,33 @@ Backend = Literal["native", "extensions"]
 def register(
     session_options: onnxruntime.SessionOptions, *, backend: Backend | None = None, standard_ops: bool = False
 ) -> Backend:
-    """Make Quark's operators known to the sessions that are created with `session_options`, and those that `optimize` writes:
-    those of the domains com.amd.quark, com.vai.quantize and quark_numba that ``quark-numba types`` prints.
+    """Register the operators of Quark, and those that `optimize` writes, for the sessions that are created with
+    `session_options`. ``quark-numba types`` lists them: the domains are com.amd.quark, com.vai.quantize and quark_numba.
 
     Parameters
     ----------
     session_options : onnxruntime.SessionOptions
     backend : "native", "extensions" or None
-        "native": compiled kernels, called by ONNX Runtime on its own threads, on its own tensors.
+        "native": ONNX Runtime calls compiled kernels on its own threads and tensors.
         "extensions": onnxruntime-extensions calls Python, which calls the kernels; no float16, no bfloat16.
-        None: native where it is available, else extensions, with a RuntimeWarning.
+        None: native if it is available, else extensions, with a RuntimeWarning.
     standard_ops : bool
-        Also replace ONNX Runtime's own QuantizeLinear and DequantizeLinear (native only; ONNX Runtime 1.31 or later), by
-        ones that have all types of opset 10 to 25: bfloat16 and float4e2m1 data, bfloat16 and float8e8m0 scales, int32 x,
-        `precision` and `output_dtype`, which its CPU provider refuses. It also sets `session.disable_quant_qdq`, unless
-        `session_options` have that entry, so that ONNX Runtime does not fuse these with their neighbours into integer
-        operators, which lack these types: the model computes in float, as it is written.
+        Also replace ONNX Runtime's QuantizeLinear and DequantizeLinear (native only; ONNX Runtime 1.31 or later). The
+        replacements have all types of opset 10 to 25. Its CPU provider refuses bfloat16 and float4e2m1 data, bfloat16 and
+        float8e8m0 scales, int32 x, `precision` and `output_dtype`. This also sets `session.disable_quant_qdq`, unless
+        `session_options` have that entry. Otherwise ONNX Runtime would fuse quantization nodes with their neighbours into
+        integer operators, which lack these types. With it the model computes in float, as it is written.
 
     Returns
     -------
-    The backend that was taken, or that these options have from an earlier call.
+    The backend that was registered, now or by an earlier call with the same options.
 
     Raises
     ------
     TypeError, ValueError
-        For an argument that is none of these, or other than in an earlier call.
+        If an argument is not one of the above, or differs from that of an earlier call with the same options.
     RuntimeError
-        If the native backend is asked for, or needed for `standard_ops`, and not available; the message says why.
+        If the native backend is required, by name or for `standard_ops`, and not available. The message gives the reason.
     """
     import onnxruntime
 
@@ -96,8 +96,8 @@ def register(
 
 
 def entry(session_options: onnxruntime.SessionOptions, name: str) -> Any:
-    """What the options have under a name, or None."""
+    """The value of a configuration entry of the options, or None."""
     try:
         return session_options.get_session_config_entry(name)
-    except RuntimeError:  # no such entry
+    except RuntimeError:  # there is no such entry
         return None

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from ..declaration import Attribute, Kind
 from ..element_types import ElementType
 
-# The API version that KernelContext_ParallelFor came with, and the release of that version. ONNX Runtime serves every
-# older version of its API, and its table of functions only ever grows.
+# The first API version with KernelContext_ParallelFor, and its release. Later releases serve this version, too, and the table
+# of functions only ever grows.
 API_VERSION = 17
 FIRST_RELEASE = "1.17"
 
@@ -57,7 +57,7 @@ class OrtApi(IntEnum):
     ShapeInferContext_SetOutputTypeShape = 270
     ReadOpAttr = 272
     KernelContext_ParallelFor = 274
-    GetTensorElementTypeAndShapeDataReference = 414  # since SHAPE_REFERENCE_RELEASE
+    GetTensorElementTypeAndShapeDataReference = 414  # from SHAPE_REFERENCE_RELEASE on
 
 
 SHAPE_REFERENCE_RELEASE = (1, 24)
@@ -74,15 +74,15 @@ ORT_OP_ATTR_INT = 1
 # OrtCustomOpInputOutputCharacteristic
 REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2
 
-# ONNXTensorElementDataType of an input that may have any, UNDEFINED.
+# The ONNXTensorElementDataType of an input that may have any type: UNDEFINED.
 ANY_TYPE = 0
 
-# Since this release an operator of ours in ONNX's own domain replaces ONNX Runtime's.
+# The first release in which a custom operator in ONNX's own domain replaces ONNX Runtime's.
 STANDARD_OPS_RELEASE = (1, 31)
 
 
 def element_type(row: ElementType) -> int:
-    """The number that ONNXTensorElementDataType has for it."""
+    """The ONNXTensorElementDataType of an element type."""
     return row.number if row.ort_number is None else row.ort_number
 
 
@@ -103,8 +103,8 @@ _FUNCTIONS = """
 
 
 class OrtCustomOp(ctypes.Structure):
-    """struct OrtCustomOp as of API version 17: an operator, as a table of functions that get the table's own address. Behind it
-    is what our own functions of that table read (``callbacks``)."""
+    """struct OrtCustomOp of API version 17: the table of an operator's functions, which get the table's address. Fields of this
+    package follow the table; its functions read them (``callbacks``)."""
 
     _fields_ = [
         ("version", c_uint32),
@@ -113,10 +113,10 @@ class OrtCustomOp(ctypes.Structure):
         ("input_count", c_int64),
         ("output_count", c_int64),
         ("is_homogeneous", c_int64),  # of a variadic input
-        ("input_types", c_void_p),  # an int64 each, as all in arrays here
+        ("input_types", c_void_p),  # an array of int64, as those below
         ("output_types", c_void_p),
         ("input_characteristics", c_void_p),
-        ("python", c_void_p),  # a callbacks.PYTHON
+        ("python", c_void_p),  # a record callbacks.PYTHON
     ]
 
 
@@ -124,8 +124,8 @@ T = TypeVar("T")
 
 
 def keep(value: T) -> T:
-    """`value`, never to be freed, as ONNX Runtime may point into it for as long as the process lives: not when this package is
-    loaded again, nor when the interpreter ends."""
+    """`value`, which is never freed from now on, not even when this package is reloaded or the interpreter ends: ONNX Runtime
+    may use its address as long as the process lives."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     return value
 
@@ -136,11 +136,11 @@ def function(api: int, index: OrtApi, result: Any, *arguments: Any) -> Any:
 
 
 class StatusError(Exception):
-    """An OrtStatus that is not OK."""
+    """An OrtStatus that is an error."""
 
 
 def check(api: int, status: int | None) -> None:
-    """Raise StatusError, and release the status, unless it is OK (null)."""
+    """Raise StatusError and release the status if it is an error; null is success."""
     if status:
         message = function(api, OrtApi.GetErrorMessage, c_char_p, c_void_p)(status).decode()
         function(api, OrtApi.ReleaseStatus, None, c_void_p)(status)
@@ -148,13 +148,13 @@ def check(api: int, status: int | None) -> None:
 
 
 def create_status(api: int, code: int, message: str) -> int:
-    """A new OrtStatus, which ONNX Runtime will release."""
+    """A new OrtStatus. ONNX Runtime releases it."""
     return int(function(api, OrtApi.CreateStatus, c_void_p, c_int, c_char_p)(code, message.encode()))
 
 
 def attribute(api: int, info: int, attribute: Attribute) -> Any:
-    """A node's attribute, or its default where the node has none. Raises StatusError if it is of another kind, or required and
-    missing."""
+    """The value of a node's attribute, or its default. Raises StatusError if the attribute is of another kind, or if it is
+    required and missing."""
     try:
         return _GET_ATTRIBUTE[attribute.kind](api, info, attribute.name.encode())
     except StatusError as error:
@@ -196,7 +196,7 @@ _GET_ATTRIBUTE: dict[Kind, Callable[[int, int, bytes], Any]] = {
 
 
 def node_name(api: int, info: int) -> str:
-    """Of an OrtKernelInfo."""
+    """The name of an OrtKernelInfo's node."""
     get = function(api, OrtApi.KernelInfo_GetNodeName, c_void_p, c_void_p, c_char_p, POINTER(c_size_t))
     size = c_size_t()
     check(api, get(info, None, ctypes.byref(size)))
@@ -206,8 +206,8 @@ def node_name(api: int, info: int) -> str:
 
 
 def inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
-    """Of an OrtKernelInfo: the ONNXTensorElementDataType of each input of its node, 0 for what is no tensor; and its shape, as
-    far as it is known."""
+    """For each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is no tensor; and the shape, as far as
+    it is known."""
     get_count = function(api, OrtApi.KernelInfo_GetInputCount, c_void_p, c_void_p, POINTER(c_size_t))
     get_info = function(api, OrtApi.KernelInfo_GetInputTypeInfo, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
     to_tensor = function(api, OrtApi.CastTypeInfoToTensorInfo, c_void_p, c_void_p, POINTER(c_void_p))
@@ -229,7 +229,7 @@ def inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
 
 
 def _shape(api: int, info: Any) -> list[int | None] | None:
-    """Of an OrtTensorTypeAndShapeInfo. A scalar looks like no shape at all."""
+    """The shape of an OrtTensorTypeAndShapeInfo; None if it is unknown or a scalar's, which look the same."""
     get_rank = function(api, OrtApi.GetDimensionsCount, c_void_p, c_void_p, POINTER(c_size_t))
     get_dimensions = function(api, OrtApi.GetDimensions, c_void_p, c_void_p, POINTER(c_int64), c_size_t)
     rank = c_size_t()
@@ -240,7 +240,7 @@ def _shape(api: int, info: Any) -> list[int | None] | None:
 
 
 def constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
-    """Of an OrtKernelInfo: where the elements of each input lie, and how many there are; 0 and 0 if it is no constant."""
+    """For each input of an OrtKernelInfo's node: the address and number of its elements; 0 and 0 if it is no constant."""
     get = function(
         api, OrtApi.KernelInfoGetConstantInput_tensor, c_void_p, c_void_p, c_size_t, POINTER(c_int), POINTER(c_void_p)
     )
@@ -262,8 +262,8 @@ def constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
 
 
 def inference_input(api: int, context: int, index: int) -> tuple[int | None, int]:
-    """Of an OrtShapeInferContext: what is known of an input (OrtTensorTypeAndShapeInfo), and its element type; None and 0
-    where the node leaves it out."""
+    """The OrtTensorTypeAndShapeInfo and the element type of an input of an OrtShapeInferContext; None and 0 if the node leaves
+    the input out."""
     get = function(api, OrtApi.ShapeInferContext_GetInputTypeShape, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
     get_type = function(api, OrtApi.GetTensorElementType, c_void_p, c_void_p, POINTER(c_int))
     info, number = c_void_p(), c_int()
@@ -276,8 +276,8 @@ def inference_input(api: int, context: int, index: int) -> tuple[int | None, int
 
 
 def has_shape(api: int, info: int) -> bool:
-    """Whether each dimension of an OrtTensorTypeAndShapeInfo has a size or a name. A scalar looks like no shape at all, for
-    TensorTypeAndShape_HasShape too."""
+    """Whether each dimension of an OrtTensorTypeAndShapeInfo has a size or a name. False for a scalar, which looks like an
+    unknown shape, even to TensorTypeAndShape_HasShape."""
     get_rank = function(api, OrtApi.GetDimensionsCount, c_void_p, c_void_p, POINTER(c_size_t))
     get_sizes = function(api, OrtApi.GetDimensions, c_void_p, c_void_p, POINTER(c_int64), c_size_t)
     get_names = function(api, OrtApi.GetSymbolicDimensions, c_void_p, c_void_p, POINTER(c_char_p), c_size_t)
@@ -290,7 +290,7 @@ def has_shape(api: int, info: int) -> bool:
 
 
 def inference_attribute(api: int, context: int, name: str, default: int) -> int:
-    """Of an OrtShapeInferContext: a node's attribute, or `default` where the node has none."""
+    """The value of an INT attribute of an OrtShapeInferContext, or `default` if the node does not have it."""
     get = function(api, OrtApi.ShapeInferContext_GetAttribute, c_void_p, c_void_p, c_char_p, POINTER(c_void_p))
     read = function(api, OrtApi.ReadOpAttr, c_void_p, c_void_p, c_int, c_void_p, c_size_t, POINTER(c_size_t))
     attribute, value, size = c_void_p(), c_int64(), c_size_t()

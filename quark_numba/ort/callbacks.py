@@ -1,14 +1,14 @@
-"""What ONNX Runtime calls while it loads a model, compiled, so that no signal handler gets in between.
+"""The functions that ONNX Runtime calls while it loads a model. They are compiled, so that no signal handler can run in them.
 
-Python runs signal handlers on the main thread, between any two instructions, and they may raise, as that of Ctrl-C does. No
-exception gets out of a Python function that C calls: C sees one that returned 0, which means that all went well. Therefore
+Python runs signal handlers on the main thread, between any two instructions. A handler may raise, as that of Ctrl-C does. If C
+has called a Python function, the exception does not reach C: it sees a function that returned 0, which means success. Therefore
 
-- functions that tell of an operator read it from memory, behind the OrtCustomOp that they are asked of;
-- functions that need Python have it run by another thread, where there are no signal handlers, and wait without Python;
-- nodes by way of onnxruntime-extensions run Python where they are called; if an exception gets out, another thread runs it
-  again, which tells what a handler raised from a fault of the node.
+- functions that describe an operator read the answer from memory: it lies behind the OrtCustomOp that they get;
+- functions that need Python let another thread run it, where no signal handlers run, and wait without Python;
+- nodes of the extensions backend run Python on the thread that calls them. If Python raises, another thread runs the node
+  again. If it raises there, too, the node is at fault; if not, a signal handler had raised.
 
-Either way the handlers, or what they raised, come when ONNX Runtime has returned to Python.
+Signal handlers run, or their exceptions are raised, once ONNX Runtime has returned to Python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..compiling.intrinsics import array_at, call, record_at, stack
 from ..compiling.lock import thread_states
 from .c_api import ORT_FAIL, REQUIRED, OrtApi, OrtCustomOp, keep
 
-# Of Python's C API. The first is private before Python 3.13.
+# Functions of Python's C API. The first one is private before Python 3.13.
 _IS_FINALIZING = "Py_IsFinalizing" if hasattr(ctypes.pythonapi, "Py_IsFinalizing") else "_Py_IsFinalizing"
 _PYTHON_API = (
     _IS_FINALIZING,
@@ -48,11 +48,13 @@ _PYTHON_API = (
     "PyThreadState_DeleteCurrent",
 )
 
-# What functions that need Python call. Addresses, int64 here and below, stay out of compiled code, which is kept on disk.
+# The addresses of the functions that are called for Python. Compiled code is kept on disk, so that no address may be in it: it
+# gets the address of such a record. Here and below an address is an int64.
 _OURS = ("run_work", "thread_states", "message", "register", "create", "infer")
 PYTHON = np.dtype([(name, np.int64) for name in ("is_finalizing", *_PYTHON_API[1:], *_OURS)])
 
-# What the other thread is to do: to call `function` with four words and the address of `is_done`, which it is to set.
+# The work of the other thread: to call `function` with four words and the address of `is_done`, which the function sets to 1
+# when it has come to its end.
 _WORK = np.dtype([(name, np.int64) for name in ("function", "a", "b", "c", "d", "status", "is_done", "python", "lock")])
 _WORK_WORDS = _WORK.itemsize // 8
 _IS_DONE = _WORK.fields["is_done"][1]  # type: ignore[index]
@@ -60,12 +62,12 @@ _IS_DONE = _WORK.fields["is_done"][1]  # type: ignore[index]
 _PYTHON_AT = OrtCustomOp.python.offset
 _CREATE_STATUS = int(OrtApi.CreateStatus)
 
-# A Python function of the record PYTHON: (four words, is_done) -> an OrtStatus.
+# A Python function in the record PYTHON: (four words, address of is_done) -> an OrtStatus.
 _PythonFunction = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64))
 
 
 def run_work(work_address: int) -> int:
-    """What the other thread does. No fork begins while it is started or comes to Python (``lock.thread_states``)."""
+    """The function of the other thread. No fork happens while the thread starts or enters Python (``lock.thread_states``)."""
     work = record_at(work_address, _WORK)
     python = record_at(work.python, PYTHON)
     call(python.PyThread_acquire_lock, (python.thread_states, 1))
@@ -81,8 +83,9 @@ def run_work(work_address: int) -> int:
 
 @jit.function
 def _run_elsewhere(python_address: int, api: int, function: int, a: int, b: int, c: int, d: int) -> int:
-    """The OrtStatus of a Python function that another thread runs, or this one when the interpreter ends, which lets no other
-    thread into Python. If it does not get to its end, an error; 0 if `api` is."""
+    """Let another thread run a Python function, and return the function's OrtStatus. If the function does not come to its end,
+    the status is an error, or 0 if `api` is 0. While the interpreter ends, no other thread can enter Python: then this thread
+    runs the function."""
     python = record_at(python_address, PYTHON)
     work_address = stack(_WORK_WORDS)
     work = record_at(work_address, _WORK)
@@ -100,7 +103,7 @@ def _run_elsewhere(python_address: int, api: int, function: int, a: int, b: int,
         thread = call(python.PyThread_start_new_thread, (python.run_work, work_address))
         call(python.PyThread_release_lock, (python.thread_states,))
         if thread & 0xFFFFFFFF != 0xFFFFFFFF:  # PYTHREAD_INVALID_THREAD_ID
-            call(python.PyThread_acquire_lock, (lock, 1))  # once that thread has released it
+            call(python.PyThread_acquire_lock, (lock, 1))  # wait until the other thread has released it
         call(python.PyThread_release_lock, (lock,))
         call(python.PyThread_free_lock, (lock,))
     if has_gil:
@@ -110,14 +113,14 @@ def _run_elsewhere(python_address: int, api: int, function: int, a: int, b: int,
     return work.status
 
 
-# A plain 0 has a type of its own, for which Numba compiles the function once more.
+# A plain 0 has a type of its own, for which Numba would compile the called function once more.
 _NOTHING = np.int64(0)
 
 
 def register(options: int, api_base: int, python_address: int) -> int:
-    """RegisterCustomOps, which the library calls with the address of a PYTHON besides."""
+    """RegisterCustomOps, with a third argument that the library adds: the address of a record PYTHON."""
     python = record_at(python_address, PYTHON)
-    api = call(array_at(api_base, 1, np.int64)[0], (1,))  # GetApi; each version can make an OrtStatus
+    api = call(array_at(api_base, 1, np.int64)[0], (1,))  # GetApi; any version will do to create an OrtStatus
     return _run_elsewhere(python_address, api, python.register, options, api_base, _NOTHING, _NOTHING)
 
 
@@ -130,7 +133,7 @@ def create(op: int, api: int, info: int, result: int) -> int:
 
 
 def infer(op: int, context: int) -> int:
-    """OrtCustomOp::InferOutputShapeFn. What it cannot infer stays unknown."""
+    """OrtCustomOp::InferOutputShapeFn. If Python fails, the outputs stay unknown."""
     python_address = array_at(op + _PYTHON_AT, 1, np.int64)[0]
     python = record_at(python_address, PYTHON)
     return _run_elsewhere(python_address, _NOTHING, python.infer, op, context, _NOTHING, _NOTHING)
@@ -138,7 +141,8 @@ def infer(op: int, context: int) -> int:
 
 _WORD = ir.IntType(64)
 
-# What each gives: a number, or the name of what lies behind the OrtCustomOp; and whether that is an array to be indexed.
+# The plain functions of an OrtCustomOp by name: what the function returns, a number or the name of a field behind the
+# OrtCustomOp; and whether the field is an array, of which it returns one element.
 _PLAIN: dict[str, tuple[int | str, bool]] = {
     "GetName": ("name", False),
     "GetExecutionProviderType": (0, False),  # the CPU's
@@ -151,14 +155,14 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
     "GetOutputType": ("output_types", True),
     "GetOutputTypeCount": ("output_count", False),
     "GetOutputCharacteristic": (REQUIRED, False),
-    "KernelDestroy": (0, False),  # states are shared and stay, but for those of wings that have another function
+    "KernelDestroy": (0, False),  # shared states are never freed; wings whose nodes have states of their own replace this
 }
 
 
 @functools.cache
 def plain_functions() -> dict[str, int]:
-    """The addresses of the functions of an OrtCustomOp that are constant or read what lies behind it. They are many, and so
-    small that Numba would take longer for each than LLVM takes for all."""
+    """The addresses of the plain functions. They are made by LLVM without Numba, which would take longer for each of them than
+    LLVM takes for all."""
     module = ir.Module("quark_numba_plain_functions")
     for name, (what, is_array) in _PLAIN.items():
         function = ir.Function(module, ir.FunctionType(_WORD, [_WORD, _WORD]), f"quark_numba_{name}")
@@ -179,13 +183,13 @@ def plain_functions() -> dict[str, int]:
 
 @functools.cache
 def compiled(template: Callable[..., int], name: str = "") -> int:
-    """The address of the C function: all that it takes, and what it returns, are words."""
+    """The address of `template` as a C function. All arguments and the result are 64-bit words."""
     signature = types.int64(*[types.int64] * template.__code__.co_argcount)
     return int(keep(jit.c_function(template, name or f"ort_{template.__name__}", signature)).address)
 
 
 def python_functions(**functions: Callable[[int, int, int, int, Any], int | None]) -> int:
-    """The address of a PYTHON record with these functions."""
+    """The address of a new record PYTHON with these functions."""
     record = keep(np.zeros((), PYTHON))
     _fill(record, _PYTHON_API)
     record["run_work"], record["thread_states"] = compiled(run_work), thread_states
@@ -203,7 +207,7 @@ def _fill(record: Any, names: Sequence[str]) -> None:
         record[field] = ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value
 
 
-# What nodes by way of onnxruntime-extensions call; behind that the exception that a signal handler raised in one of them.
+# The functions that a node of the extensions backend calls, and the exception that a signal handler has raised in one.
 _ERROR_API = ("PyObject_Vectorcall", "PyErr_Fetch", "PyErr_Restore", "PyErr_Clear", "Py_AddPendingCall")
 _HOOK = np.dtype(
     [(name, np.int64) for name in (*_ERROR_API, "python", "body", "again", "raise_it", "type", "value", "traceback")]
@@ -211,7 +215,7 @@ _HOOK = np.dtype(
 
 
 def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
-    """What the Python function `body` returns of three Python objects, or, if it raises, `again`, on another thread."""
+    """The result of the Python function `body` for three Python objects. If it raises, that of `again`, on another thread."""
     hook = record_at(hook_address, _HOOK)
     arguments = array_at(stack(3), 3, np.int64)
     arguments[0], arguments[1], arguments[2] = k_id, feed, attributes
@@ -220,7 +224,7 @@ def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
         error = array_at(stack(3), 3, np.int64)
         at = error.ctypes.data
         call(hook.PyErr_Fetch, (at, at + 8, at + 16))
-        answer = array_at(stack(2), 2, np.int64)  # the result, and whether it stands for a fault of the node
+        answer = array_at(stack(2), 2, np.int64)  # the result, and whether the node is at fault
         answer[0], answer[1] = 0, 0
         _run_elsewhere(hook.python, _NOTHING, hook.again, k_id, feed, attributes, answer.ctypes.data)
         result = answer[0]
@@ -236,7 +240,7 @@ def _call_hook(hook_address: int, k_id: int, feed: int, attributes: int) -> int:
 
 
 def _raise_it(hook_address: int) -> int:
-    """A pending call, which Python makes on the main thread: 0, or -1 with the exception that was kept."""
+    """A pending call, which Python makes on the main thread. Raises the kept exception: returns -1, or 0 if there is none."""
     hook = record_at(hook_address, _HOOK)
     kept, value, traceback = hook.type, hook.value, hook.traceback
     hook.type, hook.value, hook.traceback = 0, 0, 0
@@ -249,13 +253,13 @@ def _raise_it(hook_address: int) -> int:
 def uninterrupted(
     body: Callable[[Any, Any, Any], Any], again: Callable[[Any, Any, Any], tuple[Any, bool]]
 ) -> Callable[[Any, Any, Any], Any]:
-    """`body` as a C function that no signal handler's exception gets out of. If it raises, the result is that of `again`, which
-    does the same once more on another thread, does not raise, and tells whether it was a fault of the node."""
+    """`body` as a C function that does not pass on a signal handler's exception. If `body` raises, another thread calls
+    `again`, which must not raise. It does the same work once more, and returns the result and whether the node is at fault."""
 
     def run_again(k_id: int, feed: int, attributes: int, answer: int, is_done: Any) -> None:
         result, is_fault = again(*(ctypes.cast(each, py_object).value for each in (k_id, feed, attributes)))
         words = (c_int64 * 2).from_address(answer)
-        words[0], words[1] = id(keep(result)), is_fault  # the reference goes to who called
+        words[0], words[1] = id(keep(result)), is_fault  # the caller gets the reference
         is_done[0] = 1
 
     hook = keep(np.zeros((), _HOOK))

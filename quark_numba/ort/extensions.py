@@ -1,13 +1,13 @@
-"""The portable way into ONNX Runtime: operators declared with onnxruntime-extensions' ``onnx_op``.
+"""The extensions backend, which stands in for the native one: operators declared with onnxruntime-extensions' ``onnx_op``.
 
-What onnxruntime-extensions 0.15 cannot do, and what follows from it here:
+The limits of onnxruntime-extensions 0.15, and what follows from them here:
 
-- float16 and bfloat16 tensors end the process: they are not declared, so that ONNX Runtime refuses them at load.
-- Every input is required, and overloads must agree in their number: a node without a zero point is refused at load.
-- An attribute that is declared must be on every node, and has no list: others are not declared, and left to
-  ``Operator.attributes_of_shapes`` or their default.
-- Attributes come as text, a FLOAT with six digits: scales of LSTM layers are not what the model has, but next to it.
-- An exception ends the process: a fault is logged, and the outputs left empty.
+- float16 and bfloat16 tensors end the process. These types are not declared, so that ONNX Runtime refuses such a model.
+- Every input is required, and all overloads must have the same number of inputs. A node without a zero point is refused.
+- A declared attribute must be on every node, and may not be a list. Other attributes are not declared; their values come from
+  ``Operator.attributes_of_shapes``, or are the defaults.
+- Attributes come as text, a FLOAT with six digits. So the scales of LSTM layers differ slightly from those of the model.
+- An exception ends the process. A fault of a node is logged, and its outputs are empty.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _KINDS = {
 
 
 def carries(element_type: ElementType) -> bool:
-    """Whether tensors of the type get through onnxruntime-extensions."""
+    """Whether onnxruntime-extensions can pass tensors of the type."""
     return (element_type.is_integer and element_type.bits >= 8) or element_type is FLOAT32
 
 
 def has(operator: Operator) -> bool:
-    """Whether the operator is declared: not ONNX's own, which are ONNX Runtime's, and none of any number of inputs."""
+    """Whether the operator is declared. ONNX's own operators are not, as ONNX Runtime has them; nor are variadic ones."""
     return bool(operator.domain) and operator.most_inputs is not None
 
 
@@ -57,14 +57,14 @@ MISSING = (
 
 
 def get_library_path() -> str:
-    """The path of onnxruntime-extensions' library, with our operators declared in it."""
+    """The path of onnxruntime-extensions' library, once the operators are declared in it."""
     created(_declare)
     return str(onnxruntime_extensions.get_library_path())
 
 
 @functools.cache
 def _declare() -> None:
-    """Once: a second declaration of the same types is a conflict for every session from then on."""
+    """Declare the operators, once: if the same types were declared again, all later sessions would fail."""
     bodies: dict[int, Callable[..., tuple[NDArray[Any], ...]]] = {}
     declared_as: dict[int, tuple[Operator, Overload]] = {}
     for operator in filter(has, OPERATORS):
@@ -81,13 +81,13 @@ def _declare() -> None:
             declared_as[id(declared)] = operator, overload
 
     def hook(k_id: int, feed: Any, attributes: Any) -> Any:
-        """The stock hook makes a list of Python numbers of every output; arrays may go back as they are."""
+        """A node's answer. The stock hook converts every output to a list of Python numbers; this one returns arrays."""
         if k_id not in bodies:
             return _ocos._on_pyop_invocation(k_id, feed, attributes)
         return _answer(k_id, bodies[k_id](*feed, **attributes))
 
     def again(k_id: int, feed: Any, attributes: Any) -> tuple[Any, bool]:
-        """Of a node that raised: what it gives, and whether it is at fault."""
+        """Run a node that raised once more: its answer, and whether the node is at fault."""
         try:
             return hook(k_id, feed, attributes), False
         except Exception as error:
@@ -108,10 +108,10 @@ def _answer(k_id: int, outputs: tuple[NDArray[Any], ...]) -> tuple[Any, ...]:
 
 
 def _body(operator: Operator, attributes: Sequence[Attribute], *inputs: NDArray[Any], **texts: str) -> tuple[NDArray[Any], ...]:
-    """The outputs of a node. Its attributes come as text."""
+    """The outputs of a node, whose attributes come as text."""
     values = {each.name: each.value(texts[each.name]) for each in attributes}
     if operator.attributes_of_shapes and not attributes:
         values = operator.attributes_of_shapes(*(each.shape for each in inputs))
-    # ONNX Runtime's threads wait for this one, spinning.
+    # The other processors are busy: ONNX Runtime's threads spin while they wait for this one.
     outputs = on_one_thread(operator.call, *inputs, **operator.values(values))
     return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,4 +1,4 @@
-"""The native way into ONNX Runtime: OrtCustomOp structures whose functions are compiled kernels."""
+"""The native backend: operators that ONNX Runtime calls through OrtCustomOp structures, whose functions are compiled."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ from . import c_api
 from .c_api import OrtApi, OrtCustomOp, keep
 from .library.load import NotAvailableError, check_platform, load
 
-# The entry of a session's configuration that says which backend has registered: ONNX Runtime refuses a domain that comes
-# twice when it creates the session, in words that help nobody.
+# The configuration entry that tells which backend is registered with session options. Registering twice has to be avoided:
+# ONNX Runtime would refuse a domain that comes twice, with a message that does not say why.
 REGISTERED = "quark_numba.backend"
 
-# The entry that asks for ONNX's own operators as well; it must be there before the library is registered.
+# The configuration entry that asks for ONNX's own operators as well. It has to be set before the library is registered.
 STANDARD_OPS = "quark_numba.standard_ops"
 
-# By the address of their structures. Those from before a reload of this module still are with ONNX Runtime.
+# All custom operators by the address of their structures. They survive a reload of this module, because ONNX Runtime still
+# holds the addresses.
 _custom_ops: dict[int, _CustomOp] = globals().get("_custom_ops", {})
 
 
 def get_library_path() -> str:
     """The path of a custom-operator library for ``SessionOptions.register_custom_ops_library``.
 
-    The library leads into this process and lives as long as it does. Another process has to ask for a path of its own, also
-    one that was forked and has called exec, or was spawned: this path means nothing there, or gives no operators.
+    The library calls functions of this process, so that the path is valid in this process only, as long as it lives. Another
+    process has to call this function itself, even a child that was spawned, or forked and then replaced by exec: there the
+    path leads nowhere, or to a library without operators.
 
     Raises
     ------
     RuntimeError
-        Where the native way is not available (it needs Linux or Windows on x86-64 or AArch64, and a way to load the library).
+        If the native backend is not available. It needs Linux or Windows on x86-64 or AArch64, and a way to load the library.
     """
     path, reason = created(_library)
     if path is None:
@@ -52,7 +54,7 @@ def get_library_path() -> str:
 
 @functools.cache
 def _library() -> tuple[str | None, str]:
-    """The library's path, or None and the reason; whichever it is stays so."""
+    """(the library's path, ""), or (None, the reason why there is none). The answer never changes in a process."""
     try:
         check_platform()
         from ..compiling.jit import JIT_ENABLED  # which imports Numba
@@ -68,14 +70,14 @@ def _library() -> tuple[str | None, str]:
 
 @functools.cache
 def _python_functions() -> int:
-    """The address of the record of the Python functions that the compiled ones call."""
+    """The address of the record of Python functions that compiled functions call."""
     from . import callbacks
 
     return callbacks.python_functions(register=_register, create=_create_kernel, infer=_infer_outputs)
 
 
 def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> int | None:
-    """RegisterCustomOps: add our domains to an OrtSessionOptions."""
+    """RegisterCustomOps: add the domains of the catalog to an OrtSessionOptions. Returns an OrtStatus."""
     base = c_api.OrtApiBase.from_address(api_base)
     api = base.GetApi(c_api.API_VERSION)
     if not api:
@@ -106,7 +108,7 @@ def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> in
 
 
 def _status(api: int, action: Callable[[], None], is_done: Any, where: Callable[[], str] = str) -> int | None:
-    """Do it, under the creation lock; an exception, which must not get out into C, becomes an OrtStatus."""
+    """Run `action` under the creation lock and set `is_done`. Returns an OrtStatus if it raises: no exception may reach C."""
     try:
         created(action)
     except BaseException as error:
@@ -116,7 +118,7 @@ def _status(api: int, action: Callable[[], None], is_done: Any, where: Callable[
 
 
 class _CustomOp(NamedTuple):
-    """An operator with these types of inputs and outputs, and the structure that stands for it."""
+    """An overload of an operator, as registered with ONNX Runtime."""
 
     api: int
     release: tuple[int, ...]
@@ -127,8 +129,8 @@ class _CustomOp(NamedTuple):
 
 @functools.cache
 def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
-    """An OrtCustomOpDomain, with one OrtCustomOp an overload. Typed overloads let ONNX Runtime check types when it loads a
-    model, and infer the types of outputs where a model does not state them."""
+    """An OrtCustomOpDomain with an OrtCustomOp for each overload. From the types of overloads ONNX Runtime checks types when it
+    loads a model, and infers the types of outputs that a model does not declare."""
     create_domain = c_api.function(api, OrtApi.CreateCustomOpDomain, c_void_p, c_char_p, POINTER(c_void_p))
     add_operator = c_api.function(api, OrtApi.CustomOpDomain_Add, c_void_p, c_void_p, c_void_p)
     result = c_void_p()
@@ -152,7 +154,7 @@ def _structure(operator: Operator, overload: Overload) -> OrtCustomOp:
             version=c_api.API_VERSION,
             **callbacks.plain_functions(),
             CreateKernelV2=callbacks.compiled(callbacks.create),
-            # ONNX's own may take their types from attributes, which ONNX Runtime's choice among the overloads leaves out.
+            # ONNX's own operators may take types from attributes, which ONNX Runtime ignores when it chooses an overload.
             InferOutputShapeFn=None if operator.domain else callbacks.compiled(callbacks.infer),
             name=ctypes.addressof(_name(operator.name)),
             input_count=len(operator.inputs),
@@ -177,7 +179,7 @@ def _words(values: Iterable[int]) -> int:
 
 
 def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> int | None:
-    """OrtCustomOp::CreateKernelV2: compile what the node needs, now and not in its first run."""
+    """OrtCustomOp::CreateKernelV2: compile a node's kernel, so that its first run does not have to. Returns an OrtStatus."""
 
     def create() -> None:
         custom_op = _custom_ops[op]
@@ -196,7 +198,7 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
 
 
 def _prepared(prepare: Callable[..., int], operator: Operator, state: int, constants: Sequence[tuple[int, int]]) -> int:
-    """The address of a node's state, which may be of its own then."""
+    """The address of a node's state, as the wing's `prepare` returns it: the given one, or one for this node alone."""
     from . import callbacks
 
     words = np.array(constants, np.int64)
@@ -210,8 +212,7 @@ def _prepared(prepare: Callable[..., int], operator: Operator, state: int, const
 def _check_inputs(
     operator: Operator, found: Sequence[tuple[int, list[int | None] | None]], attributes: Mapping[str, Any]
 ) -> None:
-    """Raises TypeError or ValueError for inputs that the operator does not take, as far as element types and shapes are
-    known."""
+    """Check the element types and shapes of inputs, as far as they are known. Raises TypeError or ValueError."""
     inputs = []
     for index, (number, shape) in enumerate(found):
         element_type = _element_type(number)
@@ -223,7 +224,7 @@ def _check_inputs(
 
 @functools.cache
 def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
-    """The state of every node that is like this; few are different, so that none needs to be freed."""
+    """The state of all nodes with this operator, these types and attributes. Few states are different: none is ever freed."""
     from . import callbacks
     from .nodes import context
 
@@ -235,7 +236,7 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     state["messages"] = _messages(operator).ctypes.data
     selection = node.select(operator, overload, dict(attributes))
     context.fill(state, selection.numbers, node.functions(overload, selection.key))
-    # It is asked for when a node runs, and not before.
+    # ONNX Runtime reads these functions when a node runs or is destroyed, not before, so that it is early enough here.
     structure.KernelComputeV2 = callbacks.compiled(node.compute, f"compute_{operator.wing}")
     if hasattr(node, "destroy"):
         structure.KernelDestroy = callbacks.compiled(node.destroy, f"destroy_{operator.wing}")
@@ -243,7 +244,7 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
 
 
 def _node(wing: str) -> ModuleType:
-    """The module of ``nodes`` for the operators of a wing."""
+    """The module of ``nodes`` for a wing."""
     return importlib.import_module(f"{__package__}.nodes.{wing}")
 
 
@@ -255,11 +256,11 @@ def _messages(operator: Operator) -> NDArray[np.int64]:
 
 
 def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> None:
-    """OrtCustomOp::InferOutputShapeFn of ONNX's own operators."""
+    """OrtCustomOp::InferOutputShapeFn: set the type of y, for ONNX's own operators."""
     api, _, operator, _, _ = _custom_ops[op]
     set_type = c_api.function(api, OrtApi.SetTensorElementType, c_void_p, c_void_p, c_int)
     set_output = c_api.function(api, OrtApi.ShapeInferContext_SetOutputTypeShape, c_void_p, c_void_p, c_size_t, c_void_p)
-    # ONNX Runtime does not look at what comes back: what it infers itself has to do where this fails.
+    # ONNX Runtime ignores a status that is returned here: if this fails, it falls back to its own inference.
     with contextlib.suppress(c_api.StatusError, ValueError):
         known = [c_api.inference_input(api, context, index) for index in range(len(operator.inputs))]
         inputs = [Tensor(_element_type(number), None) if info else None for info, number in known]
@@ -268,12 +269,12 @@ def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> Non
         }
         (y,) = operator.infer(inputs, attributes)
         x, _ = known[0]
-        # There is no setting the type alone, or a shape that is partly unknown.
+        # The API can set neither the type alone nor a shape that is partly unknown.
         if y.element_type and x and c_api.has_shape(api, x):
             c_api.check(api, set_type(x, c_api.element_type(y.element_type)))
             c_api.check(api, set_output(context, 0, x))
 
 
 def _element_type(number: int) -> ElementType | None:
-    """That of an ONNXTensorElementDataType."""
+    """The row of an ONNXTensorElementDataType; None if there is none."""
     return next((each for each in ELEMENT_TYPES if c_api.element_type(each) == number), None)

@@ -1,1 +1,1 @@
-"""A shared library that leads ONNX Runtime into this process, made without a compiler."""
+"""A shared library that ONNX Runtime can load, and which calls a function of this process. It is made without a compiler."""

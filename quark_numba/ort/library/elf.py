@@ -1,7 +1,7 @@
-"""A shared library without a compiler: an ELF file whose one exported function jumps to an address of this process.
+"""A shared library made without a compiler: an ELF file with one exported function, which jumps to an address of this process.
 
-ONNX Runtime takes custom operators from a shared library alone. This one holds the least that the dynamic linker wants
-(System V ABI, "Object Files" and "Program Loading and Dynamic Linking"): a symbol table with one function in it.
+ONNX Runtime loads custom operators from shared libraries only. This one has no more than the dynamic linker requires (System V
+ABI, "Object Files" and "Program Loading and Dynamic Linking"): a symbol table with one function.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 
 class Machine(NamedTuple):
-    """A processor, and the parts of its code for a function that sets its third argument and jumps."""
+    """A processor: its number in ELF files, and the machine code of a function that sets its third argument and jumps."""
 
     elf_number: int
-    parts: tuple[bytes | None, ...]
+    parts: tuple[bytes | None, ...]  # of the code; the first None stands for the argument, the second for the address
 
     def code(self, address: int, argument: int) -> bytes:
         words = iter((argument, address))
         return b"".join(struct.pack("<Q", next(words)) if part is None else part for part in self.parts)
 
 
-# By sysconfig.get_platform(). None stands for the argument, then for the address.
+# By sysconfig.get_platform().
 MACHINES = {
     # movabs rdx, argument; movabs rax, address; jmp rax
     "linux-x86_64": Machine(62, (b"\x48\xba", None, b"\x48\xb8", None, b"\xff\xe0")),
@@ -36,19 +36,19 @@ _X, _W, _R = 1, 2, 4
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SYMENT = 4, 5, 6, 10, 11
 _STB_GLOBAL_STT_FUNC = 1 << 4 | 2
 
-# The largest page of the machines above: segments that lie this far apart never share a page, whatever its size.
+# The largest size of a page on these machines: segments this far apart never share a page.
 _PAGE = 0x10000
 
 
 def shared_library(symbol: str, address: int, argument: int, machine: Machine) -> bytes:
     """The bytes of a library that exports `symbol`, which jumps to `address` with `argument` as its third argument.
 
-    Two segments are loaded: headers, symbols and code (readable, executable), and the dynamic section (readable,
-    writable: the linker relocates it in place). Nothing is both writable and executable, the stack included.
+    Two segments are loaded: one with headers, symbols and code (readable, executable), one with the dynamic section (readable,
+    writable: the linker relocates it in place). Nothing is both writable and executable, not even the stack.
     """
     strings = b"\0" + symbol.encode() + b"\0"
     code = machine.code(address, argument)
-    # One bucket, which holds symbol 1; a chain of two that ends there.
+    # One bucket, which holds symbol 1, and a chain of two, which ends there.
     hash_table = struct.pack("<5I", 1, 2, 1, 0, 0)
 
     program_headers = 4

@@ -1,4 +1,4 @@
-"""Make the library, and load it into this process."""
+"""Makes the library and loads it into this process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from functools import partial
 
 from . import elf, pe
 
-# How often another process may be met at the file that all share, and the pause in between, in seconds.
+# Processes share a file, and may get in each other's way. The most attempts, and the pause between them in seconds.
 _ATTEMPTS, _PAUSE = 20, 0.05
 
 
 class NotAvailableError(RuntimeError):
-    """The native way does not work in this process; the message says why."""
+    """The native backend does not work in this process. The message gives the reason."""
 
 
 def check_platform() -> None:
-    """Raises NotAvailableError where there is no such library."""
-    here = sysconfig.get_platform()  # of this Python: the processor may run others, too
+    """Raises NotAvailableError if there is no such library for this platform."""
+    here = sysconfig.get_platform()  # Python's platform: a processor may run programs for another one
     machines = [*elf.MACHINES, *pe.MACHINES]
     if here not in machines:
         raise NotAvailableError(f"it needs {', '.join(machines[:-1])} or {machines[-1]}, this is {here}")
@@ -67,7 +67,8 @@ def _load_memory_file(content: bytes, symbol: str, code: bytes) -> str:
 
 
 def _load(path: str, symbol: str, code: bytes) -> ctypes.CDLL:
-    """The linker takes a path for a library that it had under this path before, whatever lies there now."""
+    """Load the library at a path, and check its code: if the linker has loaded another library from this path before, it
+    returns that one without a look at the file. Raises OSError."""
     library = ctypes.CDLL(path)
     function = getattr(library, symbol, None)
     if function is None or ctypes.string_at(ctypes.cast(function, ctypes.c_void_p).value or 0, len(code)) != code:
@@ -93,7 +94,8 @@ def _remove(path: str, owner: int) -> None:
 
 
 def _load_kept_file(symbol: str, address: int, argument: int, machine: pe.Machine) -> str:
-    """A file that stays, for all processes of this user. What it leads to is set in the memory of this one."""
+    """Load a file that stays and serves all processes of this user. The argument and the address are set in the memory of this
+    process."""
     content = pe.shared_library(symbol, machine)
     path = _kept_file(content)
     words = (ctypes.c_uint64 * 2).in_dll(_loaded_kept_file(path, content, symbol, pe.code(machine)), pe.WORDS)
@@ -108,12 +110,12 @@ def _kept_file(content: bytes) -> str:
 
 
 def _loaded_kept_file(path: str, content: bytes, symbol: str, code: bytes) -> ctypes.CDLL:
-    """What lies at `path` is loaded only if it is this content, and cannot change between the look and the loading; all else is
-    replaced. Several processes may be at it at a time: then some do not get at the file, or cannot replace it."""
+    """Load the file at `path` if it has this content, else replace it first. Nobody can change the file between the check and
+    the loading. If several processes do this at the same time, some cannot open or replace the file, and try again."""
     reason = ""
     for _ in range(_ATTEMPTS):
         try:
-            file = open(path, "rb", opener=_open_unchanging)  # noqa: SIM115  # what loading raises goes to the caller
+            file = open(path, "rb", opener=_open_unchanging)  # noqa: SIM115  # errors of loading are not caught here
         except OSError as error:
             reason = f"{path}: {error.strerror}"
         else:
@@ -130,7 +132,7 @@ def _loaded_kept_file(path: str, content: bytes, symbol: str, code: bytes) -> ct
 
 
 def _open_unchanging(path: str, flags: int) -> int:
-    """A descriptor for reading, which lets nobody write, replace or remove the file until it is closed."""
+    """A descriptor for reading. On Windows nobody can write, replace or remove the file until it is closed."""
     if sys.platform == "win32":
         import _winapi
         import msvcrt

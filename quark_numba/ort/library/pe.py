@@ -1,8 +1,8 @@
-"""A DLL without a compiler: a PE32+ file whose one exported function jumps to an address that it reads from a variable.
+"""A DLL made without a compiler: a PE32+ file with one exported function, which jumps to an address held in a variable.
 
-The file is the same for every process, as Windows lets nobody remove a file that is loaded: one serves all of them, and each
-sets the variable in its own memory. It holds the least that Windows' loader wants (Microsoft's "PE Format"): a table of what it
-exports. There is no entry point, nothing is imported, and nothing depends on where the file is loaded.
+Windows does not let anybody remove a file that is loaded. So one file serves all processes, and each process sets the variable
+in its own memory. The file has no more than Windows' loader requires (Microsoft's "PE Format"): a table of exports. There is no
+entry point, nothing is imported, and nothing depends on where the file is loaded.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from typing import NamedTuple
 # The exported variable: two words, the function's third argument and the address that it jumps to.
 WORDS = "words"
 
-# Where the sections are loaded: the size of a page apart.
+# The addresses of the sections, one page apart.
 _PAGE = 0x1000
 _TEXT, _RDATA, _DATA = _PAGE, 2 * _PAGE, 3 * _PAGE
 _SIZE_OF_WORDS = 16
 
-# In the file sections lie at multiples of this.
+# In the file, sections begin at multiples of this.
 _FILE_ALIGNMENT = 0x200
 
 
 class Machine(NamedTuple):
-    """A processor, and its code for a function that sets its third argument and jumps. The code is given how far it is from its
-    first byte to the two words. Where the address is 0, in a process that was given the path and has not asked for it, it
-    returns 0, which ONNX Runtime takes for success: there are no operators then."""
+    """A processor: its number in PE files, and the machine code of a function that sets its third argument and jumps.
+
+    `code` takes the distances from the first byte of the code to the two words, the argument and the address. If the address is
+    0, the function returns 0, which ONNX Runtime takes for success, so that there are no operators. That happens in a process
+    that got the path from another one."""
 
     pe_number: int
     code: Callable[[int, int], bytes]
@@ -61,16 +63,16 @@ _EXPORTS = "<IIHHIIIIIII"
 
 
 def code(machine: Machine) -> bytes:
-    """What the function consists of."""
+    """The machine code of the function."""
     return machine.code(_DATA - _TEXT, _DATA + 8 - _TEXT)
 
 
 def shared_library(symbol: str, machine: Machine) -> bytes:
-    """The bytes of a DLL that exports the function `symbol`, which jumps to an address with a third argument, and the variable
-    WORDS, which is to hold the argument and the address.
+    """The bytes of a DLL that exports a function and a variable. The variable, WORDS, holds an argument and an address, and is
+    zero at first. The function, `symbol`, jumps to that address with that third argument.
 
     Three sections are loaded: code (readable, executable), the table of exports (readable), and the variable (readable,
-    writable), which is zero. Nothing is both writable and executable.
+    writable). Nothing is both writable and executable.
     """
     exports = _export_table({symbol: _TEXT, WORDS: _DATA})
     sections = [
@@ -127,7 +129,7 @@ def shared_library(symbol: str, machine: Machine) -> bytes:
 
 
 def _export_table(addresses: dict[str, int]) -> bytes:
-    """To be loaded at _RDATA. Names are in the order of their bytes, as the loader looks for them by halves."""
+    """The table of exports, loaded at _RDATA. Names are sorted by their bytes, because the loader does a binary search."""
     names = sorted(addresses)
     functions_at = _RDATA + struct.calcsize(_EXPORTS)
     names_at = functions_at + 4 * len(names)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, ask, call, release, stack
+from ...compiling.intrinsics import allocate, array_at, ask, call, release
 from ...declaration import Operator
 from ..c_api import API_WORDS, ORT_FAIL, ORT_INVALID_ARGUMENT, OrtApi, keep
 
@@ -96,7 +96,7 @@ def data_of(state: Any, value: int) -> int:
     return ask(array_at(state.api, API_WORDS, np.int64)[_GET_DATA], (value,))[1]
 
 
-@jit.function
+@jit.inline
 def shape_of(state: Any, value: int, shape: Any, room: int) -> bool:
     """Set the two words of `shape` to the address of a tensor's dimensions and to its rank. Returns whether the rank is above
     MAX_RANK, and sets it to 0 then.
@@ -106,7 +106,7 @@ def shape_of(state: Any, value: int, shape: Any, room: int) -> bool:
     api = array_at(state.api, API_WORDS, np.int64)
     address = shape.ctypes.data
     if state.has_shape_reference:
-        call(api[_GET_SHAPE_REFERENCE], (value, stack(1), address, address + 8))  # element type, dimensions, rank
+        call(api[_GET_SHAPE_REFERENCE], (value, room, address, address + 8))  # element type (ignored), dimensions, rank
     else:
         info = ask(api[_GET_SHAPE], (value,))[1]
         rank = ask(api[_GET_RANK], (info,))[1]
@@ -121,8 +121,9 @@ def shape_of(state: Any, value: int, shape: Any, room: int) -> bool:
 
 @jit.function
 def inputs_of(state: Any, context: int, count: int, values: Any, shapes: Any, room: int) -> bool:
-    """Get the first `count` inputs: their values, which are 0 for those left out, and the two words of `shape_of` for each, for
-    which there are MAX_RANK words of room. Returns whether one of them has a rank above MAX_RANK."""
+    """Get the first `count` inputs. `values` gets the value of each input, 0 if it is left out; `shapes` gets the two words of
+    `shape_of` for each input that is there. `room` is the address of MAX_RANK words for each input. Returns whether an input
+    has a rank above MAX_RANK."""
     has_many: Any = np.bool_(False)  # a plain False has a type of its own: Numba would compile the callees once more
     for k in range(count):
         values[k] = input_of(state, context, k)
