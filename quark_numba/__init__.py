@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .ort import get_library_path, register
     from .recurrent.calls import lstm
     from .rewriting.optimize import optimize
-    from .session import InferenceSession
+    from .session.inference_session import InferenceSession
 
 __all__ = [
     "Analysis",
@@ -61,7 +61,7 @@ _MODULES = {
     "Analysis": ".analysis.analyze",
     "BFPBlocks": ".block.storage",
     "Evaluation": ".analysis.evaluate",
-    "InferenceSession": ".session",
+    "InferenceSession": ".session.inference_session",
     "ModelError": ".errors",
     "analyze": ".analysis.analyze",
     "bfp_dequantize": ".block.storage",

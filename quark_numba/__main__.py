@@ -6,8 +6,8 @@ import sys
 
 
 def main() -> int:
-    """The command. Ctrl-C ends it without a traceback, also while modules are imported, some of which make an ImportError of
-    it."""
+    """Run the command and return its exit code. Ctrl-C ends it with 130 and no traceback, even during an import: some modules
+    raise an ImportError from the KeyboardInterrupt, so the causes of an error are searched for one."""
     try:
         from .cli import main as command
 

@@ -116,4 +116,4 @@ _NAMES = (
 OPERATORS = tuple(_operator(*each) for each in _NAMES)
 
 # By name: (type of x, all attributes but `axis`) -> what selects a kernel, and the numbers of the format.
-FORMATS = {name: family.make_format for _, name, family, *newer in _NAMES if not newer}
+FORMATS = {name: family.make_format for _, name, family, *_ in _NAMES}

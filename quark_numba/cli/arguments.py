@@ -1,10 +1,16 @@
-"""Arguments that several commands have: their types, and what they are made into."""
+"""Options that several subcommands have: their types, and what becomes of their values."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+    from ..running.sessions import Arrays
 
 _MOST_THREADS = 1024
 
@@ -41,71 +47,93 @@ def number(text: str) -> float:
 def tolerance(text: str) -> float:
     value = number(text)
     if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
     return value
 
 
 def dimension(text: str) -> tuple[str, int]:
     name, separator, value = text.rpartition("=")
     if not name or not separator or not value.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=N")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=N")
     return name, int(value)
 
 
-def add_threads(parser: argparse.ArgumentParser, what: str = "of a session (default: ONNX Runtime's)") -> None:
+def add_threads(parser: argparse.ArgumentParser, what: str = "threads of a session (default: ONNX Runtime's choice)") -> None:
     parser.add_argument("--threads", type=threads, default=0, metavar="N", help=what)
 
 
-def add_runs(parser: argparse.ArgumentParser) -> None:
-    """Where batches are run, and what is done about those that fail."""
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--workers", type=positive, metavar="N", help="run the batches in so many processes; needs the extra `dask`"
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def add_standard_ops(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--standard-ops", action="store_true", help="run ONNX's own quantization operators here too, not in ONNX Runtime"
     )
-    where.add_argument("--scheduler", metavar="ADDRESS", help="run them on the dask cluster of this scheduler")
+
+
+def add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
+    """The parser of a subcommand that runs a model."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
+    parser.add_argument("model", metavar="MODEL", help="an ONNX model")
+    add_data(parser, inputs=True)
+    parser.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
+    add_threads(parser)
+    parser.add_argument("--runs", type=positive, default=50, metavar="N", help="how many runs to time (default: %(default)s)")
+    add_json(parser)
+    return parser
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Where batches are run, and what is done if one fails."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--workers", type=positive, metavar="N", help="run the batches in N processes; needs the extra `dask`")
+    where.add_argument("--scheduler", metavar="ADDRESS", help="run the batches on the dask cluster of this scheduler")
     parser.add_argument(
         "--on-error",
         choices=("stop", "continue"),
         default="stop",
-        help="after a batch that cannot be read or run (default: %(default)s)",
+        help="what to do after a batch that cannot be read or run (default: %(default)s)",
     )
-    parser.add_argument("--resume", metavar="FILE", help="keep in FILE what there is so far, and go on from it if it is there")
+    parser.add_argument("--resume", metavar="FILE", help="keep intermediate results in FILE, and continue from it if it exists")
 
 
 def runs_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """What `add_threads` and `add_runs` added, as the functions of the package take it."""
+    """The options of `add_threads` and `add_runs`, as keyword arguments of `evaluate` and `analyze`."""
     return {name: getattr(options, name) for name in ("threads", "workers", "scheduler", "on_error", "resume")}
 
 
 def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required: bool = False) -> None:
-    """Where the batches come from. With `inputs`, also one file by that name."""
+    """Where the batches come from. With `inputs`, there is also an option --inputs for one batch."""
     source = parser.add_mutually_exclusive_group(required=required)
     if inputs:
         source.add_argument(
-            "--inputs", metavar="FILE.npz", help="one batch: inputs by name (default: random, of the model's shapes)"
+            "--inputs",
+            metavar="FILE.npz",
+            help="one batch: an array for each input, by name (default: random, in the model's shapes)",
         )
     source.add_argument(
         "--data",
         metavar="PATH",
-        help="batches: an .npz file, by input name; a folder of such, or of .npy for one input; or module:function, which "
-        "gives feeds",
+        help="batches: an .npz file with an array for each input, by name; a folder of .npz files, or of .npy files if the "
+        "model has one input; or module:function, which returns feeds",
     )
-    source.add_argument("--random", type=positive, metavar="N", help="so many random batches, of the model's shapes")
-    parser.add_argument("--limit", type=positive, metavar="N", help="take at most so many batches")
-    parser.add_argument("--batch", type=positive, metavar="N", help="cut the arrays of --data into batches of so many rows")
+    source.add_argument("--random", type=positive, metavar="N", help="N random batches, in the model's shapes")
+    parser.add_argument("--limit", type=positive, metavar="N", help="take at most N batches")
+    parser.add_argument("--batch", type=positive, metavar="N", help="cut the arrays of --data into batches of N rows")
     parser.add_argument(
         "--dim",
         type=dimension,
         action="append",
         default=[],
         metavar="NAME=N",
-        help="a free dimension of random inputs, by its name or as INPUT[AXIS] (default: 1)",
+        help="set a free dimension of random inputs, given by its name or as INPUT[AXIS] (default: 1)",
     )
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of random inputs (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of random inputs (default: %(default)s)")
 
 
 def data_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """What `add_data` added, as the functions of the package take it."""
+    """The options of `add_data`, as keyword arguments of `open_data`, `evaluate` and `analyze`."""
     return {
         "data": options.data,
         "random": options.random,
@@ -116,8 +144,18 @@ def data_arguments(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def open_batches(options: argparse.Namespace, session: InferenceSession) -> Iterator[Arrays]:
+    """The batches that the options of `add_data` give for the inputs of this session. One random batch if they give none."""
+    from ..running import data
+
+    inputs = data.inputs_of(session)
+    if options.inputs:
+        return iter([data.read_arrays(options.inputs, [each.name for each in inputs], "input")])
+    return iter(data.open_data(inputs, **data_arguments(options)))
+
+
 def check_data(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """What argparse cannot say: dimensions are those of random inputs, batches are cut of data."""
+    """Refuse combinations that argparse cannot: --dim is for random inputs, --batch for data, --limit for several batches."""
     for given, what in (("dim", "inputs"), ("dim", "data"), ("batch", "inputs"), ("batch", "random"), ("limit", "inputs")):
         if getattr(options, given, None) and getattr(options, what, None):
             parser.error(f"argument --{given}: not allowed with argument --{what}")

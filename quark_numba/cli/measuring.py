@@ -19,7 +19,6 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from ..blocked_layout import blocked
 from ..catalog import OPERATORS
 from ..errors import ModelError
 from ..ort import DISABLE_QUANT_QDQ, Backend, register
@@ -27,38 +26,40 @@ from ..rewriting import model_files
 from ..rewriting.optimize import optimized
 from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
+from ..session.blocked_layout import blocked
 from .inventory import QuantizationNodes
 
 _WARM_UP = 3
 
-# How the profiler's names of nodes' times end.
+# The suffix of the profiler's events that time nodes.
 _KERNEL_TIME = "_kernel_time"
 
-# Operators whose time is that of the nodes in their subgraphs, which the profiler has as well.
+# Operators that run subgraphs. The profiler also times the nodes of these, so their own time would count twice.
 _OF_BODIES = ("If", "Loop", "Scan")
 
-# One session's runs before the other's turn: both meet the same state of the machine, and each finds its own in the caches.
+# The number of runs that a session does before the next session's turn: few enough that all sessions meet the same state of the
+# machine, enough that a session finds its data in the processor's caches.
 _BLOCK = 5
 
 
 class Optimised(NamedTuple):
-    """A model as ``InferenceSession`` runs it, how many of its regions are in the blocked layout, and how many nodes of each
-    operator stay as they are, and why."""
+    """A model as ``InferenceSession`` runs it, the number of its regions in the blocked layout, and the numbers of nodes that
+    stay as they are, by operator and reason."""
 
     model: onnx.ModelProto
     blocked_regions: int
     left: Counter[tuple[str, str]]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """What is left, in JSON's types."""
-        return [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(self.left.items())]
+    def json(self) -> dict[str, Any]:
+        left = [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(self.left.items())]
+        return {"regions_in_blocked_layout": self.blocked_regions, "left": left}
 
 
 def optimised(path: str | Path, *, backend: Backend | None = None, standard_ops: bool = False) -> Optimised:
     """The model as ``InferenceSession`` runs it, or as it would with this backend."""
     options = onnxruntime.SessionOptions()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `create_session` tells of it
+        warnings.simplefilter("ignore")  # `create_session` gives the same warnings
         is_native = register(options, backend=backend, standard_ops=standard_ops) == "native"
     options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
     result = optimized(path, standard_ops=standard_ops, regions=is_native)
@@ -79,9 +80,9 @@ def create_session(
     content: bytes | str | None = None,
     profile: str = "",
 ) -> onnxruntime.InferenceSession:
-    """A session, with our operators, of the model at `path`, which has these quantization nodes, or of `content`, the bytes
-    or the path of another, instead. `threads` = 0 leaves their number to ONNX Runtime. A `profile` is written to files whose
-    paths begin so."""
+    """A session of the model at `path`, with this package's operators if any of its quantization nodes needs them. `content`,
+    if given, is loaded instead: the bytes or the path of another form of the model. `threads` = 0 leaves their number to ONNX
+    Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
     return create_session_of(
         content or path,
         str(path),
@@ -95,7 +96,7 @@ def create_session(
 
 @dataclass(frozen=True)
 class NodeTime:
-    """What ONNX Runtime's profiler says of a node of a session: its time in a run, the median, in seconds."""
+    """A node of a session and the median of its times in a run, by ONNX Runtime's profiler."""
 
     node: str
     operator: str
@@ -113,7 +114,7 @@ def node_times(
     runs: int,
     **options: Any,
 ) -> list[NodeTime]:
-    """By node of the session that `create_session` makes of these, the slowest first."""
+    """The times of the nodes in a session that `create_session` makes, the slowest first."""
     with model_files.temporary_folder() as folder:
         session = create_session(path, nodes, profile=f"{folder}/profile", **options)
         inputs = make_inputs(session)
@@ -133,23 +134,23 @@ def node_times(
 
 
 def write_arrays(path: str | Path, arrays: Arrays) -> None:
-    """An .npz file, whole or not at all."""
+    """Write an .npz file: all of it, or nothing."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as file:
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray) or array.dtype.hasobject:
-                raise ModelError(f"{path}: output {name} is no array of numbers, and not written")
+                raise ModelError(f"{path}: output {name} is not an array of numbers and cannot be written")
             if array.dtype.isbuiltin == 2:  # a type of ml_dtypes
-                raise ModelError(f"{path}: output {name} is {array.dtype}, which such files lack, and not written")
+                raise ModelError(f"{path}: output {name} is {array.dtype}, which .npz files cannot hold")
             with file.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
     model_files.write(path, content.getvalue())
 
 
 def latencies(sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs: int, tick: Callable[[], None]) -> list[float]:
-    """The median latency of each session in seconds, over `runs` runs each, the sessions taking turns.
+    """The median latency of each session in seconds, over `runs` timed runs. The sessions take turns.
 
-    `tick` is called after each of the ``ticks(len(sessions), runs)`` runs.
+    `tick` is called after every run, ``ticks(len(sessions), runs)`` times in all.
     """
     contenders = [
         (session, [each.name for each in session.get_outputs()], feeds(session, inputs), list[float]()) for session in sessions
@@ -162,18 +163,19 @@ def latencies(sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs
                 seconds.append(time.perf_counter() - start)
                 tick()
             if timed:
-                del seconds[-block]  # the first of a block pays for what the other session left behind
+                del seconds[-block]  # the first run of a block finds the caches full of another session's data
             else:
                 seconds.clear()
     return [float(np.median(seconds)) for *_, seconds in contenders]
 
 
 def ticks(sessions: int, runs: int) -> int:
-    """How many runs `latencies` makes in all."""
+    """The number of runs that `latencies` does in all."""
     return sessions * sum(block for _, block in _blocks(runs))
 
 
 def _blocks(runs: int) -> Iterator[tuple[bool, int]]:
+    """The turns of a session: whether the turn is timed, and its number of runs."""
     yield False, _WARM_UP
     for start in range(0, runs, _BLOCK):
         yield True, 1 + min(_BLOCK, runs - start)

@@ -1,21 +1,27 @@
-"""Tables, messages and progress bars on the terminal."""
+"""Tables, JSON, messages and progress bars."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from .measuring import Optimised
+
 OUTPUT = Console(highlight=False)
 _messages = Console(stderr=True, highlight=False)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns whose name begins with ">" are aligned to the right. Nothing is folded but on a terminal."""
+    """Columns whose name begins with ">" are aligned to the right. Lines are folded on a terminal only."""
     if title:
         OUTPUT.print(f"[bold]{_plain(title)}", soft_wrap=True)
     table = Table(show_header=any(columns))
@@ -26,20 +32,51 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     (OUTPUT if OUTPUT.is_terminal else Console(highlight=False, width=1 << 16)).print(table)
 
 
+def print_counts(title: str, column: str, counts: Mapping[tuple[str, str], int]) -> None:
+    """The numbers of nodes by operator and by the text in the last column."""
+    rows = [[operator, str(count), text] for (operator, text), count in sorted(counts.items())]
+    print_table(title, ["operator", ">nodes", column], rows or [["none", "", ""]])
+
+
+def print_left(optimised: Optimised) -> None:
+    """The nodes that stay as they are in the optimised model, with the reasons."""
+    regions = f"{optimised.blocked_regions} regions are in the blocked layout"
+    print_counts(f"Nodes of the optimised model that stay as they are; {regions}", "why", optimised.left)
+
+
 def print_not_compared(reasons: Mapping[str, str]) -> None:
-    """The outputs that could not be compared, if there are any, and why."""
+    """The outputs that cannot be compared, by name, with the reasons. Nothing if there are none."""
     if reasons:
         print_table("Outputs that are not compared", ["output", "why"], [[*each] for each in reasons.items()])
 
 
+def cell(value: float | None, form: str) -> str:
+    """The number in this format; "inf" or "nan" if it is not finite; "" for None."""
+    return "" if value is None else format(value, form) if math.isfinite(value) else str(value)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(json_value(value), indent=2))
+
+
+def json_value(value: Any) -> Any:
+    """The value with text for infinities and NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: json_value(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _plain(text: str) -> str:
-    """Text from a model or a message, without the control sequences that a terminal would obey, and what the output cannot
-    write, as escapes."""
+    """The text with escapes for rich's markup, for control sequences, which a terminal would obey, and for characters that the
+    output's encoding lacks."""
     printable = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
     return escape(printable.encode(OUTPUT.encoding, "backslashreplace").decode(OUTPUT.encoding))
 
 
 def tell(style: str, what: str, message: object) -> None:
+    """Print a message to stderr, after a word in this style that says what kind it is."""
     _messages.print(f"[{style}]{what}:[/] {_plain(str(message))}", soft_wrap=True)
 
 
@@ -50,7 +87,7 @@ def _bar() -> Progress:
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal, gone when it is done. Yields what is to be called after each of `total` steps."""
+    """A progress bar on a terminal, removed at the end. Yields a function to call after each of `total` steps."""
     with _bar() as bar:
         task = bar.add_task(_plain(what), total=total)
         yield lambda: bar.advance(task)
@@ -58,7 +95,8 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]
 
 @contextmanager
 def counted_progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """The same; yields what is to be called with how many steps are done, and how many there are, None if that is not known."""
+    """A progress bar that can jump. Yields a function to call with the number of steps that are done and the number of all
+    steps, None if unknown."""
     with _bar() as bar:
         task = bar.add_task(_plain(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -18,24 +18,31 @@ from .model_files import temporary_folder
 _OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
 
 
-def fused_values(graph: Graph) -> frozenset[str]:
-    """The names of the elementwise nodes' outputs in the main graph that ONNX Runtime computes in an operator which is not
-    elementwise: a Relu in a convolution, a Mul folded into its weights, the parts of Gelu and LayerNormalization.
+FUSED = "ONNX Runtime fuses it into an operator of its own"
+UNKNOWN = "ONNX Runtime may fuse it, and could not be asked"
+
+
+def fused_values(graph: Graph) -> dict[str, str]:
+    """The names of the elementwise nodes' outputs in the main graph that regions leave to ONNX Runtime, with the reason: it
+    computes them in an operator that is not elementwise. Examples are a Relu in a convolution, a Mul folded into its weights,
+    and the parts of Gelu and LayerNormalization.
 
     ONNX Runtime is given the model without its large tensors, and with stand-ins for the package's nodes. It optimises that and
-    writes the result. A value that is there no more is part of what its users became.
+    writes the result. A value that is there no more is part of what its users became. If ONNX Runtime refuses the model, it may
+    fuse any of them, and all are left.
     """
     of_weights = {value.name for node in graph.model.graph if node.op_type in _OF_WEIGHTS for value in node.inputs[1:] if value}
+    before = skeleton(graph, frozenset(name for name in of_weights if name), standard_ops=graph.standard_ops, hide_shapes=True)
+    # An Identity goes without being part of anything.
+    nodes = (node for node in before.graph.node if _is_elementwise(node) and node.op_type != "Identity")
+    elementwise = [name for node in nodes for name in node.output]
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
-        before = skeleton(
-            graph, frozenset(name for name in of_weights if name), standard_ops=graph.standard_ops, hide_shapes=True
-        )
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         after = optimised_by_onnx_runtime(before, options)
-    except Exception as error:  # a model that is not valid: a session of it tells why
+    except Exception as error:
         reraise_of_signal_handler(error)
-        return frozenset()
+        return dict.fromkeys(elementwise, f"{UNKNOWN}: {str(error).splitlines()[0]}")
     found = {name: _is_elementwise(node) for node in after.graph.node for name in node.output}
     # A node comes after what it uses, so that what became of its users is known.
     users: dict[str, list[bool]] = defaultdict(list)
@@ -44,10 +51,7 @@ def fused_values(graph: Graph) -> frozenset[str]:
             found.setdefault(name, all(users[name]))
         for name in node.input:
             users[name].append(found.get(node.output[0], True))
-    # An Identity goes without being part of anything.
-    nodes = (node for node in before.graph.node if _is_elementwise(node) and node.op_type != "Identity")
-    elementwise = (name for node in nodes for name in node.output)
-    return frozenset(name for name in elementwise if not found[name])
+    return {name: FUSED for name in elementwise if not found[name]}
 
 
 def optimised_by_onnx_runtime(model: onnx.ModelProto, options: onnxruntime.SessionOptions, **named: Any) -> onnx.ModelProto:

@@ -31,7 +31,6 @@ from .fusions import fused_values
 from .graph import Graph, Left, Node, Operand, copy_metadata
 
 MERGED = "merged: in one pass with its neighbours"
-FUSED = "ONNX Runtime fuses it into an operator of its own"
 
 # The opset from which on all operators of steps are what they are today, but HardSwish, which is younger.
 _FIRST_OPSET = 14
@@ -45,7 +44,7 @@ def rewrite(graph: Graph) -> None:
     regions = []
     if graph.model.opset_imports.get("", 0) < _FIRST_OPSET:
         return
-    fused: frozenset[str] | None = None
+    fused: dict[str, str] | None = None
     for nodes in _node_lists(graph):
         for node in nodes:
             if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP) and graph.node(node) is None:
@@ -73,7 +72,7 @@ def _node_lists(graph: Graph) -> Iterator[list[ir.Node]]:
 class _Merging:
     """Of the nodes of one graph."""
 
-    def __init__(self, graph: Graph, nodes: list[ir.Node], fused: frozenset[str]) -> None:
+    def __init__(self, graph: Graph, nodes: list[ir.Node], fused: dict[str, str]) -> None:
         self.graph, self.nodes, self.fused = graph, nodes, fused
         self.places = {node: place for place, node in enumerate(nodes)}
         self.floats: set[ir.Value] = set()  # what is found to be float32
@@ -117,7 +116,7 @@ class _Merging:
         if node.domain or node.op_type not in OPERANDS or node.op_type == ROUND_TRIP or len(node.outputs) != 1:
             return None
         if node.outputs[0].name in self.fused:
-            self.graph.leave(node, FUSED)
+            self.graph.leave(node, self.fused[node.outputs[0].name])
             return None
         if node.op_type == CAST:
             return self._cast(node)

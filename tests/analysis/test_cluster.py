@@ -81,7 +81,7 @@ def test_the_same_bytes_and_only_loopback(small, capsys, monkeypatch):
     words = ["evaluate", small[0], "--data", str(small[1]), "--labels", "l", "--metric", "test_cluster:biggest_difference"]
     alone = text_of(capsys, *words)
     listening = []
-    counted = cli.accuracy.counted_progress
+    counted = cli.evaluate.counted_progress
 
     def look(what):
         listening.extend(
@@ -102,7 +102,7 @@ def test_the_same_bytes_and_only_loopback(small, capsys, monkeypatch):
         def __exit__(self, *error):
             return self.inner.__exit__(*error)
 
-    monkeypatch.setattr(cli.accuracy, "counted_progress", Progress)
+    monkeypatch.setattr(cli.evaluate, "counted_progress", Progress)
     assert text_of(capsys, *words, "--workers", "2") == alone
     assert len(listening) >= 3  # the scheduler and two workers
     assert set(listening) == {"127.0.0.1"}

@@ -18,7 +18,7 @@ from onnx_models import model, one_node
 from paths import MODELS, ROOT
 
 from quark_numba import cli
-from quark_numba.cli import inventory, measuring, type_table
+from quark_numba.cli import inventory, measuring, types
 
 pytestmark = pytest.mark.compiled
 
@@ -170,7 +170,7 @@ def test_types(capsys):
 
 def test_readme_has_the_tables_of_types():
     readme = (ROOT / "quark_numba" / "README.md").read_text(encoding="utf-8")
-    for operator, columns, rows in type_table.type_tables():
+    for operator, columns, rows in types.type_tables():
         lines = ["| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *rows]]
         assert f"{operator}:\n\n" + "\n".join(lines) in readme
 

@@ -176,7 +176,7 @@ def test_outputs_that_are_no_numbers(tmp_path, capsys):
     assert cli.main([*arguments, "--expected", str(tmp_path / "y.npz")]) == 1
     assert "output y cannot be compared" in capsys.readouterr().err
     assert cli.main([*arguments, "--outputs", str(tmp_path / "o.npz")]) == 1
-    assert "output y is no array of numbers, and not written" in capsys.readouterr().err
+    assert "output y is not an array of numbers and cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no /dev/stdout")
@@ -300,7 +300,7 @@ def test_info_of_another_distribution_of_onnx_runtime(monkeypatch, capsys):
             raise PackageNotFoundError(name)
         return "1.0"
 
-    monkeypatch.setattr(cli, "version", version)
+    monkeypatch.setattr("importlib.metadata.version", version)
     assert cli.main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["onnxruntime"][0].isdigit()
 

@@ -39,8 +39,9 @@ from quark_numba.region.arithmetic import _BINARY, _UNARY
 from quark_numba.region.calls import _STEPS, run_region
 from quark_numba.region.granularity import OPERAND
 from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, OPERANDS, ROUND_TRIP, UNARY, parse
+from quark_numba.rewriting.fusions import FUSED, UNKNOWN
 from quark_numba.rewriting.optimize import optimized
-from quark_numba.rewriting.regions import FUSED, MERGED
+from quark_numba.rewriting.regions import MERGED
 
 STEPS = sorted(set(OPERANDS) - {CAST, ROUND_TRIP, *BLOCK_ROUND_TRIPS})
 TYPES = [name for name, row in OPERATORS.find("quark_numba", ROUND_TRIP).formats.items() if row.has_tensors() and row.bits >= 4]
@@ -470,6 +471,23 @@ def test_nodes_that_onnx_runtime_fuses_are_left(opset):
     result = optimized(source)
     assert result.left == {("ai.onnx::Relu", FUSED): 1, ("ai.onnx::Mul", FUSED): 1}
     assert operators(result.model) == ["Conv", "Relu", "Region", "Conv", "Mul", "Region"]
+
+
+def test_what_may_be_fused_is_left():
+    """ONNX Runtime refuses the model, which has an operator of somebody else, and so does not say what it fuses."""
+    nodes = [
+        helper.make_node("Strange", ["x"], ["s"], domain="some.domain"),
+        helper.make_node("Relu", ["s"], ["r"]),
+        *pair("r", "codes", "q"),
+        helper.make_node("Neg", ["q"], ["y"]),
+    ]
+    domains = ["com.amd.quark", "some.domain"]
+    source = model(nodes, [("x", "float32", [1, 4])], ["y"], initializers=scale_and_zero_point(), domains=domains)
+    result = optimized(source)
+    assert operators(result.model) == ["Strange", "Relu", "QuantizeDequantizeLinear", "Neg"]
+    reasons = {name: why for name, why in result.left if name in ("ai.onnx::Relu", "ai.onnx::Neg")}
+    assert len(reasons) == 2
+    assert all(why.startswith(f"{UNKNOWN}: ") and "Strange" in why for why in reasons.values())
 
 
 def test_a_node_by_itself_is_a_region_where_there_are_others():

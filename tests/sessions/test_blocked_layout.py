@@ -17,7 +17,8 @@ from paths import MODELS
 from rewritten_models import VARIANTS, constant
 
 import quark_numba
-from quark_numba import blocked_layout, optimize
+from quark_numba import optimize
+from quark_numba.session import blocked_layout
 
 pytestmark = pytest.mark.compiled
 FLOAT_VARIANTS = [variant for variant in VARIANTS if variant not in ("bfp16", "mx9", "mxfp8")]

@@ -20,7 +20,7 @@ from onnx_models import model
 import quark_numba
 from quark_numba import ModelError, optimize
 from quark_numba.rewriting import model_files
-from quark_numba.session import _is_optimised
+from quark_numba.session.inference_session import _is_optimised
 
 pytestmark = pytest.mark.compiled
 

@@ -189,14 +189,14 @@ def test_a_new_operator_in_models():
         + """
 import tempfile, onnx
 from quark_numba import optimize, to_tensor_proto
-from quark_numba.cli import inventory, type_table
+from quark_numba.cli import inventory, types
 with tempfile.TemporaryDirectory() as folder:
     onnx.save(spread(), folder + "/m.onnx")
     (counted,) = inventory.quantization_nodes(folder + "/m.onnx")
 assert (counted.operator, counted.element_type, counted.count, counted.run_by) == (
     "toy::SpreadQuantizeLinear", "float32", 1, "quark_numba"
 )
-assert "toy::SpreadQuantizeLinear" in [row["operator"] for row in type_table.type_rows()]
+assert "toy::SpreadQuantizeLinear" in [row["operator"] for row in types.type_rows()]
 constant = spread()
 del constant.graph.input[:]
 constant.graph.initializer.append(to_tensor_proto(x, "x"))

@@ -9,13 +9,13 @@ from typing import Any
 import onnx
 import onnxruntime
 
+from ..catalog import OPERATORS
+from ..errors import ModelError, reraise_of_signal_handler
+from ..ort import entry, register
+from ..rewriting import model_files
+from ..rewriting.optimize import optimized
 from . import initializers
 from .blocked_layout import blocked
-from .catalog import OPERATORS
-from .errors import ModelError, reraise_of_signal_handler
-from .ort import entry, register
-from .rewriting import model_files
-from .rewriting.optimize import optimized
 
 # ONNX Runtime's entry for the folder in which tensors of a model without a path lie.
 _TENSORS_FOLDER = "session.model_external_initializers_file_folder_path"

@@ -13,8 +13,8 @@ import onnxruntime
 from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
-from .errors import reraise_of_signal_handler
-from .ort import entry
+from ..errors import reraise_of_signal_handler
+from ..ort import entry
 
 # Of a file that is nowhere.
 _NO_FILE = onnx.StringStringEntryProto(key="location", value="quark_numba has no such file")
@@ -59,7 +59,7 @@ def replaced(model: onnx.ModelProto, options: onnxruntime.SessionOptions, outsid
     if not inside or _cannot_be_asked(options):
         return outside
     empty = [TensorProto(name=name, data_type=tensors[name].data_type, dims=[0]) for name in inside]
-    session = _session([*empty, *(tensors[name] for name in outside)], options)
+    session = _session(_probe([*empty, *(tensors[name] for name in outside)]), options)
     found = session.run_with_ort_values(inside, {})
     return outside | {name for name, value in zip(inside, found, strict=True) if value.shape() != [0]}
 
@@ -75,9 +75,9 @@ def _cannot_be_asked(options: onnxruntime.SessionOptions) -> bool:
 
 def _error(tensors: Mapping[str, TensorProto], names: Iterable[str], options: onnxruntime.SessionOptions) -> Exception | None:
     """What is wrong with a session of a model with these initializers."""
-    before = _profiles(options)
+    before, probe = _profiles(options), _probe([tensors[name] for name in names])
     try:
-        _session([tensors[name] for name in names], options)
+        _session(probe, options)
     except Exception as error:
         reraise_of_signal_handler(error)
         for path in _profiles(options) - before:  # there is no session to end it
@@ -90,13 +90,17 @@ def _profiles(options: onnxruntime.SessionOptions) -> set[str]:
     return {*glob.glob(f"{glob.escape(options.profile_file_prefix)}*")} if options.enable_profiling else set()
 
 
-def _session(tensors: Sequence[TensorProto], options: onnxruntime.SessionOptions) -> Any:
-    """Of a model that puts out initializers. It has to have one."""
+def _probe(tensors: Sequence[TensorProto]) -> bytes:
+    """A model that puts out initializers. It has to have one."""
     tensors = [TensorProto(name="of quark_numba alone", data_type=TensorProto.FLOAT, dims=[0]), *tensors]
     outputs = [helper.make_tensor_value_info(each.name, each.data_type, None) for each in tensors]
     graph = helper.make_graph([], "initializers", [], outputs, tensors)
-    probe = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
-    session = onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7).SerializeToString()
+
+
+def _session(probe: bytes, options: onnxruntime.SessionOptions) -> Any:
+    """A session of the probe, which leaves no file of profiling behind."""
+    session = onnxruntime.InferenceSession(probe, options, ["CPUExecutionProvider"])
     if options.enable_profiling:
         os.remove(session.end_profiling())
     return session

@@ -1,13 +1,15 @@
-"""Which element types and formats each operator has, since which version, and where they run."""
+"""The subcommand `types`: the element types and formats of each operator, since which version, and where they run."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from typing import Any
 
-from ..catalog import OPERATORS
+from . import arguments
+from .printing import OUTPUT, print_json, print_table
 
-TYPES_LEGEND = (
+_LEGEND = (
     "Numbers: the version (of ONNX's operators: the opset) since which the type is there with this type of scale, or "
     "of block formats with this type of x. Where it "
     "runs: A, on arrays and in onnx's ReferenceEvaluator; S, in sessions of the native way, of ONNX's own operators with "
@@ -15,9 +17,28 @@ TYPES_LEGEND = (
 )
 
 
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "types", help="print the types of each operator, the version that introduced each, and where they run"
+    )
+    parser.set_defaults(action=_types)
+    arguments.add_json(parser)
+
+
+def _types(options: argparse.Namespace) -> int:
+    if options.json:
+        print_json(type_rows())
+        return 0
+    for operator, columns, rows in type_tables():
+        print_table(operator, columns, rows)
+    OUTPUT.print(_LEGEND, soft_wrap=True)
+    return 0
+
+
 def type_rows() -> list[dict[str, Any]]:
-    """For each operator and format: the first version that has it with each element type of the operator's ``column``, and
-    where it runs. Operators under the names of older models are left out."""
+    """A row for each operator and format: the first version that has it, for each element type of the operator's ``column``,
+    and where it runs. Operators under their older names are left out."""
+    from ..catalog import OPERATORS
     from ..ort import extensions
 
     rows: list[dict[str, Any]] = []
@@ -45,7 +66,7 @@ def type_rows() -> list[dict[str, Any]]:
 
 
 def type_tables() -> list[tuple[str, list[str], list[list[str]]]]:
-    """`type_rows` as text: for each operator its name, the names of columns, and rows."""
+    """`type_rows` as tables of text: an operator's name, the names of the columns, and the rows."""
     tables = []
     for operator, group in itertools.groupby(type_rows(), key=lambda row: row["operator"]):
         rows = list(group)

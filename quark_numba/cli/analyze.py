@@ -1,0 +1,177 @@
+"""The subcommand `analyze`: where a quantized model's accuracy goes."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import arguments
+from .evaluate import add_comparison, fails_below, print_outputs, tell_failed
+from .printing import cell, counted_progress, json_value, print_json, print_not_compared, print_table
+
+if TYPE_CHECKING:
+    from ..analysis.analyze import Analysis
+
+# The number of tensors whose histograms are on the page.
+_HISTOGRAMS = 8
+
+
+def add_parser(commands: Any) -> None:
+    from ..analysis.experiments.formats import FORMATS
+
+    parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes: which tensors lose how much")
+    parser.set_defaults(action=_analyze)
+    arguments.add_threads(parser, "batches that run side by side (default: one for each processor)")
+    parser.add_argument(
+        "--top", type=arguments.positive, default=20, metavar="N", help="the most rows that a table has (default: 20)"
+    )
+    parser.add_argument(
+        "--sweep",
+        action="store_true",
+        help="also measure the outputs with one tensor in float and the rest quantized, and the reverse, for each tensor",
+    )
+    parser.add_argument(
+        "--by",
+        choices=("tensor", "node", "operator"),
+        help="sweep by tensor, or by all tensors of a node or an operator (default: tensor)",
+    )
+    parser.add_argument(
+        "--what-if",
+        nargs="+",
+        default=[],
+        choices=list(FORMATS),
+        metavar="TYPE",
+        help=f"also measure each tensor in these formats, and find the best trade-offs: {', '.join(FORMATS)}",
+    )
+    parser.add_argument("--csv", metavar="FILE", help="write the table of all tensors")
+    parser.add_argument("--html", metavar="FILE", help="write everything as one page with plots; needs the extra `plots`")
+    parser.add_argument(
+        "--exclude-config",
+        metavar="FILE",
+        help="write the nodes that use the worst tensors, as the list `exclude` of Quark's configuration (JSON)",
+    )
+    parser.add_argument(
+        "--exclude",
+        type=arguments.positive,
+        default=5,
+        metavar="N",
+        help="how many tensors --exclude-config takes (default: 5)",
+    )
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    from ..analysis.analyze import analyze
+    from ..analysis.page import check_plots, page
+    from ..rewriting import model_files
+
+    if options.html:
+        check_plots()
+    with counted_progress("analysing") as progress:
+        analysis = analyze(
+            options.model,
+            options.reference,
+            **arguments.data_arguments(options),
+            outputs=options.outputs,
+            sweep=options.sweep or options.by is not None,
+            by=options.by or "tensor",
+            what_if=options.what_if,
+            histograms=_HISTOGRAMS if options.html else 0,
+            **arguments.runs_arguments(options),
+            progress=progress,
+        )
+    tell_failed(analysis.failed)
+    if options.html:
+        model_files.write(options.html, page(analysis, Path(options.model).name).encode())
+    if options.csv:
+        model_files.write(options.csv, _csv(analysis).encode())
+    if options.exclude_config:
+        model_files.write(
+            options.exclude_config,
+            json.dumps({"exclude": _excluded(analysis, options.exclude, options.model)}, indent=2).encode(),
+        )
+    if options.json:
+        print_json({"model": options.model, "reference": options.reference, **asdict(analysis)})
+    else:
+        _print_analysis(analysis, options.top)
+    return fails_below(options, analysis)
+
+
+def _csv(analysis: Analysis) -> str:
+    """A row for each tensor, in the order of execution."""
+    content = io.StringIO()
+    rows = []
+    for tensor in sorted(analysis.tensors, key=lambda each: each.place):
+        row = asdict(tensor)
+        row |= {f"what_if_{name}": value for name, value in row.pop("what_if").items()}
+        rows.append(row | {"parameters": json.dumps(json_value(row["parameters"])), "used_by": " ".join(row["used_by"])})
+    writer = csv.DictWriter(content, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return content.getvalue()
+
+
+def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
+    """The names of the nodes that use the worst tensors. The worst come first in the sweep if there was one, else by their own
+    errors. Left out are nodes without a name and nodes in functions: Quark's configuration cannot name them."""
+    from ..rewriting import model_files
+
+    tensors = {each.name: each for each in analysis.tensors}
+    worst = [each.name for each in analysis.sweep if each.name in tensors] or list(tensors)
+    names = {node.name for node in model_files.load(model, external_data=False).graph.node}
+    return list(dict.fromkeys(node for name in worst[:count] for node in tensors[name].used_by if node in names))
+
+
+def _print_analysis(analysis: Analysis, top: int) -> None:
+    print_outputs("Outputs, against the reference's", analysis.outputs)
+    print_not_compared(analysis.not_compared)
+    if analysis.twin:
+        print_outputs("The model without its quantization nodes, against the reference", analysis.twin)
+    if any(each.sqnr_db < math.inf for each in analysis.optimizations):
+        print_outputs("With ONNX Runtime's optimisations, against without", analysis.optimizations)
+    formats = list(dict.fromkeys(name for each in analysis.tensors for name in each.what_if))
+    columns = ["tensor", "kind", "type", ">own, dB", ">inherited", ">both", ">saturated", ">to zero", ">range used", "used by"]
+    rows = [
+        [
+            each.name,
+            each.kind,
+            each.type,
+            *(cell(ratio, ".1f") for ratio in (each.own_sqnr_db, each.inherited_sqnr_db, each.sqnr_db)),
+            *(cell(share, ".1%") for share in (each.saturated, each.flushed_to_zero, each.range_used)),
+            ", ".join(each.used_by),
+            *(cell(each.what_if.get(name), ".1f") for name in formats),
+        ]
+        for each in analysis.tensors[:top]
+    ]
+    shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
+    title = f"Quantized tensors, {shown}, over {analysis.samples} samples: SQNR of the rounding, of what comes to it, of both"
+    print_table(
+        title, [*columns, *(f">{name}" for name in formats)], rows or [["none", *[""] * (len(columns) + len(formats) - 1)]]
+    )
+    if analysis.sweep:
+        effects = [[each.name, cell(each.on_sqnr_db, ".1f"), cell(each.off_sqnr_db, ".1f")] for each in analysis.sweep[:top]]
+        print_table(
+            "Least SQNR of the outputs, the worst first", ["what", ">alone quantized, dB", ">alone in float, dB"], effects
+        )
+    if analysis.trade_offs:
+        points = [
+            [f"{each.bits / 8e3:,.1f}", cell(each.sqnr_db, ".1f"), _choices(each.choices)] for each in analysis.trade_offs
+        ]
+        print_table(
+            "Best trade-offs", [">kB of quantized tensors a sample", ">least SQNR of the outputs, dB", "changes"], points
+        )
+    if analysis.unmatched:
+        reasons = list(analysis.unmatched.items())
+        more = [["…", f"{len(reasons) - top} more"]] if len(reasons) > top else []
+        print_table("Not measured, or not in full", ["what", "why"], [[*each] for each in reasons[:top]] + more)
+
+
+def _choices(choices: dict[str, str]) -> str:
+    counts = Counter(choices.values())
+    return ", ".join(f"{count} to {name}" for name, count in counts.items())

@@ -1,0 +1,137 @@
+"""The subcommand `evaluate`: compare a quantized model's outputs with the float model's. It shares its options and its table of
+outputs with `analyze`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from . import arguments
+from .printing import cell, counted_progress, print_json, print_not_compared, print_table, tell
+
+if TYPE_CHECKING:
+    from ..analysis.analyze import Analysis
+    from ..analysis.evaluate import Evaluation
+    from ..analysis.measures.outputs import OutputError
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_comparison(commands, "evaluate", "compare a quantized model's outputs with the float model's, over data")
+    parser.set_defaults(action=_evaluate)
+    arguments.add_threads(parser)
+    parser.add_argument(
+        "--labels",
+        metavar="KEY",
+        help="the array of the data that has the right classes; adds the accuracy of both models",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=arguments.positive,
+        default=1,
+        metavar="K",
+        help="count the reference's top element, or the label, as found if it is among the K largest (default: 1)",
+    )
+    parser.add_argument(
+        "--metric",
+        metavar="MODULE:FUNCTION",
+        help="a metric of yours: FUNCTION(outputs, reference_outputs, feed) returns a number for a batch, or a dict of numbers",
+    )
+
+
+def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
+    """The parser of a subcommand that compares a quantized model with the float model over data."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
+    parser.add_argument("model", metavar="MODEL", help="a quantized ONNX model")
+    parser.add_argument(
+        "--reference", metavar="FLOAT_MODEL", help="the float model (default: MODEL without its quantization nodes)"
+    )
+    arguments.add_data(parser, required=True)
+    parser.add_argument(
+        "--outputs",
+        nargs="+",
+        metavar="NAME",
+        help="compare only these outputs of the model (default: all; those that cannot be compared are listed with the reason)",
+    )
+    arguments.add_runs(parser)
+    parser.add_argument(
+        "--fail-below",
+        type=arguments.number,
+        metavar="DB",
+        help="exit code 1 if an output's SQNR is below DB or is NaN, if one of --outputs cannot be compared, or if none can",
+    )
+    arguments.add_json(parser)
+    return parser
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from ..analysis.evaluate import evaluate
+    from ..running.data import load_function
+
+    with counted_progress("evaluating") as progress:
+        evaluation = evaluate(
+            options.model,
+            options.reference,
+            **arguments.data_arguments(options),
+            outputs=options.outputs,
+            labels=options.labels,
+            top_k=options.top_k,
+            metric=load_function(options.metric) if options.metric else None,
+            **arguments.runs_arguments(options),
+            progress=progress,
+        )
+    tell_failed(evaluation.failed)
+    if options.json:
+        # Without the rates, which differ from run to run, so that the same models and data always give the same JSON.
+        found = {name: value for name, value in asdict(evaluation).items() if not name.endswith("samples_per_second")}
+        print_json({"model": options.model, "reference": options.reference, **found})
+    else:
+        print_outputs("Outputs, against the reference's", evaluation.outputs)
+        print_not_compared(evaluation.not_compared)
+        rows = [
+            ["samples", f"{evaluation.samples} in {evaluation.batches} batches"],
+            ["samples a second", f"{evaluation.samples_per_second:.0f}"],
+            ["samples a second, reference", f"{evaluation.reference_samples_per_second:.0f}"],
+            *([name, f"{value:.6g}"] for name, value in evaluation.metrics.items()),
+        ]
+        print_table("", ["", ""], rows)
+    return fails_below(options, evaluation)
+
+
+def tell_failed(failed: dict[str, str]) -> None:
+    """Print a message for each batch that was left out. It begins with the batch's name."""
+    for name, message in failed.items():
+        tell("yellow", "left out", message if message.startswith(name) else f"{name}: {message}")
+
+
+def print_outputs(title: str, outputs: list[OutputError]) -> None:
+    """A table of the outputs' errors, without columns that are empty."""
+    columns = {
+        "SQNR, dB": lambda each: cell(each.sqnr_db, ".1f"),
+        "cosine": lambda each: cell(each.cosine, ".6f"),
+        "largest error": lambda each: cell(each.max_abs_error, ".3g"),
+        "mean error": lambda each: cell(each.mean_abs_error, ".3g"),
+        "same top": lambda each: cell(each.same_top, ".2%"),
+        "accuracy": lambda each: cell(each.accuracy, ".2%"),
+        "reference's": lambda each: cell(each.reference_accuracy, ".2%"),
+    }
+    columns = {name: text for name, text in columns.items() if name in ("SQNR, dB", "cosine") or any(map(text, outputs))}
+    rows = [[each.name, *(text(each) for text in columns.values())] for each in outputs]
+    print_table(
+        title, ["output", *(f">{name}" for name in columns)], rows or [["none that can be compared"] + [""] * len(columns)]
+    )
+
+
+def fails_below(options: argparse.Namespace, found: Analysis | Evaluation) -> int:
+    """The exit code: 1 if --fail-below finds a fault, with a message for each."""
+    limit = options.fail_below
+    if limit is None:
+        return 0
+    faults = [f"output {each.name} has an SQNR of {each.sqnr_db:.1f} dB" for each in found.outputs if not each.sqnr_db >= limit]
+    compared = [each.name for each in found.outputs]
+    faults += [f"output {name} is not compared" for name in options.outputs or () if name not in compared]
+    if not (faults or compared):
+        faults.append("no output is compared")
+    for each in faults:
+        tell("red", "error", f"{each}; expected at least {limit:g} dB")
+    return int(bool(faults))

@@ -1,0 +1,75 @@
+"""The subcommand `info`: versions, the backend, threads, and the cache."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from typing import Any
+
+from ..errors import ModelError
+from ..version import __version__
+from . import arguments
+from .printing import print_json, print_table
+
+_DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("info", help="print versions, the backend in use, threads, and the cache of compiled kernels")
+    parser.set_defaults(action=_info)
+    parser.add_argument("--clear-cache", action="store_true", help="first remove the compiled kernels, of all versions")
+    arguments.add_json(parser)
+
+
+def _info(options: argparse.Namespace) -> int:
+    import numba
+    import onnxruntime
+
+    from ..compiling import cache
+    from ..ort import get_library_path
+
+    if options.clear_cache:
+        _clear_cache()
+    sizes = cache.sizes()
+    try:
+        get_library_path()
+        backend, reason = "native", "the default where it is available"
+    except RuntimeError as error:
+        backend, reason = "extensions", f"the native way is not available: {error}"
+    facts = {
+        "quark_numba": __version__,
+        "Python": platform.python_version(),
+        **{name: _version(name) for name in _DISTRIBUTIONS},
+        "onnxruntime": onnxruntime.__version__,  # whatever distribution it is from, onnxruntime-gpu for instance
+        "machine": f"{platform.system()} {platform.machine()}",
+        "backend": backend,
+        "why": reason,
+        "threads of direct calls": numba.get_num_threads(),
+        "threads of a session": f"the session's own; {onnxruntime.get_device()} provider",
+        "cache": str(cache.folder() or "none: no folder can be written"),
+        "kernels in the cache": f"{len(sizes)}, {sum(sizes) / 1e6:.1f} MB",
+    }
+    if options.json:
+        print_json(facts)
+    else:
+        print_table("", ["", ""], [[name, str(value)] for name, value in facts.items()])
+    return 0
+
+
+def _clear_cache() -> None:
+    from ..compiling import cache
+
+    for path in cache.files():
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ModelError(f"{path}: {error.strerror}") from None
+
+
+def _version(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,54 @@
+"""The subcommand `optimize`: write the optimised model, and list what was done."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from . import arguments
+from .printing import print_counts, print_json, progress
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("optimize", help="write a faster model that gives the same outputs")
+    parser.set_defaults(action=_optimize)
+    parser.add_argument("model", metavar="IN", help="an ONNX model")
+    parser.add_argument("out", metavar="OUT", help="the optimised model; tensors beyond 2 GiB go to OUT.data")
+    parser.add_argument("--keep-codes", action="store_true", help="keep constants quantized: a smaller, slower model")
+    arguments.add_standard_ops(parser)
+    parser.add_argument(
+        "--no-regions", action="store_true", help="do not fuse elementwise nodes; onnxruntime-extensions cannot run fused ones"
+    )
+    arguments.add_json(parser)
+
+
+def _optimize(options: argparse.Namespace) -> int:
+    from ..rewriting import model_files, optimize
+
+    with progress(f"optimising {options.model}"):
+        result = optimize.optimized(
+            options.model,
+            keep_codes=options.keep_codes,
+            standard_ops=options.standard_ops,
+            regions=not options.no_regions,
+        )
+        model_files.save(result.model, options.out)
+    if _is_output(options.out):
+        return 0  # tables after the model would damage it
+    if options.json:
+        done = [{"operator": operator, "nodes": count, "what": what} for (operator, what), count in sorted(result.done.items())]
+        left = [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(result.left.items())]
+        print_json({"model": options.model, "out": options.out, "done": done, "left": left})
+    else:
+        print_counts(f"Nodes that {options.out} has no more", "what was done", result.done)
+        print_counts("Nodes that were left", "why", result.left)
+    return 0
+
+
+def _is_output(path: str) -> bool:
+    """Whether the path leads to the command's own output, as /dev/stdout does."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(1)) and not os.path.isfile(path)
+    except OSError:
+        return False

@@ -1,0 +1,87 @@
+"""The subcommand `profile`: where the time goes, before and after the model is optimised."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from . import arguments
+from .printing import print_json, print_left, print_table, progress
+
+if TYPE_CHECKING:
+    from .measuring import NodeTime
+
+
+def add_parser(commands: Any) -> None:
+    parser = arguments.add_runner(commands, "profile", "show where the time goes, before and after the model is optimised")
+    parser.set_defaults(action=_profile)
+    arguments.add_standard_ops(parser)
+    parser.add_argument(
+        "--nodes", type=arguments.positive, default=10, metavar="N", help="how many of the slowest nodes to list (default: 10)"
+    )
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from ..rewriting import model_files
+    from . import inventory, measuring
+
+    nodes = inventory.quantization_nodes(options.model)
+    times = {}
+    optimised = measuring.optimised(options.model, backend=options.backend, standard_ops=options.standard_ops)
+    with model_files.session_source(optimised.model) as source:
+        for name, content in {"before": None, "after": source}.items():
+            with progress(f"profiling, {name} it is optimised"):
+                times[name] = measuring.node_times(
+                    options.model,
+                    nodes,
+                    lambda session: next(arguments.open_batches(options, session)),
+                    options.runs,
+                    backend=options.backend,
+                    threads=options.threads,
+                    content=content,
+                    standard_ops=options.standard_ops,
+                )
+    if options.json:
+        print_json({name: [asdict(each) for each in of_nodes] for name, of_nodes in times.items()} | optimised.json())
+    else:
+        _print_times(times, options.nodes)
+        print_left(optimised)
+    return 0
+
+
+def _print_times(times: dict[str, list[NodeTime]], most: int) -> None:
+    """Tables by kind, by operator and by node. `times`: by when they were measured, "before" or "after"."""
+    columns = [f">{column}" for name in times for column in (f"nodes {name}", "ms", "share")]
+    kinds = [
+        _line("quantization", times, lambda each: each.quantizes),
+        _line("the rest", times, lambda each: not each.quantizes),
+        _line("all", times, lambda each: True),
+    ]
+    print_table("Time of a run, as ONNX Runtime's profiler has it, which adds some to each node", ["", *columns], kinds)
+    seconds: dict[str, float] = {}
+    for each in itertools.chain.from_iterable(times.values()):
+        seconds[each.operator] = seconds.get(each.operator, 0.0) + each.seconds
+    slowest_first = sorted(seconds, key=lambda operator: -seconds[operator])
+    by_operator = [_line(name, times, _is_of(name)) for name in slowest_first]
+    print_table("By operator", ["operator", *columns], by_operator)
+    for name, of_nodes in times.items():
+        rows = [[each.node, each.operator, f"{1e6 * each.seconds:.0f}"] for each in of_nodes[:most]]
+        print_table(f"The slowest nodes, {name}", ["node", "operator", ">us"], rows)
+
+
+def _is_of(operator: str) -> Callable[[NodeTime], bool]:
+    return lambda each: each.operator == operator
+
+
+def _line(name: str, times: dict[str, list[NodeTime]], is_chosen: Callable[[NodeTime], bool]) -> list[str]:
+    """The number of chosen nodes, their time, and its share of the whole, before and after."""
+    cells = [name]
+    for of_nodes in times.values():
+        chosen = [each.seconds for each in of_nodes if is_chosen(each)]
+        total = sum(each.seconds for each in of_nodes)
+        share = sum(chosen) / total if total else 0.0
+        cells += [str(len(chosen)), f"{1e3 * sum(chosen):.3f}", f"{share:.0%}"] if chosen else ["", "", ""]
+    return cells

@@ -1,0 +1,161 @@
+"""ONNX Runtime's blocked layout for convolutions, kept through regions.
+
+ONNX Runtime runs convolutions on tensors that lie as (N, C / b, H, W, b), in blocks of b = 8 or 16 channels (NCHWc). It
+reorders them to ONNX's layout before every node that it does not know to work on blocks. A region works on blocks as well. So
+this module does what ONNX Runtime's own NchwcTransformer does, with regions among the nodes. ONNX Runtime first does all its
+other optimisations and writes the model. Then each node whose inputs are in blocks is replaced by one that works on blocks, if
+that is known to mean the same.
+
+In such a model a tensor has the shape (N, C rounded up to b, H, W). It is made for this processor, and for one session.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import onnx
+import onnxruntime
+from onnx import helper
+
+from ..errors import reraise_of_signal_handler
+from ..ort import entry, register
+from ..rewriting.fusions import optimised_by_onnx_runtime
+from .blocked_nodes import REGION, WAYS
+from .blocked_tensors import BlockedTensors, Left, used_names
+from .blocks import NCHWC, block_size
+
+# What options say of ONNX Runtime's optimisations.
+_DISABLED_OPTIMIZERS = "session.disable_specified_optimizers"
+_ENTRIES = (
+    "optimization.enable_cast_chain_elimination",
+    "optimization.enable_gelu_approximation",
+    "optimization.minimal_build_optimizations",
+    "session.disable_aot_function_inlining",
+    "session.disable_double_qdq_remover",
+    "session.disable_quant_qdq",
+    _DISABLED_OPTIMIZERS,
+    "session.enable_quant_qdq_cleanup",
+)
+
+
+class BlockedModel(NamedTuple):
+    """The model as a session may run it, None if it stays as it is; how many regions are in the layout; and for the others how
+    many are not, by the reason."""
+
+    model: onnx.ModelProto | None
+    kept: int
+    left: Counter[str]
+
+
+def blocked(
+    model: onnx.ModelProto,
+    options: onnxruntime.SessionOptions,
+    providers: Any = None,
+    *,
+    standard_ops: bool = False,
+    **named: Any,
+) -> BlockedModel:
+    """The model with regions in the blocked layout, for a session with these arguments."""
+    regions = sum((node.domain, node.op_type) == (REGION.domain, REGION.name) for node in model.graph.node)
+    if not regions:
+        return BlockedModel(None, 0, Counter())
+    try:
+        if not any((node.domain, node.op_type) == ("", "Conv") for node in model.graph.node):
+            raise Left("the model has no convolution")
+        block = _block_size_of(options, providers, named)
+        optimised = _optimised(model, options, standard_ops, named)
+    except Left as error:
+        return BlockedModel(None, 0, Counter({str(error): regions}))
+    tensors = BlockedTensors(optimised, block)
+    left = Counter[str]()
+    kept = 0
+    for node in optimised.graph.node:
+        kind = ("" if node.domain == "ai.onnx" else node.domain), node.op_type
+        is_region = kind == (REGION.domain, REGION.name)
+        try:
+            if kind not in WAYS:
+                raise Left("the operator has no counterpart on blocks")
+            WAYS[kind](tensors, node)
+            kept += is_region
+        except Left as error:
+            left.update([str(error)] * is_region)
+            for name in used_names(node):
+                tensors.reorder_output(name)
+            tensors.nodes.append(node)
+    for output in optimised.graph.output:
+        tensors.reorder_output(output.name)
+    return BlockedModel(_written(optimised, tensors, model) if kept else None, kept, left)
+
+
+def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: Mapping[str, Any]) -> int:
+    """The number of channels in a block. Raises Left unless ONNX Runtime would lay out this session's tensors in blocks."""
+    names = {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]}
+    if names != {"CPUExecutionProvider"}:
+        raise Left("the session has other execution providers than CPUExecutionProvider")
+    if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
+        raise Left("graph_optimization_level is not ORT_ENABLE_ALL")
+    if options.optimized_model_filepath:
+        raise Left("optimized_model_filepath is set")
+    disabled = {*(named.get("disabled_optimizers") or ()), *(entry(options, _DISABLED_OPTIMIZERS) or "").split(";")}
+    if "NchwcTransformer" in disabled:
+        raise Left("NchwcTransformer is disabled")
+    try:
+        size = block_size()
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        raise Left(f"ONNX Runtime laid out no convolution: {error}") from None
+    if size == 1:
+        raise Left("ONNX Runtime has no blocked layout on this processor")
+    return size
+
+
+def _optimised(
+    model: onnx.ModelProto, options: onnxruntime.SessionOptions, standard_ops: bool, named: Mapping[str, Any]
+) -> onnx.ModelProto:
+    """The model as ONNX Runtime optimises it before it lays out tensors, and with the shapes that it knows."""
+    own = onnxruntime.SessionOptions()  # so that no other session sees what changes here
+    for name in _ENTRIES:
+        value = entry(options, name)
+        if value is not None:
+            own.add_session_config_entry(name, value)
+    register(own, backend="native", standard_ops=standard_ops)
+    own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    try:
+        return optimised_by_onnx_runtime(model, own, **named)
+    except Exception as error:  # if the model is not valid, a session of it tells why
+        reraise_of_signal_handler(error)
+        raise Left(f"ONNX Runtime did not write the optimised model: {error}") from None
+
+
+def _written(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.ModelProto) -> onnx.ModelProto:
+    """The optimised model with the nodes written, and with the inputs, outputs and metadata of the source."""
+    graph = optimised.graph
+    used = {each.name for each in graph.output}
+    nodes = []
+    for node in reversed(tensors.nodes):  # without the Transposes that have become part of a reorder
+        if (node.domain, node.op_type) != ("", "Transpose") or not used.isdisjoint(node.output):
+            nodes.append(node)
+            used.update(used_names(node))
+    nodes = onnx.GraphProto(node=reversed(nodes)).node  # copies, as the next line removes what they may be
+    del graph.node[:], graph.input[:], graph.output[:]
+    graph.node.extend(nodes)
+    made = {name for node in nodes for name in node.output}
+    for values, is_kept in ((graph.value_info, made), (graph.initializer, used)):
+        for index in reversed(range(len(values))):  # in place: the weights are large
+            if values[index].name not in is_kept:
+                del values[index]
+    graph.initializer.extend(each for each in tensors.new_constants if each.name in used)
+    graph.input.extend(source.graph.input)
+    graph.output.extend(source.graph.output)
+    graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
+    for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        optimised.ClearField(name)
+        if source.HasField(name):
+            setattr(optimised, name, getattr(source, name))
+    del optimised.metadata_props[:]
+    optimised.metadata_props.extend(source.metadata_props)
+    if NCHWC not in {each.domain for each in optimised.opset_import}:
+        optimised.opset_import.append(helper.make_opsetid(NCHWC, 1))
+    return optimised

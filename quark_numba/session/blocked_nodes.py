@@ -1,0 +1,198 @@
+"""The counterparts of nodes on blocks of channels, as ONNX Runtime's NchwcTransformer has them, and those of regions.
+
+Each function appends a node that does the same on blocks, or raises `Left` before it appends anything that others may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ..element_types import FLOAT32
+from ..region.key import ROUND_TRIP, Program, parse
+from ..region.operators import OPERATORS
+from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, Left, perm
+from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
+
+(REGION,) = OPERATORS
+
+# Elementwise operators that blocked tensors of one shape go through as they are, and of which 0 gives 0.
+_ELEMENTWISE = {("", name) for name in ("Add", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sub", "Tanh")}
+_ELEMENTWISE.add(("com.microsoft", "QuickGelu"))
+# Those of which it does not.
+_ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigmoid")}
+
+# Attributes of Resize, and their defaults.
+_NEAREST = {"mode": b"nearest", "coordinate_transformation_mode": b"half_pixel", "nearest_mode": b"round_prefer_floor"}
+
+# Pools, which exist on blocks under the same name. AveragePool, too, but there it adds in another order.
+_POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
+
+
+def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    """As ONNX Runtime's NchwcTransformer does it, and for the same convolutions."""
+    inputs = [each for each in node.input if each]
+    if len(inputs) != len(node.input) or not 2 <= len(inputs) <= 3 or any(each not in tensors.constants for each in inputs[1:]):
+        raise Left("its weights are no constants")
+    weights = tensors.constants[inputs[1]]
+    if weights.data_type != FLOAT32.number or len(weights.dims) != 4:
+        raise Left("its weights are not float32, or have not four dimensions")
+    outer, inner, block = weights.dims[0], weights.dims[1], tensors.block
+    group = next((each.i for each in node.attribute if each.name == "group"), 1)
+    blocks_of_inputs = True
+    if group > 1:
+        is_depthwise = inner == 1 and outer == group
+        if outer % ALIGNMENT or not (is_depthwise or (inner % block == 0 and outer % (group * block) == 0)):
+            raise Left("its groups are no whole blocks")
+        blocks_of_inputs = not is_depthwise
+        x = tensors.in_blocks(inputs[0], inner * group, zeros=not is_depthwise)
+        group = -(-outer // block) * block if is_depthwise else group
+    elif inner < block:  # such a convolution reads ONNX's layout
+        tensors.reorder_output(inputs[0])
+        x, blocks_of_inputs = inputs[0], False
+    elif inner % ALIGNMENT:
+        raise Left(NOT_ALIGNED)
+    else:
+        x = tensors.in_blocks(inputs[0], inner, zeros=True)
+    w = tensors.constant(
+        inputs[1], f"filter {blocks_of_inputs}", lambda array: filter_in_blocks(array, block, blocks_of_inputs)
+    )
+    bias = [tensors.constant(each, "bias", lambda array: padded(array, 0, block)) for each in inputs[2:]]
+    copy = tensors.replace(node, [x, w, *bias], NCHWC, outer, False)
+    copy.op_type = "Conv"  # also of a FusedConv
+    if group > 1:
+        kept = [each for each in copy.attribute if each.name != "group"]
+        del copy.attribute[:]
+        copy.attribute.extend([*kept, helper.make_attribute("group", group)])
+
+
+def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    x = tensors.already_in_blocks(node.input[0])
+    if len(node.output) > 1:
+        raise Left("it gives indices")
+    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    if attributes.get("ceil_mode", 0) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
+        raise Left("it has ceil_mode or auto_pad")
+    if "Max" in node.op_type and not x.is_number:
+        raise Left("on blocks ONNX Runtime leaves out NaN")
+    tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
+
+
+def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    found = [tensors.already_in_blocks(name) for name in node.input]
+    if helper.get_node_attr_value(node, "axis") not in (1, -3) or any(each.channels % tensors.block for each in found):
+        raise Left("it does not join whole blocks of channels")
+    channels = sum(each.channels for each in found)
+    copy = tensors.replace(node, [each.name for each in found], node.domain, channels, True)
+    del copy.attribute[:]
+    copy.attribute.append(helper.make_attribute("axis", 1))
+
+
+def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    in_order = [None if name in tensors.constants else tensors.already_in_blocks(name) for name in node.input if name]
+    found = [each for each in in_order if each]
+    shapes = [tensors.shapes.get(name) for name in node.input if name and name not in tensors.constants]
+    is_known = len(found) == 1 or all(shape is not None and None not in shape for shape in shapes)
+    if not found or not is_known or any(shape != shapes[0] for shape in shapes):
+        raise Left("its inputs are not known to have one shape")
+    sizes = [int(np.prod(tensors.constants[name].dims)) for name in node.input if name in tensors.constants]
+    ranks = [len(tensors.constants[name].dims) for name in node.input if name in tensors.constants]
+    if any(size != 1 for size in sizes) or any(rank > 4 for rank in ranks):
+        raise Left("it has a constant of several elements")
+    names = iter(in_order)
+    inputs = [name and (each.name if (each := next(names)) else name) for name in node.input]
+    keeps_zeros = (node.domain, node.op_type) in _ELEMENTWISE and not sizes and all(each.has_zeros for each in found)
+    tensors.replace(node, inputs, node.domain, found[0].channels, keeps_zeros)
+
+
+def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    """To channels last, which is a way of reordering."""
+    x = tensors.already_in_blocks(node.input[0])
+    if perm(node) != [0, 2, 3, 1]:
+        raise Left("it is no Transpose to channels last")
+    tensors.append("ReorderOutput", [x.name], node.output[0], channels=x.channels, channels_last=1)
+
+
+def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    """Where each element is repeated a whole number of times along height and width."""
+    x = tensors.already_in_blocks(node.input[0])
+    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    found = [attributes.get(name, default) for name, default in _NEAREST.items()]
+    if found != [b"nearest", b"asymmetric", b"floor"] or "axes" in attributes or len(node.input) != 3:
+        raise Left("it does not repeat elements")
+    scales = numpy_helper.to_array(tensors.constants[node.input[2]]) if node.input[2] in tensors.constants else np.zeros(0)
+    if scales.shape != (4,) or not (scales[:2] == 1).all() or (scales < 1).any() or (scales % 1).any():
+        raise Left("it does not repeat elements a known, whole number of times")
+    copy = tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
+    copy.op_type = "Upsample"
+    del copy.attribute[:]
+    copy.attribute.append(helper.make_attribute("scales", scales.astype(np.int64).tolist()))
+
+
+def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
+    attributes = {each.name: each for each in node.attribute}
+    program = parse(attributes["program"].s.decode())
+    if program.block_steps:
+        raise Left("it has a block format")
+    if any(axis is not None and axis < 0 for axis in program.axes):
+        raise Left("it has scales along an axis")
+    if "block_size" in attributes and attributes["block_size"].i:
+        raise Left("it is in the blocked layout already")
+    roles = list(zip(node.input, program.inputs, program.axes, strict=True))
+    if any(own.element_type is not FLOAT32 for _, own, axis in roles if axis is None):
+        raise Left("it casts an input")
+    operands = dict.fromkeys(name for name, own, axis in roles if axis is None and not own.is_scalar)
+    channels = {name: tensors.channels(name) for name in operands}
+    if not any(name in tensors.tensors and channels[name] > 1 for name in operands):
+        raise Left("no input comes from a node on blocks")
+    counts = set(channels.values()) - {1}
+    if len(counts) > 1:
+        raise Left("its inputs have different numbers of channels")
+    (count,) = counts
+    added = (name for name in operands if name not in tensors.tensors and name not in tensors.constants)
+    if count % ALIGNMENT and any(channels[name] > 1 for name in added):
+        raise Left(NOT_ALIGNED)
+    names = {}
+    for name in operands:
+        if name in tensors.constants:
+            names[name] = tensors.constant(name, "region", lambda array: constant_in_blocks(array, tensors.block))
+        elif channels[name] > 1:
+            names[name] = tensors.in_blocks(name, count)
+        else:
+            tensors.reorder_output(name)  # of one channel, it broadcasts
+            names[name] = name
+    inputs = [names[name] if axis is None and not own.is_scalar else name for name, own, axis in roles]
+    copy = tensors.replace(node, inputs, node.domain, count, True)
+    copy.attribute.append(helper.make_attribute("block_size", tensors.block))
+    if count % tensors.block:
+        copy.attribute.append(helper.make_attribute("channels", count))
+    y = node.output[0]
+    tensors.tensors[y] = tensors.tensors[y]._replace(is_number=_is_number(tensors, node, program))
+
+
+def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) -> bool:
+    """Whether a region gives no NaN: what it gives last are integers times finite scales. The code of NaN is the lowest."""
+    last = program.steps[-1]
+    if last.operator != ROUND_TRIP:
+        return False
+    _, scale, zero_point = last.operands
+    assert scale is not None
+    assert zero_point is not None
+    name = node.input[scale]
+    is_finite = name in tensors.constants and bool(np.isfinite(numpy_helper.to_array(tensors.constants[name])).all())
+    return is_finite and program.inputs[zero_point].element_type.is_integer
+
+
+# By domain and op_type: what writes a node's counterpart on blocks.
+WAYS: dict[tuple[str, str], Callable[[BlockedTensors, onnx.NodeProto], None]] = {
+    ("", "Conv"): _conv,
+    ("com.microsoft", "FusedConv"): _conv,
+    ("", "Concat"): _concat,
+    ("", "Resize"): _resize,
+    ("", "Transpose"): _transpose,
+    **{("", name): _pool for name in _POOLS},
+    **dict.fromkeys((*_ELEMENTWISE, *_ELEMENTWISE_NOT_OF_ZERO), _elementwise),
+    (REGION.domain, REGION.name): _region,
+}

@@ -1,0 +1,204 @@
+"""The tensors of a graph while its nodes are written again, some on blocks of channels: which layout each has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper, shape_inference
+
+from ..errors import reraise_of_signal_handler
+from ..rewriting.stand_ins import stand_ins
+from .blocks import NCHWC
+
+# Initializers of at most so many elements may be shapes, on which other shapes depend.
+_MOST_ELEMENTS = 128
+
+# ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
+ALIGNMENT = 4
+NOT_ALIGNED = f"ONNX Runtime reorders only numbers of channels that are multiples of {ALIGNMENT}"
+
+
+class Left(Exception):  # noqa: N818
+    """A node stays in ONNX's layout. The message gives the reason."""
+
+
+class Blocked(NamedTuple):
+    """A tensor in blocks.
+
+    `name` is that of the tensor in blocks, `channels` the number before padding. `has_zeros`: whether the padding is known to
+    be 0. `is_number`: whether no element can be NaN."""
+
+    name: str
+    channels: int
+    has_zeros: bool
+    is_number: bool = False
+
+
+class BlockedTensors:
+    """The nodes written so far, and the layout of each tensor.
+
+    `tensors` are those in blocks, by the name of the same tensor in ONNX's layout. `constants` are the initializers that no
+    input replaces. `nodes` and `new_constants` are what is written."""
+
+    def __init__(self, model: onnx.ModelProto, block: int) -> None:
+        graph = model.graph
+        self.block = block
+        self.shapes = _inferred_shapes(model)
+        self.shapes |= {each.name: _dimensions(each) for each in (*graph.value_info, *graph.input) if _dimensions(each)}
+        inputs = {each.name for each in graph.input}
+        self.constants = {each.name: each for each in graph.initializer if each.name not in inputs}
+        self.tensors: dict[str, Blocked] = {}
+        self.nodes: list[onnx.NodeProto] = []
+        self.new_constants: list[onnx.TensorProto] = []
+        self._producers = {name: node for node in graph.node for name in node.output}
+        self._plain: set[str] = set()  # names of the tensors in blocks that exist in ONNX's layout as well
+        self._constants_in_blocks: dict[tuple[str, str], str] = {}
+        self._new = "_" * (1 + max(map(len, _names(graph)), default=0))  # no name of the graph is that long
+        self._count = 0
+
+    def reorder_output(self, name: str) -> None:
+        """Have a tensor in ONNX's layout, if it is in blocks."""
+        tensor = self.tensors.get(name)
+        if tensor and name not in self._plain:
+            self._plain.add(name)
+            self.append("ReorderOutput", [tensor.name], name, channels=tensor.channels)
+
+    def in_blocks(self, name: str, channels: int, *, zeros: bool = False) -> str:
+        """A tensor of so many channels in blocks: as it is, or reordered; with `zeros`, one that has them beyond its channels.
+        Raises Left."""
+        tensor = self.tensors.get(name)
+        if tensor and (tensor.has_zeros or not zeros):
+            return tensor.name
+        if channels % ALIGNMENT:
+            raise Left(NOT_ALIGNED)
+        if tensor:
+            self.reorder_output(name)
+        reordered = Blocked(self._name(), channels, True)
+        transpose = self._producers.get(name)
+        if transpose and transpose.op_type == "Transpose" and not transpose.domain and perm(transpose) == [0, 3, 1, 2]:
+            self.append("ReorderInput", [transpose.input[0]], reordered.name, channels_last=1)
+        else:
+            self.append("ReorderInput", [name], reordered.name)
+        if not tensor:
+            self._plain.add(name)
+        self.tensors[name] = reordered
+        return reordered.name
+
+    def already_in_blocks(self, name: str) -> Blocked:
+        """A tensor that is in blocks already. Raises Left."""
+        if name not in self.tensors:
+            raise Left("its input is in ONNX's layout")
+        return self.tensors[name]
+
+    def channels(self, name: str) -> int:
+        """How many a tensor or a constant has. Raises Left unless a tensor is known to have four dimensions, and how many."""
+        if name in self.tensors:
+            return self.tensors[name].channels
+        if name in self.constants:
+            dims = self.constants[name].dims
+            if len(dims) > 4:
+                raise Left("a constant has more than four dimensions")
+            return dims[-3] if len(dims) > 2 else 1
+        shape = self.shapes.get(name)
+        if shape is None:
+            raise Left("the shape of an input is not known")
+        if len(shape) != 4:
+            raise Left("an input has not four dimensions")
+        if shape[1] is None:
+            raise Left("the number of channels is not known")
+        return shape[1]
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"{self._new}{self._count}"
+
+    def append(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> None:
+        node = helper.make_node(operator, inputs, [output], f"{operator} of {output}", domain=NCHWC, **attributes)
+        self.nodes.append(node)
+
+    def replace(self, node: onnx.NodeProto, inputs: list[str], domain: str, channels: int, has_zeros: bool) -> onnx.NodeProto:
+        """Append the node that does the same on blocks."""
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        name = self._name()
+        copy.input[:], copy.output[:], copy.domain = inputs, [name], domain
+        self.nodes.append(copy)
+        self.tensors[node.output[0]] = Blocked(name, channels, has_zeros or channels % self.block == 0)
+        return copy
+
+    def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
+        """The constant as `make` arranges it for a use; once for all that use it so."""
+        key = name, use
+        if key not in self._constants_in_blocks:
+            array = np.ascontiguousarray(make(numpy_helper.to_array(self.constants[name])))
+            self._constants_in_blocks[key] = self._name()
+            self.new_constants.append(numpy_helper.from_array(array, self._constants_in_blocks[key]))
+        return self._constants_in_blocks[key]
+
+
+def perm(node: onnx.NodeProto) -> list[int]:
+    """The permutation of a Transpose; empty if it has none."""
+    return next((list(each.ints) for each in node.attribute if each.name == "perm"), [])
+
+
+def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
+    """What onnx infers behind regions, whose shapes ONNX Runtime does not know; nothing where onnx fails."""
+    skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
+    graph = skeleton.graph
+    graph.name = "shapes"
+    graph.input.extend(model.graph.input)
+    for each in model.graph.initializer:
+        if np.prod(each.dims) <= _MOST_ELEMENTS:
+            graph.initializer.append(each)
+        else:
+            graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    graph.node.extend(stand_ins(model.graph.node, {}, standard_ops=True))
+    for node in graph.node:
+        if (node.domain, node.op_type) == ("com.microsoft", "FusedConv"):
+            node.domain, node.op_type = "", "Conv"
+            kept = [each for each in node.attribute if not each.name.startswith("activation")]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+    try:
+        inferred = shape_inference.infer_shapes(skeleton, data_prop=True).graph
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        return {}
+    return {each.name: _dimensions(each) for each in inferred.value_info}
+
+
+def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
+    """Those that are known."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return [each.dim_value if each.dim_value > 0 else None for each in tensor.shape.dim]
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """All names in a graph and its subgraphs."""
+    yield from (each.name for each in (*graph.input, *graph.initializer))
+    for node in graph.node:
+        yield from (node.name, *node.input, *node.output)
+        for subgraph in _subgraphs(node):
+            yield from _names(subgraph)
+
+
+def used_names(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node takes; its subgraphs may take any value of the graph by its name."""
+    yield from node.input
+    for subgraph in _subgraphs(node):
+        yield from (each.name for each in subgraph.output)
+        for each in subgraph.node:
+            yield from used_names(each)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs

@@ -1,0 +1,72 @@
+"""Arrays in blocks of channels, as ONNX Runtime's convolutions on the blocked layout (NCHWc) take them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from ..element_types import FLOAT32
+from ..region.calls import BLOCK_SIZES
+from ..rewriting.fusions import optimised_by_onnx_runtime
+
+# The domain of ONNX Runtime's operators on blocks.
+NCHWC = "com.microsoft.nchwc"
+
+
+@functools.cache
+def block_size() -> int:
+    """The number of channels in a block on this processor. 1: ONNX Runtime has no blocked layout here, or arranges the weights
+    of a convolution in another way than `filter_in_blocks`. Two convolutions that it lays out show it. Raises what ONNX Runtime
+    raises."""
+    filters = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in ((64, 1, 2, 3), (64, 64, 2, 3))]
+    nodes = [helper.make_node("Conv", [x, w], [y]) for x, w, y in (("x", "w0", "v"), ("v", "w1", "y"))]
+    values = [
+        helper.make_tensor_value_info(*each) for each in (("x", FLOAT32.number, [1, 1, 4, 6]), ("y", FLOAT32.number, None))
+    ]
+    weights = [numpy_helper.from_array(each, f"w{k}") for k, each in enumerate(filters)]
+    graph = helper.make_graph(nodes, "layout", values[:1], values[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    laid_out = optimised_by_onnx_runtime(model, onnxruntime.SessionOptions()).graph
+    arrays = {each.name: numpy_helper.to_array(each) for each in laid_out.initializer}
+    found = [arrays[node.input[1]] for node in laid_out.node if (node.domain, node.op_type) == (NCHWC, "Conv")]
+    for size in BLOCK_SIZES:
+        own = [filter_in_blocks(each, size, each.shape[1] > 1) for each in filters]
+        if len(found) == 2 and all(np.array_equal(*each) for each in zip(own, found, strict=True)):
+            return size
+    return 1
+
+
+def filter_in_blocks(weights: NDArray[Any], block: int, blocks_of_inputs: bool) -> NDArray[Any]:
+    """The weights of a convolution (outer, inner, kh, kw) as those on blocks have them: (outer / b, inner / b, kh, kw, b of the
+    inner channels, b of the outer ones), or (outer / b, inner, kh, kw, b) where inputs are not taken in blocks, or each channel
+    is by itself. Zeros stand for the channels added."""
+    weights = padded(weights, 0, block)
+    if blocks_of_inputs:
+        weights = padded(weights, 1, block)
+    outer, inner, kh, kw = weights.shape
+    split = weights.reshape(outer // block, block, inner, kh, kw)
+    if blocks_of_inputs:
+        split = split.reshape(outer // block, block, inner // block, block, kh, kw).transpose(0, 2, 4, 5, 3, 1)
+    else:
+        split = split.transpose(0, 2, 3, 4, 1)
+    return np.ascontiguousarray(split).reshape(outer, inner, kh, kw)
+
+
+def padded(array: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
+    """The array, padded with zeros at the end of an axis, so that its length is a multiple."""
+    widths = [(0, -array.shape[axis] % multiple if each == axis else 0) for each in range(array.ndim)]
+    return np.pad(array, widths)
+
+
+def constant_in_blocks(array: NDArray[np.float32], block: int) -> NDArray[np.float32]:
+    """An array that broadcasts to (N, C, H, W) as (N, C / block, H, W, block), or (N, 1, H, W, 1) if it has one channel."""
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    lanes = 1 if array.shape[1] == 1 else block
+    array = padded(array, 1, lanes)
+    n, c, h, w = array.shape
+    return array.reshape(n, c // lanes, lanes, h, w).transpose(0, 1, 3, 4, 2)
