@@ -1,4 +1,5 @@
-"""The READMEs: their examples run, and the links, files, names, commands and options in them exist."""
+"""The READMEs and the other pages: their examples run, and the links, files, names, commands and options in them exist. What
+they say of versions and latencies is what `pyproject.toml` and the benchmarks say."""
 
 import contextlib
 import functools
@@ -7,18 +8,26 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import quark_numba
 from quark_numba import cli
+from quark_numba.ort.c_api import STANDARD_OPS_RELEASE
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / folder for folder in ("bench", "quark_numba", "tests"))
 READMES = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.rglob("README.md")))]
+PAGES = [*READMES, ROOT / "CHANGELOG.md", *sorted((ROOT / ".github").rglob("*.md"))]
 
-every_readme = pytest.mark.parametrize("path", READMES, ids=lambda path: path.relative_to(ROOT).as_posix())
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+every_page = pytest.mark.parametrize("path", PAGES, ids=name_of)
 
 
 def text_of(path):
@@ -81,7 +90,7 @@ def missing_files(path, text):
     """Files without a folder are beside the README; paths begin there, or in the repository's root."""
     for piece in pieces_of_code(text):
         for word in piece.split():
-            is_path = re.fullmatch(r"\w[\w.-]*/([\w.-]+/)*([\w.-]+\.(py|md|json|onnx|npz))?", word)
+            is_path = re.fullmatch(r"\w[\w.-]*/([\w.-]+/)*([\w.-]+\.(py|md|json|onnx|npz))?|\.(ci|github)/[\w./-]+", word)
             folders = (path.parent, ROOT) if is_path else (path.parent,)
             if (is_path or re.fullmatch(r"\w+\.py", word)) and not any((each / word).exists() for each in folders):
                 yield word
@@ -136,7 +145,7 @@ EXAMPLES = [path for path in READMES if python_of(text_of(path)).strip()]
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
 def test_examples_run(path, tmp_path):
     """From top to bottom, in one process."""
     shutil.copy(ROOT / "tests" / "models" / "textline_cls_bf16.onnx", tmp_path / "model.onnx")
@@ -158,7 +167,7 @@ def test_the_first_readme_is_short():
     assert [line for line in lines if len(line) > 120] == []
 
 
-@every_readme
+@every_page
 def test_all_that_is_named_exists(path):
     text = text_of(path)
     assert list(missing_links(path, text)) == []
@@ -191,3 +200,57 @@ def test_what_is_missing_is_found(text, missing):
         *missing_names(text),
         *missing_commands(text),
     ] == missing
+
+
+PROJECT = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
+LOWER_BOUNDS = dict(dependency.split(">=") for dependency in PROJECT["dependencies"])
+
+
+def wrong_bounds(text):
+    """The releases of ONNX Runtime that a text asks for, without those of the project and of `standard_ops`."""
+    expected = {LOWER_BOUNDS["onnxruntime"], ".".join(map(str, STANDARD_OPS_RELEASE))}
+    return set(re.findall(r"\bONNX\s+Runtime\s+(\d[\d.]*\d)\s+or\s+(?:later|newer)", text)) - expected
+
+
+# The reference says what `c_api.FIRST_RELEASE` says, 1.17. The mark goes when both say what the project says.
+OLD_BOUND = pytest.mark.xfail(reason="it says 1.17", strict=True)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=OLD_BOUND if path == ROOT / "quark_numba" / "README.md" else ()) for path in PAGES],
+    ids=name_of,
+)
+def test_pages_ask_for_the_same_onnx_runtime_as_the_project(path):
+    assert wrong_bounds(text_of(path)) == set()
+
+
+def test_a_wrong_bound_is_found():
+    assert wrong_bounds("ONNX Runtime 1.17 or later, ONNX\nRuntime 1.2 or newer, ONNX Runtime 1.31") == {"1.17", "1.2"}
+
+
+def test_the_first_readme_says_what_the_project_needs():
+    text = text_of(ROOT / "README.md")
+    assert f"ONNX Runtime {LOWER_BOUNDS['onnxruntime']} or later" in text
+    assert f"Python {PROJECT['requires-python'].removeprefix('>=')} or later" in text
+
+
+def test_the_lowest_versions_that_were_tested_are_those_of_the_project():
+    row = next(line for line in text_of(ROOT / "tests" / "README.md").splitlines() if "the lowest and the newest" in line)
+    lowest = dict(re.findall(r"([\w-]+) (\d[\d.]*\d)", row.partition("and with")[0]))
+    assert {name: LOWER_BOUNDS[name] for name in lowest} == lowest
+    assert "onnxruntime" in lowest
+
+
+def rows_of(text):
+    """The cells of each row of all tables, by the first cell."""
+    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|"))
+    return {first: cells for first, *cells in rows}
+
+
+def test_the_latencies_of_the_first_readme_are_those_of_the_benchmarks():
+    """It has the higher multiple of one thread and of two."""
+    first, measured = (rows_of(text_of(ROOT / folder / "README.md")) for folder in ("", "bench"))
+    for title, name in {"bfloat16": "bf16", "float16": "fp16", "BFP16": "bfp16", "MX9": "mx9"}.items():
+        one, two, _, optimised_one, optimised_two, _ = map(float, measured[f"classifier, {name}"])
+        assert first[title][1:] == [f"{max(one, two):.2f} ×", f"{max(optimised_one, optimised_two):.2f} ×"]
