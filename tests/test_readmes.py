@@ -15,7 +15,7 @@ import pytest
 
 import quark_numba
 from quark_numba import cli
-from quark_numba.ort.c_api import STANDARD_OPS_RELEASE
+from quark_numba.ort.c_api import FIRST_RELEASE, STANDARD_OPS_RELEASE
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / folder for folder in ("bench", "quark_numba", "tests"))
@@ -212,17 +212,13 @@ def wrong_bounds(text):
     return set(re.findall(r"\bONNX\s+Runtime\s+(\d[\d.]*\d)\s+or\s+(?:later|newer)", text)) - expected
 
 
-# The reference says what `c_api.FIRST_RELEASE` says, 1.17. The mark goes when both say what the project says.
-OLD_BOUND = pytest.mark.xfail(reason="it says 1.17", strict=True)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=OLD_BOUND if path == ROOT / "quark_numba" / "README.md" else ()) for path in PAGES],
-    ids=name_of,
-)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_pages_ask_for_the_same_onnx_runtime_as_the_project(path):
     assert wrong_bounds(text_of(path)) == set()
+
+
+def test_the_library_asks_for_the_same_onnx_runtime_as_the_project():
+    assert LOWER_BOUNDS["onnxruntime"] == FIRST_RELEASE
 
 
 def test_a_wrong_bound_is_found():

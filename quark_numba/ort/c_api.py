@@ -12,10 +12,13 @@ from typing import Any, TypeVar
 from ..declaration import Attribute, Kind
 from ..element_types import ElementType
 
-# The first API version with KernelContext_ParallelFor, and its release. Later releases serve this version, too, and the table
-# of functions only ever grows.
-API_VERSION = 17
-FIRST_RELEASE = "1.17"
+# The API version of the oldest release that the project supports. Later releases serve it too: the table of functions only
+# ever grows.
+API_VERSION = 20
+FIRST_RELEASE = "1.20"
+
+# The version of ONNX Runtime's OrtCustomOp whose fields the structure below has.
+CUSTOM_OP_VERSION = 17
 
 
 class OrtApi(IntEnum):

@@ -151,7 +151,7 @@ def _structure(operator: Operator, overload: Overload) -> OrtCustomOp:
 
     return keep(
         OrtCustomOp(
-            version=c_api.API_VERSION,
+            version=c_api.CUSTOM_OP_VERSION,
             **callbacks.plain_functions(),
             CreateKernelV2=callbacks.compiled(callbacks.create),
             # ONNX's own operators may take types from attributes, which ONNX Runtime ignores when it chooses an overload.
