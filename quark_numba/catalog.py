@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 
 from .block.operators import OPERATORS as _BLOCK
 from .declaration import Operator
@@ -20,16 +21,32 @@ class Catalog:
     """Operators, each version of each by its domain and name."""
 
     def __init__(self, operators: Iterable[Operator]) -> None:
+        self.nodes: dict[str, ModuleType] = {}  # by wing, for the wings from outside of the package
         self._versions: dict[tuple[str, str], list[Operator]] = {}
         for operator in operators:
             self.add(operator)
 
-    def add(self, operator: Operator) -> None:
-        """Raises ValueError if there is such a version already, or a later one."""
+    def add(self, operator: Operator, node: ModuleType | None = None) -> None:
+        """Add a version of an operator. Libraries and sessions that are made afterwards have it.
+
+        Parameters
+        ----------
+        operator : Operator
+        node : module, optional
+            The node of the operator's wing in sessions, if the wing is not in the package: a module with what a module of
+            `quark_numba.ort.nodes` has, `STATE`, `NUMBERS`, `select`, `functions` and `compute`.
+
+        Raises
+        ------
+        ValueError
+            If the catalog has this version already, or a later one.
+        """
         versions = self._versions.setdefault((operator.domain, operator.name), [])
         if versions and versions[-1].since_version >= operator.since_version:
             raise ValueError(f"{operator.full_name}-{operator.since_version} comes twice, or after a later version")
         versions.append(operator)
+        if node:
+            self.nodes[operator.wing] = node
 
     def __iter__(self) -> Iterator[Operator]:
         """Every version, those of one operator in order."""

@@ -63,10 +63,10 @@ def _added_types() -> list[str]:
 
 
 def _wings_of_one_kernel() -> list[str]:
-    """The wings whose nodes all need the same kernel."""
+    """The package's wings whose nodes all need the same kernel."""
     from ..catalog import OPERATORS
 
-    wings = dict.fromkeys(operator.wing for operator in OPERATORS)
+    wings = dict.fromkeys(operator.wing for operator in OPERATORS if operator.wing not in OPERATORS.nodes)
     return [wing for wing in wings if len(_kernels_of(wing)) == 1]
 
 

@@ -244,8 +244,8 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
 
 
 def _node(wing: str) -> ModuleType:
-    """The module of ``nodes`` for a wing."""
-    return importlib.import_module(f"{__package__}.nodes.{wing}")
+    """The module with the node of a wing."""
+    return OPERATORS.nodes.get(wing) or importlib.import_module(f"{__package__}.nodes.{wing}")
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""Two operators that the package does not have, declared as a wing declares its own, with their compute functions. `add` puts
-them into the catalog; nothing else is told of them.
+"""A wing from outside of the package: two operators, declared as a wing declares them, with their node. `add` puts them into
+the catalog, and nothing else has to know of them.
 
 `toy::Spread` has two outputs, one of them not of x's shape, and a float attribute: y = x * factor, and the sum of y's elements.
 `toy::Mix` has any number of inputs and a list: y = offsets[0] + the sum of all inputs.
@@ -65,7 +65,7 @@ MIX = declared(
     lambda inputs, attributes: [inputs[0]],
 )
 
-# What a module of quark_numba.ort.nodes has; this one stands for it.
+# The node in sessions: what a module of quark_numba.ort.nodes has.
 
 STATE = np.dtype([*context.STATE, ("factor", np.float32), ("offset", np.float32), ("is_mix", np.int64)])
 NUMBERS = ()
@@ -119,5 +119,4 @@ def compute(state_address, context_address):
 
 def add():
     for operator in (SPREAD, MIX):
-        OPERATORS.add(operator)
-    sys.modules["quark_numba.ort.nodes.toy"] = sys.modules[__name__]
+        OPERATORS.add(operator, sys.modules[__name__])

@@ -205,5 +205,7 @@ constant.graph.node.append(helper.make_node("Relu", ["z"], ["w"]))
 del constant.graph.output[:]
 constant.graph.output.append(helper.make_tensor_value_info("w", 1, [2, 3]))
 assert [node.op_type for node in optimize(constant).graph.node] == ["Relu"]
+from quark_numba.cli import warmup
+assert "toy" not in warmup._wings_of_one_kernel()
 """
     )
