@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..declaration import AnyOperand, Attribute, BlockRoundTrip, Operator, Parameter, Tensor, shape_text
+from ..declaration import AnyOperand, Attribute, BlockRoundTrip, Kind, Operator, Parameter, Tensor, shape_text
 from ..element_types import ElementType
 from .calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from .formats import BFP_METHODS, MX_ELEMENT_TYPES, bfp_format, bfp_name, mx_format, mx_name_of
@@ -21,12 +22,19 @@ class _Family(NamedTuple):
     describe: Callable[[Key, Blocks, Mapping[str, Any]], tuple[str, float]]  # the name of a format, and the bits of an element
     format_attribute: str  # the one that names the format
     formats: Mapping[str, ElementType | None]
-    attributes: tuple[Attribute, ...]
+    docs: Mapping[str, str]  # of the attributes
 
 
-_AXIS = Attribute("axis", 1, "Along which blocks are cut, -r..r-1; of an x of one dimension, that.")
+def _attributes(call: Callable[..., Any], docs: Mapping[str, str]) -> tuple[Attribute, ...]:
+    """The attributes of an operator, with the defaults of the call on arrays."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(call).parameters.items()}
+    kinds: dict[type, Kind] = {int: "INT", str: "STRING"}
+    return tuple(Attribute(name, defaults[name], doc, kinds[type(defaults[name])]) for name, doc in docs.items())
+
+
+_AXIS = "The axis along which blocks are cut, -r..r-1; for an x of one dimension any."
 _BLOCK_SIZE = "Elements that share an exponent. The last block along the axis may be shorter."
-_ROUNDING_MODE = "Where halves go: 0 away from zero, 1 upward, 2 to even."
+_ROUNDING_MODE = "How halves are rounded: 0 away from zero, 1 upward, 2 to even."
 
 _BFP = _Family(
     bfp_quantize_dequantize,
@@ -34,16 +42,16 @@ _BFP = _Family(
     bfp_name,
     "bfp_method",
     dict.fromkeys(BFP_METHODS),
-    (
-        Attribute("bfp_method", "to_bfp", "The rules for what is not finite, and whether there are sub-blocks.", "STRING"),
-        _AXIS,
-        Attribute("bit_width", 16, "10..24: a sign, 8 bits of the shared exponent, and the rest."),
-        Attribute("block_size", 8, _BLOCK_SIZE),
-        Attribute("rounding_mode", 0, _ROUNDING_MODE),
-        Attribute("sub_block_size", 2, 'Of "to_bfp_prime": elements of a sub-block, which divides a block.'),
-        Attribute("sub_block_shift_bits", 1, 'Of "to_bfp_prime": bits of what a sub-block\'s exponent is smaller by, 0..8.'),
-        Attribute("convert_to_bfloat_before_bfp", 0, "1: round x to bfloat16 first."),
-    ),
+    {
+        "bfp_method": "The rules for Inf and NaN, and whether there are sub-blocks.",
+        "axis": _AXIS,
+        "bit_width": "10..24: a sign, 8 bits of the shared exponent, and the rest.",
+        "block_size": _BLOCK_SIZE,
+        "rounding_mode": _ROUNDING_MODE,
+        "sub_block_size": 'For "to_bfp_prime": elements of a sub-block. It divides block_size.',
+        "sub_block_shift_bits": 'For "to_bfp_prime": bits of the shift that a sub-block takes off the exponent, 0..8.',
+        "convert_to_bfloat_before_bfp": "1: round x to bfloat16 first.",
+    },
 )
 _MX = _Family(
     mx_quantize_dequantize,
@@ -51,16 +59,18 @@ _MX = _Family(
     mx_name_of,
     "element_dtype",
     dict.fromkeys(MX_ELEMENT_TYPES),
-    (
-        Attribute("element_dtype", "int8", "The element type, to which x / scale is rounded.", "STRING"),
-        _AXIS,
-        Attribute("block_size", 32, _BLOCK_SIZE),
-        Attribute("rounding_mode", 0, f"Of int8. {_ROUNDING_MODE}"),
-    ),
+    {
+        "element_dtype": "The element type, to which x / scale is rounded.",
+        "axis": _AXIS,
+        "block_size": _BLOCK_SIZE,
+        "rounding_mode": f"For int8. {_ROUNDING_MODE}",
+    },
 )
 
 
 def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> Operator:
+    own_attributes = _attributes(family.call, family.docs)
+
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         """y is like x."""
         x = inputs[0] or Tensor(None, None)
@@ -79,7 +89,7 @@ def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> 
         return BlockRoundTrip(inputs[0], newer_name or name, attributes, *family.describe(key, blocks, attributes))
 
     def format_of(types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
-        default = next(each.default for each in family.attributes if each.name == family.format_attribute)
+        default = next(each.default for each in own_attributes if each.name == family.format_attribute)
         return str(attributes.get(family.format_attribute, default))
 
     return Operator(
@@ -93,7 +103,7 @@ def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> 
         types={"T": X_TYPES},
         inputs=(Parameter("x", "T", "What to round."),),
         outputs=(Parameter("y", "T", "Of the shape of x."),),
-        attributes=family.attributes,
+        attributes=own_attributes,
         call=family.call,
         infer=infer,
         faults=FAULTS,

@@ -86,7 +86,7 @@ def create_session(
     return create_session_of(
         content or path,
         str(path),
-        has_own_operators=any(counted.run_by == "quark_numba" for counted in nodes),
+        has_own_operators=any(counted.run_by != "ONNX Runtime" for counted in nodes),
         backend=backend,
         threads=threads,
         standard_ops=standard_ops,

@@ -12,7 +12,7 @@ import onnxruntime
 from ..errors import reraise_of_signal_handler
 from ..region.key import OPERANDS
 from .graph import Graph, skeleton
-from .model_files import temporary_folder
+from .model_files import session_source, temporary_folder
 
 # The operators of weights into which ONNX Runtime folds a constant Mul or Add behind them.
 _OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
@@ -62,7 +62,8 @@ def optimised_by_onnx_runtime(model: onnx.ModelProto, options: onnxruntime.Sessi
     options.log_severity_level = 4
     with temporary_folder() as folder:
         options.optimized_model_filepath = os.path.join(folder, "model.onnx")
-        onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"], **named)
+        with session_source(model) as source:
+            onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"], **named)
         return onnx.load(options.optimized_model_filepath)
 
 

@@ -52,7 +52,8 @@ def create_session(
         # ONNX Runtime's rewriting of quantized models does not know our operators, and moves 32-bit zero points into
         # operators of its own that have no such type.
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
-    register(options, backend=backend, standard_ops=standard_ops)
+    if has_own_operators or standard_ops:
+        register(options, backend=backend, standard_ops=standard_ops)
     try:
         content = source if isinstance(source, bytes) else os.fspath(source)
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)

@@ -22,8 +22,9 @@ from onnx import helper
 from ..errors import reraise_of_signal_handler
 from ..ort import entry, register
 from ..rewriting.fusions import optimised_by_onnx_runtime
+from ..rewriting.protos import used_names
 from .blocked_nodes import REGION, WAYS
-from .blocked_tensors import BlockedTensors, Left, used_names
+from .blocked_tensors import BlockedTensors, Left
 from .blocks import NCHWC, block_size
 
 # What options say of ONNX Runtime's optimisations.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
 from ..errors import reraise_of_signal_handler
+from ..rewriting.protos import subgraphs
 from ..rewriting.stand_ins import stand_ins
 from .blocks import NCHWC
 
@@ -184,21 +185,5 @@ def _names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (each.name for each in (*graph.input, *graph.initializer))
     for node in graph.node:
         yield from (node.name, *node.input, *node.output)
-        for subgraph in _subgraphs(node):
+        for subgraph in subgraphs(node):
             yield from _names(subgraph)
-
-
-def used_names(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node takes; its subgraphs may take any value of the graph by its name."""
-    yield from node.input
-    for subgraph in _subgraphs(node):
-        yield from (each.name for each in subgraph.output)
-        for each in subgraph.node:
-            yield from used_names(each)
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs

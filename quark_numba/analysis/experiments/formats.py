@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...arrays.arguments import did_you_mean
-from ...block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from ...block.formats import MX_ELEMENT_TYPES
+from ...catalog import OPERATORS
+from ...declaration import BlockRoundTrip
 from ...element_types import BFLOAT16, FLOAT16, ElementType
 from ...linear.calls import quantize_dequantize
 
@@ -35,26 +36,22 @@ def _float(element_type: ElementType) -> Format:
     )
 
 
-def _bfp(name: str, bits: float, **attributes: Any) -> Format:
-    return Format(name, bits, lambda x: bfp_quantize_dequantize(_float32(x), **attributes))
-
-
-def _mx(element: str, element_type: ElementType) -> Format:
-    return Format(
-        f"mx{element}", element_type.bits + 8 / 32, lambda x: mx_quantize_dequantize(_float32(x), element_dtype=element)
-    )
+def _blocks(operator: str, **attributes: Any) -> Format:
+    """A format of an operator of block formats, with these attributes and the defaults of others."""
+    found = OPERATORS.find("com.amd.quark", operator)
+    assert found
+    values = found.values(attributes)
+    assert found.meaning
+    meaning = found.meaning([None], values)
+    assert isinstance(meaning, BlockRoundTrip)
+    return Format(meaning.format, meaning.bits, lambda x: found.call(_float32(x), **values))
 
 
 def _float32(x: Array) -> Array:
     return x.astype(np.float32, copy=False)
 
 
-_MICROEXPONENTS: dict[str, Any] = {
-    "bfp_method": "to_bfp_prime",
-    "block_size": 16,
-    "sub_block_size": 2,
-    "sub_block_shift_bits": 1,
-}
+_MICROEXPONENTS: dict[str, Any] = {"bfp_method": "to_bfp_prime", "block_size": 16}
 
 # Blocks are along axis 1, as Quark has them by default.
 FORMATS = {
@@ -63,9 +60,9 @@ FORMATS = {
         Format("float32", 32, _float32),
         _float(BFLOAT16),
         _float(FLOAT16),
-        _bfp("bfp16", 16 - 8 + 8 / 8, bit_width=16, block_size=8),
-        *(_bfp(f"mx{width - 7}", width - 8 + 8 / 16 + 1 / 2, bit_width=width, **_MICROEXPONENTS) for width in (16, 13, 11)),
-        *(_mx(*each) for each in MX_ELEMENT_TYPES.items()),
+        _blocks("BFPQuantizeDequantize"),
+        *(_blocks("BFPQuantizeDequantize", bit_width=width, **_MICROEXPONENTS) for width in (16, 13, 11)),
+        *(_blocks("MXQuantizeDequantize", element_dtype=element) for element in MX_ELEMENT_TYPES),
     )
 }
 

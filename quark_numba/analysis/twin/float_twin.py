@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -15,7 +13,8 @@ from ...element_types import FLOAT32
 from ...errors import ModelError, reraise_of_signal_handler
 from ...rewriting import functions, model_files
 from ...rewriting.graph import Graph
-from .quantizers import Found, Quantizer, find_quantizers
+from ...rewriting.protos import used_names
+from .quantizers import Quantizer, Twin, find_quantizers
 from .references import use_reference
 
 Model = onnx.ModelProto | str | os.PathLike[str]
@@ -44,22 +43,6 @@ def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
-@dataclass
-class Twin:
-    """The float model, its nodes sorted. In the place of each quantizer it has a node that lets x through: ``Identity``,
-    ``Cast``, or ``Clip``. `kept` are nodes, by their place, whose subgraphs quantize, as they are in the quantized model.
-
-    Weights of which there are codes only have the reference's values, or else the dequantized ones, and are listed."""
-
-    model: onnx.ModelProto
-    found: Found
-    kept: dict[int, onnx.NodeProto]
-
-    @property
-    def quantizers(self) -> list[Quantizer]:
-        return self.found.quantizers
-
-
 def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> Twin:
     """Raises ModelError if the model is not valid."""
     try:
@@ -80,7 +63,7 @@ def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) 
                 why = "the reference has no tensor for it" if reference is not None else "and there is no reference"
                 found.unmatched[each.name] = f"the model holds its codes only, {why}"
             _set_weight(graph, each)
-        _drop_unused(graph, {name for node in kept.values() for name in names_used(node)})
+        _drop_unused(graph, {name for node in kept.values() for name in used_names(node)})
         return Twin(ir.to_proto(graph.model), found, kept)
     except ModelError:
         raise
@@ -146,15 +129,3 @@ def _drop_unused(graph: Graph, used: set[str]) -> None:
     for name, value in list(initializers.items()):
         if not (name in used or value.uses() or value.is_graph_output() or value.is_graph_input()):
             del initializers[name]
-
-
-def names_used(node: onnx.NodeProto) -> Iterator[str]:
-    """By a node and what is in its subgraphs, of what is outside of them."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            inner = {each.name for each in (*graph.input, *graph.initializer)}
-            for each in graph.node:
-                yield from (name for name in names_used(each) if name not in inner)
-                inner.update(each.output)
-            yield from (each.name for each in graph.output if each.name not in inner)

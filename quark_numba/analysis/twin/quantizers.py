@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -142,6 +143,22 @@ class Found:
     quantizers: list[Quantizer] = field(default_factory=list)
     nested: list[Quantizer] = field(default_factory=list)
     unmatched: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Twin:
+    """The float model, its nodes sorted. In the place of each quantizer it has a node that lets x through: ``Identity``,
+    ``Cast``, or ``Clip``. `kept` are nodes, by their place, whose subgraphs quantize, as they are in the quantized model.
+
+    Weights of which there are codes only have the reference's values, or else the dequantized ones, and are listed."""
+
+    model: onnx.ModelProto
+    found: Found
+    kept: dict[int, onnx.NodeProto]
+
+    @property
+    def quantizers(self) -> list[Quantizer]:
+        return self.found.quantizers
 
 
 def find_quantizers(graph: Graph) -> Found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 
 import onnx
@@ -12,7 +11,7 @@ import onnxruntime
 
 from ...errors import reraise_of_signal_handler
 from ...ort import register
-from ...rewriting import model_files
+from ...rewriting.fusions import optimised_by_onnx_runtime
 from ...rewriting.graph import Graph
 from .quantizers import Array, Quantizer
 
@@ -57,21 +56,15 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
 def _forms(reference: onnx.ModelProto) -> Iterator[Graph]:
     """The reference as it is, and as ONNX Runtime simplifies it."""
     yield _graph(reference)
-    with model_files.temporary_folder() as folder:
-        path = os.path.join(folder, "simplified.onnx")
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = path
-        options.log_severity_level = 4
-        register(options)
-        try:
-            with model_files.session_source(reference) as source:
-                onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-            simplified = model_files.load(path)
-        except Exception as error:  # a reference that ONNX Runtime does not load has no such form
-            reraise_of_signal_handler(error)
-            return
-        yield _graph(simplified)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    register(options)
+    try:
+        simplified = optimised_by_onnx_runtime(reference, options)
+    except Exception as error:  # a reference that ONNX Runtime does not load has no such form
+        reraise_of_signal_handler(error)
+        return
+    yield _graph(simplified)
 
 
 def _graph(model: onnx.ModelProto) -> Graph:

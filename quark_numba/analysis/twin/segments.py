@@ -17,9 +17,9 @@ from onnx import helper
 from ...element_types.tensors import from_tensor_proto
 from ...errors import ModelError, reraise_of_signal_handler
 from ...rewriting import model_files
+from ...rewriting.protos import used_names
 from ...running import data, sessions
-from .float_twin import Twin, names_used
-from .quantizers import Array, Quantizer
+from .quantizers import Array, Quantizer, Twin
 
 Rounding = Callable[[Array], Array]
 
@@ -266,7 +266,7 @@ class _Builder:
             elif node.output and node.output[0] in self.constant_nodes:
                 continue
             else:
-                last = max((places.get(name, -1) for name in names_used(node)), default=-1)
+                last = max((places.get(name, -1) for name in used_names(node)), default=-1)
                 group = groups[last] if last >= 0 else None
                 if not isinstance(group, list):
                     last, group = len(groups), []
@@ -279,7 +279,7 @@ class _Builder:
         """What the nodes of a segment use of others, in either form."""
         nodes = [node for index in group for node in self._forms(index)]
         made = {name for node in nodes for name in node.output}
-        return list(dict.fromkeys(name for node in nodes for name in names_used(node) if name not in made))
+        return list(dict.fromkeys(name for node in nodes for name in used_names(node) if name not in made))
 
     def _forms(self, index: int) -> list[onnx.NodeProto]:
         """A node in the float twin, and in the quantized model if its subgraphs quantize."""
