@@ -125,5 +125,8 @@ _NAMES = (
 
 OPERATORS = tuple(_operator(*each) for each in _NAMES)
 
+# By their newest names.
+BFP, MX = (operator for operator in OPERATORS if not operator.newer_name)
+
 # By name: (type of x, all attributes but `axis`) -> what selects a kernel, and the numbers of the format.
 FORMATS = {name: family.make_format for _, name, family, *_ in _NAMES}

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ...arrays.arguments import did_you_mean
 from ...block.formats import MX_ELEMENT_TYPES
-from ...catalog import OPERATORS
-from ...declaration import BlockRoundTrip
+from ...block.operators import BFP, MX
+from ...declaration import BlockRoundTrip, Operator
 from ...element_types import BFLOAT16, FLOAT16, ElementType
 from ...linear.calls import quantize_dequantize
 
@@ -36,15 +36,12 @@ def _float(element_type: ElementType) -> Format:
     )
 
 
-def _blocks(operator: str, **attributes: Any) -> Format:
-    """A format of an operator of block formats, with these attributes and the defaults of others."""
-    found = OPERATORS.find("com.amd.quark", operator)
-    assert found
-    values = found.values(attributes)
-    assert found.meaning
-    meaning = found.meaning([None], values)
+def _blocks(operator: Operator, **attributes: Any) -> Format:
+    """A format of an operator of block formats, with these attributes and the defaults of the others."""
+    values = operator.values(attributes)
+    meaning = operator.meaning([None], values) if operator.meaning else None
     assert isinstance(meaning, BlockRoundTrip)
-    return Format(meaning.format, meaning.bits, lambda x: found.call(_float32(x), **values))
+    return Format(meaning.format, meaning.bits, lambda x: operator.call(_float32(x), **values))
 
 
 def _float32(x: Array) -> Array:
@@ -60,9 +57,9 @@ FORMATS = {
         Format("float32", 32, _float32),
         _float(BFLOAT16),
         _float(FLOAT16),
-        _blocks("BFPQuantizeDequantize"),
-        *(_blocks("BFPQuantizeDequantize", bit_width=width, **_MICROEXPONENTS) for width in (16, 13, 11)),
-        *(_blocks("MXQuantizeDequantize", element_dtype=element) for element in MX_ELEMENT_TYPES),
+        _blocks(BFP),
+        *(_blocks(BFP, bit_width=width, **_MICROEXPONENTS) for width in (16, 13, 11)),
+        *(_blocks(MX, element_dtype=element) for element in MX_ELEMENT_TYPES),
     )
 }
 
