@@ -13,7 +13,7 @@ from ..declaration import Dequantize, Quantize
 from . import pairs
 from .graph import Graph, Left, Node, Operand, call
 
-CONSTANT = "computed: a constant"
+CONSTANT = "folded: a constant"
 CODES = "quantized: constant codes"
 
 
@@ -30,7 +30,7 @@ def _compute(graph: Graph, node: Node) -> None:
     inputs = graph.arrays(node) if node.operator.is_pure else None
     if inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize)):
-            raise Left("one step already, of what is no constant")
+            raise Left("it is one step already, and its inputs are not all constants")
         return
     if isinstance(meaning, Quantize):
         if not graph.keep_codes:
@@ -66,7 +66,7 @@ def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand]) -> No
     assert codes
     # A node that is not valid has to stay, and computing it as it is tells why.
     if not x.dtype == scale.dtype == np.float32 or not all(codes.name in each.operator.formats for each in (node, *followers)):
-        raise Left("other types")
+        raise Left("its types are not those of the operator that does both")
     zeros = quantize.zero_point.array if quantize.zero_point else np.zeros(scale.shape, codes.dtype)
     (y,) = call(replace(node, operator=pairs.PAIR, attributes=pairs.attributes(quantize)), [x, scale, zeros])
     for follower in followers:

@@ -14,7 +14,7 @@ from onnx_ir.passes.common import InlinePass
 from ..catalog import OPERATORS
 from .graph import full_name, values, values_of
 
-INLINED = "put in the place of its calls"
+INLINED = "inlined"
 
 _Name = tuple[str, str, str]  # domain, name, overload
 

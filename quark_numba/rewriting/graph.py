@@ -270,7 +270,7 @@ class Graph:
             if follower is None or index:
                 raise Left(f"its codes are used by {full_name(user)}")
             if follower in self.reasons:
-                raise Left(f"{follower.full_name} behind it is left: {self.reasons[follower]}")
+                raise Left(f"{follower.full_name} behind it stays: {self.reasons[follower]}")
             if not isinstance(self.meaning(follower), Dequantize):
                 raise Left(f"its codes are used by {full_name(user)}")
             found.append(follower)
@@ -306,7 +306,7 @@ class Graph:
     def make_constant(self, node: Node, arrays: tuple[NDArray[Any], ...], what: str) -> None:
         """Put constants in the place of a node."""
         if any(value.is_graph_output() for value in node.node.outputs):
-            raise Left("it puts out an output of its graph")
+            raise Left("its output is an output of its graph")
         for value, array in zip(node.node.outputs, arrays, strict=True):
             constant = self.constant(array, value.name, node.node)
             copy_metadata(value, constant)

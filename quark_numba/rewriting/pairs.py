@@ -12,9 +12,9 @@ from ..element_types import FLOAT32
 from ..linear.operators import OPERATORS as LINEAR
 from .graph import Graph, Left, Node, Operand, copy_metadata
 
-SHARED = "dropped: another node gives the same"
-FUSED = "fused: there and back in one step"
-_ALONE = "nothing beside it quantizes what it dequantizes"
+SHARED = "dropped: another node computes the same"
+FUSED = "fused: quantize and dequantize in one step"
+_ALONE = "no matching quantize or dequantize node is next to it"
 
 (PAIR,) = (operator for operator in LINEAR if operator.operation == "quantize_dequantize")
 
@@ -46,7 +46,7 @@ def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> 
             and dequantize.has_same_parameters(_affine(graph, other))
         )
         if not is_equal or other.y.is_graph_output():
-            raise Left("several dequantize nodes, not equal, or outputs of their graph, are behind it")
+            raise Left("several dequantize nodes are behind it, which differ or are outputs of their graph")
     _check(node, quantize, dequantize)
     return found
 
@@ -87,7 +87,7 @@ def _check(node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand])
     """Raises Left where one step would not give the same."""
     codes, scale = quantize.element_type, quantize.scale.element_type
     if not quantize.has_same_parameters(dequantize):
-        raise Left("what is behind it dequantizes with other parameters")
+        raise Left("the dequantize node behind it has other parameters")
     if codes is not None and codes.name not in PAIR.formats:
         raise Left(f"{PAIR.full_name} has no {codes.name}")
     if scale not in (None, FLOAT32):

@@ -30,7 +30,7 @@ from ..region.operators import OPERATORS as REGION
 from .fusions import fused_values
 from .graph import Graph, Left, Node, Operand, copy_metadata
 
-MERGED = "merged: in one pass with its neighbours"
+MERGED = "merged: one pass over memory with its neighbours"
 
 # The opset from which on all operators of steps are what they are today, but HardSwish, which is younger.
 _FIRST_OPSET = 14

@@ -11,7 +11,7 @@ from ..declaration import Dequantize, Quantize
 from ..element_types import FLOAT32, ElementType
 from .graph import Graph, Node, Operand, call
 
-ROUND_TRIP = "dropped: gives back what was dequantized"
+ROUND_TRIP = "dropped: it returns the codes that were dequantized"
 
 # As many codes are tried at most for the proof that quantizing undoes dequantizing.
 _MOST_CODES = 1 << 24

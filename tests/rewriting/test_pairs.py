@@ -90,13 +90,13 @@ def test_what_dequantizes_equally_is_shared():
         (
             [pair()[0], pair(parameters=("scale2", "zero_point"))[1]],
             ["y"],
-            "what is behind it dequantizes with other parameters",
+            "the dequantize node behind it has other parameters",
         ),
         ([pair(parameters=("scale", "one"))[0], pair(parameters=("scale",))[1]], ["y"], "dequantizes with other parameters"),
         (
             [*pair(), pair(y="y2", parameters=("scale2", "zero_point"))[1], helper.make_node("Add", ["y", "y2"], ["z"])],
             ["z"],
-            "several dequantize nodes, not equal",
+            "several dequantize nodes are behind it, which differ",
         ),
         ([*pair(), pair(y="y2")[1]], ["y", "y2"], "or outputs of their graph, are behind it"),
         ([pair(axis=0)[0], pair(axis=1)[1]], ["y"], None),

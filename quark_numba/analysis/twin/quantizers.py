@@ -209,7 +209,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         bits = form.element_type.bits + (32 / form.block_size if form.block_size else 0)
         apply = _round_trip(graph, node, meaning, followers, form)
     else:
-        raise Left("it rounds inside of what it computes, and is the same in the float twin")
+        raise Left("it rounds inside of its computation, and is the same in the float twin")
     ys = [each.y for each in followers or [node]]
     producer = node.x.producer()
     made = Quantizer(
@@ -259,7 +259,7 @@ def _followers(graph: Graph, node: Node) -> list[Node]:
     followers = graph.followers(node)
     parameters = [_affine(graph, each) for each in followers]
     if not all(parameters[0].has_same_parameters(each) for each in parameters[1:]):
-        raise Left("several dequantize nodes, not equal, are behind it")
+        raise Left("several dequantize nodes are behind it, which differ")
     for each in parameters:
         _linear(each)  # raises Left
     return followers
