@@ -1,5 +1,4 @@
-"""`analyze`: which tensors of a quantized model lose how much, by themselves and by what they inherit, and what that does to
-its outputs."""
+"""`analyze`: the error of each quantized tensor, its own and from upstream, and the effect on the outputs."""
 
 from __future__ import annotations
 
@@ -37,18 +36,18 @@ class Analysis:
 
     Parameters
     ----------
-    tensors : those that the model quantizes, the one with the worst error of its own first
-    outputs : of the quantized model, against the reference's
-    unmatched : names of what is rounded in a way that cannot be told apart, with the reasons
-    samples, batches : of the data, as in `evaluate`
-    optimizations : the outputs of the first batch with ONNX Runtime's optimisations on, against those with them off; where it
-        cannot run the model with them, the reason is in `unmatched`
-    twin : with a reference, the outputs of the model without its quantization nodes, against the reference's
-    sweep : by `sweep`, the effects on the outputs, the worst first
-    trade_offs : by `what_if`, the outputs' accuracy against the bits of all quantized tensors of a sample
-    histograms : of the worst tensors in the first batch
-    failed : names of batches that could not be read or run, with what was wrong
-    not_compared : names of outputs that cannot be compared, or not in all that is measured, with the reasons
+    tensors : quantized tensors, the one with the worst own error first
+    outputs : errors of the quantized model's outputs against the reference's
+    unmatched : names of rounded tensors that cannot be measured, with the reasons
+    samples, batches : numbers of samples and batches, as in `evaluate`
+    optimizations : errors of the outputs with ONNX Runtime's optimisations against the outputs without, for the first batch; if
+        the model does not run with them, the reason is in `unmatched`
+    twin : with a reference, errors of the float twin's outputs against the reference's
+    sweep : with `sweep`, the effects on the outputs, the worst first
+    trade_offs : with `what_if`, the outputs' accuracy against the bits of all quantized tensors of a sample
+    histograms : histograms of the worst tensors in the first batch
+    failed : names of batches that could not be read or run, with the messages
+    not_compared : names of outputs that cannot be compared, in general or in one measurement, with the reasons
     """
 
     tensors: list[QuantizedTensor]
@@ -100,27 +99,27 @@ def analyze(
 ) -> Analysis:
     """Measure where a quantized model's accuracy goes, in one pass over data, with sums only.
 
-    The float twin is the model without its quantization nodes. Of each tensor that the model quantizes its value in the twin is
-    compared with that in the quantized model, and with itself rounded: errors that it inherits, and its own.
+    The float twin is the model without its quantization nodes. Each quantized tensor is compared with the same tensor of the
+    twin: before it is rounded (the error from upstream), after it is rounded, and the twin's own tensor after rounding (the
+    error of this rounding alone).
 
     Parameters
     ----------
     model : path, or onnx.ModelProto
         The quantized model.
     reference : path, or onnx.ModelProto, optional
-        The float model. The outputs are compared with its outputs; and weights of which the model has codes only take their
-        values from it, where names, or operators and outputs of nodes, and shapes are the same.
+        The float model. The outputs are compared with its outputs. If the model has only codes of a weight, the float values
+        are taken from it, matched by name, or by operator and output of the node, and by shape.
     data, random, seed, dimensions, limit, batch, outputs
         As in `evaluate`.
     sweep : bool
-        Also leave each tensor in float alone, and quantize each alone.
+        Also leave each tensor in float alone, and quantize each tensor alone.
     by : "tensor", "node" or "operator"
-        What the sweep leaves in float, and quantizes, at a time: a tensor, or all that a node takes, or the nodes of an
-        operator.
+        The unit of the sweep: a tensor, all tensors that a node takes, or those that the nodes of an operator take.
     what_if : sequence of str
-        Formats that each tensor might have, as "bfloat16" or "mxfp8_e4m3". The data are read twice.
+        Other formats to try for each tensor, such as "bfloat16" or "mxfp8_e4m3". The data are read twice.
     histograms : int
-        Of so many of the worst tensors.
+        The number of worst tensors to make histograms of.
     threads : int
         How many batches are run side by side in this process. Default, 0: as many as there are processors. The result does not
         depend on it.

@@ -150,7 +150,7 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
         for each in analysis.tensors[:top]
     ]
     shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
-    title = f"Quantized tensors, {shown}, over {analysis.samples} samples: SQNR of the rounding, of what comes to it, of both"
+    title = f"Quantized tensors, {shown}, over {analysis.samples} samples: SQNR of the own error, the upstream error, both"
     print_table(
         title, [*columns, *(f">{name}" for name in formats)], rows or [["none", *[""] * (len(columns) + len(formats) - 1)]]
     )

@@ -41,7 +41,7 @@ def _optimize(options: argparse.Namespace) -> int:
         left = [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(result.left.items())]
         print_json({"model": options.model, "out": options.out, "done": done, "left": left})
     else:
-        print_counts(f"Nodes that {options.out} has no more", "what was done", result.done)
+        print_counts(f"Nodes that {options.out} no longer has", "change", result.done)
         print_counts("Nodes that were left", "why", result.left)
     return 0
 

@@ -60,7 +60,7 @@ def _print_times(times: dict[str, list[NodeTime]], most: int) -> None:
         _line("the rest", times, lambda each: not each.quantizes),
         _line("all", times, lambda each: True),
     ]
-    print_table("Time of a run, as ONNX Runtime's profiler has it, which adds some to each node", ["", *columns], kinds)
+    print_table("Time of a run by ONNX Runtime's profiler, which adds a little to each node", ["", *columns], kinds)
     seconds: dict[str, float] = {}
     for each in itertools.chain.from_iterable(times.values()):
         seconds[each.operator] = seconds.get(each.operator, 0.0) + each.seconds

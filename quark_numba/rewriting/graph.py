@@ -1,4 +1,4 @@
-"""Facts about a model and its quantization nodes, and the steps of which passes are made."""
+"""A model while passes rewrite it: its nodes, what they mean, its values, and the changes that passes make."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ..errors import ModelError, reraise_of_signal_handler
 from .onnx_runtime import has_operator
 from .stand_ins import stand_ins
 
-# Bytes of an initializer that are kept beside those in the model, as scales and zero points are asked for often.
+# Arrays of at most so many bytes are kept: passes ask for scales and zero points often.
 _MOST_KEPT = 1 << 16
 
-# Bytes of an initializer on whose values shapes may depend.
+# Initializers of at most so many bytes may be shapes, on which other shapes depend.
 _MOST_COPIED = 1 << 10
 
 
 class Left(Exception):  # noqa: N818
-    """A node is left as it is; the message says why."""
+    """A node stays as it is. The message gives the reason."""
 
 
 @dataclass(eq=False)
@@ -93,10 +93,10 @@ class Operand:
 
 
 class Graph:
-    """A model: its nodes of the package's operators, subgraphs included.
+    """A model and its nodes of the package's operators, subgraphs included.
 
-    Passes change the model through the methods of the last part, which keep the account: `done` counts what was done to the
-    nodes of an operator, `left` those that are there, by the reason."""
+    Passes change the model only through the methods under "Changes", which keep an account: `done` counts the nodes that were
+    rewritten, by operator and change; `left` counts the nodes that stay, by operator and reason."""
 
     def __init__(
         self, model: ir.Model, *, keep_codes: bool, standard_ops: bool, regions: bool, replaced: frozenset[str]
@@ -114,7 +114,7 @@ class Graph:
             self.find(node)
 
     def find(self, node: ir.Node) -> None:
-        """Take note of a node, if it is one of an operator of the package."""
+        """Add a node to those of the package's operators, if it is one."""
         operator = OPERATORS.find(node.domain, node.op_type)
         if node.op_identifier() in self.model.functions:
             if operator:
@@ -154,7 +154,7 @@ class Graph:
     # The nodes, and why they are left.
 
     def each(self, step: Callable[[Node], None]) -> None:
-        """Take the step for each node that is there and has no reason to be left; `Left` gives it one."""
+        """Call `step` for each node that has no reason to stay. If it raises `Left`, the message becomes the node's reason."""
         for node in self.nodes():
             if node.node.graph and node not in self.reasons:
                 try:
@@ -163,32 +163,32 @@ class Graph:
                     self.reasons[node] = str(error)
 
     def nodes(self) -> list[Node]:
-        """Those that are there."""
+        """The nodes of the package's operators that are in the model now."""
         return [node for node in self._nodes.values() if node.node.graph]
 
     def node(self, node: ir.Node | None) -> Node | None:
-        """What is known of a node, if it is one of an operator of the package."""
+        """The node with its operator and attributes; None for a node of another operator."""
         return self._nodes.get(node) if node else None
 
     def leave(self, node: ir.Node, why: str) -> None:
-        """Count a node of another operator as left."""
+        """Count a node of another operator among those that stay."""
         self._others[full_name(node), why] += 1
 
     @property
     def left(self) -> Counter[tuple[str, str]]:
-        """How many nodes of each operator are left, and why."""
+        """The number of nodes that stay, by operator and reason."""
         return self._others + Counter((node.full_name, self.reasons[node]) for node in self.nodes() if node in self.reasons)
 
     # Values.
 
     def tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
-        """Of a constant. An initializer that is an input, too, is only the default of one, as from IR version 4 on; one that
-        will be replaced has no value yet."""
+        """The tensor of a constant, else None. From IR version 4 on an initializer that is also an input is only a default; an
+        initializer that session options replace has no value yet."""
         is_input = (value.is_graph_input() and self.model.ir_version >= 4) or value.name in self.replaced
         return None if is_input else ir.convenience.get_const_tensor(value)
 
     def array(self, value: ir.Value) -> NDArray[Any] | None:
-        """Of a constant of an element type of the package."""
+        """The array of a constant whose element type the package has, else None."""
         if value not in self._arrays:
             tensor = self.tensor(value)
             if tensor is None or find(tensor.dtype.value) is None:
@@ -204,7 +204,7 @@ class Graph:
         return self._arrays[value]
 
     def arrays(self, node: Node) -> list[NDArray[Any] | None] | None:
-        """Those of a node's inputs, None for one that is left out; or None if any is no constant."""
+        """The arrays of a node's inputs, None for an input that is left out. None if any input is no constant."""
         arrays = []
         for value in node.node.inputs:
             array = None if value is None else self.array(value)
@@ -214,7 +214,7 @@ class Graph:
         return arrays
 
     def remember(self, value: ir.Value, array: NDArray[Any]) -> None:
-        """What a value is found to be, though its node is there still."""
+        """Keep the array that a value has, although its node is still in the model."""
         self._arrays[value] = array
 
     def type(self, value: ir.Value | None) -> ElementType | None:
@@ -224,12 +224,12 @@ class Graph:
         return find(array.dtype) if array is not None else find(value.dtype.value) if value.dtype else None
 
     def inferred_type(self, value: ir.Value) -> ElementType | None:
-        """The same, also where only onnx's inference tells."""
+        """The element type of a value, also if only onnx infers it."""
         inferred = self._infer(value)
         return self.type(value) or (inferred.element_type if inferred else None)
 
     def shape(self, value: ir.Value) -> Shape | None:
-        """As far as it is known: a dimension is a number, a name, or None."""
+        """The shape of a value as far as it is known, else None. A dimension is a number, a name, or None."""
         inferred = self._infer(value)
         if inferred and inferred.shape is not None:
             return inferred.shape
@@ -284,7 +284,7 @@ class Graph:
     # Changes.
 
     def constant(self, array: NDArray[Any], name: str | None, before: ir.Node) -> ir.Value:
-        """An initializer of the graph of a node; a Constant node in front of that where there are none."""
+        """Add an initializer to the graph of a node; before IR version 4 a Constant node in front of it."""
         tensor: ir.TensorProtocol
         if array.dtype == np.float32 and array.flags.c_contiguous:
             tensor = ir.Tensor(array, name=name)  # without a copy: the large ones
@@ -304,7 +304,7 @@ class Graph:
         return value
 
     def make_constant(self, node: Node, arrays: tuple[NDArray[Any], ...], what: str) -> None:
-        """Put constants in the place of a node."""
+        """Replace a node by constants."""
         if any(value.is_graph_output() for value in node.node.outputs):
             raise Left("its output is an output of its graph")
         for value, array in zip(node.node.outputs, arrays, strict=True):
@@ -314,11 +314,11 @@ class Graph:
         self.remove(node, what)
 
     def remove(self, node: Node, what: str) -> None:
-        """Remove a node that nothing uses, and what only it used, of constants and of nodes of the package's operators."""
+        """Remove a node that nothing uses, and the constants and nodes of the package's operators that only it used."""
         self.remove_node(node.node, what)
 
     def remove_node(self, node: ir.Node, what: str) -> None:
-        """The same of any node."""
+        """Do the same with any node."""
         self.done[full_name(node), what] += 1
         self._remove(node, what)
 
@@ -342,7 +342,7 @@ class Graph:
                 self._remove(producer, what)
 
     def unused_name(self, name: str) -> str:
-        """`name` with a number behind it that no value of the model has."""
+        """`name` with a number that makes it unique in the model."""
         if self._names is None:
             self._names = {value.name for value in values(self.model)}
         unused = next(f"{name}_{i}" for i in itertools.count() if f"{name}_{i}" not in self._names)
@@ -354,14 +354,14 @@ Shape = Sequence[int | str | None]
 
 
 class Inferred(NamedTuple):
-    """What onnx infers of a value."""
+    """The type and the shape that onnx infers for a value."""
 
     element_type: ElementType | None
     shape: Shape | None
 
 
 def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
-    """Those of the main graph; none where onnx fails."""
+    """The types and shapes that onnx infers for the values of the main graph; nothing if onnx fails."""
     try:
         copy = skeleton(graph)
         inferred = shape_inference.infer_shapes(copy, data_prop=True).graph
@@ -384,8 +384,8 @@ def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
 def skeleton(
     graph: Graph, zeros: frozenset[str] = frozenset(), *, standard_ops: bool = True, hide_shapes: bool = False
 ) -> onnx.ModelProto:
-    """The main graph with stand-ins, without the values of large initializers: those named in `zeros` are 0, and others are
-    graph inputs. With `hide_shapes` no more is known of shapes than ONNX Runtime knows of the model's."""
+    """The main graph with stand-ins for the package's nodes, and without the values of large initializers. Those named in
+    `zeros` are 0; the others become graph inputs. With `hide_shapes` it tells ONNX Runtime no more of shapes than the model."""
     model = graph.model
     result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     result.opset_import.extend(helper.make_opsetid(*each) for each in model.opset_imports.items())
@@ -422,13 +422,13 @@ def skeleton(
 
 
 def values(model: ir.Model) -> Iterator[ir.Value]:
-    """All of a model, those of local functions included."""
+    """All values of a model, local functions included."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         yield from values_of(graph)
 
 
 def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
-    """All of a graph and its subgraphs."""
+    """All values of a graph and its subgraphs."""
     graphs: list[Any] = [graph]
     for node in ir.traversal.RecursiveGraphIterator(graph, enter_graph=graphs.append):
         yield from (value for value in (*node.inputs, *node.outputs) if value)
@@ -441,14 +441,14 @@ def full_name(node: ir.Node) -> str:
 
 
 def copy_metadata(old: Any, new: Any) -> None:
-    """Of a node or a value."""
+    """Copy the doc string and metadata of a node or a value."""
     new.doc_string = old.doc_string
     new.metadata_props.update(old.metadata_props)
     new.meta.update(old.meta)
 
 
 def call(node: Node, inputs: list[NDArray[Any] | None], **changed: int) -> tuple[NDArray[Any], ...]:
-    """What a node gives of these, with some attributes changed. Raises Left if they are not valid."""
+    """The outputs of a node for these inputs, with some attributes changed. Raises Left if they are not valid."""
     try:
         outputs = node.operator.call(*inputs, **(node.attributes | changed))
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`optimize`: a model with its quantization nodes in fewer, cheaper forms, which give the same bits."""
+"""`optimize`: a model with fewer, cheaper quantization nodes, which give the same bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import ModelError, reraise_of_signal_handler
 from . import constants, functions, model_files, pairs, regions, round_trips, standard_operators
 from .graph import Graph
 
-# In this order. Each does what it does to all nodes of a model, and says why it leaves one.
+# The passes, in order. A pass goes through all nodes, and gives a reason for each node that stays as it is.
 PASSES = (standard_operators, constants, round_trips, pairs, regions)
 
 
@@ -26,33 +26,33 @@ def optimize(
     standard_ops: bool = False,
     regions: bool = True,
 ) -> onnx.ModelProto:
-    """The model with its quantization nodes in cheaper forms, without changing one bit of what they put out:
+    """Return the model with cheaper quantization nodes. The outputs of each quantization keep every bit:
 
-    - Nodes of which all inputs are constants are computed: what they put out becomes an initializer.
-    - Quantize and dequantize nodes with the same parameters become one ``quark_numba::QuantizeDequantizeLinear``, version 1
-      (see `quantize_dequantize`, `register_schemas`), in float32; equal dequantize nodes behind one quantize node become one.
-    - Such a node and the elementwise nodes beside it, as additions and activations, become one ``quark_numba::Region``,
-      version 1, which runs them all in one pass over memory.
-    - A quantize node behind a dequantize node of the same, constant parameters is dropped where every code comes back, which is
-      tried, for integers of up to 16 bits.
+    - Nodes whose inputs are all constants are folded into initializers.
+    - A quantize node and a dequantize node with the same parameters are fused into one
+      ``quark_numba::QuantizeDequantizeLinear``, version 1 (see `quantize_dequantize`, `register_schemas`), in float32. Equal
+      dequantize nodes behind one quantize node become one.
+    - Such a node and the elementwise nodes next to it are merged into one ``quark_numba::Region``, version 1, which runs in one
+      pass over memory.
+    - A quantize node behind a dequantize node with the same constant parameters is dropped if every code comes back, for
+      integers of up to 16 bits.
 
-    Subgraphs are treated alike. Local functions with nodes of the package's operators are put in the place of their calls
-    first. Everything else stays as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the
-    original.
+    Subgraphs are rewritten alike. Local functions with nodes of the package's operators are inlined first. All else stays
+    as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original.
 
     Parameters
     ----------
     model : onnx.ModelProto, or the path of a model
-        Is not changed. Tensors in files beside the model are read; a ModelProto has to have all tensors in it.
+        The model, which is not changed. Tensors in files beside it are read. A ModelProto must have all tensors in it.
     keep_codes : bool
-        Leave constants quantized, each with a dequantize node: a small model, which does more work in a run. Block formats
-        have no such node, and become float constants all the same.
+        Leave constants quantized, with one dequantize node each: a smaller model, which does more work in a run. Block formats
+        have no dequantize node and become float constants in any case.
     standard_ops : bool
-        Whether sessions run ONNX's own QuantizeLinear and DequantizeLinear by this package, too (see `register`). Where they
-        do not, these and those of com.microsoft stay if they quantize activations anywhere in the model, as ONNX Runtime
-        fuses them with their neighbours into integer operators; and if its results may differ from the specification's.
+        Whether this package also runs ONNX's own QuantizeLinear and DequantizeLinear in sessions (see `register`). Otherwise
+        these nodes, and those of com.microsoft, stay if they quantize activations anywhere in the model, because ONNX Runtime
+        fuses them with their neighbours into integer operators; and if its results may differ from the specification.
     regions : bool
-        Whether to write ``quark_numba::Region``, which sessions have by the native way only.
+        Whether to write ``quark_numba::Region``, which only sessions of the native way have.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def optimize(
 
 @dataclass
 class Optimized:
-    """A model; of which operator how many nodes were treated how; and how many were left, and why."""
+    """A model, with an account by operator: how many nodes were rewritten and how, and how many stay and why."""
 
     model: onnx.ModelProto
     done: Counter[tuple[str, str]]
@@ -85,7 +85,7 @@ def optimized(
     regions: bool = True,
     replaced: frozenset[str] = frozenset(),
 ) -> Optimized:
-    """`optimize`, with an account of it. Initializers that will be replaced are no constants."""
+    """`optimize`, with an account. The initializers named in `replaced` are no constants."""
     if isinstance(model, (str, os.PathLike)):
         model = model_files.load(model)
     elif not isinstance(model, onnx.ModelProto):
@@ -117,7 +117,7 @@ def optimized(
 
 
 def _what_gets_lost(model: onnx.ModelProto) -> str:
-    """What onnx-ir does not keep."""
+    """What the model has that onnx-ir does not keep; "" if there is nothing."""
     graphs: list[Any] = [model.graph, *model.functions]
     for graph in graphs:
         if getattr(graph, "sparse_initializer", None):

@@ -27,7 +27,7 @@ from .blocked_nodes import REGION, WAYS
 from .blocked_tensors import BlockedTensors, Left
 from .blocks import NCHWC, block_size
 
-# What options say of ONNX Runtime's optimisations.
+# The entries of session options that concern ONNX Runtime's optimisations.
 _DISABLED_OPTIMIZERS = "session.disable_specified_optimizers"
 _ENTRIES = (
     "optimization.enable_cast_chain_elimination",
@@ -42,8 +42,8 @@ _ENTRIES = (
 
 
 class BlockedModel(NamedTuple):
-    """The model as a session may run it, None if it stays as it is; how many regions are in the layout; and for the others how
-    many are not, by the reason."""
+    """A model for a session (None: the session runs the model as it is), the number of regions in the blocked layout, and the
+    number of other regions by the reason."""
 
     model: onnx.ModelProto | None
     kept: int
@@ -115,7 +115,7 @@ def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: M
 def _optimised(
     model: onnx.ModelProto, options: onnxruntime.SessionOptions, standard_ops: bool, named: Mapping[str, Any]
 ) -> onnx.ModelProto:
-    """The model as ONNX Runtime optimises it before it lays out tensors, and with the shapes that it knows."""
+    """The model as ONNX Runtime optimises it before it lays out tensors, with the shapes that it knows."""
     own = onnxruntime.SessionOptions()  # so that no other session sees what changes here
     for name in _ENTRIES:
         value = entry(options, name)

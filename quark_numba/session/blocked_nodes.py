@@ -18,21 +18,21 @@ from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 
 (REGION,) = OPERATORS
 
-# Elementwise operators that blocked tensors of one shape go through as they are, and of which 0 gives 0.
+# Elementwise operators that work on blocks as they are, and map 0 to 0.
 _ELEMENTWISE = {("", name) for name in ("Add", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sub", "Tanh")}
 _ELEMENTWISE.add(("com.microsoft", "QuickGelu"))
-# Those of which it does not.
+# Elementwise operators that work on blocks as they are, and do not map 0 to 0.
 _ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigmoid")}
 
 # Attributes of Resize, and their defaults.
 _NEAREST = {"mode": b"nearest", "coordinate_transformation_mode": b"half_pixel", "nearest_mode": b"round_prefer_floor"}
 
-# Pools, which exist on blocks under the same name. AveragePool, too, but there it adds in another order.
+# Pools that exist on blocks under the same name. AveragePool does as well, but adds in another order there.
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
 
 def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """As ONNX Runtime's NchwcTransformer does it, and for the same convolutions."""
+    """The convolutions that ONNX Runtime's NchwcTransformer replaces, in the same way."""
     inputs = [each for each in node.input if each]
     if len(inputs) != len(node.input) or not 2 <= len(inputs) <= 3 or any(each not in tensors.constants for each in inputs[1:]):
         raise Left("its weights are no constants")
@@ -108,7 +108,7 @@ def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """To channels last, which is a way of reordering."""
+    """A Transpose to channels last is one reorder node."""
     x = tensors.already_in_blocks(node.input[0])
     if perm(node) != [0, 2, 3, 1]:
         raise Left("it is no Transpose to channels last")
@@ -116,7 +116,7 @@ def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """Where each element is repeated a whole number of times along height and width."""
+    """A Resize that repeats each element a whole number of times along height and width."""
     x = tensors.already_in_blocks(node.input[0])
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     found = [attributes.get(name, default) for name, default in _NEAREST.items()]
@@ -173,7 +173,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) -> bool:
-    """Whether a region gives no NaN: what it gives last are integers times finite scales. The code of NaN is the lowest."""
+    """Whether a region cannot output NaN: its last step outputs integers times finite scales. NaN becomes the lowest code."""
     last = program.steps[-1]
     if last.operator != ROUND_TRIP:
         return False

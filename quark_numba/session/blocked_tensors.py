@@ -62,15 +62,15 @@ class BlockedTensors:
         self._count = 0
 
     def reorder_output(self, name: str) -> None:
-        """Have a tensor in ONNX's layout, if it is in blocks."""
+        """Append a reorder node for a tensor in blocks, so that it exists in ONNX's layout as well."""
         tensor = self.tensors.get(name)
         if tensor and name not in self._plain:
             self._plain.add(name)
             self.append("ReorderOutput", [tensor.name], name, channels=tensor.channels)
 
     def in_blocks(self, name: str, channels: int, *, zeros: bool = False) -> str:
-        """A tensor of so many channels in blocks: as it is, or reordered; with `zeros`, one that has them beyond its channels.
-        Raises Left."""
+        """The name of a tensor in blocks, which is reordered if it is not there yet. With `zeros` its padding is 0. Raises
+        Left."""
         tensor = self.tensors.get(name)
         if tensor and (tensor.has_zeros or not zeros):
             return tensor.name
@@ -90,13 +90,14 @@ class BlockedTensors:
         return reordered.name
 
     def already_in_blocks(self, name: str) -> Blocked:
-        """A tensor that is in blocks already. Raises Left."""
+        """The tensor in blocks. Raises Left if it is in ONNX's layout only."""
         if name not in self.tensors:
             raise Left("its input is in ONNX's layout")
         return self.tensors[name]
 
     def channels(self, name: str) -> int:
-        """How many a tensor or a constant has. Raises Left unless a tensor is known to have four dimensions, and how many."""
+        """The number of channels of a tensor or a constant. Raises Left unless the tensor has four dimensions, and a known
+        number of channels."""
         if name in self.tensors:
             return self.tensors[name].channels
         if name in self.constants:
@@ -122,7 +123,7 @@ class BlockedTensors:
         self.nodes.append(node)
 
     def replace(self, node: onnx.NodeProto, inputs: list[str], domain: str, channels: int, has_zeros: bool) -> onnx.NodeProto:
-        """Append the node that does the same on blocks."""
+        """Append a copy of a node that works on blocks, and return it."""
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         name = self._name()
@@ -132,7 +133,7 @@ class BlockedTensors:
         return copy
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
-        """The constant as `make` arranges it for a use; once for all that use it so."""
+        """The name of a constant as `make` arranges it. It is made once for each use."""
         key = name, use
         if key not in self._constants_in_blocks:
             array = np.ascontiguousarray(make(numpy_helper.to_array(self.constants[name])))
@@ -147,7 +148,7 @@ def perm(node: onnx.NodeProto) -> list[int]:
 
 
 def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
-    """What onnx infers behind regions, whose shapes ONNX Runtime does not know; nothing where onnx fails."""
+    """The shapes that onnx infers, also behind regions, whose shapes ONNX Runtime does not know; nothing if onnx fails."""
     skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     graph = skeleton.graph
     graph.name = "shapes"
@@ -173,7 +174,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
-    """Those that are known."""
+    """The dimensions, None for an unknown one; None if the rank is unknown."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None

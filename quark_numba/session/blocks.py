@@ -42,9 +42,9 @@ def block_size() -> int:
 
 
 def filter_in_blocks(weights: NDArray[Any], block: int, blocks_of_inputs: bool) -> NDArray[Any]:
-    """The weights of a convolution (outer, inner, kh, kw) as those on blocks have them: (outer / b, inner / b, kh, kw, b of the
-    inner channels, b of the outer ones), or (outer / b, inner, kh, kw, b) where inputs are not taken in blocks, or each channel
-    is by itself. Zeros stand for the channels added."""
+    """The weights of a convolution, (outer, inner, kh, kw), in the order of convolutions on blocks. The order is (outer / b,
+    inner / b, kh, kw, b inner channels, b outer channels); or (outer / b, inner, kh, kw, b) if the input is not in blocks, or
+    the convolution is depthwise. Channels are padded with zeros."""
     weights = padded(weights, 0, block)
     if blocks_of_inputs:
         weights = padded(weights, 1, block)

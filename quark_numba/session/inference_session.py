@@ -35,8 +35,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     standard_ops : bool
         As in `register` and `optimize`.
     blocked_layout : bool
-        Whether to keep the layout that ONNX Runtime has for convolutions through regions, where it has one and all
-        optimisations are on. Results are then as those of ONNX Runtime's own optimisations: a last bit may be another.
+        Whether to keep ONNX Runtime's blocked layout of convolutions through regions, if the processor has one and all
+        optimisations are on. As with ONNX Runtime's own optimisations, the last bit of a result may differ.
     providers, provider_options, named
         As in ``onnxruntime.InferenceSession``.
 
@@ -75,7 +75,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:
-    """Whether it is in ONNX Runtime's own format, or no file."""
+    """Whether the source is in ONNX Runtime's own format, or no file."""
     if entry(options, "session.load_model_format") == "ORT":
         return True
     if isinstance(source, bytes):
@@ -88,7 +88,7 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
 def _optimised(
     source: Any, options: onnxruntime.SessionOptions, standard_ops: bool, regions: bool
 ) -> tuple[onnx.ModelProto, frozenset[str]]:
-    """And the initializers for which `options` have others."""
+    """The optimised model, and the initializers that `options` replace."""
     model = _model(source)
     outside = initializers.in_place_of_files(model, options)
     model = _with_tensors(model, source, entry(options, _TENSORS_FOLDER), outside)
@@ -99,8 +99,7 @@ def _optimised(
 
 
 def _is_optimised(model: onnx.ModelProto) -> bool:
-    """Whether there is nothing for `optimize` to look at: no node of the package's operators but regions, nor a function or a
-    graph in a node, where one may be."""
+    """Whether `optimize` would find nothing: the package's only nodes are regions, and there are no functions and subgraphs."""
     if model.functions or not model.HasField("graph"):
         return False
     for node in model.graph.node:
@@ -111,7 +110,7 @@ def _is_optimised(model: onnx.ModelProto) -> bool:
 
 
 def _model(source: Any) -> onnx.ModelProto:
-    """What it has in files is there still."""
+    """The model, without the tensors that it has in files."""
     if isinstance(source, (str, os.PathLike)):
         return model_files.load(source, external_data=False)
     if isinstance(source, bytes):
@@ -126,7 +125,7 @@ def _model(source: Any) -> onnx.ModelProto:
 
 
 def _with_tensors(model: onnx.ModelProto, source: Any, folder: str | None, outside: frozenset[str]) -> onnx.ModelProto:
-    """With all tensors in it but those initializers."""
+    """The model with all tensors in it, except the initializers named in `outside`."""
     if isinstance(source, (str, os.PathLike)):
         model_files.load_tensors(model, os.path.dirname(os.path.abspath(source)), os.fspath(source), outside)
     elif folder:

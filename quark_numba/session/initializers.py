@@ -1,5 +1,5 @@
-"""The initializers for which session options have others. There is no asking for them: sessions of models that put out
-initializers show them."""
+"""The initializers that session options replace. The options do not list them, so sessions of small models that output
+initializers show which these are."""
 
 from __future__ import annotations
 

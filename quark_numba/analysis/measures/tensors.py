@@ -1,4 +1,4 @@
-"""What is measured of each quantized tensor."""
+"""The measures of a quantized tensor, from its sums."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from .sums import TensorSums, cosine, decibels
 
 @dataclass
 class QuantizedTensor:
-    """A quantized tensor, over all data. Of a weight of which the model has codes only, and no reference the values, there are
-    None of the errors; of an activation whose shape is another in the float model only those of its own.
+    """The measures of a quantized tensor over all data.
+
+    Errors are None for a weight of which the model has only codes, if there is no reference with its float values. For an
+    activation that has another shape in the float model, only its own errors are known.
 
     Parameters
     ----------
-    name : of the tensor before it is rounded
-    place : in the order of execution, from 0 on
+    name : name of the tensor before it is rounded
+    place : number in the order of execution, from 0
     kind : "activation" or "weight"
     type : the quantized type, or the block format
-    parameters : scale and zero point, or the least and the largest of several; axis; block size
+    parameters : scale and zero point, or the least and the largest if there are several; axis; block size
     made_by, used_by : names of nodes
-    sqnr_db : the signal-to-quantization-noise ratio of the quantized model's tensor against the float model's
-    own_sqnr_db : that of the float model's, rounded: what this rounding does by itself
-    inherited_sqnr_db : that of what comes to be rounded in the quantized model: what others did before
-    cosine, max_abs_error : of the quantized model's against the float model's
-    saturated : the share of the float model's elements beyond what the type has; of those within half a step none
-    flushed_to_zero : the share of elements that are not zero and become zero
-    range_used : the part of the type's range between the least and the largest element; None of block formats
-    what_if : the own_sqnr_db that other types would give
+    sqnr_db : signal-to-quantization-noise ratio (SQNR) of the tensor after rounding: the upstream error and its own
+    own_sqnr_db : SQNR of the float model's tensor after rounding: the error of this rounding alone
+    inherited_sqnr_db : SQNR of the tensor just before it is rounded: the error from upstream
+    cosine, max_abs_error : cosine and largest error of the tensor after rounding
+    saturated : share of the float model's elements that lie beyond the type's range by at least half a step
+    flushed_to_zero : share of elements that are not zero and become zero
+    range_used : part of the type's range between the least and the largest element; None for block formats
+    what_if : own_sqnr_db with other types, by name
     """
 
     name: str
