@@ -75,7 +75,7 @@ class Catalog:
         return known[-1]
 
     def versions(self, operator: Operator) -> tuple[Operator, ...]:
-        """All versions of an operator, the oldest first."""
+        """All versions of an operator, oldest first."""
         return tuple(self._versions[operator.domain, operator.name])
 
 

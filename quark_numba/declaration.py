@@ -68,12 +68,12 @@ def known(shape: Shape | None, instead: Sequence[int]) -> list[int]:
 
 
 def shape_text(shape: Shape | None) -> str:
-    """As messages have it."""
+    """The shape as messages print it."""
     return "?" if shape is None else "[" + ", ".join("?" if each is None else str(each) for each in shape) + "]"
 
 
 class Tensor(NamedTuple):
-    """What is known of a tensor before the model runs."""
+    """The element type and shape of a tensor, as far as they are known before the model runs."""
 
     element_type: ElementType | None
     shape: Shape | None
@@ -295,7 +295,7 @@ class Operator:
         return None if self.inputs[-1].option == "variadic" else len(self.inputs)
 
     def input(self, index: int) -> Parameter:
-        """That of a node's input; a variadic one stands for all from its place on."""
+        """The parameter of a node's input. A variadic parameter stands for all inputs from its place on."""
         return self.inputs[min(index, len(self.inputs) - 1)]
 
     def overloads(self, allowed: Callable[[ElementType], bool]) -> Iterator[Overload]:

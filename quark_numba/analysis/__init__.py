@@ -1,1 +1,1 @@
-"""Where a quantized model's accuracy goes: what its outputs, and each of its quantized tensors, are off the float model's."""
+"""Where a quantized model's accuracy goes: the errors of its outputs and of each quantized tensor, against the float model."""

@@ -32,7 +32,7 @@ from .twin.segments import Config, Segments
 
 @dataclass
 class Analysis:
-    """What `analyze` returns.
+    """The result of `analyze`.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def analyze(
 
 
 def _work(recipe: tuple[Any, ...], points: list[list[Point]] | None) -> Work:
-    """What gives the sums of a batch, or those at the points, in another process."""
+    """The function that sums up a batch, or a batch at the points, in another process."""
     return _Analyzer(*recipe, threads=1).work(points)
 
 
@@ -255,7 +255,7 @@ class _Analyzer:
         return analysis
 
     def work(self, points: list[list[Point]] | None) -> Work:
-        """What gives the sums of a batch, or those at the points of each experiment."""
+        """The function that sums up a batch, or a batch at the points of each experiment."""
         if points is None:
             return self.of_batch
         configs = [each.config(point) for each, own in zip(self.experiments, points, strict=True) for point in own]
@@ -345,7 +345,7 @@ def _of_weight(quantizer: Quantizer) -> TensorSums | None:
 
 
 def _worst_first(tensor: QuantizedTensor) -> tuple[bool, bool, float, int]:
-    """What is not known comes last; what is not a number is the worst."""
+    """The order of tensors: NaN is the worst, and an unknown error comes last."""
     ratio = tensor.own_sqnr_db
     if ratio is None:
         return True, True, 0.0, tensor.place

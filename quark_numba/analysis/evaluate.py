@@ -24,7 +24,7 @@ from .twin import float_twin
 
 @dataclass
 class Evaluation:
-    """What `evaluate` returns.
+    """The result of `evaluate`.
 
     Where a model leaves the number of rows open, or the data were cut into batches, each row is a sample; else each run is one.
     `samples` leaves out the `failed` batches, of which there are the messages by their names. `metrics` are the means of what
@@ -188,7 +188,7 @@ def evaluate(
 
 
 def _work(pair: list[Any] | None, models: tuple[Any, Any], threads: int, *arguments: Any) -> Work:
-    """What gives the sums of a batch, with sessions of its own unless there is a pair of them."""
+    """The function that sums up a batch. It makes its own sessions unless it is given a pair."""
     own = pair or _pair(models, threads)
     return lambda batch: _of_batch(own, batch, *arguments)
 

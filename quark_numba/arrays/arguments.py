@@ -1,4 +1,4 @@
-"""What calls on arrays do with their arguments before a kernel sees them."""
+"""Checks and conversions of the arguments of calls on arrays."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _check_is_here(value: Any, name: str) -> None:
 
 
 def _memory(value: Any) -> Any:
-    """By DLPack's number; None where it has none."""
+    """The kind of memory by DLPack's number; None if the object has none."""
     try:
         return value.__dlpack_device__()[0]
     except Exception as error:  # whatever a library does

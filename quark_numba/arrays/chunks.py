@@ -124,7 +124,7 @@ def _one_chunk(array: Any) -> tuple[tuple[int], ...]:
 
 
 def _numbers(chunks: Sequence[int], block: int | Fraction) -> tuple[int, ...]:
-    """Of blocks in chunks."""
+    """The numbers of blocks in chunks."""
     return tuple(-(-size // block) for size in chunks)
 
 
@@ -155,7 +155,7 @@ _WITHOUT_STRING = np.dtype(ml_dtypes.float8_e5m2)
 
 
 def _serialize(serialize: Callable[..., Any], x: Any, context: Any = None) -> Any:
-    """As distributed does it, but for arrays of that dtype."""
+    """Serialize an array of that dtype as distributed serializes others."""
     if x.dtype != _WITHOUT_STRING:
         return serialize(x, context)
     header, frames = serialize(x.view(np.uint8), context)

@@ -99,7 +99,7 @@ def unpack(
 
 
 def _known(dtype: Any) -> ElementType:
-    """That of a dtype that was checked."""
+    """The element type of a dtype that was checked."""
     found = find(dtype)
     assert found
     return found

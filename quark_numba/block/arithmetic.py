@@ -24,7 +24,7 @@ _LARGEST = np.finfo(np.float32).max
 
 
 def exponent_functions(key: Key) -> dict[str, Any]:
-    """By the names that the templates of ``kernels`` have for them."""
+    """The functions by their names in the templates of ``kernels``."""
     return {"exponent_of": _exponent_of(key), "step_of": _step_of}
 
 
@@ -37,7 +37,7 @@ def converters(key: Key) -> dict[int, Any]:
 
 @functools.cache
 def quick_functions(key: Key) -> dict[str, Any]:
-    """By the names that ``tiles`` has for them."""
+    """The functions by their names in ``tiles``."""
     return {"magnitude_of": _magnitude_of(key), "is_ordinary": _is_ordinary, "anchor_of": _anchor_of(key)}
 
 

@@ -191,7 +191,7 @@ def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, rechunk: bool) 
 
 
 def rounded_block(key: Key, blocks: Blocks, x: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Of a part of an array: a single element, which would come back as it is, is a block like any other."""
+    """Round a part of an array. A single element is a block like any other."""
     if x.size != 1:
         return _convert(key, blocks, x, axis, None)
     return _convert(key, blocks, np.append(x, x.dtype.type(0)), 0, None)[:1].reshape(x.shape)

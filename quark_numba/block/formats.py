@@ -38,7 +38,7 @@ def bfp_format(
     sub_block_shift_bits: int,
     convert_to_bfloat_before_bfp: int,
 ) -> tuple[Key, Blocks]:
-    """What BFPQuantizeDequantize's attributes select, without a shape. A wrong one raises ValueError."""
+    """The kernel's key and the numbers of the format that BFPQuantizeDequantize's attributes select. Raises ValueError."""
     _one_of("bfp_method", bfp_method, BFP_METHODS)
     _one_of("bit_width", bit_width, BIT_WIDTHS)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
@@ -61,7 +61,7 @@ def bfp_format(
 
 
 def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int) -> tuple[Key, Blocks]:
-    """What MXQuantizeDequantize's attributes select, without a shape. A wrong one raises ValueError."""
+    """The kernel's key and the numbers of the format that MXQuantizeDequantize's attributes select. Raises ValueError."""
     _one_of("element_dtype", element_dtype, MX_ELEMENT_TYPES)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
     positive("block_size", block_size)

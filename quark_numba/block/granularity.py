@@ -1,4 +1,4 @@
-"""From the shape of x to the loop: which elements are a block.
+"""The loop of a kernel from the shape of x: which elements form a block.
 
 ``block_shape`` is compiled into the nodes of sessions as well, where it gets an array instead of a tuple: it uses nothing but
 ``len``, indexing and integers, and reports a fault by number. ``FAULTS`` holds the message of each number.

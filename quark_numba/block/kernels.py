@@ -129,7 +129,7 @@ def convert_by(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: 
 
 
 def convert_in_mode(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
-    """The same in the rounding mode of the blocks."""
+    """Convert in the rounding mode of the format."""
     if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
         away_from_zero(x, y, blocks, begin, n, steps, at, bounds)
     elif blocks.rounding_mode == HALF_UPWARD:
@@ -221,12 +221,12 @@ def run(x: Any, y: Any, blocks: Any, part: int, parts: int, scratch: Any) -> Non
 
 
 def serial(x: Any, y: Any, blocks: Any) -> None:
-    """All of x, on the caller's thread."""
+    """Round all of x on the caller's thread."""
     convert_part(x, y, blocks, 0, 1, np.empty(scratch_size(blocks), np.uint32))
 
 
 def parallel(x: Any, y: Any, blocks: Any, slices: int) -> None:
-    """All of x, on Numba's threads."""
+    """Round all of x on Numba's threads."""
     for i in prange(slices):
         convert_part(x, y, blocks, i, slices, np.empty(scratch_size(blocks), np.uint32))
 

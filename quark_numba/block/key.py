@@ -1,4 +1,4 @@
-"""What selects a kernel: the element types, and the rules for what is not finite."""
+"""The key that selects a kernel: element types, and rules for Inf and NaN."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For symbols: another one for each key."""
+        """A name for symbols, unique for each key."""
         element = self.element.name if self.element else "whole"
         rules = "_microexponent" * self.is_microexponent + "_bfloat16" * self.rounds_to_bfloat16
         return f"blocks_{self.x.name}_{element}{rules}"

@@ -1,4 +1,4 @@
-"""What the operators of the wing say of themselves."""
+"""The declarations of the wing's operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .key import X_TYPES, Key
 
 
 class _Family(NamedTuple):
-    """What the block floating point operators share, and the Microscaling ones."""
+    """What the operators of block floating point, or those of Microscaling, share."""
 
     call: Callable[..., Any]
     make_format: Callable[..., tuple[Key, Blocks]]  # of x's type and all attributes but `axis`

@@ -279,7 +279,7 @@ def _of_chunks(
     attributes: dict[str, Any],
     rechunk: bool,
 ) -> tuple[Any, ...]:
-    """What a call gives of a dask array, chunk by chunk."""
+    """The results of a call on a dask array, chunk by chunk."""
     of_chunk = functools.partial(call, axis=axis, **attributes)
     return map_chunks(of_chunk, x, results, axis=axis, block=blocks.block, rechunk=rechunk)
 
@@ -323,13 +323,13 @@ def _exponents(values: NDArray[np.float32]) -> NDArray[np.int64]:
 def _step_exponents(
     exponents: NDArray[Any], shifts: NDArray[Any], axis: int, blocks: Blocks, shape: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """For each element, of the step that it is a multiple of."""
+    """The exponent of each element's step."""
     shared = _spread(exponents.astype(np.int64), axis, blocks.block, shape)
     return shared - _spread(shifts.astype(np.int64), axis, blocks.sub_block, shape) - _BIAS - blocks.drop
 
 
 def _maxima(values: NDArray[Any], axis: int, block: int) -> NDArray[Any]:
-    """Of each block along the axis."""
+    """The maximum of each block along the axis."""
     if values.ndim == 0:
         return values
     length = values.shape[axis]
@@ -337,7 +337,7 @@ def _maxima(values: NDArray[Any], axis: int, block: int) -> NDArray[Any]:
 
 
 def _spread(values: NDArray[Any], axis: int, block: int, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Of blocks along the axis, for each element of an array of this shape."""
+    """The value of its block for each element of an array of this shape."""
     if values.ndim == 0:
         return values
     length = shape[axis]

@@ -64,13 +64,13 @@ def folder() -> Path | None:
 
 
 def files() -> list[Path]:
-    """Those of this and of all other versions of the package, and what processes that were ended left half written."""
+    """The files of all versions of the package, and half-written files of processes that were killed."""
     place = folder()
     return sorted(path for path in place.glob(f"*{SUFFIX}*") if path.is_file()) if place else []
 
 
 def sizes() -> list[int]:
-    """Of the files, in bytes; other processes may remove some."""
+    """The sizes of the files in bytes. Other processes may remove some."""
     found = []
     for path in files():
         with suppress(OSError):
@@ -114,7 +114,7 @@ class _File:
                 written.unlink(missing_ok=True)
 
     def _path(self, signature: Any, codegen: Any) -> Path:
-        """What else the compiled function depends on is in the name, too."""
+        """The file of a compiled function. Its name has everything else that the code depends on."""
         versions = platform.python_implementation(), platform.python_version(), numba.__version__, llvmlite.__version__
         key = hashlib.sha256(repr((versions, codegen.magic_tuple(), str(signature))).encode()).hexdigest()[:12]
         assert self.cache_path
@@ -135,7 +135,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @functools.cache
 def digest(file: Path) -> str:
-    """Of the sources that the functions of a file are made of."""
+    """A digest of the sources that the functions of a file are made of."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources(file))).hexdigest()[:12]
 
 

@@ -21,7 +21,7 @@ _pool_lost = False
 
 
 class _Thread(threading.local):
-    """What each thread has of its own."""
+    """State of each thread."""
 
     is_alone = False
 

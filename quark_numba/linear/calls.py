@@ -338,7 +338,7 @@ def _convert(
 
 
 def _convert_chunks(version: Version | None, key: Key, x: Any, parameters: _Parameters, rechunk: bool) -> Any:
-    """The same as a dask array, chunk by chunk."""
+    """Convert a dask array chunk by chunk."""
     scale_name, scale, zero_point_name, zero_point, axis, block_size = parameters
     axes, block = None, 1
     zero_points = 1 if zero_point is None else zero_point.size

@@ -1,4 +1,4 @@
-"""What the operators of the wing say of themselves."""
+"""The declarations of the wing's operators."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _call(
     precision: int = 0,
     **attributes: int,
 ) -> NDArray[Any]:
-    """By the call on arrays that does the same, which takes more than some versions."""
+    """Compute a node by the call on arrays. The call accepts more than some versions do."""
     types: dict[str, Any] = {"output_dtype": output_dtype or None, "precision": precision or None}
     attributes |= {name: types[name] for name in version.attributes if name in types}
     if not version.domain:

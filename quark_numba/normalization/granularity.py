@@ -1,4 +1,4 @@
-"""From the shape of x to its instances: the elements that one mean and one variance are taken of.
+"""The instances of x from its shape: the elements that share a mean and a variance.
 
 ``instance_shape`` is compiled into the nodes of sessions as well, where it gets arrays instead of tuples: it uses nothing but
 ``len``, indexing and integers, and reports a fault by number. ``FAULTS`` holds the message of each number.

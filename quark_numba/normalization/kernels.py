@@ -81,12 +81,12 @@ def run(
 
 
 def serial(x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any) -> None:
-    """All of x, on the caller's thread."""
+    """Normalize all of x on the caller's thread."""
     run(x, scale, bias, y, channels, length, epsilon, 0, x.size // length, np.zeros(SCRATCH, np.float32))
 
 
 def parallel(x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any, slices: int) -> None:
-    """All of x, on Numba's threads."""
+    """Normalize all of x on Numba's threads."""
     instances = x.size // length
     part = part_of(instances, length, slices)
     for i in prange((instances + part - 1) // part):

@@ -91,7 +91,7 @@ def _attribute(name: str, kind: str, default: Any, doc: str) -> Any:
 
 
 def _type_strings(element_types: Iterable[ElementType]) -> list[str]:
-    """Of those that this version of onnx knows."""
+    """The type strings of the element types that this version of onnx knows."""
     known = {number: name for name, number in onnx.TensorProto.DataType.items()}
     return [f"tensor({known[each.number].lower()})" for each in element_types if each.number in known]
 
@@ -146,7 +146,7 @@ def _shape(proto: Any) -> Shape | None:
 
 
 def _type_proto(output: Tensor, inputs: list[Any]) -> onnx.TypeProto:
-    """With the names of dimensions, where the shape is that of an input."""
+    """The type of an output. Its dimensions have names if the shape is that of an input."""
     result = onnx.TypeProto()
     assert output.element_type
     result.tensor_type.elem_type = output.element_type.number

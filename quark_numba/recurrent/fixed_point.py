@@ -1,4 +1,4 @@
-"""From a layer's scales and zero points to the integers that it computes with."""
+"""The integers that a layer computes with, from its scales and zero points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the shapes of inputs to the sizes of a layer.
+"""The sizes of a layer from the shapes of its inputs.
 
 ``layer_shape`` is compiled into the nodes of sessions as well, where it gets arrays instead of tuples: it uses nothing but
 ``len``, indexing and integers, and reports a fault by number. ``FAULTS`` holds the message of each number.

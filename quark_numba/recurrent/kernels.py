@@ -254,20 +254,20 @@ def step(
 
 @jit.function
 def count_code_words(columns: int, hidden: int) -> int:
-    """Of the codes of one matrix of weights."""
+    """The number of words for the codes of one weight matrix."""
     return DIRECTIONS * blocks_of(GATES * hidden) * ROWS * pairs_of(columns) // 2
 
 
 @jit.function
 def count_weight_words(inputs: int, hidden: int) -> int:
-    """Of the memory for the codes of a layer's weights, the sums of their rows, and constants."""
+    """The number of words for a layer's weight codes, the sums of their rows, and constants."""
     sums_and_constants = DIRECTIONS * GATES * hidden * 5 // 2
     return count_code_words(inputs, hidden) + count_code_words(hidden, hidden) + sums_and_constants
 
 
 @jit.function
 def count_own_words(phase: int, hidden: int) -> int:
-    """Of the memory that each part of a phase has to itself."""
+    """The number of words that each part of a phase needs for itself."""
     if phase == MULTIPLY:
         return ROWS
     return blocks_of(GATES * hidden) * ROWS + (GATES + 2) * hidden // 2 + pairs_of(hidden)
@@ -275,7 +275,7 @@ def count_own_words(phase: int, hidden: int) -> int:
 
 @jit.function
 def count_words(steps: int, batch: int, inputs: int, hidden: int) -> int:
-    """Of the memory that a run works in."""
+    """The number of words that a run works in."""
     shared = steps * batch * (1 + pairs_of(inputs) + DIRECTIONS * GATES * hidden // 2)
     own = 0
     for phase in (MULTIPLY, STEP):
@@ -330,7 +330,7 @@ def run(
 
 
 def serial(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inputs: int, layers: Any) -> None:
-    """All phases, on the caller's thread."""
+    """Run all phases on the caller's thread."""
     weights = np.empty(count_weight_words(inputs, layers[0].hidden), np.int64)
     memory = np.empty(count_words(steps, batch, inputs, layers[0].hidden), np.int64)
     for phase in range(PHASES):
@@ -339,7 +339,7 @@ def serial(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, input
 
 
 def parallel(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inputs: int, layers: Any, slices: int) -> None:
-    """All phases, on Numba's threads."""
+    """Run all phases on Numba's threads."""
     weights = np.empty(count_weight_words(inputs, layers[0].hidden), np.int64)
     memory = np.empty(count_words(steps, batch, inputs, layers[0].hidden), np.int64)
     for phase in range(PHASES):

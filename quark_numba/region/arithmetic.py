@@ -1,4 +1,4 @@
-"""What becomes of one element: a scalar function for each step, of float32 values.
+"""A scalar function of float32 values for each step.
 
 Each gives the bits that ONNX Runtime's CPU provider gives, those of NaN included; but where two NaNs meet, either may come out.
 """
@@ -98,7 +98,7 @@ _UNARY: dict[str, Callable[..., Any]] = {
 
 
 def function(step: Step, inputs: tuple[Input, ...]) -> Any:
-    """Of a step that is no round trip: (operands that are there) -> value."""
+    """The function of a step that is no round trip: (operands that are not left out) -> value."""
     if step.operator == CAST:
         assert step.operands[0] is not None
         return decoder(inputs[step.operands[0]].element_type)
@@ -148,7 +148,7 @@ def fast_round_trip(key: Key) -> tuple[Any, Any]:
 
 
 def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
-    """Of a step that is a round trip: what the linear wing has for it."""
+    """The linear wing's key for a step that is a round trip."""
     zero_point = step.operands[2]
     assert zero_point is not None
     saturate = dict(step.attributes)["saturate"] != 0

@@ -58,7 +58,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
 
 
 def run_region(*inputs: NDArray[Any], program: str, block_size: int = 0, channels: int = 0) -> NDArray[np.float32]:
-    """What a program gives of arrays. Raises ValueError for a text that is none, and for other inputs than it has."""
+    """Run a program on arrays. Raises ValueError for an invalid program, and for wrong inputs."""
     parsed = parse(program)
     check_inputs(parsed, len(inputs))
     check_layout(parsed, block_size, channels)

@@ -1,4 +1,4 @@
-"""What selects a kernel: a program of elementwise steps."""
+"""The key that selects a kernel: a program of elementwise steps."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Step(NamedTuple):
 
     @property
     def block_format(self) -> tuple[BlockKey, Blocks]:
-        """What the attributes of one of BLOCK_ROUND_TRIPS select."""
+        """The block format that the step's attributes select. The step is one of BLOCK_ROUND_TRIPS."""
         of_format = {name: value for name, value in self.attributes if name != "axis"}
         return FORMATS[self.operator](FLOAT32, **of_format)
 
@@ -91,12 +91,12 @@ class Program(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For symbols: another one for each program."""
+        """A name for symbols, unique for each program."""
         return f"region_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"
 
     @property
     def text(self) -> str:
-        """In the syntax of ``onnx.parser.parse_graph``."""
+        """The program in the syntax of ``onnx.parser.parse_graph``."""
         names = [f"x{i}" for i in range(len(self.inputs))] + [f"v{i}" for i in range(len(self.steps) - 1)] + ["y"]
         inputs = (
             f"{_type_name(each.element_type)}{'[1]' * each.is_scalar} {name}"
@@ -119,11 +119,11 @@ class Program(NamedTuple):
 
     @property
     def block_steps(self) -> list[Step]:
-        """Those of BLOCK_ROUND_TRIPS, which are of blocks of one size along one axis."""
+        """The steps of BLOCK_ROUND_TRIPS. All have blocks of one size along one axis."""
         return [step for step in self.steps if step.operator in BLOCK_ROUND_TRIPS]
 
     def uses(self) -> Iterator[tuple[int, int | None]]:
-        """Each use of an input: its number, and what it is there, as in `axes`."""
+        """Yield each use of an input: its number and its role, as in `axes`."""
         for step in self.steps:
             for index, operand in enumerate(step.operands):
                 if operand is None or operand >= len(self.inputs):
@@ -264,5 +264,5 @@ def _attribute(value: float | str) -> str:
 
 
 def _type_name(element_type: ElementType) -> str:
-    """As the syntax has it."""
+    """The name of an element type in ONNX's textual syntax."""
     return "float" if element_type is FLOAT32 else element_type.name

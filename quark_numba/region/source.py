@@ -69,7 +69,7 @@ def buffers_size(program: Program) -> int:
 
 
 class _Writer:
-    """Of one program."""
+    """Writes the source of one program."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.count = program, len(program.inputs)
@@ -118,7 +118,7 @@ class _Writer:
         self.each_tile += [f"b{k} = array_at(room + {4 * tile} * {k}, m, np.float32)" for k in numbers]
 
     def _target(self, number: int) -> str | None:
-        """Where what a step gives is written; None if only its own loop needs it."""
+        """The buffer for the value of a step; None if only its own loop needs the value."""
         if number == len(self.program.steps) - 1:
             return "y"
         return f"b{self.buffers[number]}" if number in self.buffers else None
@@ -226,7 +226,7 @@ def _loops(program: Program) -> list[list[int]]:
 
 
 def _buffers(program: Program, loops: list[list[int]]) -> dict[int, int]:
-    """Of each step whose value a later loop takes: the number of the buffer for it. They are used again."""
+    """The number of the buffer for each step whose value a later loop takes. Buffers are reused."""
     loop_of = {number: place for place, steps in enumerate(loops) for number in steps}
     last_use = {
         operand - len(program.inputs): loop_of[number]

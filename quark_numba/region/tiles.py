@@ -140,5 +140,5 @@ def chunk(work_address: int, index: int) -> None:
 
 @functools.cache
 def chunk_function() -> Any:
-    """As that of ``kernels``, for every program with steps of blocks."""
+    """The chunk function of programs with block steps, as ``kernels`` has it for others."""
     return jit.c_function(chunk, "chunk_region_of_blocks", types.void(types.int64, types.intp))

@@ -67,7 +67,7 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
 
 
 def _nodes(function: ir.Function) -> Iterator[ir.Node]:
-    """Those of subgraphs, too."""
+    """All nodes, also in subgraphs."""
     yield from ir.traversal.RecursiveGraphIterator(function.graph)
 
 

@@ -1,4 +1,4 @@
-"""What ONNX Runtime fuses into operators of its own, as it says itself."""
+"""The nodes that ONNX Runtime fuses into operators of its own. It is asked with a small copy of the model."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def check_is_whole(model: onnx.ModelProto, leave: Container[str] = ()) -> None:
 
 
 def _tensors(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
-    """All tensors of a model, those of subgraphs, functions and attributes included, but for some of its initializers."""
+    """All tensors of a model, also in subgraphs, functions and attributes, except the initializers named in `leave`."""
     training = (graph for each in model.training_info for graph in (each.initialization, each.algorithm))
     waiting: list[Any] = [model.graph, *model.functions, *training]
     while waiting:
@@ -106,7 +106,7 @@ def temporary_folder() -> Iterator[str]:
 
 @contextmanager
 def session_source(model: onnx.ModelProto) -> Iterator[bytes | str]:
-    """What onnxruntime.InferenceSession takes for the model: its bytes, or a path that is there in the context."""
+    """The source of a session of the model: its bytes, or a path that exists inside the context."""
     if not _is_large(model):
         content = model.SerializeToString()
         del model  # while the session is made of its bytes
@@ -159,7 +159,7 @@ def _write(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> N
 
 
 def _put(written: str, target: str) -> None:
-    """In the place of what is there, with its mode; through all its names, if it has several."""
+    """Replace a file, and keep its mode and its hard links."""
     try:
         before = os.stat(target)
     except FileNotFoundError:

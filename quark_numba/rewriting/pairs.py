@@ -52,7 +52,7 @@ def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> 
 
 
 def attributes(meaning: Affine[Operand]) -> dict[str, Any]:
-    """Those of one node instead of a quantize node and what is behind it."""
+    """The attributes of the node that replaces a quantize node and the dequantize node behind it."""
     return {"axis": meaning.axis, "block_size": meaning.block_size, "saturate": int(meaning.saturate)}
 
 

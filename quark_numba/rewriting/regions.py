@@ -70,7 +70,7 @@ def _node_lists(graph: Graph) -> Iterator[list[ir.Node]]:
 
 
 class _Merging:
-    """Of the nodes of one graph."""
+    """Finds the regions of one graph, and merges them."""
 
     def __init__(self, graph: Graph, nodes: list[ir.Node], fused: dict[str, str]) -> None:
         self.graph, self.nodes, self.fused = graph, nodes, fused
@@ -80,7 +80,7 @@ class _Merging:
         self.steps: dict[ir.Node, Step] = {}  # with no operands yet
 
     def regions(self) -> Iterator[tuple[ir.Node, set[ir.Node]]]:
-        """Those with a quantization node: the last node of each, and all."""
+        """Yield the regions with a quantization node: the last node, and all nodes."""
         for node in self.nodes:
             # ONNX Runtime computes what is constant once.
             if all(value is None or value in self.constants or self.graph.tensor(value) for value in node.inputs):
@@ -101,7 +101,7 @@ class _Merging:
     # What can be a step.
 
     def _step(self, node: ir.Node) -> Step | None:
-        """Of a node that can be one."""
+        """The step of a node; None if it cannot be one."""
         own = self.graph.node(node)
         if own:
             try:
@@ -208,7 +208,7 @@ class _Merging:
         return region
 
     def _operands(self, node: ir.Node) -> list[ir.Value]:
-        """Those that are no scale or zero point."""
+        """The operands that are no scales or zero points."""
         values = node.inputs[:1] if self.steps[node].operator == ROUND_TRIP else node.inputs
         return [value for value in values if value is not None]
 

@@ -32,7 +32,7 @@ _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 class Header(NamedTuple):
-    """What the header of an array in a file says."""
+    """The dtype and shape in the header of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -47,7 +47,7 @@ class Input:
     shape: tuple[int | str | None, ...] | None
 
     def fault(self, header: Any, *, dropped: int = 0) -> str:
-        """What is wrong with an array for this input, with so many of its first dimensions left out; "" if nothing is."""
+        """What is wrong with an array for this input, without so many of its first dimensions; "" if it fits."""
         dtype = dtype_of(self.type_name)
         if dtype is None or (header.dtype.kind != "U" if dtype.kind == "U" else header.dtype.newbyteorder("=") != dtype):
             return f"is {header.dtype}; the model takes {self.type_name}"
@@ -221,7 +221,7 @@ def open_data(
 
 
 def _open_function(reader: _Reader, function: Callable[[], Any], name: str, limit: int | None) -> Data:
-    """It is called anew whenever the data are read anew."""
+    """The feeds of a function, which is called again each time the data are read."""
     first = [_feeds(_called(function, name), name)]
     return Data(
         lambda: reader.feeds(first.pop() if first else _feeds(_called(function, name), name), name),
@@ -251,7 +251,7 @@ def _feeds(made: Any, name: str) -> Iterable[Any]:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """What "module:function" names; modules are looked for in the current folder first, as by ``python -m``."""
+    """The function that "module:function" names. Modules are looked for in the current folder first, as by ``python -m``."""
     module, _, attribute = name.partition(":")
     if not _FUNCTION.fullmatch(name):
         raise ModelError(f"{name!r} is neither a file, nor a folder, nor module:function")
@@ -312,12 +312,12 @@ def _open_files(reader: _Reader, paths: list[Path], limit: int | None) -> Data:
 
 @functools.lru_cache(1)
 def _last_file(reader: _Reader, file: File) -> Arrays:
-    """One that has several batches, which follow each other."""
+    """The file that was read last, as it may have several batches in a row."""
     return reader.read(file.path)
 
 
 class _Reader:
-    """What checks and reads arrays for inputs."""
+    """Checks and reads arrays for a model's inputs."""
 
     def __init__(self, inputs: Sequence[Input], batch: int | None, labels: str | None) -> None:
         self.inputs, self.batch, self.labels = {each.name: each for each in inputs}, batch, labels
@@ -409,7 +409,7 @@ class _Reader:
 
 
 def _headers(path: Path, names: list[str]) -> dict[str, Header]:
-    """Of the arrays of these names in an .npz file, or of the one in an .npy file."""
+    """The headers of the named arrays in an .npz file, or of the array in an .npy file."""
     if path.suffix == ".npy":
         if len(names) != 1:
             raise ModelError(f"{path}: one array; expected an .npz file with {', '.join(names)}")
@@ -418,7 +418,7 @@ def _headers(path: Path, names: list[str]) -> dict[str, Header]:
 
 
 def _guarded(path: str | Path, read: Callable[[Any], Any], what: str = "a file of numbers") -> Any:
-    """What a function makes of a file. Raises ModelError."""
+    """The result of a function of a file. Raises ModelError."""
     try:
         with open(path, "rb") as file:
             return read(file)

@@ -29,7 +29,7 @@ Work = Callable[[Batch], Addable]
 
 
 def _outcomes_of(make: Callable[[], Work]) -> Callable[[Batch], Addable | ModelError]:
-    """What gives the sums of a batch, or what is wrong with it."""
+    """The function that returns the sums of a batch, or its error."""
     work = make()
 
     def outcome(batch: Batch) -> Addable | ModelError:
@@ -57,7 +57,7 @@ class Total:
 
 
 class Runner:
-    """Where batches are run, and what is done about those that fail.
+    """Runs batches in this process or on a cluster, and handles those that fail.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Runner:
 
     @property
     def share(self) -> int:
-        """Of a worker, in threads."""
+        """The number of threads of a worker."""
         return self.threads or (1 if self.workers is None else max(1, number_of_threads(0) // self.workers))
 
     def total(
@@ -132,7 +132,7 @@ class Runner:
         before: int = 0,
         steps: int | None = None,
     ) -> Total:
-        """What `work` makes of each batch, instances of `kind`, added up. `work` is called once in each process.
+        """The sums of all batches. `work` is called once in each process, and returns the function that makes a `kind` of a batch.
 
         `before` is how many of so many `steps` were done before. Raises ModelError if no batch could be run, or one could not
         and that is to stop it.

@@ -67,7 +67,7 @@ class Saved:
 
 
 def _encoded(value: Any) -> Any:
-    """In JSON's types; a dict whose keys are no text as a list of pairs."""
+    """The value in JSON's types. A dict whose keys are not text becomes a list of pairs."""
     if dataclasses.is_dataclass(value):
         return {each.name: _encoded(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -78,7 +78,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(kind: Any, value: Any) -> Any:
-    """What `_encoded` gave of an instance of this type."""
+    """The instance of this type that `_encoded` turned into JSON's types."""
     if dataclasses.is_dataclass(kind):
         types = typing.get_type_hints(kind)
         return kind(**{name: _decoded(types[name], each) for name, each in value.items()})  # type: ignore[operator]

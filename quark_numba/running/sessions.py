@@ -1,4 +1,4 @@
-"""Sessions of models as they are, and their runs, with what goes wrong as a ModelError."""
+"""Sessions of models as they are, and their runs. Errors of ONNX Runtime become ModelErrors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def session_of(model: onnx.ModelProto, name: str, *, threads: int = 0) -> onnxru
 
 
 def _has_own_operators(model: onnx.ModelProto) -> bool:
-    """Whether it has nodes of domains of the package."""
+    """Whether the model has nodes of the package's domains."""
     waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
     while waiting:
         for node in waiting.pop().node:
@@ -96,7 +96,7 @@ def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDAr
 
 
 def feeds(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    """Those of `inputs` that the session takes."""
+    """The arrays of `inputs` that the session takes."""
     names = [node_arg.name for node_arg in session.get_inputs()]
     missing = [name for name in names if name not in inputs]
     if missing:
@@ -105,7 +105,7 @@ def feeds(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, ND
 
 
 def results(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Arrays) -> list[Any]:
-    """What a session gives of these, with types that numpy lacks, too."""
+    """The outputs of a session, also of types that numpy lacks."""
     if any(each.type.startswith("tensor(") and dtype_of(each.type) is None for each in session.get_outputs()):
         return run_on_values(session, outputs, feeds)
     found: list[Any] = session.run(outputs, feeds)

@@ -39,7 +39,7 @@ def in_order(function: Callable[[T], R], items: Iterable[T], threads: int, stopp
 
 
 def number_of_threads(threads: int) -> int:
-    """As many as this process has processors, where 0 are asked for."""
+    """The number of threads; for 0 the number of processors that this process may use."""
     if threads:
         return threads
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

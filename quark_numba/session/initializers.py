@@ -74,7 +74,7 @@ def _cannot_be_asked(options: onnxruntime.SessionOptions) -> bool:
 
 
 def _error(tensors: Mapping[str, TensorProto], names: Iterable[str], options: onnxruntime.SessionOptions) -> Exception | None:
-    """What is wrong with a session of a model with these initializers."""
+    """The error of a session of a model with these initializers; None if it loads."""
     before, probe = _profiles(options), _probe([tensors[name] for name in names])
     try:
         _session(probe, options)

@@ -1,4 +1,4 @@
-"""What an experiment of `analyze` gives: sums of each batch, and what it reports of their totals."""
+"""What an experiment of `analyze` measures in each batch, and reports of the totals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Values:
 
 @dataclass
 class Outcome:
-    """What an experiment reports of: the totals, its own part of them, its points, and the first batch."""
+    """The input of an experiment's report: the totals, its own part of them, its points, and the first batch."""
 
     total: Measured
     own: Found
@@ -102,7 +102,7 @@ class Experiment:
         return {}
 
     def points(self, total: Measured, own: Found) -> list[Point]:
-        """What a second pass measures: the quantized model with other types. `has_points` is True."""
+        """The points that a second pass measures: the quantized model with other types. `has_points` is True."""
         return []
 
     def config(self, point: Point) -> Config:

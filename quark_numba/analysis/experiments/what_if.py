@@ -41,7 +41,7 @@ class Candidate:
 
 
 class WhatIf(Experiment):
-    """Each tensor with other types: its own noise, and its effect on the outputs alone; then a line of mixes of types."""
+    """The noise of each tensor with other types, and its effect on the outputs alone; then a line of mixes of types."""
 
     where = "what_if"
     has_runs = has_points = True
@@ -179,7 +179,7 @@ def _next(
 
 
 def _noise_of(errors: Errors) -> float:
-    """Of all outputs, each against its own signal."""
+    """The noise of all outputs, each relative to its signal."""
     return sum(each.noise / each.signal if each.signal else each.noise for each in errors.values())
 
 

@@ -50,7 +50,7 @@ def compare(outputs: Mapping[str, Any], reference: Mapping[str, Any], chosen: Se
 
 
 def _why_not(y: Any, expected: Any) -> str:
-    """What is said of an output that cannot be compared; "" of one that can be."""
+    """The reason why an output cannot be compared; "" if it can."""
     for whose, value in (("it is", y), ("the reference's is", expected)):
         if not (isinstance(value, np.ndarray) and (value.dtype.kind in "fiub" or find(value.dtype))):
             return f"cannot be compared as {whose} {_kind(value)}, and no array of numbers"

@@ -77,7 +77,7 @@ class Linear:
         return min(ends), max(ends)
 
     def code_range(self, least: float, largest: float) -> tuple[float, float]:
-        """That of values between these, where there is one scale."""
+        """The range of the codes of values between these, if there is one scale."""
         scale, zero_point = self.only
         if scale == 0:
             return -math.inf, math.inf
@@ -85,7 +85,7 @@ class Linear:
         return min(ends), max(ends)
 
     def grid(self, most: int) -> Array | None:
-        """All values that x can become, where there is one scale, and at most so many; else None."""
+        """All values that x can become; None if there are several scales, or more values than `most`."""
         if not self.is_per_tensor or self.element_type.bits > 16 or 2**self.element_type.bits > most:
             return None
         scale, zero_point = self.only
@@ -110,7 +110,7 @@ class Block:
 
 @dataclass(eq=False)
 class Quantizer:
-    """What rounds a tensor.
+    """A node, or a pair of nodes, that rounds a tensor.
 
     `x` is the name of the value that it is given, `ys` those of the rounded ones, which are all alike. Of a weight, `weight` is
     the float tensor, None where the model has codes only, and `rounded` what it becomes. `clip` are the bounds of an activation
@@ -334,7 +334,7 @@ def _at_once(form: Linear, zero_point: Array, saturate: bool, in_general: Callab
 
 
 def _parameters(form: Linear) -> dict[str, Any]:
-    """For people: a scale and a zero point, or the range of many."""
+    """The parameters as reports show them: a scale and a zero point, or the ranges of several."""
     parameters: dict[str, Any] = {"scale": _range(form.scale)}
     if form.zero_point is not None and form.zero_point.astype(np.float64).any():
         parameters["zero_point"] = _range(form.zero_point)

@@ -1,4 +1,4 @@
-"""What a reference tells of a quantized model that has codes only, and no activation functions where these round."""
+"""Float weights and activation bounds that a quantized model lacks, taken from the reference."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def use_reference(graph: Graph, quantizers: list[Quantizer], reference: onnx.Mod
 
 
 def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
-    """Of a Relu or a Clip."""
+    """The bounds of a Relu or a Clip; None for other nodes."""
     if node.op_type == "Relu":
         return 0.0, math.inf
     if node.op_type != "Clip" or len(node.inputs) < 2:
@@ -75,7 +75,7 @@ Place = tuple[str, str | None, int]
 
 
 def _constants(graph: Graph) -> tuple[dict[str, Array], dict[Place, Array]]:
-    """By name, and by the operator, the first output and the input of the nodes that take them."""
+    """The constants by name, and by the operator, first output and input index of the nodes that take them."""
     constants: dict[str, Array] = {}
     inputs: dict[Place, Array] = {}
     values = [*graph.model.graph.initializers.values(), *(value for node in graph.model.graph for value in node.outputs)]
@@ -94,7 +94,7 @@ def _constants(graph: Graph) -> tuple[dict[str, Array], dict[Place, Array]]:
 
 
 def _places(graph: Graph, quantizer: Quantizer) -> Iterator[Place]:
-    """Of what takes the rounded tensor."""
+    """The nodes that take the rounded tensor: operator, first output and input index."""
     for node in graph.model.graph:
         if node.outputs and node.outputs[0].name in quantizer.ys:
             for user, index in node.outputs[0].uses():

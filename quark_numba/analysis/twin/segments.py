@@ -28,7 +28,7 @@ Config = Mapping[Quantizer, Rounding]
 
 
 class StoppedError(Exception):
-    """What was begun is not to be finished: something else failed, or Ctrl-C came."""
+    """The work is not finished, because another batch failed or Ctrl-C came."""
 
 
 class Segment:
@@ -97,7 +97,7 @@ class Segments:
         return values
 
     def weight(self, quantizer: Quantizer, rounding: Rounding | None) -> Array:
-        """What a weight is with a rounding; kept for the model's own."""
+        """The weight after a rounding. The model's own rounding is not computed again."""
         assert quantizer.rounded is not None
         if rounding == quantizer.apply:
             return quantizer.rounded
@@ -202,7 +202,7 @@ def _clipped(x: Array, quantizer: Quantizer) -> Array:
 
 
 class _Builder:
-    """What makes the parts of the float twin: segments of its nodes, but for those in the place of quantizers."""
+    """Makes the parts of the float twin: quantizers, and segments of all other nodes."""
 
     def __init__(self, twin: Twin) -> None:
         self.twin, self.graph = twin, twin.model.graph
@@ -276,7 +276,7 @@ class _Builder:
         return groups
 
     def _used(self, group: list[int]) -> list[str]:
-        """What the nodes of a segment use of others, in either form."""
+        """The names of values from outside that the nodes of a segment use, in either form."""
         nodes = [node for index in group for node in self._forms(index)]
         made = {name for node in nodes for name in node.output}
         return list(dict.fromkeys(name for node in nodes for name in used_names(node) if name not in made))
@@ -307,7 +307,7 @@ class _Builder:
 
 
 def _type_proto(text: str) -> onnx.TypeProto:
-    """Of "tensor(float)", "seq(tensor(int64))", "optional(...)"."""
+    """The type that a text such as "tensor(float)", "seq(tensor(int64))" or "optional(...)" names."""
     kind, _, inner = text.removesuffix(")").partition("(")
     result = onnx.TypeProto()
     if kind == "tensor":
