@@ -26,10 +26,10 @@ from .twin import float_twin
 class Evaluation:
     """The result of `evaluate`.
 
-    Where a model leaves the number of rows open, or the data were cut into batches, each row is a sample; else each run is one.
-    `samples` leaves out the `failed` batches, of which there are the messages by their names. `metrics` are the means of what
-    one's own function gave; `not_compared` are the reasons for outputs that cannot be compared, by name. Samples a second are
-    those of one session; all else is the same in every run, and compared."""
+    If a model leaves the number of rows open, or the data were cut into batches, each row is a sample; otherwise each run is
+    one. `samples` does not count `failed` batches, whose messages are by name. `metrics` are the means of your own function's
+    results. `not_compared` gives the reasons for outputs that cannot be compared, by name. Samples a second are those of one
+    session. They differ from run to run, and equality ignores them."""
 
     outputs: list[OutputError]
     samples: int
@@ -43,8 +43,7 @@ class Evaluation:
 
 @dataclass
 class _Places(Sums):
-    """Of an output: how many places along all but its last axis there are, and at how many the largest element is as
-    expected."""
+    """Counts for an output: the places along all axes but the last, and the places whose largest element is as expected."""
 
     places: int = 0
     same: int = 0

@@ -132,7 +132,8 @@ class Runner:
         before: int = 0,
         steps: int | None = None,
     ) -> Total:
-        """The sums of all batches. `work` is called once in each process. It returns the function that sums up a batch, a `kind`.
+        """The sums of all batches, a `kind`. `work` is called once in each process, and returns the function that sums up a
+        batch.
 
         `before` is how many of so many `steps` were done before. Raises ModelError if no batch could be run, or one could not
         and that is to stop it.

@@ -1,4 +1,4 @@
-"""How far arrays are apart, as sums: those of two batches add up to those of both, so that no array is kept."""
+"""Sums that measure how far arrays are apart. The sums of two batches add up to those of both, so that no array is kept."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def cosine(signal: float, energy: float, product: float) -> float:
 
 
 def error_sums(y: NDArray[Any], expected: NDArray[Any]) -> ErrorSums:
-    """Of arrays of numbers of one shape. Where both are NaN, or the same infinity, there is no difference."""
+    """The sums of two arrays of numbers of one shape. Two NaNs, and two equal infinities, do not differ."""
     sums = ErrorSums()
     rows, expected_rows = y.reshape(-1), expected.reshape(-1)
     is_integer = y.dtype.kind in "iu" and expected.dtype.kind in "iu"

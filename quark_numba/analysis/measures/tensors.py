@@ -116,8 +116,8 @@ _KERNELS = _Kernels()
 
 
 def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> TensorSums:
-    """Of what the tensor is in the float model, what comes to be rounded in the quantized one, and that rounded; of the first
-    alone where the others are of another shape."""
+    """The sums of a tensor: x in the float model, before rounding (`arrived`) and after it (`kept`) in the quantized one. If
+    these have another shape than x, only the sums of x."""
     own = quantizer.apply(x)
     lowest, highest = -math.inf, math.inf
     form = quantizer.form

@@ -112,10 +112,10 @@ class Block:
 class Quantizer:
     """A node, or a pair of nodes, that rounds a tensor.
 
-    `x` is the name of the value that it is given, `ys` those of the rounded ones, which are all alike. Of a weight, `weight` is
-    the float tensor, None where the model has codes only, and `rounded` what it becomes. `clip` are the bounds of an activation
-    function that the range of the codes does the work of: quantizers of models leave out a Relu or a Clip that would change
-    nothing; without the rounding it is needed.
+    `x` is the name of the tensor before rounding, `ys` are the names of the equal tensors after it. For a weight, `weight` is
+    the float tensor (None if the model has only codes) and `rounded` the rounded one. `clip` are the bounds of an activation
+    function whose work the range of the codes does: tools that quantize leave out a Relu or a Clip that the rounding makes
+    redundant, and the float twin needs it.
     """
 
     name: str
