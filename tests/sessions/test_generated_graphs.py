@@ -12,7 +12,13 @@ def batches(first, last, size, *marks):
 
 
 @pytest.mark.parametrize(
-    "seeds", [*batches(0, 20, 10), *batches(20, 320, 20, pytest.mark.full), *batches(320, 5320, 50, pytest.mark.exhaustive)]
+    "seeds",
+    [
+        *batches(0, 10, 5),
+        *batches(10, 20, 10, pytest.mark.full),
+        *batches(20, 320, 20, pytest.mark.full),
+        *batches(320, 5320, 50, pytest.mark.exhaustive),
+    ],
 )
 def test_sessions_give_what_drop_in_sessions_give(seeds):
     """By seed. ``python tests/support/compared_sessions.py SEED`` shows a graph, and a smaller one."""
