@@ -1,4 +1,4 @@
-"""What the operators of the wing say of themselves."""
+"""The declarations of the wing's operators."""
 
 from __future__ import annotations
 

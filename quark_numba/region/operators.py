@@ -1,4 +1,4 @@
-"""What the operator of the wing says of itself."""
+"""The declaration of the wing's operator."""
 
 from __future__ import annotations
 
