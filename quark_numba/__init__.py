@@ -1,4 +1,4 @@
-"""AMD Quark's quantization operators as Numba kernels: for numpy arrays and for ONNX Runtime sessions."""
+"""AMD Quark's quantization operators as Numba kernels, for numpy arrays and for ONNX Runtime sessions."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ __all__ = [
     "unpack",
 ]
 
-# Loaded when first used: numpy and ml_dtypes for the calls on arrays, onnx for its tools, onnxruntime for sessions, numba for
-# a first kernel.
+# Names are imported on first use, so that a user loads only the libraries needed: numpy and ml_dtypes for the calls on arrays,
+# onnx for models, onnxruntime for sessions, and numba for the first kernel.
 _MODULES = {
     "Analysis": ".analysis.analyze",
     "BFPBlocks": ".block.storage",

@@ -1,4 +1,4 @@
-"""``python -m quark_numba`` and the command ``quark-numba``."""
+"""The entry point of ``python -m quark_numba`` and of the command ``quark-numba``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 
 
 def main() -> int:
-    """Run the command and return its exit code. Ctrl-C ends it with 130 and no traceback, even during an import: some modules
-    raise an ImportError from the KeyboardInterrupt, so the causes of an error are searched for one."""
+    """Run the command and return its exit code: 130 after Ctrl-C, without a traceback. During an import, some modules turn the
+    KeyboardInterrupt into an ImportError, so the causes of an error are searched for a KeyboardInterrupt."""
     try:
         from .cli import main as command
 

@@ -18,7 +18,7 @@ from .formats import bfp_format, mx_format, mx_name
 from .granularity import FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
 
-# Below this many elements one thread is done before a second has woken up.
+# Below this many elements one thread finishes before a second one wakes up.
 _PARALLEL_SIZE = 1 << 16
 
 
@@ -37,46 +37,47 @@ def bfp_quantize_dequantize(
     out: NDArray[Any] | None = None,
     rechunk: bool = False,
 ) -> NDArray[Any]:
-    """Round to a block floating point format and back, as BFPQuantizeDequantize-1 of com.amd.quark.
+    """Return x rounded to a block floating point format, as BFPQuantizeDequantize-1 of com.amd.quark rounds it.
 
-    Each block of elements shares the exponent of its largest, and each element keeps a sign and ``bit_width - 9`` bits. A
-    result of zero has x's sign.
+    The elements of a block share the exponent of the largest one. Each element keeps a sign and ``bit_width - 9`` bits. A
+    result of zero has the sign of x.
 
     Parameters
     ----------
     x : array_like of float32, float16 or bfloat16, any shape, strides and memory order
-        A single element comes back as it is.
+        An array of one element is returned as it is.
     bfp_method : "to_bfp", or "to_bfp_prime", also spelled "to_bfp_prime_shared"
-        "to_bfp": Inf and NaN come back as they are, and do not count for their block. "to_bfp_prime" (MicroeXponents, arXiv
-        2302.08007): sub-blocks of smaller elements have smaller exponents; a block that holds Inf or NaN becomes NaN, and
-        subnormal elements zero.
+        "to_bfp": Inf and NaN stay as they are and do not affect their block. "to_bfp_prime" (MicroeXponents, arXiv
+        2302.08007): sub-blocks of smaller elements have smaller exponents; every element of a block that holds Inf or NaN
+        becomes NaN, and subnormal elements become zero.
     axis : int
-        Along which blocks are cut, -r..r-1. An array of one dimension is cut along that.
+        The axis along which x is cut into blocks, -r..r-1. A one-dimensional x is cut along its only axis, whatever `axis` is.
     bit_width : int
-        10..24: a sign, 8 bits of the shared exponent, and the rest.
+        10..24: the sign, 8 bits of the shared exponent, and the bits of the magnitude.
     block_size : int
-        Elements that share an exponent. The last block along the axis may be shorter.
+        The number of elements that share an exponent. The last block along the axis may be shorter.
     rounding_mode : int
-        Where halves go: 0 away from zero, 1 upward, 2 to even.
+        How ties are rounded: 0 away from zero, 1 upward, 2 to even.
     sub_block_size, sub_block_shift_bits : int
-        Of "to_bfp_prime": elements of a sub-block, which divides a block, and the bits of what its exponent is smaller by,
-        0..8.
+        Only for "to_bfp_prime". The number of elements of a sub-block, a divisor of `block_size`; and the number of bits,
+        0..8, that store by how much the exponent of a sub-block is smaller than that of its block.
     convert_to_bfloat_before_bfp : int
         1: round x to bfloat16 first.
     out : ndarray, optional
         Where to write the result: x's shape and dtype.
     rechunk : bool
-        Whether chunks of a dask array that end within a block are to end with it. Default: they are refused.
+        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
+        ValueError.
 
     Returns
     -------
-    ndarray of x's shape and dtype: `out`, or a new array in the memory order of x. What float16 and bfloat16 give is computed
-    in float32. A dask array, lazily, or a DataArray, where x is one.
+    ndarray of x's shape and dtype: `out`, or a new array in the memory order of x. float16 and bfloat16 are computed in
+    float32. If x is a dask array, a lazy dask array; if x is a DataArray, a DataArray.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected. Nothing has been written then.
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     x_array, element_type = block_input(x)
     key, blocks = bfp_format(
@@ -103,38 +104,40 @@ def mx_quantize_dequantize(
     out: NDArray[Any] | None = None,
     rechunk: bool = False,
 ) -> NDArray[Any]:
-    """Round to a Microscaling format and back, as MXQuantizeDequantize-1 of com.amd.quark (OCP Microscaling Formats 1.0).
+    """Return x rounded to a Microscaling format, as MXQuantizeDequantize-1 of com.amd.quark rounds it (OCP Microscaling
+    Formats 1.0).
 
-    Each block of elements has a scale, a power of two that brings its largest into the highest binade of the element type. An
-    element is divided by it, rounded to the element type, saturated, and multiplied by it. Inf and NaN come back as they are,
-    and do not count for their block. A result of zero has x's sign, but for int8, which has no -0.
+    Each block of elements has a scale: the power of two that brings its largest element into the highest binade of the element
+    type. An element is divided by the scale, rounded to the element type, saturated, and multiplied by the scale. Inf and NaN
+    stay as they are and do not affect their block. A result of zero has the sign of x, except for int8, which has no -0.
 
     Parameters
     ----------
     x : array_like of float32, float16 or bfloat16, any shape, strides and memory order
-        A single element comes back as it is.
+        An array of one element is returned as it is.
     element_dtype : "fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1" or "int8"
-        Or another name of one of these, such as "float8e4m3fn" or a dtype of ml_dtypes. int8 has 6 bits of fraction.
+        Or another name of one of these types, such as "float8e4m3fn", or its dtype of ml_dtypes. int8 has 6 fraction bits.
     axis : int
-        Along which blocks are cut, -r..r-1. An array of one dimension is cut along that.
+        The axis along which x is cut into blocks, -r..r-1. A one-dimensional x is cut along its only axis, whatever `axis` is.
     block_size : int
-        Elements that share a scale. The last block along the axis may be shorter.
+        The number of elements that share a scale. The last block along the axis may be shorter.
     rounding_mode : int
-        Where halves go, for int8: 0 away from zero, 1 upward, 2 to even. Float types are rounded to even.
+        How ties are rounded to int8: 0 away from zero, 1 upward, 2 to even. Float types round ties to even.
     out : ndarray, optional
         Where to write the result: x's shape and dtype.
     rechunk : bool
-        Whether chunks of a dask array that end within a block are to end with it. Default: they are refused.
+        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
+        ValueError.
 
     Returns
     -------
-    ndarray of x's shape and dtype: `out`, or a new array in the memory order of x. What float16 and bfloat16 give is computed
-    in float32. A dask array, lazily, or a DataArray, where x is one.
+    ndarray of x's shape and dtype: `out`, or a new array in the memory order of x. float16 and bfloat16 are computed in
+    float32. If x is a dask array, a lazy dask array; if x is a DataArray, a DataArray.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected. Nothing has been written then.
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     x_array, element_type = block_input(x)
     key, blocks = mx_format(
@@ -147,13 +150,13 @@ def mx_quantize_dequantize(
 
 
 def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
-    """`x` as an array, of dask it may be, of a type that block formats take, and that type."""
+    """Return `x` as an array of numpy or dask, and its element type, which is one that block formats accept."""
     x_array = array(x, "x", FLOAT32)
     return x_array, element_type_of(x_array.dtype, "x", X_TYPES)
 
 
 def axis_of(shape: tuple[int, ...], axis: Any) -> int:
-    """The axis along which blocks are cut, from 0 on. Raises TypeError or ValueError."""
+    """Return the axis along which blocks are cut, as a number from 0 on. Raises TypeError or ValueError."""
     axis = index(axis, "axis")
     fault, _, _ = block_shape(shape, axis, 1)
     if fault:
@@ -191,7 +194,8 @@ def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, rechunk: bool) 
 
 
 def rounded_block(key: Key, blocks: Blocks, x: NDArray[Any], axis: int) -> NDArray[Any]:
-    """Round a part of an array. A single element is a block like any other."""
+    """Return x, a part of an array, rounded. A single element is rounded as a block of its own, although the public calls
+    return an array of one element as it is."""
     if x.size != 1:
         return _convert(key, blocks, x, axis, None)
     return _convert(key, blocks, np.append(x, x.dtype.type(0)), 0, None)[:1].reshape(x.shape)

@@ -1,4 +1,4 @@
-"""Block formats as they are stored: codes of elements, and what their blocks share."""
+"""Block formats as they are stored: a code for each element, and the scale or exponents of each block."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from .formats import INT8_FRACTION_BITS, MX_ELEMENT_TYPES, bfp_format, mx_format
 from .granularity import Blocks
 from .key import X_TYPES
 
-# Of the exponent of float32 and float8e8m0, and that of Inf and NaN.
+# The bias of the exponents of float32 and float8e8m0, and the biased exponent of Inf and NaN.
 _BIAS, _SPECIAL = 127, 255
 
 
 class BFPBlocks(NamedTuple):
-    """What `bfp_quantize` gives: an array of x's shape, and two with the number of blocks or sub-blocks along `axis`."""
+    """The result of `bfp_quantize`: one array of x's shape, and two whose length along `axis` is the number of blocks or
+    sub-blocks."""
 
     mantissas: NDArray[Any]
     """uint8, or uint16 for a bit_width above 16: ``bit_width - 9`` bits of magnitude, and above them the sign."""
@@ -44,29 +45,31 @@ def mx_quantize(
     rounding_mode: int = 0,
     rechunk: bool = False,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Quantize to a Microscaling format (OCP Microscaling Formats 1.0): what `mx_quantize_dequantize` rounds to.
+    """Return the codes and scales of x in a Microscaling format (OCP Microscaling Formats 1.0).
+
+    `mx_dequantize` turns them into the result of `mx_quantize_dequantize`, bit for bit, except where the format cannot hold
+    that result. A scale below 2**-127 becomes 2**-127. Inf and NaN become those of the element type. Inf becomes NaN if the
+    type has no Inf. If the type has neither, the scale becomes NaN, and so do all elements of the block.
 
     Parameters
     ----------
     x, element_dtype, axis, block_size, rounding_mode, rechunk
-        As of `mx_quantize_dequantize`, but that a single element is a block like any other.
+        As for `mx_quantize_dequantize`, except that a single element is quantized as a block of its own.
 
     Returns
     -------
     codes : ndarray of x's shape
-        ml_dtypes' float8_e5m2, float8_e4m3fn, float6_e3m2fn, float6_e2m3fn or float4_e2m1fn, one element a byte; or int8, in
-        units of 2**-6.
+        In float8_e5m2, float8_e4m3fn, float6_e3m2fn, float6_e2m3fn or float4_e2m1fn of ml_dtypes, one element a byte; or in
+        int8, in units of 2**-6.
     scales : ndarray of ml_dtypes.float8_e8m0fnu
-        x's shape, but with the number of blocks along `axis`. Both are dask arrays, lazily, or DataArrays, where x is one.
+        Of x's shape, except that its length along `axis` is the number of blocks.
 
-    `mx_dequantize` gives bit for bit what `mx_quantize_dequantize` does, but for what the format cannot hold: a scale below
-    2**-127 becomes 2**-127, and Inf and NaN become the element type's; its NaN if it has no Inf; if it has neither, the scale
-    becomes NaN, and the block with it.
+    If x is a dask array, both are lazy dask arrays; if x is a DataArray, both are DataArrays.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected.
+        If an argument is invalid. The message says what it is and what was expected.
     """
     element_dtype = mx_name(element_dtype)
     attributes = {"element_dtype": element_dtype, "block_size": block_size, "rounding_mode": rounding_mode}
@@ -109,12 +112,13 @@ def mx_dequantize(
     output_dtype: DTypeLike | str | int = "float32",
     rechunk: bool = False,
 ) -> NDArray[Any]:
-    """The values of what `mx_quantize` gives, in float32, float16 or bfloat16: code times scale, rounded once.
+    """Return the values of codes and scales from `mx_quantize`, in float32, float16 or bfloat16: code times scale, rounded
+    once.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected.
+        If an argument is invalid. The message says what it is and what was expected.
     """
     codes, scales = array(codes, "codes", None), array(scales, "scales", None)
     element = element_type_of(codes.dtype, "codes", tuple(MX_ELEMENT_TYPES.values()))
@@ -143,22 +147,23 @@ def bfp_quantize(
     convert_to_bfloat_before_bfp: int = 0,
     rechunk: bool = False,
 ) -> BFPBlocks:
-    """Quantize to a block floating point format: what `bfp_quantize_dequantize` rounds to.
+    """Return x in a block floating point format, as mantissas, exponents and shifts.
+
+    `bfp_dequantize` turns them into the result of `bfp_quantize_dequantize`, bit for bit, except that Inf or NaN makes the
+    whole block NaN with "to_bfp" too: the format cannot hold Inf and NaN.
 
     Parameters
     ----------
-    As of `bfp_quantize_dequantize`, but that a single element is a block like any other.
+    As for `bfp_quantize_dequantize`, except that a single element is quantized as a block of its own.
 
     Returns
     -------
-    BFPBlocks, of which `bfp_dequantize` gives bit for bit what `bfp_quantize_dequantize` does, but that with "to_bfp" too Inf
-    and NaN make their whole block NaN, as the format cannot hold them. It has dask arrays, lazily, or
-    DataArrays, where x is one.
+    BFPBlocks. If x is a dask array, its arrays are lazy dask arrays; if x is a DataArray, they are DataArrays.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected.
+        If an argument is invalid. The message says what it is and what was expected.
     """
     attributes = {
         "bfp_method": bfp_method,
@@ -204,12 +209,12 @@ def bfp_dequantize(
     output_dtype: DTypeLike | str | int = "float32",
     rechunk: bool = False,
 ) -> NDArray[Any]:
-    """The values of what `bfp_quantize` gives with these attributes, in float32, float16 or bfloat16.
+    """Return the values of blocks that `bfp_quantize` made with these attributes, in float32, float16 or bfloat16.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected.
+        If an argument is invalid. The message says what it is and what was expected.
     """
     y = element_type_of(output_dtype, "output_dtype", X_TYPES)
     attributes: dict[str, Any] = {
@@ -279,7 +284,7 @@ def _of_chunks(
     attributes: dict[str, Any],
     rechunk: bool,
 ) -> tuple[Any, ...]:
-    """The results of a call on a dask array, chunk by chunk."""
+    """Return the lazy results of a call that runs on each chunk of a dask array."""
     of_chunk = functools.partial(call, axis=axis, **attributes)
     return map_chunks(of_chunk, x, results, axis=axis, block=blocks.block, rechunk=rechunk)
 
@@ -299,7 +304,8 @@ def _of_codes(
     shared: list[tuple[Any, int]],
     rechunk: bool,
 ) -> Any:
-    """The values of lazy codes, chunk by chunk, and what so many elements of them share."""
+    """Return the lazy values of dask codes. `shared` holds the arrays of scales or exponents, each with the number of elements
+    that share one of its values."""
     cuts = [Cut(each, tuple(range(codes.ndim)), per) for each, per in shared]
     results = [Result(dtype)]
     (values,) = map_chunks(function, codes, results, cuts, axis=axis, block=block, rechunk=rechunk, name=name)
@@ -316,20 +322,20 @@ def _check_shape(name: str, values: NDArray[Any], of: str, array: NDArray[Any], 
 
 
 def _exponents(values: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Biased."""
+    """Return the biased exponents."""
     return (values.view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int64)
 
 
 def _step_exponents(
     exponents: NDArray[Any], shifts: NDArray[Any], axis: int, blocks: Blocks, shape: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """The exponent of each element's step."""
+    """Return, for each element, the exponent of the step of its sub-block. An element is a multiple of the step."""
     shared = _spread(exponents.astype(np.int64), axis, blocks.block, shape)
     return shared - _spread(shifts.astype(np.int64), axis, blocks.sub_block, shape) - _BIAS - blocks.drop
 
 
 def _maxima(values: NDArray[Any], axis: int, block: int) -> NDArray[Any]:
-    """The maximum of each block along the axis."""
+    """Return the maximum of each block along the axis."""
     if values.ndim == 0:
         return values
     length = values.shape[axis]
@@ -337,7 +343,7 @@ def _maxima(values: NDArray[Any], axis: int, block: int) -> NDArray[Any]:
 
 
 def _spread(values: NDArray[Any], axis: int, block: int, shape: tuple[int, ...]) -> NDArray[Any]:
-    """The value of its block for each element of an array of this shape."""
+    """Return an array of this shape that holds, for each element, the value of its block along the axis."""
     if values.ndim == 0:
         return values
     length = shape[axis]

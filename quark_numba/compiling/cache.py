@@ -1,7 +1,8 @@
-"""Compiled functions on disk: a file each, under a name that changes with the sources that the function is made of.
+"""The cache of compiled functions on disk. A function has a file, whose name changes with the sources of the function.
 
-Numba's own cache takes a damaged file for a good one, and a full disk for the end. This one checks what it reads, and what it
-cannot write is compiled all the same. The files are trusted like the package's own: who can write them can run code here."""
+Numba's own cache loads damaged files without a check and fails on a full disk. This cache verifies a checksum when it reads; a
+function whose file cannot be written is used without one. Files are loaded by pickle, so whoever can write to the folder can
+run code in this process."""
 
 from __future__ import annotations
 
@@ -29,12 +30,13 @@ _log = logging.getLogger(__name__)
 
 SUFFIX = ".kernel"
 
-# Of a file's. On Windows a path may have 260 characters: where such names do not fit, another folder has to do.
+# The length of the longest file name. A Windows path has at most 260 characters: a folder whose path is too long for such a
+# name is not used.
 _LONGEST_NAME = 120
 
 
 def compile_cached(compiler: Any, *signature: Any) -> None:
-    """Let a Dispatcher or a CFunc of Numba's load its function from disk, or compile it and keep it there."""
+    """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there."""
     compiler._cache = _File(compiler.__qualname__)
     with _no_garbage_collection():
         compiler.compile(*signature)
@@ -44,7 +46,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def own_folder() -> Path:
-    """The user's own: the one that NUMBA_CACHE_DIR names, else in the user's cache. It need not be there."""
+    """Return the user's folder, which may not exist yet: in the one that NUMBA_CACHE_DIR names, or else in the user's cache."""
     if numba.config.CACHE_DIR:
         return Path(numba.config.CACHE_DIR, _PACKAGE.name).absolute()
     return Path(AppDirs(_PACKAGE.name, appauthor=False).user_cache_dir)
@@ -52,8 +54,8 @@ def own_folder() -> Path:
 
 @functools.cache
 def folder() -> Path | None:
-    """Where the files are: in the folder that NUMBA_CACHE_DIR names, else beside the package, else in the user's cache; None
-    if nothing can be written there."""
+    """Return the folder of the files: in the one that NUMBA_CACHE_DIR names, or else the package's ``__pycache__``, or else in
+    the user's cache. None if none of them can be written to."""
     beside = [] if numba.config.CACHE_DIR else [_PACKAGE / "__pycache__"]
     for candidate in (*beside, own_folder()):
         with suppress(OSError):
@@ -64,13 +66,13 @@ def folder() -> Path | None:
 
 
 def files() -> list[Path]:
-    """The files of all versions of the package, and half-written files of processes that were killed."""
+    """Return the files of this and all other versions of the package, unfinished files of killed processes included."""
     place = folder()
     return sorted(path for path in place.glob(f"*{SUFFIX}*") if path.is_file()) if place else []
 
 
 def sizes() -> list[int]:
-    """The sizes of the files in bytes. Other processes may remove some."""
+    """Return the sizes of the files in bytes, without those that another process has removed meanwhile."""
     found = []
     for path in files():
         with suppress(OSError):
@@ -79,16 +81,16 @@ def sizes() -> list[int]:
 
 
 class _File:
-    """The file of one function. Numba asks it as it asks a ``numba.core.caching.Cache``."""
+    """The file of one function, with the interface of ``numba.core.caching.Cache``."""
 
     def __init__(self, name: str) -> None:
         self.name, self.cache_path = name, folder()
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """The compiled function; None if it is not there, or not as it was written."""
+        """Return the compiled function; None if there is no file, or if it is damaged."""
         target_context.refresh()
         if self.cache_path is not None:
-            with suppress(Exception):  # whatever a file has in it
+            with suppress(Exception):  # a damaged file may raise anything
                 content = self._path(signature, target_context.codegen()).read_bytes()
                 size = hashlib.sha256().digest_size
                 if hashlib.sha256(content[size:]).digest() == content[:size]:
@@ -97,7 +99,7 @@ class _File:
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        if self.cache_path is None or compiled.library.has_dynamic_globals:  # addresses of this process
+        if self.cache_path is None or compiled.library.has_dynamic_globals:  # which holds addresses of this process
             return
         content = dumps(compiled._reduce())
         path = self._path(signature, compiled.codegen)
@@ -107,14 +109,15 @@ class _File:
             written.write_bytes(hashlib.sha256(content).digest() + content)
             written.replace(path)
         except OSError as error:
-            if os.name == "posix" or not path.exists():  # else another process has made it, too, and has it open
+            if os.name == "posix" or not path.exists():  # on Windows, another process may have written it and hold it open
                 _log.warning("a compiled kernel cannot be kept in %s: %s", self.cache_path, error.strerror)
         finally:
             with suppress(OSError):
                 written.unlink(missing_ok=True)
 
     def _path(self, signature: Any, codegen: Any) -> Path:
-        """The file of a compiled function. Its name has everything else that the code depends on."""
+        """Return the path of the file. The name includes a hash of the versions, the processor and the signature that the
+        compiled function depends on."""
         versions = platform.python_implementation(), platform.python_version(), numba.__version__, llvmlite.__version__
         key = hashlib.sha256(repr((versions, codegen.magic_tuple(), str(signature))).encode()).hexdigest()[:12]
         assert self.cache_path
@@ -123,7 +126,8 @@ class _File:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Compiling makes very many objects that stay: going through them again and again takes an eighth of its time."""
+    """Disable garbage collection. Compiling makes very many objects that live on; scanning them again and again would take an
+    eighth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -135,7 +139,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @functools.cache
 def digest(file: Path) -> str:
-    """A digest of the sources that the functions of a file are made of."""
+    """Return the digest of the sources that the functions of a file depend on."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources(file))).hexdigest()[:12]
 
 
@@ -143,8 +147,8 @@ _IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (?:\(([^)]*)\)|(.*))", re.MU
 
 
 def sources(file: Path) -> list[Path]:
-    """The files of this package that a file imports, directly or not, and itself; but for this module and ``lock``, which see
-    to it that functions are compiled, and have no part in them. It looks at relative imports, wherever they stand."""
+    """Return the file and all files of this package that it imports, directly or not, by relative imports anywhere in them.
+    This module and ``lock`` are left out: they run the compilation, and do not change its result."""
     found, waiting = {file}, [file]
     apart = {Path(__file__), Path(__file__).with_name("lock.py")}
     while waiting:

@@ -12,14 +12,14 @@ K = TypeVar("K")
 
 
 class Kernel:
-    """A kernel. Each of its forms is compiled when it is first asked for.
+    """A kernel. Each of its forms is compiled on first use.
 
     Parameters
     ----------
     key : a key of the wing's dispatch table
     package : str
-        The wing, as an importable name. Its module ``kernels`` has a function for each form. The module is imported when a
-        form is first asked for, because it imports Numba.
+        The importable name of the wing. Its module ``kernels`` has a function for each form. It is imported on first use of a
+        form, because it imports Numba.
     """
 
     def __init__(self, key: Any, package: str) -> None:
@@ -27,17 +27,17 @@ class Kernel:
 
     @created_once
     def serial(self) -> Any:
-        """For a call on arrays: runs on the caller's thread."""
+        """The form for a call on arrays, which runs on the caller's thread."""
         return self._kernels.serial_kernel(self.key)
 
     @created_once
     def parallel(self) -> Any:
-        """For a call on large arrays: runs on Numba's threads."""
+        """The form for a call on large arrays, which runs on Numba's threads."""
         return self._kernels.parallel_kernel(self.key)
 
     @created_once
     def task(self) -> Any:
-        """For a node of a session: a C function that converts a part of a tensor. ONNX Runtime's threads call it."""
+        """The form for a node of a session: a C function that converts a part of a tensor. ONNX Runtime's threads call it."""
         return self._kernels.task_function(self.key)
 
     @property
@@ -57,7 +57,7 @@ class Table(dict[K, Kernel], Generic[K]):
     Raises
     ------
     ValueError
-        If a key comes twice.
+        If a key occurs twice.
     """
 
     def __init__(self, keys: Iterable[K], package: str) -> None:

@@ -13,7 +13,7 @@ from .lock import created
 
 T = TypeVar("T")
 
-# Some slack for threads that the system puts aside.
+# More slices than threads, so that a thread that the system suspends does not hold up the others.
 _SLICES_PER_THREAD = 4
 
 _pool_lock = threading.Lock()
@@ -21,7 +21,7 @@ _pool_lost = False
 
 
 class _Thread(threading.local):
-    """State of each thread."""
+    """Thread-local state."""
 
     is_alone = False
 
@@ -30,15 +30,16 @@ _this_thread = _Thread()
 
 
 def run_on_threads(parallel: Callable[[int], None]) -> bool:
-    """Call `parallel` with the number of slices for Numba's threads, unless that is one thread, or it may not use them now.
+    """Call `parallel` with the number of slices for Numba's threads and return True; return False if the pool has one thread or
+    cannot be used now.
 
-    It may not where another thread has the pool: two teams at a time would only be in each other's way, and Numba's
-    workqueue layer ends a process that tries. Nor in a forked child of a process that had a pool: pools do not survive a
-    fork, and OpenMP ends a child that touches one.
+    It cannot be used while another thread uses it: two teams would slow each other down, and Numba's workqueue layer aborts
+    the process. It cannot be used in a forked child of a process that had a pool either: pools do not survive a fork, and
+    OpenMP aborts a child that uses one.
     """
     if _pool_lost or _this_thread.is_alone:
         return False
-    # `with` takes and gives back the lock so that no signal handler gets in between.
+    # `with` acquires and releases the lock so that no signal handler runs in between.
     if _number_of_threads() == 1 or _pool_lock.locked():
         return False
     with _pool_lock:
@@ -47,8 +48,9 @@ def run_on_threads(parallel: Callable[[int], None]) -> bool:
 
 
 def _number_of_threads() -> int:
-    """Of Numba's, for this thread, which Numba lets set it. What Numba asks for it takes a lock of processes, which a signal
-    handler that raises would leave taken: so that is asked once, where there are no signal handlers."""
+    """Return the number of Numba's threads for this thread, which may have set it. Numba starts its pool under a lock that
+    processes share, and a signal handler that raises would leave it locked. So the pool is started once, on a thread that runs
+    no signal handlers."""
     if not _has_pool():
         created(_start_pool)
     module: Any = sys.modules["numba.np.ufunc.parallel"]
@@ -62,7 +64,7 @@ def _start_pool() -> None:
 
 
 def on_one_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """What `function` returns, with the kernels that it calls kept on this thread."""
+    """Call `function` and return its result. The kernels that it calls run on this thread alone."""
     before = _this_thread.is_alone
     _this_thread.is_alone = True
     try:
@@ -72,7 +74,7 @@ def on_one_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> 
 
 
 def _has_pool() -> bool:
-    """Whether Numba has started its pool, whatever asked it to. It has no public name for that."""
+    """Return whether Numba has started its pool, for this package or for another user. There is no public API for this."""
     module = sys.modules.get("numba.np.ufunc.parallel")
     return module is not None and getattr(module, "_is_initialized", True)
 
@@ -86,7 +88,7 @@ def _after_fork() -> None:
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
-# A fork before this module was there shows in the threads: those of a pool are gone.
+# A fork before the import of this module is found by counting threads: the child lacks those of the pool.
 _TASKS = Path("/proc/self/task")
 if _has_pool() and _TASKS.is_dir():
     _pool_lost = len(list(_TASKS.iterdir())) < sys.modules["numba"].config.NUMBA_NUM_THREADS

@@ -1,7 +1,8 @@
-"""Arrays to and from ``onnx.TensorProto``, for every element type of the table.
+"""Conversion of arrays to and from ``onnx.TensorProto``, for every element type of the table.
 
-onnx's own ``numpy_helper`` knows a type only from the version on that brought it, gives ml_dtypes from 1.19 on, and before
-that does not read bfloat16 in ``raw_data``. The layout (onnx.proto, ``TensorProto``) is the same in all versions.
+``onnx.numpy_helper`` is not enough: a version of onnx lacks the types that a later one added, returns ml_dtypes only from 1.19
+on, and before 1.19 does not read bfloat16 from ``raw_data``. The layout (onnx.proto, ``TensorProto``) is the same in all
+versions.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from .packing import pack, packed_size, unpack
 
 
 def to_tensor_proto(array: NDArray[Any], name: str = "") -> onnx.TensorProto:
-    """A tensor that holds the elements of `array` in ``raw_data``.
+    """Return a tensor that holds the elements of `array` in ``raw_data``.
 
     Parameters
     ----------
     array : ndarray of any shape, strides, memory and byte order
-        Types of 2, 4 and 6 bits have one element a byte, as in ml_dtypes, and are packed. Types that the package has no use
-        for, such as int64 or strings, go through ``onnx.numpy_helper.from_array``.
+        Types of 2, 4 and 6 bits, which have one element a byte in ml_dtypes, are packed. Types that the package does not use,
+        such as int64 and strings, are converted by ``onnx.numpy_helper.from_array``.
     name : str
         The name of the tensor.
 
     Raises
     ------
     TypeError, ValueError
-        From onnx, if it has no element type for the array's dtype.
+        Raised by onnx if it has no element type for the array's dtype.
     """
     array = np.asarray(array)
     element_type = _known(array.dtype)
@@ -48,20 +49,20 @@ def to_tensor_proto(array: NDArray[Any], name: str = "") -> onnx.TensorProto:
 
 
 def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[Any]:
-    """The elements of `tensor`: a new array of the shape ``dims``, in C order.
+    """Return the elements of `tensor` as a new array of the shape ``dims``, in C order.
 
     Parameters
     ----------
     tensor : onnx.TensorProto
-        With its elements in ``raw_data``, in the field for its type, or in a file (``external_data``). Types that the package
-        has no use for, such as int64 or strings, go through ``onnx.numpy_helper.to_array``.
+        Its elements may be in ``raw_data``, in the field of its type, or in a file (``external_data``). Types that the package
+        does not use, such as int64 and strings, are converted by ``onnx.numpy_helper.to_array``.
     base_dir : str
-        The folder of the model, for a tensor whose elements are in a file.
+        The folder of the model, to find the file of external data.
 
     Raises
     ------
     TypeError, ValueError
-        If `tensor` is no tensor, or does not hold as many elements as its dims say.
+        If `tensor` is not a TensorProto, or if the number of its elements does not fit its dims.
     """
     if not isinstance(tensor, onnx.TensorProto):
         raise TypeError(f"tensor is a {type(tensor).__name__}; expected onnx.TensorProto")
@@ -69,7 +70,7 @@ def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[A
         known = "a number of onnx.TensorProto.DataType"
         raise TypeError(f"tensor {tensor.name!r} has data_type {tensor.data_type}; expected {known}")
     if external_data_helper.uses_external_data(tensor):
-        # The function fills the tensor that it is given.
+        # The function writes the data into its argument; keep the caller's tensor as it is.
         loaded = onnx.TensorProto()
         loaded.CopyFrom(tensor)
         try:
@@ -103,7 +104,7 @@ def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[A
 
 
 def _typed_data(tensor: onnx.TensorProto, element_type: ElementType) -> NDArray[Any]:
-    """From the field for the type: one element each, but bytes of packed ones of types of 2 and 4 bits."""
+    """Return the codes in the field of the type: one an element, or packed bytes for types of 2 and 4 bits."""
     if element_type in (FLOAT32, FLOAT64):
         return np.array(tensor.float_data if element_type is FLOAT32 else tensor.double_data, element_type.dtype)
     values = np.array(tensor.uint64_data, np.uint64) if element_type.name == "uint32" else np.array(tensor.int32_data, np.int64)
@@ -120,5 +121,6 @@ def _check(tensor: onnx.TensorProto, given: int, expected: int, what: str) -> No
 
 
 def _known(dtype: np.dtype[Any]) -> ElementType | None:
-    # onnx before 1.19 has dtypes of its own for what numpy lacks, with a field of the type's name; numpy_helper knows them.
+    # For types that numpy lacks, onnx before 1.19 has structured dtypes, whose field has the type's name. numpy_helper converts
+    # these.
     return None if dtype.names else find(dtype)

@@ -1,4 +1,4 @@
-"""`quantize`, `dequantize`, and both in one step, on arrays: check the arguments, select a kernel, run it."""
+"""`quantize`, `dequantize` and `quantize_dequantize` on arrays: check the arguments, select a kernel, run it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, i
 from .key import PRECISIONS, Key, select
 from .versions import DEFAULTS, LATEST_OPSET, VERSIONS, Operand, Operation, Version, types, version_of_opset
 
-# Below this many elements one thread is done before a second has woken up.
+# Below this many elements one thread finishes before a second one wakes up.
 _PARALLEL_SIZE = 1 << 17
 
 
@@ -39,54 +39,55 @@ def quantize(
     out: NDArray[Any] | None = None,
     rechunk: bool = False,
 ) -> NDArray[Any]:
-    """Quantize: y = saturate(x / y_scale + y_zero_point), as QuantizeLinear of ONNX, opset 10 to 28, and
-    ExtendedQuantizeLinear-1 of com.amd.quark.
+    """Return y = saturate(x / y_scale + y_zero_point), as QuantizeLinear of ONNX, opset 10 to 28, and ExtendedQuantizeLinear-1
+    of com.amd.quark compute it.
 
-    For integer types x / y_scale is rounded, half to even, before the zero point is added; NaN gives the lowest value.
-    Float types are rounded to nearest, ties to even; NaN stays NaN (float4e2m1, which has none: 6; float6: -0). Everything
-    else beyond the type's finite range, infinities included, saturates.
+    For integer types x / y_scale is rounded, half to even, before the zero point is added; NaN becomes the lowest value. For
+    float types the result is rounded to nearest, ties to even; NaN stays NaN, except in the types that have none: it becomes 6
+    in float4e2m1 and -0 in float6. Values beyond the finite range of the type, infinities included, saturate.
 
     Parameters
     ----------
     x : array_like of float32, float16, bfloat16 or int32, any shape, strides and memory order
     y_scale : array_like of float32, float16, bfloat16, float8e8m0 or int32
-        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`. As many dimensions as x:
-        blocked along `axis`, x's shape otherwise.
+        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
+        length along `axis` is the number of blocks.
     y_zero_point : array_like, optional
         Same shape as `y_scale`. Its dtype is the output's. Default: 0.
     axis : int
-        The axis of a per-axis or blocked `y_scale`, -r..r-1. Without meaning per tensor.
+        The axis of a per-axis or blocked `y_scale`, -r..r-1. Ignored per tensor.
     block_size : int
-        How many elements along `axis` share a scale; the last block may be shorter. Default, 0: not blocked, or the one
-        size that fits a blocked `y_scale`, if only one does.
+        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
+        the only size that fits a blocked `y_scale`, if there is only one.
     output_dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
-        The output's type where there is no zero point, or one without a dtype such as a Python int. Default: uint8. One
-        of uint8, int8, uint16, int16, uint32, int32, float16, bfloat16, uint4, int4, uint2, int2, float8e4m3fn,
+        The output's type if there is no zero point, or if the zero point has no dtype, such as a Python int. Default: uint8.
+        One of uint8, int8, uint16, int16, uint32, int32, float16, bfloat16, uint4, int4, uint2, int2, float8e4m3fn,
         float8e4m3fnuz, float8e5m2, float8e5m2fnuz, float6e2m3, float6e3m2, float4e2m1.
     quantized_dtype : optional
-        The same, by the name that it has in `quantize_dequantize`.
+        Another name of `output_dtype`: the one it has in `quantize_dequantize`.
     saturate : bool
-        False: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.
+        False: values beyond the range of a float8 type become Inf, or NaN if the type has no Inf.
     precision : like `output_dtype`; float32, float16, bfloat16 or float64, optional
-        What x and `y_scale` are converted to before the division, and the quotient is rounded to. Default: the type of
-        `y_scale`; float32 if that is float8e8m0, float64 if int32.
+        The type to which x and `y_scale` are converted before the division, and to which the quotient is rounded. Default: the
+        type of `y_scale`; float32 if that is float8e8m0, float64 if it is int32.
     opset : int, optional
-        Accept just what QuantizeLinear of this opset of ONNX accepts, 10..28. Default: what any version does, and
-        ExtendedQuantizeLinear.
+        Accept only arguments that QuantizeLinear of this opset of ONNX accepts, 10..28. Default: accept those of every
+        version, and of ExtendedQuantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the output's dtype.
     rechunk : bool
-        Whether chunks of a dask array that end within a block are to end with it. Default: they are refused.
+        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
+        ValueError.
 
     Returns
     -------
     ndarray of x's shape: `out`, or a new array in the memory order of x. 2-, 4- and 6-bit types have one element a byte, as
-    in ml_dtypes. A dask array, lazily, where an argument is one; a DataArray where x is one.
+    in ml_dtypes. If an argument is a dask array, a lazy dask array; if x is a DataArray, a DataArray.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected. Nothing has been written then.
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     version = _version("quantize", opset)
     x_array = array(x, "x", FLOAT32)
@@ -125,47 +126,48 @@ def dequantize(
     out: NDArray[Any] | None = None,
     rechunk: bool = False,
 ) -> NDArray[Any]:
-    """Dequantize: y = (x - x_zero_point) * x_scale, as DequantizeLinear of ONNX, opset 10 to 28, and
-    ExtendedDequantizeLinear-1 of com.amd.quark.
+    """Return y = (x - x_zero_point) * x_scale, as DequantizeLinear of ONNX, opset 10 to 28, and ExtendedDequantizeLinear-1 of
+    com.amd.quark compute it.
 
     The difference is exact for integers, then rounded to float32; the product is rounded to float32, and then to the
     output's type.
 
     Parameters
     ----------
-    x : array_like of any type that `quantize` gives; any shape, strides and memory order
+    x : array_like of any type that `quantize` returns; any shape, strides and memory order
     x_scale : array_like of float32, float16, bfloat16 or float8e8m0
-        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`. As many dimensions as x:
-        blocked along `axis`, x's shape otherwise.
+        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
+        length along `axis` is the number of blocks.
     x_zero_point : array_like of x's dtype, optional
         Same shape as `x_scale`. Default: 0.
     axis : int
-        The axis of a per-axis or blocked `x_scale`, -r..r-1. Without meaning per tensor.
+        The axis of a per-axis or blocked `x_scale`, -r..r-1. Ignored per tensor.
     block_size : int
-        How many elements along `axis` share a scale; the last block may be shorter. Default, 0: not blocked, or the one
-        size that fits a blocked `x_scale`, if only one does.
+        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
+        the only size that fits a blocked `x_scale`, if there is only one.
     output_dtype : numpy dtype, name such as "bfloat16", or TensorProto number; float32, float16 or bfloat16, optional
-        Default: the type of `x_scale`, which must be one of these then.
+        The output's type. Default: the type of `x_scale`, which then has to be float32, float16 or bfloat16.
     opset : int, optional
-        Accept just what DequantizeLinear of this opset of ONNX accepts, 10..28. Default: what any version does, and
-        ExtendedDequantizeLinear.
+        Accept only arguments that DequantizeLinear of this opset of ONNX accepts, 10..28. Default: accept those of every
+        version, and of ExtendedDequantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the output's dtype.
     rechunk : bool
-        Whether chunks of a dask array that end within a block are to end with it. Default: they are refused.
+        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
+        ValueError.
 
     Returns
     -------
-    ndarray of x's shape: `out`, or a new array in the memory order of x. A dask array, lazily, where an argument is one; a
-    DataArray where x is one.
+    ndarray of x's shape: `out`, or a new array in the memory order of x. If an argument is a dask array, a lazy dask array; if
+    x is a DataArray, a DataArray.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected. Nothing has been written then.
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     version = _version("dequantize", opset)
-    # Integers have the same values in all types; a zero point says which is meant.
+    # Python integers become the type of the zero point; without one, int32.
     x_array = array(x, "x", find(getattr(x_zero_point, "dtype", None)) or INT32)
     quantized = element_type_of(x_array.dtype, "x", _types(version, "dequantize", "x"))
     scale = array(x_scale, "x_scale", FLOAT32, is_scale=True)
@@ -198,43 +200,44 @@ def quantize_dequantize(
     out: NDArray[Any] | None = None,
     rechunk: bool = False,
 ) -> NDArray[Any]:
-    """``dequantize(quantize(x, scale, zero_point), scale, zero_point)`` in one step, to the last bit: what x becomes in a
-    quantized model. QuantizeDequantizeLinear-1 of quark_numba.
+    """Return ``dequantize(quantize(x, scale, zero_point), scale, zero_point)``, computed in one step with the same bits. It is
+    the operator QuantizeDequantizeLinear-1 of quark_numba.
 
     Parameters
     ----------
     x : array_like of float32, any shape, strides and memory order
     scale : array_like of float32
-        One element: per tensor. One dimension: per axis, as many elements as x has along `axis`. As many dimensions as x:
-        blocked along `axis`, x's shape otherwise.
+        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
+        length along `axis` is the number of blocks.
     zero_point : array_like, optional
         Same shape as `scale`. Its dtype is the quantized type. Default: 0.
     axis : int
-        The axis of a per-axis or blocked `scale`, -r..r-1. Without meaning per tensor.
+        The axis of a per-axis or blocked `scale`, -r..r-1. Ignored per tensor.
     block_size : int
-        How many elements along `axis` share a scale; the last block may be shorter. Default, 0: not blocked, or the one
-        size that fits a blocked `scale`, if only one does.
+        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
+        the only size that fits a blocked `scale`, if there is only one.
     quantized_dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
-        The quantized type where there is no zero point, or one without a dtype such as a Python int. Default: uint8. Any
-        that `quantize` has for its output.
+        The quantized type if there is no zero point, or if the zero point has no dtype, such as a Python int. Default: uint8.
+        One of the output types of `quantize`.
     output_dtype : optional
-        The same, by the name that it has in `quantize`.
+        Another name of `quantized_dtype`: the one it has in `quantize`.
     saturate : bool
-        False: float8 types give Inf for what is beyond their range, or NaN if they have no Inf.
+        False: values beyond the range of a float8 type become Inf, or NaN if the type has no Inf.
     out : ndarray of float32, optional
         Where to write the result: x's shape.
     rechunk : bool
-        Whether chunks of a dask array that end within a block are to end with it. Default: they are refused.
+        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
+        ValueError.
 
     Returns
     -------
-    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x. A dask array, lazily, where an argument is
-    one; a DataArray where x is one.
+    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x. If an argument is a dask array, a lazy
+    dask array; if x is a DataArray, a DataArray.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected. Nothing has been written then.
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     x_array, scale_array = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32, is_scale=True)
     for name, each in (("x", x_array), ("scale", scale_array)):
@@ -247,7 +250,7 @@ def quantize_dequantize(
 
 
 class _Parameters(NamedTuple):
-    """How x is quantized, and what the arguments are called in messages."""
+    """The scale, zero point, axis and block size of a call, and the names of its arguments for messages."""
 
     scale_name: str
     scale: Any
@@ -260,7 +263,7 @@ class _Parameters(NamedTuple):
 def _quantized(
     allowed: tuple[ElementType, ...], zero_point_name: str, zero_point: Any, output_dtype: Any, quantized_dtype: Any
 ) -> tuple[ElementType, NDArray[Any] | None]:
-    """The quantized type, and the zero point as an array of it."""
+    """Return the quantized type, and the zero point as an array of that type."""
     quantized = UINT8
     for name, given in (("output_dtype", output_dtype), ("quantized_dtype", quantized_dtype)):
         if given is not None:
@@ -292,7 +295,7 @@ def _types(version: Version | None, operation: Operation, operand: Operand) -> t
 
 
 def _check_attributes(version: Version, **attributes: Any) -> None:
-    """Attributes that the version has not must be left at what stands for their absence."""
+    """Raise ValueError if an attribute that the version lacks is given and is not the default."""
     for name, value in attributes.items():
         if name not in version.attributes and value is not None and value != DEFAULTS[name]:
             raise ValueError(f"{name} is {value!r}; {version.name}-{version.since_version} has no such attribute")
@@ -301,7 +304,7 @@ def _check_attributes(version: Version, **attributes: Any) -> None:
 def _convert(
     version: Version | None, key: Key, x: NDArray[Any], parameters: _Parameters, out: NDArray[Any] | None, rechunk: bool = False
 ) -> NDArray[Any]:
-    """Lay out the result, and run the kernel; of dask arrays, lazily."""
+    """Allocate the result unless `out` is given, run the kernel, and return the result. For dask arrays the result is lazy."""
     scale, zero_point = parameters.scale, parameters.zero_point
     if is_lazy(x, scale, zero_point):
         check_no_output(out)
@@ -312,7 +315,7 @@ def _convert(
     loop = _loop(version, x.shape, parameters)
     result, y_rows, y = output(out, x, key.y, (scale,) if zero_point is None else (scale, zero_point))
     x_rows = x
-    if x.flags.fnc:  # the C-ordered array of reversed shape
+    if x.flags.fnc:  # work on the transposed array, which is C-contiguous
         x_rows, scale = x.T, scale.T
         zero_point = None if zero_point is None else zero_point.T
         transposed = parameters._replace(scale=scale, zero_point=zero_point, axis=~parameters.axis)
@@ -320,12 +323,12 @@ def _convert(
     if zero_point is None or (zero_point.size > 1 and not zero_point.view(f"u{zero_point.itemsize}").any()):
         wide_zero_point = np.zeros(1, key.zero_point_dtype)
     elif key.quantized.bits < 8:
-        # The bits above a code do not count. ml_dtypes takes some of those of float4 and float6 for the sign.
+        # Ignore the bits above a code. ml_dtypes takes some of them for the sign of float4 and float6.
         wide_zero_point = _wide(key.quantized.byte_values[zero_point.view(np.uint8)], key.zero_point_dtype)
     else:
         wide_zero_point = _wide(zero_point, key.zero_point_dtype)
     if scale.dtype == INT32.dtype and key.precision.bits < 32:
-        scale = _to_odd_float32(scale.astype(np.float64))  # the kernel rounds it once more
+        scale = _to_odd_float32(scale.astype(np.float64))  # because the kernel rounds again
     wide_scale = _wide(scale, key.scale_dtype)
     if loop.vary and 0 < wide_scale.size < loop.inner:
         wide_scale = np.resize(wide_scale, loop.inner)
@@ -338,7 +341,7 @@ def _convert(
 
 
 def _convert_chunks(version: Version | None, key: Key, x: Any, parameters: _Parameters, rechunk: bool) -> Any:
-    """Convert a dask array chunk by chunk."""
+    """Return the result of `_convert` as a lazy dask array, computed chunk by chunk."""
     scale_name, scale, zero_point_name, zero_point, axis, block_size = parameters
     axes, block = None, 1
     zero_points = 1 if zero_point is None else zero_point.size
@@ -350,7 +353,7 @@ def _convert_chunks(version: Version | None, key: Key, x: Any, parameters: _Para
             axis %= x.ndim
             axes = (axis,) if scale.ndim == 1 else tuple(range(x.ndim))
             check_sizes(x, "x", axes)
-    loop = _loop(version, x.shape, parameters)  # of the whole: here all that is wrong with the shapes is found
+    loop = _loop(version, x.shape, parameters)  # for the whole array: this finds every fault of the shapes
     if not is_per_tensor:
         block = block_size or loop.block
         block_size = block if block > 1 or scale.ndim > 1 else 0
@@ -372,12 +375,12 @@ def _convert_chunk(version: Version | None, key: Key, parameters: _Parameters, x
 
 
 def _loop(version: Version | None, x_shape: tuple[int, ...], parameters: _Parameters) -> Loop:
-    """The loop for these shapes. Raises ValueError."""
+    """Return the loop for these shapes. Raises ValueError if they do not fit."""
     scale_name, scale, zero_point_name, zero_point, axis, block_size = parameters
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
     if version is None and block_size == 0 and scale.size == 1 and (zero_point is None or zero_point.size == 1):
-        return Loop(1, 1, math.prod(x_shape), 1, False)  # per tensor: what comes out below, at once
+        return Loop(1, 1, math.prod(x_shape), 1, False)  # per tensor: a short cut to the result of the code below
     zero_point_shape = scale.shape if zero_point is None else zero_point.shape
     unclear, inferred = NO_FAULT, block_size
     if version is None and block_size == 0:
@@ -386,7 +389,7 @@ def _loop(version: Version | None, x_shape: tuple[int, ...], parameters: _Parame
     if fault in (NO_FAULT, BLOCK_SIZE):
         fault = unclear or fault
     if version and not fault:
-        # Less than what `loop_shape` takes; one dimension of one element is a scalar to all who run models.
+        # A version accepts less than `loop_shape`. Runtimes treat a one-dimensional array of one element as a scalar.
         scalar = scale.shape in ((), (1,))
         dimensions = 0 if scalar else scale.ndim
         if dimensions > (block_size > 0 and len(x_shape)) and dimensions > ("axis" in version.attributes):
@@ -423,8 +426,8 @@ def _wide(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
 
 
 def _to_odd_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Of the two float32 around an inexact value the one whose last bit is set: as good as the value itself for rounding
-    to fewer bits."""
+    """Return the values rounded to odd: an inexact value becomes the one of its two float32 neighbours whose last bit is set.
+    Rounding that to fewer bits has the same result as rounding the value itself."""
     nearest = values.astype(np.float32)
     even = (nearest != values) & (nearest.view(np.uint32) % 2 == 0)
     towards = np.where(values > nearest, np.inf, -np.inf).astype(np.float32)

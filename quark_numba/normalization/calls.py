@@ -11,27 +11,28 @@ from ..element_types import FLOAT32
 from .dispatch import TABLE
 from .granularity import FAULTS, instance_shape
 
-# Below this many elements one thread is done before a second has woken up.
+# Below this many elements one thread finishes before a second one wakes up.
 _PARALLEL_SIZE = 1 << 16
 
 
 def instance_normalization(x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsilon: float = 1e-5) -> NDArray[np.float32]:
-    """Instance normalization as a unit that computes in bfloat16 does it: ExtendedInstanceNormalization-1 of com.amd.quark.
+    """Return x normalized instance by instance, with the bits of a hardware unit that computes in bfloat16. It is the operator
+    ExtendedInstanceNormalization-1 of com.amd.quark.
 
-    It is not InstanceNormalization of ONNX, rounded. x, scale, bias, and what most steps give, are rounded to bfloat16. An
-    instance's sum and sum of squares are taken in float32, one element after the other. The variance is the mean of squares
-    less the square of the mean, and may come out below 0: then y is NaN, as it often is where all elements are the same. The
-    mean is rounded to bfloat16 and taken away after the division, so that x with a mean of ten times its standard deviation
-    loses some 20 dB, beside float32.
+    The result differs from a rounded InstanceNormalization of ONNX. x, scale, bias and the results of most steps are rounded to
+    bfloat16. The sum and the sum of squares of an instance are accumulated in float32, element by element. The variance is the
+    mean of squares less the square of the mean; rounding can make it negative. Then y is NaN, often for an instance whose
+    elements are all equal. The mean is rounded to bfloat16 and subtracted after the division. If the mean of x is ten times its
+    standard deviation, y is some 20 dB less accurate than in float32.
 
     Parameters
     ----------
     x : array_like of float32, shape [N, C, D1, ..., Dk], any strides and memory order
-        The elements of each n and c are an instance. Of two dimensions: one element each.
+        The elements x[n, c] are an instance. In a two-dimensional x, every element is an instance.
     scale, bias : array_like of float32
-        The first C elements are those of the channels, in C order, whatever the shape.
+        Of any shape. The first C elements, in C order, belong to the channels.
     epsilon : float
-        What is added to the variance, in float32.
+        Added to the variance, in float32.
 
     Returns
     -------
@@ -40,7 +41,7 @@ def instance_normalization(x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsi
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected. Nothing has been written then.
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     arrays = float32_arrays(x=x, scale=scale, bias=bias)
     fault, instances, channels, length = instance_shape(*(each.shape for each in arrays))

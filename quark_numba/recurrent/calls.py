@@ -12,7 +12,7 @@ from .dispatch import TABLE
 from .fixed_point import layer_of
 from .granularity import DIRECTIONS, FAULTS, GATES, layer_shape
 
-# Below this many products one thread is done before a second has woken up.
+# Below this many products one thread finishes before a second one wakes up.
 _PARALLEL_SIZE = 1 << 16
 
 
@@ -37,31 +37,34 @@ def lstm(
     layout: int = 0,
     input_forget: int = 0,
 ) -> NDArray[np.float32]:
-    """A bidirectional LSTM layer in 16-bit fixed point: ExtendedLSTM-1 of com.amd.quark.
+    """Return the hidden states of a bidirectional LSTM layer, computed in 16-bit fixed point. It is the operator
+    ExtendedLSTM-1 of com.amd.quark.
 
-    It is neither LSTM of ONNX, in float32, nor bfloat16. x, w, r, b and the hidden state are codes of uint16, and the gates are
-    sums of products of codes, in integers that count 2**-24. Sigmoid is taken of tanh, and tanh is the tanhf of the process's C
-    library; the cell state is float32. The hidden state is saturated. Beside what Quark's library gives with glibc 2.36, the
-    tanhf of another C library makes a difference of up to some 4 steps of y_scale in some codes.
+    The result differs from LSTM of ONNX in float32 and in bfloat16. x, w, r, b and the hidden state are uint16 codes. A gate
+    is a sum of products of codes, an integer in units of 2**-24. The sigmoid is computed from tanh, and tanh is the tanhf of
+    the process's C library. The cell state is float32. The hidden state saturates. The results are those of Quark's library
+    with glibc 2.36; with the tanhf of another C library, some codes differ by up to about 4 steps of y_scale.
 
     Parameters
     ----------
     x : array_like of float32, shape [S, N, I]
         N sequences of S steps.
     w, r : array_like of float32, shapes [2, 4 * H, I] and [2, 4 * H, H]
-        Forward, then reverse; the rows of each in ONNX's order: input, output, forget, cell.
+        The weights of the forward direction, then of the reverse one. The rows of a direction are in the order of ONNX: input,
+        output, forget, cell.
     b : array_like of float32, shape [2, 8 * H]
-        The biases for w, then for r.
+        The biases of w, then of r.
     hidden_size : int
-        H.
+        H, the number of hidden units.
     x_scale, w_scale, r_scale, b_scale, y_scale : float
         Finite and positive, as float32.
     x_zero_point, w_zero_point, r_zero_point, b_zero_point, y_zero_point : int
-        Taken modulo 65536. A y_zero_point below 32768 makes the first hidden state one step more than 0, as in Quark's library.
+        Taken modulo 65536. A y_zero_point below 32768 makes the initial hidden state one step more than 0, as in Quark's
+        library.
     direction : str
-        Without meaning, as in Quark's library: there are two directions.
+        Ignored, as in Quark's library: the layer is always bidirectional.
     layout, input_forget : int
-        0.
+        Have to be 0.
 
     Returns
     -------
@@ -70,7 +73,7 @@ def lstm(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected.
+        If an argument is invalid. The message says what it is and what was expected.
     """
     arrays = float32_arrays(x=x, w=w, r=r, b=b)
     given = locals()

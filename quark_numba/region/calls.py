@@ -1,4 +1,4 @@
-"""A program on arrays, step by step: what numpy has, and the round trips of the other wings."""
+"""A program on arrays: each step is a numpy function, or a round trip of another wing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from ..linear.calls import quantize_dequantize
 from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program, parse
 
-# Channels in a block of the blocked layout. A tile is a multiple of each.
+# The numbers of channels that a block of the blocked layout may have. The size of a tile is a multiple of all of them.
 BLOCK_SIZES = (2, 4, 8, 16, 32, 64)
 
 _f32 = np.float32
@@ -58,7 +58,8 @@ _STEPS: dict[str, Callable[..., Any]] = {
 
 
 def run_region(*inputs: NDArray[Any], program: str, block_size: int = 0, channels: int = 0) -> NDArray[np.float32]:
-    """Run a program on arrays. Raises ValueError for an invalid program, and for wrong inputs."""
+    """Return the result of a program for these arrays. Raises ValueError if the text is not a program, or if it has another
+    number of inputs."""
     parsed = parse(program)
     check_inputs(parsed, len(inputs))
     check_layout(parsed, block_size, channels)
@@ -93,8 +94,8 @@ def _run_blocked(inputs: Sequence[NDArray[Any]], program: str, block_size: int, 
 
 
 def blocked_shape(shape: Sequence[int | None], block_size: int, number: int) -> list[int | None] | None:
-    """With a dimension for the channels of a block, as `granularity.split_channels`, if the tensor has four dimensions. Raises
-    ValueError."""
+    """Return the shape of a blocked tensor with its own dimension for the channels of a block, as `granularity.split_channels`
+    does; None unless the tensor has four dimensions. Raises ValueError if the channels do not fill whole blocks."""
     if len(shape) != 4:
         return None
     n, channels, h, w = shape
@@ -106,7 +107,7 @@ def blocked_shape(shape: Sequence[int | None], block_size: int, number: int) -> 
 
 
 def check_layout(program: Program, block_size: int, channels: int) -> None:
-    """Raises ValueError unless a program may have blocked tensors of so many channels."""
+    """Raise ValueError unless the program can run on tensors in the blocked layout with these attributes."""
     if block_size not in (0, *BLOCK_SIZES):
         raise ValueError(f"block_size is {block_size}; expected 0 or one of {BLOCK_SIZES}")
     if channels < 0 or (channels and not block_size):
@@ -118,6 +119,6 @@ def check_layout(program: Program, block_size: int, channels: int) -> None:
 
 
 def check_inputs(program: Program, count: int) -> None:
-    """Raises ValueError unless a program has so many inputs."""
+    """Raise ValueError unless the program has `count` inputs."""
     if count != len(program.inputs):
         raise ValueError(f"the node has {count} inputs; its program has {len(program.inputs)}")
