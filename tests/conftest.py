@@ -27,8 +27,7 @@ def pytest_sessionstart():
 
 
 def trace_other_threads():
-    """Trace threads that Python's `threading` does not start, which it does not trace: those of ONNX Runtime and of
-    `_thread`."""
+    """Trace the threads of ONNX Runtime and of `_thread` too. Python traces only the threads that `threading` starts."""
     from quark_numba.compiling import lock
     from quark_numba.ort import callbacks
 

@@ -230,7 +230,7 @@ def _axis_of_shapes(x: tuple[int, ...], scale: tuple[int, ...], zero_point: tupl
         return {}
     fitting = [axis for axis, length in enumerate(x) if (length,) == scale]
     if len(fitting) > 1:
-        raise ValueError(f"axis is one of {fitting} for shapes {x} and {scale}: which, only the native way can see")
+        raise ValueError(f"axis is one of {fitting} for shapes {x} and {scale}; only backend 'native' knows which")
     return {"axis": fitting[0]} if fitting else {}
 
 

@@ -1,7 +1,7 @@
 """The arithmetic of one element: a scalar function of float32 values for each step.
 
-The results have the bits of ONNX Runtime's CPU provider, those of NaN included, except that of two NaN operands either one may
-be the result.
+The results have the bits of ONNX Runtime's CPU provider, and so do NaNs, with one exception: if both operands are NaN, either
+one may be the result.
 """
 
 from __future__ import annotations

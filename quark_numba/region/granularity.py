@@ -14,7 +14,7 @@ FAULTS = {
     NOT_ALIKE: "input {input} has shape {x_shape}, which does not go with those of the others",
     AXIS: "the blocks' axis is {axis}, out of range for shape {x_shape}",
     NOT_BLOCKED: "input {input} has shape {x_shape}; expected one channel, or whole blocks of channels",
-    CHANNELS: "y has the shape {x_shape}; expected one of which the last block of channels has channel {channels}",
+    CHANNELS: "y has shape {x_shape}; expected channel {channels} in the last block of channels",
 }
 
 # The number that stands for None of `Program.axes`.
@@ -72,9 +72,9 @@ def y_shape(shapes: Any, ranks: Any, axes: Any, scalars: Any, shape: Any) -> tup
 
 
 def loop_shape(shapes: Any, ranks: Any, axes: Any, shape: Any, rank: int, lengths: Any, masks: Any) -> int:
-    """Return the number of dimensions of the loop, and write their `lengths` and `masks`. The loop has y's dimensions, except
-    those of length 1; neighbours are merged unless an input has only one of them. Bit k of a mask is set if input k has the
-    dimension."""
+    """Return the number of dimensions of the loop, and write their `lengths` and `masks`. The loop has y's dimensions without
+    dimensions of length 1; neighbours are merged unless an input has only one of them. Bit k of a mask is set if input k has
+    the dimension."""
     count, room = len(ranks), len(shape)
     dimensions = 0
     for d in range(room - rank, room):

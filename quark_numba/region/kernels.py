@@ -25,7 +25,7 @@ CHUNK = 1 << 14
 # - `count`, the number of inputs, and `streams`, how many of them have more than one element; the addresses of two arrays: the
 #   addresses of the inputs' elements, and the bytes of an element, 0 for an input of one element;
 # - the loop, as from ``granularity.loop_shape``;
-# - for steps of blocks: the elements of a block; the number of which the rows of a tile are a multiple; `length` and `inner` of
+# - for steps of blocks: the elements of a block; the rows of a group, into which a tile is divided; `length` and `inner` of
 #   y, as in ``block.granularity``; the number of these steps; the address of their functions, two for each; and the bytes of
 #   the program's buffers;
 # - for the blocked layout, if it adds channels to y: the channels of a block (`lanes`); how many of the last block are y's own

@@ -83,7 +83,7 @@ class Step(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Inputs and steps. A step has one result, and that of the last step is y. All values but zero points and inputs of Cast
+    """Inputs and steps. A step has one result; the result of the last step is y. All values but zero points and inputs of Cast
     are float32. Results have y's shape, to which the inputs broadcast as in ONNX."""
 
     inputs: tuple[Input, ...]
@@ -232,7 +232,7 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
     for index, operand in enumerate(step.operands):
         if operand is None or operand >= len(inputs):
             if operand is not None and step.operator == ROUND_TRIP and index:
-                raise ValueError(f"{where} has a scale or a zero point that a step gives; expected inputs")
+                raise ValueError(f"{where} has a scale or a zero point that is the result of a step; expected inputs")
             continue
         element_type, is_scalar = inputs[operand]
         if step.operator in BLOCK_ROUND_TRIPS and is_scalar:
