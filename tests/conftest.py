@@ -8,26 +8,26 @@ from quark_numba.element_types import FLOAT32
 from quark_numba.linear.key import select
 from quark_numba.linear.versions import VERSIONS
 
-# Modules that tests share: their assertions say what was compared.
+# Rewrite the assertions of shared modules too, so that failures show the compared values.
 pytest.register_assert_rewrite("rewritten_models", "onnx_models", "oracle")
 
 
 def keys(operation):
-    """Of what the Extended operators convert."""
+    """Return the keys of all types that the Extended operators convert, as parameters."""
     (version,) = [v for v in VERSIONS if v.operation == operation and v.domain == "com.amd.quark"]
     operands = [(FLOAT32, row, row) if operation == "quantize" else (row, row, FLOAT32) for row in version.quantized]
     each = [select(operation, x, FLOAT32, quantized, y) for x, quantized, y in operands]
     return [pytest.param(key, id=key.quantized.name) for key in each]
 
 
-@pytest.hookimpl(trylast=True)  # once coverage has begun
+@pytest.hookimpl(trylast=True)  # after coverage has started
 def pytest_sessionstart():
     if threading.gettrace() and not numba.config.DISABLE_JIT:
         trace_other_threads()
 
 
 def trace_other_threads():
-    """Python has `threading` start to trace the threads that it starts itself; others are left to us."""
+    """Trace the threads of ONNX Runtime and of `_thread` too. Python traces only the threads that `threading` starts."""
     from quark_numba.compiling import lock
     from quark_numba.ort import callbacks
 
@@ -65,7 +65,8 @@ def pytest_collection_modifyitems(items):
 
 
 def covering_items(items):
-    """As few as a greedy choice takes, so that each value of each parameter is in one. The fields of a tuple are parameters."""
+    """Yield few items, chosen greedily, so that each value of each parameter occurs in at least one. The fields of a tuple are
+    parameters too."""
     values = {item: set(parameter_values(item.callspec.params)) for item in items}
     missing = set().union(*values.values())
     while missing:

@@ -1,1 +1,1 @@
-"""The wing of block formats: blocks of elements along an axis that share an exponent."""
+"""The wing of block formats: the elements of a block along an axis share an exponent."""

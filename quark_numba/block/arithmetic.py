@@ -1,6 +1,6 @@
-"""What becomes of one element, and the steps of a block: scalar functions made for a key, which are compiled into its kernel.
+"""The arithmetic of one element and of the steps of a block: scalar functions for a key, which are compiled into its kernel.
 
-A float32 x, for reference:
+The bits of a float32, for reference:
 
     bit 31   30..23                 22..0
     sign     exponent, biased 127   mantissa without its leading 1
@@ -24,12 +24,13 @@ _LARGEST = np.finfo(np.float32).max
 
 
 def exponent_functions(key: Key) -> dict[str, Any]:
-    """The functions by their names in the templates of ``kernels``."""
+    """Return the functions of exponents and steps, by their names in the templates of ``kernels``."""
     return {"exponent_of": _exponent_of(key), "step_of": _step_of}
 
 
 def converters(key: Key) -> dict[int, Any]:
-    """By rounding mode: (x as stored, step, what `kernels.bounds_of` gives) -> y as stored. Float types have but one."""
+    """Return the converters by rounding mode: (x as stored, step, the result of `kernels.bounds_of`) -> y as stored. A float
+    type has only one mode."""
     if key.element:
         return {HALF_TO_EVEN: _converter(key, _element(key.element))}
     return {mode: _converter(key, _whole(nearest)) for mode, nearest in _NEAREST.items()}
@@ -37,14 +38,14 @@ def converters(key: Key) -> dict[int, Any]:
 
 @functools.cache
 def quick_functions(key: Key) -> dict[str, Any]:
-    """The functions by their names in ``tiles``."""
+    """Return the functions for ordinary blocks, by their names in ``tiles``."""
     return {"magnitude_of": _magnitude_of(key), "is_ordinary": _is_ordinary, "anchor_of": _anchor_of(key)}
 
 
 @functools.cache
 def quick_converters(key: Key) -> dict[int, Any]:
-    """By rounding mode, of those that have one: (x as stored, anchor, what `kernels.bounds_of` gives) -> y as stored, of
-    ordinary blocks."""
+    """Return the converters for ordinary blocks by rounding mode: (x as stored, anchor, the result of `kernels.bounds_of`) -> y
+    as stored. HALF_UPWARD has none."""
     if key.element:
         return {HALF_TO_EVEN: _quick_converter(key, *_element_grid(key.element))}
     return {mode: _quick_converter(key, *_whole_grid(mode)) for mode in (HALF_TO_EVEN, HALF_AWAY_FROM_ZERO)}
@@ -61,30 +62,31 @@ def _value_of(key: Key) -> Any:
 
 
 def _exponent_of(key: Key) -> Any:
-    """x as stored -> a number that grows with its exponent, for a maximum over a block: the biased exponent plus 1, so that
-    0 is left for what does not count.
+    """Return the function: x as stored -> a number whose maximum over a block gives the shared exponent. It is the biased
+    exponent plus 1, or 0 for an element to ignore.
 
-    x                    MicroeXponents   else
-    zero, subnormal      1                1
-    normal               2..255           2..255
-    Inf, NaN             256: they win    0: they do not count
+    x                    MicroeXponents             other formats
+    zero, subnormal      1                          1
+    normal               2..255                     2..255
+    Inf, NaN             256: the block's maximum   0: ignored
     """
     value_of, u32, f32 = _value_of(key), np.uint32, np.float32
     shift, mask, one = u32(23), u32(0xFF), u32(1)
     if key.is_microexponent:
         return inline(lambda x: u32(u32(u32(f32(value_of(x)).view(u32) >> shift) & mask) + one))
-    # The sum carries 255 to 256, and the mask, applied after it, leaves 0.
+    # The sum carries 255 to 256, and the mask after it leaves 0.
     return inline(lambda x: u32(u32(u32(f32(value_of(x)).view(u32) >> shift) + one) & mask))
 
 
 @inline
 def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
-    """The step of a sub-block, from what `exponent_of` gives for the largest element of its block (`shared`) and for its own
-    (`largest`); NaN if the block holds Inf or NaN.
+    """Return the step of a sub-block; NaN if a block of MicroeXponents holds Inf or NaN. `shared` is the maximum of
+    `exponent_of` over the block, `largest` the maximum over the sub-block.
 
-    The step is 2**e for e = (shared - 1) - 127 - drop, less the shift, by which the sub-block's exponent is smaller. Its
-    smallest, 2**-142, is subnormal, and no pattern of an exponent alone. So it is the product of 2**half and 2**(e - half),
-    for half = floor(e / 2): both are normal, and a product of powers of two is exact."""
+    The step is 2**e with e = (shared - 1) - 127 - drop - shift, where the shift is the difference between the exponents of
+    block and sub-block, at most `max_shift`. The smallest step, 2**-142, is subnormal, so its bits are not a shifted exponent.
+    It is computed as the product of 2**half and 2**(e - half) with half = floor(e / 2): both factors are normal, and a product
+    of powers of two is exact."""
     u32, i32 = np.uint32, np.int32
     shift = min(u32(shared - largest), max_shift)
     exponent = i32(i32(i32(u32(max(shared, u32(1)) - shift)) - drop) - i32(128))
@@ -96,32 +98,34 @@ def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
     return np.float32(np.nan) if shared == u32(256) else step
 
 
-# The biased exponents of the largest elements of ordinary blocks: no number that a conversion meets is subnormal or Inf.
+# The biased exponents that the largest element of an ordinary block may have. Within them, the conversion of an element has no
+# subnormal and no infinite intermediate result.
 _LEAST_ORDINARY, _MOST_ORDINARY = 127 - 64, 127 + 64
 
-# Up to how much smaller the exponents of ordinary sub-blocks are.
+# The largest `max_shift` of a format with ordinary blocks.
 MOST_SHIFT = 16
 
 
 def _magnitude_of(key: Key) -> Any:
-    """x as stored -> the bits of its magnitude, which are in the order of magnitudes; Inf and NaN are above all others."""
+    """Return the function: x as stored -> the bits of its magnitude. They compare like magnitudes; Inf and NaN are above all
+    other values."""
     value_of = _value_of(key)
     return inline(lambda x: np.uint32(np.float32(value_of(x)).view(np.uint32) & np.uint32(0x7FFFFFFF)))
 
 
 @inline
 def _is_ordinary(shared: Any) -> Any:
-    """Whether the largest magnitude of a block is 0, or an ordinary one."""
+    """Return whether a block is ordinary: the exponent of its largest magnitude `shared` is in range, or the magnitude is 0."""
     exponent = np.uint32(shared >> np.uint32(23))
     return shared == np.uint32(0) or (exponent >= np.uint32(_LEAST_ORDINARY) and exponent <= np.uint32(_MOST_ORDINARY))
 
 
 def _anchor_of(key: Key) -> Any:
-    """(largest magnitude of the block, of the sub-block, max_shift, drop) -> anchor, of an ordinary block.
+    """Return the function: (largest magnitude of the block, of the sub-block, max_shift, drop) -> anchor, for ordinary blocks.
 
-    The anchor of whole numbers is 2**23 steps: float32 from there on up to twice that are whole numbers of steps. The anchor of
-    a float type is its smallest normal number, in steps. The sub-block's exponent counts, but no less than the block's less
-    `max_shift`."""
+    For whole numbers of steps the anchor is 2**23 steps: between the anchor and twice the anchor, the float32 numbers are
+    exactly the whole numbers of steps. For a float type the anchor is its smallest normal number times the step. The exponent
+    is that of the sub-block, or of the block less `max_shift` if this is larger."""
     u32, i32, element = np.uint32, np.int32, key.element
     lift, smallest, exponent = i32(1 - element.bias if element else 23), u32(_LEAST_ORDINARY << 23), u32(0x7F800000)
 
@@ -134,7 +138,8 @@ def _anchor_of(key: Key) -> Any:
 
 
 def _quick_converter(key: Key, nearest: Any, bound_of: Any) -> Any:
-    """(x as stored, anchor, what `kernels.bounds_of` gives) -> y as stored, of finite x in an ordinary block."""
+    """Return the function: (x as stored, anchor, the result of `kernels.bounds_of`) -> y as stored, for the elements of an
+    ordinary block, which are finite."""
     value_of, encode = _value_of(key), codecs.encoder(key.x, saturate=False)
 
     def convert(x: Any, anchor: Any, bounds: Any) -> Any:
@@ -147,15 +152,16 @@ def _quick_converter(key: Key, nearest: Any, bound_of: Any) -> Any:
 
 
 def _whole_grid(mode: int) -> tuple[Any, Any]:
-    """(magnitude, anchor) -> the nearest whole number of steps; and (anchor, bounds) -> the largest.
+    """Return two functions: (magnitude, anchor) -> the nearest whole number of steps; and (anchor, bounds) -> the largest one.
 
-    The sum with the anchor is rounded to a whole number of steps, half to even. What is subtracted then is exact.
+    The sum of magnitude and anchor is rounded to a whole number of steps, half to even. Subtracting the anchor is exact.
 
-    For half away from zero, the magnitude is made more by less than a unit in its last place, so that a tie is more than one,
-    and all others stay on their side. It is 2**e * (1 + k * 2**-23), and a unit 2**(e - 23). The product with 1 - 2**-24 is
-    rounded to the next float32 below. That times 1 + 2**-23, which is not rounded before the sum is, is the magnitude plus
-    2**(e - 46) * (k - 1); or plus less than 2**(e - 24), for k = 0. For k = 1 nothing is added; but a tie has at most 15 bits
-    before the half, and none among the last 7."""
+    For half away from zero, the magnitude is increased by less than a unit in its last place, so that a magnitude at a tie
+    moves above it, and all others stay on their side. Let the magnitude be 2**e * (1 + k * 2**-23); its unit is 2**(e - 23).
+    Its product with 1 - 2**-24 is rounded to the next float32 below. This times 1 + 2**-23, which the fused multiply-add does
+    not round before the sum, is the magnitude plus 2**(e - 46) * (k - 1); for k = 0 it is the magnitude plus less than
+    2**(e - 24). For k = 1 nothing is added, but then the magnitude is not at a tie: a tie has at most 15 bits before the half,
+    so its last 7 bits are zeros."""
     f32 = np.float32
     if mode == HALF_TO_EVEN:
         nearest = inline(lambda magnitude, anchor: f32(f32(magnitude + anchor) - anchor))
@@ -174,8 +180,8 @@ def _whole_grid(mode: int) -> tuple[Any, Any]:
 
 
 def _element_grid(element: ElementType) -> tuple[Any, Any]:
-    """As `_whole_grid`, of values of a float type. Those between a power of two and the next are multiples of the power, less
-    the bits of the mantissa; below the smallest normal number they are as far apart as above it."""
+    """Return the two functions of `_whole_grid` for the values of a float type. Between a power of two and the next, these are
+    multiples of power * 2**-mantissa_bits; below the smallest normal number they are as far apart as just above it."""
     u32, f32 = np.uint32, np.float32
     above, most = u32(23 - element.mantissa_bits << 23), f32(element.highest * 2.0 ** (element.bias - 1))
 
@@ -188,11 +194,11 @@ def _element_grid(element: ElementType) -> tuple[Any, Any]:
 
 
 def _converter(key: Key, multiple: Any) -> Any:
-    """(x as stored, step, what `kernels.bounds_of` gives) -> y as stored.
+    """Return the function: (x as stored, step, the result of `kernels.bounds_of`) -> y as stored.
 
-    The quotient is exact, as a step is a power of two: where it would underflow it is too small to matter. So is the product,
-    a whole number or a float of few bits times the step. Zero is not divided: a step that is subnormal is zero too on a thread
-    that flushes such (``session.set_denormal_as_zero``).
+    The quotient is exact, because a step is a power of two; a quotient that underflows is rounded to zero anyway. The product
+    is exact too: it is a whole number, or a float of few bits, times the step. Zero is not divided, because a subnormal step is
+    zero on a thread that flushes subnormal numbers (``session.set_denormal_as_zero``).
     """
     value_of, encode = _value_of(key), codecs.encoder(key.x, saturate=False)
     is_microexponent, largest_float, smallest_normal = key.is_microexponent, _LARGEST, np.float32(2.0**-126)
@@ -213,14 +219,14 @@ def _converter(key: Key, multiple: Any) -> Any:
 
 
 def _element(element: ElementType) -> Any:
-    """float32 -> the nearest value of the element type, saturated."""
+    """Return the function: float32 -> the nearest value of the element type, saturated."""
     nearest = codecs.nearest(element)
     return inline(lambda quotient, bounds: nearest(quotient))
 
 
 def _whole(nearest: Any) -> Any:
-    """float32 -> the nearest whole number, saturated; NaN stays. A zero has the quotient's sign if the range is symmetric, as
-    that of sign and magnitude, which has -0; two's complement has none."""
+    """Return the function: float32 -> the nearest whole number, saturated; NaN stays. A zero has the sign of the quotient if
+    the range is symmetric (sign and magnitude, which has -0), and is 0 otherwise (two's complement, which has no -0)."""
 
     def whole(quotient: Any, bounds: Any) -> Any:
         lowest, highest, zero = bounds
@@ -239,14 +245,15 @@ def _half_to_even(quotient: Any) -> Any:
 
 @inline
 def _half_away_from_zero(quotient: Any) -> Any:
-    """What is added is less than half, by half a unit in the last place of what is just below 1: from half on the sum rounds to
-    the next number, below that it does not reach it."""
+    """Return the nearest whole number, ties away from zero. The addend is the float32 just below 1/2: it is less by half a
+    unit in the last place of the float32 just below 1. With a fraction of 1/2 or more, the sum rounds to the next whole number
+    or above; with a smaller fraction it stays below."""
     return np.copysign(np.floor(np.float32(abs(quotient) + _LESS_THAN_HALF)), quotient)
 
 
 @inline
 def _half_upward(quotient: Any) -> Any:
-    """What is left after rounding half to even is exact."""
+    """Return the nearest whole number, ties upward. The difference to the number rounded half to even is exact."""
     number = np.rint(quotient)
     return np.float32(number + np.float32(1)) if np.float32(quotient - number) == np.float32(0.5) else number
 

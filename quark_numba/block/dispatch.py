@@ -1,4 +1,4 @@
-"""The dispatch table: from the element types and the rules of a format to a kernel."""
+"""The dispatch table: a kernel for the element types and rules of a format."""
 
 from __future__ import annotations
 

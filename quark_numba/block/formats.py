@@ -1,5 +1,5 @@
-"""From the attributes of BFPQuantizeDequantize and MXQuantizeDequantize (com.amd.quark, version 1) to what selects a
-kernel, and to the numbers of the format."""
+"""The key and the numbers of a format, from the attributes of BFPQuantizeDequantize and MXQuantizeDequantize (com.amd.quark,
+version 1)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .key import Key
 # The element types of Microscaling formats, by their names in the attribute element_dtype.
 MX_ELEMENT_TYPES = dict(zip((*MX_NAMES, "int8"), named(" ".join((*MX_NAMES.values(), "int8"))), strict=True))
 
-# The fraction bits of the int8 of Microscaling formats.
+# The number of fraction bits of int8 in Microscaling formats.
 INT8_FRACTION_BITS = 6
 
-# The values of the attribute bfp_method, and whether they stand for MicroeXponents.
+# The values of the attribute bfp_method, and whether they mean MicroeXponents.
 BFP_METHODS = {"to_bfp": False, "to_bfp_prime": True, "to_bfp_prime_shared": True}
 
 HALF_AWAY_FROM_ZERO, HALF_UPWARD, HALF_TO_EVEN = ROUNDING_MODES = range(3)
 
-# Sign, 8 bits of the shared exponent, and from 1 to 15 bits of a mantissa.
+# The sign, 8 bits of the shared exponent, and 1 to 15 bits of magnitude.
 BIT_WIDTHS = range(10, 25)
 
 
@@ -38,7 +38,8 @@ def bfp_format(
     sub_block_shift_bits: int,
     convert_to_bfloat_before_bfp: int,
 ) -> tuple[Key, Blocks]:
-    """The kernel's key and the numbers of the format that BFPQuantizeDequantize's attributes select. Raises ValueError."""
+    """Return the key and the blocks, without a shape, for attributes of BFPQuantizeDequantize. Raises ValueError if an
+    attribute is invalid."""
     _one_of("bfp_method", bfp_method, BFP_METHODS)
     _one_of("bit_width", bit_width, BIT_WIDTHS)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
@@ -61,7 +62,8 @@ def bfp_format(
 
 
 def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int) -> tuple[Key, Blocks]:
-    """The kernel's key and the numbers of the format that MXQuantizeDequantize's attributes select. Raises ValueError."""
+    """Return the key and the blocks, without a shape, for attributes of MXQuantizeDequantize. Raises ValueError if an
+    attribute is invalid."""
     _one_of("element_dtype", element_dtype, MX_ELEMENT_TYPES)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
     positive("block_size", block_size)
@@ -74,7 +76,7 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
 
 
 def bfp_name(key: Key, blocks: Blocks, attributes: Mapping[str, Any]) -> tuple[str, float]:
-    """The name of a format of BFPQuantizeDequantize, and the bits of an element with its share of the exponents."""
+    """Return the name of a format of BFPQuantizeDequantize, and the bits of an element, its share of the exponents included."""
     width = attributes["bit_width"]
     bits = width - 8 + 8 / blocks.block
     if not key.is_microexponent:
@@ -83,14 +85,14 @@ def bfp_name(key: Key, blocks: Blocks, attributes: Mapping[str, Any]) -> tuple[s
 
 
 def mx_name_of(key: Key, blocks: Blocks, attributes: Mapping[str, Any]) -> tuple[str, float]:
-    """The name of a format of MXQuantizeDequantize, and the bits of an element with its share of the scale."""
+    """Return the name of a format of MXQuantizeDequantize, and the bits of an element, its share of the scale included."""
     element = attributes["element_dtype"]
     return f"mx{element}", MX_ELEMENT_TYPES[element].bits + 8 / blocks.block
 
 
 def mx_name(given: Any) -> Any:
-    """The name in the attribute element_dtype of what may be given by another name, or as a dtype; what is none of them as it
-    is."""
+    """Return the value of the attribute element_dtype for an element type given by any of its names or as a dtype; anything
+    else is returned as it is."""
     if isinstance(given, str) and given in MX_ELEMENT_TYPES:
         return given
     return next((name for name, element_type in MX_ELEMENT_TYPES.items() if element_type is find(given)), given)
@@ -105,7 +107,7 @@ def _one_of(name: str, value: Any, allowed: Collection[Any]) -> None:
 
 
 def positive(name: str, value: int) -> int:
-    """`value`, if it is one that an attribute may hold."""
+    """Return `value`. Raises ValueError unless it is positive and fits the 64 bits of an attribute."""
     if not 0 < value < 2**63:
         raise ValueError(f"{name} is {value}; expected a positive integer below 2**63")
     return value

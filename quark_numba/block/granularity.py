@@ -1,7 +1,7 @@
-"""The loop of a kernel from the shape of x: which elements form a block.
+"""The loop over x, from its shape: which elements form a block.
 
-``block_shape`` is compiled into the nodes of sessions as well, where it gets an array instead of a tuple: it uses nothing but
-``len``, indexing and integers, and reports a fault by number. ``FAULTS`` holds the message of each number.
+``block_shape`` is also compiled into the nodes of sessions, where the shape is an array instead of a tuple. So it uses only
+``len``, indexing and integers, and returns a fault as a number. ``FAULTS`` has the message for each number.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ FAULTS = {AXIS: "axis is {axis}, out of range for x of shape {x_shape}"}
 
 
 class Blocks(NamedTuple):
-    """A block format, and how a kernel goes through x.
+    """The numbers of a block format, and of the loop over x.
 
-    x is seen as an array of shape (outer, length, inner) in C order, and each `block` rows of its axis are blocks, side by
-    side, one for each of the `inner` columns. The last ones of an axis may have fewer rows. A block divides into sub-blocks
+    x is viewed as an array of shape (outer, length, inner) in C order. Each `block` consecutive rows of the middle axis hold
+    `inner` blocks side by side, one in each column. The last rows of an axis may be fewer. A block is divided into sub-blocks
     of `sub_block` rows.
 
-    The elements of a sub-block are whole numbers of steps, from `lowest` to `highest`, or values of a float type times a
-    step. A step is two to the power of the exponent of the block's largest element, less `drop`. In a sub-block whose
-    elements are all smaller it is divided by 2 as often as they allow, and at most `max_shift` times."""
+    An element is a whole number of steps, from `lowest` to `highest`, or a value of a float type times the step. The step is
+    2**(e - drop), where e is the exponent of the largest element of the block. In a sub-block whose largest element has a
+    smaller exponent, the step is divided by 2 once for each unit of the difference, at most `max_shift` times."""
 
     block: int
     sub_block: int
@@ -29,13 +29,13 @@ class Blocks(NamedTuple):
     drop: int
     lowest: int
     highest: int
-    rounding_mode: int  # of whole numbers
+    rounding_mode: int  # for whole numbers of steps
     length: int = 0
     inner: int = 0
 
 
 def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
-    """(fault, length, inner) of a shape given as a sequence of integers."""
+    """Return (fault, length, inner) for a shape given as a sequence of integers."""
     rank = len(x_shape)
     size = 1
     for i in range(rank):
@@ -53,22 +53,22 @@ def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
     for i in range(axis + 1, rank):
         inner *= x_shape[i]
     if length % block == 0:
-        length = size // inner  # as good as one long axis
+        length = size // inner  # blocks end where an axis ends: treat all axes as one long axis
     return NO_FAULT, length, inner
 
 
-# About how many elements a tile of whole blocks has, or twice as many, if they lie in short rows; how many columns are enough;
-# and the most rows, so that longer blocks have no tiles.
+# The approximate number of elements of a tile of whole blocks, up to twice as many if the rows would be short; the number of
+# columns up to which a row counts as short; and the largest number of rows. Longer blocks have no tiles.
 TILE, ENOUGH_COLUMNS, MOST_ROWS = 1 << 11, 1 << 7, 1 << 7
 
 
 def tile_width(block: int) -> int:
-    """How many blocks lie side by side in a tile."""
+    """Return the number of blocks side by side in a tile."""
     return max(16, TILE // block // 16 * 16, min(ENOUGH_COLUMNS, 2 * TILE // block // 16 * 16))
 
 
 def group_size(blocks: Blocks) -> int:
-    """Of how many rows a tile has a multiple: what is gone through at once."""
+    """Return the number of rows that are converted together. The rows of a tile are a multiple of it."""
     if blocks.block > 16:
         sub_block = blocks.sub_block if blocks.sub_block < blocks.block else 1
         for rows in range(8, 0, -1):

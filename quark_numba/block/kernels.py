@@ -1,4 +1,4 @@
-"""The loops over blocks that share an exponent: templates, and their compilation for a key of the dispatch table."""
+"""The loops over blocks: templates, and their compilation for a key of the dispatch table."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD
 from .granularity import Blocks
 from .key import Key
 
-# Names in the templates that a compilation binds.
-exponent_of: Any = None  # of arithmetic
+# Names in the templates, which a compilation binds to functions.
+exponent_of: Any = None  # from ``arithmetic``
 step_of: Any = None
-convert: Any = None  # for a rounding mode
+convert: Any = None  # the converter of a rounding mode
 to_even: Any = None  # `convert_by`, compiled for a rounding mode
 away_from_zero: Any = None
 upward: Any = None
-convert_all: Any = None  # `convert_by`, or `convert_in_mode` where there are several
+convert_all: Any = None  # `convert_by`, or `convert_in_mode` if there are several rounding modes
 convert_columns: Any = None  # `columns`, compiled
 convert_row: Any = None  # `row`, compiled
 convert_part: Any = None  # `run`, compiled
 DTYPE: Any = None
 
-# Elements that are worked on at a time: their exponents and steps stay in the first-level cache.
+# The number of elements that are converted together: their exponents and steps stay in the first-level cache.
 TILE = 1 << 11
 
-# Elements that one call of a task converts, about.
+# The approximate number of elements that one call of a task converts.
 CHUNK = 1 << 13
 
-# What a node's tasks share: the addresses of the tensors' elements, how many there are, into how many parts the work is
-# divided, the format and the loop. A task that finds no memory sets the last field.
+# The record that the tasks of a node share: the addresses of the elements of x and y, their number, the number of parts of the
+# work, the format and the loop. A task that cannot allocate memory sets the last field.
 WORK = np.dtype([(name, np.int64) for name in ("x", "y", "size", "parts", *Blocks._fields, "has_failed")])
 
 
 @jit.function
 def group_maxima(values: Any, at: Any, count: Any, group: int) -> Any:
-    """The maxima of groups: of the `count` values from index `at` on, each `group` that follow each other, a power of two.
-    Returns the index at which the maxima begin, and how many they are.
+    """Compute the maximum of each `group` consecutive values, of the `count` values from index `at` on; `group` is a power of
+    two. Return the index at which the maxima begin, and their number.
 
-    They are found by halves. With group = 4: the maxima of pairs are written behind the values, and the maxima of pairs of
-    these behind them. So `values` has to have room for `count` more."""
+    Each round writes the maxima of pairs behind the values of the round before: with group = 4 there are two rounds. So
+    `values` has to have room for `count` more values."""
     while group > 1:
         to = at + count
         count >>= unsigned(1)
@@ -60,11 +60,11 @@ def group_maxima(values: Any, at: Any, count: Any, group: int) -> Any:
 
 @jit.function
 def repeat_each(values: Any, at: Any, count: Any, times: int) -> Any:
-    """Repeat each of the `count` values from index `at` on so many times, a power of two. Returns the index at which the result
+    """Repeat each of the `count` values from index `at` on `times` times, a power of two. Return the index at which the result
     begins.
 
-    It is done by doubling: a, b becomes a, a, b, b, behind the values, and so on. So `values` has to have room for twice the
-    result.
+    Each round doubles the values behind those of the round before: a, b becomes a, a, b, b. So `values` has to have room for
+    twice the result.
     """
     while times > 1:
         to = at + count
@@ -79,11 +79,11 @@ def repeat_each(values: Any, at: Any, count: Any, times: int) -> Any:
 
 @jit.function
 def unit_shape(blocks: Any) -> Any:
-    """(width, across): how the work is cut into units, which are done one after the other and are shared out over threads.
+    """Return (width, across), which divide the work into units. Threads share the units; a thread does its units in order.
 
-    Where blocks lie in memory one after the other (`inner` is 1), a unit is `width` elements of an axis, whole blocks if more
-    follow, and an axis has `across` units. Else a unit is a row of blocks, `width` columns of it, and `across` units lie
-    side by side."""
+    If the elements of a block are consecutive in memory (`inner` is 1), a unit is `width` elements of an axis, and an axis has
+    `across` units; all but the last one hold whole blocks only. Otherwise a unit is `width` columns of a row of blocks, and the
+    row has `across` units."""
     if blocks.inner == 1:
         width = max(1, TILE // blocks.block) * blocks.block
         return width, -(-blocks.length // width)
@@ -94,7 +94,7 @@ def unit_shape(blocks: Any) -> Any:
 
 @jit.function
 def count_units(size: int, blocks: Any) -> int:
-    """How many units a tensor of `size` elements has."""
+    """Return the number of units of a tensor of `size` elements."""
     if size == 0:
         return 0
     _, across = unit_shape(blocks)
@@ -104,32 +104,33 @@ def count_units(size: int, blocks: Any) -> int:
 
 @jit.function
 def bounds_of(blocks: Any) -> Any:
-    """(lowest, highest, zero) of an element that is a whole number of steps. `zero` is what is added to a result: -0 leaves the
-    sign of a zero, as sign and magnitude have it; 0 takes it away, as two's complement has none."""
+    """Return (lowest, highest, zero) for elements that are whole numbers of steps. `zero` is added to a result: -0 keeps the
+    sign of a zero, for sign and magnitude; 0 clears it, for two's complement, which has no -0."""
     lowest, highest = np.float32(blocks.lowest), np.float32(blocks.highest)
     return lowest, highest, np.float32(-0.0) if lowest == -highest else np.float32(0)
 
 
 @jit.function
 def sub_blocks_at_a_time(blocks: Any) -> int:
-    """How many sub-blocks a unit has at most, in one column, or else elements that fill a tile."""
+    """Return the largest number of steps of a unit: the sub-blocks of one column, or the elements of a tile if there are
+    more of them."""
     return max(TILE, -(-min(blocks.block, blocks.length) // blocks.sub_block))
 
 
 @jit.function
 def scratch_size(blocks: Any) -> int:
-    """How many 32-bit words `run` works with."""
+    """Return the number of 32-bit words that `run` needs as scratch memory."""
     return 4 * sub_blocks_at_a_time(blocks) + 2 * TILE
 
 
 def convert_by(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
-    """Elements that follow each other, with steps that do."""
+    """Convert `n` consecutive elements from `begin` on, with consecutive steps from `at` on."""
     for i in range(n):
         y[begin + i] = convert(x[begin + i], steps[at + i], bounds)
 
 
 def convert_in_mode(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
-    """Convert in the rounding mode of the format."""
+    """Convert as `convert_by`, in the rounding mode of the blocks."""
     if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
         away_from_zero(x, y, blocks, begin, n, steps, at, bounds)
     elif blocks.rounding_mode == HALF_UPWARD:
@@ -139,7 +140,7 @@ def convert_in_mode(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any,
 
 
 def columns(x: Any, y: Any, blocks: Any, start: int, rows: int, width: int, exponents: Any, shared: Any, steps: Any) -> None:
-    """Convert blocks that lie side by side: `width` columns of `rows` rows, of which the first element is `start`."""
+    """Convert blocks side by side: `width` columns of `rows` rows. The index of their first element is `start`."""
     sub_blocks = -(-rows // blocks.sub_block)
     for i in range(sub_blocks * width):
         exponents[i] = 0
@@ -167,8 +168,8 @@ def columns(x: Any, y: Any, blocks: Any, start: int, rows: int, width: int, expo
 
 
 def row(x: Any, y: Any, blocks: Any, start: int, n: int, exponents: Any, shared: Any, steps: Any) -> None:
-    """Convert `n` elements that are whole blocks one after the other, from `start` on. The sizes of blocks and sub-blocks
-    are powers of two: so each loop goes through the elements of many blocks, and is long enough for vectors."""
+    """Convert whole blocks of consecutive elements: `n` elements from `start` on. The sizes of blocks and sub-blocks are powers
+    of two, so that each loop runs over the elements of many blocks and is long enough for vector instructions."""
     begin = unsigned(start)
     for i in range(unsigned(n)):
         exponents[i] = exponent_of(x[begin + i])
@@ -187,8 +188,8 @@ def row(x: Any, y: Any, blocks: Any, start: int, n: int, exponents: Any, shared:
 
 
 def run(x: Any, y: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
-    """Convert one of so many parts of x. `scratch` has room for `scratch_size` uint32."""
-    if x.size == 1:  # passes through
+    """Convert part `part` of the `parts` parts of x. `scratch` has room for `scratch_size` uint32."""
+    if x.size == 1:  # returned as it is
         y[0] = x[0]
         return
     length, inner, block, sub_block = blocks.length, blocks.inner, blocks.block, blocks.sub_block
@@ -221,18 +222,18 @@ def run(x: Any, y: Any, blocks: Any, part: int, parts: int, scratch: Any) -> Non
 
 
 def serial(x: Any, y: Any, blocks: Any) -> None:
-    """Round all of x on the caller's thread."""
+    """Convert all of x on the caller's thread."""
     convert_part(x, y, blocks, 0, 1, np.empty(scratch_size(blocks), np.uint32))
 
 
 def parallel(x: Any, y: Any, blocks: Any, slices: int) -> None:
-    """Round all of x on Numba's threads."""
+    """Convert all of x on Numba's threads."""
     for i in prange(slices):
         convert_part(x, y, blocks, i, slices, np.empty(scratch_size(blocks), np.uint32))
 
 
 def task(work_address: int, index: int) -> None:
-    """Part `index` of a node's work, on a thread of ONNX Runtime's."""
+    """Do part `index` of a node's work, on a thread of ONNX Runtime."""
     work = record_at(work_address, WORK)
     blocks = Blocks(
         work.block,
@@ -256,18 +257,19 @@ def task(work_address: int, index: int) -> None:
 
 
 def serial_kernel(key: Key) -> Any:
-    """(x, y, blocks) -> None: flat contiguous arrays of x's storage dtype, and ``granularity.Blocks``."""
+    """Return the kernel (x, y, blocks) -> None; x and y are flat contiguous arrays of x's storage dtype, blocks is a
+    ``granularity.Blocks``."""
     return jit.kernel(serial, f"serial_{key.name}", types.void(*_arrays(key), _BLOCKS), convert_part=_run(key))
 
 
 def parallel_kernel(key: Key) -> Any:
-    """(x, y, blocks, slices) -> None"""
+    """Return the kernel (x, y, blocks, slices) -> None."""
     signature = types.void(*_arrays(key), _BLOCKS, types.intp)
     return jit.kernel(parallel, f"parallel_{key.name}", signature, parallel=True, convert_part=_run(key))
 
 
 def task_function(key: Key) -> Any:
-    """The C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
+    """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
     signature = types.void(types.int64, types.intp)
     return jit.c_function(task, f"task_{key.name}", signature, convert_part=_run(key), DTYPE=key.x.storage.type)
 

@@ -28,11 +28,13 @@ class BFPBlocks(NamedTuple):
     sub-blocks."""
 
     mantissas: NDArray[Any]
-    """uint8, or uint16 for a bit_width above 16: ``bit_width - 9`` bits of magnitude, and above them the sign."""
+    """The mantissas of the elements, uint8, or uint16 for a bit_width above 16: ``bit_width - 9`` bits of magnitude, and the
+    sign above them."""
     exponents: NDArray[np.uint8]
-    """Of the blocks, biased by 127; 255: NaN."""
+    """The exponents of the blocks, biased by 127; 255: all elements are NaN."""
     shifts: NDArray[np.uint8]
-    """What the exponents of sub-blocks are smaller by. "to_bfp" has one sub-block a block, and zeros."""
+    """By how much the exponents of sub-blocks are smaller than those of their blocks. "to_bfp" has one sub-block a block, and
+    zeros."""
 
 
 @keeps_labels
@@ -48,8 +50,8 @@ def mx_quantize(
     """Return the codes and scales of x in a Microscaling format (OCP Microscaling Formats 1.0).
 
     `mx_dequantize` turns them into the result of `mx_quantize_dequantize`, bit for bit, except where the format cannot hold
-    that result. A scale below 2**-127 becomes 2**-127. Inf and NaN become those of the element type. Inf becomes NaN if the
-    type has no Inf. If the type has neither, the scale becomes NaN, and so do all elements of the block.
+    that result. A scale below 2**-127 becomes 2**-127. Inf and NaN become the Inf and NaN of the element type; Inf
+    becomes NaN if the type has no Inf. If the type has neither, the scale becomes NaN, and so do all elements of the block.
 
     Parameters
     ----------

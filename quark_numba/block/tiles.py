@@ -1,7 +1,8 @@
-"""A step of a region: float32 blocks that lie side by side in a tile, all of it in the first-level cache.
+"""A step of a region that rounds float32 blocks side by side in a tile, which stays in the first-level cache.
 
-The function of a format has its numbers in it. It goes over columns in straight lines, a line for a row, so that elements stay
-in registers. It takes ordinary blocks, which are all but those of extreme values. Others are left to the task of ``kernels``.
+The function is generated for a format and contains its numbers. Its loop over columns has straight-line code, a line for each
+row, so that elements stay in registers. It converts ordinary blocks, which are all but blocks of extreme values. If a tile has
+another block, the task of ``kernels`` converts the tile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .granularity import Blocks, group_size, tile_width
 from .kernels import WORK
 from .key import Key
 
-# What the function for a tile returns.
+# The values that the function for a tile returns.
 ORDINARY, OTHER, NO_MEMORY = range(3)
 
 _WORK_WORDS = WORK.itemsize // 8
@@ -30,10 +31,10 @@ _WORK_WORDS = WORK.itemsize // 8
 
 @functools.cache
 def tile_function(key: Key, blocks: Blocks) -> Any:
-    """The C function int64_t (int64_t task, int64_t x, int64_t y, int64_t rows, int64_t passes) of the format: from x to y,
-    both of `tile_width` columns of so many rows, which are a block or its beginning, a multiple of `group_size`. `task` is the
-    address of the task that converts any blocks of the key. If `passes`, x is copied. Returns ORDINARY if all blocks were,
-    else OTHER, or NO_MEMORY if there is none.
+    """Return the C function int64_t (int64_t task, int64_t x, int64_t y, int64_t rows, int64_t passes), which converts a tile
+    x to y. Both have `tile_width` columns and `rows` rows: a column is a block or its beginning, and `rows` is a multiple of
+    `group_size`. `task` is the address of the task that converts any blocks of the key. If `passes` is set, x is copied. The
+    function returns ORDINARY if all blocks are ordinary, NO_MEMORY if memory cannot be allocated, and OTHER otherwise.
     """
     text, names = _source(key, blocks)
     names |= {"convert_any": _convert_any, "ORDINARY": ORDINARY, "OTHER": OTHER}
@@ -43,7 +44,7 @@ def tile_function(key: Key, blocks: Blocks) -> Any:
 
 
 def _source(key: Key, blocks: Blocks) -> tuple[str, dict[str, Any]]:
-    """The function, as Python writes it, and the names in it. For example, of blocks of 4 with sub-blocks of 2:
+    """Return the source of the function, and the names in it. For example, for blocks of 4 with sub-blocks of 2:
 
         def tile(task, x_address, y_address, rows, passes):
             size = rows * 512
@@ -66,7 +67,7 @@ def _source(key: Key, blocks: Blocks) -> tuple[str, dict[str, Any]]:
                 return ORDINARY
             return convert_any(task, x_address, y_address, rows, blocks)
 
-    Larger blocks are gone through twice, group by group: for what is shared, and to convert them.
+    For larger blocks there are two passes over the groups of rows: one for the maximum of the block, and one to convert.
     """
     width, group = tile_width(blocks.block), group_size(blocks)
     lines = [f"size = rows * {width}"]
@@ -106,7 +107,7 @@ def _source(key: Key, blocks: Blocks) -> tuple[str, dict[str, Any]]:
 
 
 def _largest(names: list[str]) -> str:
-    """By halves: so that no step waits for all before it."""
+    """Return the expression for the maximum of these names, as a tree, so that no `max` waits for all the others."""
     half = len(names) // 2
     return f"max({_largest(names[:half])}, {_largest(names[half:])})" if half else names[0]
 
@@ -124,13 +125,13 @@ def _convert_any(task: int, x_address: int, y_address: int, rows: int, blocks: A
 
 
 def closed_function(key: Key, blocks: Blocks) -> Any:
-    """(lowest, highest) -> whether elements of ordinary blocks of the format are that still when they are clipped; None if not
-    even those of which the negative ones become 0 are.
+    """Return the function (lowest, highest) -> whether clipping an ordinary block to these bounds leaves values of the format;
+    None if not even a block whose negative elements become 0 always does.
 
-    What is shared does not grow, so that elements remain multiples of a step. But they have to be in range as well: one that is
-    now the largest of its block may have any bits of mantissa, where those of the largest number may not all be set, as of
-    float8e4m3fn. `lowest` has to be 0. So where `highest` comes in, it is the largest of its block, and has to be of the format
-    there."""
+    Clipping does not increase the exponent of the block, so that elements stay multiples of the step. But they have to stay in
+    range too. An element that becomes the largest of its block may have any mantissa bits, while the largest value of a type
+    may lack some, as in float8e4m3fn. `lowest` has to be 0. Then `highest`, where it replaces an element, is the largest of the
+    block, and has to be a value of the format in such a block."""
     most = key.element.highest if key.element else blocks.highest
     bits = key.element.mantissa_bits + 1 if key.element else int(blocks.highest).bit_length()
     if not _is_quick(blocks) or math.frexp(most)[0] != 1 - 2.0**-bits:
@@ -150,13 +151,13 @@ def closed_function(key: Key, blocks: Blocks) -> Any:
 
 
 def _is_quick(blocks: Blocks) -> bool:
-    """Whether arithmetic's quick functions have the format."""
+    """Return whether the quick functions of ``arithmetic`` support the format."""
     is_symmetric = blocks.lowest == -blocks.highest
     return is_symmetric and blocks.max_shift <= arithmetic.MOST_SHIFT and blocks.rounding_mode != HALF_UPWARD
 
 
 def _quick_names(key: Key, blocks: Blocks) -> dict[str, Any]:
-    """Arithmetic's quick functions, and the numbers of the format that they take, by the names in `_source`."""
+    """Return the quick functions of ``arithmetic`` and the numbers of the format, by their names in `_source`."""
     f32 = np.float32
     return {
         **arithmetic.quick_functions(key),

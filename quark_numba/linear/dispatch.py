@@ -1,4 +1,4 @@
-"""The dispatch table: from an operation and its element types to a kernel."""
+"""The dispatch table: a kernel for each operation and its element types."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from . import calls
 from .granularity import FAULTS, loop_shape
 from .versions import DEFAULTS, VERSIONS, Version
 
-# What the inputs are called, and what the operator does, for its schema.
+# The names of the inputs, and the documentation of the schema.
 _NAMES = {
     "quantize": ("x", "y_scale", "y_zero_point"),
     "dequantize": ("x", "x_scale", "x_zero_point"),
@@ -93,7 +93,7 @@ def _operator(version: Version) -> Operator:
             ),
         ),
         outputs=(Parameter("y", "T3", "Of the shape of x."),),
-        # Quark leaves axis out where it has no meaning.
+        # Quark omits axis where it is ignored.
         attributes=tuple(
             Attribute(name, DEFAULTS[name], _ATTRIBUTES[name], is_always_written=is_round_trip) for name in version.attributes
         ),
@@ -113,7 +113,8 @@ def _operator(version: Version) -> Operator:
 
 
 def _newest_name(version: Version) -> str:
-    """The operator's name in newer models. Of operators that differ only in domain and name, the newest comes first."""
+    """Return the operator's name in newer models. Among operators that differ only in domain and name, the newest comes
+    first."""
     alike = (each for each in VERSIONS if bool(each.domain) == bool(version.domain))
     return next(each.name for each in alike if (each.operation, *each[3:]) == (version.operation, *version[3:]))
 
@@ -128,7 +129,8 @@ def _call(
     precision: int = 0,
     **attributes: int,
 ) -> NDArray[Any]:
-    """Compute a node by the call on arrays. The call accepts more than some versions do."""
+    """Run the operator by the call on arrays of the same operation. The call accepts more than some versions do, so the rest is
+    refused here."""
     types: dict[str, Any] = {"output_dtype": output_dtype or None, "precision": precision or None}
     attributes |= {name: types[name] for name in version.attributes if name in types}
     if not version.domain:
@@ -142,7 +144,8 @@ def _call(
 
 
 def _infer(version: Version, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-    """y has x's shape. Its type is that of output_dtype, or of the zero point or the scale."""
+    """Return the output y. It has x's shape, and the type that output_dtype names, or else that of the zero point or the
+    scale."""
     nothing = Tensor(None, None)
     x, scale, zero_point = (inputs[i] if i < len(inputs) else None for i in range(3))
     x, scale = x or nothing, scale or nothing
@@ -158,13 +161,13 @@ def _infer(version: Version, inputs: Sequence[Tensor | None], attributes: Mappin
 def _check_shapes(
     version: Version, x: Shape | None, scale: Shape | None, zero_point: Shape | None, attributes: Mapping[str, Any]
 ) -> None:
-    """Raises ValueError for shapes that cannot be, as far as they are known."""
+    """Raise ValueError if the shapes, as far as they are known, do not fit."""
     if x is None or scale is None or None in scale or (zero_point is not None and None in zero_point):
         return
     axis, block_size = (attributes.get(name, DEFAULTS[name]) for name in ("axis", "block_size"))
     if block_size and None in x:
         return
-    # Any number that fits stands for a dimension of x that is not known.
+    # An unknown dimension of x is replaced by a number that fits.
     fits = scale[0] if scale else 1
     zero_point = scale if zero_point is None else zero_point
     fault, _ = loop_shape([fits if each is None else each for each in x], scale, zero_point, axis, block_size)
@@ -204,7 +207,7 @@ def _meaning(version: Version, inputs: Sequence[AnyOperand], attributes: Mapping
 
 
 def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
-    """The element type that an attribute names; None for 0."""
+    """Return the element type that an attribute names; None for 0."""
     number = attributes.get(name, 0)
     found = find(number)
     if number and found is None:
@@ -213,7 +216,7 @@ def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
 
 
 def _format_of(operation: str, types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
-    """The quantized type: that of the zero point, or of the codes that are dequantized."""
+    """Return the name of the quantized type: the type of the zero point, or of the codes to dequantize; "?" if unknown."""
     x, _, zero_point = (*types, None, None, None)[:3]
     if operation == "dequantize":
         return zero_point or x or "?"
@@ -221,12 +224,13 @@ def _format_of(operation: str, types: Sequence[str | None], attributes: Mapping[
 
 
 def _axis_of_shapes(x: tuple[int, ...], scale: tuple[int, ...], zero_point: tuple[int, ...] = ()) -> dict[str, int]:
-    """The one axis for which these shapes are valid, if there is just one; the default where it has no meaning."""
+    """Return the attribute axis if these shapes are valid for exactly one; nothing if the axis is ignored, so that the default
+    holds. Raises ValueError if they are valid for several."""
     if scale in ((), (1,)):
         return {}
     fitting = [axis for axis, length in enumerate(x) if (length,) == scale]
     if len(fitting) > 1:
-        raise ValueError(f"axis is one of {fitting} for shapes {x} and {scale}: which, only the native way can see")
+        raise ValueError(f"axis is one of {fitting} for shapes {x} and {scale}; only backend 'native' knows which")
     return {"axis": fitting[0]} if fitting else {}
 
 

@@ -1,1 +1,1 @@
-"""The wing of instance normalization, as a unit that computes in bfloat16 does it."""
+"""The wing of instance normalization, with the bits of a hardware unit that computes in bfloat16."""

@@ -1,4 +1,5 @@
-"""What becomes of sums and of one element: in float32, each step rounded once, to nearest and to even, but where it says so."""
+"""The arithmetic of sums and of one element. It is done in float32, each step rounded once to nearest, ties to even, unless
+a function says otherwise."""
 
 from __future__ import annotations
 
@@ -21,32 +22,32 @@ _EXPONENT_SHIFT, _EXPONENT_MASK, _SIGN_AND_EXPONENT = _u32(23), _u32(0xFF), _u32
 
 @jit.inline
 def to_bfloat16(value: Any) -> Any:
-    """The nearest bfloat16, as float32: ties to even, Inf beyond the largest. NaN is no special case, as it is for
-    ``codecs.rounder``: the carry may take it to Inf, or from 0x7FFF8000 on into the sign, which leaves a zero."""
+    """Return the nearest bfloat16 as a float32: ties to even, Inf beyond the largest. Unlike ``codecs.rounder``, it does not
+    treat NaN as a special case: the carry may turn a NaN into Inf, or from 0x7FFF8000 on run into the sign and leave a zero."""
     bits = _f32(value).view(_u32)
     up = _u32(_u32(_u32(bits >> _SHIFT) & _ONE) + _HALF_LESS_ONE)
     return _u32(_u32(bits + up) & _UPPER).view(_f32)
 
 
-# Rows whose elements are added up side by side: a vector of AVX-512.
+# The number of rows whose sums are computed side by side: the elements of an AVX-512 vector.
 LANES = 16
 
 
 @intrinsic
 def _add_up(typingctx: Any, tile: Any, stride: Any, columns: Any, sums: Any, squares: Any) -> Any:
-    """By LANES columns: a vector of each row is loaded, and the square of them turned over."""
+    """Add up LANES columns at a time: load a vector from each row, and transpose these LANES vectors."""
     word, vector = ir.IntType(32), ir.VectorType(ir.FloatType(), LANES)
     wide = ir.VectorType(ir.DoubleType(), LANES)
 
     def riffled(builder: Any, one: Any, other: Any, first: int) -> Any:
-        """An element of `one`, of `other`, and so on, from the `first` of each on."""
+        """Return the elements of `one` and `other` in turn, from index `first` on."""
         indices = [word(i // 2 + first + LANES * (i % 2)) for i in range(LANES)]
         return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(word, LANES), indices))
 
     def plus_square(builder: Any, total: Any, value: Any) -> Any:
-        """The float64 sum is exact, or one operand is less than a 2**28th of the other: then it lies off any tie of float32, as
-        the larger has at most 24 bits. So rounding once, as a fused multiply-add does, gives what rounding to float64 and to
-        float32 does."""
+        """Return total + value * value. One rounding, as in a fused multiply-add, has the same result as rounding to float64
+        and then to float32. For the float64 sum is exact, or one operand is less than 2**-28 times the other; then the sum is
+        not at a tie of float32, because the larger operand has at most 24 bits."""
         if HAS_FMA:
             of_vectors = ir.FunctionType(vector, [vector] * 3)
             fused = cgutils.get_or_insert_function(builder.module, of_vectors, f"llvm.fma.v{LANES}f32")
@@ -87,22 +88,23 @@ def _add_up_in_python(tile: Any, stride: int, columns: int, sums: Any, squares: 
         squares[...] = squares.astype(np.float64) + column.astype(np.float64) ** 2
 
 
-# (tile, stride, columns, sums, squares): go on with the sums of LANES rows, which begin `stride` apart, and with those of their
-# squares, one element after the other. Each is float32; a square is added in float64, and the sum rounded to float32. `columns`
-# is a multiple of LANES.
+# (tile, stride, columns, sums, squares): add the elements of LANES rows, which begin `stride` apart, to `sums`, and their
+# squares to `squares`, element by element. Both are float32; a square is added in float64, and the sum rounded to float32.
+# `columns` is a multiple of LANES.
 add_up: Any = _add_up if jit.JIT_ENABLED else _add_up_in_python
 
 
 @jit.inline
 def _exponent(value: Any) -> Any:
-    """The biased one."""
+    """Return the biased exponent."""
     return _u32(_u32(_f32(value).view(_u32) >> _EXPONENT_SHIFT) & _EXPONENT_MASK)
 
 
 @jit.inline
 def _align(value: Any, exponent: Any) -> Any:
-    """`value` on the grid of its sum with two to the power of a biased exponent, which has its sign. The pattern of that
-    power is reckoned modulo 2**32: exponents above 255 change its sign."""
+    """Return `value` rounded to the grid of float32 numbers with a biased exponent, by adding and subtracting the power of two
+    with that exponent and the sign of `value`. The bits of the power are computed modulo 2**32: exponents above 255 change its
+    sign."""
     bits = _f32(value).view(_u32)
     away = _u32(_u32(exponent - _exponent(value)) << _EXPONENT_SHIFT)
     power = _u32(_u32(bits & _SIGN_AND_EXPONENT) + away).view(_f32)
@@ -111,14 +113,14 @@ def _align(value: Any, exponent: Any) -> Any:
 
 @jit.inline
 def _product_exponent(a: Any, b: Any) -> Any:
-    """The biased one of a * b, or one less; 0 if it is below."""
+    """Return the biased exponent of a * b or one less than it, but at least 0."""
     exponent = _u32(_exponent(a) + _exponent(b))
     return _u32(exponent - _u32(127)) if exponent > _u32(127) else _u32(0)
 
 
 @jit.inline
 def _multiply_add(a: Any, b: Any, term: Any) -> Any:
-    """term + a * b, in their common exponent."""
+    """Return term + a * b, both aligned to their larger exponent."""
     product = _f32(a * b)
     exponent = max(_product_exponent(a, b), _exponent(term))
     return _f32(_align(term, exponent) + _align(product, exponent))
@@ -126,8 +128,8 @@ def _multiply_add(a: Any, b: Any, term: Any) -> Any:
 
 @jit.function
 def minus_square(mean: Any, mean_of_squares: Any) -> Any:
-    """mean_of_squares - mean * mean, of a unit that multiplies bfloat16 and adds in a common exponent: mean is split into
-    three, and the products of these are added, the smallest first."""
+    """Return mean_of_squares - mean * mean as a unit computes it that multiplies bfloat16 and adds in a common exponent. The
+    mean is split into three parts, whose products are added from the smallest on."""
     high = to_bfloat16(mean)
     rest = _f32(mean - high)
     middle = to_bfloat16(rest)
@@ -147,8 +149,8 @@ def minus_square(mean: Any, mean_of_squares: Any) -> Any:
 
 @jit.function
 def inverse_root(variance: Any) -> Any:
-    """The bfloat16 of the float32 power -1/2, which C's powf gives; tried with every float32 that is not negative. -0 and -Inf
-    are as there: Inf and 0."""
+    """Return variance**(-1/2) as float32, as C's powf computes it, rounded to bfloat16. It was compared with powf for every
+    float32 that is not negative. As with powf, the results for -0 and -Inf are Inf and 0."""
     if variance == 0:
         return _f32(np.inf)
     if variance == -np.inf:
@@ -158,6 +160,6 @@ def inverse_root(variance: Any) -> Any:
 
 @jit.inline
 def normalized(value: Any, inverse: Any, center: Any, scale: Any, bias: Any) -> Any:
-    """y of an element, each step rounded to bfloat16, but the product with the scale."""
+    """Return y for an element. Each step is rounded to bfloat16, except the product with the scale."""
     centered = to_bfloat16(_f32(to_bfloat16(_f32(to_bfloat16(value) * inverse)) - center))
     return to_bfloat16(_f32(_f32(scale * centered) + bias))

@@ -1,4 +1,4 @@
-"""The dispatch table: from the element type of x to a kernel."""
+"""The dispatch table: a kernel for the element type of x."""
 
 from __future__ import annotations
 

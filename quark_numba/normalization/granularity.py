@@ -1,7 +1,7 @@
-"""The instances of x from its shape: the elements that share a mean and a variance.
+"""The instances of x, from its shape. An instance is the elements that share a mean and a variance.
 
-``instance_shape`` is compiled into the nodes of sessions as well, where it gets arrays instead of tuples: it uses nothing but
-``len``, indexing and integers, and reports a fault by number. ``FAULTS`` holds the message of each number.
+``instance_shape`` is also compiled into the nodes of sessions, where shapes are arrays instead of tuples. So it uses only
+``len``, indexing and integers, and returns a fault as a number. ``FAULTS`` has the message for each number.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ FAULTS = {
 
 
 def instance_shape(x_shape: Any, scale_shape: Any, bias_shape: Any) -> tuple[int, int, int, int]:
-    """(fault, instances, channels, length) of shapes given as sequences of integers: instance i is the `length` elements that
-    follow element ``i * length``, and its channel ``i % channels``."""
+    """Return (fault, instances, channels, length) for shapes given as sequences of integers. Instance i is the `length`
+    elements from element ``i * length`` on, and its channel is ``i % channels``."""
     if len(x_shape) < 2:
         return RANK, 0, 0, 0
     scales, biases, length = 1, 1, 1

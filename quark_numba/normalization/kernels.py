@@ -1,7 +1,7 @@
 """The loops over instances: a template, and its compilation for a key of the dispatch table.
 
-The sums of an instance are taken one element after the other, each of which waits for the one before: so that those of several
-instances are taken side by side."""
+The sums of an instance are accumulated element by element, so that an addition waits for the one before. Therefore several
+instances are summed side by side."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ from ..compiling.jit import unsigned
 from ..element_types import ElementType
 from .arithmetic import LANES, add_up, inverse_root, minus_square, normalized, to_bfloat16
 
-# Elements of each that are rounded at a time, and then summed: all of them stay in the first-level cache.
+# The number of elements of each instance that are rounded together and then summed. The tile of all LANES instances stays in
+# the first-level cache.
 TILE = 1 << 8
 
-# Elements that one call of a task works on, at least: see linear.kernels.
+# The least number of elements of one call of a task: see linear.kernels.
 CHUNK = 1 << 13
 
-# 4-byte words that `run` works with: a tile, and the two sums of each instance.
+# The 4-byte words of `run`'s scratch memory: a tile, and the two sums of each instance.
 SCRATCH = LANES * (TILE + 2)
 
-# What a node's tasks share: the addresses of the tensors' elements, the shape of the work, and a part's instances.
+# The record that the tasks of a node share: the addresses of the tensors' elements, the shape of the work, the number of
+# instances of a part, and epsilon.
 WORK = np.dtype(
     [
         *((name, np.int64) for name in ("x", "scale", "bias", "y", "instances", "channels", "length", "part")),
         ("epsilon", np.float32),
-        ("padding", np.float32),  # to whole words
+        ("padding", np.float32),  # to a multiple of 8 bytes
     ]
 )
 
 
 @jit.function
 def part_of(instances: int, length: int, threads: int) -> int:
-    """How many instances one call of a task is for: enough for its time to count, and not more than a thread's share. As there
-    may be fewer threads than that, a group of instances stays half full, at least, or half of all."""
+    """Return the number of instances of one call of a task: enough to outweigh the cost of the call, but not more than the
+    share of a thread. As fewer threads than `threads` may run, the share is at least half a group of LANES, or half of all
+    instances."""
     share = max(-(-instances // threads), min(LANES // 2, -(-instances // 2)))
     return min(max(LANES, CHUNK // length), share)
 
@@ -48,7 +51,7 @@ def part_of(instances: int, length: int, threads: int) -> int:
 def run(
     x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, epsilon: Any, first: int, last: int, scratch: Any
 ) -> None:
-    """Normalize instances from `first` on, up to `last`. `scratch` has room for SCRATCH float32."""
+    """Normalize the instances from `first` up to, but not including, `last`. `scratch` has room for SCRATCH float32."""
     tile, sums = scratch[: LANES * TILE], scratch[LANES * TILE : LANES * (TILE + 1)]
     squares = scratch[LANES * (TILE + 1) : LANES * (TILE + 2)]
     reciprocal = np.float32(1.0 / length)
@@ -65,8 +68,8 @@ def run(
                 for i in range(unsigned(n)):
                     tile[to + i] = to_bfloat16(x[start + i])
                 for i in range(unsigned(n), unsigned(columns)):
-                    tile[to + i] = np.float32(0)  # which changes no sum: none is -0, as they begin with 0
-            add_up(tile, TILE, columns, sums, squares)  # of rows beyond `count`, too, to no purpose
+                    tile[to + i] = np.float32(0)  # changes no sum: sums begin with 0, so none is -0
+            add_up(tile, TILE, columns, sums, squares)  # sums of rows beyond `count` are not used
             done += n
         for k in range(count):
             mean = np.float32(sums[k] * reciprocal)
@@ -95,31 +98,32 @@ def parallel(x: Any, scale: Any, bias: Any, y: Any, channels: int, length: int, 
 
 
 def task(work_address: int, index: int) -> None:
-    """Part `index` of a node's work, on a thread of ONNX Runtime's."""
+    """Do part `index` of a node's work, on a thread of ONNX Runtime."""
     work = record_at(work_address, WORK)
     size, first = work.instances * work.length, index * work.part
     x, y = array_at(work.x, size, np.float32), array_at(work.y, size, np.float32)
     scale, bias = array_at(work.scale, work.channels, np.float32), array_at(work.bias, work.channels, np.float32)
     scratch = array_at(stack(SCRATCH // 2), SCRATCH, np.float32)
-    for i in range(SCRATCH):  # rows that are added to no purpose: not with what makes it slow
+    for i in range(SCRATCH):  # unused rows are added up too, and values such as subnormals would make that slow
         scratch[i] = np.float32(0)
     last = min(work.instances, first + work.part)
     run(x, scale, bias, y, work.channels, work.length, work.epsilon, first, last, scratch)
 
 
 def serial_kernel(key: ElementType) -> Any:
-    """(x, scale, bias, y, channels, length, epsilon) -> None: flat contiguous arrays that are not empty."""
+    """Return the kernel (x, scale, bias, y, channels, length, epsilon) -> None. The arrays are flat, contiguous and not
+    empty."""
     return jit.kernel(serial, f"serial_normalization_{key.name}", types.void(*_arguments(key)))
 
 
 def parallel_kernel(key: ElementType) -> Any:
-    """(x, scale, bias, y, channels, length, epsilon, slices) -> None"""
+    """Return the kernel (x, scale, bias, y, channels, length, epsilon, slices) -> None."""
     signature = types.void(*_arguments(key), types.intp)
     return jit.kernel(parallel, f"parallel_normalization_{key.name}", signature, parallel=True)
 
 
 def task_function(key: ElementType) -> Any:
-    """The C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
+    """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
     return jit.c_function(task, f"task_normalization_{key.name}", types.void(types.int64, types.intp))
 
 

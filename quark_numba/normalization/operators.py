@@ -10,12 +10,12 @@ from ..element_types import FLOAT32
 from .calls import instance_normalization
 from .granularity import FAULTS, instance_shape
 
-# As many channels as any x has.
+# More elements than any x has channels: stands for an unknown shape of scale or bias.
 _MANY = 1 << 62
 
 
 def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-    """y is like x."""
+    """Return the output y, which has x's shape. Raises ValueError if the shapes do not fit."""
     x, scale, bias = (each.shape if each else None for each in inputs)
     fault, _, _, _ = instance_shape(known(x, (0, 0)), known(scale, (_MANY,)), known(bias, (_MANY,)))
     if fault:

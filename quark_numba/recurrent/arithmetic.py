@@ -1,4 +1,4 @@
-"""What becomes of one number: codes, shifts of integers, and the C library's tanhf."""
+"""The arithmetic of one number: codes, shifts of integers, and the C library's tanhf."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ..linear.key import select
 (_UINT16,) = named("uint16")
 _quantize = converter(select("quantize", FLOAT32, FLOAT32, _UINT16, _UINT16))
 
-# What numbers are added to so that they wrap around, and masked with.
+# To wrap an integer around to 32 bits: add the bias, apply the mask, and subtract the bias.
 _INT32_BIAS, _UINT32_MASK = np.int64(1 << 31), np.int64((1 << 32) - 1)
 _INT32_LOWEST, _INT32_HIGHEST = np.int64(-(1 << 31)), np.int64((1 << 31) - 1)
 
 
 @jit.inline
 def code(value: Any, scale: Any, zero_point: Any) -> Any:
-    """The uint16 code of a float32, less 32768."""
+    """Return the uint16 code of a float32, less 32768."""
     return np.int16(np.int32(_quantize(value, scale, zero_point)) - np.int32(1 << 15))
 
 
@@ -49,12 +49,12 @@ def _c_tanhf() -> Any:
     return lambda value: np.float32(function(float(value)))
 
 
-# That of the process, found by its name. LLVM knows a function of that name, and could put a vector library's in its place:
-# hence "nobuiltin".
+# The tanhf of the process, found by name. "nobuiltin" keeps LLVM, which knows the name, from replacing it by the function of a
+# vector library.
 tanhf: Any = _tanhf if jit.JIT_ENABLED else _c_tanhf()
 
 
-# Rows of weights that are multiplied at a time: two vectors of AVX-512.
+# The number of rows of weights that are multiplied together: two AVX-512 vectors.
 ROWS = 32
 
 
@@ -62,7 +62,8 @@ ROWS = 32
 def _add_products(
     typingctx: Any, codes: Any, at: Any, low: Any, high: Any, start: Any, pairs: Any, products: Any, to: Any
 ) -> Any:
-    """LLVM makes one instruction of a sum of two products of 16-bit numbers that lie beside each other, and of adding it."""
+    """Write the code so that LLVM turns the sum of two products of adjacent 16-bit numbers, and its addition to a total, into
+    one instruction."""
     lanes, word = ROWS // 2, ir.IntType(32)
     numbers, sums = ir.VectorType(ir.IntType(16), 2 * lanes), ir.VectorType(word, lanes)
     longs = ir.VectorType(ir.IntType(64), lanes)
@@ -113,36 +114,38 @@ def _add_products_of_python(codes: Any, at: int, low: Any, high: Any, start: int
     products[to : to + ROWS] += np.einsum("prk,pk->r", weights, numbers.reshape(pairs, 2))
 
 
-# (codes, at, low, high, start, pairs, products, to): add to each of ROWS numbers of `products`, int64, from `to` on, the sum of
-# the products of its row of codes with 2 * pairs numbers, 256 * high + low from `start` on. Of a row two codes lie side by
-# side, beside them those of the next row, and behind those of all ROWS the next two of each, from `at` on.
+# (codes, at, low, high, start, pairs, products, to): multiply a block of ROWS rows of codes with the 2 * pairs numbers
+# 256 * high + low from `start` on, and add the sum of products of each row to its number in `products`, int64, from `to` on.
+# The codes begin at `at`: two codes of the first row, two of the second, and so on for all ROWS, then the next two of each row.
 #
-# A product with a low part, of 0 to 255, is of at most 2**15 * 255, and one with a high part, -128 to 127, of 2**15 * 2**7: 256
-# of them are below 2**31. So the sums of 32 bits are exact for MOST_PAIRS of pairs.
+# A product with a low part, 0 to 255, has a magnitude of at most 2**15 * 255; one with a high part, -128 to 127, of at most
+# 2**15 * 2**7. The sum of 256 of them is below 2**31, so 32-bit sums are exact for up to MOST_PAIRS pairs.
 add_products: Any = _add_products if jit.JIT_ENABLED else _add_products_of_python
 MOST_PAIRS = 128
 
 
 @jit.inline
 def int32(value: Any) -> Any:
-    """An int64, wrapped around to 32 bits."""
+    """Return an int64 wrapped around to 32 bits."""
     return np.int32(((value + _INT32_BIAS) & _UINT32_MASK) - _INT32_BIAS)
 
 
 @jit.inline
 def shifts(count: int) -> Any:
-    """(left, right) for `shifted`, of a shift to the right by any count, or to the left by a negative one.
+    """Return (left, right) for `shifted`, from the count of a shift to the right; a negative count shifts to the left.
 
-    Beyond 31 to the left every number but 0 saturates as it does with 31. Numbers are below 2**61: beyond 62 to the right all
-    are rounded to 0, as they are with 62."""
+    Beyond 31 to the left, every number but 0 saturates, as it does with 31. Numbers are below 2**61; beyond 62 to the right,
+    all are rounded to 0, as they are with 62."""
     return np.int64(min(max(-count, 0), 31)), np.int64(min(max(count, 0), 62))
 
 
 @jit.inline
 def shifted(value: Any, left: Any, right: Any) -> Any:
-    """value * 2**left / 2**right, rounded half away from zero and saturated to int32, as an int64; one of the two is 0.
+    """Return value * 2**left / 2**right, rounded half away from zero and saturated to int32, as an int64. `left` or `right` is
+    0.
 
-    With a shift to the left, what is clamped to 2**62 >> left saturates either way, and what is not stays within 2**62."""
+    For a shift to the left, the value is first clamped to 2**62 >> left, so that the result stays within 2**62. A value beyond
+    this limit saturates anyway."""
     limit = np.int64(1 << 62) >> left
     value = min(max(value, -limit), limit) << left
     magnitude = (abs(value) + ((np.int64(1) << right) >> np.int64(1))) >> right
@@ -152,7 +155,7 @@ def shifted(value: Any, left: Any, right: Any) -> Any:
 
 @jit.inline
 def rounded(value: Any) -> Any:
-    """A float64 as int64: half away from zero, saturated to int32; but 0 from -1 to 0."""
+    """Return a float64 as an int64, rounded half away from zero and saturated to int32; values between -1 and 0 become 0."""
     value = min(max(value, -2147483648.0), 2147483647.0)
     whole = np.floor(abs(value))
     magnitude = np.int64(whole) + (np.int64(1) if abs(value) - whole >= 0.5 else np.int64(0))
@@ -161,11 +164,11 @@ def rounded(value: Any) -> Any:
 
 @jit.inline
 def hidden_code(value: Any, mantissa: Any, left: Any, right: Any, initial: Any) -> Any:
-    """The code, less 32768, of a hidden state of -1 to 1: half away from zero, saturated.
+    """Return the code, less 32768, of a hidden state from -1 to 1, rounded half away from zero and saturated.
 
-    value * 2**24 has a magnitude of up to 2**24, and the mantissa 2**15 to 2**16, so that the product is below 2**40. Shifts go
-    up to 16 to the left, with which all but 0 saturate, and 42 to the right, with which the product counts for less than half:
-    beyond, nothing changes."""
+    The magnitude of value * 2**24 is at most 2**24, and the mantissa is from 2**15 to 2**16, so that the product is at most
+    2**40. Shifts are limited to 16 to the left, with which all products but 0 saturate, and to 42 to the right, with which the
+    product is less than a half. Longer shifts would not change the result."""
     product = rounded(np.float64(value) * 16777216.0) * mantissa
     total = (product << left) + (initial << right)
     magnitude = (abs(total) + ((np.int64(1) << right) >> np.int64(1))) >> right

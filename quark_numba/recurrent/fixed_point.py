@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Gates are numbers of steps of 2**-24.
+# Gates are integers in steps of 2**-24.
 GATE_STEPS = 1 << 24
 
 OPERANDS = "xwrby"
@@ -30,17 +30,17 @@ LAYER = np.dtype(
 
 
 def layer_of(attributes: Mapping[str, Any]) -> NDArray[Any]:
-    """An array of one LAYER, of values for all attributes of the operator.
+    """Return an array of one LAYER, from the values of all attributes of the operator.
 
-    `x_step` and `h_step` are the numbers of gate steps that one step of a product of codes counts, `xz_step` and `hz_step`
-    those of a code beside the zero point of the weights. `mantissa` and `shift` stand for them in integers: mantissa /
-    2**shift, with a magnitude of the mantissa above 2**14 and up to 2**15; for the output y it is that of 1 / y_scale, of 16
-    bits, and 24 is added to the shift. `initial` is the hidden state at first, less 32768.
+    `x_step` and `h_step` are the value of a product of two codes, in gate steps; `xz_step` and `hz_step` are the value of a
+    code times the zero point of the weights. `mantissa` and `shift` express a step in integers, as mantissa / 2**shift; the
+    magnitude of the mantissa is from 2**14 to 2**15. For the output y they express 1 / y_scale, with a mantissa of 16
+    bits, and 24 is added to the shift. `initial` is the code of the initial hidden state, less 32768.
 
     Raises
     ------
     ValueError
-        For values that cannot be, naming the attribute.
+        If a value is invalid. The message names the attribute.
     """
     hidden = attributes["hidden_size"]
     if not 0 < hidden < 1 << 28:
@@ -74,8 +74,9 @@ def layer_of(attributes: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def _mantissa_and_shift(number: float, bits: int) -> tuple[int, int]:
-    """(m, s) with number = m / 2**s, but for rounding m, half away from zero, to a magnitude of 2**(bits - 1) to 2**bits."""
-    fraction, exponent = math.frexp(abs(number))  # of 1/2 to 1
+    """Return (m, s) with number = m / 2**s, up to the rounding of m, half away from zero. The magnitude of m is
+    from 2**(bits - 1) to 2**bits."""
+    fraction, exponent = math.frexp(abs(number))  # 1/2 <= fraction < 1
     if fraction == 0:
         return 0, 0
     shift = bits - (exponent - 1 if fraction == 0.5 else exponent)

@@ -1,7 +1,7 @@
-"""The sizes of a layer from the shapes of its inputs.
+"""The sizes of a layer, from the shapes of its inputs.
 
-``layer_shape`` is compiled into the nodes of sessions as well, where it gets arrays instead of tuples: it uses nothing but
-``len``, indexing and integers, and reports a fault by number. ``FAULTS`` holds the message of each number.
+``layer_shape`` is also compiled into the nodes of sessions, where shapes are arrays instead of tuples. So it uses only
+``len``, indexing and integers, and returns a fault as a number. ``FAULTS`` has the message for each number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 # Forward and reverse.
 DIRECTIONS = 2
 
-# Of each cell, in the order of their rows: input, output, forget, candidate.
+# The gates of a cell, in the order of their rows: input, output, forget, candidate.
 GATES = 4
 
 NO_FAULT, X_RANK, W_SHAPE, R_SHAPE, B_SHAPE = range(5)
@@ -25,7 +25,7 @@ FAULTS = {
 
 
 def layer_shape(hidden: int, x_shape: Any, w_shape: Any, r_shape: Any, b_shape: Any) -> tuple[int, int, int, int]:
-    """(fault, steps, batch, inputs) of shapes given as sequences of integers."""
+    """Return (fault, steps, batch, inputs) for shapes given as sequences of integers."""
     if len(x_shape) != 3:
         return X_RANK, 0, 0, 0
     steps, batch, inputs = x_shape[0], x_shape[1], x_shape[2]

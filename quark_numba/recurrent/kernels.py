@@ -1,15 +1,15 @@
 """The loops of a layer: templates, and their compilation for a key of the dispatch table.
 
-A layer is worked on in phases, of so many parts each (`count_parts`), which may run side by side:
+A layer is computed in phases. A phase has `count_parts` parts, which may run at the same time:
 
-- ENCODE_WEIGHTS: w and r become codes, and for each row a constant;
-- ENCODE_INPUTS: x becomes codes;
-- MULTIPLY: what x gives to the gates, of all steps;
-- STEP: step by step, what the hidden state gives to the gates, and the next hidden state. Each sequence and direction is a
-  part.
+- ENCODE_WEIGHTS: compute the codes of w and r, and a constant for each row;
+- ENCODE_INPUTS: compute the codes of x;
+- MULTIPLY: compute the terms of x in the gates, for all steps;
+- STEP: step by step, compute the terms of the hidden state in the gates, and the next hidden state. A part is one direction of
+  one sequence.
 
-Codes are those of uint16, less 32768. Those of weights lie in blocks of ROWS rows, as `add_products` takes them; the last block
-of a direction is filled up with zeros, and so are the last columns.
+Codes are uint16 codes less 32768. Those of the weights are stored in blocks of ROWS rows, in the order of `add_products`. The
+last block of a direction is padded with zeros, and so are the last columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .granularity import DIRECTIONS, GATES
 
 ENCODE_WEIGHTS, ENCODE_INPUTS, MULTIPLY, STEP, PHASES = range(5)
 
-# What the parts of a phase share: the addresses of the tensors' elements, of the two memories and of the layer, and the sizes.
+# The record that the parts of a phase share: the addresses of the tensors' elements, of the memory for weights, of the working
+# memory and of the layer; the phase; and the sizes.
 WORK = np.dtype(
     [(name, np.int64) for name in ("x", "w", "r", "b", "y", "weights", "memory", "layer", "phase", "steps", "batch", "inputs")]
 )
@@ -38,7 +39,7 @@ WORK = np.dtype(
 
 @jit.function
 def pairs_of(length: int) -> int:
-    """An even number, so that whole words have them."""
+    """Return the number of pairs of codes for this length, rounded up to an even number to fill whole 64-bit words."""
     return (length + 3) // 4 * 2
 
 
@@ -60,7 +61,7 @@ def count_parts(phase: int, steps: int, batch: int, hidden: int) -> int:
 
 @jit.function
 def ceil_log2(number: int) -> int:
-    """0 for 0."""
+    """Return the base-2 logarithm, rounded up; 0 for 0."""
     power = 0
     while np.int64(1) << np.int64(power) < number:
         power += 1
@@ -69,7 +70,7 @@ def ceil_log2(number: int) -> int:
 
 @jit.inline
 def split(q: Any) -> Any:
-    """(low, high) of a code: 256 * high + low, low of 0 to 255."""
+    """Return (low, high) with q = 256 * high + low and low from 0 to 255."""
     wide = np.int32(q)
     return np.int16(wide & np.int32(255)), np.int16(wide >> np.int32(8))
 
@@ -78,7 +79,8 @@ def split(q: Any) -> Any:
 def encode_block(
     values: Any, direction: int, first: int, rows: int, columns: int, scale: Any, zero: Any, codes: Any, sums: Any
 ) -> None:
-    """Write the codes of a block of one direction's weights, and the sums of its rows, which begin with `first`."""
+    """Write the codes of a block of one direction's weights, and the sums of its rows. The first row of the block is
+    `first`."""
     count = unsigned(min(ROWS, rows - first))
     source, to_sums = unsigned((direction * rows + first) * columns), unsigned(direction * rows + first)
     for row in range(count):
@@ -145,7 +147,7 @@ def encode_inputs(part: int, steps: int, batch: int, inputs: int, x: Any, low: A
 
 @jit.function
 def multiply_block(codes: Any, at: int, low: Any, high: Any, start: int, pairs: int, products: Any, to: int) -> None:
-    """Write to `products`, from `to` on, what a block of weights gives with the numbers from `start` on."""
+    """Write to `products`, from `to` on, the products of a block of weights with the numbers from `start` on."""
     for row in range(to, to + ROWS):
         products[row] = np.int64(0)
     for done in range(0, pairs, MOST_PAIRS):
@@ -168,8 +170,8 @@ def multiply(
     layer: Any,
     products: Any,
 ) -> None:
-    """`gates`: for each sequence, direction and step what does not hang on the hidden state, in int32, wrapped around.
-    `products` has room for ROWS numbers."""
+    """Write to `gates`, for each sequence, direction and step, the terms that do not depend on the hidden state, as int32,
+    wrapped around. `products` has room for ROWS numbers."""
     rows, pairs = GATES * layer.hidden, pairs_of(inputs)
     sequence, block = part // blocks_of(rows), part % blocks_of(rows)
     n, direction = sequence // DIRECTIONS, sequence % DIRECTIONS
@@ -202,8 +204,8 @@ def step(
     low: Any,
     high: Any,
 ) -> None:
-    """All steps of a sequence in one direction. `products` has room for a number of each row of all blocks, `floats` for one of
-    each row and 2 * hidden more, `low` and `high` for the hidden state."""
+    """Run all steps of a sequence in one direction. `products` has room for a number for each row of all blocks, `floats` for
+    one for each row and 2 * hidden more, `low` and `high` for the hidden state."""
     hidden = layer.hidden
     rows, pairs = GATES * hidden, pairs_of(hidden)
     blocks = blocks_of(rows)
@@ -230,7 +232,7 @@ def step(
         for row in range(unsigned(rows)):
             product = shifted(shifted(products[row], np.int64(0), mean) * layer.h_mantissa, h_left, h_right)
             value = int32(np.int64(gates[at + row]) + product - offset)
-            # In steps of 2**-24; the tanh that makes a sigmoid is of half the argument.
+            # The value is in steps of 2**-24. A sigmoid is computed from the tanh of half its argument, hence 2**-25.
             floats[row] = np.float32(np.float32(value) * np.float32(2.0**-25))
         for row in range(candidates, unsigned(rows)):
             floats[row] = np.float32(floats[row] * np.float32(2))
@@ -254,20 +256,20 @@ def step(
 
 @jit.function
 def count_code_words(columns: int, hidden: int) -> int:
-    """The number of words for the codes of one weight matrix."""
+    """Return the number of 64-bit words of the codes of one matrix of weights."""
     return DIRECTIONS * blocks_of(GATES * hidden) * ROWS * pairs_of(columns) // 2
 
 
 @jit.function
 def count_weight_words(inputs: int, hidden: int) -> int:
-    """The number of words for a layer's weight codes, the sums of their rows, and constants."""
+    """Return the number of 64-bit words for the codes of a layer's weights, the sums of their rows, and the constants."""
     sums_and_constants = DIRECTIONS * GATES * hidden * 5 // 2
     return count_code_words(inputs, hidden) + count_code_words(hidden, hidden) + sums_and_constants
 
 
 @jit.function
 def count_own_words(phase: int, hidden: int) -> int:
-    """The number of words that each part of a phase needs for itself."""
+    """Return the number of 64-bit words of memory that a part of a phase does not share with other parts."""
     if phase == MULTIPLY:
         return ROWS
     return blocks_of(GATES * hidden) * ROWS + (GATES + 2) * hidden // 2 + pairs_of(hidden)
@@ -275,7 +277,7 @@ def count_own_words(phase: int, hidden: int) -> int:
 
 @jit.function
 def count_words(steps: int, batch: int, inputs: int, hidden: int) -> int:
-    """The number of words that a run works in."""
+    """Return the number of 64-bit words of the working memory of a run."""
     shared = steps * batch * (1 + pairs_of(inputs) + DIRECTIONS * GATES * hidden // 2)
     own = 0
     for phase in (MULTIPLY, STEP):
@@ -299,7 +301,7 @@ def run(
     weights: Any,
     memory: Any,
 ) -> None:
-    """A part of a phase. `weights` and `memory` are int64 arrays of ``count_weight_words`` and ``count_words``."""
+    """Run a part of a phase. `weights` and `memory` are int64 arrays of ``count_weight_words`` and ``count_words`` elements."""
     hidden, rows = layer.hidden, DIRECTIONS * GATES * layer.hidden
     w_end = count_code_words(inputs, hidden)
     r_end = w_end + count_code_words(hidden, hidden)
@@ -348,7 +350,7 @@ def parallel(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inp
 
 
 def task(work_address: int, part: int) -> None:
-    """A part of a phase of a node's work, on a thread of ONNX Runtime's."""
+    """Run a part of a phase of a node's work, on a thread of ONNX Runtime."""
     work = record_at(work_address, WORK)
     layer = record_at(work.layer, LAYER)
     hidden, steps, batch, inputs = layer.hidden, work.steps, work.batch, work.inputs
@@ -362,18 +364,19 @@ def task(work_address: int, part: int) -> None:
 
 
 def serial_kernel(key: ElementType) -> Any:
-    """(x, w, r, b, y, steps, batch, inputs, layers) -> None: flat contiguous arrays, sizes, and an array of one LAYER."""
+    """Return the kernel (x, w, r, b, y, steps, batch, inputs, layers) -> None: flat contiguous arrays, sizes, and an array of
+    one LAYER."""
     return jit.kernel(serial, f"serial_recurrent_{key.name}", types.void(*_arguments(key)))
 
 
 def parallel_kernel(key: ElementType) -> Any:
-    """(x, w, r, b, y, steps, batch, inputs, layers, slices) -> None"""
+    """Return the kernel (x, w, r, b, y, steps, batch, inputs, layers, slices) -> None."""
     signature = types.void(*_arguments(key), types.intp)
     return jit.kernel(parallel, f"parallel_recurrent_{key.name}", signature, parallel=True)
 
 
 def task_function(key: ElementType) -> Any:
-    """The C function void (int64_t work, size_t part) that ONNX Runtime's threads call."""
+    """Return the C function void (int64_t work, size_t part) that ONNX Runtime's threads call."""
     return jit.c_function(task, f"task_recurrent_{key.name}", types.void(types.int64, types.intp))
 
 

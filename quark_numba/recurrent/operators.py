@@ -13,12 +13,13 @@ from .granularity import DIRECTIONS, FAULTS, GATES, layer_shape
 
 
 def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-    """y has an element of each step, direction, sequence and hidden unit."""
+    """Return the output y, of shape (steps, directions, batch, hidden_size). Raises ValueError if an attribute or a shape is
+    invalid."""
     layer_of(attributes)
     shapes = [each.shape if each else None for each in inputs]
     hidden = attributes["hidden_size"]
     rows = GATES * hidden
-    # The input size stands last in x and w.
+    # The input size is the last dimension of x and of w.
     size = next((each[2] for each in shapes[:2] if each and len(each) == 3 and each[2] is not None), 1)
     stand_ins = ((1, 1, size), (DIRECTIONS, rows, size), (DIRECTIONS, rows, hidden), (DIRECTIONS, 2 * rows))
     fault, _, _, _ = layer_shape(hidden, *map(known, shapes, stand_ins))

@@ -1,1 +1,1 @@
-"""The wing of regions: connected elementwise nodes of a model, run as one node in one pass over memory."""
+"""The wing of regions: connected elementwise nodes of a model that run as one node, in one pass over memory."""

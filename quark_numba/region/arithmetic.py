@@ -1,6 +1,7 @@
-"""A scalar function of float32 values for each step.
+"""The arithmetic of one element: a scalar function of float32 values for each step.
 
-Each gives the bits that ONNX Runtime's CPU provider gives, those of NaN included; but where two NaNs meet, either may come out.
+The results have the bits of ONNX Runtime's CPU provider, and so do NaNs, with one exception: if both operands are NaN, either
+one may be the result.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _hard_swish() -> Any:
 
 _BINARY = {"Add": _add, "Div": _div, "Max": _max, "Min": _min, "Mul": _mul, "PRelu": _prelu, "Sub": _sub}
 
-# The attributes of a step -> its function.
+# By operator: (attributes of a step) -> the function of the step.
 _UNARY: dict[str, Callable[..., Any]] = {
     "Abs": lambda: inline(lambda x: abs(x)),
     "Ceil": lambda: inline(lambda x: np.ceil(x)),
@@ -98,12 +99,12 @@ _UNARY: dict[str, Callable[..., Any]] = {
 
 
 def function(step: Step, inputs: tuple[Input, ...]) -> Any:
-    """The function of a step that is no round trip: (operands that are not left out) -> value."""
+    """Return the function of a step that is not a round trip: (operands that are present) -> value."""
     if step.operator == CAST:
         assert step.operands[0] is not None
         return decoder(inputs[step.operands[0]].element_type)
     if step.operator in UNARY:
-        # With attributes, each time anew: 0 and -0 would be one key.
+        # Functions with attributes are not cached: 0 and -0 would be the same key.
         return _UNARY[step.operator](**dict(step.attributes)) if step.attributes else _plain(step.operator)
     if step.operator == "Clip":
         return _clip(*(operand is not None for operand in (*step.operands, None, None)[1:3]))
@@ -117,7 +118,7 @@ def _plain(operator: str) -> Any:
 
 @functools.cache
 def _clip(has_lowest: bool, has_highest: bool) -> Any:
-    """Without a bound ONNX Runtime takes the finite number that is farthest out."""
+    """Return the function of Clip. ONNX Runtime replaces a missing bound by the lowest or highest finite float32."""
     lowest, highest = _f32(np.finfo(_f32).min), _f32(np.finfo(_f32).max)
     if has_lowest and has_highest:
         return inline(lambda x, low, high: _clip_above(_clip_below(x, low), high))
@@ -130,14 +131,15 @@ def _clip(has_lowest: bool, has_highest: bool) -> Any:
 
 @functools.cache
 def fast_round_trip(key: Key) -> tuple[Any, Any]:
-    """A round trip without a division: (x, reciprocal, scale, zero point) -> y, None if there is none; and (scale, zero point)
-    -> whether it takes these."""
+    """Return a round trip without a division: the function (x, reciprocal, scale, zero point) -> y, or None if there is none;
+    and the function (scale, zero point) -> whether the round trip can be used with them."""
     if key.quantized not in (BFLOAT16, FLOAT16) or not HAS_FMA:
         return reciprocal_converter(key), has_reciprocal(key)
     round_to_nearest = upper_bits_rounder(BFLOAT16) if key.quantized is BFLOAT16 else rounder(FLOAT16)
     lowest, highest = _f32(key.quantized.lowest), _f32(key.quantized.highest)
 
-    # The sum makes 0 of -0 and a signalling NaN quiet. What rounds to more than the largest finite value is more than that.
+    # The sum turns -0 into 0 and makes a signalling NaN quiet. Clipping before rounding saturates all values: one that rounds
+    # beyond the largest finite value is larger than that value.
     def round_trip(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
         return round_to_nearest(fma(_clip_above(_clip_below(x, lowest), highest), reciprocal, _f32(0)))
 
@@ -148,7 +150,7 @@ def fast_round_trip(key: Key) -> tuple[Any, Any]:
 
 
 def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
-    """The linear wing's key for a step that is a round trip."""
+    """Return the linear wing's key for a step that is a round trip."""
     zero_point = step.operands[2]
     assert zero_point is not None
     saturate = dict(step.attributes)["saturate"] != 0
@@ -156,8 +158,8 @@ def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
 
 
 def input_dtypes(program: Program) -> list[Any]:
-    """In which the program takes its inputs: float32; but zero points as the kernels of the linear wing do, and what it casts
-    as it is stored."""
+    """Return the dtypes in which the program reads its inputs: float32, except for zero points, which have the dtype that the
+    kernels of the linear wing read, and inputs of Cast, which have their storage dtype."""
     dtypes: list[Any] = [np.float32] * len(program.inputs)
     for step in program.steps:
         if step.operator == CAST:

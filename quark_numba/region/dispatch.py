@@ -1,4 +1,4 @@
-"""The dispatch table: from a program to a kernel."""
+"""The dispatch table: a kernel for each program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .key import Program
 
 
 class _Table(Table[Program]):
-    """A table that grows: a program gets its kernel when it is first looked up, since there is no end of programs."""
+    """A table that creates the kernel of a program when the program is first looked up: the number of programs is unlimited."""
 
     def __missing__(self, program: Program) -> Kernel:
         return self.setdefault(program, Kernel(program, self.package))

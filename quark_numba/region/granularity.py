@@ -1,6 +1,7 @@
-"""From the shapes of inputs to that of y, and to the loop: where the elements of each input lie beside those of y.
+"""The shape of y and the loop, from the shapes of the inputs. The loop tells which element of each input goes with an element
+of y.
 
-All of it is compiled into nodes of sessions: it gets arrays, and reports a fault by number.
+The functions are compiled into the nodes of sessions: shapes are arrays, and a fault is returned as a number.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ FAULTS = {
     NOT_ALIKE: "input {input} has shape {x_shape}, which does not go with those of the others",
     AXIS: "the blocks' axis is {axis}, out of range for shape {x_shape}",
     NOT_BLOCKED: "input {input} has shape {x_shape}; expected one channel, or whole blocks of channels",
-    CHANNELS: "y has the shape {x_shape}; expected one of which the last block of channels has channel {channels}",
+    CHANNELS: "y has shape {x_shape}; expected channel {channels} in the last block of channels",
 }
 
-# What stands for None in `Program.axes`.
+# The number that stands for None of `Program.axes`.
 OPERAND = 1
 
 
 def split_channels(shape: Any, block: int) -> bool:
-    """Give the shape (N, C, H, W), which fills the last four places of `shape`, a dimension more: (N, C / block, H, W, block),
-    as the elements of a blocked tensor lie, or (N, 1, H, W, 1) of one channel. Returns False if C is neither 1 nor a multiple
-    of the block."""
+    """Replace the shape (N, C, H, W), the last four places of `shape`, by the five dimensions (N, C / block, H, W, block), in
+    which the elements of a blocked tensor are stored, or by (N, 1, H, W, 1) for one channel. Return False if C is neither 1 nor
+    a multiple of the block."""
     end = len(shape)
     n, channels, h, w = shape[end - 4], shape[end - 3], shape[end - 2], shape[end - 1]
     inner = 1 if channels == 1 else block
@@ -42,8 +43,9 @@ def join_channels(shape: Any) -> None:
 
 
 def y_shape(shapes: Any, ranks: Any, axes: Any, scalars: Any, shape: Any) -> tuple[int, int, int]:
-    """(fault, input, rank): write y's shape to the end of `shape`. `shapes` has as much room for each input, with its shape at
-    the end. (It is one flat array: of two dimensions it took a second more to compile.)"""
+    """Write y's shape to the end of `shape`, and return (fault, input at fault, rank). `shapes` has len(shape) places for each
+    input, whose shape is at the end of them. It is a flat array because a two-dimensional one takes a second longer to
+    compile."""
     count, room = len(ranks), len(shape)
     rank = 0
     for k in range(count):
@@ -70,8 +72,9 @@ def y_shape(shapes: Any, ranks: Any, axes: Any, scalars: Any, shape: Any) -> tup
 
 
 def loop_shape(shapes: Any, ranks: Any, axes: Any, shape: Any, rank: int, lengths: Any, masks: Any) -> int:
-    """How many dimensions the loop has: y's, but those of length 1, and with neighbours taken as one where no input has the
-    one and not the other. Their `lengths`; the bits of `masks` tell which inputs have them."""
+    """Return the number of dimensions of the loop, and write their `lengths` and `masks`. The loop has y's dimensions without
+    dimensions of length 1; neighbours are merged unless an input has only one of them. Bit k of a mask is set if input k has
+    the dimension."""
     count, room = len(ranks), len(shape)
     dimensions = 0
     for d in range(room - rank, room):

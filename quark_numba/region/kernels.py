@@ -1,4 +1,5 @@
-"""The loop over elements: for all programs a part that cuts the work into tiles, and for each one that runs it on a tile."""
+"""The loop over elements: one function for all programs, which cuts the work into tiles, and one for each program, which runs
+it on a tile."""
 
 from __future__ import annotations
 
@@ -16,17 +17,21 @@ from ..compiling.text import function_of
 from .key import MOST_INPUTS, Program
 from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS, TILE, source_of, tile_size
 
-# Elements that one call of a task converts: see linear.kernels.
+# The number of elements that one call of a task converts: see linear.kernels.
 CHUNK = 1 << 14
 
-# What a node's tasks share: the C function that runs the program on a tile; the address of y's elements, how many there are;
-# how many inputs there are, how many of these have more than one element, where an array has the addresses of their elements,
-# and where one has the bytes of an element, 0 for those of one; and the loop, as ``granularity.loop_shape`` has it. Of blocks:
-# how many elements a block has, of how many rows a tile has a multiple, and ``block.granularity``'s `length` and `inner` of y;
-# how many steps are of blocks, and where the addresses of their functions are, two for each; and the bytes of the program's
-# buffers. Of the blocked layout, where y has channels beyond its own: how many of a block (`lanes`) are its own (`own_lanes`,
-# 0 if there is nothing to clear), how many elements one y of the batch has, and how many are before its last block of channels.
-# A task that finds no memory sets the last field.
+# The record that the tasks of a node share:
+# - `run`, the C function that runs the program on a tile; the address and the number of the elements of y;
+# - `count`, the number of inputs, and `streams`, how many of them have more than one element; the addresses of two arrays: the
+#   addresses of the inputs' elements, and the bytes of an element, 0 for an input of one element;
+# - the loop, as from ``granularity.loop_shape``;
+# - for steps of blocks: the elements of a block; the rows of a group, into which a tile is divided; `length` and `inner` of
+#   y, as in ``block.granularity``; the number of these steps; the address of their functions, two for each; and the bytes of
+#   the program's buffers;
+# - for the blocked layout, if it adds channels to y: the channels of a block (`lanes`); how many of the last block are y's own
+#   (`own_lanes`, 0 if there is nothing to clear); the elements of y for one index of the batch; and how many of these lie
+#   before the last block of channels;
+# - `has_failed`, which a task sets if it cannot allocate memory.
 WORK = np.dtype(
     [
         (name, np.int64)
@@ -41,7 +46,8 @@ WORK = np.dtype(
 
 @jit.function
 def row_offset(row: int, k: int, dimensions: int, lengths: Any, masks: Any) -> int:
-    """The index at which input k has its elements beside a row of y: one along the last dimension of the loop."""
+    """Return the index of the first element of input k that goes with a row of y: the elements along the last dimension of the
+    loop."""
     stride = lengths[dimensions - 1] if (masks[dimensions - 1] >> k) & 1 else 1
     offset = 0
     for d in range(dimensions - 2, -1, -1):
@@ -55,7 +61,7 @@ def row_offset(row: int, k: int, dimensions: int, lengths: Any, masks: Any) -> i
 
 @jit.function
 def full_inputs(work_address: int) -> int:
-    """The bits of inputs that have all of the loop's dimensions: their elements lie as y's do."""
+    """Return a mask of the inputs that have all dimensions of the loop, so that their elements are laid out as y's."""
     work = record_at(work_address, WORK)
     masks = array_at(work.masks, work.dimensions, np.int64)
     full: Any = np.int64(-1)
@@ -66,8 +72,9 @@ def full_inputs(work_address: int) -> int:
 
 @jit.function
 def pattern_of(k: int, dimensions: int, lengths: Any, masks: Any) -> tuple[int, int]:
-    """(how many elements of input k are repeated, for how many of y): one along the last dimension of the loop, or what it has
-    along that, along the one before it. (0, 0) if neither is."""
+    """Return (number of elements of input k that repeat, number of elements of y for which they repeat). One element repeats
+    along the last dimension of the loop, or a row repeats along the dimension before it. (0, 0) if nothing repeats along
+    these."""
     length = lengths[dimensions - 1]
     if (masks[dimensions - 1] >> k) & 1 == 0:
         return 1, length
@@ -78,7 +85,7 @@ def pattern_of(k: int, dimensions: int, lengths: Any, masks: Any) -> tuple[int, 
 
 @jit.function
 def repeat(source: int, target: int, size: int, begin: int, count: int) -> None:
-    """Write so many bytes: those of the `size` at `source` from `begin` on, then all of them, again and again."""
+    """Write `count` bytes to `target`: the `size` bytes at `source`, again and again, the first time from `begin` on."""
     done = min(size - begin, count)
     copy_bytes(source + begin, target, done)
     rest = min(begin, count - done)
@@ -92,8 +99,9 @@ def repeat(source: int, target: int, size: int, begin: int, count: int) -> None:
 
 @jit.function
 def spread(work_address: int, k: int, itemsize: int, at: int, n: int, buffer: int, spread_to: int) -> int:
-    """Spread out what input k has beside the n elements of y from `at` on. Returns the address: `buffer`, or where they lie one
-    after the other already. `spread_to` is the index in y up to which the buffer has what is repeated already."""
+    """Return the address of the elements of input k that go with the n elements of y from `at` on. They are written to
+    `buffer`, unless they are consecutive in the input already. `spread_to` is the index in y up to which the contents of the
+    buffer from before are still right."""
     work = record_at(work_address, WORK)
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     data = array_at(work.inputs, k + 1, np.int64)[k]
@@ -132,27 +140,27 @@ def spread(work_address: int, k: int, itemsize: int, at: int, n: int, buffer: in
 
 @jit.function
 def clear_padding(work_address: int, at: int, n: int) -> None:
-    """Write zeros to the channels that the blocked layout adds, of the n elements of y from `at` on, which are whole blocks. A
-    convolution multiplies these channels by 0, which would make NaN of Inf."""
+    """Write zeros to the channels that the blocked layout adds, in the n elements of y from `at` on, which are whole blocks. A
+    convolution multiplies these channels by 0, and Inf times 0 would be NaN."""
     work = record_at(work_address, WORK)
     lanes, own, batch_size, last_block = work.lanes, work.own_lanes, work.batch_size, work.last_block
     while n > 0:
         place = at % batch_size
         size = batch_size - place
-        if place < last_block:  # up to where channels are added
+        if place < last_block:  # up to the last block, which has the added channels
             size = last_block - place
         if size > n:
             size = n
         if place >= last_block:
             y = array_at(work.y + 4 * at, size, np.float32)
-            for i in range(unsigned(size)):  # lanes are a power of two
+            for i in range(unsigned(size)):  # `lanes` is a power of two
                 y[i] = y[i] if np.int32(i) & np.int32(lanes - 1) < np.int32(own) else np.float32(0)
         at += size
         n -= size
 
 
 def chunk(work_address: int, index: int) -> None:
-    """Chunk `index` of a node's work, on a thread of ONNX Runtime's."""
+    """Do chunk `index` of a node's work, on a thread of ONNX Runtime."""
     work = record_at(work_address, WORK)
     start = index * CHUNK
     stop = start + CHUNK if start + CHUNK < work.size else work.size
@@ -162,7 +170,7 @@ def chunk(work_address: int, index: int) -> None:
     buffers = stack(TILE * work.streams)
     addresses, spread_to = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
     full = full_inputs(work_address)
-    step = CHUNK  # at once, if nothing is spread out
+    step = CHUNK  # all at once, unless an input has to be spread
     for k in range(count):
         addresses[k], spread_to[k] = inputs[k], 0
         if itemsizes[k] and (full >> k) & 1 == 0:
@@ -179,7 +187,7 @@ def chunk(work_address: int, index: int) -> None:
             else:
                 addresses[k] = spread(work_address, k, itemsize, at, n, buffer, spread_to[k])
                 size, period = pattern_of(k, work.dimensions, lengths, masks)
-                # The buffer is of use for as long as it has the same, if the next tile begins as this one does.
+                # The buffer can be used again until the repetition ends, if the next tile begins at the same place in it.
                 rest = period - at % period if period else 0
                 is_repeated = rest >= n and n == TILE and TILE % size == 0
                 spread_to[k] = at + rest if is_repeated else 0
@@ -191,8 +199,8 @@ def chunk(work_address: int, index: int) -> None:
 
 @jit.function
 def convert_blocks(at: Any, count: int, number: int, width: int, x_address: int, y_address: int) -> int:
-    """Step `number` of those of blocks, of a tile. Where it has no elements, it gets zeros, which count in no block.
-    Returns what the function for a tile does."""
+    """Run step `number` of the steps of blocks on a tile. Places of the tile without elements are set to zero, which affects no
+    block. Return the result of the step's function."""
     rows, filled, columns = at[count + ROWS], at[count + FILLED_ROWS], at[count + FILLED_COLUMNS]
     x = array_at(x_address, rows * width, np.float32)
     if columns < width:
@@ -209,17 +217,17 @@ def convert_blocks(at: Any, count: int, number: int, width: int, x_address: int,
 
 @functools.cache
 def chunk_function() -> Any:
-    """The C function void (int64_t work, size_t index) that ONNX Runtime's threads call, for every program."""
+    """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call, the same for every program."""
     return jit.c_function(chunk, "chunk_region", types.void(types.int64, types.intp))
 
 
 def task_function(program: Program) -> Any:
-    """The C function void (int64_t addresses, int64_t y, int64_t n) that runs a program for n elements of y; `addresses` is
-    where those of the inputs' elements are."""
+    """Return the C function void (int64_t addresses, int64_t y, int64_t n) that runs a program for n elements of y;
+    `addresses` is the address of an array of the addresses of the inputs' elements."""
     text, names = source_of(program)
     names |= {"convert_blocks": convert_blocks, "ORDINARY": ORDINARY, "TILE": tile_size(program)}
     run_program = function_of(text, __name__, __file__, names)
     return jit.c_function(run_program, program.name, types.void(types.int64, types.int64, types.int64))
 
 
-assert MOST_INPUTS < 64  # bits of a mask
+assert MOST_INPUTS < 64  # a mask has a bit for each input

@@ -1,4 +1,4 @@
-"""The key that selects a kernel: a program of elementwise steps."""
+"""The key of a kernel: a program of elementwise steps."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ ROUND_TRIP = _PAIR.name
 
 _BLOCK_OPERATORS = [operator for operator in BLOCK_OPERATORS if not operator.newer_name]
 
-# The steps that quantize to block formats and dequantize, with their attributes and the defaults of these.
+# The steps that round to block formats, with the defaults of their attributes.
 BLOCK_ROUND_TRIPS: Mapping[str, Mapping[str, Any]] = {
     operator.name: {attribute.name: attribute.default for attribute in operator.attributes} for operator in _BLOCK_OPERATORS
 }
 
-# The domains of the steps that are not ONNX's own.
+# The domains of steps that are not operators of ONNX.
 DOMAINS = {_PAIR.name: _PAIR.domain, **{operator.name: operator.domain for operator in _BLOCK_OPERATORS}}
 
-# The operators of steps, with the attributes that they may have and the defaults of these (ONNX, opset 22): steps that take one
-# value, two, or that have operands of their own meaning.
+# The operators of steps, with their numbers of operands and the defaults of their attributes (ONNX, opset 22).
 UNARY: Mapping[str, Mapping[str, float]] = {
     **{name: {} for name in ("Abs", "Ceil", "Floor", "HardSwish", "Identity", "Neg", "Reciprocal", "Relu", "Sign", "Sqrt")},
     "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
     "LeakyRelu": {"alpha": 0.01},
     "ThresholdedRelu": {"alpha": 1.0},
 }
-# The step that makes float32 of an input of another type.
+# The step that converts an input of another type to float32.
 CAST = "Cast"
 BINARY = ("Add", "Div", "Max", "Min", "Mul", "PRelu", "Sub")
 OPERANDS = {
@@ -49,27 +48,28 @@ OPERANDS = {
     ROUND_TRIP: (3, 3),
 }
 
-# Of one program. A stream is an input of more than one element, for each of which a thread has room on its stack.
+# The limits of a program. A stream is an input of more than one element, and takes room on the stack of each thread.
 MOST_INPUTS, MOST_STREAMS, MOST_STEPS = 48, 16, 64
 
-# Element types of zero points: those of the operator that have at least 4 bits. ONNX Runtime has no smaller ones among inputs
-# of several types.
+# The element types of zero points: the operator's types of at least 4 bits. ONNX Runtime has no smaller types for inputs that
+# may differ in type.
 ZERO_POINTS = tuple(each for each in _PAIR.quantized if each.bits >= 4)
 
 
-# Of what is cast.
+# The element types of inputs that may be cast.
 CASTS = (FLOAT16, BFLOAT16)
 
 
 class Input(NamedTuple):
-    """`is_scalar`: it has one element."""
+    """An input of a program. `is_scalar`: it has one element."""
 
     element_type: ElementType
     is_scalar: bool
 
 
 class Step(NamedTuple):
-    """`operands` are numbers of values: first come the program's inputs, then what the steps give. None is left out."""
+    """A step of a program. `operands` are numbers of values: the program's inputs come first, then the results of the steps.
+    None is an omitted operand."""
 
     operator: str
     operands: tuple[int | None, ...]
@@ -77,21 +77,21 @@ class Step(NamedTuple):
 
     @property
     def block_format(self) -> tuple[BlockKey, Blocks]:
-        """The block format that the step's attributes select. The step is one of BLOCK_ROUND_TRIPS."""
+        """The key and the blocks that the attributes of a step of BLOCK_ROUND_TRIPS select."""
         of_format = {name: value for name, value in self.attributes if name != "axis"}
         return FORMATS[self.operator](FLOAT32, **of_format)
 
 
 class Program(NamedTuple):
-    """Steps, each of which gives one value; the last one gives y. Values are float32, but zero points. All are of y's shape, to
-    which inputs broadcast as ONNX has it."""
+    """Inputs and steps. A step has one result; the result of the last step is y. All values but zero points and inputs of Cast
+    are float32. Results have y's shape, to which the inputs broadcast as in ONNX."""
 
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...]
 
     @property
     def name(self) -> str:
-        """A name for symbols, unique for each program."""
+        """A name for symbols, different for each program."""
         return f"region_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"
 
     @property
@@ -112,18 +112,18 @@ class Program(NamedTuple):
 
     @property
     def axes(self) -> tuple[int | None, ...]:
-        """What each input is: None if it is an operand, which broadcasts; of scales and zero points the axis of y along which
-        their one dimension lies, -1 for the last, or 0 for those of one element."""
+        """The role of each input: None for an operand, which broadcasts. For a scale or zero point, the axis of y along which
+        its one dimension lies, counted from the last, which is -1; or 0 if it has one element."""
         found = dict(self.uses())
         return tuple(found[number] for number in range(len(self.inputs)))
 
     @property
     def block_steps(self) -> list[Step]:
-        """The steps of BLOCK_ROUND_TRIPS. All have blocks of one size along one axis."""
+        """The steps of BLOCK_ROUND_TRIPS. All of them have the same block size and axis."""
         return [step for step in self.steps if step.operator in BLOCK_ROUND_TRIPS]
 
     def uses(self) -> Iterator[tuple[int, int | None]]:
-        """Yield each use of an input: its number and its role, as in `axes`."""
+        """Yield, for each use of an input, its number and its role there, as in `axes`."""
         for step in self.steps:
             for index, operand in enumerate(step.operands):
                 if operand is None or operand >= len(self.inputs):
@@ -136,7 +136,7 @@ class Program(NamedTuple):
 
 @functools.cache
 def parse(text: str) -> Program:
-    """The program of a text. Raises ValueError, which names the step that is at fault."""
+    """Return the program of a text. Raises ValueError, which names the step at fault."""
     from onnx import parser
 
     try:
@@ -181,7 +181,7 @@ def parse(text: str) -> Program:
     return program
 
 
-# Of attributes.
+# The defaults of the attributes of steps.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **UNARY,
     **BLOCK_ROUND_TRIPS,
@@ -232,7 +232,7 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
     for index, operand in enumerate(step.operands):
         if operand is None or operand >= len(inputs):
             if operand is not None and step.operator == ROUND_TRIP and index:
-                raise ValueError(f"{where} has a scale or a zero point that a step gives; expected inputs")
+                raise ValueError(f"{where} has a scale or a zero point that is the result of a step; expected inputs")
             continue
         element_type, is_scalar = inputs[operand]
         if step.operator in BLOCK_ROUND_TRIPS and is_scalar:
@@ -247,8 +247,8 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
 
 
 def _check_uses(program: Program, names: list[str]) -> None:
-    """Raises ValueError if an input is a scale or a zero point along one axis, and something else as well; or if there are
-    blocks of several sizes, or along several axes."""
+    """Raise ValueError if an input has several roles, such as a scale and an operand, or scales along two axes; or if there are
+    blocks of several sizes or along several axes."""
     kinds = {(dict(step.attributes)["axis"], step.block_format[1].block) for step in program.block_steps}
     if len(kinds) > 1:
         raise ValueError(f"program has blocks of several kinds, (axis, block_size) {sorted(kinds)}; expected one")
@@ -259,10 +259,10 @@ def _check_uses(program: Program, names: list[str]) -> None:
 
 
 def _attribute(value: float | str) -> str:
-    """Its type and value, as the syntax has them."""
+    """Return the type and value of an attribute in ONNX's textual syntax."""
     return f'string = "{value}"' if isinstance(value, str) else f"{type(value).__name__} = {value!r}"
 
 
 def _type_name(element_type: ElementType) -> str:
-    """The name of an element type in ONNX's textual syntax."""
+    """Return the name of an element type in ONNX's textual syntax."""
     return "float" if element_type is FLOAT32 else element_type.name

@@ -13,7 +13,7 @@ from .key import parse
 
 
 def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-    """y is float32, of the shape to which the operands broadcast."""
+    """Return the output y: float32, of the shape to which the operands broadcast."""
     program, block_size = parse(attributes["program"]), attributes["block_size"]
     check_inputs(program, len(inputs))
     check_layout(program, block_size, attributes["channels"])
@@ -43,7 +43,7 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
 
 
 def _like(inputs: Sequence[str], attributes: Mapping[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
-    """The sum of the operands, which broadcast."""
+    """Return an operator of ONNX whose output has the same shape: the Sum of the operands that broadcast."""
     axes = parse(attributes["program"]).axes
     return "Sum", [*dict.fromkeys(name for name, axis in zip(inputs, axes, strict=True) if axis is None)], {}
 

@@ -1,4 +1,4 @@
-"""The function that runs a program, as Python writes it."""
+"""The Python source of the function that runs a program."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from ..linear.arithmetic import converter
 from . import arithmetic
 from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program
 
-# Elements that are worked on at a time, in the first-level cache, where no step is of blocks.
+# The number of elements of a tile, which stays in the first-level cache, if the program has no steps of blocks.
 TILE = 1 << 10
 
-# What a program with steps of blocks gets behind the addresses of its inputs: whether blocks pass as they are; how many rows
-# the tile has, and how many rows and columns have elements of y in them; whether there was no memory, and the address of y,
-# which it sets; where it has room for its buffers; and the functions of its steps of blocks, two for each.
+# The words behind the addresses of the inputs, for a program with steps of blocks: whether blocks stay as they are; the number
+# of rows of the tile; the numbers of rows and columns that hold elements of y; whether memory could not be allocated, and the
+# address of y, both written by the program; the address of the room for its buffers; and the functions of its steps of blocks,
+# two for each.
 PASSES, ROWS, FILLED_ROWS, FILLED_COLUMNS, HAS_FAILED, Y, ROOM, FUNCTIONS = range(8)
 
 
 def source_of(program: Program) -> tuple[str, dict[str, Any]]:
-    """The function that runs a program for n elements of y, as Python writes it, and the names in it. `addresses` are those of
-    the inputs' elements. It goes tile by tile through a loop for each round trip, with the steps before it: one loop for all
-    would wait for what an element's long chain of steps takes, as a processor looks only some hundred instructions ahead. For
-    example, of x0 plus x1, which has one element, quantized and dequantized, and its absolute value:
+    """Return the source of the function that runs a program for n elements of y, and the names in it. `addresses` is the
+    address of the addresses of the inputs' elements. For each tile there is a loop for each round trip, together with the steps
+    before it. One loop for all steps would be slower: an element's steps depend on each other, and a processor looks only some
+    hundred instructions ahead to overlap them with the next element's. For example, the absolute value of a round trip of
+    x0 + x1, where x1 has one element:
 
         def run_program(addresses, y_address, n):
             at = array_at(addresses, 4, np.int64)
@@ -56,7 +58,7 @@ def source_of(program: Program) -> tuple[str, dict[str, Any]]:
 
 
 def tile_size(program: Program) -> int:
-    """How many elements are worked on at a time, at most."""
+    """Return the largest number of elements of a tile."""
     for step in program.block_steps:
         _, blocks = step.block_format
         return tile_width(blocks.block) * blocks.block
@@ -64,22 +66,22 @@ def tile_size(program: Program) -> int:
 
 
 def buffers_size(program: Program) -> int:
-    """The bytes of a program's buffers, each of which holds a tile of float32."""
+    """Return the bytes of a program's buffers. A buffer holds a tile of float32."""
     return 4 * tile_size(program) * len(set(_buffers(program, _loops(program)).values()))
 
 
 class _Writer:
-    """Writes the source of one program."""
+    """The writer of the source for one program."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.count = program, len(program.inputs)
         self.names: dict[str, Any] = {}
-        self.once: list[str] = []  # lines before those for each tile
+        self.once: list[str] = []  # lines before the loop over tiles
         self.each_tile: list[str] = []
         self.loops = _loops(program)
         self.buffers = _buffers(program, self.loops)
-        self.values: list[str] = []  # what stands for the element of each value, within a loop
-        self.arrays: dict[int, str] = {}  # of steps of blocks that may pass on their operand: what each gives
+        self.values: list[str] = []  # the expression of each value's element in a loop
+        self.arrays: dict[int, str] = {}  # by step of blocks that may return its operand: the name of its result
 
     def source(self) -> tuple[str, dict[str, Any]]:
         self._inputs()
@@ -111,14 +113,14 @@ class _Writer:
 
     def _room(self) -> None:
         tile, numbers = tile_size(self.program), sorted(set(self.buffers.values()))
-        # y may be in a buffer of a program with steps of blocks, which is there still when the program has ended.
+        # With steps of blocks, y may be one of the buffers. So the caller allocates them, and they outlive the program.
         room = f"at[{self.count + ROOM}]" if self.program.block_steps else f"stack({buffers_size(self.program) // 8})"
         self.once.append(f"room = {room}")
         self.each_tile.append("y = array_at(y_address + 4 * start, m, np.float32)")
         self.each_tile += [f"b{k} = array_at(room + {4 * tile} * {k}, m, np.float32)" for k in numbers]
 
     def _target(self, number: int) -> str | None:
-        """The buffer for the value of a step; None if only its own loop needs the value."""
+        """Return the name of the array for the result of a step; None if only the step's own loop needs the result."""
         if number == len(self.program.steps) - 1:
             return "y"
         return f"b{self.buffers[number]}" if number in self.buffers else None
@@ -139,7 +141,7 @@ class _Writer:
             self.names[f"is_closed{number}"] = closed_function(*step.block_format)
             checks = [f"is_closed{number}(x{low}, x{high})" for low, high in same[1]]
             self.once.append(f"is_unchanged{number} = {' and '.join(checks) or 'True'}")
-            given = self.arrays[number] = f"w{number}"  # a name of its own, as buffers are used again
+            given = self.arrays[number] = f"w{number}"  # a new name, because buffers are reused
             passes = [f"{given} = {x}", f"status{number} = ORDINARY"]
             condition = f"if is_unchanged{number} and status{same[0]} == ORDINARY:"
             lines = [condition, *indented(passes), "else:", *indented([*lines, f"{given} = {y}"])]
@@ -184,9 +186,9 @@ class _Writer:
 
 
 def _same_before(program: Program, number: int) -> tuple[int, list[tuple[int, int]]] | None:
-    """Of a step of blocks whose operand went through the same one before, and was clipped since, at most: the number of that
-    step, and for each time the inputs that it was clipped to. Where those blocks were ordinary, and the bounds are of the
-    format, it gives its operand."""
+    """Return the number of an earlier step of blocks with the same format whose result reaches step `number` unchanged or only
+    clipped, and the inputs that are the bounds of each Clip between them; None if there is no such step. If the blocks of the
+    earlier step were ordinary and the bounds are values of the format, step `number` returns its operand unchanged."""
     count, step = len(program.inputs), program.steps[number]
     if closed_function(*step.block_format) is None:
         return None
@@ -211,8 +213,8 @@ def _same_before(program: Program, number: int) -> tuple[int, list[tuple[int, in
 
 
 def _loops(program: Program) -> list[list[int]]:
-    """The steps of each loop: a round trip, what is before it, and behind the last one the rest. A step of blocks is by
-    itself."""
+    """Return the steps of each loop. A loop ends with a round trip, except that the steps behind the last one belong to its
+    loop. A step of blocks is a loop of its own."""
     loops: list[list[int]] = [[]]
     last = max((k for k, step in enumerate(program.steps) if step.operator == ROUND_TRIP), default=0)
     for number, step in enumerate(program.steps):
@@ -226,7 +228,7 @@ def _loops(program: Program) -> list[list[int]]:
 
 
 def _buffers(program: Program, loops: list[list[int]]) -> dict[int, int]:
-    """The number of the buffer for each step whose value a later loop takes. Buffers are reused."""
+    """Return the number of the buffer for each step whose value a later loop needs. Buffers are reused."""
     loop_of = {number: place for place, steps in enumerate(loops) for number in steps}
     last_use = {
         operand - len(program.inputs): loop_of[number]
@@ -237,7 +239,7 @@ def _buffers(program: Program, loops: list[list[int]]) -> dict[int, int]:
     for number in range(len(program.steps) - 1, -1, -1):
         operand = program.steps[number].operands[0]
         if program.steps[number].operator in BLOCK_ROUND_TRIPS and _same_before(program, number) and operand is not None:
-            kept = operand - len(program.inputs)  # which may be what the step gives
+            kept = operand - len(program.inputs)  # this value may be the result of the step
             last_use[kept] = max(last_use[kept], last_use.get(number, len(loops)))
     found: dict[int, int] = {}
     for number in range(len(program.steps) - 1):

@@ -1,4 +1,4 @@
-"""How y is cut into tiles for programs with steps of blocks: whole blocks side by side, in buffers in the first-level cache."""
+"""The tiles of y for programs with steps of blocks: whole blocks side by side, in buffers in the first-level cache."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_
 from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
 from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS, Y
 
-# A run of columns that are side by side in y as well: the first one's number in the tile, how many there are, and the index in
-# y of the first element.
+# The words of a run, which is a number of columns that are side by side in y too: the first column in the tile, the number of
+# columns, and the index in y of the first element.
 _RUN_WORDS = 3
 
 _width = jit.function(tile_width)
 
 
 def columns_a_chunk(block: int, rows: int) -> int:
-    """How many columns of so many rows a task does."""
+    """Return the number of columns of `rows` rows that one call of a task does."""
     width = _width(block)
     return width * max(1, CHUNK // (width * rows))
 
@@ -31,7 +31,7 @@ _columns_a_chunk = jit.function(columns_a_chunk)
 
 
 def count_chunks(size: int, block: int, length: int, inner: int) -> int:
-    """Into how many chunks the work is cut: those of whole blocks, and behind them those of the short ones that end an axis."""
+    """Return the number of chunks: first those of whole blocks, then those of the short blocks at the end of an axis."""
     down, rest = divmod(length, block)
     outer = size // (length * inner)
     count = -(-outer * down * inner // _columns_a_chunk(block, block))
@@ -73,10 +73,10 @@ def load(work_address: int, k: int, itemsize: int, is_full: bool, runs: Any, row
 
 
 def chunk(work_address: int, index: int) -> None:
-    """Chunk `index` of a node's work, on a thread of ONNX Runtime's.
+    """Do chunk `index` of a node's work, on a thread of ONNX Runtime.
 
-    y is seen as rows of blocks: a column is a block, and columns follow each other through all of y. A tile has some of them,
-    row by row, in a buffer for each input that has more than one element, and one for y."""
+    A column is a block of y, and columns are numbered through all of y. A tile is a number of columns, stored row by row: there
+    is a buffer for each input of more than one element, and one for y."""
     work = record_at(work_address, WORK)
     count, block, length, inner = work.count, work.block, work.length, work.inner
     width = _width(block)
@@ -140,5 +140,6 @@ def chunk(work_address: int, index: int) -> None:
 
 @functools.cache
 def chunk_function() -> Any:
-    """The chunk function of programs with block steps, as ``kernels`` has it for others."""
+    """Return the C function void (int64_t work, size_t index), as ``kernels.chunk_function``, for programs with steps of
+    blocks."""
     return jit.c_function(chunk, "chunk_region_of_blocks", types.void(types.int64, types.intp))

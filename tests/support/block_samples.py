@@ -14,7 +14,8 @@ from onnx_models import model
 from quark_numba.block.formats import MX_ELEMENT_TYPES, ROUNDING_MODES
 from quark_numba.block.key import X_TYPES
 
-# BFP16, MX4, MX6 and MX9, as Quark sets them up; other widths, sizes, and such as are no powers of two.
+# BFP16, MX4, MX6 and MX9 with the attributes that Quark writes, then other bit widths and block sizes, some of them not powers
+# of two.
 BFP = {
     "BFP16": {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8},
     "MX4": {"bfp_method": "to_bfp_prime", "bit_width": 11, "block_size": 16},
@@ -47,7 +48,8 @@ rounding_modes = pytest.mark.parametrize("rounding_mode", ROUNDING_MODES)
 
 @functools.cache
 def values(shape, x_type, seed=0):
-    """Of all exponents, neighbours within a few, with ties; blocks of zeros, subnormals, and special values in a few blocks."""
+    """Return values of all exponents, with ties. Neighbours have similar exponents. Some blocks are zeros or subnormals, and a
+    few have special values."""
     rng = np.random.default_rng(seed)
     size = int(np.prod(shape))
     lengths = np.arange(size) // 37

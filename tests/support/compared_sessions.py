@@ -1,23 +1,25 @@
-"""What sessions give for a generated graph, beside a drop-in session of the model whose constants are folded.
+"""Comparison of the results of our sessions for a generated graph with those of a drop-in session of the model whose constants
+are folded.
 
-`python tests/support/compared_sessions.py FIRST LAST [PROCESSES]` compares the graphs of these seeds, and lists what it finds.
-`python tests/support/compared_sessions.py SEED` prints one graph, its findings, and its smallest part with the same.
+`python tests/support/compared_sessions.py FIRST LAST [PROCESSES]` compares the graphs of these seeds, and lists the findings.
+`python tests/support/compared_sessions.py SEED` prints one graph, its findings, and its smallest part with the same findings.
 
-A drop-in session is an ``onnxruntime.InferenceSession`` with `quark_numba.register`. What is compared, and how:
+A drop-in session is an ``onnxruntime.InferenceSession`` with `quark_numba.register`. The rules of the comparison:
 
-- At ORT_ENABLE_EXTENDED, without the blocked layout: every bit. Two NaNs are equal, whatever their bits.
-- At ORT_ENABLE_ALL, with the blocked layout and without, of exact graphs: every bit, but for the sign of zeros: that of a sum
-  which is 0 depends on its order.
-- At ORT_ENABLE_ALL of other graphs: no value may differ by more than 2^-5 of the largest one of its tensor, and they may not
-  differ by more than 2^-9 of it on the average: a value near a tie may be rounded to another step, and what follows takes that.
-  Or, where ONNX Runtime's own results at ORT_ENABLE_ALL and ORT_DISABLE_ALL differ, by eight times as much as these.
-- Where the inputs have Inf, NaN or huge values, only NaN has to be NaN, and nothing else, in those values which these reach: a
-  sum of the largest finite values, as saturating leaves them, overflows in one order and not in another. They are the values in
-  which ONNX Runtime's results at ORT_DISABLE_ALL differ with and without these inputs.
-- ONNX Runtime's own results at ORT_ENABLE_ALL are not always right: the channels that it adds in its blocked layout get NaN by
-  Inf times 0, and so do others then; its MaxPool there ignores NaN. So a value that is right by the drop-in session at
-  ORT_DISABLE_ALL is right, too. Where these two differ and ours is like neither, it is counted by itself (ALONE).
-  What is like neither in a graph whose MaxPool takes NaN is a kind of its own ("MaxPool of NaN").
+- At ORT_ENABLE_EXTENDED, without the blocked layout: all bits are equal. Two NaNs are equal, whatever their bits.
+- At ORT_ENABLE_ALL, with and without the blocked layout, for exact graphs: all bits are equal except the sign of zeros, because
+  the sign of a sum of 0 depends on the order of its terms.
+- At ORT_ENABLE_ALL, for other graphs: no value differs by more than 2^-5 of the largest value of its tensor, and the average
+  difference is at most 2^-9 of it. The tolerance is needed because a value near a tie may be rounded to another step, which
+  changes all values downstream. Alternatively, the bound is eight times the difference between ONNX Runtime's own results at
+  ORT_ENABLE_ALL and ORT_DISABLE_ALL.
+- If the inputs have Inf, NaN or huge values: in values that depend on these, only the places of NaN have to agree. A sum of the
+  largest finite values, the results of saturation, overflows in one order and not in another. A value depends on such inputs if
+  ONNX Runtime's results at ORT_DISABLE_ALL differ with and without them.
+- ONNX Runtime's own results at ORT_ENABLE_ALL are not always right. The channels that its blocked layout adds become NaN by Inf
+  times 0, and spread to other channels; its MaxPool in that layout ignores NaN. So a value is also right if it agrees with the
+  drop-in session at ORT_DISABLE_ALL. If these two differ and ours agrees with neither, the value is counted separately (ALONE).
+  In a graph whose MaxPool has NaN in its input, such a value is a finding of the kind "MaxPool of NaN".
 """
 
 import collections
@@ -60,7 +62,7 @@ def run(session, feeds):
 
 
 def outcome(make, feeds):
-    """What a session gives, or the error."""
+    """Return the results of a session, or the text of its error."""
     try:
         return run(make(), feeds)
     except Exception as error:
@@ -68,7 +70,8 @@ def outcome(make, feeds):
 
 
 class Comparison:
-    """Of one graph. `found` are (kind, what); `alone` is what ONNX Runtime's own sessions differ by."""
+    """The comparison of one graph. `found` has the findings as (kind, description); `alone` has the differences between ONNX
+    Runtime's own sessions."""
 
     def __init__(self, source, folded, feeds, exact=True):
         self.source, self.folded, self.feeds, self.exact = source, folded, feeds, exact
@@ -101,13 +104,13 @@ class Comparison:
         return said("bits", one, other, ~same(one, other))
 
     def judge(self, k):
-        """The drop-in session that computes each node by itself."""
+        """Return output `k` of the drop-in session that computes each node by itself."""
         if self._judge is None:
             self._judge = run(drop_in(self.folded, NONE), self.feeds)
         return self._judge[k]
 
     def reached(self, k):
-        """Which values depend on inputs that are not finite, or huge."""
+        """Return a mask of the values that depend on inputs that are not finite or are huge."""
         if not has_special(self.feeds):
             return np.False_
         if self._ordinary is None:
@@ -119,7 +122,7 @@ class Comparison:
         return np.logical_or.reduce([~same(each[k], self.judge(k)) for each in self._ordinary])
 
     def meets_nan(self):
-        """Whether a MaxPool takes one."""
+        """Return whether the input of a MaxPool has a NaN."""
         names = [node.input[0] for node in self.folded.graph.node if node.op_type == "MaxPool"]
         with_names = with_outputs(self.folded, names)
         return bool(names) and any(np.isnan(each).any() for each in run(drop_in(with_names, NONE), self.feeds))
@@ -163,7 +166,7 @@ def has_special(feeds):
 
 
 def ordinary(value, other=0.25):
-    """With another one in the place of those that are not finite, or huge."""
+    """Return the values with `other` in place of those that are not finite or are huge."""
     if value.dtype != np.float32:
         return value
     with np.errstate(invalid="ignore"):
@@ -191,12 +194,12 @@ def compared(seed):
     return case, Comparison(case.source, case.folded, case.feeds, case.exact)
 
 
-# The smallest part that shows the same.
+# The smallest part of a graph that has the same finding.
 
 
 def smaller(source, folded, feeds, exact, kind):
-    """The part of a graph that still has a finding of this kind, as two models and what to feed: cut from behind, then from
-    before."""
+    """Return the smallest part of a graph that still has a finding of this kind, as two models and their feeds. Nodes are cut
+    off at the end of the graph, then at the beginning."""
     best = (source, folded, feeds)
 
     def shows(part):
@@ -226,7 +229,8 @@ def smaller(source, folded, feeds, exact, kind):
 
 
 def cut(source, folded, feeds, fed, outputs):
-    """Of both models: the values that are `fed` become inputs, and only `outputs` come out. None if that cannot be."""
+    """Return both models with the values `fed` as inputs and only `outputs` as outputs, and their feeds; None if the values
+    cannot be computed, or are not float32."""
     try:
         with_values = with_outputs(folded, [*fed, *outputs])
         values = dict(zip([*fed, *outputs], run(drop_in(with_values, NONE), feeds), strict=True))
@@ -265,7 +269,7 @@ def with_outputs(model, names):
 
 
 def text_of(model):
-    """In ONNX's own syntax, without the contents of large tensors."""
+    """Return the model in ONNX's textual syntax, without the contents of large tensors."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     lines = []

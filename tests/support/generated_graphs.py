@@ -1,12 +1,12 @@
-"""Graphs of the kinds that exporters write, each known by a seed: convolutions, transformers and what lies between, with
-quantization nodes behind most values. Imports nothing of the package.
+"""Random graphs like those of exporters, from a seed: convolutions, transformers and mixtures, with quantization nodes behind
+most values. Imports nothing of the package.
 
-`case(seed)` gives a model as a quantizer writes it, the same with its constant weights folded, and what to feed.
+`case(seed)` returns a model as a quantizer writes it, the same model with its constant weights folded, and the feeds.
 
-Most graphs are *exact*: what goes in, weights and scales are small integers times powers of two, and every value is known to be
-a multiple of 2^-grid of at most `bound`, such that all sums and products have less than 24 bits. They are then the same in any
-order, and equal in every bit whatever ONNX Runtime fuses, folds and lays out anew. The others have any weights, and functions
-such as Erf.
+Most graphs are *exact*. Their inputs, weights and scales are small integers times powers of two, and every value is a multiple
+of 2^-grid with a magnitude of at most `bound`, so that all sums and products have less than 24 bits. Then results do not depend
+on the order of operations: all bits stay equal, whatever ONNX Runtime fuses, folds or lays out differently. The other graphs
+have arbitrary weights, and functions such as Erf.
 """
 
 import math
@@ -24,8 +24,8 @@ OPSETS = [*range(11, 24), 14, 17, 17, 18, 21, 21]
 MOST_ELEMENTS = 12_000
 QUARK = "com.amd.quark"
 
-# Element type of codes: its dtype, the exponents of scales of exact graphs and of others, where fine ones let last bits
-# through, and the zero point. None: no integers.
+# By element type of codes: the dtype, the exponents of scales of exact graphs and of other graphs, whose finer scales keep last
+# bits, and the zero point. The exponents of float types are None.
 TYPES = {
     "int8": (np.int8, -3, -3, 0),
     "uint8": (np.uint8, -3, -3, 128),
@@ -43,7 +43,7 @@ BLOCKS = [
 
 
 class Value(NamedTuple):
-    """Of a graph, and what is known of it."""
+    """A value of a graph, and its known properties: the magnitude is at most `bound`, and values are multiples of 2**-grid."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,7 +61,8 @@ class Value(NamedTuple):
 
 @dataclass
 class Case:
-    """`source` as a quantizer writes it; `folded` has its constant weights without their quantization nodes."""
+    """A generated graph. `source` is the model as a quantizer writes it; in `folded`, constant weights have no quantization
+    nodes."""
 
     seed: int
     exact: bool
@@ -70,22 +71,22 @@ class Case:
     folded: onnx.ModelProto
     feeds: dict
     shapes: dict
-    built: list = field(default_factory=list)  # the builders' names
+    built: list = field(default_factory=list)  # the names of the builders
 
 
 class Builder:
-    """Adds nodes one behind the other."""
+    """A graph under construction, to which nodes are added in order."""
 
     def __init__(self, seed):
         self.random = random = np.random.default_rng([20, seed])
         self.special = self.one(["none"] * 7 + ["Inf", "Inf", "NaN"])
-        # What keeps sums exact would let few special values through.
+        # The quantization that keeps sums exact would stop most special values.
         self.exact = self.chance(0.75 if self.special == "none" else 0.25)
         if self.special != "none" and not self.exact and self.chance(0.2):
             self.special = "huge"
         self.opset = int(random.choice(OPSETS))
         if self.special == "Inf":
-            self.opset = max(self.opset, 14)  # before, there are no regions to meet it
+            self.opset = max(self.opset, 14)  # lower opsets have no regions, which the special values are to reach
         self.kind = self.one(["image"] * 8 + ["line", "volume", "tokens", "tokens", "table"])
         floats = ["bfloat16", "bfloat16", "float16"]
         fine = ["int32"] * (1 if self.exact else 5)
@@ -96,7 +97,7 @@ class Builder:
         self.inputs, self.feeds, self.live, self.shapes, self.built = [], {}, [], {}, []
         self.count, self.depth = 0, 0
 
-    # Draws.
+    # Random draws.
 
     def one(self, choices):
         return choices[self.random.integers(len(choices))]
@@ -105,7 +106,7 @@ class Builder:
         return bool(self.random.random() < probability)
 
     def numbers(self, shape):
-        """Small ones, none of them 0."""
+        """Return small numbers, none of them 0."""
         if self.exact:
             return (self.random.integers(1, 9, shape) * self.random.choice([-0.25, 0.25], shape)).astype(np.float32)
         return (self.random.uniform(0.25, 2, shape) * self.random.choice([-1, 1], shape)).astype(np.float32)
@@ -117,7 +118,7 @@ class Builder:
         return f"{prefix}{self.count}"
 
     def put(self, operator, *inputs, count=1, domain="", **attributes):
-        """A node, and the names of what it gives."""
+        """Add a node, and return the names of its outputs."""
         outputs = [self.name() for _ in range(count)]
         names = [each.name if isinstance(each, Value) else each for each in inputs]
         node_name = f"{operator}_{outputs[0]}"
@@ -144,9 +145,9 @@ class Builder:
         return self.constant(values, np.int64)
 
     def weight(self, shape, fan_in):
-        """The name of a weight, mostly with quantization nodes, which it goes through unchanged; and the largest sum of
-        magnitudes for one output, whichever axis that has."""
-        if self.exact:  # few that are not 0, mostly, so that sums stay small; but Inf times 0 would be NaN
+        """Return the name of a weight, and the largest sum of magnitudes over all axes but one, whichever axis the outputs are
+        on. Mostly the weight has quantization nodes, which do not change its values."""
+        if self.exact:  # mostly zeros, so that sums stay small; fewer zeros if there is Inf, because Inf times 0 is NaN
             is_dense = fan_in <= 300 and self.chance(0.35 if self.special == "none" else 0.85)
             few = 1 if is_dense else min(1, 8 / max(1, fan_in))
             w = self.random.choice([-0.5, -0.25, 0.25, 0.5], shape) * (self.random.random(shape) < few)
@@ -176,10 +177,10 @@ class Builder:
         self.folded.append(tensor(w, name))
         return name, sums
 
-    # What quantizes.
+    # Quantization.
 
     def pair(self, x, kind=None):
-        """Quantize and dequantize."""
+        """Add a quantize node and a dequantize node, and return the value."""
         kind = kind or (self.type if self.chance(0.88) else self.one(list(TYPES)))
         dtype, exponent, fine, zero_point = TYPES[kind]
         exponent = exponent if self.exact else fine
@@ -209,7 +210,7 @@ class Builder:
         return self.new(x, name, None, 2 * x.bound)
 
     def quantized(self, x, probability=1.0):
-        """What mostly comes behind a value."""
+        """Return x after quantization nodes, with this probability, or x itself."""
         if not self.chance(probability):
             return x
         if self.has_blocks and len(x.shape) > 1 and self.chance(0.6):
@@ -217,16 +218,16 @@ class Builder:
         return self.pair(x)
 
     def small(self, x, bits):
-        """x, of no more bits."""
+        """Return x, quantized first if the graph is exact and x has more than `bits` bits."""
         return self.pair(x, "int8") if self.exact and x.bits > bits else x
 
-    # One operator each.
+    # Single operators.
 
     def unary(self, operator, x, *inputs, bound=None, grid=None, **attributes):
         return self.new(x, self.put(operator, x, *inputs, **attributes), None, bound, grid)
 
     def binary(self, operator, a, b):
-        """With all that exact graphs need before it."""
+        """Add a binary operator, and before it the quantization that an exact graph needs."""
         is_sum = operator in ("Add", "Sub", "Max", "Min")
         a, b = (self.small(each, 18 if is_sum else 11) for each in (a, b))
         shape = np.broadcast_shapes(a.shape, b.shape)
@@ -276,7 +277,7 @@ class Builder:
         return self.new(x, self.put("Reshape", x, self.integers(given)), shape)
 
     def reduced(self, operator, x, axes, keepdims=1):
-        """Of Reduce*, whose axes were attributes once."""
+        """Add a Reduce operator. Its axes are an attribute in older opsets."""
         if self.opset >= (13 if operator == "ReduceSum" else 18):
             name = self.put(operator, x, self.integers(axes), keepdims=keepdims)
         else:
@@ -291,7 +292,7 @@ class Builder:
         return self.new(x, self.put(operator, x, axes=list(axes)), shape)
 
     def convolution(self, x, channels, kernel, groups=1, bias=None, **attributes):
-        """`attributes`: pads for both sides, strides, dilations; auto_pad."""
+        """Add a convolution. `attributes` may have pads for both sides, strides, dilations, and auto_pad."""
         spatial = len(x.shape) - 2
         weight, sums = self.weight((channels, x.shape[1] // groups, *kernel), x.shape[1] // groups * math.prod(kernel))
         x = self.small(x, 20 - math.log2(sums))
@@ -312,14 +313,14 @@ class Builder:
 
 
 def tensor(array, name):
-    """Of types that onnx's helpers take as numbers, too."""
+    """Return the TensorProto of an array. onnx's helpers convert bfloat16 by value, so its bytes are stored as they are."""
     array = np.asarray(array)
     if array.dtype == ml_dtypes.bfloat16:
         return helper.make_tensor(name, TensorProto.BFLOAT16, array.shape, array.tobytes(), raw=True)
     return onnx.numpy_helper.from_array(np.array(array, order="C"), name)
 
 
-# Builders: each adds nodes to a value, and gives a new one, or None where it does not go with this one.
+# Builders. A builder adds nodes to a value and returns the new value, or None if the value does not suit it.
 
 
 def conv(b, x):
@@ -362,7 +363,7 @@ def conv_transpose(b, x):
 
 
 def constant_operand(b, x):
-    """Add, Mul and the like with a constant of one of the shapes that they have."""
+    """Add, Mul or the like with a constant, in one of the shapes that exporters use."""
     operator = b.one(["Add", "Add", "Mul", "Mul", "Sub", "Div", "PRelu", "Max"])
     shapes = [(), (1,), x.shape[-1:], x.shape, x.shape[1:]]
     if len(x.shape) >= 3:
@@ -385,7 +386,7 @@ def activated(b, x):
 
 
 def chain(b, x):
-    """A few activations and constants, as exporters leave them behind a convolution."""
+    """A few activations and operators with constants, as exporters write them behind a convolution."""
     for _ in range(b.one([2, 2, 3])):
         x = b.one([constant_operand, activated])(b, x)
     return x
@@ -401,14 +402,14 @@ def residual(b, x):
         other = b.activation(x)
     operator = b.one(["Add", "Add", "Add", "Sub", "Mul", "Max"])
     a, c = (x, other) if b.chance(0.6) else (other, x)
-    if operator == "Max":  # which of 0 and -0 is the larger depends on where ONNX Runtime meets them
+    if operator == "Max":  # the result of Max for 0 and -0 depends on their places in ONNX Runtime's loop
         c = b.binary("Add", c, b.value_of(np.float32(0.0078125 if not b.exact else 0.25)))
         operator = "Add"
     return b.binary(operator, a, c)
 
 
 def two_branches(b, x):
-    """Two regions on one value, both of which something else takes."""
+    """Two regions on one value, whose results are both used."""
     one, other = (b.quantized(b.activation(x)) for _ in range(2))
     if b.chance(0.4):
         b.live.append(one)
@@ -417,7 +418,7 @@ def two_branches(b, x):
 
 
 def gate(b, x):
-    """Squeeze and excite."""
+    """A squeeze-and-excite gate."""
     if not 3 <= len(x.shape) <= 4 or x.shape[1] > 66:
         return None
     spatial = len(x.shape) - 2
@@ -476,7 +477,8 @@ def pool(b, x):
 
 
 def island(b, x):
-    """As tf2onnx writes it: transposed to channels last, something done, and transposed back, mostly, for a convolution."""
+    """A part in channels-last layout, as tf2onnx writes it: a Transpose, some operators, and mostly a Transpose back and a
+    convolution."""
     rank = len(x.shape)
     if not 3 <= rank <= 5:
         return None
@@ -522,7 +524,7 @@ def reshape(b, x):
 
 
 def there_and_back(b, x):
-    """Reshaped, something done, and reshaped back, as in a shuffle of channels or a patch embedding."""
+    """A Reshape, some operators, and a Reshape back, as in a channel shuffle or a patch embedding."""
     rank = len(x.shape)
     if rank < 3:
         return None
@@ -631,7 +633,7 @@ def split(b, x):
 
 
 def second_input(b, x):
-    """A value that broadcasts, along dimensions that are known only in a run, or the value itself to it."""
+    """A second input that broadcasts to the value, or the value to it, along dimensions that are known only at run time."""
     shape = [n if b.chance(0.6) else 1 for n in x.shape]
     if b.chance(0.3):
         shape = shape[b.one([0, 1]) :]
@@ -641,8 +643,8 @@ def second_input(b, x):
 
 
 def run_time_broadcast(b, x):
-    """Two inputs whose batches have names of their own, the first of which is 1: a convolution of their sum, and one of
-    them."""
+    """The sum of two inputs, whose batch dimensions have different names, the first of them with batch 1; then the sum of a
+    convolution of it and another value."""
     if len(x.shape) != 4 or x.shape[1] > 66:
         return None
     rest = x.shape[1:]
@@ -655,7 +657,7 @@ def run_time_broadcast(b, x):
 
 
 def sandwich(b, x):
-    """What most networks consist of: a convolution, an activation and the like, quantization nodes, a convolution."""
+    """The most common part of networks: a convolution, activations and the like, quantization nodes, and a convolution."""
     if len(x.shape) != 4 or x.shape[1] > 66:
         return None
     kernel = [1, 1] if min(x.shape[2:]) < 3 or b.chance(0.4) else [3, 3]
@@ -669,8 +671,8 @@ def sandwich(b, x):
 
 
 def padded(b, x):
-    """Two convolutions with float codes between them, of channels that do not fill a block. The first one adds channels, in
-    which 0 * Inf is NaN; that must not reach the channels of the second one."""
+    """Two convolutions with float codes between them, whose channels do not fill a block. The blocked layout adds channels to
+    the first convolution, in which 0 * Inf is NaN. This NaN must not reach the channels of the second one."""
     y = b.convolution(x, b.one([12, 20, 20]), [1, 1])
     return b.convolution(b.pair(y, "bfloat16"), b.one([8, 16, 20]), [1, 1])
 
@@ -727,7 +729,7 @@ def hard_swish_in_parts(b, x):
 
 
 def gelu(b, x):
-    """As exporters write it out."""
+    """Gelu, as exporters write it in basic operators."""
     if b.opset >= 20 and b.chance(0.2):
         return b.unary("Gelu", x)
     root, one, half = (b.value_of(np.array(each, np.float32)) for each in (2**0.5, 1, 0.5))
@@ -776,7 +778,7 @@ def batch_norm(b, x):
 
 
 def if_(b, x):
-    """One of two branches, which capture x and another value."""
+    """An If, whose branches capture x and another value."""
     flag = b.name("flag")
     if b.chance(0.7):
         b.inputs.append(helper.make_tensor_value_info(flag, TensorProto.BOOL, []))
@@ -800,7 +802,7 @@ def if_(b, x):
 
 
 def subgraph(b, make, inputs=(), others=()):
-    """A graph of what `make` adds; `others` are more outputs, before it."""
+    """Return the value that `make` returns and a graph of the nodes that it adds. `others` are outputs before this value."""
     nodes, b.nodes = b.nodes, []
     b.depth += 1
     y = make()
@@ -815,7 +817,7 @@ def subgraph(b, make, inputs=(), others=()):
 
 
 def loop(b, x):
-    """Two rounds, each of which adds what it captures."""
+    """A Loop of two iterations, whose body adds the captured x to the sum."""
     x = b.small(x, 10)
     others = [each for each in b.live if each.shape == x.shape]
     start = b.small(b.one(others), 10) if others else x
@@ -836,7 +838,7 @@ def loop(b, x):
 
 
 def scan(b, x):
-    """Of slices of one value, each added to another, which is captured."""
+    """A Scan over the slices of a value, whose body adds another, captured value."""
     if len(x.shape) < 2 or x.shape[0] < 1 or len(x.shape) > 4:
         return None
     x = b.small(x, 12)
@@ -853,12 +855,12 @@ def scan(b, x):
 
 
 def half(b, x):
-    """Through float16 by nodes of ONNX."""
+    """A Cast to float16 and a Cast back."""
     name = b.put("Cast", b.put("Cast", x, to=TensorProto.FLOAT16), to=TensorProto.FLOAT)
     return b.new(x, name)
 
 
-# How often each of them, by the kind of graph.
+# The builders and their weights in the random choice.
 BUILDERS = [
     (conv, 16),
     (sandwich, 16),
@@ -931,7 +933,7 @@ def first_input(b):
 
 
 def case(seed):
-    """The graph of this number."""
+    """Return the case of a seed."""
     b = Builder(seed)
     x = first_input(b)
     if b.special != "none":
@@ -981,7 +983,7 @@ def finished(b, seed):
         opsets = [helper.make_opsetid("", b.opset), helper.make_opsetid(QUARK, 1)]
         models.append(helper.make_model(graph, opset_imports=opsets, ir_version=10))
     needed = set(used_names(models[1].graph.node))
-    for each in models[1:]:  # what nothing takes any more
+    for each in models[1:]:  # remove initializers that are no longer used
         kept = [tensor for tensor in each.graph.initializer if tensor.name in needed]
         del each.graph.initializer[:]
         each.graph.initializer.extend(kept)
@@ -990,7 +992,7 @@ def finished(b, seed):
 
 
 def used_names(nodes):
-    """By nodes, and by those of the graphs in them."""
+    """Yield the names that nodes use, nodes of their subgraphs included."""
     for node in nodes:
         yield from node.input
         for attribute in node.attribute:

@@ -1,4 +1,4 @@
-"""Parameters of tests, from the package's tables: kernels, and shapes of every granularity with scales and zero points."""
+"""Parameters of tests, from the package's tables: keys of kernels, and shapes, scales and zero points of every granularity."""
 
 import numpy as np
 import oracle
@@ -18,7 +18,7 @@ def keys(operation):
     return pytest.mark.parametrize("key", [key for key in TABLE if key.operation == operation], ids=key_id)
 
 
-# The shape of x, that of scale and zero point, axis, and block size.
+# The shape of x, the shape of scale and zero point, the axis, and the block size.
 GRANULARITIES = {
     "per_tensor": ((3, 5, 7), (), 1, 0),
     "per_axis": ((3, 5, 7), (5,), 1, 0),
@@ -51,7 +51,7 @@ def zero_points(name, shape):
 
 
 def cell(granularity, scale_name, name, with_zero_point):
-    """The shape of x, scale and zero point, both of them for every element, and the attributes."""
+    """Return the shape of x, scale and zero point, the same broadcast to the elements of x, and the attributes."""
     x_shape, scale_shape, axis, block_size = GRANULARITIES[granularity]
     parameters = [scales(scale_name, scale_shape), zero_points(name, scale_shape) if with_zero_point else None]
     spread = [each if each is None else oracle.spread(each, axis, block_size, x_shape) for each in parameters]

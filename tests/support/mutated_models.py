@@ -1,4 +1,4 @@
-"""Models with random faults, from models that hold all that the optimiser knows."""
+"""Models with random faults, made from a model that has everything that the optimiser rewrites."""
 
 import numpy as np
 import onnx
@@ -14,7 +14,8 @@ def node(op_type, inputs, outputs, **attributes):
 
 
 def sound():
-    """Pairs, constants of each kind, a round trip, block formats, ONNX's own operators, a subgraph and a local function."""
+    """Return a valid model with pairs, constants of each kind, a round trip, block formats, operators of ONNX, a subgraph and a
+    local function."""
     initializers = [
         helper.make_tensor("s", TensorProto.FLOAT, [], [0.5]),
         helper.make_tensor("z", TensorProto.INT8, [], [1]),
@@ -63,7 +64,7 @@ def sound():
 
 
 def mutated(rng, whole):
-    """One to three random changes: of bytes, or of what they stand for."""
+    """Return the bytes of the model after one to three random changes, of bytes or of fields."""
     changed = onnx.ModelProto()
     changed.CopyFrom(whole)
     for _ in range(rng.integers(1, 4)):
@@ -95,7 +96,7 @@ def a_node(rng, whole):
 
 def names(whole):
     found = {name for graph in graphs(whole) for n in graph.node for name in [*n.input, *n.output]}
-    return sorted({name for name in found if isinstance(name, str)} | {"", "nobody"})  # bytes are no UTF-8
+    return sorted({name for name in found if isinstance(name, str)} | {"", "nobody"})  # names that are not UTF-8 are bytes
 
 
 def change_input(rng, whole):

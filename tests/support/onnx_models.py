@@ -1,4 +1,4 @@
-"""Small models of one node, and sessions that take and give arrays of any element type."""
+"""Small models of one node, and sessions whose inputs and outputs are arrays of any element type."""
 
 import ctypes
 import importlib
@@ -15,8 +15,8 @@ from onnx import TensorProto, defs, helper
 import quark_numba
 from quark_numba.element_types import find
 
-# Whether schemas from Python infer, from onnx 1.19 on. Before that their type variables tell element types, and nothing tells
-# shapes.
+# Whether schemas declared in Python have inference functions, as from onnx 1.19 on. Before that, only element types are
+# inferred, from the type variables, and no shapes.
 INFERS = hasattr(defs.OpSchema, "set_type_and_shape_inference_function")
 
 OPERATORS = {
@@ -36,7 +36,7 @@ def number(name):
 
 
 def node_tests():
-    """onnx's own tests of QuantizeLinear and DequantizeLinear, as parameters. Their modules warn when they are loaded."""
+    """Return onnx's own tests of QuantizeLinear and DequantizeLinear as parameters. Importing their modules raises warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in ("quantizelinear", "dequantizelinear"):
@@ -46,7 +46,7 @@ def node_tests():
 
 
 def model(nodes, inputs, outputs, *, initializers=(), domains=("com.amd.quark",), opset=21):
-    """A model; `inputs` and `outputs` are names, or (name, element type, shape)."""
+    """Return a model; `inputs` and `outputs` are names, or (name, element type, shape)."""
 
     def values(descriptions):
         for description in descriptions:
@@ -59,8 +59,8 @@ def model(nodes, inputs, outputs, *, initializers=(), domains=("com.amd.quark",)
 
 
 def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attributes=None, types=None, shapes=None, opset=21):
-    """A model of one node whose inputs are all fed. `types` overrides element types, `shapes` states shapes, by input or
-    output."""
+    """Return a model of one node whose inputs are all inputs of the graph. `types` overrides element types and `shapes`
+    declares shapes, by the name of an input or output."""
     types = {"x": name if operation == "dequantize" else "float32", "scale": "float32", "zero_point": name} | (types or {})
     types = {"y": name if operation == "quantize" else "float32"} | types
     shapes = shapes or {}
@@ -71,8 +71,8 @@ def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attrib
 
 
 def session(source, *, backend="native", standard_ops=False, threads=2, spins=False, **entries):
-    """`backend` None: without operators of ours. `spins`: threads that wait keep a processor busy, as ONNX Runtime has it by
-    default, for longer than small models take."""
+    """Return a session. `backend` None: without the package's operators. `spins`: waiting threads spin, as by default in ONNX
+    Runtime, which keeps a processor busy for longer than a small model runs."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
@@ -86,7 +86,8 @@ def session(source, *, backend="native", standard_ops=False, threads=2, spins=Fa
 
 
 def run(one_node_session, **feeds):
-    """The output y for arrays fed by name, of any element type, most of which ONNX Runtime's numpy interface lacks."""
+    """Return the output y for arrays fed by name. They may be of any element type, most of which ONNX Runtime's numpy interface
+    lacks."""
     values = {name: ort_value(np.array(array, order="C")) for name, array in feeds.items()}
     (y,) = one_node_session.run_with_ort_values(["y"], values)
     row = find(y.element_type())
@@ -99,7 +100,7 @@ def run(one_node_session, **feeds):
 
 
 def ort_value(array):
-    """The OrtValue of an array of any element type."""
+    """Return the OrtValue of an array of any element type."""
     row = find(array.dtype)
     codes = array.reshape(-1).view(np.uint8)
     if row.bits < 8:

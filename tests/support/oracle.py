@@ -1,4 +1,4 @@
-"""What the operators must give, in numpy, slowly and plainly. Imports nothing of the package."""
+"""The expected results of the operators, computed in numpy, slowly and plainly. Imports nothing of the package."""
 
 import functools
 from typing import NamedTuple
@@ -19,11 +19,11 @@ class Float(NamedTuple):
     bits: int
     highest: float
     nan: int  # the code that NaN becomes
-    beyond: int  # the code, but for the sign, of what is beyond the finite range and is not to saturate
+    beyond: int  # the code, without the sign, of a value beyond the finite range if it does not saturate
     has_negative_zero: bool = True
 
 
-# One line an element type.
+# One line for each element type.
 TYPES = {
     "uint8": Integer(np.uint8, 8, 0, 255),
     "int8": Integer(np.int8, 8, -128, 127),
@@ -46,10 +46,10 @@ TYPES = {
     "float4e2m1": Float(ml_dtypes.float4_e2m1fn, 4, 6.0, nan=0x07, beyond=0x07),
 }
 
-# What ExtendedQuantizeLinear gives.
+# The output types of ExtendedQuantizeLinear.
 EXTENDED = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float16", "bfloat16")
 
-# Those of x, scale and dequantized y that are no quantized types.
+# The types of x, scale and dequantized y that are not quantized types.
 OTHER_DTYPES = {"float32": np.float32, "float64": np.float64, "float8e8m0": ml_dtypes.float8_e8m0fnu}
 
 BITS = {np.dtype(row.dtype): row.bits for row in TYPES.values()}
@@ -60,20 +60,20 @@ def dtype(name):
 
 
 def along(values, axis, rank):
-    """A 1-D array in the shape that broadcasts along `axis` of `rank` dimensions."""
+    """Return a 1-D array reshaped to broadcast along `axis` of `rank` dimensions."""
     return values.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
 def spread(values, axis, block_size, shape):
-    """Scales or zero points of any granularity in a shape that broadcasts to `shape`."""
+    """Return scales or zero points of any granularity in a shape that broadcasts to `shape`."""
     if block_size:
         return np.repeat(values, min(block_size, shape[axis]), axis)[tuple(slice(length) for length in shape)]
     return values.reshape(()) if values.size == 1 else along(values, axis, len(shape))
 
 
 def quantize(x, scale, zero_point, name, *, precision=None, saturate=True):
-    """saturate(x / scale + zero_point), the quotient in `precision`, or else the type of scale if that will do. Integers
-    round before the sum, which is done in int64. Arrays in, arrays out; no zero point is None."""
+    """Return saturate(x / scale + zero_point). The quotient is in `precision`, by default the type of scale, float64 for int32
+    and float32 for float8e8m0. For integers it is rounded before the sum, which is in int64. `zero_point` may be None."""
     row = TYPES[name]
     if precision is None:
         precision = {"int32": "float64", "float8_e8m0fnu": "float32"}.get(scale.dtype.name, scale.dtype.name)
@@ -92,7 +92,8 @@ def quantize(x, scale, zero_point, name, *, precision=None, saturate=True):
 
 
 def dequantize(x, scale, zero_point, name, output="float32"):
-    """(x - zero_point) * scale in float32, and that in the type `output`. The difference of integers is done in int64."""
+    """Return (x - zero_point) * scale, computed in float32 and converted to the type `output`. The difference of integers is in
+    int64."""
     zero_point = 0 if zero_point is None else values(zero_point, name)
     with np.errstate(all="ignore"):
         difference = rounded((values(x, name) - zero_point).astype(np.float64), "float32")
@@ -114,7 +115,8 @@ MX_ELEMENTS = {
 
 
 def bfp(x, *, bfp_method, axis, bit_width, block_size, rounding_mode, sub_block_size, sub_block_shift_bits, to_bfloat16):
-    """BFPQuantizeDequantize-1: to_bfp in float64, in which all of it is exact, to_bfp_prime on integer significands."""
+    """Return the result of BFPQuantizeDequantize-1: to_bfp computed in float64, which is exact, and to_bfp_prime with integer
+    significands."""
     if x.size == 1:
         return x
     single = x.astype(np.float32)
@@ -143,7 +145,7 @@ def bfp(x, *, bfp_method, axis, bit_width, block_size, rounding_mode, sub_block_
 
 
 def mx(x, *, element_dtype, axis, block_size, rounding_mode):
-    """MXQuantizeDequantize-1, in float64, in which all of it is exact."""
+    """Return the result of MXQuantizeDequantize-1, computed in float64, which is exact."""
     if x.size == 1:
         return x
     cut, together = _cut(x.astype(np.float32), axis, block_size)
@@ -160,7 +162,7 @@ def mx(x, *, element_dtype, axis, block_size, rounding_mode):
 
 
 def _cut(x, axis, block_size):
-    """x as (..., blocks, block_size), padded with zeros, and how such an array is put together again."""
+    """Return x as an array (..., blocks, block_size), padded with zeros, and the function that reverses this."""
     axis = 0 if x.ndim == 1 else axis
     moved = np.moveaxis(x, axis, -1)
     length = moved.shape[-1]
@@ -171,7 +173,7 @@ def _cut(x, axis, block_size):
 
 
 def _exponents(x):
-    """Biased, of float32."""
+    """Return the biased exponents of float32."""
     return (x.view(np.uint32) >> 23 & 0xFF).astype(np.int64)
 
 
@@ -180,7 +182,8 @@ def _largest_finite(exponents):
 
 
 def _whole(numbers, rounding_mode, most):
-    """Rounded half away from zero, upward or to even, within -most..most; zero with the number's sign."""
+    """Return the numbers rounded half away from zero, upward or to even, and clipped to -most..most. A zero has the sign of its
+    number."""
     if rounding_mode == 0:
         whole = np.trunc(numbers + np.copysign(0.5, numbers))
     else:
@@ -189,15 +192,15 @@ def _whole(numbers, rounding_mode, most):
 
 
 def _like(x, y):
-    """float64 numbers that are float32 ones, in the type of x."""
+    """Return float64 numbers, all exact in float32, in the type of x."""
     name = {np.dtype(np.float16): "float16", np.dtype(ml_dtypes.bfloat16): "bfloat16"}.get(x.dtype)
     with np.errstate(all="ignore"):
         return (rounded(y, name) if name else y).astype(x.dtype)
 
 
 def rounded(numbers, name):
-    """float64 numbers, rounded to a float type that has infinities. Where they are sums, products or quotients of numbers
-    of up to 24 bits, having been rounded to the 53 bits of float64 first changes nothing (53 >= 2 * 24 + 2)."""
+    """Return float64 numbers rounded to a float type that has infinities. If a number is a sum, product or quotient of numbers
+    of up to 24 bits, its earlier rounding to the 53 bits of float64 does not change the result (53 >= 2 * 24 + 2)."""
     if name == "float64":
         return numbers
     if name == "float32":
@@ -206,7 +209,7 @@ def rounded(numbers, name):
 
 
 def nearest(numbers, name, *, saturate):
-    """float64 numbers -> the codes of the nearest values of a float type, the even code for ties."""
+    """Return the codes of the values of a float type that are nearest to float64 numbers; a tie goes to the even code."""
     row, table = TYPES[name], _magnitudes(name)
     magnitude = np.abs(numbers)
     above = np.clip(np.searchsorted(table, magnitude), 1, len(table) - 1)
@@ -221,7 +224,7 @@ def nearest(numbers, name, *, saturate):
 
 @functools.cache
 def _magnitudes(name):
-    """The values of the codes 0, 1, ... up to the largest finite one, and the next that there would be."""
+    """Return the values of the codes 0, 1, ... up to the largest finite value, and the value that would be next."""
     row = TYPES[name]
     table = values(np.arange(1 << (row.bits - 1)).astype(_unsigned(row.dtype)).view(row.dtype), name)
     table = table[: np.flatnonzero(table == row.highest)[0] + 1]
@@ -229,17 +232,17 @@ def _magnitudes(name):
 
 
 def values(array, name):
-    """What the codes stand for, exactly: int64 or float64."""
+    """Return the exact values of codes, as int64 or float64."""
     row, codes = TYPES[name], bits(array)
     if isinstance(row, Float):
-        with np.errstate(invalid="ignore"):  # of signalling NaN
+        with np.errstate(invalid="ignore"):  # signalling NaN
             return codes.view(row.dtype).astype(np.float64)
     numbers = codes.astype(np.int64)
     return np.where(numbers > row.highest, numbers - 2**row.bits, numbers)
 
 
 def bits(array):
-    """The codes as unsigned integers. Bits above one of 2, 4 or 6 bits are cleared: they may be anything."""
+    """Return the codes as unsigned integers. The bits above a code of 2, 4 or 6 bits are undefined, and are cleared."""
     array = np.asarray(array)
     unsigned = _unsigned(array.dtype)
     return array.view(unsigned) & unsigned.type(2 ** BITS.get(array.dtype, 8 * array.dtype.itemsize) - 1)
@@ -250,7 +253,7 @@ def _unsigned(of):
 
 
 def assert_same_bits(actual, expected):
-    """Equal to the last bit, the sign of zero included; NaN where NaN is expected, whatever its payload."""
+    """Assert that all bits are equal, the sign of zero included, and that NaN is where NaN is expected, with any payload."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     nan = np.isnan(expected.astype(np.float64))

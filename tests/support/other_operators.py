@@ -1,4 +1,5 @@
-"""Nodes of ExtendedInstanceNormalization and ExtendedLSTM: those that Quark's library ran, and random ones."""
+"""Nodes of ExtendedInstanceNormalization and ExtendedLSTM: recorded ones, with the results of Quark's library, and random
+ones."""
 
 import functools
 import json
@@ -13,7 +14,7 @@ NORMALIZATION, LSTM = "ExtendedInstanceNormalization", "ExtendedLSTM"
 OLDER_NAMES = {NORMALIZATION: "VitisInstanceNormalization", LSTM: "VitisLSTM"}
 INPUTS = {NORMALIZATION: ("x", "scale", "bias"), LSTM: ("x", "w", "r", "b")}
 
-# What marks a probe of which Quark's library gives something else than is meant.
+# The flags of probes for which Quark's library deviates from the intended result.
 OUT_OF_RANGE = {
     "wraps",
     "multiplier rounds to 32768",
@@ -26,7 +27,7 @@ OUT_OF_RANGE = {
 
 @functools.cache
 def nodes_of(name):
-    """Of a model: (operator, attributes, inputs, output) of each."""
+    """Return (operator, attributes, inputs, output) for each recorded node of a model."""
     with np.load(MODELS / f"{name}_nodes.npz") as arrays:
         return [
             (
@@ -41,7 +42,7 @@ def nodes_of(name):
 
 @functools.cache
 def probes(operator):
-    """(attributes, inputs, output, flags) of each."""
+    """Return (attributes, inputs, output, flags) for each probe of an operator."""
     with np.load(MODELS / "other_operators_probes.npz") as arrays:
         descriptions = enumerate(json.loads(str(arrays["meta"])))
         return [
@@ -57,12 +58,12 @@ def probes(operator):
 
 
 def of_layer(attributes):
-    """The attributes that the oracle has."""
+    """Return the attributes that the oracle accepts."""
     return {name: value for name, value in attributes.items() if name not in ("direction", "layout", "input_forget")}
 
 
 def one_node(operator, attributes, arrays, *, constants=False, domain="com.amd.quark", shapes=None):
-    """A model of one node; all inputs but x are initializers if they are constants. `shapes` are stated, by name."""
+    """Return a model of one node. With `constants`, all inputs but x are initializers. `shapes` declares shapes by name."""
     names = INPUTS[operator]
     op_type = operator if domain == "com.amd.quark" else OLDER_NAMES[operator]
     node = helper.make_node(op_type, names, ["y"], domain=domain, **attributes)
@@ -78,7 +79,7 @@ def one_node(operator, attributes, arrays, *, constants=False, domain="com.amd.q
 
 
 def values(rng, shape):
-    """Of one scale, of many, constant, special, or any bits at all."""
+    """Return values of one magnitude, of many magnitudes, all equal, with special values, or of random bits."""
     size = int(np.prod(shape))
     kind = rng.integers(0, 8)
     with np.errstate(all="ignore"):
@@ -90,7 +91,7 @@ def values(rng, shape):
         elif kind == 5:
             x = np.full(size, rng.normal() * 10.0 ** rng.uniform(-3, 4))
         elif kind == 6:
-            x = np.exp2(rng.integers(-76, -70, size).astype(np.float64))  # their squares are about the least float32
+            x = np.exp2(rng.integers(-76, -70, size).astype(np.float64))  # squares near the least float32
         else:
             return rng.integers(0, 2**32, size, np.uint32).view(np.float32).reshape(shape)
         x = x.astype(np.float32)

@@ -1,5 +1,5 @@
-"""What ExtendedInstanceNormalization and ExtendedLSTM must give, one number after the other, in Python's integers and numpy's
-scalars. Imports nothing of the package."""
+"""The expected results of ExtendedInstanceNormalization and ExtendedLSTM, computed number by number with Python's integers and
+numpy's scalars. Imports nothing of the package."""
 
 import ctypes
 import math
@@ -17,7 +17,7 @@ def from_bits(pattern):
 
 
 def bf(value):
-    """To bfloat16, nearest even, by the pattern alone."""
+    """Return the value rounded to bfloat16, ties to even, computed on the bits alone."""
     pattern = int(f32(value).view(np.uint32))
     low = pattern & 0xFFFF
     if low > 0x8000 or (low == 0x8000 and pattern >> 16 & 1):
@@ -57,7 +57,7 @@ def minus_square(mean, mean_of_squares):
 
 
 def power_minus_half(value):
-    """C's powf(value, -0.5)."""
+    """Return the value of C's powf(value, -0.5)."""
     if np.isnan(value):
         return value
     if value == 0:
@@ -102,7 +102,8 @@ def tanhf(value):
     return f32(_libm.tanhf(float(value)))
 
 
-# Whether the C library's tanhf is that which gave what Quark's library gave (glibc 2.36). Another one may have other last bits.
+# Whether the C library's tanhf is the one with which the results of Quark's library were recorded (glibc 2.36). The last bits
+# of another one may differ.
 HAS_SAME_TANHF = zlib.crc32(b"".join(tanhf(x / 100).tobytes() for x in range(-400, 400))) == 759174161
 
 
@@ -111,7 +112,7 @@ def sign(number):
 
 
 def shifted(number, n):
-    """S(number, n): divided by 2**n, half away from zero, saturated to int32. A negative n multiplies."""
+    """Return number / 2**n, rounded half away from zero and saturated to int32. A negative n multiplies."""
     magnitude = abs(number)
     magnitude = (magnitude + (1 << (n - 1) if n else 0)) >> n if n >= 0 else magnitude << -n
     return saturated(sign(number) * magnitude, 32)
@@ -122,7 +123,7 @@ def saturated(number, width):
 
 
 def half_away(number):
-    """Of a float or a fraction."""
+    """Return a float or a fraction rounded half away from zero."""
     exact = Fraction(number)
     return sign(exact) * math.floor(abs(exact) + Fraction(1, 2))
 
@@ -132,7 +133,7 @@ def round32(number):
 
 
 def ceil_log2(number):
-    """Of a positive number, exactly."""
+    """Return the exact base-2 logarithm of a positive number, rounded up."""
     fraction, power = Fraction(number), 0
     while Fraction(2) ** power < fraction:
         power += 1
@@ -142,7 +143,7 @@ def ceil_log2(number):
 
 
 def fix(m):
-    """(mantissa, p)"""
+    """Return (mantissa, p) with m = mantissa / 2**p, up to rounding."""
     if m == 0:
         return 0, 0
     p = 15 - ceil_log2(abs(m))
@@ -150,7 +151,7 @@ def fix(m):
 
 
 def code(value, scale, zero_point):
-    """The uint16 code less 32768."""
+    """Return the uint16 code of a value, less 32768."""
     with np.errstate(all="ignore"):
         quotient = f32(value) / f32(scale)
     if np.isnan(quotient):
@@ -172,7 +173,7 @@ def codes(array, scale, zero_point):
 
 
 def lstm(x, w, r, b, *, hidden_size, y_scale, y_zero_point, info=None, **parameters):
-    """`info`, a set, gets what was seen: "saturated"."""
+    """Return the result of ExtendedLSTM. "saturated" is added to the set `info` if a hidden state saturates."""
     steps, batch, _ = x.shape
     y = np.empty((steps, 2, batch, hidden_size), f32)
     for n in range(batch):
@@ -223,7 +224,7 @@ def one_sequence(x, w, r, b, hidden, y_scale, y_zero_point, parameters, info):
                 cell[j] = f32(f32(i * candidate) + f32(f * cell[j]))
                 hf = f32(out * tanhf(cell[j]))
                 k = round32(float(hf) * g)
-                # In units of 2**-so, so that so may be negative.
+                # A fraction, because `so` may be negative.
                 exact = Fraction(k * o) / Fraction(2) ** so + oz
                 found = half_away(exact)
                 new.append(saturated(found, 16))

@@ -1,4 +1,4 @@
-"""Where the repository's folders are."""
+"""The paths of the repository's folders."""
 
 from pathlib import Path
 

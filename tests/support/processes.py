@@ -1,4 +1,4 @@
-"""Python code for processes of their own, and what starts these."""
+"""Functions that run Python code in new processes."""
 
 import functools
 import os
@@ -9,7 +9,7 @@ import time
 
 from paths import SUPPORT
 
-# What such code may use.
+# The beginning of the code: names that the code may use.
 PREPARE = f"""
 import functools, os, sys, threading, time
 sys.path.insert(0, {str(SUPPORT)!r})
@@ -55,7 +55,7 @@ def fork(action):
 
 
 def loaded(code, *names):
-    """Which of these modules a new process has loaded after some code."""
+    """Return the modules among `names` that are loaded in a new process after it has run the code."""
     code = f"{code}\nimport sys\nprint(*(name for name in {names!r} if name in sys.modules))"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
@@ -70,11 +70,11 @@ def run(code, expected=0, seconds=300, **environment):
 
 
 def interrupted(seconds, *arguments, **environment):
-    """Exit code, output and errors of the command, which gets Ctrl-C so long after it has begun. On Windows that would go to a
-    whole console: there the process sends it to itself."""
+    """Return the exit code, output and errors of the command, which gets Ctrl-C `seconds` after its start. On Windows, Ctrl-C
+    would go to all processes of the console, so the process interrupts itself there."""
     itself = f"import threading, _thread; threading.Timer({seconds}, _thread.interrupt_main).start()" if os.name == "nt" else ""
     begin = f"{itself}\nimport runpy; print(flush=True); runpy.run_module('quark_numba', run_name='__main__', alter_sys=True)"
-    # Of a test run in the background a shell has the signal ignored, and that is inherited.
+    # A shell makes processes in the background ignore the signal, and child processes inherit this.
     heed = None if itself else functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     words, pipe = [sys.executable, "-P", "-c", begin, *arguments], subprocess.PIPE
     process = subprocess.Popen(words, env={**os.environ, **environment}, stdout=pipe, stderr=pipe, preexec_fn=heed)

@@ -1,4 +1,4 @@
-"""Models to rewrite, and the comparison of what a model computes before and after."""
+"""Models to rewrite, and the comparison of a model's values before and after."""
 
 import ctypes
 import math
@@ -21,7 +21,7 @@ Q, DQ = "ExtendedQuantizeLinear", "ExtendedDequantizeLinear"
 
 
 def exact_session(source, **options):
-    """Every node by itself: ONNX Runtime computes the same floats for both models."""
+    """Return a session that runs every node by itself, so that ONNX Runtime computes the same floats for both models."""
     session_options = onnxruntime.SessionOptions()
     session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session_options.log_severity_level = 4
@@ -35,7 +35,7 @@ def names_of(graph):
 
 
 def with_outputs(source, names):
-    """The same model, which also puts out these values."""
+    """Return a copy of the model that also has these values as outputs."""
     result = onnx.ModelProto()
     result.CopyFrom(source)
     present = {output.name for output in result.graph.output}
@@ -44,7 +44,7 @@ def with_outputs(source, names):
 
 
 def assert_same_values(before, after, feeds, **options):
-    """Of all values that both models have, the graph's outputs among them."""
+    """Assert that all values that both models have, the graph's outputs included, are equal. Return their names."""
     assert [each.name for each in before.graph.output] == [each.name for each in after.graph.output]
     produced = {output for node in before.graph.node for output in node.output}
     names = sorted(produced & names_of(after.graph))
@@ -65,7 +65,7 @@ def _value(array):
 
 
 def content(value):
-    """All bytes of an OrtValue of any element type."""
+    """Return all bytes of an OrtValue of any element type."""
     bits = find(value.element_type()).bits
     return ctypes.string_at(value.data_ptr(), -(-math.prod(value.shape()) * bits // 8))
 

@@ -1,4 +1,4 @@
-"""Inputs on which quantizers go wrong. Imports nothing of the package."""
+"""Inputs that are hard for quantizers. Imports nothing of the package."""
 
 import functools
 
@@ -16,7 +16,7 @@ SPECIAL = np.array(
 
 
 def zero_points(name):
-    """Zero, both ends of the type, and something between."""
+    """Return zero points: 0, both ends of the type, and a value between."""
     row = oracle.TYPES[name]
     if isinstance(row, oracle.Integer):
         values = (0, row.lowest, row.highest, (row.lowest + row.highest) // 2 + 1)
@@ -26,13 +26,13 @@ def zero_points(name):
 
 
 def affordable(array):
-    """All of it; where Python interprets the kernels (NUMBA_DISABLE_JIT), a sample."""
+    """Return the array, or a sample of it if Python interprets the kernels (NUMBA_DISABLE_JIT)."""
     return array[:: array.size // 256] if numba.config.DISABLE_JIT and array.size > 256 else array
 
 
 def codes(name):
-    """Every code of a type of up to 16 bits; of a 32-bit type the ends, powers of two and their neighbours, and a random
-    lot."""
+    """Return every code of a type of up to 16 bits. For a 32-bit type, return the ends, the powers of two and their neighbours,
+    and random codes."""
     return affordable(_codes(name))
 
 
@@ -48,8 +48,9 @@ def _codes(name):
 
 @functools.cache
 def boundaries(name):
-    """Where the result changes for scale 1 and zero point 0: every tie of a type of up to 16 bits, and both bounds of
-    saturation. 32-bit integers have ties below 2**23 only: those next to powers of two, and a random lot."""
+    """Return the inputs where the result changes, for scale 1 and zero point 0: every tie of a type of up to 16 bits, and both
+    bounds of saturation. For 32-bit integers, ties occur only below 2**23: return those next to powers of two, and random
+    ones."""
     row = oracle.TYPES[name]
     if isinstance(row, oracle.Integer):
         if row.bits <= 16:
@@ -65,7 +66,8 @@ def boundaries(name):
 
 
 def floats(name, scale, zero_point):
-    """float32 inputs for a scale and zero point: special values, all boundaries and both neighbours of each, a random lot."""
+    """Return float32 inputs for a scale and zero point: special values, all boundaries with both neighbours, and random
+    values."""
     shift = float(zero_point) if isinstance(oracle.TYPES[name], oracle.Integer) else 0.0
     with np.errstate(all="ignore"):
         at = ((boundaries(name) - shift) * np.float64(np.float32(scale))).astype(np.float32)
@@ -75,12 +77,12 @@ def floats(name, scale, zero_point):
     return np.concatenate([SPECIAL, affordable(np.concatenate([*around, random, normal]))])
 
 
-# Integers of more than 24 bits that rounding twice, to float32 first, takes to the wrong side of a tie.
+# Integers of more than 24 bits that are rounded to the wrong side of a tie if they are rounded to float32 first.
 NEAR_TIES = np.array([2**30 + 2**22 + d for d in (-1, 0, 1)] + [2**30 + 3 * 2**22 + d for d in (-1, 0, 1)], np.int32)
 
 
 def inputs(x_name, name, scale, zero_point):
-    """Of any type that is quantized: all of a 16-bit one."""
+    """Return inputs of any type that can be quantized; for a 16-bit type, all codes."""
     if x_name == "float32":
         return floats(name, scale, zero_point)
     if x_name == "int32":
@@ -89,5 +91,5 @@ def inputs(x_name, name, scale, zero_point):
 
 
 def pieces(array):
-    """In pieces so small that quantizing one takes a single thread."""
+    """Return the array in pieces that are small enough to be quantized on a single thread."""
     return np.array_split(array, array.size // 50_000 + 1)

@@ -1,5 +1,5 @@
-"""A wing from outside of the package: two operators, declared as a wing declares them, with their node. `add` puts them into
-the catalog, and nothing else has to know of them.
+"""Two operators that the package lacks, declared as in a wing, with their compute functions. `add` puts them into the catalog;
+no other part of the package is changed for them.
 
 `toy::Spread` has two outputs, one of them not of x's shape, and a float attribute: y = x * factor, and the sum of y's elements.
 `toy::Mix` has any number of inputs and a list: y = offsets[0] + the sum of all inputs.
@@ -65,7 +65,7 @@ MIX = declared(
     lambda inputs, attributes: [inputs[0]],
 )
 
-# The node in sessions: what a module of quark_numba.ort.nodes has.
+# The names that a module of quark_numba.ort.nodes has. `add` registers this module as the one of the wing "toy".
 
 STATE = np.dtype([*context.STATE, ("factor", np.float32), ("offset", np.float32), ("is_mix", np.int64)])
 NUMBERS = ()
