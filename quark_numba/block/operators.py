@@ -15,12 +15,12 @@ from .key import X_TYPES, Key
 
 
 class _Family(NamedTuple):
-    """The common parts of the declarations of a family: the block floating point operators, or the Microscaling ones."""
+    """What the operators of block floating point, or those of Microscaling, share."""
 
     call: Callable[..., Any]
-    make_format: Callable[..., tuple[Key, Blocks]]  # (x's type, all attributes but `axis`) -> format
-    describe: Callable[[Key, Blocks, Mapping[str, Any]], tuple[str, float]]  # -> name of the format, bits of an element
-    format_attribute: str  # the attribute that names the format
+    make_format: Callable[..., tuple[Key, Blocks]]  # of x's type and all attributes but `axis`
+    describe: Callable[[Key, Blocks, Mapping[str, Any]], tuple[str, float]]  # the name of a format, and the bits of an element
+    format_attribute: str  # the one that names the format
     formats: Mapping[str, ElementType | None]
     docs: Mapping[str, str]  # of the attributes
 
@@ -72,12 +72,12 @@ def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> 
     own_attributes = _attributes(family.call, family.docs)
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-        """Return the output y, which has x's type and shape. Raises ValueError if an attribute or the axis is invalid."""
+        """y is like x."""
         x = inputs[0] or Tensor(None, None)
         of_format = {key: value for key, value in attributes.items() if key != "axis"}
         _, blocks = family.make_format(x.element_type or X_TYPES[0], **of_format)
         if x.shape is not None:
-            # Any length does for an unknown dimension.
+            # Any number stands for a dimension that is not known.
             fault, _, _ = block_shape([2 if each is None else each for each in x.shape], attributes["axis"], blocks.block)
             if fault:
                 raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape_text(x.shape)))
@@ -118,12 +118,15 @@ def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> 
 _NAMES = (
     ("com.amd.quark", "BFPQuantizeDequantize", _BFP),
     ("com.amd.quark", "MXQuantizeDequantize", _MX),
-    # The names in older models.
+    # The names of older models.
     ("com.vai.quantize", "BFPFixNeuron", _BFP, "BFPQuantizeDequantize"),
     ("com.vai.quantize", "MXFixNeuron", _MX, "MXQuantizeDequantize"),
 )
 
 OPERATORS = tuple(_operator(*each) for each in _NAMES)
 
-# By the name of an operator, the function (type of x, all attributes but `axis`) -> (key, blocks).
+# By their newest names.
+BFP, MX = (operator for operator in OPERATORS if not operator.newer_name)
+
+# By name: (type of x, all attributes but `axis`) -> what selects a kernel, and the numbers of the format.
 FORMATS = {name: family.make_format for _, name, family, *_ in _NAMES}
