@@ -99,9 +99,9 @@ def analyze(
 ) -> Analysis:
     """Measure where a quantized model's accuracy goes, in one pass over data, with sums only.
 
-    The float twin is the model without its quantization nodes. Each quantized tensor is compared with the same tensor of the
-    twin: before it is rounded (the error from upstream), after it is rounded, and the twin's own tensor after rounding (the
-    error of this rounding alone).
+    The float twin is the model without its quantization nodes. Three tensors are compared with the twin's: the model's before
+    rounding (the error from upstream), the model's after rounding, and the twin's after rounding (the error of this rounding
+    alone).
 
     Parameters
     ----------
@@ -338,7 +338,7 @@ def _of_weight(quantizer: Quantizer) -> TensorSums | None:
     if quantizer.weight is None:
         return None
     sums = measure(quantizer, quantizer.weight, quantizer.weight, quantizer.rounded)
-    # What the model has, which may be other than what it would be rounded to.
+    # Of the weight that the model has. Rounding the float weight may give another one.
     sums.own_noise, sums.largest_own = sums.noise, sums.largest
     sums.flushed = float(np.sum((quantizer.rounded == 0) & (quantizer.weight != 0)))
     return sums

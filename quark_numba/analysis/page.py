@@ -152,7 +152,7 @@ def _tensors(analysis: Analysis) -> str:
         for each in analysis.tensors
     ]
     about = (
-        "Own: the float model’s tensor, rounded. Inherited: what comes to be rounded in the quantized model. Both: that, "
+        "Own: the float model’s tensor, rounded. Inherited: the quantized model's tensor just before rounding. Both: that, "
         "rounded. A click on a heading sorts."
     )
     return _paragraph(about) + _table(columns, rows, forms)

@@ -136,7 +136,18 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
     if any(each.sqnr_db < math.inf for each in analysis.optimizations):
         print_outputs("With ONNX Runtime's optimisations, against without", analysis.optimizations)
     formats = list(dict.fromkeys(name for each in analysis.tensors for name in each.what_if))
-    columns = ["tensor", "kind", "type", ">own, dB", ">inherited", ">both", ">saturated", ">to zero", ">range used", "used by"]
+    columns = [
+        "tensor",
+        "kind",
+        "type",
+        ">own, dB",
+        ">inherited, dB",
+        ">both, dB",
+        ">saturated",
+        ">to zero",
+        ">range used",
+        "used by",
+    ]
     rows = [
         [
             each.name,

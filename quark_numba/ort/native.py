@@ -129,8 +129,8 @@ class _CustomOp(NamedTuple):
 
 @functools.cache
 def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
-    """An OrtCustomOpDomain with an OrtCustomOp for each overload. From the types of overloads ONNX Runtime checks types when it
-    loads a model, and infers the types of outputs that a model does not declare."""
+    """An OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
+    overloads' types to check types, and to infer the types of outputs that the model does not declare."""
     create_domain = c_api.function(api, OrtApi.CreateCustomOpDomain, c_void_p, c_char_p, POINTER(c_void_p))
     add_operator = c_api.function(api, OrtApi.CustomOpDomain_Add, c_void_p, c_void_p, c_void_p)
     result = c_void_p()

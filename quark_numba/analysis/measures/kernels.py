@@ -53,9 +53,9 @@ def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, 
 def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, sums: Any) -> None:
     """Write what FIELDS names into `sums`.
 
-    x is what a tensor is in the float model, `own` that rounded, `arrived` what comes to be rounded in the quantized model,
-    `kept` that rounded. Elements beyond `lowest` and `highest` that do not stay are saturated. Of the largest differences a NaN
-    is one."""
+    x is the tensor in the float model, `own` is x rounded, `arrived` is the quantized model's tensor before rounding,
+    `kept` that rounded. Elements beyond `lowest` and `highest` that do not stay are saturated. A NaN counts as the largest
+    difference."""
     lanes = np.zeros(LANES * 12, np.float64)
     lanes[LANES * 8 : LANES * 9] = np.inf
     lanes[LANES * 9 : LANES * 10] = -np.inf

@@ -111,7 +111,7 @@ class TensorSums(Sums):
     product: float = 0.0
     noise: float = 0.0  # squares of the difference
     own_noise: float = 0.0  # of rounding the float model's
-    inherited_noise: float = 0.0  # of what comes to be rounded
+    inherited_noise: float = 0.0  # of the tensor before rounding
     flushed: float = 0.0
     saturated: float = 0.0
     least_code: float = math.inf  # in units of the codes

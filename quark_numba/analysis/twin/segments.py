@@ -127,9 +127,9 @@ class Segments:
     def lockstep(
         self, feed: Mapping[str, Array], see: Callable[[Quantizer, Array, Array, Array], None], *, keep: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The outputs, or all values, of the quantized and of the float model, both computed part by part. `see` gets, of each
-        activation that is rounded, what it is in the float model, the tensor before rounding in the
-        quantized one, and after."""
+        """The outputs, or all values, of the quantized and of the float model, both computed part by part. `see` gets three
+        arrays for each activation that is rounded: the float model's tensor, and the quantized model's before and after
+        rounding."""
         config = self.quantized
         values, floats = self.start(feed, config), self.start(feed, {})
         for index, part in enumerate(self.parts):

@@ -74,7 +74,7 @@ def _addresses(functions: Any) -> Any:
 
 @jit.inline
 def count_inputs(state: Any, context: int) -> int:
-    """How many inputs the node has. An input that is left out counts unless it is one of the last."""
+    """How many inputs the node has. An omitted input counts if a given input follows it."""
     return ask(array_at(state.api, API_WORDS, np.int64)[_GET_INPUT_COUNT], (context,))[1]
 
 

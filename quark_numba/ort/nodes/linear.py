@@ -35,8 +35,8 @@ STATE = np.dtype(
 
 NUMBERS = ("axis", "block_size")
 
-# So many elements are done by one thread: it has finished before a second one has woken up. In a model the second one is often
-# awake already, so that fewer would be better there: this is a compromise.
+# Up to this many elements are left to one thread, which is done before a second one would have woken up. In a model the second
+# one is often awake already, so that fewer would be better there: this is a compromise.
 SERIAL_SIZE = 1 << 16
 
 WORK_WORDS = WORK.itemsize // 8
