@@ -1,4 +1,4 @@
-"""The package's own exceptions, and how exceptions of signal handlers get past its handlers."""
+"""The package's own exceptions, and a way to let the exceptions of signal handlers pass."""
 
 from __future__ import annotations
 

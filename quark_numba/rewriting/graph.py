@@ -114,8 +114,8 @@ class Graph:
             self.find(node)
 
     def find(self, node: ir.Node) -> None:
-        """Record a node if its operator is one of the package's. Count a node as left if it cannot be recorded because it is
-        not valid or a local function has its name, or if neither ONNX Runtime nor the package has its operator."""
+        """Record a node of one of the package's operators. Count it as left instead if a local function has its name, or if it
+        has wrong inputs or outputs. Count a node of another operator as left if ONNX Runtime lacks the operator."""
         operator = OPERATORS.find(node.domain, node.op_type)
         if node.op_identifier() in self.model.functions:
             if operator:

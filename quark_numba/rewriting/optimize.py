@@ -86,7 +86,7 @@ def optimized(
     regions: bool = True,
     replaced: frozenset[str] = frozenset(),
 ) -> Optimized:
-    """Return what `optimize` returns, with the numbers of nodes. Initializers named in `replaced` are not constants."""
+    """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants."""
     if isinstance(model, (str, os.PathLike)):
         model = model_files.load(model)
     elif not isinstance(model, onnx.ModelProto):

@@ -292,6 +292,6 @@ class _Merging:
         copy_metadata(last, region)
         region.metadata_props["quark_numba.nodes"] = ", ".join(str(node.name) for node in ordered)
         for node in reversed(ordered):
-            if node.graph:  # not yet removed, together with a node behind it
+            if node.graph:  # it may be removed already, with a node behind it
                 self.graph.remove_node(node, MERGED)
         self.graph.model.opset_imports.setdefault(_REGION.domain, _REGION.since_version)
