@@ -1,7 +1,7 @@
 """The declaration of an operator: its types, inputs and attributes, how it is computed, and what its nodes mean.
 
 Registration with ONNX Runtime, schemas, the reference evaluator, the optimiser, the command and the tables of the documentation
-read it, and know no operator by name."""
+read the declarations. None of them knows an operator by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .element_types import FLOAT32, ElementType, names
 
-# The names that ``onnx.AttributeProto.AttributeType`` has for them, and what Python has.
+# The kinds of attributes, by their names in ``onnx.AttributeProto.AttributeType``, and conversions to their Python types.
 Kind = Literal["INT", "FLOAT", "STRING", "INTS", "FLOATS"]
 _PYTHON: dict[Kind, Callable[[Any], Any]] = {
     "INT": int,
@@ -26,7 +26,7 @@ _PYTHON: dict[Kind, Callable[[Any], Any]] = {
 
 Option = Literal["required", "optional", "variadic"]
 
-# A shape of which a dimension may be unknown.
+# A shape; None is an unknown dimension.
 Shape = Sequence[int | None]
 
 
@@ -39,18 +39,19 @@ class Attribute:
     doc: str = ""
     kind: Kind = "INT"
 
-    # Whether those who write models write it on every node. Through onnxruntime-extensions an attribute can be read only then.
+    # Whether models have the attribute on every node. Only then can it be read through onnxruntime-extensions.
     is_always_written: bool = True
 
     def value(self, given: Any) -> Any:
-        """`given` as Python has this kind of attribute; an attribute may come as text."""
+        """Return `given`, which may be text, in the Python type of this kind of attribute."""
         return _PYTHON[self.kind](given)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """An input or an output. Those with the same type variable have the same element type. A variadic one stands for one or
-    more and comes last; if it is not homogeneous, each of these may have another element type."""
+    """An input or an output of an operator. Parameters with the same type variable have the same element type. A variadic
+    parameter comes last and stands for one or more inputs or outputs. If it is not homogeneous, their element types may
+    differ."""
 
     name: str
     variable: str
@@ -60,7 +61,8 @@ class Parameter:
 
 
 def known(shape: Shape | None, instead: Sequence[int]) -> list[int]:
-    """A shape without what is not known: numbers of `instead` stand for it, or all of these for the whole."""
+    """Return a shape without unknown dimensions. `instead` provides them (1 beyond its end), or the whole shape if it is
+    unknown."""
     if shape is None:
         return [*instead]
     padded = [*instead, *[1] * len(shape)]
@@ -68,20 +70,20 @@ def known(shape: Shape | None, instead: Sequence[int]) -> list[int]:
 
 
 def shape_text(shape: Shape | None) -> str:
-    """The shape as messages print it."""
+    """Return a shape as messages show it, with "?" for what is unknown."""
     return "?" if shape is None else "[" + ", ".join("?" if each is None else str(each) for each in shape) + "]"
 
 
 class Tensor(NamedTuple):
-    """The element type and shape of a tensor, as far as they are known before the model runs."""
+    """The element type and the shape of a tensor before the model runs; None: unknown."""
 
     element_type: ElementType | None
     shape: Shape | None
 
 
 class Overload(NamedTuple):
-    """An operator with one element type for each type variable: those of its outputs, and of its inputs but for one that is not
-    homogeneous."""
+    """A choice of one element type for each type variable of an operator: the element types of its homogeneous inputs and of
+    its outputs."""
 
     inputs: tuple[ElementType, ...]
     outputs: tuple[ElementType, ...]
@@ -92,11 +94,11 @@ class Operand(Protocol):
 
     @property
     def array(self) -> NDArray[Any] | None:
-        """The value of a constant; None: no constant."""
+        """The value of a constant; None: not a constant."""
 
     @property
     def element_type(self) -> ElementType | None:
-        """None: unknown."""
+        """The element type; None: unknown."""
 
     def is_same(self, other: Any) -> bool:
         """Whether another operand has the same value in every run."""
@@ -112,16 +114,16 @@ class Affine(Generic[AnyOperand]):
     Parameters
     ----------
     x, scale, zero_point : Operand
-        Inputs of the node. A zero point that is left out is 0.
+        Inputs of the node. An omitted zero point is 0.
     element_type : ElementType, optional
-        The type of the codes; None: unknown.
+        The element type of the codes; None: unknown.
     axis, block_size : int
-        Which elements share a scale, if there are several: those of an index along the axis, or of a block if `block_size` is
-        not 0.
+        The granularity, if there are several scales: one for each index along `axis`, or one for each block along it if
+        `block_size` is not 0.
     saturate : bool
-        Whether a float8 type saturates.
+        Whether rounding to a float8 type saturates.
     computes_in : ElementType, optional
-        The float type in which the quotient is computed, or the product returned; None: the scale's.
+        The float type in which the quotient is computed, or the product returned; None: the type of the scale.
     """
 
     x: AnyOperand
@@ -135,7 +137,7 @@ class Affine(Generic[AnyOperand]):
 
     @property
     def has_other_type(self) -> bool:
-        """Whether the node asks for another type than float32 to compute in."""
+        """Whether the node names a type other than float32 to compute in."""
         return self.computes_in not in (None, FLOAT32)
 
     @property
@@ -164,7 +166,7 @@ class Quantize(Affine[AnyOperand]):
 
 
 class Dequantize(Affine[AnyOperand]):
-    """y = (x - zero_point) * scale, where x are codes."""
+    """y = (x - zero_point) * scale; x contains codes."""
 
 
 class RoundTrip(Affine[AnyOperand]):
@@ -173,7 +175,7 @@ class RoundTrip(Affine[AnyOperand]):
 
 @dataclass(frozen=True)
 class BlockRoundTrip(Generic[AnyOperand]):
-    """A node that rounds x to a format whose elements share exponents, block by block along an axis.
+    """A node that rounds x to a block format, in which the elements of a block along an axis share an exponent.
 
     Parameters
     ----------
@@ -183,9 +185,9 @@ class BlockRoundTrip(Generic[AnyOperand]):
     attributes : mapping
         Values for all attributes of that operator.
     format : str
-        The name that the format goes by: "mx9", "bfp16", "mxfp8_e4m3".
+        The name of the format, for example "mx9", "bfp16" or "mxfp8_e4m3".
     bits : float
-        What an element takes, with its share of the block's exponent.
+        The number of bits of an element, with its share of the block's exponent.
     """
 
     x: AnyOperand
@@ -213,49 +215,51 @@ class Operator:
     Parameters
     ----------
     wing : str
-        The package that it belongs to; ``ort/nodes`` has a module of that name, with its compute function.
+        The package of the operator. ``ort/nodes`` has a module of the same name, with the compute function.
     domain, name, since_version
-        As in ONNX; `domain` is "" for ONNX's own.
+        As in ONNX; `domain` is "" for ONNX's own operators.
     operation : str
-        The wing's word for what the operator computes. Operators that compute the same have the same word.
+        The wing's name for the computation. Operators with the same computation have the same `operation`.
     doc : str
-        For the schema.
+        The text of the schema.
     types : mapping of type variable to element types
-        In the order in which ONNX Runtime is to try them.
+        The allowed element types, in the order in which ONNX Runtime is to try them.
     inputs, outputs : tuple of Parameter
     attributes : tuple of Attribute
     call : callable
-        ``call(*inputs, **attributes)`` with arrays, None for an optional input that is left out, and values for all attributes.
-        Returns an array, or a tuple of arrays if there are several outputs. Raises TypeError or ValueError.
+        ``call(*inputs, **attributes)`` with arrays, None for an omitted input, and values for all attributes. Returns an array,
+        or a tuple of arrays if there are several outputs. Raises TypeError or ValueError.
     infer : callable
-        ``infer(inputs, attributes)`` with a ``Tensor`` for each input, None for one that is left out, and values for all
-        attributes. Returns a ``Tensor`` for each output. Raises ValueError for attributes and shapes that cannot be.
+        ``infer(inputs, attributes)`` with a ``Tensor`` for each input, None for an omitted input, and values for all
+        attributes. Returns a ``Tensor`` for each output. Raises ValueError for invalid attributes and shapes.
     faults : mapping of number to message
-        What a run may find wrong. In a message, ``{NAME_shape}`` stands for the shape of the input NAME, and ``{NAME}`` for the
-        value of the attribute NAME, an INT.
+        The messages of the errors that a run may find. In a message, ``{NAME_shape}`` stands for the shape of the input NAME,
+        and ``{NAME}`` for the value of the attribute NAME, an INT.
     formats : mapping of name to element type
-        The number formats that it quantizes to or from, and the type of the tensors that hold these; None where none does.
+        The number formats that the operator quantizes to or from, each with the element type of the tensors that hold it; None
+        if no tensor does.
     format_of : callable
-        ``format_of(types, attributes)`` with the name of an element type for each input, None where it is unknown or the input
-        is left out, and the attributes that a node has. Returns the name of the node's format, "?" if it is unknown.
+        ``format_of(types, attributes)`` with the name of each input's element type, None if it is unknown or the input is
+        omitted, and the attributes of a node. Returns the name of the node's format, "?" if it is unknown.
     column : str
-        The type variable that the tables of the documentation have columns for, beside a row for each format.
+        The type variable that the tables of the documentation have columns for. Their rows are formats.
     meaning : callable, optional
-        ``meaning(inputs, attributes)`` with an ``Operand`` for each input, None for one that is left out, and values for all
-        attributes. Returns what a node means: ``Quantize``, ``Dequantize``, ``RoundTrip`` or ``BlockRoundTrip``. Raises
-        ValueError for attributes that cannot be. None: the nodes round inside of what they compute.
+        ``meaning(inputs, attributes)`` with an ``Operand`` for each input, None for an omitted input, and values for all
+        attributes. Returns the meaning of a node: ``Quantize``, ``Dequantize``, ``RoundTrip`` or ``BlockRoundTrip``. Raises
+        ValueError for invalid attributes. None: the nodes round inside their computation.
     like : callable, optional
         ``like(inputs, attributes)`` with the names of a node's inputs, and values for all attributes. Returns an operator of
         ONNX (name, inputs, attributes) whose output has the shape of y. None: y has the shape of the first input.
     attributes_of_shapes : callable, optional
-        ``attributes_of_shapes(*shapes of inputs)`` returns what the shapes tell of attributes that are not always written.
+        ``attributes_of_shapes(*shapes of inputs)``. Returns the attributes that follow from the shapes, among the attributes
+        that are not always written.
     newer_name : str
-        The name of the same operator in newer models, which the tables list instead; "": this is the newest.
+        The name of the same operator in newer models, which the tables list instead; "": `name` is the newest name.
     is_pure : bool
-        Whether the same inputs always give the same outputs, so that a node of constants is a constant.
+        Whether the same inputs always give the same outputs, so that a node whose inputs are constants can be folded.
     is_checked_at_load : bool
-        Whether sessions call `infer` when they load a node, with what is known of its inputs then. It takes some time, which
-        operators of hundreds of nodes a model leave to the run.
+        Whether sessions call `infer` when they load a node, with the types and shapes known by then. This takes some time, so
+        operators with hundreds of nodes in a model are checked in the run instead.
     """
 
     wing: str
@@ -291,11 +295,11 @@ class Operator:
 
     @property
     def most_inputs(self) -> int | None:
-        """None: any number."""
+        """The largest number of inputs; None: any number."""
         return None if self.inputs[-1].option == "variadic" else len(self.inputs)
 
     def input(self, index: int) -> Parameter:
-        """The parameter of a node's input. A variadic parameter stands for all inputs from its place on."""
+        """Return the parameter of a node's input. A variadic parameter stands for all inputs from its place on."""
         return self.inputs[min(index, len(self.inputs) - 1)]
 
     def overloads(self, allowed: Callable[[ElementType], bool]) -> Iterator[Overload]:
@@ -312,7 +316,7 @@ class Operator:
         yield from sorted(found, key=lambda overload: not set(overload.outputs) <= set(overload.inputs))
 
     def check_types(self, element_types: Sequence[ElementType | None]) -> None:
-        """Raises TypeError if an input has another element type than it may have; None: unknown."""
+        """Raise TypeError if an input has an element type that is not allowed. None is an unknown type."""
         variables: dict[str, ElementType] = {}
         for index, element_type in enumerate(element_types):
             if element_type is None:
@@ -325,8 +329,8 @@ class Operator:
                 raise TypeError(f"{parameter.name} has element type {element_type.name}; expected {names(allowed)}")
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for all attributes: those that a node has, or their defaults. Raises ValueError if a required one is
-        missing."""
+        """Return values for all attributes: the given values, and defaults for the others. Raise ValueError if a required
+        attribute is missing."""
         result = {}
         for attribute in self.attributes:
             value = given.get(attribute.name, attribute.default)
@@ -336,6 +340,6 @@ class Operator:
         return result
 
     def fault(self, number: int, shapes: Sequence[Any], attributes: Mapping[str, Any]) -> str:
-        """The message of a fault; `shapes` are those of the inputs, in the form that the message is to have."""
+        """Return the message of a fault. `shapes` are the shapes of the inputs, in the form that the message is to show."""
         names = [f"{parameter.name}_shape" for parameter in self.inputs]
         return self.faults[number].format(**dict(zip(names, shapes, strict=False)), **attributes)

@@ -1,4 +1,4 @@
-"""The package's own exceptions, and those that are none of its business."""
+"""The package's own exceptions, and a way to let the exceptions of signal handlers pass."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 
 class ModelError(Exception):
-    """The model, or what it is to be run with, cannot be used; the message says why."""
+    """The model, or what it is run with, cannot be used; the message gives the reason."""
 
 
 def reraise_of_signal_handler(error: BaseException) -> None:
-    """Raise what a signal handler raised, if the exception is that or comes of it: of a time limit, for instance. It says
-    nothing of what it ended. To be called before an exception of any kind is taken for a fault of a model or a file."""
+    """Raise the exception of a signal handler, of a time limit for instance, if `error` is that exception or was caused by it.
+    Call this before an exception of any kind is taken for a fault of a model or a file: an exception of a signal handler says
+    nothing about the code that it interrupted."""
     codes = set(_codes_of_handlers())
     chain: BaseException | None = error
     while chain:
@@ -29,7 +30,7 @@ def reraise_of_signal_handler(error: BaseException) -> None:
 def _codes_of_handlers() -> Iterator[CodeType]:
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
-        for attribute in ("func", "__func__"):  # of a partial, of a method
+        for attribute in ("func", "__func__"):  # unwraps a functools.partial and a method
             handler = getattr(handler, attribute, handler)
         if callable(handler) and not hasattr(handler, "__code__"):
             handler = type(handler).__call__

@@ -1,4 +1,4 @@
-"""Operator classes for ``onnx.reference.ReferenceEvaluator``, made from the table of operators."""
+"""Operator classes for ``onnx.reference.ReferenceEvaluator``, made from the catalog of operators."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from ..declaration import Operator
 from ..element_types import ElementType, find, names
 
 try:
-    # Before 1.19 onnx has dtypes of its own for what numpy lacks: those of uint8, int8 or uint16 with a field whose name is
-    # that of the type.
+    # Before 1.19 onnx has its own dtypes for types that numpy lacks: uint8, int8 or uint16 with one field, named after the
+    # type.
     from onnx import _custom_element_types as own_types  # type: ignore[attr-defined, unused-ignore]
 except ImportError:
     own_types = None
 
 
 def reference_ops(*, standard_ops: bool = False) -> list[type[OpRun]]:
-    """Operator classes for ``ReferenceEvaluator(model, new_ops=...)``, which run the package's kernels.
+    """Return operator classes for ``ReferenceEvaluator(model, new_ops=...)``, which run the package's kernels.
 
-    They are those of the domains com.amd.quark, com.vai.quantize and quark_numba that ``quark-numba types`` prints. The
-    evaluator does not hand them on to the functions of a model (``ModelProto.functions``).
+    The operators are the ones that ``quark-numba types`` prints in the domains com.amd.quark, com.vai.quantize and quark_numba.
+    The evaluator does not pass the classes on to the functions of a model (``ModelProto.functions``).
 
     Parameters
     ----------
     standard_ops : bool
-        Also ONNX's QuantizeLinear and DequantizeLinear, instead of the evaluator's own. They accept what these operators do in
-        the model's opset, 10..28.
+        Whether to return classes for ONNX's QuantizeLinear and DequantizeLinear, too, which replace the evaluator's own. They
+        accept what these operators accept in the model's opset, 10..28.
 
     Returns
     -------
     list of subclasses of ``onnx.reference.op_run.OpRun``. When they run, a wrong element type raises
-    ``onnx.reference.op_run.RuntimeTypeError`` and another wrong input ValueError, naming the input, what it is and what was
-    expected. Arrays of types that numpy lacks are ml_dtypes' as from onnx 1.19 on, and before that of the dtypes that the
-    evaluator itself uses.
+    ``onnx.reference.op_run.RuntimeTypeError``, and any other wrong input raises ValueError. The message names the input, what
+    it is and what was expected. Arrays of types that numpy lacks have dtypes of ml_dtypes from onnx 1.19 on, and dtypes of the
+    evaluator itself before.
     """
     return [cls for cls in _classes() if cls.op_domain or standard_ops]
 
 
 class _Operator(OpRun):
-    """Any of the operators; the attributes that a node leaves out may come as None, or as their default."""
+    """The base class of all operators' classes. Attributes that a node omits may come as None, or as their default."""
 
     newest: ClassVar[Operator]
 
@@ -57,7 +57,7 @@ class _Operator(OpRun):
         try:
             operator.check_types([None if array is None else _known(array, operator, i) for i, array in enumerate(arrays)])
             outputs = operator.call(*arrays, **operator.values(given))
-        except TypeError as error:  # for which the evaluator has a message of its own, without the reason
+        except TypeError as error:  # the evaluator would replace its message by one without the reason
             raise RuntimeTypeError(f"{operator.full_name}: {error}") from error
         return tuple(map(_to_onnx, outputs if isinstance(outputs, tuple) else (outputs,)))
 
@@ -100,6 +100,6 @@ def _to_onnx(array: NDArray[Any]) -> NDArray[Any]:
     dtype = getattr(own_types, element_type.name, None) if element_type else None
     if element_type is None or dtype is None:
         return array
-    # An int4 is a sign-extended int8 there.
+    # The evaluator's int4 is a sign-extended int8.
     array = array.astype(np.int8) if element_type.name == "int4" else array
     return array.view(f"u{array.dtype.itemsize}").view(dtype)

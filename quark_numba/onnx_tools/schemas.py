@@ -1,4 +1,4 @@
-"""OpSchemas of the package's operators, made from what these say of themselves."""
+"""ONNX schemas of the package's operators, made from their declarations."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _OPTIONS = {
 
 
 def register_schemas() -> None:
-    """Make Quark's operators, and those that `optimize` writes, known to ``onnx.checker`` and ``onnx.shape_inference``:
-    those of the domains com.amd.quark, com.vai.quantize and quark_numba that ``quark-numba types`` prints.
+    """Register Quark's operators, and the operators that `optimize` writes, with ``onnx.checker`` and ``onnx.shape_inference``.
+    They are the operators that ``quark-numba types`` prints in the domains com.amd.quark, com.vai.quantize and quark_numba.
 
-    Models with other element types, inputs or attributes are refused by the checker then. Element types and shapes of
-    outputs are inferred, and wrong element types, wrong shapes of inputs, wrong values of attributes, and an axis out of
-    range, as far as they are known, raise ``onnx.shape_inference.InferenceError``, in strict mode or not.
+    The checker then refuses models with other element types, inputs or attributes. Shape inference infers the element types and
+    shapes of outputs. It raises ``onnx.shape_inference.InferenceError``, in strict mode or not, for wrong element types, wrong
+    shapes of inputs, wrong values of attributes, and an axis out of range, as far as they are known.
 
-    Before onnx 1.19 schemas from Python have no inference functions. There the type of y is known with check_type only, and not
-    without a zero point; its shape never is; strict mode fails where a later node needs what is not known.
+    Before onnx 1.19 schemas from Python have no inference functions. Then the type of y is known only with check_type and a
+    zero point, and the shape of y never. Strict mode fails if a later node needs a type or shape that is not known.
 
-    Any number of calls from any number of threads have the effect of one; schemas of these names that are registered already
-    are left as they are.
+    Any number of calls from any number of threads have the effect of one call. Schemas of these names that are registered
+    already stay as they are.
     """
     created(_register)
 
@@ -43,7 +43,7 @@ def _register() -> None:
     for operator in OPERATORS:
         if operator.domain and not defs.has(operator.name, operator.domain):
             defs.register_schema(schema(operator))
-            # onnx 1.19 to 1.22 would let go of the inference functions when Python is gone, and crash or hang.
+            # onnx 1.19 to 1.22 would release the inference functions after Python has ended, and crash or hang.
             atexit.register(_deregister, operator)
 
 
@@ -53,7 +53,7 @@ def _deregister(operator: Operator) -> None:
 
 
 def schema(operator: Operator) -> defs.OpSchema:
-    """The schema of an operator, not registered."""
+    """Return the schema of an operator, without registering it."""
     made = defs.OpSchema(
         operator.name,
         operator.domain,
@@ -91,13 +91,13 @@ def _attribute(name: str, kind: str, default: Any, doc: str) -> Any:
 
 
 def _type_strings(element_types: Iterable[ElementType]) -> list[str]:
-    """The type strings of the element types that this version of onnx knows."""
+    """Return the type strings of the element types that this version of onnx knows."""
     known = {number: name for name, number in onnx.TensorProto.DataType.items()}
     return [f"tensor({known[each.number].lower()})" for each in element_types if each.number in known]
 
 
 def _infer(operator: Operator, context: Any) -> None:
-    """Set what follows for the outputs. Raises InferenceError."""
+    """Set the inferred types and shapes of the outputs. Raise InferenceError if the node is not valid."""
     try:
         protos = [context.get_input_type(i) if context.has_input(i) else None for i in range(context.get_num_inputs())]
         if operator.most_inputs is not None and not operator.fewest_inputs <= len(protos) <= operator.most_inputs:
@@ -114,7 +114,7 @@ def _infer(operator: Operator, context: Any) -> None:
 
 
 def _check_types(operator: Operator, protos: list[Any]) -> None:
-    """Raises TypeError, for element types too that are none of the package's."""
+    """Raise TypeError if an input's element type is not allowed, also if it is not one of the package's."""
     for index, proto in enumerate(protos):
         number = proto.tensor_type.elem_type if proto else onnx.TensorProto.UNDEFINED
         if number and find(number) is None:
@@ -125,7 +125,7 @@ def _check_types(operator: Operator, protos: list[Any]) -> None:
 
 
 def _attributes(operator: Operator, context: Any) -> dict[str, Any]:
-    """Values for all attributes. Raises ValueError."""
+    """Return values for all attributes. Raise ValueError if an attribute is missing or of the wrong kind."""
     given = {}
     for attribute in operator.attributes:
         proto = context.get_attribute(attribute.name)
@@ -146,7 +146,7 @@ def _shape(proto: Any) -> Shape | None:
 
 
 def _type_proto(output: Tensor, inputs: list[Any]) -> onnx.TypeProto:
-    """The type of an output. Its dimensions have names if the shape is that of an input."""
+    """Return the type of an output as onnx has it. If the output has the shape of an input, its dimensions keep their names."""
     result = onnx.TypeProto()
     assert output.element_type
     result.tensor_type.elem_type = output.element_type.number

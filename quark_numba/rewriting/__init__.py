@@ -1,1 +1,1 @@
-"""Models in cheaper forms, which give the same bits."""
+"""Rewriting of models into cheaper forms that give the same bits."""

@@ -1,4 +1,4 @@
-"""The nodes that ONNX Runtime fuses into operators of its own. It is asked with a small copy of the model."""
+"""The nodes that ONNX Runtime fuses into operators of its own, found by asking ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..region.key import OPERANDS
 from .graph import Graph, skeleton
 from .model_files import session_source, temporary_folder
 
-# The operators of weights into which ONNX Runtime folds a constant Mul or Add behind them.
+# The operators into whose weights ONNX Runtime folds a constant Mul or Add that follows them.
 _OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
 
 
@@ -23,17 +23,17 @@ UNKNOWN = "ONNX Runtime may fuse it, and could not be asked"
 
 
 def fused_values(graph: Graph) -> dict[str, str]:
-    """The names of the elementwise nodes' outputs in the main graph that regions leave to ONNX Runtime, with the reason: it
-    computes them in an operator that is not elementwise. Examples are a Relu in a convolution, a Mul folded into its weights,
-    and the parts of Gelu and LayerNormalization.
+    """Return the outputs of elementwise nodes in the main graph that regions leave to ONNX Runtime: their names, with the
+    reason. ONNX Runtime computes these outputs in an operator that is not elementwise. Examples are a Relu in a convolution, a
+    Mul folded into its weights, and the parts of Gelu and LayerNormalization.
 
-    ONNX Runtime is given the model without its large tensors, and with stand-ins for the package's nodes. It optimises that and
-    writes the result. A value that is there no more is part of what its users became. If ONNX Runtime refuses the model, it may
-    fuse any of them, and all are left.
+    ONNX Runtime optimises the model, without its large tensors and with stand-ins for the package's nodes, and writes the
+    result. A value that is missing in the result is part of the nodes that replaced its users. If ONNX Runtime refuses the
+    model, it may fuse any elementwise node, so all their outputs are returned.
     """
     of_weights = {value.name for node in graph.model.graph if node.op_type in _OF_WEIGHTS for value in node.inputs[1:] if value}
     before = skeleton(graph, frozenset(name for name in of_weights if name), standard_ops=graph.standard_ops, hide_shapes=True)
-    # An Identity goes without being part of anything.
+    # ONNX Runtime removes an Identity without fusing it into anything.
     nodes = (node for node in before.graph.node if _is_elementwise(node) and node.op_type != "Identity")
     elementwise = [name for node in nodes for name in node.output]
     options = onnxruntime.SessionOptions()
@@ -44,7 +44,7 @@ def fused_values(graph: Graph) -> dict[str, str]:
         reraise_of_signal_handler(error)
         return dict.fromkeys(elementwise, f"{UNKNOWN}: {str(error).splitlines()[0]}")
     found = {name: _is_elementwise(node) for node in after.graph.node for name in node.output}
-    # A node comes after what it uses, so that what became of its users is known.
+    # Nodes come after their inputs. In reverse order, the result for a node's users is known before the node.
     users: dict[str, list[bool]] = defaultdict(list)
     for node in reversed(before.graph.node):
         for name in node.output:
@@ -55,8 +55,8 @@ def fused_values(graph: Graph) -> dict[str, str]:
 
 
 def optimised_by_onnx_runtime(model: onnx.ModelProto, options: onnxruntime.SessionOptions, **named: Any) -> onnx.ModelProto:
-    """The model that a session with these arguments would run, as ONNX Runtime writes it. Changes the options. Raises what the
-    session raises."""
+    """Return the model that a session with these arguments would run, as ONNX Runtime writes it. The options are changed. The
+    session's exceptions are raised."""
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
@@ -68,5 +68,5 @@ def optimised_by_onnx_runtime(model: onnx.ModelProto, options: onnxruntime.Sessi
 
 
 def _is_elementwise(node: onnx.NodeProto) -> bool:
-    """Whether a region may have it as a step."""
+    """Whether a node may be a step of a region."""
     return node.domain in ("", "ai.onnx") and node.op_type in OPERANDS

@@ -1,4 +1,4 @@
-"""A model while passes rewrite it: its nodes, what they mean, its values, and the changes that passes make."""
+"""Facts about a model and its quantization nodes, and the changes that passes make to it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from ..errors import ModelError, reraise_of_signal_handler
 from .onnx_runtime import has_operator
 from .stand_ins import stand_ins
 
-# Arrays of at most so many bytes are kept: passes ask for scales and zero points often.
+# The most bytes of an array that is kept as a copy of an initializer: scales and zero points are read often.
 _MOST_KEPT = 1 << 16
 
-# Initializers of at most so many bytes may be shapes, on which other shapes depend.
+# The most bytes of an initializer whose values a skeleton contains, as shapes may depend on them.
 _MOST_COPIED = 1 << 10
 
 
 class Left(Exception):  # noqa: N818
-    """A node stays as it is. The message gives the reason."""
+    """A node stays as it is; the message gives the reason."""
 
 
 @dataclass(eq=False)
 class Node:
-    """A node of an operator of the package, with values for all its attributes."""
+    """A node of one of the package's operators, with values for all its attributes."""
 
     node: ir.Node
     operator: Operator
-    place: int  # among all of them
+    place: int  # its index among all such nodes of the model
     attributes: dict[str, Any] = field(default_factory=dict)
     is_valid: bool = True
 
@@ -49,7 +49,7 @@ class Node:
 
     @property
     def is_standard(self) -> bool:
-        """Whether it is a node of ONNX's own operators, which ONNX Runtime runs unless it is told otherwise."""
+        """Whether the operator is ONNX's own. ONNX Runtime runs the node itself unless it is told otherwise."""
         return not self.operator.domain
 
     @property
@@ -65,7 +65,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Operand:
-    """An input of a node, as declarations ask for it."""
+    """An input of a node: the ``Operand`` that declarations take."""
 
     graph: Graph
     value: ir.Value
@@ -93,10 +93,10 @@ class Operand:
 
 
 class Graph:
-    """A model and its nodes of the package's operators, subgraphs included.
+    """A model, and its nodes of the package's operators, subgraphs included.
 
-    Passes change the model only through the methods under "Changes", which keep an account: `done` counts the nodes that were
-    rewritten, by operator and change; `left` counts the nodes that stay, by operator and reason."""
+    Passes change the model through the methods below "Changes", which count the nodes: `done` counts the changed nodes by
+    operator and change, `left` counts the nodes that stay by operator and reason."""
 
     def __init__(
         self, model: ir.Model, *, keep_codes: bool, standard_ops: bool, regions: bool, replaced: frozenset[str]
@@ -107,14 +107,15 @@ class Graph:
         self.reasons: dict[Node, str] = {}
         self._nodes: dict[ir.Node, Node] = {}
         self._others: Counter[tuple[str, str]] = Counter()
-        self._arrays: dict[ir.Value, NDArray[Any]] = {}  # of constants, and of what follows from them
+        self._arrays: dict[ir.Value, NDArray[Any]] = {}  # values of constants, and values computed from them
         self._names: set[str | None] | None = None
         self._inferred: dict[ir.Value, Inferred] | None = None
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             self.find(node)
 
     def find(self, node: ir.Node) -> None:
-        """Add a node to those of the package's operators, if it is one."""
+        """Record a node of one of the package's operators. Count it as left instead if a local function has its name, or if it
+        has wrong inputs or outputs. Count a node of another operator as left if ONNX Runtime lacks the operator."""
         operator = OPERATORS.find(node.domain, node.op_type)
         if node.op_identifier() in self.model.functions:
             if operator:
@@ -151,10 +152,11 @@ class Graph:
             found.is_valid = False
             self.reasons[found] = f"not valid: {error}"
 
-    # The nodes, and why they are left.
+    # The nodes, and why they stay as they are.
 
     def each(self, step: Callable[[Node], None]) -> None:
-        """Call `step` for each node that has no reason to stay. If it raises `Left`, the message becomes the node's reason."""
+        """Call `step` with each node that still exists and has no reason to stay as it is. If `step` raises `Left`, its message
+        is the reason."""
         for node in self.nodes():
             if node.node.graph and node not in self.reasons:
                 try:
@@ -163,32 +165,32 @@ class Graph:
                     self.reasons[node] = str(error)
 
     def nodes(self) -> list[Node]:
-        """The nodes of the package's operators that are in the model now."""
+        """Return the recorded nodes that still exist."""
         return [node for node in self._nodes.values() if node.node.graph]
 
     def node(self, node: ir.Node | None) -> Node | None:
-        """The node with its operator and attributes; None for a node of another operator."""
+        """Return the record of a node; None: it has none, as its operator is not one of the package's."""
         return self._nodes.get(node) if node else None
 
     def leave(self, node: ir.Node, why: str) -> None:
-        """Count a node of another operator among those that stay."""
+        """Count a node without a record as left."""
         self._others[full_name(node), why] += 1
 
     @property
     def left(self) -> Counter[tuple[str, str]]:
-        """The number of nodes that stay, by operator and reason."""
+        """The number of nodes of each operator that stay as they are, by the reason."""
         return self._others + Counter((node.full_name, self.reasons[node]) for node in self.nodes() if node in self.reasons)
 
     # Values.
 
     def tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
-        """The tensor of a constant, else None. From IR version 4 on an initializer that is also an input is only a default; an
-        initializer that session options replace has no value yet."""
+        """Return the tensor of a constant; None: not a constant. From IR version 4 on, an initializer that is also a graph
+        input is only the default of that input. An initializer that will be replaced has no value yet."""
         is_input = (value.is_graph_input() and self.model.ir_version >= 4) or value.name in self.replaced
         return None if is_input else ir.convenience.get_const_tensor(value)
 
     def array(self, value: ir.Value) -> NDArray[Any] | None:
-        """The array of a constant whose element type the package has, else None."""
+        """Return the value of a constant; None: not a constant, or not of one of the package's element types."""
         if value not in self._arrays:
             tensor = self.tensor(value)
             if tensor is None or find(tensor.dtype.value) is None:
@@ -204,7 +206,7 @@ class Graph:
         return self._arrays[value]
 
     def arrays(self, node: Node) -> list[NDArray[Any] | None] | None:
-        """The arrays of a node's inputs, None for an input that is left out. None if any input is no constant."""
+        """Return the values of a node's inputs, None for an omitted input. Return None if any input is not a constant."""
         arrays = []
         for value in node.node.inputs:
             array = None if value is None else self.array(value)
@@ -214,7 +216,7 @@ class Graph:
         return arrays
 
     def remember(self, value: ir.Value, array: NDArray[Any]) -> None:
-        """Keep the array that a value has, although its node is still in the model."""
+        """Record the array that a value was found to be, although its node still exists."""
         self._arrays[value] = array
 
     def type(self, value: ir.Value | None) -> ElementType | None:
@@ -224,12 +226,12 @@ class Graph:
         return find(array.dtype) if array is not None else find(value.dtype.value) if value.dtype else None
 
     def inferred_type(self, value: ir.Value) -> ElementType | None:
-        """The element type of a value, also if only onnx infers it."""
+        """Return the element type of a value, also if only onnx's inference knows it."""
         inferred = self._infer(value)
         return self.type(value) or (inferred.element_type if inferred else None)
 
     def shape(self, value: ir.Value) -> Shape | None:
-        """The shape of a value as far as it is known, else None. A dimension is a number, a name, or None."""
+        """Return the shape of a value, as far as it is known. A dimension is a number, a name, or None."""
         inferred = self._infer(value)
         if inferred and inferred.shape is not None:
             return inferred.shape
@@ -243,20 +245,20 @@ class Graph:
     # What nodes mean.
 
     def meaning(self, node: Node | None) -> Meaning[Operand] | None:
-        """The meaning of a node, with its inputs as they are now; None without a node, of a node that is not valid, and where
-        the operator has none."""
+        """Return the meaning of a node with its current inputs. None: there is no node, it is not valid, or its operator has no
+        meaning."""
         if node is None or not node.is_valid or node.operator.meaning is None:
             return None
         operands = [None if value is None else Operand(self, value) for value in node.node.inputs]
         return node.operator.meaning(operands, node.attributes)
 
     def followers(self, node: Node) -> list[Node]:
-        """The dequantize nodes behind a quantize node, the first one first, which are all the users of its codes.
+        """Return the dequantize nodes that use a quantize node's codes, in the order of the model.
 
         Raises
         ------
         Left
-            If something else uses the codes, or nothing does, or if a dequantize node is left.
+            If the codes have another user or no user, or if one of the dequantize nodes stays as it is.
         """
         if node.y.is_graph_output():
             raise Left("its codes are an output of its graph")
@@ -277,17 +279,19 @@ class Graph:
         return sorted(found, key=lambda each: each.place)
 
     def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """A node as a function of its x. Its other inputs have to be constants. The function raises Left if x is not valid."""
+        """Return a node as a function of its x. Its other inputs have to be constants. The function raises Left if x is not
+        valid."""
         others = [None if value is None else self.array(value) for value in node.node.inputs[1:]]
         return lambda x: call(node, [x, *others])[0]
 
     # Changes.
 
     def constant(self, array: NDArray[Any], name: str | None, before: ir.Node) -> ir.Value:
-        """Add an initializer to the graph of a node; before IR version 4 a Constant node in front of it."""
+        """Return a new constant in the graph of the node `before`: an initializer or, before IR version 4, a Constant node in
+        front of `before`."""
         tensor: ir.TensorProtocol
         if array.dtype == np.float32 and array.flags.c_contiguous:
-            tensor = ir.Tensor(array, name=name)  # without a copy: the large ones
+            tensor = ir.Tensor(array, name=name)  # large arrays are not copied
         else:
             tensor = ir.serde.deserialize_tensor(to_tensor_proto(array, name or ""))
         graph = before.graph
@@ -304,7 +308,7 @@ class Graph:
         return value
 
     def make_constant(self, node: Node, arrays: tuple[NDArray[Any], ...], what: str) -> None:
-        """Replace a node by constants."""
+        """Replace a node by constants. Raise Left if one of its outputs is an output of its graph."""
         if any(value.is_graph_output() for value in node.node.outputs):
             raise Left("its output is an output of its graph")
         for value, array in zip(node.node.outputs, arrays, strict=True):
@@ -314,11 +318,11 @@ class Graph:
         self.remove(node, what)
 
     def remove(self, node: Node, what: str) -> None:
-        """Remove a node that nothing uses, and the constants and nodes of the package's operators that only it used."""
+        """Remove a node that nothing uses, and the constants and the package's nodes that only this node used."""
         self.remove_node(node.node, what)
 
     def remove_node(self, node: ir.Node, what: str) -> None:
-        """Do the same with any node."""
+        """Remove a node of any operator, as `remove` does."""
         self.done[full_name(node), what] += 1
         self._remove(node, what)
 
@@ -342,7 +346,7 @@ class Graph:
                 self._remove(producer, what)
 
     def unused_name(self, name: str) -> str:
-        """`name` with a number that makes it unique in the model."""
+        """Return a name that no value of the model has: `name` and a number."""
         if self._names is None:
             self._names = {value.name for value in values(self.model)}
         unused = next(f"{name}_{i}" for i in itertools.count() if f"{name}_{i}" not in self._names)
@@ -354,18 +358,18 @@ Shape = Sequence[int | str | None]
 
 
 class Inferred(NamedTuple):
-    """The type and the shape that onnx infers for a value."""
+    """The element type and the shape that onnx infers for a value; None: unknown."""
 
     element_type: ElementType | None
     shape: Shape | None
 
 
 def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
-    """The types and shapes that onnx infers for the values of the main graph; nothing if onnx fails."""
+    """Return what onnx infers for the values of the main graph; nothing if onnx fails."""
     try:
         copy = skeleton(graph)
         inferred = shape_inference.infer_shapes(copy, data_prop=True).graph
-    except Exception as error:  # whatever a model that is not valid leads to
+    except Exception as error:  # a model that is not valid may raise anything
         reraise_of_signal_handler(error)
         return {}
     found, values = {}, {value.name: value for node in graph.model.graph for value in node.outputs}
@@ -384,8 +388,9 @@ def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
 def skeleton(
     graph: Graph, zeros: frozenset[str] = frozenset(), *, standard_ops: bool = True, hide_shapes: bool = False
 ) -> onnx.ModelProto:
-    """The main graph with stand-ins for the package's nodes, and without the values of large initializers. Those named in
-    `zeros` are 0; the others become graph inputs. With `hide_shapes` it tells ONNX Runtime no more of shapes than the model."""
+    """Return the main graph with stand-ins for the package's nodes, and without the values of large initializers. Large
+    initializers named in `zeros` are 0, the others become graph inputs. With `hide_shapes`, no more shapes are known than
+    ONNX Runtime knows in the model."""
     model = graph.model
     result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     result.opset_import.extend(helper.make_opsetid(*each) for each in model.opset_imports.items())
@@ -422,13 +427,13 @@ def skeleton(
 
 
 def values(model: ir.Model) -> Iterator[ir.Value]:
-    """All values of a model, local functions included."""
+    """Yield all values of a model, local functions included."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         yield from values_of(graph)
 
 
 def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
-    """All values of a graph and its subgraphs."""
+    """Yield all values of a graph and its subgraphs."""
     graphs: list[Any] = [graph]
     for node in ir.traversal.RecursiveGraphIterator(graph, enter_graph=graphs.append):
         yield from (value for value in (*node.inputs, *node.outputs) if value)
@@ -441,14 +446,15 @@ def full_name(node: ir.Node) -> str:
 
 
 def copy_metadata(old: Any, new: Any) -> None:
-    """Copy the doc string and metadata of a node or a value."""
+    """Copy the doc string and the metadata from one node or value to another."""
     new.doc_string = old.doc_string
     new.metadata_props.update(old.metadata_props)
     new.meta.update(old.meta)
 
 
 def call(node: Node, inputs: list[NDArray[Any] | None], **changed: int) -> tuple[NDArray[Any], ...]:
-    """The outputs of a node for these inputs, with some attributes changed. Raises Left if they are not valid."""
+    """Return the outputs of a node for the given inputs, with some attributes changed. Raise Left if inputs or attributes are
+    not valid."""
     try:
         outputs = node.operator.call(*inputs, **(node.attributes | changed))
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The operators that ONNX Runtime has, as it lists them itself."""
+"""The operators that ONNX Runtime has, from its own list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 
 def has_operator(domain: str, name: str) -> bool:
-    """Whether ONNX Runtime has an operator, in any version."""
+    """Whether ONNX Runtime has any version of an operator."""
     return ("" if domain == "ai.onnx" else domain, name) in _operators()
 
 

@@ -1,4 +1,4 @@
-"""`optimize`: a model with fewer, cheaper quantization nodes, which give the same bits."""
+"""`optimize`: rewrite a model's quantization nodes into fewer, cheaper nodes that give the same bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import ModelError, reraise_of_signal_handler
 from . import constants, functions, model_files, pairs, regions, round_trips, standard_operators
 from .graph import Graph
 
-# The passes, in order. A pass goes through all nodes, and gives a reason for each node that stays as it is.
+# The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
 PASSES = (standard_operators, constants, round_trips, pairs, regions)
 
 
@@ -26,42 +26,43 @@ def optimize(
     standard_ops: bool = False,
     regions: bool = True,
 ) -> onnx.ModelProto:
-    """Return the model with cheaper quantization nodes. The outputs of each quantization keep every bit:
+    """Return the model with its quantization nodes in cheaper forms, without changing one bit of their outputs:
 
     - Nodes whose inputs are all constants are folded into initializers.
-    - A quantize node and a dequantize node with the same parameters are fused into one
-      ``quark_numba::QuantizeDequantizeLinear``, version 1 (see `quantize_dequantize`, `register_schemas`), in float32. Equal
-      dequantize nodes behind one quantize node become one.
-    - Such a node and the elementwise nodes next to it are merged into one ``quark_numba::Region``, version 1, which runs in one
-      pass over memory.
-    - A quantize node behind a dequantize node with the same constant parameters is dropped if every code comes back, for
-      integers of up to 16 bits.
+    - Quantize and dequantize nodes with the same parameters are fused into one ``quark_numba::QuantizeDequantizeLinear``,
+      version 1 (see `quantize_dequantize`, `register_schemas`), in float32. Equal dequantize nodes behind one quantize node
+      become one.
+    - A ``QuantizeDequantizeLinear`` and the elementwise nodes beside it, such as additions and activations, are merged into one
+      ``quark_numba::Region``, version 1, which runs them all in one pass over memory.
+    - A quantize node behind a dequantize node with the same constant parameters is dropped if every code comes back. This is
+      proved or tried, for integers of up to 16 bits.
 
-    Subgraphs are rewritten alike. Local functions with nodes of the package's operators are inlined first. All else stays
-    as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original.
+    Subgraphs are treated alike. Local functions with nodes of the package's operators are inlined first. Everything else stays
+    as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original model.
 
     Parameters
     ----------
     model : onnx.ModelProto, or the path of a model
-        The model, which is not changed. Tensors in files beside it are read. A ModelProto must have all tensors in it.
+        The model is not changed. Tensors in files beside the model are read; a ModelProto has to contain all its tensors.
     keep_codes : bool
-        Leave constants quantized, with one dequantize node each: a smaller model, which does more work in a run. Block formats
-        have no dequantize node and become float constants in any case.
+        Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run. Block
+        formats have no dequantize node, so they become float constants in any case.
     standard_ops : bool
-        Whether this package also runs ONNX's own QuantizeLinear and DequantizeLinear in sessions (see `register`). Otherwise
-        these nodes, and those of com.microsoft, stay if they quantize activations anywhere in the model, because ONNX Runtime
-        fuses them with their neighbours into integer operators; and if its results may differ from the specification.
+        Whether this package also runs ONNX's own QuantizeLinear and DequantizeLinear in sessions (see `register`). If not, the
+        nodes of these operators, including the nodes in com.microsoft, stay as they are in two cases: they quantize activations
+        anywhere in the model, as ONNX Runtime fuses them with their neighbours into integer operators; or ONNX Runtime's
+        results may differ from the specification's.
     regions : bool
-        Whether to write ``quark_numba::Region``, which only sessions of the native way have.
+        Whether to write ``quark_numba::Region``, which only the native way of `register` provides.
 
     Returns
     -------
-    onnx.ModelProto: a new one, with all tensors in it.
+    onnx.ModelProto: a new model that contains all its tensors.
 
     Raises
     ------
     ModelError
-        If the path leads to no model, or a tensor cannot be read.
+        If the path does not lead to a model, or a tensor cannot be read.
     TypeError
         If `model` is neither a model nor a path.
     """
@@ -70,7 +71,7 @@ def optimize(
 
 @dataclass
 class Optimized:
-    """A model, with an account by operator: how many nodes were rewritten and how, and how many stay and why."""
+    """An optimised model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay."""
 
     model: onnx.ModelProto
     done: Counter[tuple[str, str]]
@@ -85,7 +86,7 @@ def optimized(
     regions: bool = True,
     replaced: frozenset[str] = frozenset(),
 ) -> Optimized:
-    """`optimize`, with an account. The initializers named in `replaced` are no constants."""
+    """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants."""
     if isinstance(model, (str, os.PathLike)):
         model = model_files.load(model)
     elif not isinstance(model, onnx.ModelProto):
@@ -111,13 +112,13 @@ def optimized(
         return Optimized(ir.to_proto(intermediate), inlined + graph.done, in_functions + graph.left)
     except ModelError:
         raise
-    except Exception as error:  # whatever a model that is not valid leads to
+    except Exception as error:  # a model that is not valid may raise anything
         reraise_of_signal_handler(error)
         raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
 def _what_gets_lost(model: onnx.ModelProto) -> str:
-    """What the model has that onnx-ir does not keep; "" if there is nothing."""
+    """Return what onnx-ir would lose from a model; "" if it loses nothing."""
     graphs: list[Any] = [model.graph, *model.functions]
     for graph in graphs:
         if getattr(graph, "sparse_initializer", None):

@@ -1,4 +1,4 @@
-"""Connected elementwise nodes in one: a quantize-dequantize node and the additions, activations and the like beside it."""
+"""Merge connected elementwise nodes: a quantize-dequantize node and the additions, activations and the like beside it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .graph import Graph, Left, Node, Operand, copy_metadata
 
 MERGED = "merged: one pass over memory with its neighbours"
 
-# The opset from which on all operators of steps are what they are today, but HardSwish, which is younger.
+# From this opset on, all operators of steps are as they are today, except for HardSwish, which is newer.
 _FIRST_OPSET = 14
 
 (_REGION,) = REGION
@@ -48,21 +48,21 @@ def rewrite(graph: Graph) -> None:
     for nodes in _node_lists(graph):
         for node in nodes:
             if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP) and graph.node(node) is None:
-                graph.find(node)  # it is new
+                graph.find(node)  # an earlier pass wrote it
         own = [graph.node(node) for node in nodes]
         if any(isinstance(graph.meaning(node), (RoundTrip, BlockRoundTrip)) for node in own):
             if fused is None:
                 fused = fused_values(graph)
             merging = _Merging(graph, nodes, fused)
             regions += [(merging, *each) for each in merging.regions()]
-    # Where there are any, a node by itself is one as well: another kernel need not be compiled for it.
+    # If a region has several nodes, single nodes become regions, too: no kernel outside of regions is compiled for them.
     if any(len(region) > 1 for _, _, region in regions):
         for merging, last, region in regions:
             merging.merge(last, region)
 
 
 def _node_lists(graph: Graph) -> Iterator[list[ir.Node]]:
-    """The nodes of each graph, those of subgraphs too."""
+    """Yield the list of nodes of each graph, subgraphs included."""
     lists: dict[Any, list[ir.Node]] = {}
     for node in ir.traversal.RecursiveGraphIterator(graph.model.graph):
         lists.setdefault(node.graph, []).append(node)
@@ -70,19 +70,19 @@ def _node_lists(graph: Graph) -> Iterator[list[ir.Node]]:
 
 
 class _Merging:
-    """Finds the regions of one graph, and merges them."""
+    """The nodes of one graph, while they are merged into regions."""
 
     def __init__(self, graph: Graph, nodes: list[ir.Node], fused: dict[str, str]) -> None:
         self.graph, self.nodes, self.fused = graph, nodes, fused
         self.places = {node: place for place, node in enumerate(nodes)}
-        self.floats: set[ir.Value] = set()  # what is found to be float32
-        self.constants: set[ir.Value] = set()  # what follows from constants alone
-        self.steps: dict[ir.Node, Step] = {}  # with no operands yet
+        self.floats: set[ir.Value] = set()  # values found to be float32
+        self.constants: set[ir.Value] = set()  # values computed from constants alone
+        self.steps: dict[ir.Node, Step] = {}  # without operands yet
 
     def regions(self) -> Iterator[tuple[ir.Node, set[ir.Node]]]:
-        """Yield the regions with a quantization node: the last node, and all nodes."""
+        """Yield each region that contains a quantization node: its last node, and all its nodes."""
         for node in self.nodes:
-            # ONNX Runtime computes what is constant once.
+            # ONNX Runtime computes a node of constants only once.
             if all(value is None or value in self.constants or self.graph.tensor(value) for value in node.inputs):
                 self.constants.update(node.outputs)
                 continue
@@ -101,7 +101,7 @@ class _Merging:
     # What can be a step.
 
     def _step(self, node: ir.Node) -> Step | None:
-        """The step of a node; None if it cannot be one."""
+        """Return the step for a node; None: the node cannot be a step."""
         own = self.graph.node(node)
         if own:
             try:
@@ -128,7 +128,7 @@ class _Merging:
             attributes[name] = attribute.as_float()
         if not fewest <= len(node.inputs) <= most or None in node.inputs[:fewest]:
             return None
-        # Which of 0 and -0 is the larger depends on where ONNX Runtime meets them.
+        # Which of 0 and -0 ONNX Runtime takes for the larger depends on their place in the tensor.
         if node.op_type in ("Max", "Min") and not any(map(self._is_nonzero, node.inputs)):
             return None
         values = [value for value in (*node.inputs, *node.outputs) if value is not None]
@@ -139,7 +139,7 @@ class _Merging:
 
     def _cast(self, node: ir.Node) -> Step | None:
         to, (x, *_) = node.attributes.get("to"), (*node.inputs, None)
-        if set(node.attributes) != {"to"}:  # another would be for float8
+        if set(node.attributes) != {"to"}:  # other attributes are for float8
             return None
         if to is None or to.is_ref() or to.value != FLOAT32.number or x is None or self.graph.inferred_type(x) not in CASTS:
             return None
@@ -181,17 +181,18 @@ class _Merging:
         return Step(meaning.operator, (), tuple(sorted({**meaning.attributes, "axis": axis}.items())))
 
     def _is_nonzero(self, value: ir.Value | None) -> bool:
-        """Whether it is a constant without zeros."""
+        """Whether a value is a constant without zeros."""
         array = None if value is None else self.graph.array(value)
         return array is not None and bool(np.all(array != 0))
 
     def _is_float32(self, value: ir.Value) -> bool:
         return value in self.floats or self.graph.inferred_type(value) is FLOAT32
 
-    # Which nodes are a region.
+    # The nodes of a region.
 
     def _grow(self, last: ir.Node) -> set[ir.Node]:
-        """The last one, and what only this region uses, as long as it has y's shape."""
+        """Return the nodes of the region that ends with `last`. A node joins if only the region uses its output, and if the
+        output may have the shape of y."""
         region, waiting = {last}, [last]
         while waiting:
             node = waiting.pop()
@@ -203,17 +204,18 @@ class _Merging:
                 if users <= region and self._may_have_shape(value, node, last) and self._fits(region | {before}):
                     region.add(before)
                     waiting.append(before)
-                    # What was left because of a user that was not in the region yet.
+                    # Try again nodes that did not join because one of their users was not in the region yet.
                     waiting += [user for user in users if user is not node]
         return region
 
     def _operands(self, node: ir.Node) -> list[ir.Value]:
-        """The operands that are no scales or zero points."""
+        """Return the inputs of a node that are not scales or zero points."""
         values = node.inputs[:1] if self.steps[node].operator == ROUND_TRIP else node.inputs
         return [value for value in values if value is not None]
 
     def _may_have_shape(self, value: ir.Value, user: ir.Node, last: ir.Node) -> bool:
-        """Whether a value may be as large as what the region gives: what is smaller would be computed for each element."""
+        """Whether a value may be as large as the region's output. A smaller value would be computed again for each element of
+        the output."""
         others = [each for each in self._operands(user) if each is not value]
         if all(self._is_scalar(each) for each in others):
             return True
@@ -238,13 +240,13 @@ class _Merging:
         }
         if len(blocks) > 1:
             return False
-        # A constant that has two roles is two inputs.
+        # A constant with two roles becomes two inputs.
         return len(region) <= MOST_STEPS and 2 * len(given) <= MOST_INPUTS and streams <= MOST_STREAMS
 
-    # The change.
+    # The change of the graph.
 
     def merge(self, last: ir.Node, nodes: set[ir.Node]) -> None:
-        """Put one node in the place of these."""
+        """Replace the nodes by one region, in the place of the last node."""
         ordered = sorted(nodes, key=self.places.__getitem__)
         inputs: dict[tuple[Any, ...], tuple[ir.Value, Input]] = {}
         keys: list[list[tuple[Any, ...] | None]] = []
@@ -261,12 +263,12 @@ class _Merging:
                 one = Input(element_type, self._is_scalar(value))
                 role: Any = (index > 0, dict(self.steps[node].attributes)["axis"]) if is_round_trip and index else None
                 array = self.graph.array(value) if one.is_scalar else None
-                # Constants of one element that are alike are one input.
+                # Equal constants of one element share one input.
                 key = ("input", role, one, value if array is None else (array.shape, array.tobytes()))
                 inputs.setdefault(key, (value, one))
                 of_node.append(key)
             keys.append(of_node)
-        # As large as y, maybe, comes first.
+        # Inputs that may be as large as y come first.
         by_size = sorted(inputs, key=lambda key: inputs[key][1].is_scalar)
         numbers: dict[tuple[Any, ...], int] = {key: number for number, key in enumerate(by_size)}
         steps = []
@@ -290,6 +292,6 @@ class _Merging:
         copy_metadata(last, region)
         region.metadata_props["quark_numba.nodes"] = ", ".join(str(node.name) for node in ordered)
         for node in reversed(ordered):
-            if node.graph:  # not removed with the one behind it
+            if node.graph:  # it may be removed already, with a node behind it
                 self.graph.remove_node(node, MERGED)
         self.graph.model.opset_imports.setdefault(_REGION.domain, _REGION.since_version)

@@ -1,4 +1,5 @@
-"""Models in which ONNX's operators stand for the package's, so that onnx and ONNX Runtime can be asked about the rest."""
+"""Stand-ins: ONNX's operators in the place of the package's, so that onnx and ONNX Runtime can be asked about the rest of a
+model."""
 
 from __future__ import annotations
 
@@ -11,32 +12,32 @@ from ..catalog import OPERATORS
 from ..declaration import Operator, Tensor
 from ..element_types import FLOAT32, find
 
-# Its output has the shape of its input. ONNX Runtime has none from opset 22 on, but onnx infers shapes of it.
+# An operator whose output has the shape of its input. ONNX Runtime lacks it from opset 22 on, but onnx infers its shape.
 _LIKE = "RandomNormalLike"
 
-# At the end of a name that no model has.
+# The mark of new names; no name of a model has it.
 _NEW = "::quark_numba"
 
 
 def stand_ins(
     nodes: Iterable[onnx.NodeProto], types: Mapping[str, int], *, standard_ops: bool, hidden: list[str] | None = None
 ) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph, with others for those of the package's operators, also in subgraphs. Outputs keep their names,
-    element types and shapes, but not their values.
+    """Yield the nodes of a graph, with stand-ins for nodes of the package's operators, also in subgraphs. Outputs keep their
+    names, element types and shapes, but not their values.
 
     Parameters
     ----------
     nodes : onnx.NodeProto
-        Are not changed. Nodes of the package's operators that are not valid are left out, as are those whose output has an
-        unknown element type.
+        The nodes are not changed. A node of the package's operators is left out if it is not valid, or if the element type of
+        its output is unknown.
     types : mapping of str to int
-        Element types of values, by name.
+        The element types of values, by name.
     standard_ops : bool
-        Whether there are stand-ins for ONNX's own QuantizeLinear and DequantizeLinear, too.
+        Whether ONNX's own QuantizeLinear and DequantizeLinear get stand-ins, too.
     hidden : list of str, optional
-        If it is given, outputs have unknown shapes, as the package's operators have for ONNX Runtime, and no optimiser looks
-        through a stand-in: it is a Reshape to the value of a graph input. The names of these inputs, which the model has to
-        have, are appended.
+        If the list is given, outputs have unknown shapes, as ONNX Runtime sees the package's operators. No optimiser looks
+        through a stand-in, because it is a Reshape to a shape that is a graph input. The names of these graph inputs are
+        appended to the list, and the caller has to add the inputs to the model.
     """
 
     for node in nodes:
@@ -50,7 +51,7 @@ def stand_ins(
 def _stand_in(
     operator: Operator, node: onnx.NodeProto, types: Mapping[str, int], hidden: list[str] | None
 ) -> Iterator[onnx.NodeProto]:
-    """The nodes for one of the package's; none for one that is not valid, or whose output's type is unknown."""
+    """Yield the stand-ins for one of the package's nodes; none if it is not valid or the type of its output is unknown."""
     given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     given = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()}
     inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]

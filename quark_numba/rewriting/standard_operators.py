@@ -1,4 +1,4 @@
-"""Leave ONNX's own operators, and those of com.microsoft, that are ONNX Runtime's to run."""
+"""Choose the nodes of ONNX's own operators, and of com.microsoft's, that stay as they are for ONNX Runtime to run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .graph import Graph, Operand
 
 
 def rewrite(graph: Graph) -> None:
-    """All of them, if they quantize activations anywhere in the model; and those of types in which ONNX Runtime's results may
-    differ from the specification's."""
+    """Leave all these nodes as they are if they quantize activations anywhere in the model. Otherwise leave only nodes with
+    types for which ONNX Runtime's results may differ from the specification's."""
     standard = [node for node in graph.nodes() if node.is_standard]
     if graph.standard_ops:
         standard = [node for node in standard if node.node.domain]
@@ -28,7 +28,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _is_onnx_runtimes(graph: Graph, codes: Operand) -> bool:
-    """Whether codes come neither from a constant nor from a quantize node of this package."""
+    """Whether codes come neither from a constant nor from a quantize operator other than ONNX's own."""
     producer = graph.node(codes.value.producer())
     quantize = graph.meaning(producer)
     if producer is None or not isinstance(quantize, Quantize):

@@ -1,12 +1,13 @@
-"""ONNX Runtime's blocked layout for convolutions, kept through regions.
+"""Keep ONNX Runtime's blocked layout for convolutions through regions.
 
-ONNX Runtime runs convolutions on tensors that lie as (N, C / b, H, W, b), in blocks of b = 8 or 16 channels (NCHWc). It
-reorders them to ONNX's layout before every node that it does not know to work on blocks. A region works on blocks as well. So
-this module does what ONNX Runtime's own NchwcTransformer does, with regions among the nodes. ONNX Runtime first does all its
-other optimisations and writes the model. Then each node whose inputs are in blocks is replaced by one that works on blocks, if
-that is known to mean the same.
+ONNX Runtime runs convolutions on tensors in the layout (N, C / b, H, W, b), in blocks of b = 8 or 16 channels (NCHWc). It
+reorders a tensor to ONNX's layout before every node that it does not know to work on blocks. Regions do work on blocks. So this
+module does what ONNX Runtime's own NchwcTransformer does, and includes regions. First ONNX Runtime does all its other
+optimisations and writes the model. Then each node whose inputs are in blocks is replaced by its counterpart on blocks, if the
+counterpart is known to compute the same.
 
-In such a model a tensor has the shape (N, C rounded up to b, H, W). It is made for this processor, and for one session.
+In the resulting model a tensor in blocks has the shape (N, C rounded up to b, H, W). The model is made for this processor, and
+for one session.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .blocked_nodes import REGION, WAYS
 from .blocked_tensors import BlockedTensors, Left
 from .blocks import NCHWC, block_size
 
-# The entries of session options that concern ONNX Runtime's optimisations.
+# The entries of session options that change ONNX Runtime's optimisations.
 _DISABLED_OPTIMIZERS = "session.disable_specified_optimizers"
 _ENTRIES = (
     "optimization.enable_cast_chain_elimination",
@@ -42,8 +43,8 @@ _ENTRIES = (
 
 
 class BlockedModel(NamedTuple):
-    """A model for a session (None: the session runs the model as it is), the number of regions in the blocked layout, and the
-    number of other regions by the reason."""
+    """The model as a session may run it, None if it stays as it is; the number of regions in the blocked layout; and the number
+    of regions that are not, by the reason."""
 
     model: onnx.ModelProto | None
     kept: int
@@ -58,7 +59,7 @@ def blocked(
     standard_ops: bool = False,
     **named: Any,
 ) -> BlockedModel:
-    """The model with regions in the blocked layout, for a session with these arguments."""
+    """Return the model with regions in the blocked layout, for a session with these arguments."""
     regions = sum((node.domain, node.op_type) == (REGION.domain, REGION.name) for node in model.graph.node)
     if not regions:
         return BlockedModel(None, 0, Counter())
@@ -91,7 +92,8 @@ def blocked(
 
 
 def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: Mapping[str, Any]) -> int:
-    """The number of channels in a block. Raises Left unless ONNX Runtime would lay out this session's tensors in blocks."""
+    """Return the number of channels in a block. Raise Left unless ONNX Runtime would lay out this session's tensors in
+    blocks."""
     names = {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]}
     if names != {"CPUExecutionProvider"}:
         raise Left("the session has other execution providers than CPUExecutionProvider")
@@ -115,8 +117,8 @@ def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: M
 def _optimised(
     model: onnx.ModelProto, options: onnxruntime.SessionOptions, standard_ops: bool, named: Mapping[str, Any]
 ) -> onnx.ModelProto:
-    """The model as ONNX Runtime optimises it before it lays out tensors, with the shapes that it knows."""
-    own = onnxruntime.SessionOptions()  # so that no other session sees what changes here
+    """Return the model as ONNX Runtime optimises it before it lays out tensors, with the shapes that it knows."""
+    own = onnxruntime.SessionOptions()  # so that other sessions do not see the changes
     for name in _ENTRIES:
         value = entry(options, name)
         if value is not None:
@@ -125,13 +127,13 @@ def _optimised(
     own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
         return optimised_by_onnx_runtime(model, own, **named)
-    except Exception as error:  # if the model is not valid, a session of it tells why
+    except Exception as error:  # if the model is not valid, the session reports why
         reraise_of_signal_handler(error)
         raise Left(f"ONNX Runtime did not write the optimised model: {error}") from None
 
 
 def _written(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.ModelProto) -> onnx.ModelProto:
-    """The optimised model with the nodes written, and with the inputs, outputs and metadata of the source."""
+    """Return the optimised model with the rewritten nodes, and with the inputs, outputs and metadata of the source."""
     graph = optimised.graph
     used = {each.name for each in graph.output}
     nodes = []
@@ -139,7 +141,7 @@ def _written(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.M
         if (node.domain, node.op_type) != ("", "Transpose") or not used.isdisjoint(node.output):
             nodes.append(node)
             used.update(used_names(node))
-    nodes = onnx.GraphProto(node=reversed(nodes)).node  # copies, as the next line removes what they may be
+    nodes = onnx.GraphProto(node=reversed(nodes)).node  # copies, as the next line deletes the originals
     del graph.node[:], graph.input[:], graph.output[:]
     graph.node.extend(nodes)
     made = {name for node in nodes for name in node.output}

@@ -1,4 +1,4 @@
-"""Arrays in blocks of channels, as ONNX Runtime's convolutions on the blocked layout (NCHWc) take them."""
+"""Arrays in blocks of channels, as ONNX Runtime's convolutions in the blocked layout (NCHWc) take them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NCHWC = "com.microsoft.nchwc"
 
 @functools.cache
 def block_size() -> int:
-    """The number of channels in a block on this processor. 1: ONNX Runtime has no blocked layout here, or arranges the weights
-    of a convolution in another way than `filter_in_blocks`. Two convolutions that it lays out show it. Raises what ONNX Runtime
-    raises."""
+    """Return the number of channels in a block on this processor. Return 1 if ONNX Runtime has no blocked layout here, or
+    arranges the weights of a convolution in another way than `filter_in_blocks`. The number is found by letting ONNX Runtime
+    lay out two convolutions, and ONNX Runtime's exceptions are raised."""
     filters = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in ((64, 1, 2, 3), (64, 64, 2, 3))]
     nodes = [helper.make_node("Conv", [x, w], [y]) for x, w, y in (("x", "w0", "v"), ("v", "w1", "y"))]
     values = [
@@ -42,9 +42,10 @@ def block_size() -> int:
 
 
 def filter_in_blocks(weights: NDArray[Any], block: int, blocks_of_inputs: bool) -> NDArray[Any]:
-    """The weights of a convolution, (outer, inner, kh, kw), in the order of convolutions on blocks. The order is (outer / b,
-    inner / b, kh, kw, b inner channels, b outer channels); or (outer / b, inner, kh, kw, b) if the input is not in blocks, or
-    the convolution is depthwise. Channels are padded with zeros."""
+    """Return the weights of a convolution (outer, inner, kh, kw) in the order that convolutions on blocks use: (outer / b,
+    inner / b, kh, kw, b inner channels, b outer channels). If the inputs are not in blocks, or the convolution is depthwise,
+    the order is (outer / b, inner, kh, kw, b). Channels are padded with zeros. The result has the shape (outer, inner, kh, kw)
+    of the padded weights."""
     weights = padded(weights, 0, block)
     if blocks_of_inputs:
         weights = padded(weights, 1, block)
@@ -58,13 +59,14 @@ def filter_in_blocks(weights: NDArray[Any], block: int, blocks_of_inputs: bool) 
 
 
 def padded(array: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
-    """The array, padded with zeros at the end of an axis, so that its length is a multiple."""
+    """Return the array padded with zeros at the end of an axis, so that its length is a multiple of `multiple`."""
     widths = [(0, -array.shape[axis] % multiple if each == axis else 0) for each in range(array.ndim)]
     return np.pad(array, widths)
 
 
 def constant_in_blocks(array: NDArray[np.float32], block: int) -> NDArray[np.float32]:
-    """An array that broadcasts to (N, C, H, W) as (N, C / block, H, W, block), or (N, 1, H, W, 1) if it has one channel."""
+    """Return an array that broadcasts to (N, C, H, W) in the layout (N, C / block, H, W, block), or (N, 1, H, W, 1) if it has
+    one channel."""
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     lanes = 1 if array.shape[1] == 1 else block
     array = padded(array, 1, lanes)

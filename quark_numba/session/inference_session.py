@@ -1,4 +1,4 @@
-"""A session of an optimised model, in one call."""
+"""`InferenceSession`: a session of the optimised model, in one call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..rewriting.optimize import optimized
 from . import initializers
 from .blocked_layout import blocked
 
-# ONNX Runtime's entry for the folder in which tensors of a model without a path lie.
+# ONNX Runtime's entry for the folder with the external data of a model without a path.
 _TENSORS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -27,16 +27,16 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     Parameters
     ----------
     path_or_bytes : str, path, bytes or onnx.ModelProto
-        The model. One without a path has all tensors in it, unless `sess_options` have the entry
+        The model. A model without a path has to contain all its tensors, unless `sess_options` have the entry
         ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as they are.
     sess_options : onnxruntime.SessionOptions, optional
-        The operators are registered with these. Initializers that were added to them, also in the place of files, keep their
-        meaning.
+        The operators are registered with these options. Initializers that were added to the options, also in the place of
+        files, keep their meaning.
     standard_ops : bool
         As in `register` and `optimize`.
     blocked_layout : bool
-        Whether to keep ONNX Runtime's blocked layout of convolutions through regions, if the processor has one and all
-        optimisations are on. As with ONNX Runtime's own optimisations, the last bit of a result may differ.
+        Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimisations are on. Then
+        the last bit of a result may differ, as with ONNX Runtime's own optimisations.
     providers, provider_options, named
         As in ``onnxruntime.InferenceSession``.
 
@@ -45,7 +45,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     ModelError
         If it is not an ONNX model, or a tensor cannot be read.
     RuntimeError
-        As `register`. And whatever ONNX Runtime raises: if there is no such file, for instance.
+        As in `register`. ONNX Runtime's own exceptions are raised as well, for instance if the file does not exist.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                     model = blocked(model, options, providers, standard_ops=standard_ops, **named).model or model
                 source = folder.enter_context(model_files.session_source(model))
             super().__init__(source, options, providers, provider_options, **named)
-            # Lives as long as the session, which may read the files in it again. Attributes go in the order in which they came:
-            # this one after ONNX Runtime's session, as Windows lets nobody remove files that it reads.
+            # The folder lives as long as the session, which may read its files again. Attributes are deleted in the order in
+            # which they were set: this one after ONNX Runtime's session, because Windows cannot remove files that it reads.
             self._folder = folder.pop_all()
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:
-    """Whether the source is in ONNX Runtime's own format, or no file."""
+    """Whether the source is in ONNX Runtime's own format, or a path without a file."""
     if entry(options, "session.load_model_format") == "ORT":
         return True
     if isinstance(source, bytes):
-        return source[4:8] == b"ORTM"  # the identifier of its flatbuffers
+        return source[4:8] == b"ORTM"  # the identifier of ONNX Runtime's flatbuffers
     if isinstance(source, (str, os.PathLike)):
         return os.fspath(source).endswith(".ort") or not os.path.exists(source)
     return False
@@ -88,7 +88,7 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
 def _optimised(
     source: Any, options: onnxruntime.SessionOptions, standard_ops: bool, regions: bool
 ) -> tuple[onnx.ModelProto, frozenset[str]]:
-    """The optimised model, and the initializers that `options` replace."""
+    """Return the optimised model, and the initializers that `options` replace."""
     model = _model(source)
     outside = initializers.in_place_of_files(model, options)
     model = _with_tensors(model, source, entry(options, _TENSORS_FOLDER), outside)
@@ -99,7 +99,8 @@ def _optimised(
 
 
 def _is_optimised(model: onnx.ModelProto) -> bool:
-    """Whether `optimize` would find nothing: the package's only nodes are regions, and there are no functions and subgraphs."""
+    """Whether `optimize` has nothing to rewrite: the model has no node of the package's operators except regions, and no
+    function or subgraph that may contain one."""
     if model.functions or not model.HasField("graph"):
         return False
     for node in model.graph.node:
@@ -110,7 +111,7 @@ def _is_optimised(model: onnx.ModelProto) -> bool:
 
 
 def _model(source: Any) -> onnx.ModelProto:
-    """The model, without the tensors that it has in files."""
+    """Return the model of the source. External data stays in its files."""
     if isinstance(source, (str, os.PathLike)):
         return model_files.load(source, external_data=False)
     if isinstance(source, bytes):
@@ -125,7 +126,7 @@ def _model(source: Any) -> onnx.ModelProto:
 
 
 def _with_tensors(model: onnx.ModelProto, source: Any, folder: str | None, outside: frozenset[str]) -> onnx.ModelProto:
-    """The model with all tensors in it, except the initializers named in `outside`."""
+    """Return the model with all tensors in it, except for the initializers in `outside`."""
     if isinstance(source, (str, os.PathLike)):
         model_files.load_tensors(model, os.path.dirname(os.path.abspath(source)), os.fspath(source), outside)
     elif folder:

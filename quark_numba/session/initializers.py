@@ -1,5 +1,5 @@
-"""The initializers that session options replace. The options do not list them, so sessions of small models that output
-initializers show which these are."""
+"""The initializers that session options replace. Session options do not list them, so sessions of small models that output
+initializers are made to find them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from onnx.external_data_helper import uses_external_data
 from ..errors import reraise_of_signal_handler
 from ..ort import entry
 
-# Of a file that is nowhere.
+# The location of a file that does not exist.
 _NO_FILE = onnx.StringStringEntryProto(key="location", value="quark_numba has no such file")
 
 
 def in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> frozenset[str]:
-    """The initializers of the model in files for which `options` have others (``SessionOptions.add_external_initializers``).
+    """Return the initializers in files that `options` replace (``SessionOptions.add_external_initializers``).
 
-    ONNX Runtime wants each that it has in the model, names one that is missing, and reads the file of one that it has not.
-    Raises what it raises if one is not in the model, or of another type or shape."""
+    ONNX Runtime requires every added initializer to be in the model, and its error names one that is missing. If an initializer
+    in a file is not replaced, ONNX Runtime reads the file. ONNX Runtime's exception is raised if an added initializer is not in
+    the model, or has another type or shape."""
     tensors = {
         each.name: TensorProto(
             name=each.name,
@@ -52,8 +53,8 @@ def in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOption
 
 
 def replaced(model: onnx.ModelProto, options: onnxruntime.SessionOptions, outside: frozenset[str]) -> frozenset[str]:
-    """These, and the initializers in the model for which `options` have others (``SessionOptions.add_initializer``): what is no
-    longer empty."""
+    """Return `outside`, and the initializers inside the model that `options` replace (``SessionOptions.add_initializer``). In a
+    probe all of them are empty, and the replaced initializers come out not empty."""
     tensors = {each.name: each for each in _named(model)}
     inside = [name for name, each in tensors.items() if name not in outside and 0 < each.data_type <= TensorProto.BFLOAT16]
     if not inside or _cannot_be_asked(options):
@@ -65,22 +66,22 @@ def replaced(model: onnx.ModelProto, options: onnxruntime.SessionOptions, outsid
 
 
 def _named(model: onnx.ModelProto) -> Iterable[TensorProto]:
-    return (each for each in model.graph.initializer if isinstance(each.name, str))  # those that are no UTF-8 come as bytes
+    return (each for each in model.graph.initializer if isinstance(each.name, str))  # names that are not UTF-8 are bytes
 
 
 def _cannot_be_asked(options: onnxruntime.SessionOptions) -> bool:
-    """ONNX Runtime has no session of the one provider that this package is for then."""
+    """Whether ONNX Runtime refuses sessions of the CPU provider alone, the only provider that this package is for."""
     return bool(entry(options, "session.disable_cpu_ep_fallback") == "1")
 
 
 def _error(tensors: Mapping[str, TensorProto], names: Iterable[str], options: onnxruntime.SessionOptions) -> Exception | None:
-    """The error of a session of a model with these initializers; None if it loads."""
+    """Return the exception of a session of a model with these initializers; None: the session works."""
     before, probe = _profiles(options), _probe([tensors[name] for name in names])
     try:
         _session(probe, options)
     except Exception as error:
         reraise_of_signal_handler(error)
-        for path in _profiles(options) - before:  # there is no session to end it
+        for path in _profiles(options) - before:  # no session is left to end the profile
             os.remove(path)
         return error
     return None
@@ -91,7 +92,7 @@ def _profiles(options: onnxruntime.SessionOptions) -> set[str]:
 
 
 def _probe(tensors: Sequence[TensorProto]) -> bytes:
-    """A model that puts out initializers. It has to have one."""
+    """Return a model that outputs initializers. One is added, because a model has to have an output."""
     tensors = [TensorProto(name="of quark_numba alone", data_type=TensorProto.FLOAT, dims=[0]), *tensors]
     outputs = [helper.make_tensor_value_info(each.name, each.data_type, None) for each in tensors]
     graph = helper.make_graph([], "initializers", [], outputs, tensors)
@@ -99,7 +100,7 @@ def _probe(tensors: Sequence[TensorProto]) -> bytes:
 
 
 def _session(probe: bytes, options: onnxruntime.SessionOptions) -> Any:
-    """A session of the probe, which leaves no file of profiling behind."""
+    """Return a session of the probe. The file of its profile is removed."""
     session = onnxruntime.InferenceSession(probe, options, ["CPUExecutionProvider"])
     if options.enable_profiling:
         os.remove(session.end_profiling())
