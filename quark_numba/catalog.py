@@ -1,4 +1,4 @@
-"""The catalog of all operators of all wings."""
+"""Every operator of every wing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .normalization.operators import OPERATORS as _NORMALIZATION
 from .recurrent.operators import OPERATORS as _RECURRENT
 from .region.operators import OPERATORS as _REGION
 
-# QuantizeLinear and DequantizeLinear in ONNX Runtime's own domain are the same operators as in ONNX's domain.
+# ONNX Runtime's own domain, in which QuantizeLinear and DequantizeLinear are ONNX's.
 _ALIASES = {"com.microsoft": ""}
 
 
 class Catalog:
-    """All versions of operators, by domain and name."""
+    """Operators, each version of each by its domain and name."""
 
     def __init__(self, operators: Iterable[Operator]) -> None:
         self.nodes: dict[str, ModuleType] = {}  # by wing, for the wings from outside of the package
@@ -26,8 +26,21 @@ class Catalog:
         for operator in operators:
             self.add(operator)
 
-    def add(self, operator: Operator) -> None:
-        """Add a version of an operator. Raise ValueError if the catalog has the same version or a later one already."""
+    def add(self, operator: Operator, node: ModuleType | None = None) -> None:
+        """Add a version of an operator. Libraries and sessions that are made afterwards have it.
+
+        Parameters
+        ----------
+        operator : Operator
+        node : module, optional
+            The node of the operator's wing in sessions, if the wing is not in the package: a module with what a module of
+            `quark_numba.ort.nodes` has, `STATE`, `NUMBERS`, `select`, `functions` and `compute`.
+
+        Raises
+        ------
+        ValueError
+            If the catalog has this version already, or a later one.
+        """
         versions = self._versions.setdefault((operator.domain, operator.name), [])
         if versions and versions[-1].since_version >= operator.since_version:
             raise ValueError(f"{operator.full_name}-{operator.since_version} comes twice, or after a later version")
@@ -36,7 +49,7 @@ class Catalog:
             self.nodes[operator.wing] = node
 
     def __iter__(self) -> Iterator[Operator]:
-        """Yield every version of every operator, the versions of one operator in ascending order."""
+        """Every version, those of one operator in order."""
         for versions in self._versions.values():
             yield from versions
 
@@ -45,16 +58,16 @@ class Catalog:
         return tuple(dict.fromkeys(domain for domain, _ in self._versions))
 
     def newest(self, domain: str) -> tuple[Operator, ...]:
-        """Return the newest version of each operator in a domain. It accepts everything that older versions accept."""
+        """The newest version of each operator in a domain; it takes all that the older ones do."""
         return tuple(versions[-1] for (own, _), versions in self._versions.items() if own == domain)
 
     def find(self, domain: str, name: str) -> Operator | None:
-        """Return the newest version of the operator of a node, by the node's domain and op_type; None: not in the catalog."""
+        """The newest version of an operator, for a node of that domain and op_type."""
         versions = self._versions.get((_ALIASES.get(domain, domain), name))
         return versions[-1] if versions else None
 
     def of_opset(self, operator: Operator, opset: int) -> Operator:
-        """Return the version of one of ONNX's own operators in an opset. Raise ValueError if it is not known."""
+        """The version of one of ONNX's own operators that an opset has. Raises ValueError if it is not known."""
         versions = self.versions(operator)
         known = [each for each in versions if each.since_version <= opset <= LATEST_OPSET]
         if not known:
@@ -62,7 +75,7 @@ class Catalog:
         return known[-1]
 
     def versions(self, operator: Operator) -> tuple[Operator, ...]:
-        """Return all versions of an operator, the oldest first."""
+        """All versions of an operator, oldest first."""
         return tuple(self._versions[operator.domain, operator.name])
 
 

@@ -1,4 +1,4 @@
-"""Fold constants: replace each node whose inputs are all constants by its outputs."""
+"""Fold constants: compute each node whose inputs are all constants, and put a constant in its place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _compute(graph: Graph, node: Node) -> None:
     inputs = graph.arrays(node) if node.operator.is_pure else None
     if inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize)):
-            raise Left("it is one step already, and its input is no constant")
+            raise Left("it is one step already, and its inputs are not all constants")
         return
     if isinstance(meaning, Quantize):
         if not graph.keep_codes:
@@ -38,7 +38,7 @@ def _compute(graph: Graph, node: Node) -> None:
                 _there_and_back(graph, node, meaning)
                 return
         _remember(graph, node, call(node, inputs))
-        return  # the dequantize nodes are folded, too, and this node is removed with them
+        return  # what dequantizes the codes is computed, too, and then this goes
     outputs = call(node, inputs)
     _remember(graph, node, outputs)
     if graph.keep_codes and isinstance(meaning, Dequantize):
@@ -57,14 +57,14 @@ def _remember(graph: Graph, node: Node, outputs: tuple[NDArray[Any], ...]) -> No
 
 
 def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand]) -> None:
-    """Compute the outputs of a quantize node's dequantize nodes in one step. One kernel instead of two takes half the time if
-    the kernels are not compiled yet. Raise Left if one step would return something else."""
+    """Compute what the nodes behind a quantize node dequantize, in one step: by one kernel instead of two, which takes half the
+    time where they are not compiled yet. Raises Left where that is not the same."""
     followers = pairs.fusible_followers(graph, node, quantize)
     x, scale, codes = quantize.x.array, quantize.scale.array, quantize.element_type
     assert x is not None
     assert scale is not None
     assert codes
-    # A node that is not valid has to stay. Computing the node alone gives the reason.
+    # A node that is not valid has to stay, and computing it as it is tells why.
     if not x.dtype == scale.dtype == np.float32 or not all(codes.name in each.operator.formats for each in (node, *followers)):
         raise Left("its types are not those of the operator that does both")
     zeros = quantize.zero_point.array if quantize.zero_point else np.zeros(scale.shape, codes.dtype)

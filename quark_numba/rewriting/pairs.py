@@ -1,4 +1,4 @@
-"""Fuse a quantize node and the equal dequantize nodes behind it into one node that does both in one step."""
+"""Quantize and dequantize in one step: one node for a quantize node and the equal dequantize nodes behind it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..element_types import FLOAT32
 from ..linear.operators import OPERATORS as LINEAR
 from .graph import Graph, Left, Node, Operand, copy_metadata
 
-SHARED = "dropped: another node returns the same"
-FUSED = "fused: there and back in one step"
-_ALONE = "it follows no quantize node"
+SHARED = "dropped: another node computes the same"
+FUSED = "fused: quantize and dequantize in one step"
+_ALONE = "no matching quantize or dequantize node is next to it"
 
 (PAIR,) = (operator for operator in LINEAR if operator.operation == "quantize_dequantize")
 
@@ -29,12 +29,12 @@ def rewrite(graph: Graph) -> None:
 
 
 def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> list[Node]:
-    """Return the dequantize nodes behind a quantize node, in the order of the model, if one fused node can replace them all.
+    """The dequantize nodes behind a quantize node, the first one first; each gives what one node instead of both would.
 
     Raises
     ------
     Left
-        As in `Graph.followers`, or if a fused node would not return the same.
+        As `Graph.followers`, or where one node would not give the same.
     """
     found = graph.followers(node)
     first, *others = found
@@ -52,7 +52,7 @@ def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> 
 
 
 def attributes(meaning: Affine[Operand]) -> dict[str, Any]:
-    """Return the attributes of the node that a quantize node and its dequantize nodes are fused into."""
+    """The attributes of the node that replaces a quantize node and the dequantize node behind it."""
     return {"axis": meaning.axis, "block_size": meaning.block_size, "saturate": int(meaning.saturate)}
 
 
@@ -84,7 +84,7 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
 
 
 def _check(node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
-    """Raise Left if one step would not return the same as two."""
+    """Raises Left where one step would not give the same."""
     codes, scale = quantize.element_type, quantize.scale.element_type
     if not quantize.has_same_parameters(dequantize):
         raise Left("the dequantize node behind it has other parameters")
@@ -99,8 +99,7 @@ def _check(node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand])
 
 
 def _zero_point(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> ir.Value:
-    """Return zeros for a node without a zero point. Nodes that need equal zeros share one tensor. Raise Left if their shape is
-    not known."""
+    """Zeros for a node that has no zero point; one tensor for all that are alike."""
     codes, of_node, array, scale = quantize.element_type, node.node.graph, quantize.scale.array, quantize.scale.value
     assert codes
     if array is None and (scale.shape is None or not scale.shape.is_static()):

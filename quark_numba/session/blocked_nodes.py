@@ -1,7 +1,6 @@
-"""Counterparts on blocks of channels: for the nodes that ONNX Runtime's NchwcTransformer replaces, and for regions.
+"""The counterparts of nodes on blocks of channels, as ONNX Runtime's NchwcTransformer has them, and those of regions.
 
-Each function appends the node that does the same on blocks, or raises `Left` before it appends anything that other nodes may
-see."""
+Each function appends a node that does the same on blocks, or raises `Left` before it appends anything that others may see."""
 
 from __future__ import annotations
 
@@ -19,27 +18,27 @@ from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 
 (REGION,) = OPERATORS
 
-# Elementwise operators that work on blocked tensors of one shape without a change, and return 0 for 0.
+# Elementwise operators that work on blocks as they are, and map 0 to 0.
 _ELEMENTWISE = {("", name) for name in ("Add", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sub", "Tanh")}
 _ELEMENTWISE.add(("com.microsoft", "QuickGelu"))
-# Elementwise operators that work on blocked tensors too, but do not return 0 for 0.
+# Elementwise operators that work on blocks as they are, and do not map 0 to 0.
 _ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigmoid")}
 
-# Attributes of Resize, with their defaults.
+# Attributes of Resize, and their defaults.
 _NEAREST = {"mode": b"nearest", "coordinate_transformation_mode": b"half_pixel", "nearest_mode": b"round_prefer_floor"}
 
-# Pools that exist on blocks under the same name. AveragePool also exists on blocks, but adds in another order there.
+# Pools that exist on blocks under the same name. AveragePool does as well, but adds in another order there.
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
 
 def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """Replace a convolution as ONNX Runtime's NchwcTransformer does, under the same conditions."""
+    """The convolutions that ONNX Runtime's NchwcTransformer replaces, in the same way."""
     inputs = [each for each in node.input if each]
     if len(inputs) != len(node.input) or not 2 <= len(inputs) <= 3 or any(each not in tensors.constants for each in inputs[1:]):
         raise Left("its weights are no constants")
     weights = tensors.constants[inputs[1]]
     if weights.data_type != FLOAT32.number or len(weights.dims) != 4:
-        raise Left("its weights are not float32, or do not have four dimensions")
+        raise Left("its weights are not float32, or have not four dimensions")
     outer, inner, block = weights.dims[0], weights.dims[1], tensors.block
     group = next((each.i for each in node.attribute if each.name == "group"), 1)
     blocks_of_inputs = True
@@ -50,7 +49,7 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         blocks_of_inputs = not is_depthwise
         x = tensors.in_blocks(inputs[0], inner * group, zeros=not is_depthwise)
         group = -(-outer // block) * block if is_depthwise else group
-    elif inner < block:  # with so few channels it reads ONNX's layout
+    elif inner < block:  # such a convolution reads ONNX's layout
         tensors.reorder_output(inputs[0])
         x, blocks_of_inputs = inputs[0], False
     elif inner % ALIGNMENT:
@@ -72,12 +71,12 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     x = tensors.already_in_blocks(node.input[0])
     if len(node.output) > 1:
-        raise Left("it returns indices")
+        raise Left("it gives indices")
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if attributes.get("ceil_mode", 0) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise Left("it has ceil_mode or auto_pad")
     if "Max" in node.op_type and not x.is_number:
-        raise Left("on blocks ONNX Runtime ignores NaN")
+        raise Left("on blocks ONNX Runtime leaves out NaN")
     tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
 
 
@@ -109,7 +108,7 @@ def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """Replace a Transpose to channels last by a reorder to channels last."""
+    """A Transpose to channels last is one reorder node."""
     x = tensors.already_in_blocks(node.input[0])
     if perm(node) != [0, 2, 3, 1]:
         raise Left("it is no Transpose to channels last")
@@ -117,7 +116,7 @@ def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """Replace a Resize that repeats each element a whole number of times along height and width."""
+    """A Resize that repeats each element a whole number of times along height and width."""
     x = tensors.already_in_blocks(node.input[0])
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     found = [attributes.get(name, default) for name, default in _NEAREST.items()]
@@ -162,7 +161,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         elif channels[name] > 1:
             names[name] = tensors.in_blocks(name, count)
         else:
-            tensors.reorder_output(name)  # a tensor of one channel broadcasts
+            tensors.reorder_output(name)  # of one channel, it broadcasts
             names[name] = name
     inputs = [names[name] if axis is None and not own.is_scalar else name for name, own, axis in roles]
     copy = tensors.replace(node, inputs, node.domain, count, True)
@@ -174,8 +173,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) -> bool:
-    """Whether a region never returns NaN: its last step returns integers times finite scales. NaN becomes the lowest
-    integer."""
+    """Whether a region cannot output NaN: its last step outputs integers times finite scales. NaN becomes the lowest code."""
     last = program.steps[-1]
     if last.operator != ROUND_TRIP:
         return False
@@ -187,7 +185,7 @@ def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) 
     return is_finite and program.inputs[zero_point].element_type.is_integer
 
 
-# The functions that write a node's counterpart on blocks, by domain and op_type.
+# By domain and op_type: what writes a node's counterpart on blocks.
 WAYS: dict[tuple[str, str], Callable[[BlockedTensors, onnx.NodeProto], None]] = {
     ("", "Conv"): _conv,
     ("com.microsoft", "FusedConv"): _conv,

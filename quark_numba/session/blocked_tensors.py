@@ -1,4 +1,4 @@
-"""The layout of each tensor of a graph while its nodes are rewritten, some of them on blocks of channels."""
+"""The tensors of a graph while its nodes are written again, some on blocks of channels: which layout each has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..rewriting.protos import subgraphs
 from ..rewriting.stand_ins import stand_ins
 from .blocks import NCHWC
 
-# Initializers of at most this many elements may be shapes, on which other shapes depend.
+# Initializers of at most so many elements may be shapes, on which other shapes depend.
 _MOST_ELEMENTS = 128
 
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
@@ -30,8 +30,8 @@ class Left(Exception):  # noqa: N818
 class Blocked(NamedTuple):
     """A tensor in blocks.
 
-    `name` is the name of the tensor in blocks, `channels` the number of channels before padding. `has_zeros`: whether the
-    padding is known to be 0. `is_number`: whether no element can be NaN."""
+    `name` is that of the tensor in blocks, `channels` the number before padding. `has_zeros`: whether the padding is known to
+    be 0. `is_number`: whether no element can be NaN."""
 
     name: str
     channels: int
@@ -42,8 +42,8 @@ class Blocked(NamedTuple):
 class BlockedTensors:
     """The nodes written so far, and the layout of each tensor.
 
-    `tensors` are the tensors in blocks, by the name of the same tensor in ONNX's layout. `constants` are the initializers that
-    are not graph inputs. `nodes` and `new_constants` are the result."""
+    `tensors` are those in blocks, by the name of the same tensor in ONNX's layout. `constants` are the initializers that no
+    input replaces. `nodes` and `new_constants` are what is written."""
 
     def __init__(self, model: onnx.ModelProto, block: int) -> None:
         graph = model.graph
@@ -62,15 +62,15 @@ class BlockedTensors:
         self._count = 0
 
     def reorder_output(self, name: str) -> None:
-        """Append a reorder to ONNX's layout, if a tensor exists in blocks only."""
+        """Append a reorder node for a tensor in blocks, so that it exists in ONNX's layout as well."""
         tensor = self.tensors.get(name)
         if tensor and name not in self._plain:
             self._plain.add(name)
             self.append("ReorderOutput", [tensor.name], name, channels=tensor.channels)
 
     def in_blocks(self, name: str, channels: int, *, zeros: bool = False) -> str:
-        """Return the name of a tensor in blocks. Append a reorder if it is not in blocks yet or, with `zeros`, if its padding
-        may not be 0. Raise Left if ONNX Runtime does not reorder so many channels."""
+        """The name of a tensor in blocks, which is reordered if it is not there yet. With `zeros` its padding is 0. Raises
+        Left."""
         tensor = self.tensors.get(name)
         if tensor and (tensor.has_zeros or not zeros):
             return tensor.name
@@ -90,14 +90,14 @@ class BlockedTensors:
         return reordered.name
 
     def already_in_blocks(self, name: str) -> Blocked:
-        """Return a tensor that is in blocks already. Raise Left if it is not."""
+        """The tensor in blocks. Raises Left if it is in ONNX's layout only."""
         if name not in self.tensors:
             raise Left("its input is in ONNX's layout")
         return self.tensors[name]
 
     def channels(self, name: str) -> int:
-        """Return the number of channels of a tensor or a constant. Raise Left if the number is not known, if a tensor is not
-        known to have four dimensions, or if a constant has more than four."""
+        """The number of channels of a tensor or a constant. Raises Left unless the tensor has four dimensions, and a known
+        number of channels."""
         if name in self.tensors:
             return self.tensors[name].channels
         if name in self.constants:
@@ -109,7 +109,7 @@ class BlockedTensors:
         if shape is None:
             raise Left("the shape of an input is not known")
         if len(shape) != 4:
-            raise Left("an input does not have four dimensions")
+            raise Left("an input has not four dimensions")
         if shape[1] is None:
             raise Left("the number of channels is not known")
         return shape[1]
@@ -123,7 +123,7 @@ class BlockedTensors:
         self.nodes.append(node)
 
     def replace(self, node: onnx.NodeProto, inputs: list[str], domain: str, channels: int, has_zeros: bool) -> onnx.NodeProto:
-        """Append the node that does the same on blocks, and return it."""
+        """Append a copy of a node that works on blocks, and return it."""
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         name = self._name()
@@ -133,7 +133,7 @@ class BlockedTensors:
         return copy
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
-        """Return the name of a constant as `make` arranges it. It is arranged once for each `use`."""
+        """The name of a constant as `make` arranges it. It is made once for each use."""
         key = name, use
         if key not in self._constants_in_blocks:
             array = np.ascontiguousarray(make(numpy_helper.to_array(self.constants[name])))
@@ -143,13 +143,12 @@ class BlockedTensors:
 
 
 def perm(node: onnx.NodeProto) -> list[int]:
-    """Return the permutation of a Transpose; empty if it has none."""
+    """The permutation of a Transpose; empty if it has none."""
     return next((list(each.ints) for each in node.attribute if each.name == "perm"), [])
 
 
 def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
-    """Return the shapes that onnx infers, by name; nothing if onnx fails. ONNX Runtime does not know the shapes behind
-    regions."""
+    """The shapes that onnx infers, also behind regions, whose shapes ONNX Runtime does not know; nothing if onnx fails."""
     skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     graph = skeleton.graph
     graph.name = "shapes"
@@ -175,7 +174,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
-    """Return the dimensions of a value, None for an unknown dimension; None if their number is unknown."""
+    """The dimensions, None for an unknown one; None if the rank is unknown."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -183,25 +182,9 @@ def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield all names in a graph and its subgraphs."""
+    """All names in a graph and its subgraphs."""
     yield from (each.name for each in (*graph.input, *graph.initializer))
     for node in graph.node:
         yield from (node.name, *node.input, *node.output)
         for subgraph in subgraphs(node):
             yield from _names(subgraph)
-
-
-def used_names(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names of the values that a node uses. Its subgraphs may use any value of the graph by its name."""
-    yield from node.input
-    for subgraph in _subgraphs(node):
-        yield from (each.name for each in subgraph.output)
-        for each in subgraph.node:
-            yield from used_names(each)
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
