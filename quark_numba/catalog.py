@@ -1,4 +1,4 @@
-"""Every operator of every wing."""
+"""The catalog of all operators of all wings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .normalization.operators import OPERATORS as _NORMALIZATION
 from .recurrent.operators import OPERATORS as _RECURRENT
 from .region.operators import OPERATORS as _REGION
 
-# ONNX Runtime's own domain, in which QuantizeLinear and DequantizeLinear are ONNX's.
+# QuantizeLinear and DequantizeLinear in ONNX Runtime's own domain are the same operators as in ONNX's domain.
 _ALIASES = {"com.microsoft": ""}
 
 
 class Catalog:
-    """Operators, each version of each by its domain and name."""
+    """All versions of operators, by domain and name."""
 
     def __init__(self, operators: Iterable[Operator]) -> None:
         self.nodes: dict[str, ModuleType] = {}  # by wing, for the wings from outside of the package
@@ -39,7 +39,7 @@ class Catalog:
         Raises
         ------
         ValueError
-            If the catalog has this version already, or a later one.
+            If the catalog has the same version or a later one already.
         """
         versions = self._versions.setdefault((operator.domain, operator.name), [])
         if versions and versions[-1].since_version >= operator.since_version:
@@ -49,7 +49,7 @@ class Catalog:
             self.nodes[operator.wing] = node
 
     def __iter__(self) -> Iterator[Operator]:
-        """Every version, those of one operator in order."""
+        """Yield every version of every operator, the versions of one operator in ascending order."""
         for versions in self._versions.values():
             yield from versions
 
@@ -58,16 +58,16 @@ class Catalog:
         return tuple(dict.fromkeys(domain for domain, _ in self._versions))
 
     def newest(self, domain: str) -> tuple[Operator, ...]:
-        """The newest version of each operator in a domain; it takes all that the older ones do."""
+        """Return the newest version of each operator in a domain. It accepts everything that older versions accept."""
         return tuple(versions[-1] for (own, _), versions in self._versions.items() if own == domain)
 
     def find(self, domain: str, name: str) -> Operator | None:
-        """The newest version of an operator, for a node of that domain and op_type."""
+        """Return the newest version of the operator of a node, by the node's domain and op_type; None: not in the catalog."""
         versions = self._versions.get((_ALIASES.get(domain, domain), name))
         return versions[-1] if versions else None
 
     def of_opset(self, operator: Operator, opset: int) -> Operator:
-        """The version of one of ONNX's own operators that an opset has. Raises ValueError if it is not known."""
+        """Return the version of one of ONNX's own operators in an opset. Raise ValueError if it is not known."""
         versions = self.versions(operator)
         known = [each for each in versions if each.since_version <= opset <= LATEST_OPSET]
         if not known:
@@ -75,7 +75,7 @@ class Catalog:
         return known[-1]
 
     def versions(self, operator: Operator) -> tuple[Operator, ...]:
-        """All versions of an operator, oldest first."""
+        """Return all versions of an operator, the oldest first."""
         return tuple(self._versions[operator.domain, operator.name])
 
 

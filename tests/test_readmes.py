@@ -239,14 +239,29 @@ def test_the_lowest_versions_that_were_tested_are_those_of_the_project():
 
 
 def rows_of(text):
-    """The cells of each row of all tables, by the first cell."""
-    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|"))
-    return {first: cells for first, *cells in rows}
+    """The cells of each row of all tables."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
 def test_the_latencies_of_the_first_readme_are_those_of_the_benchmarks():
-    """It has the higher multiple of one thread and of two."""
-    first, measured = (rows_of(text_of(ROOT / folder / "README.md")) for folder in ("", "bench"))
-    for title, name in {"bfloat16": "bf16", "float16": "fp16", "BFP16": "bfp16", "MX9": "mx9"}.items():
-        one, two, _, optimised_one, optimised_two, _ = map(float, measured[f"classifier, {name}"])
-        assert first[title][1:] == [f"{max(one, two):.2f} ×", f"{max(optimised_one, optimised_two):.2f} ×"]
+    """The first table has the higher multiple of one thread and of two, the second table the range of all multiples."""
+    first, bench = (rows_of(text_of(ROOT / folder / "README.md")) for folder in ("", "bench"))
+    measured = {model: cells for model, *cells in bench}
+
+    def multiples(model, names):
+        rows = [[float(each) for each in measured[f"{model}, {name}"]] for name in names]
+        return [[value for row in rows for value in row[start : start + 2]] for start in (0, 3)]
+
+    names = {"bfloat16": ["bf16"], "float16": ["fp16"], "BFP16": ["bfp16"], "MX9": ["mx9"]}
+    rows = [row for row in first if row[0] in names]
+    assert len(rows) == len(names)
+    for title, _, *cells in rows:
+        assert cells == [f"{max(each):.2f} ×" for each in multiples("classifier", names[title])]
+    groups = {
+        "bfloat16, float16, 32-bit integers": ["bf16", "fp16", "i32", "u32"],
+        "BFP16, MX9, MXFP8": ["bfp16", "mx9", "mxfp8"],
+    }
+    rows = [row for row in first if row[1] in groups]
+    assert len(rows) == 4
+    for model, group, *cells in rows:
+        assert cells == [f"{min(each):.2f} to {max(each):.2f} ×" for each in multiples(model, groups[group])]

@@ -1,4 +1,4 @@
-"""Fold constants: compute each node whose inputs are all constants, and put a constant in its place."""
+"""Fold constants: replace each node whose inputs are all constants by its outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _compute(graph: Graph, node: Node) -> None:
                 _there_and_back(graph, node, meaning)
                 return
         _remember(graph, node, call(node, inputs))
-        return  # what dequantizes the codes is computed, too, and then this goes
+        return  # the dequantize nodes are folded, too, and this node is removed with them
     outputs = call(node, inputs)
     _remember(graph, node, outputs)
     if graph.keep_codes and isinstance(meaning, Dequantize):
@@ -57,14 +57,14 @@ def _remember(graph: Graph, node: Node, outputs: tuple[NDArray[Any], ...]) -> No
 
 
 def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand]) -> None:
-    """Compute what the nodes behind a quantize node dequantize, in one step: by one kernel instead of two, which takes half the
-    time where they are not compiled yet. Raises Left where that is not the same."""
+    """Compute the outputs of a quantize node's dequantize nodes in one step. One kernel instead of two takes half the time if
+    the kernels are not compiled yet. Raise Left if one step would return something else."""
     followers = pairs.fusible_followers(graph, node, quantize)
     x, scale, codes = quantize.x.array, quantize.scale.array, quantize.element_type
     assert x is not None
     assert scale is not None
     assert codes
-    # A node that is not valid has to stay, and computing it as it is tells why.
+    # A node that is not valid has to stay. Computing the node alone gives the reason.
     if not x.dtype == scale.dtype == np.float32 or not all(codes.name in each.operator.formats for each in (node, *followers)):
         raise Left("its types are not those of the operator that does both")
     zeros = quantize.zero_point.array if quantize.zero_point else np.zeros(scale.shape, codes.dtype)

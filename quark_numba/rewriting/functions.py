@@ -1,5 +1,7 @@
-"""Local functions with nodes of the package's operators, put in the place of their calls: ONNX Runtime infers no types in a
-function with operators that it does not have itself, and there the passes treat their nodes as all others."""
+"""Inline local functions that contain nodes of the package's operators.
+
+ONNX Runtime infers no types in a function with operators that are not its own. The passes treat inlined nodes like
+all others."""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _Name = tuple[str, str, str]  # domain, name, overload
 
 
 def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
-    """How many calls of which functions are no more, and how many nodes of each operator are left in functions, and why. With
-    `every`, of all functions, whatever is in them."""
+    """Inline functions of the model. Return how many calls of each function were inlined, and how many nodes of each operator
+    stay in functions, with the reason. With `every`, inline all functions, whatever they contain."""
     functions = dict(model.functions)
     used = {name: {node.op_identifier() for node in _nodes(function)} for name, function in functions.items()}
     own = {name for name, function in functions.items() if every or any(_is_own(node, functions) for node in _nodes(function))}
@@ -32,16 +34,16 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
         for domain, version in functions[name].opset_imports.items():
             model.opset_imports.setdefault(domain, version)
     reasons = {name: reason for name in sorted(wanted) if (reason := _why_not(model, functions[name]))}
-    # What is called by one that stays a function has to stay one: there may be other versions of operators in it.
+    # Functions that a remaining function calls have to stay, too: they may contain other versions of operators.
     kept = _with_all_that_are_used(set(reasons), used)
     wanted -= kept
-    for name in wanted:  # their tensors, which go by the names of values, are those of the caller's model
+    for name in wanted:  # copies: renaming a value renames its tensor, and the caller's model has the same tensors
         copied = ir.serde.serialize_function(functions[name])
         functions[name] = model.functions[name] = ir.serde.deserialize_function(copied)
     done: Counter[tuple[str, str]] = Counter()
 
     def is_wanted(function: ir.Function) -> bool:
-        """Asked once for each call."""
+        """Whether to inline a call. InlinePass asks once for each call."""
         if function.identifier() not in wanted:
             return False
         done[f"{function.domain or 'ai.onnx'}::{function.name}", INLINED] += 1
@@ -67,7 +69,7 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
 
 
 def _nodes(function: ir.Function) -> Iterator[ir.Node]:
-    """All nodes, also in subgraphs."""
+    """Yield the nodes of a function, subgraphs included."""
     yield from ir.traversal.RecursiveGraphIterator(function.graph)
 
 
@@ -88,12 +90,12 @@ def _with_all_that_are_used(names: set[_Name], used: dict[_Name, set[_Name]]) ->
 
 
 def _why_not(model: ir.Model, function: ir.Function) -> str:
-    """Why a function has to stay one; "" if it has not."""
+    """Return the reason why a function cannot be inlined; "" if it can."""
     if len({*function.outputs}) < len(function.outputs) or not {*function.inputs}.isdisjoint(function.outputs):
-        return f"{function.name} puts out one of its inputs, or one value twice"
+        return f"{function.name} returns one of its inputs, or one value twice"
     for node in _nodes(function):
         if any(attribute.is_ref() and attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values()):
-            return f"{function.name} has a graph for an attribute"
+            return f"{function.name} takes a graph as an attribute"
         versions = [imports.get(node.domain, 1) for imports in (function.opset_imports, model.opset_imports)]
         if _since(node, versions[0]) != _since(node, versions[1]):
             return f"{function.name} has {full_name(node)} of opset {versions[0]}, the model of opset {versions[1]}"
@@ -101,7 +103,7 @@ def _why_not(model: ir.Model, function: ir.Function) -> str:
 
 
 def _since(node: ir.Node, version: int) -> int:
-    """The opset that brought in the version of an operator; 1 for operators that onnx does not know."""
+    """Return the opset that introduced the version of a node's operator; 1 for operators that onnx does not know."""
     try:
         return int(onnx.defs.get_schema(node.op_type, version, node.domain).since_version)
     except onnx.defs.SchemaError:
@@ -109,8 +111,8 @@ def _since(node: ir.Node, version: int) -> int:
 
 
 def _make_names_unique(model: ir.Model, functions: Iterable[ir.Function]) -> None:
-    """Let names of values end with the name of their function, as no others in the model do: then the numbers that InlinePass
-    puts behind them do not make the name of another, in a subgraph for instance."""
+    """Append the name of its function to each value's name, in a form that no other name in the model contains. Then the
+    numbers that InlinePass appends cannot make the name of another value, for instance in a subgraph."""
     names = {value.name for value in values(model) if value.name}
     for function in functions:
         tags = (f"/{function.name}{number or ''}" for number in itertools.count())
@@ -122,7 +124,7 @@ def _make_names_unique(model: ir.Model, functions: Iterable[ir.Function]) -> Non
 
 
 def _complete(call: ir.Node, function: ir.Function) -> None:
-    """A call may leave out outputs: what is put in its place has them, by names of its own."""
+    """Add the outputs that a call omits, without names: the inlined nodes have them, and name them."""
     call.resize_outputs(max(len(function.outputs), len(call.outputs)))
     for output in call.outputs:
         output.name = output.name or None

@@ -1,4 +1,4 @@
-"""Models from files, and to files, whole or not at all."""
+"""Reading and writing of model files. A file is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from onnx import external_data_helper
 
 from ..errors import ModelError, reraise_of_signal_handler
 
-# Of a model in one file: protobuf ends at 2 GiB.
+# The most bytes of a model in one file: protobuf ends at 2 GiB.
 _MOST_BYTES = (1 << 31) - (1 << 24)
 
 
 def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:
-    """The model at `path`, with what it has in files beside it, or without. Files elsewhere are refused, as by onnx. Raises
-    ModelError."""
+    """Return the model at `path`, with or without its external data. As in onnx, external data has to be in the folder of the
+    model. Raise ModelError if the model cannot be read."""
     name = os.fspath(path)
     try:
         if _is_ort_format(name):
@@ -43,14 +43,14 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
 
 def _is_ort_format(path: str) -> bool:
     with open(path, "rb") as file:
-        return file.read(8)[4:] == b"ORTM"  # the identifier of its flatbuffers
+        return file.read(8)[4:] == b"ORTM"  # the identifier of ONNX Runtime's flatbuffers
 
 
 def load_tensors(
     model: onnx.ModelProto, folder: str | os.PathLike[str], name: str = "the model", leave: Container[str] = ()
 ) -> None:
-    """Read what a model has in files of a folder, but for the initializers that are to be left; files elsewhere are refused, as
-    by onnx. Raises ModelError."""
+    """Read the external data of a model from a folder, except for the initializers in `leave`. As in onnx, files elsewhere are
+    refused. Raise ModelError if a tensor cannot be read."""
     for tensor in _tensors(model, leave):
         if external_data_helper.uses_external_data(tensor):
             try:
@@ -63,19 +63,19 @@ def load_tensors(
 
 
 def check_is_whole(model: onnx.ModelProto, leave: Container[str] = ()) -> None:
-    """Raises ModelError if a tensor is in a file, but for initializers that are to be left there: who made the model might name
-    any file that this process can read."""
+    """Raise ModelError if a tensor other than the initializers in `leave` is in a file: the author of the model might name any
+    file that this process can read."""
     for tensor in _tensors(model, leave):
         if external_data_helper.uses_external_data(tensor):
             location = external_data_helper.ExternalDataInfo(tensor).location
             raise ModelError(
                 f"tensor {tensor.name} is in the file {location!r}, and a model without a path has no folder; expected "
-                "the path of a model, or a model with all tensors in it, as onnx.load gives it"
+                "the path of a model, or a model with all tensors in it, as onnx.load returns it"
             )
 
 
 def _tensors(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
-    """All tensors of a model, also in subgraphs, functions and attributes, except the initializers named in `leave`."""
+    """Yield all tensors of a model, including subgraphs, functions and attributes, except for the initializers in `leave`."""
     training = (graph for each in model.training_info for graph in (each.initialization, each.algorithm))
     waiting: list[Any] = [model.graph, *model.functions, *training]
     while waiting:
@@ -93,8 +93,8 @@ def _tensors(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.Ten
 
 @contextmanager
 def temporary_folder() -> Iterator[str]:
-    """The path of a folder that is there in the context. Windows lets nobody remove files that a session reads: that is tried
-    again when the process ends."""
+    """Yield the path of a folder that exists within the context. Windows cannot remove files while a session reads them, so
+    removal is tried again when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="quark_numba_", ignore_cleanup_errors=True)
     try:
         with folder:
@@ -106,10 +106,10 @@ def temporary_folder() -> Iterator[str]:
 
 @contextmanager
 def session_source(model: onnx.ModelProto) -> Iterator[bytes | str]:
-    """The source of a session of the model: its bytes, or a path that exists inside the context."""
+    """Yield the model as onnxruntime.InferenceSession takes it: its bytes, or a path that exists within the context."""
     if not _is_large(model):
         content = model.SerializeToString()
-        del model  # while the session is made of its bytes
+        del model  # it need not stay in memory while the session is made from the bytes
         yield content
         return
     with temporary_folder() as folder:
@@ -119,13 +119,14 @@ def session_source(model: onnx.ModelProto) -> Iterator[bytes | str]:
 
 
 def _is_large(model: onnx.ModelProto) -> bool:
-    """Whether it is too large for one file."""
+    """Whether a model is too large for one file."""
     return sum(each.ByteSize() for each in (*model.graph.initializer, *model.graph.node, *model.functions)) > _MOST_BYTES
 
 
 def save(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
-    """Write it, whole or not at all: with tensors in a file ``path.data`` if it is too large for one. `model` loses its tensors
-    then. Links are followed; what is no regular file, such as a pipe, is written to as it is. Raises ModelError."""
+    """Write a model, whole or not at all. If it is too large for one file, the tensors go to a file ``path.data``, and `model`
+    loses them. Links are followed. A path that is not a regular file, such as a pipe, is written to as it is. Raise ModelError
+    if the model cannot be written."""
     is_large = _is_large(model)
     if is_large and _is_special(path):
         raise ModelError(f"{os.fspath(path)}: not a regular file, and the model needs two")
@@ -134,7 +135,7 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file, whole or not at all, as `save` does."""
+    """Write content to a file, whole or not at all, as `save` does."""
     _write(path, lambda written: Path(written).write_bytes(content))
 
 
@@ -151,15 +152,16 @@ def _write(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> N
         target = os.path.realpath(name)
         with tempfile.TemporaryDirectory(dir=os.path.dirname(target), prefix=".quark_numba_") as folder:
             write_to(os.path.join(folder, os.path.basename(target)))
-            for each in sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target)):  # what points last
+            for each in sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target)):  # model after data
                 _put(os.path.join(folder, each), os.path.realpath(os.path.join(os.path.dirname(target), each)))
-    except Exception as error:  # of the file, or of protobuf, where what is not an initializer is too large
+    except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
         reraise_of_signal_handler(error)
         raise ModelError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _put(written: str, target: str) -> None:
-    """Replace a file, and keep its mode and its hard links."""
+    """Replace the target by a written file, and keep the target's mode. If the target has several names, change the file behind
+    all of them."""
     try:
         before = os.stat(target)
     except FileNotFoundError:
@@ -171,6 +173,6 @@ def _put(written: str, target: str) -> None:
             shutil.copyfile(written, target)
             return
         os.chmod(written, stat.S_IMODE(before.st_mode))
-        with suppress(AttributeError, PermissionError):  # Windows; another's file
+        with suppress(AttributeError, PermissionError):  # on Windows; for another user's file
             os.chown(written, before.st_uid, before.st_gid)
     os.replace(written, target)

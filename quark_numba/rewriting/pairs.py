@@ -1,4 +1,4 @@
-"""Quantize and dequantize in one step: one node for a quantize node and the equal dequantize nodes behind it."""
+"""Fuse a quantize node and the equal dequantize nodes behind it into one node that does both in one step."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def rewrite(graph: Graph) -> None:
 
 
 def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> list[Node]:
-    """The dequantize nodes behind a quantize node, the first one first; each gives what one node instead of both would.
+    """Return the dequantize nodes behind a quantize node, in the order of the model, if one fused node can replace them all.
 
     Raises
     ------
     Left
-        As `Graph.followers`, or where one node would not give the same.
+        As in `Graph.followers`, or if a fused node would not return the same.
     """
     found = graph.followers(node)
     first, *others = found
@@ -52,7 +52,7 @@ def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> 
 
 
 def attributes(meaning: Affine[Operand]) -> dict[str, Any]:
-    """The attributes of the node that replaces a quantize node and the dequantize node behind it."""
+    """Return the attributes of the node that a quantize node and its dequantize nodes are fused into."""
     return {"axis": meaning.axis, "block_size": meaning.block_size, "saturate": int(meaning.saturate)}
 
 
@@ -84,7 +84,7 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
 
 
 def _check(node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
-    """Raises Left where one step would not give the same."""
+    """Raise Left if one step would not return the same as two."""
     codes, scale = quantize.element_type, quantize.scale.element_type
     if not quantize.has_same_parameters(dequantize):
         raise Left("the dequantize node behind it has other parameters")
@@ -99,7 +99,8 @@ def _check(node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand])
 
 
 def _zero_point(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> ir.Value:
-    """Zeros for a node that has no zero point; one tensor for all that are alike."""
+    """Return zeros for a node without a zero point. Nodes that need equal zeros share one tensor. Raise Left if their shape is
+    not known."""
     codes, of_node, array, scale = quantize.element_type, node.node.graph, quantize.scale.array, quantize.scale.value
     assert codes
     if array is None and (scale.shape is None or not scale.shape.is_static()):

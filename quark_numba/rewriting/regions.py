@@ -151,7 +151,7 @@ class _Merging:
         if meaning.block_size:
             raise Left("its scales are blocked")
         if scale is None or zero_point is None or scale.shape != zero_point.shape or scale.dtype != FLOAT32.dtype:
-            raise Left("its scale or its zero point is no constant")
+            raise Left("its scale or its zero point is not a constant")
         codes = meaning.element_type
         if codes not in ZERO_POINTS:
             raise Left(f"{_REGION.full_name} has no {codes.name if codes else 'zero point of its type'}")

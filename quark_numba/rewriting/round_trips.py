@@ -1,4 +1,4 @@
-"""Drop a quantize node behind a dequantize node of the same parameters, where every code comes back."""
+"""Drop a quantize node behind a dequantize node with the same parameters if every code comes back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .graph import Graph, Node, Operand, call
 
 ROUND_TRIP = "dropped: it returns the codes that were dequantized"
 
-# As many codes are tried at most for the proof that quantizing undoes dequantizing.
+# The most codes that are tried to show that quantizing undoes dequantizing.
 _MOST_CODES = 1 << 24
 
 
@@ -32,7 +32,7 @@ def _drop(graph: Graph, node: Node) -> None:
         return
     if not after.has_same_parameters(before) or (after.zero_point and zero_point is None):
         return
-    # Float types give 0 for -0.
+    # Float types turn -0 into 0.
     if after.block_size or not codes.is_integer or codes.bits > 16:
         return
     if scale.size << codes.bits > _MOST_CODES:
@@ -45,9 +45,10 @@ def _drop(graph: Graph, node: Node) -> None:
 
 
 def _is_exact(after: Quantize[Operand], before: Dequantize[Operand], scale: NDArray[Any]) -> bool:
-    """Whether every code comes back for certain. The difference n of a code and the zero point is an integer below 2^16. With
-    such scales n * scale neither overflows nor gets subnormal, nor does the quotient of that by the scale. Each of the two has
-    an error of at most 2^-24 of it, so that the quotient is off n by less than 2^-7, and is rounded to n."""
+    """Whether it is proved that every code comes back. The proof: the difference n of a code and the zero point is an integer
+    below 2^16. With scales from 2^-126 to 2^110, neither n * scale nor its quotient by the scale overflows or gets subnormal.
+    Product and quotient have a relative error of at most 2^-24. So the quotient is off n by less than 2^-7, and is rounded to
+    n."""
     if not after.scale.element_type is before.scale.element_type is FLOAT32:
         return False
     if after.has_other_type or before.has_other_type:
@@ -57,7 +58,7 @@ def _is_exact(after: Quantize[Operand], before: Dequantize[Operand], scale: NDAr
 
 
 def _comes_back(node: Node, before: Node, quantized: ElementType, scale: NDArray[Any], zero_point: NDArray[Any] | None) -> bool:
-    """Whether every code does, when it is tried."""
+    """Whether every code comes back when it is tried."""
     codes = np.arange(2**quantized.bits).astype(f"u{quantized.dtype.itemsize}").view(quantized.dtype)
     x, scale = np.tile(codes, (scale.size, 1)), scale.reshape(-1)
     zeros = None if zero_point is None else zero_point.reshape(-1)

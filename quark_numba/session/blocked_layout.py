@@ -82,10 +82,8 @@ def blocked(
             WAYS[kind](tensors, node)
             kept += is_region
         except Left as error:
-            left.update([str(error)] * is_region)
-            for name in used_names(node):
-                tensors.reorder_output(name)
-            tensors.nodes.append(node)
+            reason = tensors.leave(node, str(error))
+            left.update([reason] * is_region)
     for output in optimised.graph.output:
         tensors.reorder_output(output.name)
     return BlockedModel(_written(optimised, tensors, model) if kept else None, kept, left)

@@ -1,6 +1,7 @@
-"""The counterparts of nodes on blocks of channels, as ONNX Runtime's NchwcTransformer has them, and those of regions.
+"""Counterparts on blocks of channels: for the nodes that ONNX Runtime's NchwcTransformer replaces, and for regions.
 
-Each function appends a node that does the same on blocks, or raises `Left` before it appends anything that others may see."""
+Each function appends the node that does the same on blocks, or raises `Left` before it appends anything that other nodes may
+see."""
 
 from __future__ import annotations
 
@@ -13,43 +14,43 @@ from onnx import helper, numpy_helper
 from ..element_types import FLOAT32
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
-from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, BlockedTensors, Left, perm
+from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, NOT_IN_BLOCKS, BlockedTensors, Left, perm
 from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 
 (REGION,) = OPERATORS
 
-# Elementwise operators that work on blocks as they are, and map 0 to 0.
+# Elementwise operators that work on blocked tensors of one shape without a change, and return 0 for 0.
 _ELEMENTWISE = {("", name) for name in ("Add", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sub", "Tanh")}
 _ELEMENTWISE.add(("com.microsoft", "QuickGelu"))
-# Elementwise operators that work on blocks as they are, and do not map 0 to 0.
+# Elementwise operators that work on blocked tensors too, but do not return 0 for 0.
 _ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigmoid")}
 
-# Attributes of Resize, and their defaults.
+# Attributes of Resize, with their defaults.
 _NEAREST = {"mode": b"nearest", "coordinate_transformation_mode": b"half_pixel", "nearest_mode": b"round_prefer_floor"}
 
-# Pools that exist on blocks under the same name. AveragePool does as well, but adds in another order there.
+# Pools that exist on blocks under the same name. AveragePool also exists on blocks, but adds in another order there.
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
 
 def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """The convolutions that ONNX Runtime's NchwcTransformer replaces, in the same way."""
+    """Replace a convolution as ONNX Runtime's NchwcTransformer does, under the same conditions."""
     inputs = [each for each in node.input if each]
     if len(inputs) != len(node.input) or not 2 <= len(inputs) <= 3 or any(each not in tensors.constants for each in inputs[1:]):
-        raise Left("its weights are no constants")
+        raise Left("its weights are not constants")
     weights = tensors.constants[inputs[1]]
     if weights.data_type != FLOAT32.number or len(weights.dims) != 4:
-        raise Left("its weights are not float32, or have not four dimensions")
+        raise Left("its weights are not float32, or do not have four dimensions")
     outer, inner, block = weights.dims[0], weights.dims[1], tensors.block
     group = next((each.i for each in node.attribute if each.name == "group"), 1)
     blocks_of_inputs = True
     if group > 1:
         is_depthwise = inner == 1 and outer == group
         if outer % ALIGNMENT or not (is_depthwise or (inner % block == 0 and outer % (group * block) == 0)):
-            raise Left("its groups are no whole blocks")
+            raise Left("its groups are not whole blocks")
         blocks_of_inputs = not is_depthwise
         x = tensors.in_blocks(inputs[0], inner * group, zeros=not is_depthwise)
         group = -(-outer // block) * block if is_depthwise else group
-    elif inner < block:  # such a convolution reads ONNX's layout
+    elif inner < block:  # with so few channels it reads ONNX's layout
         tensors.reorder_output(inputs[0])
         x, blocks_of_inputs = inputs[0], False
     elif inner % ALIGNMENT:
@@ -71,12 +72,12 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     x = tensors.already_in_blocks(node.input[0])
     if len(node.output) > 1:
-        raise Left("it gives indices")
+        raise Left("it has a second output, of indices")
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if attributes.get("ceil_mode", 0) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise Left("it has ceil_mode or auto_pad")
     if "Max" in node.op_type and not x.is_number:
-        raise Left("on blocks ONNX Runtime leaves out NaN")
+        raise Left("its input may be NaN, which ONNX Runtime's max pool on blocks ignores")
     tensors.replace(node, [x.name], NCHWC, x.channels, x.has_zeros)
 
 
@@ -108,15 +109,15 @@ def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """A Transpose to channels last is one reorder node."""
+    """Replace a Transpose to channels last by a reorder to channels last."""
     x = tensors.already_in_blocks(node.input[0])
     if perm(node) != [0, 2, 3, 1]:
-        raise Left("it is no Transpose to channels last")
+        raise Left("it does not move the channels to the last axis")
     tensors.append("ReorderOutput", [x.name], node.output[0], channels=x.channels, channels_last=1)
 
 
 def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    """A Resize that repeats each element a whole number of times along height and width."""
+    """Replace a Resize that repeats each element a whole number of times along height and width."""
     x = tensors.already_in_blocks(node.input[0])
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     found = [attributes.get(name, default) for name, default in _NEAREST.items()]
@@ -146,7 +147,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     operands = dict.fromkeys(name for name, own, axis in roles if axis is None and not own.is_scalar)
     channels = {name: tensors.channels(name) for name in operands}
     if not any(name in tensors.tensors and channels[name] > 1 for name in operands):
-        raise Left("no input comes from a node on blocks")
+        raise Left(NOT_IN_BLOCKS)
     counts = set(channels.values()) - {1}
     if len(counts) > 1:
         raise Left("its inputs have different numbers of channels")
@@ -161,7 +162,7 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
         elif channels[name] > 1:
             names[name] = tensors.in_blocks(name, count)
         else:
-            tensors.reorder_output(name)  # of one channel, it broadcasts
+            tensors.reorder_output(name)  # a tensor of one channel broadcasts
             names[name] = name
     inputs = [names[name] if axis is None and not own.is_scalar else name for name, own, axis in roles]
     copy = tensors.replace(node, inputs, node.domain, count, True)
@@ -173,7 +174,8 @@ def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) -> bool:
-    """Whether a region cannot output NaN: its last step outputs integers times finite scales. NaN becomes the lowest code."""
+    """Whether a region never returns NaN: its last step returns integers times finite scales. NaN becomes the lowest
+    integer."""
     last = program.steps[-1]
     if last.operator != ROUND_TRIP:
         return False
@@ -185,7 +187,7 @@ def _is_number(tensors: BlockedTensors, node: onnx.NodeProto, program: Program) 
     return is_finite and program.inputs[zero_point].element_type.is_integer
 
 
-# By domain and op_type: what writes a node's counterpart on blocks.
+# The functions that write a node's counterpart on blocks, by domain and op_type.
 WAYS: dict[tuple[str, str], Callable[[BlockedTensors, onnx.NodeProto], None]] = {
     ("", "Conv"): _conv,
     ("com.microsoft", "FusedConv"): _conv,

@@ -1,4 +1,4 @@
-"""The tensors of a graph while its nodes are written again, some on blocks of channels: which layout each has."""
+"""The layout of each tensor of a graph while its nodes are rewritten, some of them on blocks of channels."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
 from ..errors import reraise_of_signal_handler
-from ..rewriting.protos import subgraphs
+from ..rewriting.protos import subgraphs, used_names
 from ..rewriting.stand_ins import stand_ins
 from .blocks import NCHWC
 
-# Initializers of at most so many elements may be shapes, on which other shapes depend.
+# Initializers of at most this many elements may be shapes, on which other shapes depend.
 _MOST_ELEMENTS = 128
 
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
 ALIGNMENT = 4
 NOT_ALIGNED = f"ONNX Runtime reorders only numbers of channels that are multiples of {ALIGNMENT}"
+NOT_IN_BLOCKS = "no input is in blocks"
 
 
 class Left(Exception):  # noqa: N818
@@ -30,8 +31,8 @@ class Left(Exception):  # noqa: N818
 class Blocked(NamedTuple):
     """A tensor in blocks.
 
-    `name` is that of the tensor in blocks, `channels` the number before padding. `has_zeros`: whether the padding is known to
-    be 0. `is_number`: whether no element can be NaN."""
+    `name` is the name of the tensor in blocks, `channels` the number of channels before padding. `has_zeros`: whether the
+    padding is known to be 0. `is_number`: whether no element can be NaN."""
 
     name: str
     channels: int
@@ -42,8 +43,8 @@ class Blocked(NamedTuple):
 class BlockedTensors:
     """The nodes written so far, and the layout of each tensor.
 
-    `tensors` are those in blocks, by the name of the same tensor in ONNX's layout. `constants` are the initializers that no
-    input replaces. `nodes` and `new_constants` are what is written."""
+    `tensors` are the tensors in blocks, by the name of the same tensor in ONNX's layout. `constants` are the initializers that
+    are not graph inputs. `nodes` and `new_constants` are the result."""
 
     def __init__(self, model: onnx.ModelProto, block: int) -> None:
         graph = model.graph
@@ -55,6 +56,7 @@ class BlockedTensors:
         self.tensors: dict[str, Blocked] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.new_constants: list[onnx.TensorProto] = []
+        self._causes: dict[str, str] = {}  # why a tensor is not in blocks: the node of its branch that was left out first
         self._producers = {name: node for node in graph.node for name in node.output}
         self._plain: set[str] = set()  # names of the tensors in blocks that exist in ONNX's layout as well
         self._constants_in_blocks: dict[tuple[str, str], str] = {}
@@ -62,15 +64,27 @@ class BlockedTensors:
         self._count = 0
 
     def reorder_output(self, name: str) -> None:
-        """Append a reorder node for a tensor in blocks, so that it exists in ONNX's layout as well."""
+        """Append a reorder to ONNX's layout, if a tensor exists in blocks only."""
         tensor = self.tensors.get(name)
         if tensor and name not in self._plain:
             self._plain.add(name)
             self.append("ReorderOutput", [tensor.name], name, channels=tensor.channels)
 
+    def leave(self, node: onnx.NodeProto, reason: str) -> str:
+        """Append the node as it is, on ONNX's layout. Return the reason; if no input is in blocks, with the cause upstream."""
+        cause = f"{node.op_type}: {reason}"
+        if reason == NOT_IN_BLOCKS:
+            cause = next((self._causes[name] for name in node.input if name in self._causes), "")
+            reason += f" ({cause})" if cause else ""
+        self._causes |= dict.fromkeys(node.output, cause) if cause else {}
+        for name in used_names(node):
+            self.reorder_output(name)
+        self.nodes.append(node)
+        return reason
+
     def in_blocks(self, name: str, channels: int, *, zeros: bool = False) -> str:
-        """The name of a tensor in blocks, which is reordered if it is not there yet. With `zeros` its padding is 0. Raises
-        Left."""
+        """Return the name of a tensor in blocks. Append a reorder if it is not in blocks yet or, with `zeros`, if its padding
+        may not be 0. Raise Left if ONNX Runtime does not reorder so many channels."""
         tensor = self.tensors.get(name)
         if tensor and (tensor.has_zeros or not zeros):
             return tensor.name
@@ -90,14 +104,14 @@ class BlockedTensors:
         return reordered.name
 
     def already_in_blocks(self, name: str) -> Blocked:
-        """The tensor in blocks. Raises Left if it is in ONNX's layout only."""
+        """Return a tensor that is in blocks already. Raise Left if it is not."""
         if name not in self.tensors:
-            raise Left("its input is in ONNX's layout")
+            raise Left(NOT_IN_BLOCKS)
         return self.tensors[name]
 
     def channels(self, name: str) -> int:
-        """The number of channels of a tensor or a constant. Raises Left unless the tensor has four dimensions, and a known
-        number of channels."""
+        """Return the number of channels of a tensor or a constant. Raise Left if the number is not known, if a tensor is not
+        known to have four dimensions, or if a constant has more than four."""
         if name in self.tensors:
             return self.tensors[name].channels
         if name in self.constants:
@@ -109,7 +123,7 @@ class BlockedTensors:
         if shape is None:
             raise Left("the shape of an input is not known")
         if len(shape) != 4:
-            raise Left("an input has not four dimensions")
+            raise Left("an input does not have four dimensions")
         if shape[1] is None:
             raise Left("the number of channels is not known")
         return shape[1]
@@ -123,7 +137,7 @@ class BlockedTensors:
         self.nodes.append(node)
 
     def replace(self, node: onnx.NodeProto, inputs: list[str], domain: str, channels: int, has_zeros: bool) -> onnx.NodeProto:
-        """Append a copy of a node that works on blocks, and return it."""
+        """Append the node that does the same on blocks, and return it."""
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         name = self._name()
@@ -133,7 +147,7 @@ class BlockedTensors:
         return copy
 
     def constant(self, name: str, use: str, make: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
-        """The name of a constant as `make` arranges it. It is made once for each use."""
+        """Return the name of a constant as `make` arranges it. It is arranged once for each `use`."""
         key = name, use
         if key not in self._constants_in_blocks:
             array = np.ascontiguousarray(make(numpy_helper.to_array(self.constants[name])))
@@ -143,12 +157,13 @@ class BlockedTensors:
 
 
 def perm(node: onnx.NodeProto) -> list[int]:
-    """The permutation of a Transpose; empty if it has none."""
+    """Return the permutation of a Transpose; empty if it has none."""
     return next((list(each.ints) for each in node.attribute if each.name == "perm"), [])
 
 
 def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
-    """The shapes that onnx infers, also behind regions, whose shapes ONNX Runtime does not know; nothing if onnx fails."""
+    """Return the shapes that onnx infers, by name; nothing if onnx fails. ONNX Runtime does not know the shapes behind
+    regions."""
     skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     graph = skeleton.graph
     graph.name = "shapes"
@@ -174,7 +189,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
-    """The dimensions, None for an unknown one; None if the rank is unknown."""
+    """Return the dimensions of a value, None for an unknown dimension; None if their number is unknown."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -182,7 +197,7 @@ def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    """All names in a graph and its subgraphs."""
+    """Yield all names in a graph and its subgraphs."""
     yield from (each.name for each in (*graph.input, *graph.initializer))
     for node in graph.node:
         yield from (node.name, *node.input, *node.output)

@@ -406,7 +406,7 @@ def test_the_account():
     ("scale", "attributes", "types", "why"),
     [
         (np.ones((2, 1), np.float32), {"block_size": 3, "axis": 1}, {}, "its scales are blocked"),
-        (None, {}, {}, "its scale or its zero point is no constant"),
+        (None, {}, {}, "its scale or its zero point is not a constant"),
         (np.float32(1), {}, {"z": "uint2"}, "quark_numba::Region has no uint2"),
         (np.ones(3, np.float32), {"axis": 1}, {"x": None}, "it has several scales, and the rank of its x is not known"),
         (np.ones(3, np.float32), {"axis": 2}, {}, "not valid: its scales do not fit its axis"),

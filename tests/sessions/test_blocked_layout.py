@@ -206,6 +206,28 @@ def test_padding_of_a_convolution_without_a_region_behind_it():
     np.testing.assert_array_equal(np.isfinite(blocked), np.isfinite(expected))
 
 
+@pytest.mark.parametrize(
+    ("operator", "weights", "cause"),
+    [
+        ("MaxPool", "changeable", "Conv: its weights are not constants"),
+        ("MaxPool", "w1", "MaxPool: its input may be NaN, which ONNX Runtime's max pool on blocks ignores"),
+        ("Softmax", "w1", "Softmax: the operator has no counterpart on blocks"),
+    ],
+)
+def test_a_reason_names_the_node_upstream_that_was_left_out(operator, weights, cause):
+    """Not the nodes behind it, which are left out because their input is not in blocks."""
+    attributes = {"axis": 1} if operator == "Softmax" else {"kernel_shape": [2, 2]}
+    steps = [
+        node("Conv", f"x {weights}", "d"),
+        node(operator, "d", "e", **attributes),
+        node("GlobalMaxPool", "e", "f"),
+        node("Mul", "f two", "b"),
+    ]
+    inputs = [("changeable", "float32", [8, 3, 3, 3])] if weights == "changeable" else []
+    source = network(8, steps, inputs=inputs, constants=[constant("two", 2.0, np.float32)])
+    assert left(source) == {f"no input is in blocks ({cause})": 1}
+
+
 def test_what_else_takes_and_gives_values():
     """A graph output, a graph input, and a node that has ONNX's layout."""
     steps = [node("Mul", "a scales", "d"), node("Add", "d other", "b"), node("Transpose", "b", "t", perm=[0, 2, 3, 1])]

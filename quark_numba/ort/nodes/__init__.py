@@ -14,5 +14,5 @@ There is a module for each wing. It contains
 - ``compute(state_address, context_address)``, which ONNX Runtime calls in each run. It returns an OrtStatus, 0 for success;
 - optionally ``prepare(state_address, constants_address)`` and ``destroy(state_address)``. Nodes that are alike share a state
   unless there is a ``prepare``, which returns the address of the state of one node, or 0 if memory runs out. It gets two words
-  for each input: the address of a constant's elements and their number, or zeros if the input is no constant.
+  for each input: the address of a constant's elements and their number, or zeros if the input is not a constant.
 """
