@@ -1,1 +1,1 @@
-"""Arrays that come into a call: checks of arguments, dask arrays chunk by chunk, labels of xarray, packed bytes."""
+"""Arrays as arguments of calls: checks, dask arrays chunk by chunk, labels of xarray, packed bytes."""

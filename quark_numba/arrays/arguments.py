@@ -26,7 +26,7 @@ MX_NAMES = {
 }
 
 
-# Rows are compared by identity: in another process, too, they are those of the table.
+# Rows are compared by identity, so a row is unpickled as the row of the process's own table.
 copyreg.pickle(ElementType, lambda row: (find, (row.name,)))  # type: ignore[return-value,arg-type]
 
 
@@ -38,7 +38,7 @@ def index(value: Any, name: str) -> int:
 
 
 def real(value: Any, name: str) -> float:
-    """The float32 that is nearest to a number."""
+    """Return the float32 nearest to a number."""
     if not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} is {value!r}; expected a number")
     try:
@@ -49,18 +49,18 @@ def real(value: Any, name: str) -> float:
 
 
 def float32_arrays(**values: Any) -> list[NDArray[np.float32]]:
-    """Arguments, by their names, as arrays of float32, which they have to be."""
+    """Return the named arguments as float32 arrays. Raises TypeError for arrays of other types and for dask arrays."""
     arrays = []
     for name, value in values.items():
         arrays.append(array(value, name, FLOAT32))
         if is_lazy(arrays[-1]):
-            raise TypeError(f"{name} is a dask array; expected one of numpy: write {name}.compute()")
+            raise TypeError(f"{name} is a dask array; expected a numpy array: write {name}.compute()")
         element_type_of(arrays[-1].dtype, name, (FLOAT32,))
     return arrays
 
 
 def element_type_of(specification: Any, name: str, allowed: Collection[ElementType]) -> ElementType:
-    """The element type that an argument names, by any of its names, if it is one of those allowed."""
+    """Return the element type that an argument specifies, by any of its names. Raises TypeError if it is not in `allowed`."""
     found = find(MX_NAMES.get(specification, specification) if isinstance(specification, str) else specification)
     if found is None or found not in allowed:
         in_order = [each for each in ELEMENT_TYPES if each in allowed]
@@ -73,13 +73,14 @@ def element_type_of(specification: Any, name: str, allowed: Collection[ElementTy
 
 
 def did_you_mean(given: Any, allowed: Iterable[str]) -> str:
-    """The end of a message: what is written like it, if anything is."""
+    """Return the end of a message: the allowed name that is spelled like `given`, or "" if there is none."""
     close = difflib.get_close_matches(given, allowed, 1, 0.7) if isinstance(given, str) else []
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def flat(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
-    """The array as the kernels take it: flat, contiguous, aligned, native byte order, storage dtype; copied if it must."""
+    """Return the array as kernels take it: flat, contiguous and aligned, in native byte order and storage dtype. It is copied
+    only if necessary."""
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned and array.dtype.isnative):
         array = np.require(array, element_type.dtype, ["C", "A"])
@@ -87,12 +88,13 @@ def flat(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
 
 
 def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool = False) -> NDArray[Any]:
-    """`value` as an array: one of numpy, or a dask array as it is. What has no dtype of its own, a Python number or what numpy
-    makes of one, a list or a range, becomes one of `default`. What is elsewhere, on a device or in pieces, is refused."""
+    """Return `value` as a numpy array. A dask array is returned unchanged.
+
+    A Python number, an np.int64, a list or a range is converted to `default`. An array on a device or in pieces is refused.
+    Raises TypeError or ValueError.
+    """
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} is a masked array, of which the mask would be lost; expected an array: write {name}.filled(...)"
-        )
+        raise TypeError(f"{name} is a masked array, and its mask would be lost; expected an array: write {name}.filled(...)")
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     value = unlabelled(value)
@@ -106,7 +108,7 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
     except ValueError as error:
         raise ValueError(f"{name} is not an array: {error}") from None
     except (BufferError, RuntimeError, TypeError) as error:
-        raise TypeError(f"{name} is a {_kind(value)}, of which numpy makes no array: {error}") from None
+        raise TypeError(f"{name} is a {_kind(value)}, which numpy cannot convert to an array: {error}") from None
     if default is None or not isinstance(value, (int, float, list, tuple, range, np.int64)):
         return array
     if array.dtype.kind not in "iuf":
@@ -120,17 +122,17 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
         if is_scale:
             wrong |= (back == 0) & (array != 0)
     if np.any(wrong):
-        least = ", and no closer to 0 than its least number" if is_scale and np.any((back == 0) & wrong) else ""
+        least = ", and no closer to 0 than its smallest positive number" if is_scale and np.any((back == 0) & wrong) else ""
         raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}{least}")
     return cast
 
 
-# What DLPack calls the memory of the CPU, pinned by CUDA or ROCm or not.
+# DLPack's numbers for memory of the CPU: not pinned, pinned by CUDA, pinned by ROCm.
 _CPU_MEMORY = (1, 3, 11)
 
 
 def _check_is_here(value: Any, name: str) -> None:
-    """Raises TypeError for what numpy would have to copy from a device, compute, or read in whole."""
+    """Raise TypeError for an array that numpy would have to copy from a device, compute, or read as a whole."""
     if hasattr(value, "__dlpack_device__") and _memory(value) not in _CPU_MEMORY:
         device = getattr(value, "device", _memory(value))
         how = f"{name}.cpu() of torch, {name}.get() of cupy, jax.device_get({name})"
@@ -145,10 +147,10 @@ def _check_is_here(value: Any, name: str) -> None:
 
 
 def _memory(value: Any) -> Any:
-    """The kind of memory by DLPack's number; None if the object has none."""
+    """Return DLPack's number for the kind of memory; None if the object has none."""
     try:
         return value.__dlpack_device__()[0]
-    except Exception as error:  # whatever a library does
+    except Exception as error:  # a library may raise anything
         reraise_of_signal_handler(error)
         return None
 
@@ -159,7 +161,7 @@ def _kind(value: Any) -> str:
 
 def check_no_output(out: Any) -> None:
     if out is not None:
-        raise TypeError("out is for arrays of numpy; expected None, as what comes of a dask array is lazy")
+        raise TypeError("out is for numpy arrays; expected None, because the result for a dask array is lazy")
 
 
 def _check_out(out: Any, shape: tuple[int, ...], element_type: ElementType) -> None:
@@ -176,10 +178,11 @@ def _check_out(out: Any, shape: tuple[int, ...], element_type: ElementType) -> N
 def output(
     out: Any, x: NDArray[Any], element_type: ElementType, others: tuple[NDArray[Any], ...] = ()
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """The result, of x's shape: `out`, or a new array in x's memory order. Then the same with its dimensions in the order that
-    kernels see, and what they are to write instead where `out` is laid out otherwise, or shares memory with x or the others.
+    """Return the result, its view as the kernels see it, and the array that they write.
 
-    A Fortran-ordered x is the C-ordered one of reversed shape, and so is its result.
+    The result has x's shape. It is `out`, or a new array in x's memory order. Kernels see a Fortran-ordered x as the C-ordered
+    array of the reversed shape, and the result likewise. They write the view, or a new array if `out` has another memory layout
+    or shares memory with x or the others. The caller copies the new array to the view.
     """
     if out is not None:
         _check_out(out, x.shape, element_type)

@@ -1,4 +1,4 @@
-"""Calls on dask arrays, chunk by chunk. What comes out is lazy; dask is there already where such an array comes."""
+"""Calls on dask arrays, chunk by chunk, with lazy results. dask is imported only for such calls."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..compiling.threads import on_one_thread
 
 
 class Cut(NamedTuple):
-    """What a call takes beside x, an array of numpy or dask, or None. `axes` are the axes of x that its dimensions go along,
-    with one element for `per` elements of x along the axis of blocks; None: each chunk gets the whole."""
+    """An operand of a call beside x: a numpy or dask array, or None. `axes` are the axes of x along which its dimensions run.
+    Along the axis of blocks it has one element for `per` elements of x. With `axes` = None each chunk gets the whole array."""
 
     array: Any
     axes: tuple[int, ...] | None = None
@@ -26,31 +26,31 @@ class Cut(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a call gives: an array of x's shape, but with one element for `per` elements of x along the axis of blocks."""
+    """A result of a call: an array of x's shape, but with one element for `per` elements of x along the axis of blocks."""
 
     dtype: np.dtype[Any]
     per: int | Fraction = 1
 
 
 def is_lazy(*values: Any) -> bool:
-    """Whether any of them is a dask array."""
+    """Whether any of the values is a dask array."""
     module = sys.modules.get("dask.array")
     return module is not None and any(isinstance(each, module.Array) for each in values)
 
 
 def check_is_of_numpy(array: Any, name: str) -> None:
-    """Raises TypeError for a dask array whose chunks are no numpy arrays."""
+    """Raise TypeError for a dask array whose chunks are not numpy arrays."""
     if type(array._meta) is not np.ndarray:
         kind = type(array._meta)
-        expected = f"chunks of numpy: write {name}.map_blocks(...) with what copies them to one"
+        expected = f"numpy chunks: write {name}.map_blocks(...) with a function that converts a chunk to a numpy array"
         raise TypeError(f"{name} is a dask array of {kind.__module__}.{kind.__qualname__}; expected {expected}")
 
 
 def check_sizes(array: Any, name: str, axes: Iterable[int]) -> None:
-    """Raises ValueError if a dask array has chunks of unknown size along one of the axes."""
+    """Raise ValueError if a dask array has chunks of unknown size along one of the axes."""
     for axis in axes:
         if is_lazy(array) and math.isnan(array.shape[axis]):
-            expected = f"known ones: write {name}.compute_chunk_sizes()"
+            expected = f"known sizes: write {name}.compute_chunk_sizes()"
             raise ValueError(f"{name} has chunks of unknown size along axis {axis}; expected {expected}")
 
 
@@ -65,14 +65,16 @@ def map_chunks(
     rechunk: bool = False,
     name: str = "x",
 ) -> tuple[Any, ...]:
-    """What ``function(chunk of x, chunks of the operands...)`` gives, an array or a tuple of as many as `results`, as lazy
-    arrays. The operands are cut where x is. Blocks are along `axis`, of `block` elements of x.
+    """Return one lazy array for each of `results`: the results of ``function(chunk of x, chunks of the operands...)``. The
+    function returns an array for one result, and a tuple of arrays for several.
+
+    The operands are cut where x is cut. A block has `block` elements of x along `axis`.
 
     Raises
     ------
     ValueError
-        If a chunk of x ends within a block, unless `rechunk` moves its end to that of the block; or sizes are not known that
-        have to be.
+        If a chunk of x ends within a block, unless `rechunk` moves its end to the end of the block; or if a chunk size that is
+        needed is unknown.
     """
     import dask.array as da
     from dask.utils import funcname
@@ -88,7 +90,7 @@ def map_chunks(
             axes = None
         elif axes is not None:
             array = _cut(array, [_numbers(x.chunks[each], per if each == axis else 1) for each in axes])
-        elif is_lazy(array):  # of dimensions that the result has not
+        elif is_lazy(array):  # the result does not have its dimensions
             array, axes = array.rechunk(_one_chunk(array)), tuple(number * 100 + each for each in range(array.ndim))
         arguments += [array, axes]
     common: dict[str, Any] = {"align_arrays": False, "concatenate": True, "token": funcname(function).strip("_")}
@@ -103,7 +105,8 @@ def map_chunks(
 
 
 def with_whole_blocks(x: Any, axis: int, block: int, *, rechunk: bool, name: str) -> Any:
-    """The dask array, of which no chunk ends within a block."""
+    """Return the dask array. No chunk of it ends within a block, except at the end of the array. `rechunk` moves wrong ends to
+    the ends of blocks. Raises ValueError if there are wrong ends without it."""
     chunks = x.chunks[axis]
     if block == 1 or len(chunks) == 1:
         return x
@@ -114,7 +117,7 @@ def with_whole_blocks(x: Any, axis: int, block: int, *, rechunk: bool, name: str
         return x
     if not rechunk:
         chunk = f"chunk {wrong[0]} of {name} along axis {axis} ends at {ends[wrong[0]]}, within a block of {block}"
-        raise ValueError(f"{chunk}; expected ends at multiples of that, or rechunk=True")
+        raise ValueError(f"{chunk}; expected ends at multiples of the block size, or rechunk=True")
     ends = sorted({min(-(-end // block) * block, ends[-1]) for end in ends})
     return x.rechunk({axis: tuple(np.diff([0, *ends]).tolist())})
 
@@ -124,14 +127,14 @@ def _one_chunk(array: Any) -> tuple[tuple[int], ...]:
 
 
 def _numbers(chunks: Sequence[int], block: int | Fraction) -> tuple[int, ...]:
-    """The numbers of blocks in chunks."""
+    """Return the number of blocks in each chunk."""
     return tuple(-(-size // block) for size in chunks)
 
 
 def _cut(array: Any, chunks: list[tuple[int, ...]]) -> Any:
     import dask.array as da
 
-    if not math.prod(array.shape):  # dask leaves empty arrays as they are cut
+    if not math.prod(array.shape):  # dask does not rechunk empty arrays
         return da.empty(array.shape, chunks=chunks, dtype=array.dtype)
     return array.rechunk(chunks) if is_lazy(array) else da.from_array(array, chunks=chunks)
 
@@ -142,7 +145,7 @@ def _kind(x: Any, axis: int, result: Result) -> dict[str, Any]:
 
 
 def _on_chunk(*arrays: Any, function: Callable[..., Any]) -> Any:
-    """On one thread, as dask has threads of its own."""
+    """Return the result of the function. It runs on one thread, because dask has its own threads."""
     return on_one_thread(function, *arrays)
 
 
@@ -150,12 +153,12 @@ def _part(made: tuple[Any, ...], *, part: int) -> Any:
     return made[part]
 
 
-# distributed sends the dtype's string of an array, which of this one is "<f1", and none that numpy knows.
+# distributed sends the string of an array's dtype. The string of this dtype is "<f1", which numpy does not know.
 _WITHOUT_STRING = np.dtype(ml_dtypes.float8_e5m2)
 
 
 def _serialize(serialize: Callable[..., Any], x: Any, context: Any = None) -> Any:
-    """Serialize an array of that dtype as distributed serializes others."""
+    """Return the header and the frames of an array. An array of that dtype is sent as uint8, and its dtype as a `_Dtype`."""
     if x.dtype != _WITHOUT_STRING:
         return serialize(x, context)
     header, frames = serialize(x.view(np.uint8), context)
@@ -163,7 +166,7 @@ def _serialize(serialize: Callable[..., Any], x: Any, context: Any = None) -> An
 
 
 class _Dtype:
-    """What becomes that dtype where it is unpickled, and has this module imported there, so that it can be sent on."""
+    """An object that is unpickled as that dtype. Unpickling imports this module, so that the process can send the dtype on."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _dtype, ()
@@ -181,5 +184,5 @@ def _teach_distributed() -> None:
     dask_serialize.register(np.ndarray, functools.partial(_serialize, serialize_numpy_ndarray))
 
 
-if "distributed" in sys.modules:  # as in its workers
+if "distributed" in sys.modules:  # for instance in its workers
     _teach_distributed()

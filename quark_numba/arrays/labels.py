@@ -1,4 +1,4 @@
-"""xarray's DataArrays keep their labels in calls on arrays. xarray is there already where one comes."""
+"""Labels of xarray's DataArrays, which calls on arrays keep. xarray is not imported: a caller with a DataArray has done so."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, TypeVar, cast
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
-# Added to the name of the dimension that is cut into blocks, for what blocks have, and sub-blocks.
+# Suffixes for the name of the dimension along blocks: of values per element, per block, and per sub-block.
 _SUFFIXES = ("", "_block", "_sub_block")
 
 
 def unlabelled(value: Any) -> Any:
-    """The array of numpy or dask in a DataArray; anything else as it is."""
+    """Return the numpy or dask array in a DataArray; return anything else unchanged."""
     return value.data if _is_labelled(value) else value
 
 
 def _is_labelled(*values: Any) -> bool:
-    """Whether any of them is a DataArray."""
+    """Whether any of the values is a DataArray."""
     module = sys.modules.get("xarray")
     return module is not None and any(isinstance(each, module.DataArray) for each in values)
 
 
 def keeps_labels(call: Call) -> Call:
-    """`call` gives DataArrays where its first argument is one, or a tuple of them: of the same name, dimensions, coordinates
-    and attributes. Its `axis` may be the name of a dimension then. What it gives for each block has a dimension of its own in
-    the place of that one."""
+    """Return `call` with support for DataArrays. If its first argument is a DataArray or a tuple of them, its results are
+    DataArrays with the same name, dimensions, coordinates and attributes, and `axis` may be the name of a dimension. A result
+    with a value per block has a new dimension in place of that one."""
     first: str = call.__code__.co_varnames[0]
 
     @functools.wraps(call)
@@ -56,16 +56,17 @@ def keeps_labels(call: Call) -> Call:
 
 
 def _check_dimensions(x: Any, axis: Any, others: list[Any]) -> None:
-    """Raises ValueError for a DataArray of one dimension, a scale for instance, that goes along another axis."""
+    """Raise ValueError if a DataArray of one dimension, a scale for instance, runs along another axis of x than `axis`."""
     for each in others:
         if _is_labelled(each) and each.ndim == 1 and each.size != 1 and each.dims[0] in x.dims:
             expected = x.dims.index(each.dims[0])
             if axis not in (expected, expected - x.ndim):
-                raise ValueError(f"axis is {axis!r}; expected {each.dims[0]!r}, as an array of that dimension comes with it")
+                raise ValueError(f"axis is {axis!r}; expected {each.dims[0]!r}, the dimension of another argument")
 
 
 def _like(x: Any, array: Any, axis: int, suffix: str) -> Any:
-    """A DataArray with the labels of `x`, but for those of the axis if it has another meaning."""
+    """Return a DataArray with the labels of `x`. With a `suffix`, which renames the dimension of the axis, the labels along it
+    are left out."""
     if not suffix or not x.ndim:
         return x.copy(data=array)
     dimension = x.dims[axis]

@@ -1,4 +1,4 @@
-"""`pack` and `unpack` of arrays of any library. Of numpy's it is the work of ``packing``, which kernels are made of, too."""
+"""`pack` and `unpack` for arrays of any library. For numpy arrays they call ``packing``, which kernels use, too."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
 
     Parameters
     ----------
-    array : array of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2 as in ml_dtypes, one element a byte
-        Any shape, strides and memory order; elements are taken in C order. The higher bits of a byte do not count.
+    array : array of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2 as in ml_dtypes, one element per byte
+        Any shape, strides and memory order; elements are taken in C order. The higher bits of a byte are ignored.
     rechunk : bool
-        Whether chunks of a dask array that end within a byte are to end with it. Default: they are refused.
+        Whether to move the end of a chunk of a dask array to the end of a packed byte. Default: a chunk that ends within a
+        byte is refused.
 
     Returns
     -------
-    uint8 ndarray of one dimension: 2, 4 or, of 6-bit types, 4/3 elements a byte; what is left of the last byte is 0. Of a dask
-    array one, lazily.
+    uint8 ndarray of one dimension, with 2, 4 or, for 6-bit types, 4/3 elements per byte. Unused bits of the last byte are 0. If
+    `array` is a dask array, a lazy dask array.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected.
+        If an argument is invalid. The message names it and says what it is and what was expected.
     """
     array = unlabelled(array)
     if not is_lazy(array):
         return packing.pack(array)
     lazy: Any = array
-    packing.pack(lazy._meta)  # for its dtype
+    packing.pack(lazy._meta)  # checks the dtype
     bits = _known(lazy.dtype).bits
     (packed,) = map_chunks(
         packing.pack,
@@ -57,31 +58,33 @@ def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
 def unpack(
     packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike | str | int, *, rechunk: bool = False
 ) -> NDArray[Any]:
-    """Unpack what `pack` gives, and ONNX's packed tensors hold.
+    """Unpack elements from the bytes that `pack` returns, which are also those of ONNX's packed tensors.
 
     Parameters
     ----------
     packed : uint8 ndarray of one dimension
-        As many bytes as elements of that shape and type need. What is left of the last one does not count.
+        Exactly the bytes that elements of that shape and type need. Unused bits of the last byte are ignored.
     shape : int or sequence of int
     dtype : numpy dtype, name such as "int4", or TensorProto number
-        Of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2.
+        One of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2.
     rechunk : bool
-        Whether chunks of a dask array that end within an element are to end with it. Default: they are refused.
+        Whether to move the end of a chunk of a dask array to the end of an element. Default: a chunk that ends within an
+        element is refused.
 
     Returns
     -------
-    ndarray of that shape in C order, of the type's dtype in ml_dtypes, one element a byte. Of a dask array one, lazily.
+    ndarray of that shape in C order, with the type's dtype in ml_dtypes, one element per byte. If `packed` is a dask array, a
+    lazy dask array.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what it is and what was expected.
+        If an argument is invalid. The message names it and says what it is and what was expected.
     """
     packed = unlabelled(packed)
     if not is_lazy(packed):
         return packing.unpack(packed, shape, dtype)
-    packing.unpack(np.empty(0, packed.dtype), 0, dtype)  # for the types
+    packing.unpack(np.empty(0, packed.dtype), 0, dtype)  # checks the dtypes
     shape, element_type = np.broadcast_shapes(shape), _known(dtype)
     check_sizes(packed, "packed", range(packed.ndim))
     expected = (packed_size(math.prod(shape), element_type),)
@@ -99,14 +102,14 @@ def unpack(
 
 
 def _known(dtype: Any) -> ElementType:
-    """The element type of a dtype that was checked."""
+    """Return the element type of a dtype that has been checked."""
     found = find(dtype)
     assert found
     return found
 
 
 def _unpack_chunk(name: str, packed: NDArray[np.uint8]) -> NDArray[Any]:
-    """All that the bytes may hold: what is left of the last one, too."""
+    """Return all elements that the bytes may have, including any in the unused bits of the last byte."""
     element_type = _known(name)
     size = -(-packed.size * 8 // element_type.bits)
     whole = np.zeros(packed_size(size, element_type), np.uint8)

@@ -99,7 +99,7 @@ class _File:
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        if self.cache_path is None or compiled.library.has_dynamic_globals:  # which holds addresses of this process
+        if self.cache_path is None or compiled.library.has_dynamic_globals:  # it holds addresses of this process
             return
         content = dumps(compiled._reduce())
         path = self._path(signature, compiled.codegen)
@@ -126,8 +126,8 @@ class _File:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection. Compiling makes very many objects that live on; scanning them again and again would take an
-    eighth of the time."""
+    """Disable garbage collection. Compiling makes a great many objects that live on; scanning them again and again would take
+    an eighth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Functions that are written as Python text, before Numba compiles them: what they do depends on more than names."""
+"""Functions that are generated as Python text, which Numba then compiles: their code varies in more than names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .jit import unsigned
 
 
 def function_of(text: str, module: str, file: str, names: Mapping[str, Any]) -> FunctionType:
-    """The one function that the text defines, as if it stood in that module, whose `file` it is. It has `names`, and those that
-    all have: np, array_at, stack, unsigned."""
+    """Return the one function that `text` defines, as if the text were in the module `module` with the path `file`. The
+    function can use `names`, and np, array_at, stack and unsigned."""
     common = {"__name__": module, "np": np, "array_at": array_at, "stack": stack, "unsigned": unsigned}
     scope: dict[str, Any] = {**common, **names}
     before = set(scope)

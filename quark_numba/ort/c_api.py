@@ -116,7 +116,7 @@ class OrtCustomOp(ctypes.Structure):
         ("input_count", c_int64),
         ("output_count", c_int64),
         ("is_homogeneous", c_int64),  # of a variadic input
-        ("input_types", c_void_p),  # an array of int64, as those below
+        ("input_types", c_void_p),  # an array of int64, like the next two
         ("output_types", c_void_p),
         ("input_characteristics", c_void_p),
         ("python", c_void_p),  # a record callbacks.PYTHON

@@ -193,9 +193,7 @@ def python_functions(**functions: Callable[[int, int, int, int, Any], int | None
     record = keep(np.zeros((), PYTHON))
     _fill(record, _PYTHON_API)
     record["run_work"], record["thread_states"] = compiled(run_work), thread_states
-    record["message"] = ctypes.addressof(
-        keep(ctypes.create_string_buffer(b"quark_numba: Python did not finish what it was to do"))
-    )
+    record["message"] = ctypes.addressof(keep(ctypes.create_string_buffer(b"quark_numba: a Python function did not finish")))
     for name, function in functions.items():
         record[name] = ctypes.cast(keep(_PythonFunction(function)), c_void_p).value
     return int(record.ctypes.data)

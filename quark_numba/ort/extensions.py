@@ -51,8 +51,8 @@ def has(operator: Operator) -> bool:
 
 MISSING = (
     f"{names(named('float16 bfloat16')).replace(' or ', ' and ')}, nodes without a zero point, nodes of "
-    "block formats that leave an attribute out, an axis that the shapes do not tell, scales of LSTM layers beyond six digits, "
-    "errors from a run (they are logged, and the output is empty), and most of the speed"
+    "block formats that leave an attribute out, an axis that the shapes do not determine, scales of LSTM layers beyond six "
+    "digits, errors from a run (they are logged, and the output is empty), and most of the speed"
 )
 
 
@@ -87,7 +87,7 @@ def _declare() -> None:
         return _answer(k_id, bodies[k_id](*feed, **attributes))
 
     def again(k_id: int, feed: Any, attributes: Any) -> tuple[Any, bool]:
-        """Run a node that raised once more: its answer, and whether the node is at fault."""
+        """Run a node that raised once more. Return its answer, and whether the node is at fault."""
         try:
             return hook(k_id, feed, attributes), False
         except Exception as error:

@@ -224,7 +224,7 @@ def _check_inputs(
 
 @functools.cache
 def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
-    """The state of all nodes with this operator, these types and attributes. Few states are different: none is ever freed."""
+    """The state of all nodes with this operator, these types and attributes. There are few states, so none is ever freed."""
     from . import callbacks
     from .nodes import context
 
@@ -236,7 +236,7 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     state["messages"] = _messages(operator).ctypes.data
     selection = node.select(operator, overload, dict(attributes))
     context.fill(state, selection.numbers, node.functions(overload, selection.key))
-    # ONNX Runtime reads these functions when a node runs or is destroyed, not before, so that it is early enough here.
+    # This is early enough: ONNX Runtime reads these functions only when a node runs or is destroyed.
     structure.KernelComputeV2 = callbacks.compiled(node.compute, f"compute_{operator.wing}")
     if hasattr(node, "destroy"):
         structure.KernelDestroy = callbacks.compiled(node.destroy, f"destroy_{operator.wing}")
@@ -276,5 +276,5 @@ def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> Non
 
 
 def _element_type(number: int) -> ElementType | None:
-    """The row of an ONNXTensorElementDataType; None if there is none."""
+    """The element type of an ONNXTensorElementDataType; None if the package does not have it."""
     return next((each for each in ELEMENT_TYPES if c_api.element_type(each) == number), None)

@@ -1,1 +1,1 @@
-"""Runs of models over data: reading, sessions, threads, clusters, and sums that are kept in a file."""
+"""Runs of models over data: readers of data, sessions, threads, clusters, and sums that are kept in a file."""

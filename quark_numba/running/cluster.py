@@ -1,4 +1,4 @@
-"""Batches on a cluster of dask: each worker makes once what runs them, and gives back sums."""
+"""Batches on a dask cluster. Each worker is set up once and returns sums."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from ..compiling.threads import on_one_thread
 from ..errors import ModelError, reraise_of_signal_handler
 from .data import Batch
 
-# Loopback: whoever connects to a scheduler can run code.
+# Loopback only: whoever can connect to a scheduler can run code on its cluster.
 _HOST = "127.0.0.1"
 
-# Tasks on their way for each thread of a worker; how long one is to take, at least, and of how many batches it is, at most: a
-# task costs this process some 2 ms.
+# A task costs this process about 2 ms, so it has several batches: enough to take about `_SECONDS`, but at most `_MOST`.
+# `_AHEAD` is the number of tasks in flight for each thread of a worker.
 _AHEAD, _SECONDS, _MOST = 4, 0.1, 64
 
-# Seconds in which Ctrl-C is noticed.
+# Ctrl-C is noticed within this number of seconds.
 _PAUSE = 0.2
 
 
 @contextmanager
 def connected(workers: int | None, scheduler: str | None) -> Iterator[Any]:
-    """A client: of so many processes of this machine, which end with the context, or of a running cluster. Raises
-    ModelError."""
+    """Yield a client of the running cluster at the address `scheduler`, or of `workers` new processes on this machine, which
+    end with the context. Raises ModelError if no scheduler answers."""
     with ExitStack() as stack:
-        # The model is sent to the scheduler once.
+        # dask is not to warn of a large graph: the model is sent to the scheduler only once.
         stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}))
         address: Any = scheduler
         if scheduler is None:
@@ -64,12 +64,12 @@ def connected(workers: int | None, scheduler: str | None) -> Iterator[Any]:
 
 @contextmanager
 def _out_of_reach_of_ctrl_c() -> Iterator[None]:
-    """For the threads and processes that are started inside, and those that these start: a terminal sends it to all its
-    processes, of which this one ends the others."""
+    """Block Ctrl-C (SIGINT) for the threads and processes that are started in the context, and for their descendants. A
+    terminal sends it to all its processes, but this process alone is to handle it and end the others."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # which would let it through again when it is started
+    resource_tracker.ensure_running()  # started inside, it would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -79,8 +79,10 @@ def _out_of_reach_of_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def interruptions() -> Iterator[Callable[[], None]]:
-    """A function that raises KeyboardInterrupt if Ctrl-C came since. Raised at any moment, it would be dropped where Python
-    runs a finalizer, as each future has one, or logged by asyncio, which goes on. A second Ctrl-C does not wait."""
+    """Yield a function that raises KeyboardInterrupt if Ctrl-C has come in the meantime. A second Ctrl-C raises at once.
+
+    An exception that is raised at any moment may get lost. Python drops it in a finalizer, and each future has one. asyncio
+    logs it and goes on."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -107,18 +109,19 @@ def interruptions() -> Iterator[Callable[[], None]]:
 def in_order_on(
     client: Any, make: Callable[[], Callable[[Batch], Any]], batches: Iterable[Batch], functions: Iterable[Any]
 ) -> Iterator[tuple[Batch, Any]]:
-    """Each batch with what was made of it, in order, whichever was ready first: what a function gives that `make` gives, once
-    in each worker. What a worker had that dies is run again, and what kills worker after worker is a ModelError.
+    """Yield each batch with its result, in the order of the data. `make` is called once in each worker and returns the function
+    that computes a result. If a worker dies, its batches run again. The result of a batch at which one worker after another
+    dies is a ModelError.
 
-    Workers read files that they have, and get the others. The modules of `functions` need not be there.
+    Workers read the files if they have them, and otherwise receive the arrays. They need not have the modules of `functions`.
     """
     name = f"quark-numba-{uuid.uuid4().hex}"
-    # A plugin, and not data: the scheduler would prefer the worker that has them.
+    # It is sent as a plugin, not as data: the scheduler would prefer the worker that has the data.
     recipe = _Recipe(_pickled(make, functions))
     _told(lambda: client.register_plugin(recipe, name=name))
     most = _AHEAD * max(1, sum(client.nthreads().values()))
     waiting: deque[tuple[list[Batch], Any]] = deque()
-    is_shared, size = True, 1  # whether workers find the files; how many batches a task has
+    is_shared, size = True, 1  # whether workers find the files; the number of batches in a task
     numbers = itertools.count()
 
     def submit(group: list[Batch]) -> Any:
@@ -132,7 +135,7 @@ def in_order_on(
         if found == _NOT_HERE:
             is_shared = False
             found = _result(submit(group), check)
-        if isinstance(found, ModelError):  # of one of them, or so it seems
+        if isinstance(found, ModelError):  # perhaps one batch is at fault: each runs alone
             alone = [found] if len(group) == 1 else [_result(submit([each]), check) for each in group]
             yield from zip(group, [each if isinstance(each, ModelError) else each[1][0] for each in alone], strict=True)
             return
@@ -150,7 +153,7 @@ def in_order_on(
             while waiting:
                 yield from first()
     finally:
-        with suppress(Exception):  # of a cluster that is gone
+        with suppress(Exception):  # the cluster may be gone
             client.unregister_worker_plugin(name)
 
 
@@ -177,33 +180,33 @@ def _result(future: Any, check: Callable[[], None]) -> Any:
     while True:
         check()
         try:
-            # A time out of the task's own is no reason to wait on.
+            # Once the future is done, a TimeoutError is the task's and not the end of a pause.
             return _told(functools.partial(future.result, timeout=None if future.done() else _PAUSE))
         except distributed.TimeoutError as error:
             if future.done() and future.status == "error":
-                raise ModelError(f"the cluster fails: {type(error).__name__}: {error}") from error
+                raise ModelError(f"the cluster failed: {type(error).__name__}: {error}") from error
         except distributed.KilledWorker:
-            return ModelError("the workers that ran it died, one after the other")
+            return ModelError("one worker after another died while it ran this batch")
 
 
 def _told(action: Callable[[], Any]) -> Any:
-    """What it returns, with what goes wrong in the cluster as a ModelError."""
+    """Return the result of `action`. Errors of the cluster become ModelErrors, except KilledWorker and TimeoutError."""
     try:
         return action()
     except (ModelError, distributed.KilledWorker, distributed.TimeoutError):
         raise
     except Exception as error:
         reraise_of_signal_handler(error)
-        raise ModelError(f"the cluster fails: {type(error).__name__}: {error}") from error
+        raise ModelError(f"the cluster failed: {type(error).__name__}: {error}") from error
 
 
-# In a worker.
+# The rest runs in the workers.
 
-_NOT_HERE = "this machine has not the file"
+_NOT_HERE = "the file is not on this machine"
 
 
-class _Recipe(distributed.WorkerPlugin):  # type: ignore[misc]  # which has no types
-    """In each worker, those that come later too. What it makes is made when the first batch comes."""
+class _Recipe(distributed.WorkerPlugin):  # type: ignore[misc]  # distributed has no types
+    """The plugin of each worker, also of one that joins later. It unpickles and calls `make` at the first batch."""
 
     def __init__(self, recipe: bytes) -> None:
         self.recipe = recipe
@@ -220,7 +223,7 @@ class _Recipe(distributed.WorkerPlugin):  # type: ignore[misc]  # which has no t
 
 
 def _run(name: str, group: list[Batch | ModelError]) -> Any:
-    """The seconds that it took, and what was made of each batch; or that one is not here."""
+    """Return the seconds that the group took and the result of each batch, or `_NOT_HERE` if this machine lacks a file."""
     if not all(isinstance(each, ModelError) or each.is_here for each in group):
         return _NOT_HERE
     recipe = distributed.get_worker().plugins[name]

@@ -1,6 +1,6 @@
-"""Data for a model: batches of its inputs, read one at a time, from files or from a function, or random.
+"""Data for a model: batches of its inputs, read one at a time from files or from a function, or random.
 
-Of files the headers are read first, all of them, so that what is wrong is refused before anything runs."""
+The headers of all files are read first, so that wrong data are refused before anything runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from numpy.typing import NDArray
 from ..errors import ModelError, reraise_of_signal_handler
 from .sessions import Arrays, dtype_of
 
-# A path, "module:function", or what gives feeds: mappings of input names to arrays, or arrays for a model of one input.
+# A path, "module:function", an iterable of feeds, or a function that returns one. A feed is a mapping of input names to arrays,
+# or an array for a model of one input.
 Source = Any
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 class Header(NamedTuple):
-    """The dtype and shape in the header of an array."""
+    """The shape and dtype in the header of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -40,14 +41,15 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a model; `shape` is None where it is not known, and a dimension no positive number where it is free."""
+    """An input of a model. `shape` is None if it is not known. A free dimension is anything but a positive integer."""
 
     name: str
     type_name: str
     shape: tuple[int | str | None, ...] | None
 
     def fault(self, header: Any, *, dropped: int = 0) -> str:
-        """What is wrong with an array for this input, without so many of its first dimensions; "" if it fits."""
+        """Return the reason why an array does not fit this input, or "" if it fits. `header` is the array or its header. Its
+        first `dropped` dimensions are ignored."""
         dtype = dtype_of(self.type_name)
         if dtype is None or (header.dtype.kind != "U" if dtype.kind == "U" else header.dtype.newbyteorder("=") != dtype):
             return f"is {header.dtype}; the model takes {self.type_name}"
@@ -63,18 +65,18 @@ class Input:
 
     @property
     def has_free_rows(self) -> bool:
-        """Whether the model leaves open how many rows it has. Of an input of one dimension these are its elements."""
+        """Whether the number of rows is free. False for an input of one dimension: its rows are single elements."""
         return self.shape is None or (len(self.shape) > 1 and not (isinstance(self.shape[0], int) and self.shape[0] > 0))
 
 
 def inputs_of(session: Any) -> list[Input]:
-    # ONNX Runtime gives [] for a scalar, and where nothing is known.
+    # ONNX Runtime returns [] for a scalar and for an unknown shape.
     return [Input(each.name, each.type, tuple(each.shape) if each.shape else None) for each in session.get_inputs()]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The inputs of which a row is a sample, in arrays of so many dimensions or more."""
+    """The inputs whose rows are samples. Only arrays of at least `least_rank` dimensions have rows."""
 
     names: tuple[str, ...]
     least_rank: int
@@ -82,18 +84,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that is read when it is asked for, by whoever asks: part number `part` of a file, or a feed that is here."""
+    """A batch: part number `part` of a file, or a feed in memory. A file is read only by a call of `load`, on its thread or
+    worker."""
 
     name: str
     feed: Arrays | None = None
     file: File | None = None
     part: int = 0
     reader: _Reader | None = None
-    number: int = -1  # in the data
+    number: int = -1  # its index in the data
     rows: Rows | None = None
 
     def load(self) -> Arrays:
-        """Raises ModelError."""
+        """Return the arrays by their names. Raises ModelError if the file cannot be read or has changed."""
         if self.feed is not None:
             return self.feed
         assert self.file
@@ -101,20 +104,20 @@ class Batch:
         return self.reader.part(self.file, self.part)
 
     def samples_of(self, feed: Arrays) -> int:
-        """How many samples it has, once it is loaded: one if rows are none."""
+        """Return the number of samples in `feed`, the loaded batch. It is 1 if no array has rows that are samples."""
         assert self.rows
         arrays = (feed[name] for name in self.rows.names)
         return next((len(array) for array in arrays if array.ndim >= self.rows.least_rank), 1)
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine has it: the very file, if it is in one."""
+        """Whether this machine has the batch. If it is in a file, it has to be the very same file."""
         return self.file is None or self.file.is_here
 
 
 @dataclass(frozen=True)
 class File:
-    """A file as it was when its headers were read: its size, and when it had been written, in nanoseconds."""
+    """A file at the time when its headers were read, with its size and its modification time in nanoseconds."""
 
     path: Path
     parts: int
@@ -131,8 +134,9 @@ class File:
 
 
 class Data:
-    """Batches of a model's inputs: what is iterated over, and `again`, unless it comes from an iterator. `batches` is their
-    number, None if only the source knows. `description` is of what tells other data apart."""
+    """An iterable over batches of a model's inputs. `again` is whether it can be iterated over more than once: False if the
+    data come from an iterator. `batches` is the number of batches, None if only the source knows it. `description`
+    distinguishes these data from others."""
 
     def __init__(
         self,
@@ -148,7 +152,7 @@ class Data:
         self.batches = batches if limit is None or batches is None else min(batches, limit)
 
     def parts(self) -> Iterator[Batch]:
-        """The batches, those in files not yet read."""
+        """Yield the batches. Those in files are not read yet."""
         count = 0
         try:
             for batch in self._items():
@@ -159,7 +163,7 @@ class Data:
         finally:
             _last_file.cache_clear()
         if not count:
-            raise ModelError("there are no data: not one batch")
+            raise ModelError("there are no data: the source has no batch")
 
     def __iter__(self) -> Iterator[Arrays]:
         return (each.load() for each in self.parts())
@@ -176,23 +180,23 @@ def open_data(
     batch: int | None = None,
     labels: str | None = None,
 ) -> Data:
-    """The batches of a source, or `random` ones, at most `limit`.
+    """Return the batches of a source, or `random` random batches, but at most `limit` of them.
 
     Parameters
     ----------
-    inputs : those of the model
-    data : path of an .npz file, or of a folder of .npz or .npy files, "module:function", or an iterable of feeds, or a callable
-        that returns one. In a file, and in a feed, the keys are the names of inputs. Each array is one batch, or, where all
-        have one dimension more than the model's inputs, a stack of batches.
+    inputs : the inputs of the model
+    data : path of an .npz file or of a folder of .npz or .npy files, or "module:function", or an iterable of feeds, or a
+        callable that returns one. The keys of a file or of a feed are the names of inputs. Each array is one batch. If all
+        arrays have one dimension more than the model's inputs, each is a stack of batches.
     batch : int, optional
-        Cut each array into batches of so many of its rows.
+        The number of rows in a batch: each array is cut into such batches.
     labels : str, optional
-        A key that each batch is to have, too: integers.
+        A further key of each batch, of an array of integers.
 
     Raises
     ------
     ModelError
-        Naming the file: for what is missing, wrong or cannot be read.
+        If data are missing, wrong or cannot be read. The message names the file.
     """
     reader = _Reader(inputs, batch, labels)
     if data is None:
@@ -221,7 +225,7 @@ def open_data(
 
 
 def _open_function(reader: _Reader, function: Callable[[], Any], name: str, limit: int | None) -> Data:
-    """The feeds of a function, which is called again each time the data are read."""
+    """Return the data that a function returns. It is called again each time the data are read."""
     first = [_feeds(_called(function, name), name)]
     return Data(
         lambda: reader.feeds(first.pop() if first else _feeds(_called(function, name), name), name),
@@ -246,19 +250,20 @@ def _feeds(made: Any, name: str) -> Iterable[Any]:
     if isinstance(made, (Mapping, np.ndarray)):
         return [made]
     if not isinstance(made, Iterable):
-        raise ModelError(f"{name}: gives a {type(made).__name__}; expected an iterable of feeds")
+        raise ModelError(f"{name}: a {type(made).__name__}; expected an iterable of feeds")
     return made
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The function that "module:function" names. Modules are looked for in the current folder first, as by ``python -m``."""
+    """Return the function that "module:function" names. Modules are searched for in the current folder first, as by
+    ``python -m``."""
     module, _, attribute = name.partition(":")
     if not _FUNCTION.fullmatch(name):
         raise ModelError(f"{name!r} is neither a file, nor a folder, nor module:function")
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever a module does
+    except Exception as error:  # a module may raise anything
         reraise_of_signal_handler(error)
         raise ModelError(f"{name}: {type(error).__name__}: {error}") from error
     finally:
@@ -271,7 +276,7 @@ def load_function(name: str) -> Callable[..., Any]:
 def _called(function: Callable[[], Any], name: str) -> Any:
     try:
         return function()
-    except Exception as error:  # whatever a function does
+    except Exception as error:  # a function may raise anything
         reraise_of_signal_handler(error)
         raise ModelError(f"{name}: {type(error).__name__}: {error}") from error
 
@@ -312,7 +317,7 @@ def _open_files(reader: _Reader, paths: list[Path], limit: int | None) -> Data:
 
 @functools.lru_cache(1)
 def _last_file(reader: _Reader, file: File) -> Arrays:
-    """The file that was read last, as it may have several batches in a row."""
+    """Return the arrays of a file. The last file is kept, because it may have several batches in a row."""
     return reader.read(file.path)
 
 
@@ -326,11 +331,11 @@ class _Reader:
         self.rows = Rows(tuple(self.inputs), 1) if batch else Rows(free, 2)
 
     def check(self, path: Path) -> int:
-        """How many batches a file has, by its headers. Raises ModelError."""
+        """Return the number of batches in a file, as its headers say. Raises ModelError if they do not fit the model."""
         return self.parts(_headers(path, self.names), str(path))
 
     def part(self, file: File, part: int) -> Arrays:
-        """A batch of a file. Raises ModelError."""
+        """Return a batch of a file. Raises ModelError."""
         arrays = _last_file(self, file) if file.parts > 1 else self.read(file.path)
         name = str(file.path)
         if self.parts(arrays, name) != file.parts:
@@ -350,7 +355,7 @@ class _Reader:
                 feed = next(source)
             except StopIteration:
                 return
-            except Exception as error:  # whatever a function does
+            except Exception as error:  # a function may raise anything
                 reraise_of_signal_handler(error)
                 raise ModelError(f"{what}: {type(error).__name__}: {error}") from error
             arrays = self.arrays(feed, what)
@@ -369,7 +374,7 @@ class _Reader:
         return {each: np.asarray(feed[each]) for each in self.names}
 
     def cut(self, arrays: Arrays, part: int) -> Arrays:
-        """A batch of arrays, in this machine's byte order."""
+        """Return batch number `part` of arrays, in this machine's byte order."""
         stacked = self.is_stack({key: array.shape for key, array in arrays.items()})
         batch = {}
         for key, array in arrays.items():
@@ -381,17 +386,17 @@ class _Reader:
         return batch
 
     def is_stack(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether each input's array has just one dimension more than the model's input."""
+        """Whether each input's array has exactly one dimension more than the model's input."""
         ranks = [(len(shapes[name]), each.shape) for name, each in self.inputs.items()]
         return not self.batch and bool(ranks) and all(wanted is not None and rank == len(wanted) + 1 for rank, wanted in ranks)
 
     def parts(self, headers: Mapping[str, Any], name: str) -> int:
-        """How many batches arrays, or what their headers say, are. Raises ModelError."""
+        """Return the number of batches in arrays. Their headers are enough. Raises ModelError if they do not fit the model."""
         stacked = self.is_stack({key: header.shape for key, header in headers.items()})
         lengths = {header.shape[:1] for header in headers.values()}
         if (self.batch or stacked) and (len(lengths) > 1 or () in lengths):
             shapes = ", ".join(f"{key} {header.shape}" for key, header in headers.items())
-            raise ModelError(f"{name}: {shapes}; expected arrays of one length, to be cut into batches")
+            raise ModelError(f"{name}: {shapes}; expected arrays of the same length, to be cut into batches")
         length = next(iter(lengths))[0] if self.batch or stacked else 1
         for key, each in self.inputs.items():
             header = headers[key]
@@ -409,7 +414,7 @@ class _Reader:
 
 
 def _headers(path: Path, names: list[str]) -> dict[str, Header]:
-    """The headers of the named arrays in an .npz file, or of the array in an .npy file."""
+    """Return the headers of the named arrays in an .npz file, or of the array in an .npy file."""
     if path.suffix == ".npy":
         if len(names) != 1:
             raise ModelError(f"{path}: one array; expected an .npz file with {', '.join(names)}")
@@ -418,13 +423,14 @@ def _headers(path: Path, names: list[str]) -> dict[str, Header]:
 
 
 def _guarded(path: str | Path, read: Callable[[Any], Any], what: str = "a file of numbers") -> Any:
-    """The result of a function of a file. Raises ModelError."""
+    """Return the result of `read` for the open file. Raises ModelError. If it fails, the message says that the file is not
+    `what`."""
     try:
         with open(path, "rb") as file:
             return read(file)
     except ModelError:
         raise
-    except Exception as error:  # of a file that is not there, or of whatever lies in it
+    except Exception as error:  # the file may be missing or have any content
         reraise_of_signal_handler(error)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"not {what}: {error}"
         raise ModelError(f"{path}: {reason}") from None
@@ -462,8 +468,8 @@ def _read_npy(file: Any) -> NDArray[Any]:
 
 
 def read_arrays(path: str | Path, names: Sequence[str], what: str) -> dict[str, NDArray[Any]]:
-    """The arrays of these names, of inputs or outputs, from an .npz file, in this machine's byte order; others in it are left
-    alone."""
+    """Return the named arrays of an .npz file, in this machine's byte order. Other arrays in it are ignored. `what`, "input" or
+    "output", is for messages."""
 
     def read(file: Any) -> dict[str, NDArray[Any]]:
         arrays = np.load(file)
@@ -481,9 +487,9 @@ def read_arrays(path: str | Path, names: Sequence[str], what: str) -> dict[str, 
 def random_inputs(
     inputs: Sequence[Input], dimensions: Mapping[str, int], generator: np.random.Generator, *, quiet: bool = False
 ) -> Arrays:
-    """Inputs of the model's shapes: floats from a normal distribution, integers 0 or 1.
+    """Return random arrays of the inputs' shapes: floats from a normal distribution, integers 0 or 1.
 
-    A free dimension is looked up in `dimensions` as "input[axis]", then by its own name; else it is 1.
+    A free dimension is looked up in `dimensions` as "input[axis]", and then by its name. If it is not there, it is 1.
     """
     found = {}
     unused = set(dimensions)
@@ -503,27 +509,27 @@ def random_inputs(
                 guessed.append(names[0])
         dtype = dtype_of(each.type_name)
         if dtype is None or dtype.kind == "U":
-            raise ModelError(f"input {each.name} is a {each.type_name}: there are no random ones of this type")
+            raise ModelError(f"input {each.name} is a {each.type_name}: there are no random values of this type")
         try:
             values = generator.standard_normal(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
         except (MemoryError, ValueError) as error:
             raise ModelError(f"input {each.name} of shape {shape}: {error}") from None
         found[each.name] = values.astype(dtype)
     if unused:
-        raise ModelError(f"no free dimension is named {sorted(unused)[0]}; there are: {', '.join(free) or 'none'}")
+        raise ModelError(f"no free dimension is named {sorted(unused)[0]}; the model has: {', '.join(free) or 'none'}")
     if guessed and not quiet:
         warnings.warn(f"free dimensions are taken as 1: {', '.join(guessed)}", stacklevel=2)
     return found
 
 
 def check_source(source: Any, random: int | None) -> None:
-    """Raises TypeError unless there are either data or a number of random batches."""
+    """Raise TypeError unless exactly one is given: data, or a number of random batches."""
     if (source is None) == (random is None):
         raise TypeError("data and random: one of them is needed, and not both")
 
 
 def check_positive(**numbers: int | None) -> None:
-    """Raises ValueError for a number that is not a positive integer. None stands for a number that is left out."""
+    """Raise ValueError if a number is not a positive integer. None stands for a number that was left out."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} is {number!r}; expected a positive integer")

@@ -1,4 +1,4 @@
-"""Runs over data: what is made of each batch, added up in the data's order, on threads of this process or on a cluster."""
+"""Runs over data, on threads of this process or on a cluster. The sums of batches are added up in the data's order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .data import Batch, Data
 from .saved import Saved
 from .threads import in_order, number_of_threads
 
-# Called with the number of batches that are done, and how many there are, None if that is not known.
+# Called with the number of batches that are done and the total number, None if it is not known.
 Progress = Callable[[int, int | None], None]
 
 OnError = Literal["stop", "continue"]
@@ -29,7 +29,7 @@ Work = Callable[[Batch], Addable]
 
 
 def _outcomes_of(make: Callable[[], Work]) -> Callable[[Batch], Addable | ModelError]:
-    """The function that returns the sums of a batch, or its error."""
+    """Return the function that returns the sums of a batch, or its error."""
     work = make()
 
     def outcome(batch: Batch) -> Addable | ModelError:
@@ -47,8 +47,8 @@ def _told(name: str, message: str) -> str:
 
 @dataclass
 class Total:
-    """The sums of `done` batches but those that failed, with the messages of these by their names; and the first batch of
-    which there are sums."""
+    """The sums of the first `done` batches except for those that failed; the messages of failed batches by their names; and
+    `first`, the first batch that did not fail."""
 
     sums: Any = None
     done: int = 0
@@ -61,12 +61,12 @@ class Runner:
 
     Parameters
     ----------
-    workers : so many processes of this machine; None: this one
-    scheduler : the address of a dask scheduler
-    threads : what is asked for, 0 if nothing is
+    workers : number of new processes on this machine; None: none
+    scheduler : address of a dask scheduler; None: this process, unless there are workers
+    threads : number of threads that the caller asked for; 0: the caller left it open
     on_error : "stop" or "continue", after a batch that fails
-    resume : a file that keeps the sums, and gives those of an earlier run of the same
-    progress : to be called after each batch
+    resume : file that keeps the sums, from which an interrupted run continues
+    progress : function that is called after each batch
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Runner:
         self.threads = threads
         self.saved = None if resume is None else Saved(resume)
         self._client: Any = None
-        self.functions: list[Any] = []  # of the caller's own, which workers may not have
+        self.functions: list[Any] = []  # the caller's functions, which workers may lack
 
     @property
     def is_here(self) -> bool:
@@ -96,7 +96,7 @@ class Runner:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """The context in which there is a cluster, if there is to be one."""
+        """Connect to the cluster for the time of the context, if there is to be one."""
         if self.is_here:
             yield
             return
@@ -108,7 +108,8 @@ class Runner:
             yield
 
     def describe(self, what: str, models: Sequence[Any], data: Data, options: dict[str, Any]) -> None:
-        """What tells this run apart from others, for the file that keeps its sums. Raises ModelError if that is of another."""
+        """Open the file that keeps the sums, with the description that distinguishes this run from others. Raises ModelError if
+        the file is from another run."""
         if self.saved:
             digests = [
                 None if each is None else hashlib.sha256(each.SerializeToString(deterministic=True)).hexdigest()
@@ -132,11 +133,11 @@ class Runner:
         before: int = 0,
         steps: int | None = None,
     ) -> Total:
-        """The sums of all batches, a `kind`. `work` is called once in each process, and returns the function that sums up a
-        batch.
+        """Return the sums of all batches, whose type is `kind`. `work` is called once in each process and returns the function
+        that sums up a batch.
 
-        `before` is how many of so many `steps` were done before. Raises ModelError if no batch could be run, or one could not
-        and that is to stop it.
+        `before` is the number of steps that were done before this call, and `steps` the number of all steps, None if it is not
+        known. Both are for `progress`. Raises ModelError if all batches fail, or if one fails and `on_error` is "stop".
         """
         total = Total()
         if self.saved:
@@ -179,7 +180,8 @@ class Runner:
     def _outcomes(
         self, work: Callable[[], Work], batches: Iterator[Batch], threads: int, stopped: threading.Event, done: int
     ) -> Iterator[tuple[Batch, Any]]:
-        """Of each batch, in order. Of those that are done, none is left: then nothing is made to run them."""
+        """Yield each batch with its result, in order. `done` batches were run before; if no others are left, `work` is not
+        called."""
         first = next(batches, None) if done else None
         if done and first is None:
             return

@@ -1,4 +1,4 @@
-"""Sums in a file, from which an interrupted run goes on."""
+"""Sums in a file, from which an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..errors import ModelError
 from ..rewriting import model_files
 from ..version import __version__
 
-# Between two times that the file is written.
+# The time from one write of the file to the next.
 _SECONDS = 2.0
 
 
 class Saved:
-    """A file of JSON: what tells the run apart, and of each kind of sums what there is so far. It is written whole or not at
-    all. Floats come back to the last bit."""
+    """A JSON file with the description of a run and, for each kind of sums, the sums so far. It is written whole or not at all.
+    Floats are read back exactly, to the last bit."""
 
     def __init__(self, path: Any) -> None:
         self.path = path
@@ -26,7 +26,7 @@ class Saved:
         self._written = 0.0
 
     def open(self, run: dict[str, Any]) -> None:
-        """Read the file, if it is there. Raises ModelError if it is of another run than the one described, or none of ours."""
+        """Read the file, if it exists. Raises ModelError if it is from another run than `run` describes, or not such a file."""
         run = json.loads(json.dumps({"quark_numba": __version__, **run}, default=str))
         self._content = {"run": run}
         try:
@@ -41,11 +41,12 @@ class Saved:
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ModelError(f"{self.path}: not a file that keeps a run") from None
         if different:
-            raise ModelError(f"{self.path}: of another run, with other {', '.join(different)}")
+            raise ModelError(f"{self.path}: from another run, with other {', '.join(different)}")
         self._content = content
 
     def of(self, kind: type[Any]) -> tuple[Any, int, dict[str, str]]:
-        """The sums, how many batches they are of, and the messages of those that failed. Raises ModelError."""
+        """Return the sums, the number of batches that are done, and the messages of batches that failed, by name. Raises
+        ModelError."""
         part = self._content.get(kind.__name__)
         if part is None:
             return None, 0, {}
@@ -56,7 +57,8 @@ class Saved:
             raise ModelError(f"{self.path}: not a file that keeps a run") from None
 
     def keep(self, kind: type[Any], sums: Any, done: int, failed: dict[str, str]) -> None:
-        """Until the next time that the file is written: as they are now, for Ctrl-C may come while they are added to."""
+        """Keep a snapshot of the sums for the next write of the file, and write the file if it is time. Ctrl-C may come while
+        the caller adds to the sums, so the sums themselves are not kept."""
         self._content[kind.__name__] = {"sums": _encoded(sums), "done": done, "failed": {**failed}}
         if time.monotonic() - self._written > _SECONDS:
             self.write()
@@ -67,7 +69,7 @@ class Saved:
 
 
 def _encoded(value: Any) -> Any:
-    """The value in JSON's types. A dict whose keys are not text becomes a list of pairs."""
+    """Return the value in JSON's types. A dict whose keys are not strings becomes a list of pairs."""
     if dataclasses.is_dataclass(value):
         return {each.name: _encoded(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -78,7 +80,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(kind: Any, value: Any) -> Any:
-    """The instance of this type that `_encoded` turned into JSON's types."""
+    """Return the instance of `kind` that `_encoded` turned into JSON's types."""
     if dataclasses.is_dataclass(kind):
         types = typing.get_type_hints(kind)
         return kind(**{name: _decoded(types[name], each) for name, each in value.items()})  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Sessions of models as they are, and their runs. Errors of ONNX Runtime become ModelErrors."""
+"""Sessions of models, which are left unchanged, and their runs. Errors of ONNX Runtime become ModelErrors."""
 
 from __future__ import annotations
 
@@ -36,21 +36,25 @@ def create_session(
     optimizations: bool = True,
     keeps_memory: bool = True,
 ) -> onnxruntime.InferenceSession:
-    """A session, with our operators, of a model, which messages call `name`. `threads` = 0 leaves their number to ONNX Runtime.
-    A `profile` is written to files whose paths begin so. `keeps_memory` is False for one of hundreds of sessions."""
+    """Return a session of a model, with the package's operators if the model has them or with `standard_ops`.
+
+    `name` is the model's name in messages. `threads` = 0 leaves the number of threads to ONNX Runtime. `profile` is the
+    beginning of the paths of profile files, "" for none. `keeps_memory` is False for one of hundreds of sessions. Raises
+    ModelError.
+    """
     options = onnxruntime.SessionOptions()
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
     options.intra_op_num_threads = threads
-    options.log_severity_level = 4  # what matters comes as an exception
-    # Idle threads that spin would take the processors from the session whose turn it is.
+    options.log_severity_level = 4  # errors come as exceptions
+    # Idle threads that spin would take the processors from the session that is running.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.enable_cpu_mem_arena = options.enable_mem_pattern = keeps_memory
     if not optimizations:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if has_own_operators:
-        # ONNX Runtime's rewriting of quantized models does not know our operators, and moves 32-bit zero points into
-        # operators of its own that have no such type.
+        # ONNX Runtime's rewriting of quantized models does not know the package's operators. It moves 32-bit zero points into
+        # its own operators, which lack these types.
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
     if has_own_operators or standard_ops:
         register(options, backend=backend, standard_ops=standard_ops)
@@ -63,7 +67,7 @@ def create_session(
 
 
 def session_of(model: onnx.ModelProto, name: str, *, threads: int = 0) -> onnxruntime.InferenceSession:
-    """A session of a model in memory, with our operators."""
+    """Return a session of a model in memory, with the package's operators if the model has them. Raises ModelError."""
     with model_files.session_source(model) as source:
         return create_session(source, name, has_own_operators=_has_own_operators(model), threads=threads)
 
@@ -80,7 +84,7 @@ def _has_own_operators(model: onnx.ModelProto) -> bool:
 
 
 def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    """The outputs by name. `inputs` may hold more than the session takes."""
+    """Return the outputs by name. `inputs` may have more arrays than the session takes. Raises ModelError."""
     names = [node_arg.name for node_arg in session.get_outputs()]
     with _logged_errors() as errors:
         try:
@@ -96,7 +100,7 @@ def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDAr
 
 
 def feeds(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    """The arrays of `inputs` that the session takes."""
+    """Return the arrays of `inputs` that the session takes. Raises ModelError if one is missing."""
     names = [node_arg.name for node_arg in session.get_inputs()]
     missing = [name for name in names if name not in inputs]
     if missing:
@@ -105,7 +109,7 @@ def feeds(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, ND
 
 
 def results(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Arrays) -> list[Any]:
-    """The outputs of a session, also of types that numpy lacks."""
+    """Return the outputs of a session, also of one with types that numpy lacks."""
     if any(each.type.startswith("tensor(") and dtype_of(each.type) is None for each in session.get_outputs()):
         return run_on_values(session, outputs, feeds)
     found: list[Any] = session.run(outputs, feeds)
@@ -113,7 +117,7 @@ def results(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Ar
 
 
 def run_on_values(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Mapping[str, Any]) -> list[Any]:
-    """The outputs of a session with types that numpy lacks."""
+    """Return the outputs of a session with types that numpy lacks."""
     given = {name: _ort_value(value) for name, value in feeds.items()}
     return [_array(value) for value in session.run_with_ort_values(outputs, given)]
 
@@ -131,7 +135,8 @@ def _ort_value(value: Any) -> Any:
 
 
 def _array(value: Any) -> Any:
-    """An array of what numpy or ml_dtypes has; else the value as it is, a sequence for instance."""
+    """Return the value as an array, if numpy or ml_dtypes has its type. Return anything else unchanged, for instance a sequence
+    or elements of less than a byte."""
     element_type = find(value.element_type()) if value.is_tensor() else None
     if element_type is None:
         return value
@@ -145,7 +150,8 @@ def _array(value: Any) -> Any:
 
 @contextmanager
 def _logged_errors() -> Iterator[list[str]]:
-    """What our operators log inside the context: with onnxruntime-extensions they have no other way to fail."""
+    """Yield a list of the errors that the package's operators log in the context. With onnxruntime-extensions they can report
+    an error in no other way."""
     messages: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -158,7 +164,7 @@ def _logged_errors() -> Iterator[list[str]]:
 
 
 def dtype_of(type_name: str) -> np.dtype[Any] | None:
-    """The numpy dtype of what ONNX Runtime calls tensor(...); None if numpy has none."""
+    """Return the numpy dtype of one of ONNX Runtime's types, such as tensor(float); None if numpy has none."""
     element_type = type_name.removeprefix("tensor(").removesuffix(")")
     if element_type == "string":
         return np.dtype(np.str_)

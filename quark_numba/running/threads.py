@@ -1,4 +1,4 @@
-"""Threads that take the items of an iterator, with the results in the items' order."""
+"""Calls for the items of an iterator on several threads, with the results in the items' order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ R = TypeVar("R")
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T], threads: int, stopped: threading.Event) -> Iterator[R]:
-    """What `function` gives of each, in their order, on so many threads, each with its kernels to itself. No more items than
-    threads are taken ahead. `stopped` is set where what is begun is not to be finished."""
+    """Yield the result of `function` for each item, in the items' order. `function` runs on `threads` threads, and each call
+    runs its kernels on its thread alone. At most `threads` items are taken ahead. `stopped` is set if calls that have begun
+    need not finish: after an error, or if the consumer stops."""
     iterator = iter(items)
     if threads == 1:
         for item in iterator:
@@ -39,7 +40,7 @@ def in_order(function: Callable[[T], R], items: Iterable[T], threads: int, stopp
 
 
 def number_of_threads(threads: int) -> int:
-    """The number of threads; for 0 the number of processors that this process may use."""
+    """Return `threads`, or for 0 the number of processors that this process may use."""
     if threads:
         return threads
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

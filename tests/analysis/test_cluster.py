@@ -165,9 +165,9 @@ def test_an_interruption_while_sums_are_added_counts_nothing_twice(small, whole,
 def test_a_file_of_another_run(small, tmp_path):
     path = tmp_path / "kept.json"
     quark_numba.evaluate(small[0], data=small[1], limit=3, resume=path)
-    with pytest.raises(quark_numba.ModelError, match="of another run, with other top_k"):
+    with pytest.raises(quark_numba.ModelError, match="from another run, with other top_k"):
         quark_numba.evaluate(small[0], data=small[1], limit=3, top_k=2, resume=path)
-    with pytest.raises(quark_numba.ModelError, match=r"of another run, with other .*data"):
+    with pytest.raises(quark_numba.ModelError, match=r"from another run, with other .*data"):
         quark_numba.evaluate(small[0], data=small[1] / "003.npz", limit=3, resume=path)
     for text in ("[1]", "no JSON", "{}"):
         path.write_text(text)

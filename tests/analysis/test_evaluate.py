@@ -186,7 +186,7 @@ def wrong_files(folder):
         ("last", {}, "1.npz: input x is int32"),
         ("labels.npz", {"labels": "l"}, "labels l are float32; expected integers"),
         ("labels.npz", {"labels": "k"}, "no array for the input k"),
-        ("lengths.npz", {"labels": "l", "batch": 2}, "expected arrays of one length"),
+        ("lengths.npz", {"labels": "l", "batch": 2}, "expected arrays of the same length"),
         ("nonsense", {}, "nonsense: No such file"),
         ("test_evaluate:nobody", {}, "test_evaluate:nobody: AttributeError"),
         ("no_such_module:feeds", {}, "no_such_module:feeds: ModuleNotFoundError"),
@@ -195,7 +195,7 @@ def wrong_files(folder):
         ("test_evaluate:broken", {}, "test_evaluate:broken, number 1: OSError: the disk is gone"),
         ([1], {}, "the data, number 0: a int; expected a mapping"),
         ([{"y": X}], {}, "the data, number 0: no array for the input x; it has y"),
-        (3, {}, "gives a int; expected an iterable of feeds"),
+        (3, {}, "the data: a int; expected an iterable of feeds"),
     ],
 )
 def test_wrong_data(source, options, message, tmp_path, monkeypatch):

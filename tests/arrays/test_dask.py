@@ -258,7 +258,7 @@ def test_unknown_sizes():
         lambda y: quark_numba.mx_quantize(y, axis=1, block_size=2)[1],
     ):
         oracle.assert_same_bits(call(unknown).compute(), call(expected))
-    unclear = "x has chunks of unknown size along axis 0; expected known ones: write x.compute_chunk_sizes"
+    unclear = "x has chunks of unknown size along axis 0; expected known sizes: write x.compute_chunk_sizes"
     for call in (
         lambda y: quark_numba.quantize(y, [0.1] * 6, axis=0),
         lambda y: quark_numba.quantize(y, np.ones((6, 1), np.float32), axis=1, block_size=3),
@@ -281,8 +281,8 @@ def test_unknown_sizes():
     [
         (lambda x: quark_numba.quantize(x, [1.0, 2.0], axis=0), ValueError, "y_scale has shape"),
         (lambda x: quark_numba.quantize(x, 1.0, axis="a"), TypeError, "axis is 'a'"),
-        (lambda x: quark_numba.quantize(x, 1.0, out=np.empty((4, 6), np.uint8)), TypeError, "out is for arrays of numpy"),
-        (lambda x: quark_numba.mx_quantize_dequantize(x, out=x), TypeError, "out is for arrays of numpy"),
+        (lambda x: quark_numba.quantize(x, 1.0, out=np.empty((4, 6), np.uint8)), TypeError, "out is for numpy arrays"),
+        (lambda x: quark_numba.mx_quantize_dequantize(x, out=x), TypeError, "out is for numpy arrays"),
         (lambda x: quark_numba.quantize(x.astype(np.float64), 1.0), TypeError, "x has element type float64"),
         (lambda x: quark_numba.quantize(da.ma.masked_less(x, 0), 1.0), TypeError, "dask array of numpy.ma"),
         (lambda x: quark_numba.mx_quantize(x, axis=2), ValueError, "axis is 2"),
@@ -399,7 +399,7 @@ class TestOtherArrays:
             def __array__(self, *_, **__):
                 raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
-        with pytest.raises(TypeError, match=r"x is a .*Refusing, of which numpy makes no array: .*\.get\(\)"):
+        with pytest.raises(TypeError, match=r"x is a .*Refusing, which numpy cannot convert to an array: .*\.get\(\)"):
             quark_numba.quantize(Refusing(), 1.0)
 
     def test_of_dlpack_alone(self):
@@ -416,7 +416,7 @@ class TestOtherArrays:
         torch = pytest.importorskip("torch")
         x = torch.linspace(-3, 3, 12).reshape(3, 4)
         oracle.assert_same_bits(quark_numba.quantize(x.T, 0.1), quark_numba.quantize(x.numpy().T, 0.1))
-        with pytest.raises(TypeError, match=r"x is a torch.Tensor, of which numpy makes no array: .*detach"):
+        with pytest.raises(TypeError, match=r"x is a torch.Tensor, which numpy cannot convert to an array: .*detach"):
             quark_numba.quantize(x.requires_grad_(), 0.1)
         with pytest.raises(TypeError, match=r"x is a torch.Tensor on the device meta"):
             quark_numba.quantize(torch.empty(3, device="meta"), 0.1)

@@ -224,7 +224,7 @@ def files(tmp_path):
         ([BF16, "--inputs", "{}/other.npz"], "no array for the input x; it has other"),
         ([BF16, "--inputs", "{}/shape.npz"], "the model does not run: .*Invalid rank"),
         ([BF16, "--inputs", "{}/dtype.npz"], "the model does not run: .*Unexpected input data type"),
-        ([BF16, "--dim", "n=3"], r"no free dimension is named n; there are: x\[0\], x\[2\] or \?"),
+        ([BF16, "--dim", "n=3"], r"no free dimension is named n; the model has: x\[0\], x\[2\] or \?"),
         ([BF16, "--backend", "extensions"], r"tensor\(bfloat16\).*ExtendedQuantizeLinear"),
         (["{}/bfloat16.onnx"], r"input zero_point is a tensor\(bfloat16\): there are no random"),
     ],

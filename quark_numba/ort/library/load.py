@@ -1,4 +1,4 @@
-"""Makes the library and loads it into this process."""
+"""The library, made and loaded into this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from functools import partial
 
 from . import elf, pe
 
-# Processes share a file, and may get in each other's way. The most attempts, and the pause between them in seconds.
+# Processes share a file and may get in each other's way. The number of attempts, and the seconds between them.
 _ATTEMPTS, _PAUSE = 20, 0.05
 
 
@@ -25,7 +25,7 @@ class NotAvailableError(RuntimeError):
 
 
 def check_platform() -> None:
-    """Raises NotAvailableError if there is no such library for this platform."""
+    """Raise NotAvailableError if there is no such library for this platform."""
     here = sysconfig.get_platform()  # Python's platform: a processor may run programs for another one
     machines = [*elf.MACHINES, *pe.MACHINES]
     if here not in machines:
@@ -68,7 +68,7 @@ def _load_memory_file(content: bytes, symbol: str, code: bytes) -> str:
 
 def _load(path: str, symbol: str, code: bytes) -> ctypes.CDLL:
     """Load the library at a path, and check its code: if the linker has loaded another library from this path before, it
-    returns that one without a look at the file. Raises OSError."""
+    returns that one without reading the file. Raises OSError."""
     library = ctypes.CDLL(path)
     function = getattr(library, symbol, None)
     if function is None or ctypes.string_at(ctypes.cast(function, ctypes.c_void_p).value or 0, len(code)) != code:

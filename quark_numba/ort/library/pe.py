@@ -87,7 +87,7 @@ def shared_library(symbol: str, machine: Machine) -> bytes:
         b"PE\0\0",
         machine.pe_number,
         len(sections),
-        0,  # no time
+        0,  # no timestamp
         0,  # no symbols
         0,
         optional_size,
@@ -96,11 +96,11 @@ def shared_library(symbol: str, machine: Machine) -> bytes:
     optional_header = struct.pack(
         _OPTIONAL_HEADER,
         _PE32_PLUS,
-        0,  # no linker's version
+        0,  # no linker version
         0,
-        _FILE_ALIGNMENT,  # of code,
-        _FILE_ALIGNMENT,  # of what is in the file,
-        0,  # of what is not
+        _FILE_ALIGNMENT,  # size of code
+        _FILE_ALIGNMENT,  # size of initialized data
+        0,  # size of uninitialized data
         0,  # no entry point
         _TEXT,
         0x180000000,  # where linkers place DLLs of 64 bits; Windows places it elsewhere
@@ -109,11 +109,11 @@ def shared_library(symbol: str, machine: Machine) -> bytes:
         *(6, 2, 0, 0, 6, 2),  # Windows 8, the first on AArch64
         0,
         _DATA + _PAGE,
-        _FILE_ALIGNMENT,  # of headers
-        0,  # no checksum, which drivers have
+        _FILE_ALIGNMENT,  # size of headers
+        0,  # no checksum: only drivers need one
         _IMAGE_SUBSYSTEM_WINDOWS_GUI,
         _HIGH_ENTROPY_VA | _DYNAMIC_BASE | _NX_COMPAT,
-        *(1 << 20, _PAGE, 1 << 20, _PAGE),  # stack and heap, of programs
+        *(1 << 20, _PAGE, 1 << 20, _PAGE),  # sizes of stack and heap, which matter only in programs
         0,
         _DIRECTORIES,
     )

@@ -1,4 +1,4 @@
-"""The nodes of a session: what ONNX Runtime calls while it creates and runs them.
+"""The nodes of a session: the functions that ONNX Runtime calls while it creates and runs them.
 
 The functions that run are compiled. They need neither Python nor its lock, and copy no tensor.
 

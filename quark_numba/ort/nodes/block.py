@@ -21,7 +21,7 @@ from . import context
 STATE = np.dtype([*context.STATE, ("axis", np.int64), *((name, np.int64) for name in Blocks._fields)])
 NUMBERS = ("axis",)
 
-# So many elements are done by one thread: it has finished before a second one has woken up.
+# Up to this many elements are left to one thread, which is done before a second one would have woken up.
 SERIAL_SIZE = 1 << 14
 
 WORK_WORDS = WORK.itemsize // 8

@@ -1,4 +1,4 @@
-"""What the nodes of all wings do: get inputs, shapes and outputs from ONNX Runtime, split work, and report faults.
+"""Functions for the nodes of all wings: they get inputs, shapes and outputs from ONNX Runtime, split work, and report faults.
 
 The compiled functions take the node's state, a record that begins with STATE. Their `context` is the OrtKernelContext of a run,
 and a `value` is an OrtValue; both are addresses.
@@ -50,7 +50,7 @@ _FIRST_NUMBER, _FIRST_TEXT = 9, 32
 
 
 class Selection(NamedTuple):
-    """What a node's types and attributes select."""
+    """The kernel and the numbers that a node's types and attributes select."""
 
     key: Any  # of the wing's dispatch table
     numbers: Mapping[str, Any]  # by the names of the state's fields; a tuple for a field that is an array
@@ -74,7 +74,7 @@ def _addresses(functions: Any) -> Any:
 
 @jit.inline
 def count_inputs(state: Any, context: int) -> int:
-    """How many inputs the node has. An omitted input counts if a given input follows it."""
+    """The number of the node's inputs. An omitted input counts if a given input follows it."""
     return ask(array_at(state.api, API_WORDS, np.int64)[_GET_INPUT_COUNT], (context,))[1]
 
 
@@ -228,7 +228,7 @@ def messages_of(operator: Operator, numbers: Sequence[str]) -> NDArray[np.int64]
     messages = keep(np.zeros((max(texts) + 1, 2), np.int64))
     for number, text in texts.items():
         if any(text.count(mark) > 1 for mark in marks.values()):
-            raise ValueError(f"a message of {operator.full_name} names a thing twice, for which `fault_status` has no room")
+            raise ValueError(f"a message of {operator.full_name} mentions a value twice, for which `fault_status` has no room")
         content = keep(np.frombuffer(f"{operator.full_name}: {text}".encode(), np.uint8))
         messages[number] = content.ctypes.data, content.size
     return messages

@@ -21,13 +21,13 @@ from . import context
 STATE = np.dtype(
     [
         *context.STATE,
-        ("threads", np.int64),  # at most
+        ("threads", np.int64),  # the largest number of threads
         ("epsilon", np.float32),
     ]
 )
 NUMBERS = ()
 
-# So many elements are done by one thread: it has finished before a second one has woken up.
+# Up to this many elements are left to one thread, which is done before a second one would have woken up.
 SERIAL_SIZE = 1 << 14
 
 WORK_WORDS = WORK.itemsize // 8

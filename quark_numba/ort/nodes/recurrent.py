@@ -29,13 +29,13 @@ from . import context
 STATE = np.dtype(
     [
         *context.STATE,
-        ("weights", np.int64),  # the address of the codes of constant weights; 0 if they are no constants
+        ("weights", np.int64),  # the address of the codes of constant weights; 0 if the weights are not constant
         ("layer", LAYER),
     ]
 )
 NUMBERS = ("hidden_size",)
 
-# So many elements of y are done by one thread: it has finished before a second one has woken up.
+# Up to this many elements of y are left to one thread, which is done before a second one would have woken up.
 SERIAL_SIZE = 1 << 9
 
 STATE_WORDS = STATE.itemsize // 8

@@ -47,8 +47,8 @@ STATE = np.dtype(
 )
 NUMBERS = ("input", "axis", "channels")
 
-# So many elements are done by one thread: it has finished before a second one has woken up. A step takes less time than a
-# quantization alone.
+# Up to this many elements are left to one thread, which is done before a second one would have woken up. A step takes less time
+# than a quantization alone.
 SERIAL_SIZE = 1 << 15
 
 WORK_WORDS = WORK.itemsize // 8
