@@ -38,13 +38,13 @@ class Analysis:
     ----------
     tensors : quantized tensors, the one with the worst own error first
     outputs : errors of the quantized model's outputs against the reference's
-    unmatched : names of rounded tensors that cannot be measured, with the reasons
+    unmatched : names of rounded tensors that cannot be measured, or not in full, with the reasons
     samples, batches : numbers of samples and batches, as in `evaluate`
-    optimizations : errors of the outputs with ONNX Runtime's optimisations against the outputs without, for the first batch; if
-        the model does not run with them, the reason is in `unmatched`
+    optimizations : errors of the outputs with ONNX Runtime's optimisations against the outputs without them, for the first
+        batch; if the model does not run with them, the reason is in `unmatched`
     twin : with a reference, errors of the float twin's outputs against the reference's
     sweep : with `sweep`, the effects on the outputs, the worst first
-    trade_offs : with `what_if`, the outputs' accuracy against the bits of all quantized tensors of a sample
+    trade_offs : with `what_if`, the outputs' accuracy against the bits of all quantized tensors for one sample
     histograms : histograms of the worst tensors in the first batch
     failed : names of batches that could not be read or run, with the messages
     not_compared : names of outputs that cannot be compared, in general or in one measurement, with the reasons
@@ -66,7 +66,7 @@ class Analysis:
 
 @dataclass
 class _Points:
-    """The sums of a batch at the points that experiments chose."""
+    """The comparisons of outputs at the points that experiments chose, over one or more batches."""
 
     outputs: list[Comparison]
 
@@ -97,11 +97,11 @@ def analyze(
     resume: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Analysis:
-    """Measure where a quantized model's accuracy goes, in one pass over data, with sums only.
+    """Measure where a quantized model's accuracy goes, in one pass over data that keeps only sums.
 
-    The float twin is the model without its quantization nodes. Three tensors are compared with the twin's: the model's before
-    rounding (the error from upstream), the model's after rounding, and the twin's after rounding (the error of this rounding
-    alone).
+    The float twin is the model without its quantization nodes. Three tensors are compared with the twin's: the quantized
+    model's before rounding (the error from upstream), the quantized model's after rounding (the upstream error and its own),
+    and the twin's after rounding (the error of this rounding alone).
 
     Parameters
     ----------
@@ -109,24 +109,25 @@ def analyze(
         The quantized model.
     reference : path, or onnx.ModelProto, optional
         The float model. The outputs are compared with its outputs. If the model has only codes of a weight, the float values
-        are taken from it, matched by name, or by operator and output of the node, and by shape.
+        are taken from it. They are matched by name, or by the operator, output and input of the node that takes the weight, and
+        by shape.
     data, random, seed, dimensions, limit, batch, outputs
         As in `evaluate`.
     sweep : bool
-        Also leave each tensor in float alone, and quantize each tensor alone.
+        For each tensor, also measure the outputs with only this tensor in float, and with only this tensor quantized.
     by : "tensor", "node" or "operator"
-        The unit of the sweep: a tensor, all tensors that a node takes, or those that the nodes of an operator take.
+        The unit of the sweep: a tensor, all tensors that a node takes, or all tensors that the nodes of an operator take.
     what_if : sequence of str
-        Other formats to try for each tensor, such as "bfloat16" or "mxfp8_e4m3". The data are read twice.
+        Other formats to try for each tensor, such as "bfloat16" or "mxfp8_e4m3". The data are read twice then.
     histograms : int
         The number of worst tensors to make histograms of.
     threads : int
-        How many batches are run side by side in this process. Default, 0: as many as there are processors. The result does not
+        The number of batches that run side by side in this process. Default, 0: one for each processor. The result does not
         depend on it.
     workers, scheduler, on_error, resume
         As in `evaluate`.
     progress : callable, optional
-        Called with the number of steps that are done, and how many there are, or None.
+        Called with the number of finished steps and the number of all steps, None if unknown.
 
     Returns
     -------
@@ -135,9 +136,9 @@ def analyze(
     Raises
     ------
     ModelError
-        For a model, or data, that cannot be used. What the headers of files tell is refused before the first run.
+        If the model or the data cannot be used. Faults in the headers of files are found before the first run.
     TypeError, ValueError
-        For a wrong argument.
+        If an argument is wrong.
     """
     check_source(data, random)
     check_names(outputs)
@@ -162,7 +163,7 @@ def analyze(
     for each in analyzer.experiments:
         if each.has_points and not batches.again:
             raise ModelError(
-                f"{each.where} reads the data twice; expected a file, a folder, a function or a list, and no iterator"
+                f"{each.where} reads the data twice; expected a file, a folder, a function or a list, not an iterator"
             )
     options = {"by": recipe[2], "what_if": recipe[3], "outputs": outputs, "limit": limit, "batch": batch}
     runner.describe("analyze", recipe[:2], batches, options)
@@ -171,7 +172,7 @@ def analyze(
 
 
 def _work(recipe: tuple[Any, ...], points: list[list[Point]] | None) -> Work:
-    """The function that sums up a batch, or a batch at the points, in another process."""
+    """Return the function that measures a batch in another process, in the first pass or at the points of the second."""
     return _Analyzer(*recipe, threads=1).work(points)
 
 
@@ -200,7 +201,7 @@ class _Analyzer:
         if histograms:
             self.experiments.append(Histograms(self.segments, histograms))
         self.within = 1  # threads within a batch
-        self.first: tuple[sessions.Arrays, dict[str, Any]] | None = None  # batch that was run here, and its outputs
+        self.first: tuple[sessions.Arrays, dict[str, Any]] | None = None  # the first batch and its outputs, if it ran here
 
     def run(self, batches: data_of.Data, runner: Runner, recipe: Any) -> Analysis:
         one_batch = batches.batches == 1
@@ -225,7 +226,7 @@ class _Analyzer:
             tensors.append(tensor_of(each, place, sums, own_only=place in total.reshaped))
         unmatched = dict(self.twin.found.unmatched)
         for place in total.reshaped:
-            unmatched[quantizers[place].name] = "its shape is another in the float model: only its own error is measured"
+            unmatched[quantizers[place].name] = "its shape differs in the float model, so only its own error is measured"
         optimized = self.optimizations(first, outputs, unmatched)
         analysis = Analysis(
             tensors=sorted(tensors, key=_worst_first),
@@ -255,14 +256,14 @@ class _Analyzer:
         return analysis
 
     def work(self, points: list[list[Point]] | None) -> Work:
-        """The function that sums up a batch, or a batch at the points of each experiment."""
+        """Return the function that measures a batch, in the first pass or at the points of the second, by experiment."""
         if points is None:
             return self.of_batch
         configs = [each.config(point) for each, own in zip(self.experiments, points, strict=True) for point in own]
         return functools.partial(self.at_points, configs)
 
     def again(self, batch: data_of.Batch) -> tuple[sessions.Arrays, dict[str, Any]]:
-        """A batch that was run elsewhere, or before, and its outputs."""
+        """Return the inputs and outputs of a batch that ran in another process, or before the run was resumed."""
         feed = batch.load()
         return feed, self.segments.run(feed, self.segments.quantized, quantized=True)
 
@@ -325,7 +326,7 @@ def _output_errors(compared: Comparison) -> list[OutputError]:
 
 
 def _not_compared(compared: Comparison, others: Mapping[str, Sequence[Comparison]]) -> dict[str, str]:
-    """The reasons, with those of other comparisons for outputs that can be compared else."""
+    """Return why outputs cannot be compared, by name. The reasons in `others` count only for outputs without another reason."""
     found = dict(compared.reasons)
     for where, comparisons in others.items():
         for each in comparisons:
@@ -338,14 +339,14 @@ def _of_weight(quantizer: Quantizer) -> TensorSums | None:
     if quantizer.weight is None:
         return None
     sums = measure(quantizer, quantizer.weight, quantizer.weight, quantizer.rounded)
-    # Of the weight that the model has. Rounding the float weight may give another one.
+    # The errors are those of the rounded weight in the model. Rounding the float weight here may return another one.
     sums.own_noise, sums.largest_own = sums.noise, sums.largest
     sums.flushed = float(np.sum((quantizer.rounded == 0) & (quantizer.weight != 0)))
     return sums
 
 
 def _worst_first(tensor: QuantizedTensor) -> tuple[bool, bool, float, int]:
-    """The order of tensors: NaN is the worst, and an unknown error comes last."""
+    """Return the sort key of a tensor, by its own error: NaN comes first as the worst, and an unknown error comes last."""
     ratio = tensor.own_sqnr_db
     if ratio is None:
         return True, True, 0.0, tensor.place

@@ -1,4 +1,4 @@
-"""`evaluate`: how far a quantized model's outputs are off the float model's, over data."""
+"""`evaluate`: the errors of a quantized model's outputs against the float model's, over data."""
 
 from __future__ import annotations
 
@@ -26,10 +26,20 @@ from .twin import float_twin
 class Evaluation:
     """The result of `evaluate`.
 
-    If a model leaves the number of rows open, or the data were cut into batches, each row is a sample; otherwise each run is
-    one. `samples` does not count `failed` batches, whose messages are by name. `metrics` are the means of your own function's
-    results. `not_compared` gives the reasons for outputs that cannot be compared, by name. Samples a second are those of one
-    session. They differ from run to run, and equality ignores them."""
+    Each row is a sample if the model leaves the number of rows open, or if the data were cut into batches. Otherwise each run
+    is a sample.
+
+    Parameters
+    ----------
+    outputs : errors of the model's outputs against the reference's
+    samples : number of samples, without those of failed batches
+    batches : number of batches, with the failed ones
+    samples_per_second, reference_samples_per_second : rates of one session; they differ from run to run, and equality ignores
+        them
+    metrics : means of the results of `metric`, by name
+    failed : names of batches that could not be read or run, with the messages
+    not_compared : names of outputs that cannot be compared, with the reasons
+    """
 
     outputs: list[OutputError]
     samples: int
@@ -43,7 +53,7 @@ class Evaluation:
 
 @dataclass
 class _Places(Sums):
-    """Counts for an output: the places along all axes but the last, and the places whose largest element is as expected."""
+    """Counts of an output's places, its positions along all axes but the last: all, and those with the expected top element."""
 
     places: int = 0
     same: int = 0
@@ -54,7 +64,7 @@ class _Places(Sums):
 
 @dataclass
 class _Batch:
-    """The sums of a batch."""
+    """The sums of one or more batches."""
 
     samples: int
     outputs: Comparison
@@ -102,37 +112,39 @@ def evaluate(
     reference : path, or onnx.ModelProto, optional
         The float model. Default: the model itself without its quantization nodes.
     data : path, "module:function", or an iterable of feeds, or a callable that returns one, optional
-        A path is that of an .npz file, whose keys are names of inputs, or of a folder of such files, or of .npy files for a
-        model of one input. Each array is a batch, or a stack of batches where it has one dimension more than the input. A feed
-        is a mapping of names to arrays. All is read as it is needed; nothing is unpickled.
+        The path of an .npz file with the names of inputs as keys, of a folder of .npz files, or of a folder of .npy files if
+        the model has one input. Each array is a batch, or a stack of batches if all arrays have one dimension more than their
+        inputs. A feed is a mapping of names to arrays. Batches are read when their turn comes, and nothing is unpickled.
     random : int, optional
-        So many random batches, from `seed`, with `dimensions` for free dimensions, where there are no data.
+        The number of random batches to run instead of data. `seed` seeds them, and `dimensions` sets the sizes of free
+        dimensions.
     limit : int, optional
-        At most so many batches.
+        The largest number of batches to run.
     batch : int, optional
-        Cut arrays into batches of so many rows.
+        The number of rows of a batch: arrays are cut into batches of this size.
     outputs : sequence of str, optional
-        The names of the model's outputs that are compared. Default: all. Those that cannot be compared are in `not_compared`.
+        The names of the outputs to compare. Default: all. Outputs that cannot be compared are in `not_compared`.
     labels : str, optional
-        The key of the labels in the data, integers: one for each place of an output along all but its last axis.
+        The key of the labels in the data: integers, one for each place of an output along all axes but its last.
     top_k : int
-        How many of the largest elements along an output's last axis count for `same_top` and for the accuracy.
+        The number of largest elements along an output's last axis that count for `same_top` and for the accuracy.
     metric : callable, optional
         ``metric(outputs, reference_outputs, feed)`` returns a number for a batch, or several by name. Their means over the
         samples are in `metrics`.
     threads : int
-        Of each session. Default, 0: ONNX Runtime's own choice; of workers, their share of the machine.
+        The number of threads of each session. Default, 0: ONNX Runtime's choice; with `workers`, their share of the machine;
+        with `scheduler`, one.
     workers : int, optional
-        Run the batches in so many processes of this machine (`pip install 'quark_numba[dask]'`). The result is the same to the
-        last bit.
+        The number of processes on this machine that run the batches (`pip install 'quark_numba[dask]'`). Default: this process
+        alone. The result is the same to the last bit.
     scheduler : str, optional
-        Or on the dask cluster of which this is the scheduler's address.
+        The address of a dask scheduler. Its cluster runs the batches.
     on_error : "stop" or "continue"
-        After a batch that cannot be read or run: an error, or its name and message in `failed`.
+        "stop": raise ModelError after a batch that cannot be read or run. "continue": put its name and message in `failed`.
     resume : path, optional
-        Keep in this file what there is so far, and go on from it if the file is there.
+        The file that keeps intermediate results. If it exists, the run continues from it.
     progress : callable, optional
-        Called with the number of batches that are done, and how many there are, or None.
+        Called with the number of finished batches and the number of all batches, None if unknown.
 
     Returns
     -------
@@ -141,9 +153,9 @@ def evaluate(
     Raises
     ------
     ModelError
-        For a model, or data, that cannot be used. What the headers of files tell is refused before the first run.
+        If the model or the data cannot be used. Faults in the headers of files are found before the first run.
     TypeError, ValueError
-        For a wrong argument.
+        If an argument is wrong.
     """
     check_source(data, random)
     check_names(outputs)
@@ -171,7 +183,7 @@ def evaluate(
         done = runner.total(_Batch, make, batches, steps=batches.batches)
     total: _Batch = done.sums
     if labels and not any(each.labelled for each in total.places.values()):
-        raise ModelError(f"labels {labels}: of no output's shape but its last axis")
+        raise ModelError(f"labels {labels}: expected one for each place of an output along all axes but its last")
     seconds = [total.samples / each if each else 0.0 for each in total.seconds]
     metrics = {name: value / total.samples for name, value in total.metrics.items()}
     return Evaluation(
@@ -187,7 +199,7 @@ def evaluate(
 
 
 def _work(pair: list[Any] | None, models: tuple[Any, Any], threads: int, *arguments: Any) -> Work:
-    """The function that sums up a batch. It makes its own sessions unless it is given a pair."""
+    """Return the function that measures a batch. It creates its own sessions if `pair` is None."""
     own = pair or _pair(models, threads)
     return lambda batch: _of_batch(own, batch, *arguments)
 
@@ -263,6 +275,6 @@ def _metrics(metric: Any, outputs: Arrays, reference: Arrays, feed: Arrays) -> d
     try:
         given = metric(outputs, reference, feed)
         return {str(key): float(value) for key, value in (given if isinstance(given, Mapping) else {name: given}).items()}
-    except Exception as error:  # whatever a function does
+    except Exception as error:  # whatever the function raises
         reraise_of_signal_handler(error)
         raise ModelError(f"metric {name}: {type(error).__name__}: {error}") from error

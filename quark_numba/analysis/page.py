@@ -1,4 +1,4 @@
-"""An analysis as one HTML page: tables that can be sorted, and plots, with nothing to load."""
+"""An analysis as one HTML page with sortable tables and plots. The page loads no other files."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ from .analyze import Analysis
 from .experiments.histograms import Histogram
 from .measures.outputs import OutputError
 
-# Two series that a reader tells apart in light and in dark, in either kind of colour blindness. They are replaced by the page's
-# own variables, so that the plots follow the reader's choice.
+# The colours of two series. Readers can tell them apart in light and dark mode, and with either kind of colour blindness. In
+# plots they are replaced by the page's CSS variables, so that the plots follow the reader's mode.
 _OWN, _INHERITED = "#0b6fb8", "#d1590b"
 _VARIABLES = {_OWN: "var(--own)", _INHERITED: "var(--inherited)", "#111111": "var(--text)", "#999999": "var(--line)"}
 
 
 def page(analysis: Analysis, title: str) -> str:
-    """The page. Raises ModelError if matplotlib is missing."""
+    """Return the page. Raise ModelError if matplotlib is missing."""
     pyplot = check_plots()
     sections = [
         _section("Outputs", _outputs(analysis)),
         _section(
             "Through the model",
             _paragraph(
-                "The signal-to-quantization-noise ratio of each quantized activation, in the order of execution. What comes "
-                "to be rounded has the errors of all before it; the tensor's own rounding adds to them. Less is worse."
+                "The signal-to-quantization-noise ratio (SQNR) of each quantized activation, in the order of execution. "
+                "Inherited: the error from upstream. Own: the error of this rounding alone. A lower ratio is worse."
             )
             + _profile(pyplot, analysis),
         ),
         _section("Quantized tensors", _tensors(analysis)),
     ]
     if analysis.sweep:
-        about = "The least ratio of all outputs, with nothing but this rounded, and with all but this rounded."
+        about = "The least SQNR of all outputs, with only this quantized, and with only this in float."
         rows = [(each.name, each.on_sqnr_db, each.off_sqnr_db) for each in analysis.sweep]
-        columns = ("what", "alone quantized, dB", "alone in float, dB")
+        columns = ("name", "only this quantized, dB", "only this in float, dB")
         sections.append(_section("Effects on the outputs", _paragraph(about) + _table(columns, rows, (str, _db, _db))))
     if analysis.trade_offs:
         sections.append(_section("Trade-offs", _trade_offs(pyplot, analysis)))
     if analysis.histograms:
         about = (
-            "What the worst tensors are in the float model, in the first batch. Below each, the values that its type has; "
-            "shaded, what lies beyond them."
+            "The worst tensors in the float model, in the first batch. The marks below a histogram are the values of the "
+            "tensor’s type. Elements in shaded areas saturate."
         )
         plots = "".join(_histogram(pyplot, each) for each in analysis.histograms)
         sections.append(_section("Worst tensors", _paragraph(about) + f'<div class="plots">{plots}</div>'))
     if analysis.unmatched:
         reasons = list(analysis.unmatched.items())
-        sections.append(_section("Not measured, or not in full", _table(("what", "why"), reasons, (str, str))))
+        sections.append(_section("Not measured, or not in full", _table(("name", "why"), reasons, (str, str))))
     samples = f"{analysis.samples} samples in {analysis.batches} batch{'' if analysis.batches == 1 else 'es'}"
     body = f"<header><h1>{html.escape(title)}</h1><p>{samples}</p></header><main>{''.join(sections)}</main>"
     return _PAGE.format(title=html.escape(title), style=_STYLE, body=body, script=_SCRIPT)
 
 
 def check_plots() -> Any:
-    """matplotlib.pyplot. Raises ModelError if it is missing."""
+    """Return matplotlib.pyplot. Raise ModelError if matplotlib is missing."""
     try:
         import matplotlib
 
@@ -98,7 +98,7 @@ def _small(value: float | None) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], forms: Sequence[Callable[[Any], str]]) -> str:
-    """Columns of numbers are sorted by what their cells have in `data-v`."""
+    """Return an HTML table. Columns of numbers are sorted by the `data-v` of their cells."""
     head = "".join(
         f'<th scope="col"{"" if form is str else " class=n"}><button>{html.escape(column)}</button></th>'
         for column, form in zip(columns, forms, strict=True)
@@ -123,11 +123,11 @@ def _outputs(analysis: Analysis) -> str:
         columns = ("output", "SQNR, dB", "cosine", "largest error", "mean error")
         return f"<h3>{title}</h3>" + _table(columns, rows, (str, _db, lambda value: f"{value:.6f}", _small, _small))
 
-    parts = [table("Quantized, against the reference", analysis.outputs)]
+    parts = [table("Quantized model, against the reference", analysis.outputs)]
     if analysis.twin:
-        parts.append(table("Without quantization nodes, against the reference", analysis.twin))
+        parts.append(table("Without its quantization nodes, against the reference", analysis.twin))
     if analysis.optimizations:
-        parts.append(table("With ONNX Runtime’s optimisations, against without", analysis.optimizations))
+        parts.append(table("With ONNX Runtime’s optimisations, against the model without them", analysis.optimizations))
     if analysis.not_compared:
         parts.append("<h3>Not compared</h3>" + _table(("output", "why"), [*analysis.not_compared.items()], (str, str)))
     return "".join(parts)
@@ -152,8 +152,8 @@ def _tensors(analysis: Analysis) -> str:
         for each in analysis.tensors
     ]
     about = (
-        "Own: the float model’s tensor, rounded. Inherited: the quantized model's tensor just before rounding. Both: that, "
-        "rounded. A click on a heading sorts."
+        "Three ratios of each tensor. Own: the error of this rounding alone. Inherited: the error from upstream, just before "
+        "rounding. Both: the upstream error and its own, after rounding. Click a heading to sort."
     )
     return _paragraph(about) + _table(columns, rows, forms)
 
@@ -166,7 +166,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _drawn(value: float | None) -> float:
-    """A tensor without an error has no point."""
+    """Return the value to plot. NaN is not drawn: it stands for an unknown ratio, or one that is not finite."""
     return value if value is not None and math.isfinite(value) else math.nan
 
 
@@ -197,13 +197,13 @@ def _trade_offs(pyplot: Any, analysis: Analysis) -> str:
     figure, axes = _figure(pyplot, 9.6, 3.6)
     kilobytes = [each.bits / 8e3 for each in points]
     axes.plot(kilobytes, [_drawn(each.sqnr_db) for each in points], color=_OWN, linewidth=1.4, marker="o", markersize=4)
-    axes.set_xlabel("kB of quantized tensors a sample")
+    axes.set_xlabel("kB of quantized tensors per sample")
     axes.set_ylabel("least SQNR of the outputs, dB")
     about = (
-        "From all tensors with the least noise to all with the fewest bits. Each step gives that tensor fewer bits which "
-        "adds least noise for each bit; the points are measured."
+        "The line starts with the least noise for each tensor and ends with the fewest bits. Each step takes bits from the "
+        "tensor that then adds the least noise for each bit saved. The accuracy of each point is measured."
     )
-    columns = ("point", "kB a sample", "SQNR, dB", "changes")
+    columns = ("point", "kB per sample", "SQNR, dB", "changes")
     rows = [(index, bits, each.sqnr_db, each.choices) for index, (bits, each) in enumerate(zip(kilobytes, points, strict=True))]
     table = _table(columns, rows, (str, lambda value: f"{value:,.1f}", _db, _changes))
     return _paragraph(about) + _svg(pyplot, figure, "Accuracy against bits", "scroll") + table
@@ -252,7 +252,7 @@ def _shortened(name: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    """Without what matplotlib would take for mathematics."""
+    """Return the text with its dollar signs escaped, between which matplotlib would typeset mathematics."""
     return text.replace("$", r"\$")
 
 
@@ -274,7 +274,7 @@ def _figure(pyplot: Any, width: float, height: float) -> tuple[Any, Any]:
 
 
 def _svg(pyplot: Any, figure: Any, title: str, kind: str) -> str:
-    """The plot within the page. A wide one scrolls by itself where there is no room."""
+    """Return a plot as a figure of the page. `kind` is its CSS class; with "scroll", a wide plot scrolls on a narrow page."""
     content = io.StringIO()
     settings = {"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif", "text.color": "#111111"}
     with pyplot.rc_context(settings):
@@ -284,7 +284,7 @@ def _svg(pyplot: Any, figure: Any, title: str, kind: str) -> str:
     text = text[text.index("<svg") :]
     for color, variable in _VARIABLES.items():
         text = text.replace(color, variable)
-    # Names within a plot are the page's: those of one plot must not be those of another.
+    # All plots share one page, so the ids of each plot get their own prefix.
     prefix = f"p{zlib.crc32(title.encode()):x}"
     text = re.sub(r'(id="|url\(#|xlink:href="#)', rf"\1{prefix}", text)
     text = text.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)

@@ -1,4 +1,4 @@
-"""The command ``quark-numba``, also ``python -m quark_numba``: a file for each subcommand, and what they share."""
+"""The command ``quark-numba``, also ``python -m quark_numba``: a file for each subcommand, and their shared code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _COMMANDS = (run, profile, evaluate, analyze, optimize, warmup, types, info)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 0; 1 if a model cannot be used or a check fails; 130 on Ctrl-C. Exits with 2
-    if arguments are wrong."""
+    """Run the command and return its exit code: 0; 1 if a model or a file cannot be used or a check fails; 130 on Ctrl-C. Exit
+    with 2 if arguments are wrong."""
     try:
         parser = _parser()
         options = parser.parse_args(words)
@@ -58,7 +58,7 @@ def _compiling_is_told() -> Iterator[None]:
     class Teller(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             logger.removeHandler(self)
-            tell("dim", "first use", f"compiling kernels takes some seconds; to be kept in {record.args[1]}")  # type: ignore[index]
+            tell("dim", "first use", f"compiling kernels takes some seconds; they are kept in {record.args[1]}")  # type: ignore[index]
 
     logger = logging.getLogger("quark_numba.compiling")
     level, handler = logger.level, Teller(logging.INFO)

@@ -26,16 +26,16 @@ _HISTOGRAMS = 8
 def add_parser(commands: Any) -> None:
     from ..analysis.experiments.formats import FORMATS
 
-    parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes: which tensors lose how much")
+    parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes, tensor by tensor")
     parser.set_defaults(action=_analyze)
-    arguments.add_threads(parser, "batches that run side by side (default: one for each processor)")
+    arguments.add_threads(parser, "number of batches that run side by side (default: one for each processor)")
     parser.add_argument(
-        "--top", type=arguments.positive, default=20, metavar="N", help="the most rows that a table has (default: 20)"
+        "--top", type=arguments.positive, default=20, metavar="N", help="the largest number of rows of a table (default: 20)"
     )
     parser.add_argument(
         "--sweep",
         action="store_true",
-        help="also measure the outputs with one tensor in float and the rest quantized, and the reverse, for each tensor",
+        help="for each tensor, also measure the outputs with only this tensor in float, and with only this tensor quantized",
     )
     parser.add_argument(
         "--by",
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
         help=f"also measure each tensor in these formats, and find the best trade-offs: {', '.join(FORMATS)}",
     )
     parser.add_argument("--csv", metavar="FILE", help="write the table of all tensors")
-    parser.add_argument("--html", metavar="FILE", help="write everything as one page with plots; needs the extra `plots`")
+    parser.add_argument("--html", metavar="FILE", help="write all results as one page with plots; needs the extra `plots`")
     parser.add_argument(
         "--exclude-config",
         metavar="FILE",
@@ -62,7 +62,7 @@ def add_parser(commands: Any) -> None:
         type=arguments.positive,
         default=5,
         metavar="N",
-        help="how many tensors --exclude-config takes (default: 5)",
+        help="the number of worst tensors for --exclude-config (default: 5)",
     )
 
 
@@ -104,7 +104,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 
 def _csv(analysis: Analysis) -> str:
-    """A row for each tensor, in the order of execution."""
+    """Return a CSV table with a row for each tensor, in the order of execution."""
     content = io.StringIO()
     rows = []
     for tensor in sorted(analysis.tensors, key=lambda each: each.place):
@@ -118,8 +118,8 @@ def _csv(analysis: Analysis) -> str:
 
 
 def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
-    """The names of the nodes that use the worst tensors. The worst come first in the sweep if there was one, else by their own
-    errors. Left out are nodes without a name and nodes in functions: Quark's configuration cannot name them."""
+    """Return the names of the nodes that use the `count` worst tensors: by the sweep if it was by tensor, otherwise by own
+    error. Nodes without a name and nodes in functions are left out, because Quark's configuration cannot name them."""
     from ..rewriting import model_files
 
     tensors = {each.name: each for each in analysis.tensors}
@@ -129,12 +129,12 @@ def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
 
 
 def _print_analysis(analysis: Analysis, top: int) -> None:
-    print_outputs("Outputs, against the reference's", analysis.outputs)
+    print_outputs("Quantized model, against the reference", analysis.outputs)
     print_not_compared(analysis.not_compared)
     if analysis.twin:
-        print_outputs("The model without its quantization nodes, against the reference", analysis.twin)
+        print_outputs("Without its quantization nodes, against the reference", analysis.twin)
     if any(each.sqnr_db < math.inf for each in analysis.optimizations):
-        print_outputs("With ONNX Runtime's optimisations, against without", analysis.optimizations)
+        print_outputs("With ONNX Runtime's optimisations, against the model without them", analysis.optimizations)
     formats = list(dict.fromkeys(name for each in analysis.tensors for name in each.what_if))
     columns = [
         "tensor",
@@ -161,26 +161,28 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
         for each in analysis.tensors[:top]
     ]
     shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
-    title = f"Quantized tensors, {shown}, over {analysis.samples} samples: SQNR of the own error, the upstream error, both"
+    title = f"Quantized tensors, {shown}, over {analysis.samples} samples: SQNR of the own error, the upstream error, and both"
     print_table(
         title, [*columns, *(f">{name}" for name in formats)], rows or [["none", *[""] * (len(columns) + len(formats) - 1)]]
     )
     if analysis.sweep:
         effects = [[each.name, cell(each.on_sqnr_db, ".1f"), cell(each.off_sqnr_db, ".1f")] for each in analysis.sweep[:top]]
         print_table(
-            "Least SQNR of the outputs, the worst first", ["what", ">alone quantized, dB", ">alone in float, dB"], effects
+            "Least SQNR of the outputs, the worst first",
+            ["name", ">only this quantized, dB", ">only this in float, dB"],
+            effects,
         )
     if analysis.trade_offs:
         points = [
             [f"{each.bits / 8e3:,.1f}", cell(each.sqnr_db, ".1f"), _choices(each.choices)] for each in analysis.trade_offs
         ]
         print_table(
-            "Best trade-offs", [">kB of quantized tensors a sample", ">least SQNR of the outputs, dB", "changes"], points
+            "Best trade-offs", [">kB of quantized tensors per sample", ">least SQNR of the outputs, dB", "changes"], points
         )
     if analysis.unmatched:
         reasons = list(analysis.unmatched.items())
         more = [["…", f"{len(reasons) - top} more"]] if len(reasons) > top else []
-        print_table("Not measured, or not in full", ["what", "why"], [[*each] for each in reasons[:top]] + more)
+        print_table("Not measured, or not in full", ["name", "why"], [[*each] for each in reasons[:top]] + more)
 
 
 def _choices(choices: dict[str, str]) -> str:

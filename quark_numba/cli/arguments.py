@@ -1,4 +1,4 @@
-"""Options that several subcommands have: their types, and what becomes of their values."""
+"""Options that several subcommands share: their types, their checks, and the arguments made from them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def add_standard_ops(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
-    """The parser of a subcommand that runs a model."""
+    """Return the parser of a subcommand that runs a model."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
     parser.add_argument("model", metavar="MODEL", help="an ONNX model")
     add_data(parser, inputs=True)
@@ -85,7 +85,7 @@ def add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParse
 
 
 def add_runs(parser: argparse.ArgumentParser) -> None:
-    """Where batches are run, and what is done if one fails."""
+    """Add the options for the place where batches run, and for batches that fail."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--workers", type=positive, metavar="N", help="run the batches in N processes; needs the extra `dask`")
     where.add_argument("--scheduler", metavar="ADDRESS", help="run the batches on the dask cluster of this scheduler")
@@ -99,12 +99,12 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def runs_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `add_threads` and `add_runs`, as keyword arguments of `evaluate` and `analyze`."""
+    """Return the options of `add_threads` and `add_runs` as keyword arguments of `evaluate` and `analyze`."""
     return {name: getattr(options, name) for name in ("threads", "workers", "scheduler", "on_error", "resume")}
 
 
 def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required: bool = False) -> None:
-    """Where the batches come from. With `inputs`, there is also an option --inputs for one batch."""
+    """Add the options for the source of batches. With `inputs`, --inputs for one batch is among them."""
     source = parser.add_mutually_exclusive_group(required=required)
     if inputs:
         source.add_argument(
@@ -133,7 +133,7 @@ def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required:
 
 
 def data_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `add_data`, as keyword arguments of `open_data`, `evaluate` and `analyze`."""
+    """Return the options of `add_data` as keyword arguments of `open_data`, `evaluate` and `analyze`."""
     return {
         "data": options.data,
         "random": options.random,
@@ -145,7 +145,7 @@ def data_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def open_batches(options: argparse.Namespace, session: InferenceSession) -> Iterator[Arrays]:
-    """The batches that the options of `add_data` give for the inputs of this session. One random batch if they give none."""
+    """Return the batches that the options of `add_data` select for the inputs of this session; by default one random batch."""
     from ..running import data
 
     inputs = data.inputs_of(session)
@@ -155,7 +155,8 @@ def open_batches(options: argparse.Namespace, session: InferenceSession) -> Iter
 
 
 def check_data(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse combinations that argparse cannot: --dim is for random inputs, --batch for data, --limit for several batches."""
+    """Refuse combinations of options that argparse accepts: --dim is for random inputs, --batch for data, --limit for several
+    batches."""
     for given, what in (("dim", "inputs"), ("dim", "data"), ("batch", "inputs"), ("batch", "random"), ("limit", "inputs")):
         if getattr(options, given, None) and getattr(options, what, None):
             parser.error(f"argument --{given}: not allowed with argument --{what}")

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--labels",
         metavar="KEY",
-        help="the array of the data that has the right classes; adds the accuracy of both models",
+        help="the array of right classes in the data; adds the accuracy of both models",
     )
     parser.add_argument(
         "--top-k",
@@ -35,12 +35,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--metric",
         metavar="MODULE:FUNCTION",
-        help="a metric of yours: FUNCTION(outputs, reference_outputs, feed) returns a number for a batch, or a dict of numbers",
+        help="your own metric: FUNCTION(outputs, reference_outputs, feed) returns a number for a batch, or a dict of numbers",
     )
 
 
 def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
-    """The parser of a subcommand that compares a quantized model with the float model over data."""
+    """Return the parser of a subcommand that compares a quantized model with the float model over data."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
     parser.add_argument("model", metavar="MODEL", help="a quantized ONNX model")
     parser.add_argument(
@@ -82,11 +82,11 @@ def _evaluate(options: argparse.Namespace) -> int:
         )
     tell_failed(evaluation.failed)
     if options.json:
-        # Without the rates, which differ from run to run, so that the same models and data always give the same JSON.
+        # Without the rates, which differ from run to run, so that the JSON is always the same for the same models and data.
         found = {name: value for name, value in asdict(evaluation).items() if not name.endswith("samples_per_second")}
         print_json({"model": options.model, "reference": options.reference, **found})
     else:
-        print_outputs("Outputs, against the reference's", evaluation.outputs)
+        print_outputs("Quantized model, against the reference", evaluation.outputs)
         print_not_compared(evaluation.not_compared)
         rows = [
             ["samples", f"{evaluation.samples} in {evaluation.batches} batches"],
@@ -99,13 +99,13 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def tell_failed(failed: dict[str, str]) -> None:
-    """Print a message for each batch that was left out. It begins with the batch's name."""
+    """Print a message for each batch that was left out. The message begins with the batch's name."""
     for name, message in failed.items():
         tell("yellow", "left out", message if message.startswith(name) else f"{name}: {message}")
 
 
 def print_outputs(title: str, outputs: list[OutputError]) -> None:
-    """A table of the outputs' errors, without columns that are empty."""
+    """Print a table of the outputs' errors, without empty columns."""
     columns = {
         "SQNR, dB": lambda each: cell(each.sqnr_db, ".1f"),
         "cosine": lambda each: cell(each.cosine, ".6f"),
@@ -123,7 +123,7 @@ def print_outputs(title: str, outputs: list[OutputError]) -> None:
 
 
 def fails_below(options: argparse.Namespace, found: Analysis | Evaluation) -> int:
-    """The exit code: 1 if --fail-below finds a fault, with a message for each."""
+    """Return the exit code: 1 if --fail-below finds a fault. Print a message for each fault."""
     limit = options.fail_below
     if limit is None:
         return 0

@@ -17,7 +17,7 @@ _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxrun
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("info", help="print versions, the backend in use, threads, and the cache of compiled kernels")
     parser.set_defaults(action=_info)
-    parser.add_argument("--clear-cache", action="store_true", help="first remove the compiled kernels, of all versions")
+    parser.add_argument("--clear-cache", action="store_true", help="first remove the compiled kernels of all versions")
     arguments.add_json(parser)
 
 
@@ -40,13 +40,13 @@ def _info(options: argparse.Namespace) -> int:
         "quark_numba": __version__,
         "Python": platform.python_version(),
         **{name: _version(name) for name in _DISTRIBUTIONS},
-        "onnxruntime": onnxruntime.__version__,  # whatever distribution it is from, onnxruntime-gpu for instance
+        "onnxruntime": onnxruntime.__version__,  # from any distribution, such as onnxruntime-gpu
         "machine": f"{platform.system()} {platform.machine()}",
         "backend": backend,
         "why": reason,
         "threads of direct calls": numba.get_num_threads(),
         "threads of a session": f"the session's own; {onnxruntime.get_device()} provider",
-        "cache": str(cache.folder() or "none: no folder can be written"),
+        "cache": str(cache.folder() or "none: no folder is writable"),
         "kernels in the cache": f"{len(sizes)}, {sum(sizes) / 1e6:.1f} MB",
     }
     if options.json:

@@ -28,15 +28,15 @@ class QuantizationNodes:
 
 
 def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
-    """The nodes of the package's operators in the model at `path`, and those of operators that neither ONNX Runtime nor this
-    package has; by operator and element type, subgraphs and local functions included."""
+    """Return the nodes of the package's operators in the model at `path`, and those of operators that neither ONNX Runtime nor
+    this package has, by operator and element type. Subgraphs and local functions are included."""
     model = model_files.load(path, external_data=False)
     counts: Counter[tuple[str, str, str]] = Counter()
     functions = {(function.domain, function.name) for function in model.functions}
     try:
         for graph in (model.graph, *model.functions):
             _count(graph, {}, functions, counts)
-    except Exception as error:  # whatever a model that is not valid leads to
+    except Exception as error:  # whatever an invalid model leads to
         raise ModelError(f"{path}: not a valid model: {error}") from error
     return [
         QuantizationNodes(name, element_type, count, run_by) for (name, element_type, run_by), count in sorted(counts.items())
@@ -80,10 +80,10 @@ def _name(data_type: int) -> str:
 
 
 def _element_type(operator: Operator, node: onnx.NodeProto, types: Mapping[str, str]) -> str:
-    """What the operator says of the node."""
+    """Return the element type or format of a node, as its operator declares it."""
     attributes = {}
     for attribute in node.attribute:
-        # In a function it may refer to the function's own: then it is known when the function is called, and has no value here.
+        # In a function, an attribute may refer to one of the function's, which has a value only when the function is called.
         value = helper.get_attribute_value(attribute) if not attribute.ref_attr_name else "?"
         attributes[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
     return operator.format_of([types.get(name) for name in node.input], attributes)

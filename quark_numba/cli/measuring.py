@@ -56,10 +56,10 @@ class Optimised(NamedTuple):
 
 
 def optimised(path: str | Path, *, backend: Backend | None = None, standard_ops: bool = False) -> Optimised:
-    """The model as ``InferenceSession`` runs it, or as it would with this backend."""
+    """Return the model as ``InferenceSession`` runs it, or would run it with this backend."""
     options = onnxruntime.SessionOptions()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `create_session` gives the same warnings
+        warnings.simplefilter("ignore")  # `create_session` issues the same warnings
         is_native = register(options, backend=backend, standard_ops=standard_ops) == "native"
     options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
     result = optimized(path, standard_ops=standard_ops, regions=is_native)
@@ -80,8 +80,8 @@ def create_session(
     content: bytes | str | None = None,
     profile: str = "",
 ) -> onnxruntime.InferenceSession:
-    """A session of the model at `path`, with this package's operators if any of its quantization nodes needs them. `content`,
-    if given, is loaded instead: the bytes or the path of another form of the model. `threads` = 0 leaves their number to ONNX
+    """Return a session of the model at `path`, with this package's operators if a quantization node needs them. `content`, if
+    given, is loaded instead: the bytes or the path of another form of the model. `threads` = 0 leaves their number to ONNX
     Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
     return create_session_of(
         content or path,
@@ -114,7 +114,7 @@ def node_times(
     runs: int,
     **options: Any,
 ) -> list[NodeTime]:
-    """The times of the nodes in a session that `create_session` makes, the slowest first."""
+    """Return the times of the nodes in a session of `create_session`, the slowest first."""
     with model_files.temporary_folder() as folder:
         session = create_session(path, nodes, profile=f"{folder}/profile", **options)
         inputs = make_inputs(session)
@@ -134,7 +134,7 @@ def node_times(
 
 
 def write_arrays(path: str | Path, arrays: Arrays) -> None:
-    """Write an .npz file: all of it, or nothing."""
+    """Write arrays to an .npz file, whole or not at all. Raise ModelError for an array that the file cannot hold."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as file:
         for name, array in arrays.items():
@@ -148,7 +148,7 @@ def write_arrays(path: str | Path, arrays: Arrays) -> None:
 
 
 def latencies(sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs: int, tick: Callable[[], None]) -> list[float]:
-    """The median latency of each session in seconds, over `runs` timed runs. The sessions take turns.
+    """Return the median latency of each session in seconds, over `runs` timed runs. The sessions take turns.
 
     `tick` is called after every run, ``ticks(len(sessions), runs)`` times in all.
     """
@@ -170,12 +170,12 @@ def latencies(sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs
 
 
 def ticks(sessions: int, runs: int) -> int:
-    """The number of runs that `latencies` does in all."""
+    """Return the number of runs that `latencies` does in all."""
     return sessions * sum(block for _, block in _blocks(runs))
 
 
 def _blocks(runs: int) -> Iterator[tuple[bool, int]]:
-    """The turns of a session: whether the turn is timed, and its number of runs."""
+    """Yield the turns of a session: whether the turn is timed, and its number of runs."""
     yield False, _WARM_UP
     for start in range(0, runs, _BLOCK):
         yield True, 1 + min(_BLOCK, runs - start)

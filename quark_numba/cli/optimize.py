@@ -1,4 +1,4 @@
-"""The subcommand `optimize`: write the optimised model, and list what was done."""
+"""The subcommand `optimize`: write the optimised model, and list the changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .printing import print_counts, print_json, progress
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("optimize", help="write a faster model that gives the same outputs")
+    parser = commands.add_parser("optimize", help="write a faster model with the same outputs")
     parser.set_defaults(action=_optimize)
     parser.add_argument("model", metavar="IN", help="an ONNX model")
     parser.add_argument("out", metavar="OUT", help="the optimised model; tensors beyond 2 GiB go to OUT.data")
     parser.add_argument("--keep-codes", action="store_true", help="keep constants quantized: a smaller, slower model")
     arguments.add_standard_ops(parser)
     parser.add_argument(
-        "--no-regions", action="store_true", help="do not fuse elementwise nodes; onnxruntime-extensions cannot run fused ones"
+        "--no-regions", action="store_true", help="do not fuse elementwise nodes; onnxruntime-extensions cannot run fused nodes"
     )
     arguments.add_json(parser)
 

@@ -21,7 +21,7 @@ _messages = Console(stderr=True, highlight=False)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns whose name begins with ">" are aligned to the right. Lines are folded on a terminal only."""
+    """Print a table. Columns whose name begins with ">" are aligned to the right. Lines are folded on a terminal only."""
     if title:
         OUTPUT.print(f"[bold]{_plain(title)}", soft_wrap=True)
     table = Table(show_header=any(columns))
@@ -33,25 +33,25 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def print_counts(title: str, column: str, counts: Mapping[tuple[str, str], int]) -> None:
-    """The numbers of nodes by operator and by the text in the last column."""
+    """Print the numbers of nodes by operator and by the text in the last column."""
     rows = [[operator, str(count), text] for (operator, text), count in sorted(counts.items())]
     print_table(title, ["operator", ">nodes", column], rows or [["none", "", ""]])
 
 
 def print_left(optimised: Optimised) -> None:
-    """The nodes that stay as they are in the optimised model, with the reasons."""
+    """Print the nodes that stay as they are in the optimised model, with the reasons."""
     regions = f"{optimised.blocked_regions} regions are in the blocked layout"
     print_counts(f"Nodes of the optimised model that stay as they are; {regions}", "why", optimised.left)
 
 
 def print_not_compared(reasons: Mapping[str, str]) -> None:
-    """The outputs that cannot be compared, by name, with the reasons. Nothing if there are none."""
+    """Print the outputs that cannot be compared, with the reasons. Print nothing if there are none."""
     if reasons:
         print_table("Outputs that are not compared", ["output", "why"], [[*each] for each in reasons.items()])
 
 
 def cell(value: float | None, form: str) -> str:
-    """The number in this format; "inf" or "nan" if it is not finite; "" for None."""
+    """Return the number in this format; "inf" or "nan" if it is not finite; "" for None."""
     return "" if value is None else format(value, form) if math.isfinite(value) else str(value)
 
 
@@ -60,7 +60,7 @@ def print_json(value: Any) -> None:
 
 
 def json_value(value: Any) -> Any:
-    """The value with text for infinities and NaN, which JSON does not have."""
+    """Return the value with text for infinities and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {key: json_value(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -69,14 +69,14 @@ def json_value(value: Any) -> Any:
 
 
 def _plain(text: str) -> str:
-    """The text with escapes for rich's markup, for control sequences, which a terminal would obey, and for characters that the
-    output's encoding lacks."""
+    """Return the text with escapes for rich's markup, for control sequences, which a terminal would obey, and for characters
+    that the output's encoding lacks."""
     printable = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
     return escape(printable.encode(OUTPUT.encoding, "backslashreplace").decode(OUTPUT.encoding))
 
 
 def tell(style: str, what: str, message: object) -> None:
-    """Print a message to stderr, after a word in this style that says what kind it is."""
+    """Print a message to stderr, after its kind in this style."""
     _messages.print(f"[{style}]{what}:[/] {_plain(str(message))}", soft_wrap=True)
 
 
@@ -87,7 +87,7 @@ def _bar() -> Progress:
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal, removed at the end. Yields a function to call after each of `total` steps."""
+    """Show a progress bar on a terminal, removed at the end. Yield a function to call after each of `total` steps."""
     with _bar() as bar:
         task = bar.add_task(_plain(what), total=total)
         yield lambda: bar.advance(task)
@@ -95,7 +95,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]
 
 @contextmanager
 def counted_progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A progress bar that can jump. Yields a function to call with the number of steps that are done and the number of all
+    """Show a progress bar that can jump. Yield a function to call with the number of finished steps and the number of all
     steps, None if unknown."""
     with _bar() as bar:
         task = bar.add_task(_plain(what), total=None)

@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(action=_profile)
     arguments.add_standard_ops(parser)
     parser.add_argument(
-        "--nodes", type=arguments.positive, default=10, metavar="N", help="how many of the slowest nodes to list (default: 10)"
+        "--nodes", type=arguments.positive, default=10, metavar="N", help="the number of slowest nodes to list (default: 10)"
     )
 
 
@@ -53,7 +53,7 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _print_times(times: dict[str, list[NodeTime]], most: int) -> None:
-    """Tables by kind, by operator and by node. `times`: by when they were measured, "before" or "after"."""
+    """Print tables by kind, by operator and by node. The keys of `times` are "before" and "after" optimisation."""
     columns = [f">{column}" for name in times for column in (f"nodes {name}", "ms", "share")]
     kinds = [
         _line("quantization", times, lambda each: each.quantizes),
@@ -77,7 +77,7 @@ def _is_of(operator: str) -> Callable[[NodeTime], bool]:
 
 
 def _line(name: str, times: dict[str, list[NodeTime]], is_chosen: Callable[[NodeTime], bool]) -> list[str]:
-    """The number of chosen nodes, their time, and its share of the whole, before and after."""
+    """Return the cells of a row: the number of chosen nodes, their time, and its share of the whole, before and after."""
     cells = [name]
     for of_nodes in times.values():
         chosen = [each.seconds for each in of_nodes if is_chosen(each)]

@@ -29,7 +29,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--optimize", action="store_true", help="also time the model optimised, as `InferenceSession` runs it")
     parser.add_argument("--outputs", metavar="FILE.npz", help="write the outputs, by name")
     parser.add_argument(
-        "--expected", metavar="FILE.npz", help="compare the outputs with those in the file; exit code 1 if they differ"
+        "--expected",
+        metavar="FILE.npz",
+        help="compare the outputs with those in the file; exit code 1 if they differ by more than T",
     )
     parser.add_argument(
         "--tolerance",
@@ -64,25 +66,25 @@ class Expected:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What `run` measured; None stands for what the options did not ask for."""
+    """The measurements of `run`; None for those that the options did not ask for."""
 
     inputs: Arrays  # of the first batch
     batches: int
     threads: int  # of a session; 0: ONNX Runtime's choice
     model: Timed
     optimised: Timed | None
-    optimisation: Optimised | None  # what was optimised, and what was left
+    optimisation: Optimised | None  # the optimised model, and the nodes that were left
     reference: Timed | None
     comparison: Comparison | None  # with the reference's outputs, over all batches
     expected: Expected | None
 
     def ratio(self, timed: Timed) -> float:
-        """The latency of a model in units of the reference's."""
+        """Return the latency of a model in units of the reference's."""
         assert self.reference
         return timed.median_seconds / self.reference.median_seconds
 
     def json(self) -> dict[str, Any]:
-        """As dicts and lists, with the names and in the order that `run --json` prints."""
+        """Return dicts and lists, with the names and in the order that `run --json` prints."""
         report: dict[str, Any] = {
             "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in self.inputs.items()},
             "batches": self.batches,
@@ -133,7 +135,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> Measurements:
-    """Run the models, given as paths and quantization nodes; the first may also run optimised."""
+    """Run the models, given as paths and quantization nodes, and return the measurements. The first may run optimised, too."""
     from ..analysis.measures.outputs import compare
     from ..rewriting import model_files
     from ..running.sessions import run
@@ -154,7 +156,7 @@ def _measure(options: argparse.Namespace, models: list[tuple[str, list[Quantizat
                 )
                 loaded.append((path + ", optimised" * is_optimised, time.perf_counter() - start))
                 tick()
-        files.callback(sessions.clear)  # before the files are removed: Windows removes none that a session reads
+        files.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
         batches = arguments.open_batches(options, sessions[0])
         inputs = next(batches)
         outputs = [run(session, inputs) for session in sessions]
@@ -191,7 +193,7 @@ def _measure(options: argparse.Namespace, models: list[tuple[str, list[Quantizat
 def _contenders(
     options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
 ) -> Iterator[tuple[str, list[QuantizationNodes], bool]]:
-    """The path and the quantization nodes of each model that runs, and whether it is optimised."""
+    """Yield the path and the quantization nodes of each model that runs, and whether it is optimised."""
     yield (*models[0], False)
     if options.optimize:
         yield (*models[0], True)

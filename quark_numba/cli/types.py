@@ -10,9 +10,9 @@ from . import arguments
 from .printing import OUTPUT, print_json, print_table
 
 _LEGEND = (
-    "Numbers: the version (of ONNX's operators: the opset) since which the type is there with this type of scale, or "
-    "of block formats with this type of x. Where it "
-    "runs: A, on arrays and in onnx's ReferenceEvaluator; S, in sessions of the native way, of ONNX's own operators with "
+    "Numbers: the first version of the operator (for ONNX's own operators, the opset) that has the type with this type of "
+    "scale, or the block format with this type of x. Where it "
+    "runs: A, on arrays and in onnx's ReferenceEvaluator; S, in sessions of the native way, for ONNX's own operators with "
     "standard_ops; E, in sessions of the onnxruntime-extensions way."
 )
 
@@ -36,8 +36,8 @@ def _types(options: argparse.Namespace) -> int:
 
 
 def type_rows() -> list[dict[str, Any]]:
-    """A row for each operator and format: the first version that has it, for each element type of the operator's ``column``,
-    and where it runs. Operators under their older names are left out."""
+    """Return a row for each operator and format: the first version that has it, for each element type of the operator's
+    ``column``, and where it runs. Operators under their older names are left out."""
     from ..catalog import OPERATORS
     from ..ort import extensions
 
@@ -66,7 +66,7 @@ def type_rows() -> list[dict[str, Any]]:
 
 
 def type_tables() -> list[tuple[str, list[str], list[list[str]]]]:
-    """`type_rows` as tables of text: an operator's name, the names of the columns, and the rows."""
+    """Return `type_rows` as tables of text: an operator's name, the names of the columns, and the rows."""
     tables = []
     for operator, group in itertools.groupby(type_rows(), key=lambda row: row["operator"]):
         rows = list(group)

@@ -30,7 +30,9 @@ def add_parser(commands: Any) -> None:
         help="compile the kernels that quantize float32 to these types and back (default without --model: the types of Quark's "
         "operators, and Quark's normalization and LSTM layer): " + ", ".join(names),
     )
-    parser.add_argument("--model", metavar="FILE", help="compile what sessions of this ONNX model need, as it is and optimised")
+    parser.add_argument(
+        "--model", metavar="FILE", help="compile the kernels for sessions of this ONNX model, as it is and optimised"
+    )
 
 
 def _warmup(options: argparse.Namespace) -> int:
@@ -55,7 +57,7 @@ def _warmup(options: argparse.Namespace) -> int:
 
 
 def _added_types() -> list[str]:
-    """The types to which operators outside of ONNX's domain quantize. ONNX's own run in ONNX Runtime by default."""
+    """Return the types of quantize operators outside ONNX's domain. ONNX's own operators run in ONNX Runtime by default."""
     from ..catalog import OPERATORS
 
     added = [operator for operator in OPERATORS if operator.operation == "quantize" and operator.domain]
@@ -63,7 +65,7 @@ def _added_types() -> list[str]:
 
 
 def _wings_of_one_kernel() -> list[str]:
-    """The package's wings whose nodes all need the same kernel."""
+    """Return the package's wings whose nodes all need the same kernel."""
     from ..catalog import OPERATORS
 
     wings = dict.fromkeys(operator.wing for operator in OPERATORS if operator.wing not in OPERATORS.nodes)
@@ -71,7 +73,7 @@ def _wings_of_one_kernel() -> list[str]:
 
 
 def _compile_type(name: str, tick: Callable[[], None]) -> None:
-    """Compile what quantizes float32 to the type and back."""
+    """Compile the kernels that quantize float32 to the type and back."""
     from ..element_types import FLOAT32, find
     from ..linear.kernels import widen_function
     from ..linear.key import select
@@ -111,7 +113,7 @@ def _compile_functions(wing: str) -> None:
 
 
 def _kernels_of(wing: str) -> Table[Any]:
-    """The dispatch table of the wing."""
+    """Return the dispatch table of the wing."""
     table: Table[Any] = importlib.import_module(f"..{wing}.dispatch", __package__).TABLE
     return table
 

@@ -521,7 +521,7 @@ def test_command(capsys, tmp_path):
     assert report["trade_offs"][0].keys() == {"bits", "sqnr_db", "choices"}
     assert cli.main([*small, "--sweep", "--what-if", "mxfp8_e4m3"]) == 0
     text = capsys.readouterr().out
-    assert all(each in text for each in ("alone quantized", "Best trade-offs", "all activations"))
+    assert all(each in text for each in ("only this quantized", "Best trade-offs", "all activations"))
 
 
 def test_wrong_arguments():

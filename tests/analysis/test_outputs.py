@@ -57,8 +57,8 @@ def path(tmp_path):
 REASONS = {
     "places": "has shape (2, ",
     "rounded": "has shape (",
-    "text": "cannot be compared as it is text, and no array of numbers",
-    "parts": "cannot be compared as it is a sequence, and no",
+    "text": "cannot be compared because it is text, not an array of numbers",
+    "parts": "cannot be compared because it is a sequence, not",
 }
 
 
@@ -114,7 +114,7 @@ def test_analyze():
     own = 10 * np.log10(np.sum(both[0].astype(np.float64) ** 2) / np.sum((both[0] - both[1].astype(np.float64)) ** 2))
     assert values.own_sqnr_db == pytest.approx(own)
     assert (values.sqnr_db, values.inherited_sqnr_db, values.cosine, values.max_abs_error) == (None,) * 4
-    assert "its shape is another in the float model" in found.unmatched["values"]
+    assert "its shape differs in the float model" in found.unmatched["values"]
     assert {each.name: each.off_sqnr_db for each in found.sweep}["x"] == math.inf
     assert found.trade_offs[0].sqnr_db > found.outputs[0].sqnr_db
 
@@ -164,11 +164,11 @@ def test_commands(path, capsys, tmp_path):
         assert cli.main(words) == 0
         text = capsys.readouterr().out
         assert "Outputs that are not compared" in text
-        assert "cannot be compared as it is text, and no array of numbers" in text
+        assert "cannot be compared because it is text, not an array of numbers" in text
         assert cli.main([*words, "--json", "--outputs", "y", "text"]) == 0
         report = json.loads(capsys.readouterr().out)
         assert [each["name"] for each in report["outputs"]] == ["y"]
-        assert report["not_compared"] == {"text": "cannot be compared as it is text, and no array of numbers"}
+        assert report["not_compared"] == {"text": "cannot be compared because it is text, not an array of numbers"}
         assert cli.main([*words, "--outputs", "y", "--fail-below", "-100"]) == 0
         assert cli.main([*words, "--fail-below", "-100"]) == 0
         capsys.readouterr()
@@ -176,7 +176,7 @@ def test_commands(path, capsys, tmp_path):
         assert "output text is not compared; expected at least -100 dB" in capsys.readouterr().err
         assert cli.main([*words, "--outputs", "nothing"]) == 1
         assert "the model has none named 'nothing'; it has y, places, rounded, text, parts" in capsys.readouterr().err
-    assert "cannot be compared as it is text" in (tmp_path / "page.html").read_text()
+    assert "cannot be compared because it is text" in (tmp_path / "page.html").read_text()
 
 
 def test_none_compared_fails_below(tmp_path, capsys):
@@ -203,7 +203,7 @@ def test_run_lists_them_too(path, tmp_path, capsys):
     assert [each["output"] for each in report["outputs"]] == ["y"]
     assert set(report["not_compared"]) == set(REASONS)
     assert cli.main(words) == 0
-    assert "cannot be compared as it is a sequence, and no array of numbers" in capsys.readouterr().out
+    assert "cannot be compared because it is a sequence, not an array of numbers" in capsys.readouterr().out
     outputs = {"y": X, "places": np.zeros((2, 1), np.int64), "rounded": X, "text": X, "parts": X}
     np.savez(tmp_path / "y.npz", **outputs)
     assert cli.main(["run", path[0], "--inputs", path[1], "--runs", "1", "--expected", str(tmp_path / "y.npz")]) == 1

@@ -331,7 +331,7 @@ def test_the_cache_is_shown_and_emptied(first_use, tmp_path):
 def test_the_first_use_is_told(first_use):
     arguments, folder, first = first_use
     second = finished(*arguments, NUMBA_CACHE_DIR=str(folder))
-    assert first.stderr.count(b"first use: compiling kernels takes some seconds; to be kept in") == 1
+    assert first.stderr.count(b"first use: compiling kernels takes some seconds; they are kept in") == 1
     assert b"first use" not in second.stderr
 
 

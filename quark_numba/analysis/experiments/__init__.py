@@ -1,1 +1,1 @@
-"""Experiments of `analyze`: what the outputs or tensors would be if the model were quantized otherwise. A file each."""
+"""Experiments of `analyze`, one file each: the errors of outputs or tensors if the model were quantized differently."""

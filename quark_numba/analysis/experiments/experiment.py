@@ -1,4 +1,4 @@
-"""What an experiment of `analyze` measures in each batch, and reports of the totals."""
+"""The base class of the experiments of `analyze`, and the sums that they collect and report."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Found:
 
 @dataclass
 class Measured:
-    """The sums of a batch, or of several: of tensors by place in the order of execution, and of each experiment."""
+    """The sums of one or more batches: of tensors by place in the order of execution, of outputs, and of each experiment."""
 
     samples: int
     tensors: dict[int, TensorSums]
-    reshaped: list[int]  # places of the tensors that have another shape in the quantized model
+    reshaped: list[int]  # places of the tensors whose shape differs in the quantized model
     outputs: Comparison
     twin: Comparison
     experiments: list[Found]
@@ -58,7 +58,7 @@ class Measured:
 
 @dataclass
 class Values:
-    """One batch: all values of the quantized and of the float model, and the outputs of the float twin and of the reference."""
+    """The values of a batch: all of the quantized and of the float model, and the outputs of the twin and the reference."""
 
     quantized: Mapping[str, Any]
     floats: Mapping[str, Any]
@@ -68,7 +68,7 @@ class Values:
 
 @dataclass
 class Outcome:
-    """The input of an experiment's report: the totals, its own part of them, its points, and the first batch."""
+    """The input of an experiment's report: the totals, its own sums, the comparisons at its points, and the first batch."""
 
     total: Measured
     own: Found
@@ -80,9 +80,9 @@ class Outcome:
 class Experiment:
     """An experiment measures in each batch (`see`, `runs`), may choose points that a second pass measures (`points`,
     `config`), and reports fields of an `Analysis` (`report`). A new experiment is a subclass in a file of its own, which
-    overrides what it needs.
+    overrides the methods that it needs.
 
-    `where` names it in messages. `chosen` are the names of the outputs that are compared; None: all.
+    `where` is its name in messages. `chosen` holds the names of the outputs to compare; None: all.
     """
 
     where = ""
@@ -94,21 +94,21 @@ class Experiment:
         self.places = {each: place for place, each in enumerate(segments.twin.quantizers)}
 
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
-        """The noise to add up of an activation, whose tensor in the float model is x."""
+        """Return the noise of an activation by key, to be added up over batches. x is the tensor in the float model."""
         return {}
 
     def runs(self, values: Values) -> dict[Key, Callable[[], Comparison]]:
-        """Runs of the model on a batch, each by its key. `has_runs` is True."""
+        """Return runs of the model on a batch, by key. `has_runs` has to be True."""
         return {}
 
     def points(self, total: Measured, own: Found) -> list[Point]:
-        """The points that a second pass measures: the quantized model with other types. `has_points` is True."""
+        """Return the points that a second pass measures: the quantized model with other types. `has_points` has to be True."""
         return []
 
     def config(self, point: Point) -> Config:
-        """The roundings of a point."""
+        """Return the roundings of a point, by quantizer."""
         raise NotImplementedError
 
     def report(self, outcome: Outcome) -> dict[str, Any]:
-        """Fields of `Analysis`, by name. May also fill in the tensors."""
+        """Return fields of `Analysis` by name. May also fill in fields of the tensors."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The formats that a tensor might have instead of its own: those that need no calibration."""
+"""The formats that `what_if` tries for a tensor. They need no calibration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Format:
-    """`bits` of an element, with its share of the exponent of its block."""
+    """A format to try. `bits` are those of an element, with its share of the exponent of its block."""
 
     name: str
     bits: float
@@ -37,7 +37,7 @@ def _float(element_type: ElementType) -> Format:
 
 
 def _blocks(operator: Operator, **attributes: Any) -> Format:
-    """A format of an operator of block formats, with these attributes and the defaults of the others."""
+    """Return the format of a block operator with these attributes. Other attributes have their defaults."""
     values = operator.values(attributes)
     meaning = operator.meaning([None], values) if operator.meaning else None
     assert isinstance(meaning, BlockRoundTrip)
@@ -50,7 +50,7 @@ def _float32(x: Array) -> Array:
 
 _MICROEXPONENTS: dict[str, Any] = {"bfp_method": "to_bfp_prime", "block_size": 16}
 
-# Blocks are along axis 1, as Quark has them by default.
+# Blocks lie along axis 1, which is Quark's default.
 FORMATS = {
     each.name: each
     for each in (
@@ -65,7 +65,7 @@ FORMATS = {
 
 
 def formats(names: list[str]) -> list[Format]:
-    """Raises ValueError for a name that there is not."""
+    """Return the formats with these names, each once. Raise ValueError if a name is unknown."""
     for name in names:
         if name not in FORMATS:
             raise ValueError(f"what_if is {name!r}; expected any of {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")

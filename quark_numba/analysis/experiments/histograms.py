@@ -1,4 +1,4 @@
-"""Histograms of tensors, beside the values that their type has."""
+"""Histograms of tensors, together with the values of their types."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .experiment import Experiment, Outcome
 
 _BINS = 96
 
-# As many values of a type are shown one by one.
+# The largest number of values of a type that are shown one by one.
 _MOST_VALUES = 1 << 16
 
 
 @dataclass
 class Histogram:
-    """How many elements of a tensor, in the float model, lie between two `edges` each; `lowest` and `highest` are the ends of
-    the type's range, and `grid` the values that it has between the edges; None where there are several scales, or blocks."""
+    """A histogram of a tensor in the float model. `counts` are the numbers of elements between neighbouring `edges`. Elements
+    below `lowest` or above `highest` saturate. `grid` holds the type's values within the edges. These three are None for
+    tensors with several scales and for block formats; `grid` is None for types of more than 16 bits, too."""
 
     name: str
     edges: list[float]

@@ -1,4 +1,4 @@
-"""The sweep: each quantized tensor left in float alone, and quantized alone."""
+"""The sweep: the outputs with only one tensor in float, and with only this tensor quantized, for each quantized tensor."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ BY: tuple[By, ...] = ("tensor", "node", "operator")
 
 @dataclass
 class Effect:
-    """What rounding a tensor does to the outputs: their least signal-to-quantization-noise ratio with all others rounded and
-    this one not, and with this one rounded and no other. With `by`, of all tensors that a node takes, or that all nodes of an
-    operator take; and, in any case, of all weights, and of all activations. Outputs that cannot be compared in one case count
-    in none."""
+    """The effect of rounding a tensor, or a group of tensors, on the outputs.
+
+    Both numbers are the least signal-to-quantization-noise ratio of all outputs: `off_sqnr_db` with all other tensors rounded,
+    `on_sqnr_db` with no other tensor rounded. With `by`, the groups are the tensors that a node takes, or that all nodes of an
+    operator take. All weights, and all activations, are always groups as well. An output that cannot be compared in one case
+    counts in none."""
 
     name: str
     off_sqnr_db: float
@@ -32,7 +34,7 @@ WEIGHTS, ACTIVATIONS = "all weights", "all activations"
 
 
 class Sweep(Experiment):
-    """`by` is what it leaves in float, and quantizes, at a time."""
+    """The sweep. `by` is the unit that is in float, or quantized, at a time."""
 
     where = "the sweep"
     has_runs = True
@@ -49,7 +51,7 @@ class Sweep(Experiment):
         }
 
     def _run(self, group: list[Quantizer], is_on: bool, values: Values) -> Comparison:
-        """The quantized model without a group, or the float model with it."""
+        """Return the comparison of the quantized model with a group in float, or of the float model with it quantized."""
         config = {each: each.apply for each in group}
         if not is_on:
             config = {each: rounding for each, rounding in self.segments.quantized.items() if each not in config}
@@ -58,7 +60,7 @@ class Sweep(Experiment):
         return compare(outputs, values.reference, self.chosen)
 
     def report(self, outcome: Outcome) -> dict[str, Any]:
-        """The group first with which alone the outputs are worst."""
+        """Return the effects. The group that makes the outputs worst, if only this group is quantized, comes first."""
         errors = common(outcome.own.outputs)
         effects = [Effect(name, least_sqnr_db(errors[name, _OFF]), least_sqnr_db(errors[name, _ON])) for name in self.groups]
         effects.sort(key=lambda each: (each.on_sqnr_db == each.on_sqnr_db, each.on_sqnr_db, -each.off_sqnr_db))
@@ -72,7 +74,7 @@ def _groups(quantizers: Sequence[Quantizer], by: By) -> dict[str, list[Quantizer
     groups: dict[str, list[Quantizer]] = {}
     for each in quantizers:
         if each.weight is None and each.kind == "weight":
-            continue  # there is no float tensor
+            continue  # its float values are unknown
         names = {"tensor": [each.name], "node": list(each.users), "operator": list(dict.fromkeys(each.users.values()))}[by]
         for name in names:
             groups.setdefault(name, []).append(each)

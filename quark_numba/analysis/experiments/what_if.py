@@ -1,4 +1,4 @@
-"""Which tensors to give how many bits: the outputs' accuracy against the bits that are moved."""
+"""Other types for each tensor, and the best trade-offs between the bits of all tensors and the outputs' accuracy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from ..twin.segments import Config, Rounding, Segments
 from .experiment import Experiment, Found, Key, Measured, Outcome, Point, Values
 from .formats import Format
 
-# How many points of the line are measured, at most.
+# The largest number of points of the line that are measured.
 _POINTS = 24
 
 
 @dataclass
 class TradeOff:
-    """A point of the line: the bits of all quantized tensors of one sample, the outputs' least signal-to-quantization-noise
-    ratio, and the tensors that have another type than in the point before, in the first point than the model gives them."""
+    """A point of the line: the bits of all quantized tensors for one sample, the least signal-to-quantization-noise ratio of
+    all outputs, and the new types of the tensors whose type changed since the previous point. The first point follows the
+    quantized model itself."""
 
     bits: float
     sqnr_db: float
@@ -41,7 +42,7 @@ class Candidate:
 
 
 class WhatIf(Experiment):
-    """The noise of each tensor with other types, and its effect on the outputs alone; then a line of mixes of types."""
+    """Each tensor with other types: its own noise, and its effect on the outputs. Then a line of mixes of types."""
 
     where = "what_if"
     has_runs = has_points = True
@@ -64,7 +65,7 @@ class WhatIf(Experiment):
         }
 
     def _effect(self, quantizer: Quantizer, candidate: Candidate, values: Values) -> Comparison:
-        """The effect on the outputs of one tensor that has a type, with no other rounded."""
+        """Return the comparison of the outputs if only this tensor is rounded, to the candidate's type."""
         config = {quantizer: candidate.apply}
         return compare(self.segments.rerun(values.floats, config, [quantizer], quantized=False), values.twin, self.chosen)
 
@@ -88,7 +89,7 @@ class WhatIf(Experiment):
         return self.segments.quantized | {quantizers[place]: types[place, name].apply for place, name in point.items()}
 
     def report(self, outcome: Outcome) -> dict[str, Any]:
-        """Also fills in `what_if` of the tensors."""
+        """Return the trade-offs. Also fill in `what_if` of the tensors."""
         quantizers = self.segments.twin.quantizers
         for tensor in outcome.tensors:
             quantizer = quantizers[tensor.place]
@@ -113,7 +114,7 @@ class WhatIf(Experiment):
 
 
 def _candidates(quantizer: Quantizer, formats: Sequence[Format]) -> list[Candidate]:
-    """The most precise first."""
+    """Return the types that a tensor may have, the one with the most bits first."""
     own = Candidate(quantizer.type, quantizer.bits, quantizer.apply)
     others = [Candidate(each.name, each.bits, each.apply) for each in formats if each.name != quantizer.type]
     return sorted([own, *others], key=lambda each: -each.bits)
@@ -132,18 +133,18 @@ def _line(
     elements: Mapping[Quantizer, float],
     noise: Mapping[tuple[Quantizer, str], float],
 ) -> list[Mix]:
-    """From all tensors with the least noise to all with the fewest bits. Each step gives one tensor a type of fewer bits: that
-    which adds least noise for each bit that it takes away.
+    """Return points from all tensors with the least noise to all tensors with the fewest bits, at most _POINTS.
 
-    `elements` are those of a sample; `noise` is what a tensor with a type adds to the outputs' by itself. What several add is
-    taken for their sum: the line is chosen by that, and then measured."""
+    Each step gives one tensor a type with fewer bits. It is the step that adds the least noise for each bit saved. `elements`
+    are the numbers of elements in one sample. `noise` is the noise that a tensor of a type adds to the outputs if only this
+    tensor is rounded. The choice of steps assumes that the noise of several tensors adds up; the points are then measured."""
     chosen = {each: min(types, key=lambda type_: (noise[each, type_.type], type_.bits)) for each, types in options.items()}
 
     def bits() -> float:
         return sum(elements[each] * type_.bits for each, type_ in chosen.items())
 
     points = [Mix(bits(), dict(chosen))]
-    # For each tensor its next step; after a step only that tensor's changes.
+    # The next step of each tensor. A step changes only the next step of its own tensor.
     steps = {each: _next(each, chosen[each], types, elements, noise) for each, types in options.items()}
     while any(steps.values()):
         _, quantizer, candidate = min((step for step in steps.values() if step), key=lambda step: step[0])
@@ -152,7 +153,7 @@ def _line(
         points.append(Mix(bits(), dict(chosen)))
     if len(points) <= _POINTS:
         return points
-    # Evenly, by bits.
+    # About evenly spaced in bits.
     first, last = points[0].bits, points[-1].bits
     wanted = [first + (last - first) * index / (_POINTS - 1) for index in range(_POINTS)]
     places = {min(range(len(points)), key=lambda place: abs(points[place].bits - bits)) for bits in wanted}
@@ -166,7 +167,7 @@ def _next(
     elements: Mapping[Quantizer, float],
     noise: Mapping[tuple[Quantizer, str], float],
 ) -> tuple[float, Quantizer, Candidate] | None:
-    """The price of the cheapest step of a tensor, in noise a bit."""
+    """Return the cheapest step of a tensor: its price in noise per bit, the tensor and the new type; None if there is none."""
     prices = []
     for each in types:
         saved = elements[quantizer] * (present.bits - each.bits)
@@ -179,7 +180,7 @@ def _next(
 
 
 def _noise_of(errors: Errors) -> float:
-    """The noise of all outputs, each relative to its signal."""
+    """Return the noise of all outputs, each relative to its signal."""
     return sum(each.noise / each.signal if each.signal else each.noise for each in errors.values())
 
 

@@ -1,1 +1,1 @@
-"""Measures of how far tensors and outputs are off, as sums that add up over batches."""
+"""Measures of the errors of tensors and outputs, as sums that add up over batches."""

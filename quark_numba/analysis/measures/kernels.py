@@ -1,4 +1,4 @@
-"""The loop that adds up how far tensors are apart."""
+"""Loops that add up the differences between tensors, and count saturated elements."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from numba import types
 
 from ...compiling import jit
 
-# Sums are made in so many places side by side, and then added: always in the same order, on any machine and any number of
-# threads.
+# The number of partial sums, which are computed side by side and then added. The order is the same on any machine and with any
+# number of threads.
 LANES = 64
 
-# Sums of squares and products, counts, the ends of x, and the largest differences of `kept` and of `own`, in this order.
+# Sums of squares and products, counts, the least and the largest element of x, and the largest differences of `kept` and `own`
+# from x, in this order.
 FIELDS = (
     *("signal", "energy", "product", "noise", "own_noise", "inherited_noise"),
     *("flushed", "saturated", "least", "most", "largest", "largest_own"),
 )
 
-# The bits of a float64's exponent: alone they are the largest power of two that is not larger, and 0 of 0.
+# The exponent bits of a float64. With all other bits cleared, a positive number becomes the largest power of two that is not
+# larger, and 0 stays 0.
 EXPONENT = np.int64(0x7FF0000000000000)
 
 # Names in the templates that a compilation binds.
@@ -27,9 +29,9 @@ step: Any = None  # _step
 
 
 def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, i: Any, lane: Any, lanes: Any) -> None:
-    """Add element i in the place of a lane. One array for all: the compiler has to see that they do not overlap."""
+    """Add element i to the partial sums of a lane. One array holds all, so that the compiler sees that they do not overlap."""
     value, rounded, came, stays = np.float64(x[i]), np.float64(own[i]), np.float64(arrived[i]), np.float64(kept[i])
-    # The same infinity is no difference.
+    # Equal infinities do not differ.
     error = 0.0 if stays == value else stays - value
     own_error = 0.0 if rounded == value else rounded - value
     inherited = 0.0 if came == value else came - value
@@ -51,11 +53,11 @@ def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, 
 
 
 def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, sums: Any) -> None:
-    """Write what FIELDS names into `sums`.
+    """Write the sums named in FIELDS into `sums`.
 
-    x is the tensor in the float model, `own` is x rounded, `arrived` is the quantized model's tensor before rounding,
-    `kept` that rounded. Elements beyond `lowest` and `highest` that do not stay are saturated. A NaN counts as the largest
-    difference."""
+    x is the tensor in the float model, and `own` is x after rounding. `arrived` and `kept` are the tensor in the quantized
+    model before and after rounding. An element of x below `lowest` or above `highest` is saturated if rounding changes it. A
+    NaN counts as the largest difference."""
     lanes = np.zeros(LANES * 12, np.float64)
     lanes[LANES * 8 : LANES * 9] = np.inf
     lanes[LANES * 9 : LANES * 10] = -np.inf
@@ -85,8 +87,10 @@ def add_up() -> Any:
 
 
 def _saturated_in_blocks(x: Any, own: Any, numbers: Any, highest: Any, largest: Any) -> int:
-    """How many elements of x, in blocks of rows as `numbers` (block, sub-block, most shift, drop, length, inner) have it, are
-    beyond what their block has, `highest` steps, and do not stay. `largest` is room for two rows."""
+    """Return the number of saturated elements of x: those beyond `highest` steps of their block that rounding changes.
+
+    `numbers` describes the blocks: (block, sub-block, most shift, drop, length, inner). They consist of rows of x in the shape
+    (outer, length, inner). `largest` is scratch space for two rows."""
     block, sub_block, max_shift, drop, length, inner = numbers
     count = 0
     below, least = 2.0 ** (-drop) * highest, 2.0 ** (-max_shift)

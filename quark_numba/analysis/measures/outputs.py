@@ -1,4 +1,4 @@
-"""Outputs beside the reference's: how far they are off, and why some cannot be compared."""
+"""Errors of outputs against the reference's, and the reasons why some outputs cannot be compared."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ K = TypeVar("K")
 
 @dataclass
 class Comparison:
-    """The sums of the outputs that can be compared in all batches, and the reasons for the others, by name."""
+    """The error sums of the outputs that can be compared in all batches, and the reasons for the other outputs, by name."""
 
     errors: dict[str, ErrorSums] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Comparison) -> None:
-        """Add what comes later in the data."""
+        """Add the comparison of later batches."""
         self.reasons = other.reasons | self.reasons
         self.errors = {name: errors for name, errors in self.errors.items() if name in other.errors}
         for name, errors in self.errors.items():
@@ -33,8 +33,8 @@ class Comparison:
 
 
 def compare(outputs: Mapping[str, Any], reference: Mapping[str, Any], chosen: Sequence[str] | None = None) -> Comparison:
-    """Output by output, in order, as models that were rewritten may have renamed them: those of the chosen names, or all.
-    Raises ModelError if they are not as many."""
+    """Return the comparison of the outputs named in `chosen`, or of all. Outputs are paired by position, because a rewritten
+    model may have renamed them. Raise ModelError if the numbers of outputs differ."""
     if len(outputs) != len(reference):
         raise ModelError(f"the model has {len(outputs)} outputs, the reference {len(reference)}")
     found = Comparison()
@@ -50,10 +50,10 @@ def compare(outputs: Mapping[str, Any], reference: Mapping[str, Any], chosen: Se
 
 
 def _why_not(y: Any, expected: Any) -> str:
-    """The reason why an output cannot be compared; "" if it can."""
+    """Return the reason why an output cannot be compared; "" if it can."""
     for whose, value in (("it is", y), ("the reference's is", expected)):
         if not (isinstance(value, np.ndarray) and (value.dtype.kind in "fiub" or find(value.dtype))):
-            return f"cannot be compared as {whose} {_kind(value)}, and no array of numbers"
+            return f"cannot be compared because {whose} {_kind(value)}, not an array of numbers"
     return "" if y.shape == expected.shape else f"has shape {y.shape}, the reference's {expected.shape}"
 
 
@@ -66,23 +66,24 @@ def _kind(value: Any) -> str:
 
 
 def common(comparisons: Mapping[K, Comparison]) -> dict[K, Errors]:
-    """The sums of those outputs that can be compared in each of them."""
+    """Return the error sums of the outputs that can be compared in all of the comparisons."""
     names = set.intersection(*({*each.errors} for each in comparisons.values())) if comparisons else set()
     return {key: {name: each.errors[name] for name in each.errors if name in names} for key, each in comparisons.items()}
 
 
 def least_sqnr_db(errors: Errors) -> float:
-    """The least signal-to-quantization-noise ratio of all outputs; NaN counts as the least."""
+    """Return the least signal-to-quantization-noise ratio of all outputs. NaN counts as the least."""
     ratios = [each.sqnr_db for each in errors.values()]
     return min(ratios, key=lambda ratio: (ratio == ratio, ratio), default=float("nan"))
 
 
 @dataclass
 class OutputError:
-    """How far an output is off the reference's, over all data.
+    """The error of an output against the reference's, over all data.
 
-    `same_top`: the share of places, along all but the last axis, whose largest element along the last axis is the reference's,
-    or where the reference's is among the k largest. `accuracy`, `reference_accuracy`: the share where the label is."""
+    Places are the positions along all axes but the last. `same_top` is the share of places where the index of the reference's
+    largest element is among the indices of the output's `top_k` largest. `accuracy` is the share of places where the label is
+    among them, and `reference_accuracy` is the same for the reference."""
 
     name: str
     sqnr_db: float
@@ -108,7 +109,7 @@ def check_names(outputs: Sequence[str] | None) -> None:
 
 
 def check_chosen(outputs: Sequence[str] | None, names: Sequence[str]) -> None:
-    """Raises ModelError for what is none of the model's outputs."""
+    """Raise ModelError if the model has no output of one of these names."""
     for name in outputs or ():
         if name not in names:
             raise ModelError(f"outputs: the model has none named {name!r}; it has {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Sums that measure how far arrays are apart. The sums of two batches add up to those of both, so that no array is kept."""
+"""Sums that measure the differences between arrays. The sums of batches add up, so that no array is kept."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Elements that are converted to float64 at a time.
+# The number of elements that are converted to float64 at a time.
 _CHUNK = 1 << 16
 
 
 class Sums:
-    """A dataclass of numbers that are added; those whose name begins with "largest" or "least" are the largest or the least."""
+    """A dataclass of sums. Fields whose name begins with "largest" or "least" hold a maximum or a minimum instead."""
 
     def add(self, other: Any) -> None:
-        """Add the sums of what comes later in the data."""
+        """Add the sums of later batches."""
         for each in fields(self):  # type: ignore[arg-type]
             one, two = getattr(self, each.name), getattr(other, each.name)
             if each.name.startswith("largest"):
@@ -31,19 +31,20 @@ class Sums:
 
 @dataclass
 class ErrorSums(Sums):
-    """Of an array and what it should be: their squares and product, and those of the difference."""
+    """Sums over an array and the array that is expected: squares, products and differences."""
 
     count: int = 0
-    signal: float = 0.0  # squares of what it should be
-    energy: float = 0.0  # squares of what it is
+    signal: float = 0.0  # squares of the expected array
+    energy: float = 0.0  # squares of the array
     product: float = 0.0
-    noise: float = 0.0  # squares of the difference
+    noise: float = 0.0  # squares of the differences
     absolute: float = 0.0
     largest: float = 0.0
 
     @property
     def sqnr_db(self) -> float:
-        """The signal-to-quantization-noise ratio; inf where there is no noise, nan where there are no finite sums."""
+        """The signal-to-quantization-noise ratio. It is inf if there is no noise, and NaN if a sum is NaN, or if signal and
+        noise are both zero or both infinite."""
         return decibels(self.signal, self.noise)
 
     @property
@@ -64,7 +65,7 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def cosine(signal: float, energy: float, product: float) -> float:
-    """1 where both are zero."""
+    """Return the cosine of the angle between two arrays; 1 if both are zero."""
     if signal == energy == 0:
         return 1.0
     length = math.sqrt(signal) * math.sqrt(energy)
@@ -72,7 +73,7 @@ def cosine(signal: float, energy: float, product: float) -> float:
 
 
 def error_sums(y: NDArray[Any], expected: NDArray[Any]) -> ErrorSums:
-    """The sums of two arrays of numbers of one shape. Two NaNs, and two equal infinities, do not differ."""
+    """Return the sums over two arrays of numbers with the same shape. Two NaNs do not differ, nor do equal infinities."""
     sums = ErrorSums()
     rows, expected_rows = y.reshape(-1), expected.reshape(-1)
     is_integer = y.dtype.kind in "iu" and expected.dtype.kind in "iu"
@@ -84,7 +85,7 @@ def error_sums(y: NDArray[Any], expected: NDArray[Any]) -> ErrorSums:
             noise[(a == b) | (np.isnan(signal) & np.isnan(value))] = 0
             magnitude = np.abs(noise)
             largest = float(magnitude.max())
-            if is_integer:  # float64 has not all of 64 bits
+            if is_integer:  # float64 cannot hold all integers of 64 bits
                 highest, lowest = (choose(a, b).astype(np.uint64) for choose in (np.maximum, np.minimum))
                 largest = float((highest - lowest).max())
             sums.add(
@@ -103,18 +104,18 @@ def error_sums(y: NDArray[Any], expected: NDArray[Any]) -> ErrorSums:
 
 @dataclass
 class TensorSums(Sums):
-    """Of a tensor that is rounded, in the float model and in the quantized one."""
+    """Sums over a rounded tensor, in the float model and in the quantized model."""
 
     count: int = 0
-    signal: float = 0.0  # squares of the float model's
-    energy: float = 0.0  # squares of the quantized model's
+    signal: float = 0.0  # squares of the float model's tensor
+    energy: float = 0.0  # squares of the quantized model's tensor after rounding
     product: float = 0.0
-    noise: float = 0.0  # squares of the difference
-    own_noise: float = 0.0  # of rounding the float model's
-    inherited_noise: float = 0.0  # of the tensor before rounding
+    noise: float = 0.0  # squares of their differences
+    own_noise: float = 0.0  # squares of the error of rounding the float model's tensor
+    inherited_noise: float = 0.0  # squares of the error of the quantized model's tensor before rounding
     flushed: float = 0.0
     saturated: float = 0.0
-    least_code: float = math.inf  # in units of the codes
+    least_code: float = math.inf  # in units of the type's codes
     largest_code: float = -math.inf
     largest: float = 0.0
     largest_own: float = 0.0

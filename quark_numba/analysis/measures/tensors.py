@@ -17,13 +17,13 @@ from .sums import TensorSums, cosine, decibels
 class QuantizedTensor:
     """The measures of a quantized tensor over all data.
 
-    Errors are None for a weight of which the model has only codes, if there is no reference with its float values. For an
-    activation that has another shape in the float model, only its own errors are known.
+    Errors are None for a weight without float values: the model has only its codes, and no reference has the values. If the
+    shape of an activation differs in the float model, only its own errors are known.
 
     Parameters
     ----------
     name : name of the tensor before it is rounded
-    place : number in the order of execution, from 0
+    place : index in the order of execution
     kind : "activation" or "weight"
     type : the quantized type, or the block format
     parameters : scale and zero point, or the least and the largest if there are several; axis; block size
@@ -32,7 +32,8 @@ class QuantizedTensor:
     own_sqnr_db : SQNR of the float model's tensor after rounding: the error of this rounding alone
     inherited_sqnr_db : SQNR of the tensor just before it is rounded: the error from upstream
     cosine, max_abs_error : cosine and largest error of the tensor after rounding
-    saturated : share of the float model's elements that lie beyond the type's range by at least half a step
+    saturated : share of the float model's elements that lie beyond the type's range and change in rounding: by more than half a
+        step for integers, by any amount for floats
     flushed_to_zero : share of elements that are not zero and become zero
     range_used : part of the type's range between the least and the largest element; None for block formats
     what_if : own_sqnr_db with other types, by name
@@ -97,7 +98,7 @@ def _range_used(quantizer: Quantizer, sums: TensorSums) -> float | None:
 
 
 class _Kernels:
-    """Compiled when they are first asked for, as their module imports Numba."""
+    """Kernels that are compiled on first use. Their module imports Numba."""
 
     @created_once
     def add_up(self) -> Any:
@@ -116,8 +117,8 @@ _KERNELS = _Kernels()
 
 
 def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> TensorSums:
-    """The sums of a tensor: x in the float model, before rounding (`arrived`) and after it (`kept`) in the quantized one. If
-    these have another shape than x, only the sums of x."""
+    """Return the sums over a tensor: x in the float model, `arrived` and `kept` before and after rounding in the quantized
+    model. If their shape differs from that of x, the sums are those of x and its own error."""
     own = quantizer.apply(x)
     lowest, highest = -math.inf, math.inf
     form = quantizer.form
@@ -138,7 +139,7 @@ def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> Tens
 
 
 def own_noise(x: Array, rounded: Array) -> float:
-    """The squares of the difference, added up."""
+    """Return the sum of the squared differences."""
     return add_up(x, rounded, x, x, -math.inf, math.inf).own_noise
 
 
@@ -153,7 +154,7 @@ def _saturated_in_blocks(form: Block, x: Array, own: Array) -> int:
         return 0
     blocks, (length, inner) = form.blocks, form.layout(x.shape)
     numbers = blocks.block, blocks.sub_block, blocks.max_shift, blocks.drop, length, inner
-    # What is beyond by less than half a step is rounded to the last.
+    # An element that is beyond the last step by no more than half a step is rounded to it.
     highest = blocks.highest + 0.5 if form.is_whole else float(blocks.highest)
     count: int = _KERNELS.saturated_in_blocks(_flat(x), _flat(own), numbers, highest, np.zeros(2 * inner))
     return count

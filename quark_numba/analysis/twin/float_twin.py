@@ -21,8 +21,8 @@ Model = onnx.ModelProto | str | os.PathLike[str]
 
 
 def load(model: Model, name: str = "model") -> onnx.ModelProto:
-    """The model, whole, its local functions in the place of their calls. Raises ModelError, and TypeError for what is neither a
-    model nor a path."""
+    """Return the whole model, with local functions inlined. Raise ModelError if the model cannot be used, and TypeError if it
+    is neither a model nor a path."""
     if isinstance(model, (str, os.PathLike)):
         model = model_files.load(model)
     elif not isinstance(model, onnx.ModelProto):
@@ -38,13 +38,13 @@ def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         intermediate = ir.from_proto(model)
         functions.inline(intermediate, every=True)
         return ir.to_proto(intermediate)
-    except Exception as error:  # whatever a model that is not valid leads to
+    except Exception as error:  # whatever an invalid model leads to
         reraise_of_signal_handler(error)
         raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
 def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> Twin:
-    """Raises ModelError if the model is not valid."""
+    """Return the float twin. Raise ModelError if the model is not valid."""
     try:
         graph = _graph(model)
         found = find_quantizers(graph)
@@ -60,14 +60,14 @@ def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) 
         _bypass(graph, [*found.quantizers, *found.nested])
         for each in codes:
             if each.weight is None:
-                why = "the reference has no tensor for it" if reference is not None else "and there is no reference"
-                found.unmatched[each.name] = f"the model holds its codes only, {why}"
+                why = "and the reference has no tensor for it" if reference is not None else "and there is no reference"
+                found.unmatched[each.name] = f"the model holds only its codes, {why}"
             _set_weight(graph, each)
         _drop_unused(graph, {name for node in kept.values() for name in used_names(node)})
         return Twin(ir.to_proto(graph.model), found, kept)
     except ModelError:
         raise
-    except Exception as error:  # whatever a model that is not valid leads to
+    except Exception as error:  # whatever an invalid model leads to
         reraise_of_signal_handler(error)
         raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
@@ -83,7 +83,7 @@ def _has_graph(attribute: onnx.AttributeProto) -> bool:
 
 
 def _bypass(graph: Graph, quantizers: list[Quantizer]) -> None:
-    """Let x through where a quantizer rounds it."""
+    """Replace the nodes of each quantizer by a node that passes x on."""
     for quantizer in quantizers:
         first = graph.node(quantizer.nodes[0])
         assert first
@@ -115,7 +115,7 @@ def _passing(graph: Graph, x: ir.Value, y: ir.Value, quantizer: Quantizer) -> ir
 
 
 def _set_weight(graph: Graph, quantizer: Quantizer) -> None:
-    """Put a float tensor in the place of codes."""
+    """Replace the codes of a weight by a float tensor."""
     assert quantizer.rounded is not None
     array = quantizer.rounded if quantizer.weight is None else quantizer.weight.astype(quantizer.rounded.dtype)
     for node in list(graph.model.graph):
@@ -124,7 +124,7 @@ def _set_weight(graph: Graph, quantizer: Quantizer) -> None:
 
 
 def _drop_unused(graph: Graph, used: set[str]) -> None:
-    """Constants that only quantizers used, but for those of these names."""
+    """Remove the initializers that nothing uses any more, except those named in `used`."""
     initializers = graph.model.graph.initializers
     for name, value in list(initializers.items()):
         if not (name in used or value.uses() or value.is_graph_output() or value.is_graph_input()):

@@ -1,4 +1,4 @@
-"""The quantized tensors of a model: what rounds each, and to which values."""
+"""The quantized tensors of a model, with the nodes that round them and the values that they can have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Linear:
-    """A scale and a zero point, of the whole tensor, of each index along an axis, or of blocks along it."""
+    """Scales and zero points: of the whole tensor, of each index along an axis, or of each block along it."""
 
     element_type: ElementType
     scale: Array
@@ -42,7 +42,7 @@ class Linear:
         return self.scale.size == 1
 
     def spread(self, parameter: Array, shape: tuple[int, ...]) -> Array:
-        """A parameter in float64, in a shape that broadcasts to that of x."""
+        """Return a parameter in float64, in a form that broadcasts to `shape`."""
         values = parameter.astype(np.float64)
         if values.size == 1:
             return values.reshape(())
@@ -52,32 +52,32 @@ class Linear:
         return values.reshape([-1 if axis == self.axis % len(shape) else 1 for axis in range(len(shape))])
 
     def codes(self, x: Array) -> Array:
-        """x / scale + zero point in float64, not rounded."""
+        """Return x / scale + zero point in float64, not rounded."""
         zero_point = 0.0 if self.zero_point is None else self.spread(self.zero_point, x.shape)
         with np.errstate(all="ignore"):
             return x.astype(np.float64) / self.spread(self.scale, x.shape) + zero_point
 
     @property
     def code_limits(self) -> tuple[float, float]:
-        """Codes beyond these saturate: for integers, what rounds to no code of the type."""
+        """The limits beyond which codes saturate: the range of the type, and for integers half a step more on each side."""
         half = 0.5 if self.element_type.is_integer else 0.0
         return self.element_type.lowest - half, self.element_type.highest + half
 
     @cached_property
     def only(self) -> tuple[float, float]:
-        """The scale and the zero point, where there is one."""
+        """The scale and the zero point, if there is only one scale."""
         zero_point = 0.0 if self.zero_point is None else float(self.zero_point.astype(np.float64).reshape(-1)[0])
         return float(self.scale.reshape(-1)[0]), zero_point
 
     @cached_property
     def limits(self) -> tuple[float, float]:
-        """Values beyond these saturate, where there is one scale."""
+        """The limits beyond which values of x saturate, if there is only one scale."""
         scale, zero_point = self.only
         ends = [(code - zero_point) * scale for code in self.code_limits]
         return min(ends), max(ends)
 
     def code_range(self, least: float, largest: float) -> tuple[float, float]:
-        """The range of the codes of values between these, if there is one scale."""
+        """Return the range of the codes of values from `least` to `largest`, if there is only one scale."""
         scale, zero_point = self.only
         if scale == 0:
             return -math.inf, math.inf
@@ -85,11 +85,11 @@ class Linear:
         return min(ends), max(ends)
 
     def grid(self, most: int) -> Array | None:
-        """All values that x can become; None if there are several scales, or more values than `most`."""
+        """Return all values that x can become. None: several scales, more than 16 bits, or more values than `most`."""
         if not self.is_per_tensor or self.element_type.bits > 16 or 2**self.element_type.bits > most:
             return None
         scale, zero_point = self.only
-        with np.errstate(invalid="ignore"):  # numpy warns of the codes that are signalling NaN
+        with np.errstate(invalid="ignore"):  # numpy warns about codes that are signalling NaNs
             values = (self.element_type.code_values.astype(np.float64) - zero_point) * scale
         return np.unique(values[np.isfinite(values)])
 
@@ -103,33 +103,33 @@ class Block:
     axis: int
 
     def layout(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """(length, inner) of x as the kernels see it, in an array of shape (outer, length, inner)."""
+        """Return (length, inner) of the shape (outer, length, inner) in which the kernels see x."""
         _, length, inner = block_shape(shape, self.axis, self.blocks.block)
         return length, inner
 
 
 @dataclass(eq=False)
 class Quantizer:
-    """A node, or a pair of nodes, that rounds a tensor.
+    """A quantized tensor, and the nodes that round it: one node, or a quantize node and its dequantize nodes.
 
-    `x` is the name of the tensor before rounding, `ys` are the names of the equal tensors after it. For a weight, `weight` is
-    the float tensor (None if the model has only codes) and `rounded` the rounded one. `clip` are the bounds of an activation
-    function whose work the range of the codes does: tools that quantize leave out a Relu or a Clip that the rounding makes
-    redundant, and the float twin needs it.
+    `x` is the name of the tensor before rounding. `ys` are the names of the tensors after rounding, which are equal. For a
+    weight, `weight` is the float tensor (None if the model has only codes), and `rounded` is the rounded tensor. `clip` holds
+    the bounds of an activation function that the float twin needs and the model may lack: quantization tools leave out a Relu
+    or a Clip if the range of the codes already clips.
     """
 
     name: str
     kind: Kind
     type: str
     parameters: dict[str, Any]
-    bits: float  # an element, with its share of a block's exponent
+    bits: float  # of an element, with its share of a block's scale or exponent
     x: str
     ys: list[str]
     apply: Callable[[Array], Array]
     form: Linear | Block
     nodes: list[ir.Node]
     made_by: str = "an input of the model"
-    users: dict[str, str] = field(default_factory=dict)  # names of nodes, and their operators
+    users: dict[str, str] = field(default_factory=dict)  # operators of the nodes that take the rounded tensor, by name
     clip: tuple[float, float] | None = None
     weight: Array | None = None
     rounded: Array | None = None
@@ -137,8 +137,8 @@ class Quantizer:
 
 @dataclass
 class Found:
-    """The quantized tensors of a model's main graph, in the order of execution; those of subgraphs; and what is no such tensor,
-    by the name of what it rounds, with the reason."""
+    """The quantized tensors of a model: those of the main graph in the order of execution, and those of subgraphs. `unmatched`
+    holds the reasons why tensors are not measured, by name."""
 
     quantizers: list[Quantizer] = field(default_factory=list)
     nested: list[Quantizer] = field(default_factory=list)
@@ -147,10 +147,11 @@ class Found:
 
 @dataclass
 class Twin:
-    """The float model, its nodes sorted. In the place of each quantizer it has a node that lets x through: ``Identity``,
-    ``Cast``, or ``Clip``. `kept` are nodes, by their place, whose subgraphs quantize, as they are in the quantized model.
+    """The float twin, with sorted nodes. Each quantizer is replaced by a node that passes x on: ``Identity``, ``Cast``, or
+    ``Clip``. `kept` holds nodes with subgraphs as they are in the quantized model, by index, if any subgraph quantizes.
 
-    Weights of which there are codes only have the reference's values, or else the dequantized ones, and are listed."""
+    If the model has only codes of a weight, the twin has the reference's float values. If the reference lacks these too, the
+    twin has the dequantized values, and the weight is in `found.unmatched`."""
 
     model: onnx.ModelProto
     found: Found
@@ -178,17 +179,17 @@ def find_quantizers(graph: Graph) -> Found:
             found.quantizers.append(quantizer)
         else:
             found.nested.append(quantizer)
-            found.unmatched[quantizer.name] = "in a subgraph: float in the twin, and not measured by itself"
+            found.unmatched[quantizer.name] = "in a subgraph: it is float in the twin, and not measured"
     return found
 
 
 def label(node: ir.Node) -> str:
-    """A node's name, or what tells it from others where it has none."""
+    """Return the name of a node; its operator and first output if it has no name."""
     return node.name or f"{node.op_type} of {node.outputs[0].name}"
 
 
 def _quantizer(graph: Graph, node: Node) -> Quantizer:
-    """Raises Left where a node rounds no tensor in a way that is known."""
+    """Return the quantizer of a node. Raise Left if the node cannot be measured."""
     if node in graph.reasons:
         raise Left(graph.reasons[node])
     meaning = graph.meaning(node)
@@ -203,13 +204,13 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         if isinstance(meaning, Quantize):
             followers = _followers(graph, node)
         elif isinstance(meaning, Dequantize) and weight is None:
-            raise Left("its codes are neither a constant nor those of a quantize node")
+            raise Left("its codes are neither constant nor from a quantize node")
         form = _linear(meaning)
         type_name, parameters = form.element_type.name, _parameters(form)
         bits = form.element_type.bits + (32 / form.block_size if form.block_size else 0)
         apply = _round_trip(graph, node, meaning, followers, form)
     else:
-        raise Left("it rounds inside of its computation, and is the same in the float twin")
+        raise Left("it rounds within its computation, and is the same in the float twin")
     ys = [each.y for each in followers or [node]]
     producer = node.x.producer()
     made = Quantizer(
@@ -238,7 +239,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     return made
 
 
-# Operators behind which an activation function may be left out.
+# Operators after which a quantized model may lack an activation function.
 _BEFORE_ACTIVATIONS = (
     *("Add", "BatchNormalization", "Conv", "ConvTranspose", "Gemm"),
     *("InstanceNormalization", "MatMul", "Mul", "Sub"),
@@ -246,7 +247,7 @@ _BEFORE_ACTIVATIONS = (
 
 
 def _implied_clip(form: Linear) -> tuple[float, float] | None:
-    """The range of codes that begins at 0: of what is negative it keeps nothing."""
+    """Return the range of the codes if it begins at 0, and so clips negative values; None otherwise."""
     codes = form.element_type
     zero_point = 0 if form.zero_point is None else int(form.zero_point.reshape(-1)[0])
     if not codes.is_integer or not form.is_per_tensor or zero_point != codes.lowest or codes.bits > 16:
@@ -255,11 +256,11 @@ def _implied_clip(form: Linear) -> tuple[float, float] | None:
 
 
 def _followers(graph: Graph, node: Node) -> list[Node]:
-    """The dequantize nodes behind a quantize node, which have the same, constant parameters."""
+    """Return the dequantize nodes downstream of a quantize node. Raise Left if their parameters differ or are not constant."""
     followers = graph.followers(node)
     parameters = [_affine(graph, each) for each in followers]
     if not all(parameters[0].has_same_parameters(each) for each in parameters[1:]):
-        raise Left("several dequantize nodes are behind it, which differ")
+        raise Left("the dequantize nodes downstream of it differ")
     for each in parameters:
         _linear(each)  # raises Left
     return followers
@@ -274,7 +275,7 @@ def _affine(graph: Graph, node: Node) -> Affine[Operand]:
 def _linear(meaning: Affine[Operand]) -> Linear:
     scale, zero_point = meaning.scale.array, meaning.zero_point.array if meaning.zero_point else None
     if scale is None or (meaning.zero_point and zero_point is None):
-        raise Left("its scale or its zero point is no constant")
+        raise Left("its scale or its zero point is not a constant")
     if meaning.element_type is None:
         raise Left("its type is not known")
     return Linear(meaning.element_type, scale, zero_point, meaning.axis, meaning.block_size)
@@ -283,7 +284,7 @@ def _linear(meaning: Affine[Operand]) -> Linear:
 def _round_trip(
     graph: Graph, node: Node, meaning: Affine[Operand], followers: list[Node], form: Linear
 ) -> Callable[[Array], Array]:
-    """Quantize and dequantize, in one step where that gives the same."""
+    """Return a function that quantizes and dequantizes x, in one step if the result is the same."""
     if isinstance(meaning, Dequantize):
         return lambda x: quantize_dequantize(
             x,
@@ -317,7 +318,7 @@ def _round_trip(
 
 
 def _at_once(form: Linear, zero_point: Array, saturate: bool, in_general: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """`in_general`, without its checks where there is one scale: for small tensors they take longer than the kernel."""
+    """Return `in_general` without its checks, for one scale. With small tensors the checks take longer than the kernel."""
     key = select("quantize_dequantize", FLOAT32, FLOAT32, form.element_type, FLOAT32, saturate=saturate)
     scale, zero = form.scale.astype(np.float32).reshape(-1), zero_point.astype(key.zero_point_dtype).reshape(-1)
     if form.element_type.bits < 8:
@@ -334,7 +335,7 @@ def _at_once(form: Linear, zero_point: Array, saturate: bool, in_general: Callab
 
 
 def _parameters(form: Linear) -> dict[str, Any]:
-    """The parameters as reports show them: a scale and a zero point, or the ranges of several."""
+    """Return the parameters as reports show them: a scale and a zero point, or their ranges if there are several."""
     parameters: dict[str, Any] = {"scale": _range(form.scale)}
     if form.zero_point is not None and form.zero_point.astype(np.float64).any():
         parameters["zero_point"] = _range(form.zero_point)

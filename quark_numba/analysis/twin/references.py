@@ -15,15 +15,17 @@ from ...rewriting.fusions import optimised_by_onnx_runtime
 from ...rewriting.graph import Graph
 from .quantizers import Array, Quantizer
 
-# What Quark adds to the name of a tensor, for its codes and for what these are dequantized to.
+# The suffixes that Quark appends to a tensor's name, for its codes and for the dequantized tensor.
 _SUFFIXES = ("_quantized", "_DequantizeLinear_Output")
 
 
 def use_reference(graph: Graph, quantizers: list[Quantizer], reference: onnx.ModelProto) -> None:
-    """Give weights of which there are codes only their float values, where they are found: a constant of the reference of the
-    same name and shape; or one of the same shape that a node of the same operator and the same output takes as the same input,
-    in the reference as it is, or with its constants folded and its normalizations within its convolutions, as ONNX Runtime does
-    it. And where the model lacks an activation function that the reference has, use its bounds."""
+    """Set float values and activation bounds that the model lacks to those of the reference.
+
+    A weight that the model holds only as codes gets the float values of a constant of the same shape. The constant has the same
+    name, or it is the same input of a node with the same operator and output. It is looked up in the reference as it is, and
+    then in the reference as ONNX Runtime simplifies it, with constants folded and normalizations fused into convolutions. A
+    tensor whose activation function the model lacks gets the bounds of the reference's Relu or Clip with that output."""
     without_weight = [each for each in quantizers if each.kind == "weight" and each.weight is None]
     clipped = {each.x: each for each in quantizers if each.clip}
     for candidate in _forms(reference) if without_weight or clipped else ():
@@ -43,7 +45,7 @@ def use_reference(graph: Graph, quantizers: list[Quantizer], reference: onnx.Mod
 
 
 def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
-    """The bounds of a Relu or a Clip; None for other nodes."""
+    """Return the bounds of a Relu or a Clip; None for other nodes."""
     if node.op_type == "Relu":
         return 0.0, math.inf
     if node.op_type != "Clip" or len(node.inputs) < 2:
@@ -54,14 +56,14 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
 
 
 def _forms(reference: onnx.ModelProto) -> Iterator[Graph]:
-    """The reference as it is, and as ONNX Runtime simplifies it."""
+    """Yield the reference as it is, and then as ONNX Runtime simplifies it."""
     yield _graph(reference)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     register(options)
     try:
         simplified = optimised_by_onnx_runtime(reference, options)
-    except Exception as error:  # a reference that ONNX Runtime does not load has no such form
+    except Exception as error:  # ONNX Runtime cannot load the reference
         reraise_of_signal_handler(error)
         return
     yield _graph(simplified)
@@ -75,7 +77,7 @@ Place = tuple[str, str | None, int]
 
 
 def _constants(graph: Graph) -> tuple[dict[str, Array], dict[Place, Array]]:
-    """The constants by name, and by the operator, first output and input index of the nodes that take them."""
+    """Return the constants by name, and by the operator, first output and input index of the nodes that take them."""
     constants: dict[str, Array] = {}
     inputs: dict[Place, Array] = {}
     values = [*graph.model.graph.initializers.values(), *(value for node in graph.model.graph for value in node.outputs)]
@@ -87,14 +89,14 @@ def _constants(graph: Graph) -> tuple[dict[str, Array], dict[Place, Array]]:
         for node, index in value.uses():
             output = node.outputs[0]
             inputs[node.op_type, output.name, index] = array
-            for user, _ in output.uses():  # a quantized model that lacks it has its name before it
+            for user, _ in output.uses():  # without it, the node's output in the quantized model has its name
                 if user.op_type in ("Relu", "Clip"):
                     inputs[node.op_type, user.outputs[0].name, index] = array
     return constants, inputs
 
 
 def _places(graph: Graph, quantizer: Quantizer) -> Iterator[Place]:
-    """The nodes that take the rounded tensor: operator, first output and input index."""
+    """Yield the operator, first output and input index of each node that takes the rounded tensor."""
     for node in graph.model.graph:
         if node.outputs and node.outputs[0].name in quantizer.ys:
             for user, index in node.outputs[0].uses():

@@ -1,8 +1,8 @@
-"""A quantized model in segments: sessions of the nodes between its quantized tensors. The tensors are rounded here.
+"""A quantized model in segments: sessions of the nodes between its quantized tensors. This package rounds the tensors.
 
-One set of sessions computes the quantized model, the float model and everything between, with each tensor at hand. After a
-change only the segments behind it run again. The sessions run on one thread each and fuse nothing, so that every value is the
-one that ONNX Runtime computes by each node alone, and batches run side by side."""
+One set of sessions computes the quantized model, the float model and any mix of the two, and returns each tensor. After a
+change only the downstream segments run again. Each session runs on one thread and fuses nothing, so that ONNX Runtime computes
+each value by its node alone, and batches can run side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .quantizers import Array, Quantizer, Twin
 
 Rounding = Callable[[Array], Array]
 
-# Which quantizers round, and how; the others let their tensor through.
+# The functions by which quantizers round. All other quantizers pass their tensor on.
 Config = Mapping[Quantizer, Rounding]
 
 
@@ -32,7 +32,7 @@ class StoppedError(Exception):
 
 
 class Segment:
-    """Connected nodes between quantized tensors, in two sessions if their subgraphs quantize, too."""
+    """Connected nodes between quantized tensors, as a session; as two, float and quantized, if their subgraphs quantize."""
 
     def __init__(self, inputs: list[str], outputs: list[str], session: Any, kept: Any) -> None:
         self.inputs, self.outputs, self._session, self._kept = inputs, outputs, session, kept
@@ -56,7 +56,7 @@ Part = Segment | Quantizer
 
 
 class Segments:
-    """The parts of a model in the order of execution. `weights` are its constant tensors that are rounded, which come first."""
+    """The parts of a model in the order of execution. `weights` are its rounded constants, which exist before parts run."""
 
     def __init__(self, twin: Twin) -> None:
         self.twin = twin
@@ -70,7 +70,7 @@ class Segments:
         self.stopped = threading.Event()
 
     def _uses(self) -> list[list[str]]:
-        """After each part, what nobody asks for any more."""
+        """Return for each part the names of the values that nothing needs after it."""
         last: dict[str, int] = {}
         for index, part in enumerate(self.parts):
             for name in (part.x, *part.ys) if isinstance(part, Quantizer) else (*part.inputs, *part.outputs):
@@ -86,18 +86,18 @@ class Segments:
 
     @property
     def quantized(self) -> dict[Quantizer, Rounding]:
-        """The config of the model as it is."""
+        """The config of the quantized model as it is."""
         return {each: each.apply for each in self.twin.quantizers}
 
     def start(self, feed: Mapping[str, Array], config: Config) -> dict[str, Any]:
-        """The values before the first part."""
+        """Return the values that exist before the first part runs."""
         values: dict[str, Any] = {**self._constants, **{each.name: feed[each.name] for each in self.inputs}}
         for each in self.weights:
             values |= dict.fromkeys(each.ys, self.weight(each, config.get(each)))
         return values
 
     def weight(self, quantizer: Quantizer, rounding: Rounding | None) -> Array:
-        """The weight after a rounding. The model's own rounding is not computed again."""
+        """Return the weight after a rounding, or in float if it is None. The model's own rounding is not computed again."""
         assert quantizer.rounded is not None
         if rounding == quantizer.apply:
             return quantizer.rounded
@@ -106,7 +106,7 @@ class Segments:
         return _typed(rounding(quantizer.weight), quantizer.rounded)
 
     def run(self, feed: Mapping[str, Array], config: Config, *, quantized: bool) -> dict[str, Any]:
-        """The outputs. `quantized`: whether what is in subgraphs is."""
+        """Return the outputs. `quantized`: whether subgraphs are quantized."""
         values = self.start(feed, config)
         for index, part in enumerate(self.parts):
             self.advance(part, values, config, quantized=quantized)
@@ -127,9 +127,9 @@ class Segments:
     def lockstep(
         self, feed: Mapping[str, Array], see: Callable[[Quantizer, Array, Array, Array], None], *, keep: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The outputs, or all values, of the quantized and of the float model, both computed part by part. `see` gets three
-        arrays for each activation that is rounded: the float model's tensor, and the quantized model's before and after
-        rounding."""
+        """Return the outputs of the quantized model and of the float model, both computed part by part; all values if `keep`.
+        `see` takes three arrays for each rounded activation: the float model's tensor, and the quantized model's before and
+        after rounding."""
         config = self.quantized
         values, floats = self.start(feed, config), self.start(feed, {})
         for index, part in enumerate(self.parts):
@@ -145,8 +145,8 @@ class Segments:
     def rerun(
         self, base: Mapping[str, Any], config: Config, changed: Iterable[Quantizer], *, quantized: bool
     ) -> dict[str, Any]:
-        """The outputs with another config than the one that `base`, all its values, was computed with, which differs for the
-        `changed` quantizers: what does not lie behind these is not computed."""
+        """Return the outputs after a change of config. `base` holds all values before the change, and `changed` are the
+        quantizers whose rounding differs. Only the parts downstream of these are computed."""
         pending = set(changed)
         new: dict[str, Any] = {}
         values = _Overlay(base, new)
@@ -168,7 +168,7 @@ class Segments:
 
 
 class _Overlay(dict[str, Any]):
-    """Values of which the others are those of a base."""
+    """New values, with those of a base for all other names."""
 
     def __init__(self, base: Mapping[str, Any], new: dict[str, Any]) -> None:
         self.base, self.new = base, new
@@ -202,12 +202,12 @@ def _clipped(x: Array, quantizer: Quantizer) -> Array:
 
 
 class _Builder:
-    """Makes the parts of the float twin: quantizers, and segments of all other nodes."""
+    """The builder of the parts of the float twin: quantizers, and segments of all other nodes."""
 
     def __init__(self, twin: Twin) -> None:
         self.twin, self.graph = twin, twin.model.graph
         self.initializers = {each.name: each for each in self.graph.initializer}
-        # These are part of each segment that uses them.
+        # Each segment has copies of the constant nodes that it uses.
         self.constant_nodes = {
             node.output[0]: node for node in self.graph.node if node.op_type == "Constant" and not node.domain
         }
@@ -216,7 +216,7 @@ class _Builder:
         self.types = {each.name: each.type for each in (*session.get_inputs(), *session.get_outputs())}
 
     def _of_all_values(self) -> Any:
-        """A session that is not run: it tells the types of all values, without which segments have no inputs."""
+        """Return a session that does not run. It has the types of all values, which the inputs of segments need."""
         tapped = onnx.ModelProto()
         tapped.CopyFrom(self.twin.model)
         present = {each.name for each in self.graph.output}
@@ -251,11 +251,11 @@ class _Builder:
                 yield self._segment(group, [name for name in made if used_by.get(name, set()) - {place}])
 
     def _groups(self) -> list[Quantizer | list[int]]:
-        """Quantized activations, and the places of the nodes of segments. A node is put to the last segment that an input of it
-        comes from, unless one comes from a quantizer behind that."""
+        """Return the parts: quantized activations, and segments as lists of node indices. A node joins the part that the last
+        of its inputs comes from. If that is a quantizer, or if there is none, the node begins a new segment."""
         quantizers = {name: each for each in self.twin.quantizers for name in each.ys}
         groups: list[Quantizer | list[int]] = []
-        places: dict[str, int] = {}  # of what makes a value, among the groups
+        places: dict[str, int] = {}  # index of the group that each value comes from
         for index, node in enumerate(self.graph.node):
             quantizer = quantizers.get(node.output[0]) if node.output else None
             if quantizer is not None and (quantizer.kind == "weight" or quantizer.ys[0] in places):
@@ -276,13 +276,13 @@ class _Builder:
         return groups
 
     def _used(self, group: list[int]) -> list[str]:
-        """The names of values from outside that the nodes of a segment use, in either form."""
+        """Return the names of the values from outside the segment that its nodes use, in either form."""
         nodes = [node for index in group for node in self._forms(index)]
         made = {name for node in nodes for name in node.output}
         return list(dict.fromkeys(name for node in nodes for name in used_names(node) if name not in made))
 
     def _forms(self, index: int) -> list[onnx.NodeProto]:
-        """A node in the float twin, and in the quantized model if its subgraphs quantize."""
+        """Return the forms of a node: that of the float twin, and that of the quantized model if its subgraphs quantize."""
         return [self.graph.node[index], *([self.twin.kept[index]] if index in self.twin.kept else [])]
 
     def _segment(self, group: list[int], outputs: list[str]) -> Segment:
@@ -307,7 +307,7 @@ class _Builder:
 
 
 def _type_proto(text: str) -> onnx.TypeProto:
-    """The type that a text such as "tensor(float)", "seq(tensor(int64))" or "optional(...)" names."""
+    """Return the type that a text names, such as "tensor(float)", "seq(tensor(int64))" or "optional(...)"."""
     kind, _, inner = text.removesuffix(")").partition("(")
     result = onnx.TypeProto()
     if kind == "tensor":
@@ -317,7 +317,7 @@ def _type_proto(text: str) -> onnx.TypeProto:
     elif kind == "optional":
         result.optional_type.elem_type.CopyFrom(_type_proto(inner))
     else:
-        raise ModelError(f"a value is a {text}: only tensors, and sequences of them, can be put out")
+        raise ModelError(f"a value is a {text}; expected a tensor or a sequence of tensors")
     return result
 
 
