@@ -46,7 +46,7 @@ def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> 
             and dequantize.has_same_parameters(_affine(graph, other))
         )
         if not is_equal or other.y.is_graph_output():
-            raise Left("several dequantize nodes are behind it, which differ or are outputs of their graph")
+            raise Left("the dequantize nodes downstream of it differ, or are outputs of their graph")
     _check(node, quantize, dequantize)
     return found
 

@@ -100,7 +100,7 @@ def test_what_dequantizes_equally_is_shared():
         (
             [*pair(), pair(y="y2", parameters=("scale2", "zero_point"))[1], helper.make_node("Add", ["y", "y2"], ["z"])],
             ["z"],
-            "several dequantize nodes are behind it, which differ",
+            "the dequantize nodes downstream of it differ",
         ),
         ([*pair(), pair(y="y2")[1]], ["y", "y2"], "which differ or are outputs of their graph"),
         ([pair(axis=0)[0], pair(axis=1)[1]], ["y"], None),
