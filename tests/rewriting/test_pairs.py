@@ -102,7 +102,7 @@ def test_what_dequantizes_equally_is_shared():
             ["z"],
             "the dequantize nodes downstream of it differ",
         ),
-        ([*pair(), pair(y="y2")[1]], ["y", "y2"], "which differ or are outputs of their graph"),
+        ([*pair(), pair(y="y2")[1]], ["y", "y2"], "differ, or are outputs of their graph"),
         ([pair(axis=0)[0], pair(axis=1)[1]], ["y"], None),
         ([pair(parameters=("scales", "zeros"), axis=1)[0], pair(parameters=("scales", "zeros"), axis=-2)[1]], ["y"], "other"),
         ([pair(parameters=("scale_in",))[0], pair(parameters=("scale_in",))[1]], ["y"], "the shape of its scale is not known"),
