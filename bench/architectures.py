@@ -1,5 +1,5 @@
-"""Float models with random weights, of the kinds that people quantize, and the same with the quantization nodes that AMD Quark
-inserts: behind each activation, and between each weight and its user."""
+"""Float models of the kinds that people quantize, with random weights. Each also comes with the quantization nodes that AMD
+Quark inserts: behind each activation, and between each weight and its user."""
 
 import itertools
 from functools import lru_cache
@@ -16,7 +16,7 @@ RANGE = 16.0
 
 
 class _Builder:
-    """Adds nodes one behind the other; values are named by numbers."""
+    """Appends nodes, and names their values by numbers."""
 
     def __init__(self) -> None:
         self.nodes, self.initializers = [], []
@@ -43,7 +43,8 @@ class _Builder:
 
 
 def transformer(layers: int = 4, length: int = 128, width: int = 256, heads: int = 4) -> onnx.ModelProto:
-    """Blocks of attention and a Gelu between two MatMuls, with LayerNormalization before each; Gelu as torch exports it."""
+    """Return a transformer: attention, and two MatMuls with a Gelu between, each after a LayerNormalization. The Gelu is as
+    torch exports it."""
     add = _Builder()
 
     def linear(x: str, inner: int, outer: int) -> str:
@@ -71,7 +72,7 @@ def transformer(layers: int = 4, length: int = 128, width: int = 256, heads: int
 
 
 def residual_network(size: int = 160, widths: tuple[int, ...] = (32, 64, 128, 256), blocks: int = 2) -> onnx.ModelProto:
-    """Stages of residual blocks with HardSwish, as in detectors."""
+    """Return a residual network with HardSwish, as in detectors."""
     add = _Builder()
     three, six, zero = (add.constant(np.float32(value)) for value in (3, 6, 0))
 
@@ -91,8 +92,8 @@ def residual_network(size: int = 160, widths: tuple[int, ...] = (32, 64, 128, 25
 
 
 def text_detector(size: int = 160, widths: tuple[int, ...] = (12, 20, 36, 60), pyramid: int = 24) -> onnx.ModelProto:
-    """Inverted residuals with depthwise convolutions and squeeze-and-excite gates, and a feature pyramid, as text detectors on
-    phones have them. Channels are few, and no multiples of a block."""
+    """Return a text detector for phones: inverted residuals with depthwise convolutions and squeeze-and-excite gates, and a
+    feature pyramid. Numbers of channels are small, and not multiples of a block."""
     add = _Builder()
     three, six, zero = (add.constant(np.float32(value)) for value in (3, 6, 0))
     twice = add.constant(np.float32([1, 1, 2, 2]))
@@ -135,7 +136,7 @@ def architecture(name: str) -> onnx.ModelProto:
 
 
 def quantized(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """With a pair of Quark's operators behind every float value."""
+    """Return the model with a pair of Quark's operators behind every float value."""
     element_type = find(name)
     scale = 2 * RANGE / 2**element_type.bits if element_type.is_integer else 1.0
     middle = 2 ** (element_type.bits - 1) if element_type.is_integer and not element_type.is_signed else 0

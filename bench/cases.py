@@ -1,4 +1,4 @@
-"""What is measured: an operation on a type, at a size and granularity."""
+"""The cases to measure: an operation on a type, at a size and granularity."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def is_extended(self) -> bool:
-        """Whether Quark's operators have it."""
+        """Whether Quark's operators have the case."""
         return self.row in EXTENDED_TYPES and not self.block_size
 
     @property
@@ -113,7 +113,7 @@ BLOCK_CASES = [
 
 @dataclass(frozen=True, eq=False)
 class OtherCase:
-    """`shapes` are those of x and of what is constant."""
+    """A normalization or a layer. `shapes` are the shapes of x and of the constants."""
 
     operator: str
     float_operator: str
@@ -148,7 +148,7 @@ OTHER_CASES = [
 
 @lru_cache(maxsize=2)
 def arrays(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, scale and zero point; drawn with one seed."""
+    """Return x, scale and zero point. All are drawn with one seed."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal(case.shape, np.float32) * np.float32(3)
     scale = rng.uniform(0.04, 0.06, case.scale_shape).astype(np.float32)

@@ -18,8 +18,8 @@ MACHINES = (1, 10, 100)
 
 
 def run(folder: Path, workers: int | None) -> dict[str, float]:
-    """Seconds: from the first batch that is done to the last, and by batch those of ONNX Runtime's runs, and those of this
-    process, in which the scheduler and the sums are."""
+    """Return seconds: from the end of the first batch to the end of the last, and for each batch the time of ONNX Runtime's
+    runs and of this process, which runs the scheduler and adds up the sums."""
     marks: list[tuple[float, float]] = []
 
     def tick(done: int, total: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What the raw results carry besides pytest-benchmark's description of the machine."""
+"""Facts that are added to pytest-benchmark's description of the machine."""
 
 from importlib.metadata import PackageNotFoundError, version
 

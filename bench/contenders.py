@@ -1,4 +1,4 @@
-"""Who is measured: for each contender, the cases that it has and how to make a call that only computes."""
+"""The contenders: which cases each has, and how to prepare a call that only computes."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ PEER_LIBRARY = os.environ.get("QUARK_NUMBA_PEER_LIBRARY")
 
 @dataclass(frozen=True)
 class Contender:
-    """`prepare` returns what is to be timed, for cases that it `has`."""
+    """`prepare` returns the function to time. `has` tells whether the contender has a case."""
 
     name: str
     has: Callable[[Case], bool]
@@ -46,7 +46,7 @@ def bound_session(
     threads: int,
     register: Callable[[onnxruntime.SessionOptions], object],
 ) -> Callable[[], object]:
-    """A run of the model whose tensors are bound, so that nothing is copied."""
+    """Return a run of the model. Its tensors are bound, so nothing is copied."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
@@ -84,7 +84,7 @@ def _onnxruntime(case: Case) -> Callable[[], object]:
 
 @lru_cache
 def _onnxruntime_has(operation: str, name: str) -> bool:
-    """What its CPU provider has, it loads."""
+    """Whether ONNX Runtime's CPU provider has the case, found by loading the model."""
     try:
         session(one_node(operation, name, domain="", opset=ONNX_RUNTIMES_OPSET), backend=None)
     except Exception:
@@ -115,7 +115,7 @@ def _has_reference(case: Case) -> bool:
 
 
 def _numpy(case: Case) -> Callable[[], object]:
-    """As one writes it with numpy, with the casts of ml_dtypes, per tensor."""
+    """Return the case as one writes it with numpy and the casts of ml_dtypes, per tensor."""
     x, scale, zero_point = arrays(case)
     dtype, row = case.row.dtype, case.row
     wide = np.float64 if row.bits == 32 else np.float32
@@ -174,7 +174,7 @@ def _copy_slices(source, target, slices):
 
 
 def _copy(case: Case) -> Callable[[], object]:
-    """As many bytes, read and written, as the case's x and y have."""
+    """Return a copy that reads as many bytes as the case's x has, and writes as many as y has."""
     bits = 32 + (case.row.bits if case.row.is_packed else case.row.dtype.itemsize * 8)
     return copy_call(case.size * bits // 16, case.threads)
 

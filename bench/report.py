@@ -1,4 +1,4 @@
-"""Write what `pytest bench --benchmark-json=FILE` found into the README beside this file, between its two marks, and a plot."""
+"""Write the results of `pytest bench --benchmark-json=FILE` into the README beside this file, between its two marks; plot them."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ OURS = ("native session", "extensions session", "direct call")
 
 
 class Results:
-    """Medians in seconds, over the turns of each contender."""
+    """The median seconds of each contender, over its turns."""
 
     def __init__(self, path: Path) -> None:
         content = json.loads(path.read_text())
@@ -40,7 +40,7 @@ class Results:
         return self.seconds.get((group, who))
 
     def ratio(self, case: Case, ours: str, theirs: str) -> float | None:
-        """How many times their speed ours is."""
+        """Return our speed as a multiple of the other contender's."""
         mine, other = self.get(case.group, ours), self.get(case.group, theirs)
         return other / mine if mine and other else None
 
@@ -49,7 +49,7 @@ class Results:
 class Target:
     what: str
     wanted: str
-    measured: Callable[[Results], Iterator[tuple[float, str]]]  # numbers, and of what each is
+    measured: Callable[[Results], Iterator[tuple[float, str]]]  # numbers, and the case of each
     is_least: bool = True
     unit: str = "×"
 

@@ -1,4 +1,4 @@
-"""Each case by each contender that has it. Contenders take turns, thrice, so that a drift of the machine meets all alike."""
+"""Each case by each contender that has it. Contenders take three turns each, so that a drift of the machine affects all."""
 
 from functools import lru_cache
 from itertools import product

@@ -1,4 +1,4 @@
-"""Block formats, 16 M elements, on arrays and in sessions, with a copy of as many bytes."""
+"""Block formats on 16 M elements: calls on arrays, sessions, and a copy of as many bytes."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial

@@ -18,7 +18,7 @@ SCALES = {"x": 1.3e-4, "w": 1.7e-5, "r": 1.7e-5, "b": 1.7e-5, "y": 3.1e-5}
 
 
 def _inputs(case: OtherCase) -> list[np.ndarray]:
-    """x, and what is constant."""
+    """Return x, and the constants."""
     rng = np.random.default_rng(0)
     shapes = case.shapes
     return [

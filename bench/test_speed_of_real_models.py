@@ -1,5 +1,5 @@
-"""Models, as Quark wrote them or would, and optimised, in turns with the float model; and loading them: a classifier, batch 6,
-that Quark quantized, and the architectures of `architectures`."""
+"""Latency and loading of quantized models, as written and optimised, in turns with the float model. The models are a classifier
+that Quark quantized, in batches of 6, and those of `architectures`."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -53,7 +53,7 @@ def _load(model: str, variant: str, threads: int = 2):
 
 @lru_cache
 def _session(model: str, variant: str, threads: int):
-    """As users have it: of optimised models in the blocked layout, too."""
+    """Return a session as users create it: optimised models are in the blocked layout, too."""
     if OPTIMISED not in variant:
         return _load(model, variant, threads)
     options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""What a new process waits for, by its own clock."""
+"""The start-up times of a new process, by its own clock."""
 
 import os
 import subprocess
