@@ -1,4 +1,4 @@
-"""Write the results of `pytest bench --benchmark-json=FILE` into the README beside this file, between its two marks; plot them."""
+"""Write the results of `pytest bench --benchmark-json=FILE` as tables and a plot into the README beside this file."""
 
 import argparse
 import json
