@@ -1,1 +1,1 @@
-"""The ground floor: how Python functions become compiled kernels, once, for all threads, with a cache on disk."""
+"""The lowest floor: it compiles Python functions to kernels, once for all threads, and keeps them in a cache on disk."""

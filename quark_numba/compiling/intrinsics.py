@@ -1,4 +1,4 @@
-"""What Numba's Python cannot say: half precision conversion, and memory by its address, for what ONNX Runtime calls."""
+"""Operations that Numba's Python lacks: float16 conversion, fused multiply-add, and memory by its address for callbacks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _HALF_BITS = ir.IntType(16)
 _WORD = ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
-# Without an instruction for it, LLVM calls a run-time library that is not there, and that ends the process.
+# Without an instruction for the conversion, LLVM calls a run-time library that does not exist here, and the process ends.
 _triple, _, _features = cpu_target.target_context.codegen().magic_tuple()
 HAS_FLOAT16 = JIT_ENABLED and (_triple.startswith("aarch64") or "+f16c" in _features.split(","))
 
-# Without an instruction for it, it takes longer than a division.
+# Without an instruction for it, fused multiply-add takes longer than a division.
 HAS_FMA = JIT_ENABLED and (_triple.startswith("aarch64") or "+fma" in _features.split(","))
 
 
 @intrinsic
 def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c of float32, rounded once. Only where HAS_FMA."""
+    """Return a * b + c in float32, rounded once. Only if HAS_FMA."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fma(*arguments)
@@ -38,7 +38,7 @@ def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
 
 @intrinsic
 def float16_bits(typingctx: Any, value: Any) -> Any:
-    """float32 -> the bits of the nearest float16, ties to even. Only where HAS_FLOAT16."""
+    """float32 -> the bits of the nearest float16, ties to even. Only if HAS_FLOAT16."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), _HALF_BITS)
@@ -48,7 +48,7 @@ def float16_bits(typingctx: Any, value: Any) -> Any:
 
 @intrinsic
 def float16_value(typingctx: Any, bits: Any) -> Any:
-    """The bits of a float16 -> float32. Only where HAS_FLOAT16."""
+    """The bits of a float16 -> float32. Only if HAS_FLOAT16."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
@@ -56,12 +56,12 @@ def float16_value(typingctx: Any, bits: Any) -> Any:
     return types.float32(types.uint16), generate
 
 
-# Memory by its address, an int64. None of these checks anything, or keeps anything alive.
+# The functions below access memory by its address, an int64. They check nothing, and keep nothing alive.
 
 
 @intrinsic
 def array_at(typingctx: Any, address: Any, size: Any, dtype: Any) -> Any:
-    """The array of `size` elements that lies at `address`. Unlike ``numba.carray`` it compiles to no function of its own."""
+    """Return the array of `size` elements at `address`. Unlike ``numba.carray``, this does not compile a separate function."""
     array_type = types.Array(parse_dtype(dtype), 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -76,7 +76,7 @@ def array_at(typingctx: Any, address: Any, size: Any, dtype: Any) -> Any:
 
 @intrinsic
 def record_at(typingctx: Any, address: Any, dtype: Any) -> Any:
-    """The record of a structured `dtype` that lies at `address`; its fields can be read and set."""
+    """Return the record of a structured `dtype` at `address`. Its fields can be read and set."""
     record_type = parse_dtype(dtype)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -90,8 +90,9 @@ LINE = 64  # bytes of a cache line
 
 @intrinsic
 def stack(typingctx: Any, words: Any) -> Any:
-    """The address, a multiple of LINE, of room for int64 words that is there until the calling function returns. Not to be used
-    in a loop. (A vector of 64 bytes that lies in two cache lines takes twice the time.)"""
+    """Return the address of `words` int64 words on the stack, which are free again when the calling function returns. Do not
+    use this in a loop. The address is a multiple of LINE, because a vector of 64 bytes across two cache lines takes twice as
+    long."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         room = builder.alloca(_WORD, arguments[0])
@@ -103,8 +104,8 @@ def stack(typingctx: Any, words: Any) -> Any:
 
 @intrinsic
 def allocate(typingctx: Any, size: Any) -> Any:
-    """The address, a multiple of LINE, of `size` bytes that `release` is to be called with; or 0 if there is no memory. The
-    word before them has the address where the memory begins, which is a multiple of a word."""
+    """Return the address of `size` bytes, a multiple of LINE; 0 if there is no memory. `release` frees them. The word before
+    them holds the address where the allocated memory begins, a multiple of a word."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         size = builder.add(arguments[0], _WORD(LINE))
@@ -120,7 +121,7 @@ def allocate(typingctx: Any, size: Any) -> Any:
 
 @intrinsic
 def release(typingctx: Any, address: Any) -> Any:
-    """Give back what `allocate` gave; nothing if that was 0."""
+    """Free the memory at an address that `allocate` returned; do nothing for 0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         with builder.if_then(builder.icmp_unsigned("!=", arguments[0], _WORD(0))):
@@ -133,8 +134,8 @@ def release(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def copy_streaming(typingctx: Any, target: Any, source: Any, lines: Any) -> Any:
-    """Copy cache lines, to an address that is a multiple of LINE, with stores that do not read what they replace. They may
-    be seen out of order: other threads wait for `fence`."""
+    """Copy cache lines to an address that is a multiple of LINE, with stores that do not read the target's lines first. Other
+    threads may see these stores in another order, unless `fence` follows."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector = ir.VectorType(ir.IntType(8), LINE)
@@ -151,7 +152,7 @@ def copy_streaming(typingctx: Any, target: Any, source: Any, lines: Any) -> Any:
 
 @intrinsic
 def fence(typingctx: Any) -> Any:
-    """What was stored before is seen before what is stored after."""
+    """Let other threads see all earlier stores before any later store."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")
@@ -162,7 +163,7 @@ def fence(typingctx: Any) -> Any:
 
 @intrinsic
 def copy_bytes(typingctx: Any, source: Any, target: Any, size: Any) -> Any:
-    """Copy so many bytes from one address to another; the two do not overlap."""
+    """Copy `size` bytes from one address to another. The two areas do not overlap."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source_address, target_address, count = arguments
@@ -175,10 +176,10 @@ def copy_bytes(typingctx: Any, source: Any, target: Any, size: Any) -> Any:
 
 @intrinsic
 def call(typingctx: Any, address: Any, arguments: Any) -> Any:
-    """Call the C function at `address` with a tuple of integers and return what it leaves in the result register.
+    """Call the C function at `address` with a tuple of integers. Return the content of the result register.
 
-    Pointers, ``size_t`` and ``int64_t`` all go in general registers in the System V and AAPCS64 calling conventions, so
-    64-bit integers stand for each of them; so does the result, which is meaningless for a ``void`` function.
+    The System V and AAPCS64 calling conventions pass pointers, ``size_t`` and ``int64_t`` in general registers, so a 64-bit
+    integer stands for any of them, also for the result. The result of a ``void`` function has no meaning.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -191,7 +192,7 @@ def call(typingctx: Any, address: Any, arguments: Any) -> Any:
 
 @intrinsic
 def ask(typingctx: Any, address: Any, arguments: Any) -> Any:
-    """Call a C function whose last parameter says where it is to write a word: (what it returns, the word)."""
+    """Call a C function whose last parameter is the address of a word that it writes. Return (its result, the word)."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         answer = cgutils.alloca_once(builder, _WORD)

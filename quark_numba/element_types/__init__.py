@@ -1,6 +1,7 @@
-"""The table of ONNX element types: one row each, everything else derived from it.
+"""The table of ONNX element types: a row for each type. All else about a type is derived from its row.
 
-A row holds what cannot be computed: the name, the number in ``onnx.TensorProto.DataType`` and the numpy or ml_dtypes dtype.
+A row holds the facts that cannot be computed: the name, the number in ``onnx.TensorProto.DataType``, and the numpy or ml_dtypes
+dtype.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class ElementType:
-    """One ONNX element type. Rows are the table's own: they are compared by identity."""
+    """An ONNX element type, a row of the table. Rows are compared by identity."""
 
     name: str
     number: int
     dtype: np.dtype[Any]
 
-    # The code that NaN is converted to, for a float format that has none (ONNX, "Float stored in 4 bits" and "Float
-    # stored in 6 bits", tables of Cast).
+    # The code that NaN is converted to, for a float format without NaN (ONNX, "Float stored in 4 bits" and "Float stored in 6
+    # bits", tables of Cast).
     nan_substitute: int | None = None
 
-    # ONNX Runtime's ONNXTensorElementDataType where it is not the number above, and the release since which its CPU provider
-    # has tensors of the type; None if it has none. Before 1.31 it took some of these numbers for others.
+    # ONNX Runtime's ONNXTensorElementDataType, if it differs from `number`; and the first release whose CPU provider has
+    # tensors of the type, None if no release has. Before 1.31 some of these numbers stood for other types.
     ort_number: int | None = None
     ort_release: tuple[int, int] | None = (1, 17)
 
@@ -56,22 +57,22 @@ class ElementType:
 
     @cached_property
     def exponent_bits(self) -> int:
-        """Of a float type."""
+        """The number of exponent bits of a float type."""
         return int(self._info.nexp)
 
     @cached_property
     def mantissa_bits(self) -> int:
-        """Of a float type, the hidden one not counted."""
+        """The number of mantissa bits of a float type, without the hidden bit."""
         return int(self._info.nmant)
 
     @cached_property
     def bias(self) -> int:
-        """Of a float type's exponent."""
+        """The bias of a float type's exponent."""
         return 1 - int(self._info.minexp)
 
     @cached_property
     def has_negative_zero(self) -> bool:
-        """Whether the code of the sign bit alone is -0, and not NaN."""
+        """Whether the code with only the sign bit set is -0, and not NaN."""
         return bool(self.code_values[1 << (self.bits - 1)] == 0)
 
     @cached_property
@@ -84,7 +85,7 @@ class ElementType:
 
     @cached_property
     def nan(self) -> int:
-        """The code that NaN becomes: of a quiet NaN with a clear sign bit, or of the only one, or the substitute."""
+        """The code that NaN is converted to: a quiet NaN with a clear sign bit, the only NaN, or the substitute."""
         if self.nan_substitute is not None:
             return self.nan_substitute
         if self.has_infinity:
@@ -99,21 +100,21 @@ class ElementType:
 
     @cached_property
     def byte_values(self) -> NDArray[np.float32]:
-        """The value that every byte stands for, of a type of less than 8 bits: the bits above a code do not count."""
+        """The value of every byte, for a type of less than 8 bits. The bits above a code are ignored."""
         return np.resize(self.code_values, 256)
 
     @cached_property
     def is_packed(self) -> bool:
-        """Whether ONNX Runtime's tensors hold several elements a byte. numpy's arrays hold one."""
+        """Whether ONNX Runtime's tensors hold several elements per byte. numpy's arrays hold one."""
         return self.bits in (2, 4)
 
     def has_tensors(self, release: tuple[int, ...] | None = None) -> bool:
-        """Whether this release of ONNX Runtime, or the newest, has tensors of the type."""
+        """Whether a release of ONNX Runtime has tensors of the type. None: the newest release."""
         return self.ort_release is not None and (release is None or release >= self.ort_release)
 
     @cached_property
     def storage(self) -> np.dtype[Any]:
-        """The dtype in which kernels see the elements: formats that Numba cannot compute with go as bit patterns."""
+        """The dtype of the elements in kernels. Formats that Numba cannot compute with are passed as bit patterns."""
         if self.dtype.isbuiltin == 1 and self.dtype != np.float16:
             return self.dtype
         return np.dtype(f"uint{8 * self.dtype.itemsize}")
@@ -167,8 +168,8 @@ _BY_SPECIFICATION: dict[Any, ElementType] = {
 
 
 def find(specification: Any) -> ElementType | None:
-    """The element type that a numpy dtype (in any byte order), scalar type or dtype string, a name such as "bfloat16", or a
-    TensorProto number stands for; None where it stands for none of the table."""
+    """Return the element type for a numpy dtype (in any byte order), a scalar type, a dtype string, a name such as
+    "bfloat16", or a number of TensorProto; None if the table has no such type."""
     if isinstance(specification, np.dtype):
         found = _BY_SPECIFICATION.get(specification)
         return found if found else _BY_SPECIFICATION.get(specification.newbyteorder("="))
@@ -185,12 +186,12 @@ def find(specification: Any) -> ElementType | None:
 
 
 def checked(specification: Any, name: str, allowed: Collection[ElementType]) -> ElementType:
-    """The element type that `find` gives, if it is one of those allowed.
+    """Return the element type that `find` returns, if it is in `allowed`.
 
     Raises
     ------
     TypeError
-        Naming `name`, what it is and what was expected.
+        If it is not. The message has `name`, the given type, and the allowed types.
     """
     found = find(specification)
     if found is None or found not in allowed:
@@ -200,10 +201,10 @@ def checked(specification: Any, name: str, allowed: Collection[ElementType]) -> 
 
 
 def named(text: str) -> tuple[ElementType, ...]:
-    """The element types whose names stand in a text, as "uint8 int8"."""
+    """Return the element types whose names are in a text such as "uint8 int8"."""
     return tuple(_BY_SPECIFICATION[name] for name in text.split())
 
 
 def names(element_types: Iterable[ElementType]) -> str:
-    """As "uint8 or int8", for messages."""
+    """Return the names for a message, such as "uint8 or int8"."""
     return " or ".join(element_type.name for element_type in element_types)

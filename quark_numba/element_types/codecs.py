@@ -1,6 +1,6 @@
-"""Codes to values and back: for each row of the table, small functions that are compiled into the kernels.
+"""Conversions between codes and values: small functions for each row of the table, which are compiled into the kernels.
 
-A code's value is exact in float32; that of a 32-bit integer is exact in float64.
+float32 holds the value of any code exactly, except for 32-bit integers, which float64 holds exactly.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from . import FLOAT16, FLOAT32, ElementType
 
 
 def wide_type(element_type: ElementType) -> Any:
-    """float32 or float64: which of the two holds every value of the type."""
+    """Return float32 if it holds every value of the type, otherwise float64."""
     return np.float64 if element_type.is_integer and element_type.bits > 16 else np.float32
 
 
 @functools.cache
 def decoder(element_type: ElementType) -> Any:
-    """Code as stored -> its value in the wide type."""
+    """A code as stored -> its value in the wide type."""
     if element_type is FLOAT32:
         return same
     if element_type.is_integer:
@@ -34,8 +34,8 @@ def decoder(element_type: ElementType) -> Any:
 
 @functools.cache
 def encoder(element_type: ElementType, saturate: bool) -> Any:
-    """float32 -> code of a float type as stored: rounded half to even, and beyond the finite range saturated, or else Inf
-    or what stands for it."""
+    """float32 -> the code of a float type as stored, rounded half to even. Values beyond the finite range saturate, or without
+    `saturate` become Inf or its substitute."""
     if element_type is FLOAT32:
         return same
     if element_type.exponent_bits == 8:
@@ -48,8 +48,8 @@ def encoder(element_type: ElementType, saturate: bool) -> Any:
         return bits
     lowest, highest = np.float32(element_type.lowest), np.float32(element_type.highest)
 
-    # Saturating before rounding is saturating after it: what lies between the largest finite value and the next that
-    # there would be rounds to one of the two, and both saturate to the former.
+    # Saturating before rounding returns the same as saturating after it. A value beyond the largest finite value is rounded to
+    # that value or to a larger one, and both saturate to the largest finite value.
     def encode(value: Any) -> Any:
         value = lowest if value < lowest else value  # NaN stays
         return bits(highest if value > highest else value)
@@ -66,18 +66,19 @@ def rounder(element_type: ElementType) -> Any:
 
 @functools.cache
 def nearest(element_type: ElementType) -> Any:
-    """float32 -> the nearest value of a float type, as float32: ties to even, saturated, of the same sign.
+    """float32 -> the nearest value of a float type, as float32: ties to even, saturated, with the sign of the input.
 
-    The type may have up to 11 bits of precision and 5 of exponent, and the input up to twice its largest finite value.
+    The type may have up to 11 bits of precision and 5 exponent bits. The input may be up to twice the largest finite value.
 
-    For an input with the exponent E, the type keeps `mantissa_bits` bits behind the leading one. `magic` has the exponent
+    For an input with the exponent E, the type keeps `mantissa_bits` bits after the leading 1. `magic` has the exponent
     E + 23 - mantissa_bits and the mantissa 1000..0:
 
         input   0 E                      mmmmmmm dddddddddddddddd    m: kept, d: dropped
-        magic   0 E+(23-mantissa_bits)   10000000000000000000000     its last bit counts as much as the last m
+        magic   0 E+(23-mantissa_bits)   10000000000000000000000     its last bit is worth as much as the last m
 
-    So input + magic is rounded to a multiple of the last kept bit, half to even, as the last bit of `magic` is 0; and taking
-    `magic` away again is exact. For a subnormal of the type, E is that of the smallest normal, as the steps are no smaller.
+    So input + magic is rounded to a multiple of the last kept bit, half to even, because the last bit of `magic` is 0.
+    Subtracting `magic` is exact. For a subnormal of the type, E is the exponent of the smallest normal value, which has the
+    same step.
     """
     u32, f32 = np.uint32, np.float32
     exponent_mask, smallest, highest = u32(0xFF << 23), u32((128 - element_type.bias) << 23), f32(element_type.highest)
@@ -96,7 +97,7 @@ def _integer_decoder(element_type: ElementType) -> Any:
     wide = wide_type(element_type)
     if element_type.bits >= 8:
         return inline(lambda code: wide(code))
-    # The bits above a code are not to be relied on: ml_dtypes clears those of int4, others extend the sign into them.
+    # The bits above a code are undefined: ml_dtypes clears them for int4, others extend the sign into them.
     i32, unused = np.int32, np.int32(32 - element_type.bits)
     if element_type.is_signed:
         return inline(lambda code: wide(i32(i32(i32(code) << unused) >> unused)))
@@ -104,18 +105,19 @@ def _integer_decoder(element_type: ElementType) -> Any:
     return inline(lambda code: wide(i32(i32(code) & mask)))
 
 
-# Numba computes with 64-bit integers unless it is told not to, and vectors then hold half as many: hence every u32.
+# Without the casts to u32, Numba would compute with 64-bit integers, and a vector would hold half as many.
 #
-# A float32 and a code of fewer bits, with the sign at the top of each:
+# The bits of a float32 and of a code with fewer bits; the sign is the highest bit of both:
 #
 #     float32   s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm    exponent biased by 127, 23 bits of mantissa
 #     code      s eeee     mmm                        exponent biased by `bias`, `mantissa_bits` bits of mantissa
 #
-# Below, `exponent_shift` moves an exponent from one bias to the other, and `shift` is by how many bits the mantissas differ.
+# Below, `exponent_shift` converts an exponent from one bias to the other, and `shift` is the difference of the mantissas'
+# widths.
 
 
 def _float_decoder(element_type: ElementType) -> Any:
-    """The bits of a format with no more exponent or mantissa bits than float32 -> float32, exactly."""
+    """The code of a format with at most as many exponent and mantissa bits as float32 -> its exact float32."""
     u32, f32 = np.uint32, np.float32
     shift = u32(23 - element_type.mantissa_bits)
     if element_type.exponent_bits == 8:
@@ -128,8 +130,8 @@ def _float_decoder(element_type: ElementType) -> Any:
     exponent_shift = u32((127 - element_type.bias) << 23)
     subnormal_unit = f32(2.0 ** (1 - element_type.bias - element_type.mantissa_bits))
 
-    # Inf and NaN: with an all-ones exponent as in IEEE formats, or one NaN of all ones (of either sign), or one in the
-    # place of -0.
+    # Inf and NaN have an exponent of all ones, as in IEEE formats. Other formats have one NaN of all ones (of either sign),
+    # or one in the place of -0.
     has_infinity, has_nan, has_negative_zero = element_type.has_infinity, element_type.has_nan, element_type.has_negative_zero
     first_special = u32((2**element_type.exponent_bits - 1) << element_type.mantissa_bits) if has_infinity else magnitude_mask
     special_bits = u32(0xFF << 23) if has_infinity else u32(0x1FF << 22)
@@ -151,9 +153,9 @@ def _float_decoder(element_type: ElementType) -> Any:
 
 
 def _upper_bits_encoder(element_type: ElementType, saturate: bool) -> Any:
-    """The same as `_float_encoder` for a type with the exponents of float32, bfloat16: no exponent is moved, and its subnormals
-    are upper bits of float32's like all others. What rounds to more than the largest finite value has the bits of Inf. The
-    order of magnitudes is that of their bits as integers, so that saturating is taking the lower of two integers."""
+    """Like `_float_encoder`, for a type with float32's exponents (bfloat16). The exponent stays, and the codes of all values,
+    subnormals too, are the upper bits of a float32. A value that is rounded beyond the largest finite value has the bits of
+    Inf. Magnitudes have the order of their bits as integers, so saturating is the minimum of two integers."""
     u32, f32, code_type = np.uint32, np.float32, element_type.storage.type
     shift, sign_bit, magnitude_mask = u32(23 - element_type.mantissa_bits), u32(1 << 31), u32(0x7FFFFFFF)
     one, half_less_one, quiet = u32(1), u32((1 << (22 - element_type.mantissa_bits)) - 1), u32(element_type.nan)
@@ -174,9 +176,9 @@ def _upper_bits_encoder(element_type: ElementType, saturate: bool) -> Any:
 
 @functools.cache
 def upper_bits_rounder(element_type: ElementType) -> Any:
-    """float32 that is no signalling NaN -> the nearest value of a type with the exponents of float32, bfloat16, as float32:
-    ties to even, not saturated. As in `_upper_bits_encoder`, but the sign may stay where it is, as no number is carried into
-    it; and a quiet NaN stays one without its lower bits."""
+    """A float32 other than a signalling NaN -> the nearest value of a type with float32's exponents (bfloat16), as float32:
+    ties to even, not saturated. This is like `_upper_bits_encoder`. But the sign is not removed first, because no number
+    carries into it, and a quiet NaN stays a quiet NaN without its lower bits."""
     u32, f32 = np.uint32, np.float32
     dropped = 23 - element_type.mantissa_bits
     shift, kept = u32(dropped), u32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
@@ -191,22 +193,22 @@ def upper_bits_rounder(element_type: ElementType) -> Any:
 
 
 def _float_encoder(element_type: ElementType, saturated: bool) -> Any:
-    """float32 -> the code of the nearest value, ties to even. `saturated`: no input is beyond the finite range.
+    """float32 -> the code of the nearest value, ties to even. `saturated`: all inputs are within the finite range.
 
-    The code of a normal value are the upper bits of the float32, rounded:
+    The code of a normal value is the upper bits of the float32, rounded:
 
         float32 without sign   eeeeeeee mmm dddddddddddddddddddd    m: kept, d: dropped (`shift` bits)
         + half less one        00000000 000 01111111111111111111
         + the last kept bit    00000000 000 00000000000000000001    if it is 1
 
-    The sum carries into the kept bits exactly when d is more than half a unit of the last m, or is half and that m is 1: ties
-    go to even. A carry out of the mantissa raises the exponent, as it must.
+    The sum carries into the kept bits if d is more than half a unit of the last m, or if d is half a unit and the last m is
+    1. So ties go to even. A carry out of the mantissa raises the exponent, as it must.
 
-    A subnormal of the type is a number of its smallest steps. `magic` is the float32 whose last bit counts as one step, so that
-    adding it rounds to steps, half to even, and leaves their number in the low bits.
+    A subnormal of the type is a multiple of its smallest step. `magic` is the float32 whose last bit is worth one step. So
+    adding `magic` rounds to a multiple of the step, half to even, and the low bits of the sum are the number of steps.
 
-    What comes out beyond the largest finite value becomes Inf, or NaN where there is no Inf, or the largest where there is
-    neither. A NaN, which the sum could carry away, becomes the quiet NaN of its sign, or its substitute.
+    A result beyond the largest finite value becomes Inf, or NaN if the type has no Inf, or the largest value if it has
+    neither. The carry could destroy a NaN, so a NaN becomes the quiet NaN with its sign, or the type's substitute.
     """
     u32, f32, code_type = np.uint32, np.float32, element_type.storage.type
     shift = u32(23 - element_type.mantissa_bits)

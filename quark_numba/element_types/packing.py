@@ -1,5 +1,5 @@
-"""2-, 4- and 6-bit codes, one a byte, to and from ONNX's packed bytes: the first element in the lowest bits
-(onnx.proto, ``TensorProto.raw_data``)."""
+"""Pack codes of 2, 4 and 6 bits, stored one per byte, to ONNX's packed bytes, and unpack them. The first element is in the
+lowest bits (onnx.proto, ``TensorProto.raw_data``)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from numpy.typing import DTypeLike, NDArray
 from ..compiling.lock import created_once
 from . import ELEMENT_TYPES, ElementType, checked
 
-# Bound when `regroup` is compiled.
+# Names in `regroup` that are bound when it is compiled.
 FROM_BITS: Any = None
 TO_BITS: Any = None
 
 
 def regroup(source: Any, target: Any) -> None:
-    """The low FROM_BITS bits of each source byte become the low TO_BITS bits of each target byte, the first ones in the
-    lowest. The other bits of the source do not count, those of the target are 0, and so is what is left of the last byte."""
-    # Words in which both come out even: 8 bits, or of 6-bit codes 24.
+    """Join the low FROM_BITS bits of all source bytes to a stream of bits, the first in the lowest, and split the stream into
+    the low TO_BITS bits of the target bytes. Other bits of the source are ignored. Other bits of the target are 0, and so are
+    the unused bits of its last byte."""
+    # A word holds a whole number of groups on both sides: 8 bits, or 24 bits for 6-bit codes.
     bits = 24 if FROM_BITS == 6 or TO_BITS == 6 else 8
     from_bytes, to_bytes = bits // FROM_BITS, bits // TO_BITS
     from_mask, to_mask = np.uint32(2**FROM_BITS - 1), np.uint32(2**TO_BITS - 1)
@@ -44,7 +45,7 @@ def regroup(source: Any, target: Any) -> None:
 
 @dataclass(frozen=True)
 class _Packing:
-    """`regroup` compiled for codes of `bits` bits, each when it is first asked for."""
+    """The kernels for codes of `bits` bits. Each is compiled on first use."""
 
     bits: int
 
@@ -66,7 +67,7 @@ def _kernel(from_bits: int, to_bits: int) -> Any:
 
 @functools.cache
 def regroup_function(from_bits: int, to_bits: int) -> Any:
-    """`regroup` for compiled functions to call."""
+    """Return `regroup` as a function that compiled functions call."""
     from ..compiling import jit
 
     return jit.function(regroup, f"regroup_{from_bits}_{to_bits}", FROM_BITS=from_bits, TO_BITS=to_bits)
@@ -77,7 +78,7 @@ _PACKINGS = {element_type.bits: _Packing(element_type.bits) for element_type in 
 
 
 def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """``packed_arrays.pack`` of a numpy array."""
+    """Pack a numpy array (see ``packed_arrays.pack``)."""
     array = np.asarray(array)
     element_type = checked(array.dtype, "array", _PACKED)
     codes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -87,7 +88,7 @@ def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def unpack(packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike | str | int) -> NDArray[Any]:
-    """``packed_arrays.unpack`` of a numpy array."""
+    """Unpack a numpy array (see ``packed_arrays.unpack``)."""
     element_type = checked(dtype, "dtype", _PACKED)
     shape = _shape(shape)
     if not isinstance(packed, np.ndarray):
@@ -105,7 +106,7 @@ def unpack(packed: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLi
 
 
 def packed_size(size: int, element_type: ElementType) -> int:
-    """The bytes that hold `size` elements."""
+    """Return the number of bytes that hold `size` elements."""
     return (size * element_type.bits + 7) // 8
 
 

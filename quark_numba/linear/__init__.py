@@ -1,2 +1,2 @@
-"""The wing of QuantizeLinear and its kin: one scale and zero point for a tensor, for each index of an axis, or for each
-block."""
+"""The wing of QuantizeLinear, DequantizeLinear and operators like them. A scale and a zero point belong to a tensor, to an
+index along an axis, or to a block."""

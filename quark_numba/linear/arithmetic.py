@@ -1,6 +1,6 @@
-"""What becomes of one element: scalar functions made for a key, which are compiled into its kernel.
+"""The arithmetic of one element: scalar functions for a key, which are compiled into the key's kernel.
 
-Scales and zero points come as their values, in ``Key.scale_dtype`` and ``Key.zero_point_dtype``; x and y are codes as stored.
+Scales and zero points are passed as values, in ``Key.scale_dtype`` and ``Key.zero_point_dtype``; x and y are codes as stored.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def converter(key: Key) -> Any:
 def _quantizer(key: Key) -> Any:
     """y = saturate(x / scale + zero point) (QuantizeLinear-28; ExtendedQuantizeLinear-1).
 
-    x and scale are rounded to the precision of the division, and so is the quotient. For float types the sum is rounded to
-    float32, to nearest; but from float64 to odd, so that rounding it once more gives what rounding once would.
+    x and scale are rounded to the precision of the division, and so is the quotient. For float types the sum is rounded to the
+    nearest float32. A float64 sum is rounded to odd instead, so that rounding it a second time gives the same as rounding once.
     """
     divide = _divider(key)
     x_value = decoder(key.x)
@@ -43,9 +43,9 @@ def _quantizer(key: Key) -> Any:
 
 @functools.cache
 def _divider(key: Key) -> Any:
-    """(value of x, scale) -> the quotient, in the precision of the key."""
+    """(value of x, scale) -> the quotient, in the key's precision."""
     if key.precision in (FLOAT16, BFLOAT16):
-        # For +, -, *, / of such operands, rounding to float32 first changes nothing (24 >= 2 * 11 + 2 bits).
+        # Rounding +, -, *, / of such operands to float32 first changes nothing (24 >= 2 * 11 + 2 bits).
         precise = rounder(key.precision)
         x_narrow = _to_odd_float32 if wide_type(key.x) is np.float64 else same
         return inline(lambda value, scale: precise(precise(x_narrow(value)) / precise(scale)))
@@ -54,8 +54,8 @@ def _divider(key: Key) -> Any:
 
 
 def _dequantizer(key: Key) -> Any:
-    """y = (x - zero point) * scale (DequantizeLinear-28; ExtendedDequantizeLinear-1), the difference exact for integers,
-    then rounded to float32; the product rounded to float32, and from there to y."""
+    """y = (x - zero point) * scale (DequantizeLinear-28; ExtendedDequantizeLinear-1). The difference is exact for integers, and
+    then rounded to float32. The product is rounded to float32, and then to the type of y."""
     x_value, y_code = decoder(key.x), encoder(key.y, saturate=False)
     float32 = np.float32
 
@@ -66,7 +66,7 @@ def _dequantizer(key: Key) -> Any:
 
 
 def _round_trip(key: Key) -> Any:
-    """What dequantizing gives of what quantizing gives."""
+    """(x, scale, zero point) -> y, quantized and dequantized."""
     if key.quantized.is_integer:
         divide, x_value, multiple = _divider(key), decoder(key.x), _integer_multiple(key)
         return inline(lambda x, scale, zero_point: multiple(divide(x_value(x), scale), scale, zero_point))
@@ -76,8 +76,8 @@ def _round_trip(key: Key) -> Any:
 
 @functools.cache
 def reciprocal_converter(key: Key) -> Any:
-    """(x, reciprocal, scale, zero point) -> y, the same without a division, of scales of which ``has_reciprocal`` says so; None
-    if there is no such way."""
+    """(x, reciprocal, scale, zero point) -> the same y as `converter` returns, without a division, if ``has_reciprocal``
+    accepts the scale and the zero point. Return None if the key has no such function."""
     if key.operation == "dequantize" or key.precision is not FLOAT32 or wide_type(key.x) is not np.float32:
         return None
     x_value, f32 = decoder(key.x), np.float32
@@ -86,7 +86,7 @@ def reciprocal_converter(key: Key) -> Any:
             return None
         return _large_code(key) if key.quantized.bits > 16 and key.operation == "quantize" else _of_saturated(key)
     encode, decode = encoder(key.quantized, key.saturate), decoder(key.quantized)
-    # The product with the reciprocal is the quotient, rounded once as well. Adding 0 makes 0 of -0.
+    # The product with the reciprocal is the quotient, and is also rounded once. Adding 0 turns -0 into 0.
     code_of = inline(lambda x, reciprocal: encode(f32(f32(x_value(x) * reciprocal) + f32(0))))
     if key.operation == "quantize":
         return inline(lambda x, reciprocal, scale, zero_point: code_of(x, reciprocal))
@@ -95,11 +95,11 @@ def reciprocal_converter(key: Key) -> Any:
 
 @functools.cache
 def has_reciprocal(key: Key) -> Any:
-    """(scale, zero point) -> whether ``reciprocal_converter`` takes them.
+    """(scale, zero point) -> whether ``reciprocal_converter`` may be used.
 
-    Of float types: scales that are powers of two, which have an exact reciprocal unless they are next to the largest, and a
-    zero point that is 0, and not -0. Of integers: scales from 2**-64 to 2**64 (see `_quotient`), of which the bounds are right
-    (see `_of_saturated`).
+    For float types, the scale has to be a power of two from 2**-126 to 2**125, whose reciprocal is exact and normal, and the
+    zero point 0, but not -0. For integers, the scale has to be from 2**-64 to 2**64 (see `_quotient`), and the bounds have to
+    be right (see `_of_saturated`).
     """
     if key.quantized.is_integer:
         is_checked, has_right_bounds = key.quantized.bits > 16, _has_right_bounds(key)
@@ -122,28 +122,30 @@ def has_reciprocal(key: Key) -> Any:
 
 @inline
 def _quotient(x: Any, reciprocal: Any, scale: Any) -> Any:
-    """x / scale, rounded to nearest as a division rounds it, where its magnitude is 1/4 to 2**64; a number below 1/2 where it
-    is below 1/4. `reciprocal` is 1 / scale, rounded to nearest, and scale 2**-64 to 2**64.
+    """Return x / scale, rounded to nearest as a division rounds it, if its magnitude is from 1/4 to 2**64. If its magnitude is
+    below 1/4, return some number below 1/2. `reciprocal` is 1 / scale, rounded to nearest; scale is from 2**-64 to 2**64.
 
-    The product is off by 3/2 units in its last place at most: half for its own rounding, one for that of the reciprocal. The
-    remainder is exact, as it needs no more bits than a float32 has, and all of them count at least 2**-112. So the sum is the
-    quotient, but for an error of the correction that is too small to move its rounding (P. Markstein, "Computation of
-    elementary functions on the IBM RISC System/6000 processor", 1990, theorem 8.1; Brisebarre, Muller and Raina, "Accelerating
-    correctly rounded floating-point division when the divisor is known in advance", 2004, section 2).
+    The product differs from the quotient by at most 3/2 units in its last place: half a unit for its own rounding, and one
+    for the rounding of the reciprocal. The remainder is exact: it needs no more bits than a float32 has, and its last bit is
+    worth at least 2**-112. So the sum is the quotient, except for an error of the correction that is too small to change the
+    rounding (P. Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990, theorem 8.1;
+    Brisebarre, Muller and Raina, "Accelerating correctly rounded floating-point division when the divisor is known in
+    advance", 2004, section 2).
     """
     product = np.float32(x * reciprocal)
     return fma(fma(-product, scale, x), reciprocal, product)
 
 
 def _of_saturated(key: Key) -> Any:
-    """``reciprocal_converter`` for round trips through integers, and codes of up to 16 bits. Instead of the quotient, x is
-    saturated: to the float32 next to scale * most, where most is highest - zero point, and to that of the lowest.
+    """``reciprocal_converter`` for round trips through integers, and for codes of up to 16 bits. x is saturated instead of the
+    quotient. The upper bound is scale * most, rounded to float32, where most = highest - zero point. The lower bound is alike.
 
-    Of up to 16 bits, the quotient of the bound is most, but for an error of less than 2**-6, so that it is rounded to it.
+    With up to 16 bits, the quotient of the bound differs from most by less than 2**-6, so it is rounded to most.
 
-    Of 32 bits, the quotient may be some units in the last place away from most. But if it gives the bound again when it is
-    multiplied by scale, as most does, then so does each value between it and most. Only of these can x have a quotient where
-    it makes a difference whether x or the quotient is saturated. `_has_right_bounds` tells whether it does.
+    With 32 bits, the quotient of the bound may differ from most by some units in the last place. most times scale is the bound.
+    If the rounded quotient times scale is the bound as well, then so is the product of each value between them and scale.
+    Saturating x instead of the quotient makes a difference only for quotients between them, so then it makes none.
+    `_has_right_bounds` checks this for a scale.
     """
     x_value, bounds = decoder(key.x), _bounds(key)
 
@@ -156,7 +158,7 @@ def _of_saturated(key: Key) -> Any:
 
     of_saturated = inline(quotient)
     if key.operation == "quantize_dequantize":
-        # The sum makes 0 of -0.
+        # Adding 0 turns -0 into 0.
         return inline(lambda x, r, scale, zero_point: fma(np.rint(of_saturated(x, r, scale, zero_point)), scale, np.float32(0)))
     code_of = _code_of_whole(key.quantized, np.float32)
     return inline(lambda x, r, scale, zero_point: code_of(of_saturated(x, r, scale, zero_point), zero_point))
@@ -164,7 +166,7 @@ def _of_saturated(key: Key) -> Any:
 
 @functools.cache
 def _bounds(key: Key) -> Any:
-    """(scale, zero point) -> between which values x is quantized without being saturated."""
+    """(scale, zero point) -> the two bounds that x is saturated to."""
     f32, wide, lowest, highest = np.float32, key.zero_point_dtype, key.quantized.lowest, key.quantized.highest
     return inline(
         lambda scale, zero_point: (
@@ -175,7 +177,7 @@ def _bounds(key: Key) -> Any:
 
 
 def _has_right_bounds(key: Key) -> Any:
-    """(scale, zero point) -> whether a round trip without saturation gives the bounds (see `_of_saturated`)."""
+    """(scale, zero point) -> whether a round trip of the bounds without saturation returns them (see `_of_saturated`)."""
     f32, bounds = np.float32, _bounds(key)
 
     def has_right_bounds(scale: Any, zero_point: Any) -> Any:
@@ -186,8 +188,8 @@ def _has_right_bounds(key: Key) -> Any:
 
 
 def _large_code(key: Key) -> Any:
-    """``reciprocal_converter`` for codes of 32 bits. They are saturated from a quotient of 2**32 on, so that x is, at 2**33 *
-    scale, which has that very quotient, where the quotients of the largest x would be NaN."""
+    """``reciprocal_converter`` for codes of 32 bits. Quotients of 2**32 and more saturate, so x may be limited to 2**33 *
+    scale, whose quotient is exactly 2**33. Without a limit, `_quotient` would return NaN for the largest x."""
     x_value, code_of, f32 = decoder(key.x), _code_of_quotient(key), np.float32
 
     def convert(x: Any, reciprocal: Any, scale: Any, zero_point: Any) -> Any:
@@ -201,12 +203,12 @@ def _large_code(key: Key) -> Any:
 
 
 def _integer_multiple(key: Key) -> Any:
-    """(quotient, scale, zero point) -> y, of a round trip through integers.
+    """(quotient, scale, zero point) -> y, for a round trip through integers.
 
-    Quantizing gives code = clamp(rint(quotient) + zero point, lowest, highest), and dequantizing takes code - zero point. So
-    the difference is clamp(rint(quotient), lowest - zero point, highest - zero point), whose bounds are exact in the zero
-    point's dtype. Then it is rounded to float32. rint(quotient) is a float32 already, and rounding keeps the order, so that it
-    is enough to round the bounds. As a difference of integers is never -0, 0 is added, which turns -0 into 0.
+    Quantize computes code = clamp(rint(quotient) + zero point, lowest, highest), and dequantize uses code - zero point. So the
+    difference is clamp(rint(quotient), lowest - zero point, highest - zero point). The bounds are exact in the zero point's
+    dtype. Then the difference is rounded to float32. rint(quotient) is a float32 already, and rounding keeps the order, so
+    rounding the bounds is enough. A difference of integers is never -0; adding 0 turns -0 into 0.
     """
     f32 = np.float32
     lowest, highest = (key.zero_point_dtype(bound) for bound in (key.quantized.lowest, key.quantized.highest))
@@ -222,10 +224,10 @@ def _integer_multiple(key: Key) -> Any:
 
 
 def _code_of_quotient(key: Key) -> Any:
-    """(quotient, scale, zero point) -> code: rounded half to even, the zero point added, then saturated; NaN the lowest."""
+    """(quotient, scale, zero point) -> code: round half to even, add the zero point, saturate. NaN becomes the lowest code."""
     if key.y.bits > 16 and key.precision is not FLOAT64:
         return _large_code_of_quotient(key)
-    # The quotient is saturated first, between bounds that are whole and exact in `wide`; that comes to the same.
+    # Saturating the quotient first returns the same, because the bounds are integers and exact in `wide`.
     wide = np.float64 if key.precision is FLOAT64 else np.float32
     lowest, highest, code_of = wide(key.y.lowest), wide(key.y.highest), _code_of_whole(key.y, wide)
 
@@ -240,11 +242,12 @@ def _code_of_quotient(key: Key) -> Any:
 
 
 def _large_code_of_quotient(key: Key) -> Any:
-    """The same for codes of 32 bits, of a quotient in float32.
+    """`_code_of_quotient` for codes of 32 bits and a quotient in float32.
 
-    The rounded quotient is a float32, and saturated where it lies below lowest - zero point, which is 0 or less, or above
-    highest - zero point, which is 0 or more. Of these bounds, the next float32 towards 0 says the same. In between, its
-    magnitude is below 2**32, and the sum the code, whose 32 bits are right if each step is right modulo 2**32.
+    The rounded quotient is a float32. It saturates below lowest - zero point, which is 0 or less, and above highest - zero
+    point, which is 0 or more. Rounding these bounds towards 0 to a float32 does not change the comparisons. Between the
+    bounds, the magnitude of the rounded quotient is below 2**32, and the sum is the code. Its 32 bits are right if each step
+    is right modulo 2**32.
     """
     code, u32, f64, i64 = key.y.storage.type, np.uint32, np.float64, np.int64
     mask = i64(2**32 - 1)
@@ -264,15 +267,15 @@ def _large_code_of_quotient(key: Key) -> Any:
 
 
 def _code_of_whole(element_type: ElementType, wide: Any) -> Any:
-    """(value, zero point) -> the code of the sum, within the type's range; the value is rounded first, half to even.
+    """(value, zero point) -> the code of rint(value) + zero point, which has to be within the type's range.
 
-    `magic` is added, which rounds it. Of float32, 1.5 * 2**23 is
+    Adding `magic` rounds the value, half to even. In float32, 1.5 * 2**23 is
 
         0 10010110 10000000000000000000000      sign, exponent, mantissa
 
-    and its last bit counts as 1. So a sum with a number of magnitude below 2**22 keeps that exponent, and is rounded to a whole
-    number, half to even. Its mantissa is then 2**22 more than that number, in two's complement: the low bits are the
-    number's, for either sign. Of float64 the same holds for 1.5 * 2**52.
+    and its last bit is worth 1. So the sum with a number of magnitude below 2**22 has the same exponent, and is rounded to an
+    integer, half to even. The mantissa of the sum is 2**22 plus this integer. So the low bits of the sum are those of the
+    integer in two's complement, for either sign. In float64 the same holds for 1.5 * 2**52.
     """
     magic, integer = (np.float64(1.5 * 2**52), np.int64) if wide is np.float64 else (np.float32(1.5 * 2**23), np.int32)
     code, mask = element_type.storage.type, integer(2**element_type.bits - 1)
@@ -285,7 +288,7 @@ def _code_of_whole(element_type: ElementType, wide: Any) -> Any:
 
 @inline
 def _to_odd_float32(value: Any) -> Any:
-    """float64 -> float32, to odd: of the two values around an inexact one, the one whose last bit is set."""
+    """float64 -> float32, rounded to odd: a value between two float32 becomes the one whose last bit is set."""
     one = np.uint32(1)
     nearest = np.float32(value)
     bits = nearest.view(np.uint32)
@@ -298,7 +301,7 @@ def _to_odd_float32(value: Any) -> Any:
 
 @inline
 def _toward_zero_float32(value: Any) -> Any:
-    """float64 -> float32, the nearest that is not farther from 0."""
+    """float64 -> float32, rounded towards 0."""
     nearest = np.float32(value)
     below = np.uint32(nearest.view(np.uint32) - np.uint32(1)).view(np.float32)
     return nearest if abs(np.float64(nearest)) <= abs(value) else below

@@ -1,14 +1,14 @@
-"""From the shapes of x, scale and zero point to the loop: which elements share which scale.
+"""Which elements share a scale, from the shapes of x, scale and zero point.
 
-``loop_shape`` is compiled into the native operators as well, where it gets arrays instead of tuples: it uses nothing but
-``len``, indexing and integers, and reports a fault by number. ``FAULTS`` holds the message of each number.
+``loop_shape`` is also compiled into native nodes, which pass arrays instead of tuples. So it uses only ``len``, indexing and
+integers, and reports a fault by its number. ``FAULTS`` has the message of each number.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-# Elements of a row of scales from which on longer ones are no faster.
+# Rows of scales that are longer than this are not faster.
 ROW = 512
 
 NO_FAULT, SCALE_RANK, ZERO_POINT_SHAPE, AXIS, SCALE_LENGTH, BLOCKED_RANK, BLOCKED_SHAPE, BLOCK_SIZE, NO_BLOCK_SIZE = range(9)
@@ -30,22 +30,22 @@ FAULTS = {
 
 
 class Loop(NamedTuple):
-    """How a kernel goes through x and the scales, both in C order.
+    """How a kernel goes through x and the scales. Both are in C order.
 
-    x is seen as an array of shape (outer, length, inner): rows of `inner` elements, `length` of which are an axis. Each `block`
-    rows of an axis are a block; the last block of an axis may have fewer rows. The scales are seen as `rows` rows. Blocks are
-    counted through all of x, and block number b has the scales of row b % rows:
+    x is treated as an array of shape (outer, length, inner): rows of `inner` elements, and `length` rows along the axis.
+    `block` consecutive rows along the axis are a block; the last block of an axis may have fewer rows. The scales are treated
+    as `rows` rows. Blocks are numbered through all of x, and block number b uses row b % rows of the scales:
 
-    - if `vary` is False, a row of scales is one scale, which all elements of the block have;
-    - if it is True, a row of scales is as long as a row of x, and element i of each row of the block has scale i.
+    - If `vary` is False, a row of scales is one scale. All elements of the block share it.
+    - If `vary` is True, a row of scales is as long as a row of x. Element i of each row of the block has scale i.
 
     Examples, of x with shape (4, 6): one scale for all is Loop(1, 1, 24, 1, False). A scale for each index of axis 0 is
     Loop(4, 1, 6, 4, False), of axis 1 Loop(1, 1, 6, 1, True). Blocks of 2 along axis 0, with scales of shape (2, 6), are
     Loop(4, 2, 6, 2, True); along axis 1, with scales of shape (4, 3), Loop(6, 2, 1, 12, False).
 
-    If there are fewer scales than `rows` rows need, they are repeated before the kernel is called: a short row is taken several
-    times in a row of x, so that the inner loop is longer. There are as many zero points as scales, in the same order; but if
-    all are zero, a single one stands for them, as rows of both may not fit the first-level cache beside x.
+    If there are fewer scales than `rows` rows need, they are repeated before the kernel is called: a short row is repeated
+    within a row of x, so that the inner loop is longer. There are as many zero points as scales, in the same order. But if
+    all are zero, a single zero replaces them, because rows of both may not fit into the first-level cache together with x.
     """
 
     length: int
@@ -56,7 +56,7 @@ class Loop(NamedTuple):
 
 
 def size_of(shape: Any) -> int:
-    """How many elements a shape has."""
+    """Return the number of elements of a shape."""
     size = 1
     for i in range(len(shape)):
         size *= shape[i]
@@ -64,7 +64,7 @@ def size_of(shape: Any) -> int:
 
 
 def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int, block_size: int) -> tuple[int, Loop]:
-    """(fault, loop) of shapes given as sequences of integers (QuantizeLinear-28, "granularities")."""
+    """Return (fault, loop) for shapes as sequences of integers (QuantizeLinear-28, "granularities")."""
     nothing = Loop(0, 0, 0, 0, False)
     rank, scale_rank = len(x_shape), len(scale_shape)
     size, scales, zero_points = size_of(x_shape), size_of(scale_shape), size_of(zero_point_shape)
@@ -98,13 +98,13 @@ def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int,
         if scale_shape[0] != length:
             return SCALE_LENGTH, nothing
         if inner == 1:
-            # A short row is repeated, so that kernels have a longer one at a time.
+            # A short row is repeated, so that inner loops are longer.
             row = length if length else 1
             repeated = size // (2 * row) if size // (2 * row) < ROW // row else ROW // row
             return NO_FAULT, Loop(1, 1, length * (repeated if repeated else 1), 1, True)
         return NO_FAULT, Loop(length, 1, inner, length, False)
 
-    # More than an axis has is as good as all of it; and sums with it may be beyond an int64.
+    # A block size beyond the length of the axis means the whole axis. It is lowered, as sums with it might overflow an int64.
     block_size = block_size if block_size < length else length if length else 1
     if (length + block_size - 1) // block_size != scale_shape[axis]:
         return BLOCK_SIZE, nothing
@@ -112,8 +112,8 @@ def loop_shape(x_shape: Any, scale_shape: Any, zero_point_shape: Any, axis: int,
 
 
 def inferred_block_size(x_shape: Any, scale_shape: Any, axis: int) -> tuple[int, int]:
-    """(fault, block size) of a scale that is blocked without saying by how many, where just one size fits; 0 for one that
-    is not blocked. "The accepted range is [ceil(Di/Si), ceil(Di/(Si-1))-1]" (QuantizeLinear-28, block_size)."""
+    """Return (fault, block size) for a blocked scale without a given block size, if exactly one size fits; block size 0 if the
+    scale is not blocked. "The accepted range is [ceil(Di/Si), ceil(Di/(Si-1))-1]" (QuantizeLinear-28, block_size)."""
     rank = len(x_shape)
     is_blocked = len(scale_shape) == rank and (rank > 1 or (rank == 1 and 0 < scale_shape[0] < x_shape[0]))
     if not is_blocked or size_of(scale_shape) == 1 or not -rank <= axis < rank:

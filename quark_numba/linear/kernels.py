@@ -1,4 +1,4 @@
-"""The loops: templates, and their compilation for a key of the dispatch table."""
+"""The loops: templates, and the functions that compile them for a key of the dispatch table."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from . import arithmetic
 from .granularity import Loop
 from .key import Key
 
-# Names in the templates that a compilation binds.
-convert: Any = None  # scalar (x, scale, zero point) -> y, of arithmetic.converter
-convert_by_reciprocal: Any = None  # of arithmetic.reciprocal_converter
-has_reciprocal: Any = None  # of arithmetic
+# Names in the templates. A compilation binds them.
+convert: Any = None  # arithmetic.converter: (x, scale, zero point) -> y
+convert_by_reciprocal: Any = None  # arithmetic.reciprocal_converter
+has_reciprocal: Any = None  # arithmetic.has_reciprocal
 convert_run: Any = None  # constant_scale or constant_reciprocal
 convert_row: Any = None  # varying_scale
 convert_loop: Any = None  # run
 convert_pieces: Any = None  # pieces
 pack: Any = None  # packing.regroup
 unpack: Any = None  # packing.regroup
-decode: Any = None  # of codecs.decoder
+decode: Any = None  # codecs.decoder
 DTYPE: Any = None
 BITS: Any = None
 X_DTYPE: Any = None
@@ -39,36 +39,36 @@ Y_BITS: Any = None
 SCALE_DTYPE: Any = None
 ZERO_POINT_DTYPE: Any = None
 
-# Bytes of y from which on it is written with streaming (non-temporal) stores, past the cache, which would drop it anyway before
-# anyone reads it.
+# If y has at least this many bytes, it is written with streaming (non-temporal) stores, which bypass the cache. The cache is
+# too small to keep it until somebody reads it.
 STREAMING_SIZE = 1 << 24 if jit.JIT_ENABLED else np.iinfo(np.int64).max
 
-# Bytes of y on the way there: they stay in the first-level cache.
+# The bytes of the buffer for streaming stores. It fits into the first-level cache.
 BUFFER = 1 << 13
 
-# Elements that one call of a task converts: 2 to 8 µs of work, so that threads share evenly, at some 20 ns a call. A
-# multiple of what a byte holds of any type: no two tasks touch one byte.
+# The number of elements that one call of a task converts. That is 2 to 8 µs of work, small enough for an even distribution over
+# threads; a call costs some 20 ns. A chunk of any type is a whole number of bytes, so no two tasks touch the same byte.
 CHUNK = 1 << 14
 
-# What a node's tasks share: the addresses of the tensors' elements, how many there are, and the loop. The scales and zero
-# points are in the dtypes that the key has for them.
+# The record that a node's tasks share: addresses and numbers of the tensors' elements, and the loop. The scales and zero points
+# are in the key's dtypes for them.
 WORK = np.dtype(
     [(name, np.int64) for name in ("x", "y", "size", "scale", "scales", "zero_point", "zero_points", *Loop._fields)]
 )
 
 
-# A zero to count from: Numba would compile what it is handed to once more for a literal.
+# The type of a counter that is passed to functions: for a literal, Numba would compile the functions once more.
 signed = np.intp if jit.JIT_ENABLED else int
 
 
 def constant_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
-    """Convert `n` elements from `start` on, all with one scale."""
+    """Convert `n` elements from index `start` on, all with one scale."""
     for i in range(unsigned(start), unsigned(start + n)):
         y[i] = convert(x[i], scale, zero_point)
 
 
 def constant_reciprocal(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
-    """The same, without divisions for scales that allow it."""
+    """Like `constant_scale`, but without divisions if the scale allows it."""
     if has_reciprocal(scale, zero_point):
         reciprocal = np.float32(np.float32(1) / scale)
         for i in range(unsigned(start), unsigned(start + n)):
@@ -79,7 +79,8 @@ def constant_reciprocal(x: Any, scale: Any, zero_point: Any, y: Any, start: int,
 
 
 def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, first: Any) -> None:
-    """Element `start` of x has scale number `first`, the next one the next, and the zero points alike if there are several."""
+    """Convert `n` elements from index `start` on. The first has scale number `first`, the next one the next scale, and so on.
+    The zero points are alike, or one for all."""
     s = unsigned(first - start)
     if zero_point.size == 1:
         one = zero_point[0]
@@ -91,9 +92,8 @@ def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: in
 
 
 def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> None:
-    """Convert x, which begins at element `start` of an array with this ``granularity.Loop``, stretch by stretch: one ends
-    where its scale does, or the row of scales that lies beside it. There are as many zero points as scales, or one for
-    all."""
+    """Convert x, which begins at element `start` of an array with this ``granularity.Loop``. Each pass of the loop converts the
+    elements that share a scale, or a row of scales. There are as many zero points as scales, or one for all."""
     done, size = signed(0), x.size
     if size == 0:
         return
@@ -101,8 +101,8 @@ def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> N
     row = start // inner
     column = start - row * inner
     outer = row // length
-    row -= outer * length  # of its axis
-    in_block = row % block  # row of its block
+    row -= outer * length  # within the axis
+    in_block = row % block  # the row within the block
     scales = (outer * ((length + block - 1) // block) + row // block) % rows  # row of the scales
     while done < size:
         if vary:
@@ -131,8 +131,8 @@ def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> N
 
 
 def pieces(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int, is_streaming: bool, buffer: Any) -> None:
-    """`run`, in one piece; or, if `is_streaming`, by way of the buffer, from which whole cache lines are streamed to y: a
-    line of y that is written whole need not be read first."""
+    """Call `run` once. If `is_streaming`, call it piece by piece with the buffer as output, and stream whole cache lines from
+    the buffer to y: the processor need not read a line that is written whole."""
     at, size = 0, y.size
     head = -y.ctypes.data % LINE // y.itemsize if is_streaming else size
     while at < size:
@@ -149,7 +149,7 @@ def pieces(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int, i
 
 
 def parallel(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, slices: int) -> None:
-    """All of x, on Numba's threads."""
+    """Convert all of x on Numba's threads."""
     is_streaming = y.nbytes >= STREAMING_SIZE
     for i in prange(slices):
         start, stop = i * x.size // slices, (i + 1) * x.size // slices
@@ -158,8 +158,8 @@ def parallel(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, slices: int
 
 
 def task(work_address: int, index: int) -> None:
-    """Chunk `index` of a node's work, on a thread of ONNX Runtime's. Tensors with several elements a byte are taken apart into
-    `codes`, one a byte, or put together from these. The conditions on names in capitals are decided when it is compiled."""
+    """Convert chunk `index` of a node's work, on one of ONNX Runtime's threads. Packed tensors are unpacked to one code a byte
+    before the conversion, and packed after it. Conditions on names in capitals are decided at compile time."""
     work = record_at(work_address, WORK)
     start = index * CHUNK
     size = work.size - start
@@ -178,7 +178,7 @@ def task(work_address: int, index: int) -> None:
         convert_loop(x, scale, zero_point, codes, loop, start)
         pack(codes, array_at(work.y + start * Y_BITS // 8, (size * Y_BITS + 7) // 8, np.uint8))
     else:
-        # All at once; or by way of a buffer from which whole cache lines are streamed to y.
+        # Convert all at once, or piece by piece into a buffer from which whole cache lines are streamed to y.
         is_streaming = work.size * Y_ITEMSIZE >= STREAMING_SIZE and work.y % LINE == 0
         buffer = stack(BUFFER // 8)
         step = BUFFER // Y_ITEMSIZE if is_streaming else size
@@ -195,7 +195,7 @@ def task(work_address: int, index: int) -> None:
 
 
 def widen(source_address: int, target_address: int, count: int) -> None:
-    """The values of `count` codes, as a tensor has them, in a dtype that holds every one of them."""
+    """Convert `count` codes of a tensor to their values, in a dtype that holds every value."""
     per_byte = 8 // BITS if BITS < 8 else 1
     source = array_at(source_address, (count + per_byte - 1) // per_byte, DTYPE)
     target = array_at(target_address, count, SCALE_DTYPE)
@@ -207,13 +207,15 @@ def widen(source_address: int, target_address: int, count: int) -> None:
 
 
 def serial_kernel(key: Key) -> Any:
-    """(x, scale, zero_point, y, loop, start) -> None: flat contiguous arrays, x and y of storage dtypes, scale and
-    zero_point of the key's dtypes for them; the fields of a ``granularity.Loop``; the place of x in what that describes."""
+    """Return the kernel (x, scale, zero_point, y, loop, start) -> None. The arrays are flat and contiguous. x and y have
+    storage dtypes, scale and zero_point the key's dtypes for them. `loop` has the fields of a ``granularity.Loop``, and
+    `start` is the index of x's first element in the array that the loop describes."""
     return jit.kernel(run, f"serial_{key.name}", types.void(*_arrays(key), _LOOP, types.intp), **_parts_of_run(key))
 
 
 def parallel_kernel(key: Key, streaming_size: int = STREAMING_SIZE) -> Any:
-    """(x, scale, zero_point, y, loop, slices) -> None; a y of so many bytes is written with streaming stores."""
+    """Return the kernel (x, scale, zero_point, y, loop, slices) -> None. From `streaming_size` bytes of y on, it uses streaming
+    stores."""
     signature = types.void(*_arrays(key), _LOOP, types.intp)
     name = f"parallel_{key.name}" + (f"_{streaming_size}" if streaming_size != STREAMING_SIZE else "")
     in_pieces = jit.expand(pieces, convert_loop=_run(key))
@@ -221,7 +223,7 @@ def parallel_kernel(key: Key, streaming_size: int = STREAMING_SIZE) -> Any:
 
 
 def task_function(key: Key) -> Any:
-    """The C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
+    """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
     bits = key.quantized.bits
     return jit.c_function(
         task,
@@ -243,8 +245,8 @@ def task_function(key: Key) -> Any:
 
 @functools.cache
 def widen_function(element_type: ElementType, dtype: Any) -> Any:
-    """The C function void (source, target, int64_t count) that makes the elements of a scale or a zero point, as they lie in a
-    tensor, numbers of `dtype`; None where they are that already."""
+    """Return the C function void (source, target, int64_t count) that converts the elements of a scale or a zero point from a
+    tensor's codes to numbers of `dtype`; None if the tensor holds such numbers already."""
     if element_type.dtype == dtype:
         return None
     return jit.c_function(
@@ -273,7 +275,7 @@ def _run(key: Key) -> Any:
     return jit.expand(run, **_parts_of_run(key))
 
 
-# The fields of granularity.Loop, as a plain tuple: of a named one each call would take half a microsecond more.
+# The fields of granularity.Loop as a plain tuple. With a named tuple each call would take half a microsecond longer.
 _LOOP = types.Tuple([types.int64] * 4 + [types.boolean])
 
 

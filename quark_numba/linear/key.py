@@ -1,4 +1,4 @@
-"""What selects a kernel: an operation and its element types."""
+"""Keys of the dispatch table: an operation and its element types."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 from ..element_types import BFLOAT16, FLOAT8E8M0, FLOAT16, FLOAT32, FLOAT64, INT32, ElementType
 from .versions import Operation
 
-# What the division of quantize may be computed in. A dequantizing product always is in float32.
+# The types in which the division of quantize may be computed. The product of dequantize is always in float32.
 PRECISIONS = (FLOAT32, FLOAT16, BFLOAT16, FLOAT64)
 
 
 class Key(NamedTuple):
-    """The dispatch table has a kernel for each. `quantized` is the type of y for "quantize", that of x for "dequantize"; it is
-    also the type of the zero point. `saturate` is the attribute of that name, and True for all but float8 types."""
+    """A key of the dispatch table, which has a kernel for each key. `quantized` is the type of the zero point; it is also the
+    type of y for "quantize" and of x for "dequantize". `saturate` is the attribute of that name, and True except for float8
+    types."""
 
     operation: Operation
     x: ElementType
@@ -26,23 +27,23 @@ class Key(NamedTuple):
 
     @property
     def steps(self) -> tuple[Key, Key]:
-        """Of "quantize_dequantize": the keys of quantize and dequantize, one after the other."""
+        """The keys of the two steps of "quantize_dequantize": quantize, then dequantize."""
         quantize = Key("quantize", self.x, self.quantized, self.quantized, self.precision, self.saturate)
         return quantize, Key("dequantize", self.quantized, self.quantized, self.y)
 
     @property
     def scale_dtype(self) -> Any:
-        """In which kernels take scales: it holds every value of the scale's type."""
+        """The dtype of scales in kernels. It holds every value of the scale's type."""
         return np.float64 if self.precision is FLOAT64 else np.float32
 
     @property
     def zero_point_dtype(self) -> Any:
-        """In which kernels take zero points: it holds every value of the quantized type."""
+        """The dtype of zero points in kernels. It holds every value of the quantized type."""
         return np.float64 if self.quantized.is_integer and self.quantized.bits > 16 else np.float32
 
     @property
     def name(self) -> str:
-        """For symbols: another one for each key."""
+        """A name for symbols and files, unique to the key."""
         types = f"{self.x.name}_{self.quantized.name}_{self.y.name}_{self.precision.name}"
         return f"{self.operation}_{types}{'' if self.saturate else '_unsaturated'}"
 
@@ -57,9 +58,9 @@ def select(
     saturate: bool = True,
     precision: ElementType | None = None,
 ) -> Key:
-    """The key for operands of these types. The precision of the division is that of the scale, "unless the `precision`
-    attribute is specified" (QuantizeLinear-28), but float32 for a float8e8m0 scale, as it cannot hold a quotient, and
-    float64 for an int32 scale, in which quotients of such numbers are as good as exact."""
+    """Return the key for operands of these types. The division has the precision of the scale "unless the `precision`
+    attribute is specified" (QuantizeLinear-28). Two types of scales cannot hold a quotient: float8e8m0 scales divide in
+    float32, and int32 scales in float64, in which quotients of 32-bit integers are as good as exact."""
     if operation == "dequantize":
         return Key(operation, x, quantized, y)
     if precision is None:
@@ -68,5 +69,5 @@ def select(
 
 
 def has_unsaturated_form(quantized: ElementType) -> bool:
-    """ "It only applies for float 8 quantization" (QuantizeLinear-28, saturate)."""
+    """Whether `saturate` = 0 has a meaning: "It only applies for float 8 quantization" (QuantizeLinear-28, saturate)."""
     return quantized.bits == 8 and not quantized.is_integer

@@ -1,4 +1,4 @@
-"""The operators of the wing, version by version: which element types and attributes each has."""
+"""All versions of the wing's operators, each with its element types and attributes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..element_types import ElementType, named
 Operation = Literal["quantize", "dequantize", "quantize_dequantize"]
 Operand = Literal["x", "scale", "quantized", "y"]
 
-# The attributes, and the value that stands for leaving one out.
+# The attributes, each with the value that an omitted attribute has.
 DEFAULTS = {"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": 0, "precision": 0}
 
 
 class Version(NamedTuple):
-    """A version of an operator. `x`, `scale` and `y` are the element types of these; `quantized` those of the zero point, which
-    are also those of y for "quantize" and of x for "dequantize"."""
+    """A version of an operator. `x`, `scale` and `y` are the element types of these tensors. `quantized` are the element
+    types of the zero point; they are also the types of y for "quantize" and of x for "dequantize"."""
 
     operation: Operation
     domain: str
@@ -93,7 +93,7 @@ VERSIONS = (
     ),
 )
 
-# The newest opset that has been looked at.
+# The newest opset of ONNX that the table covers.
 LATEST_OPSET = 28
 
 
