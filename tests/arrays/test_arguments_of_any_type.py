@@ -1,4 +1,4 @@
-"""Public functions with arguments of any type: what comes back is a result, or an error of the documented types."""
+"""Public functions, called with arguments of any type, return a result or raise an error of the documented types."""
 
 import functools
 import random
@@ -102,7 +102,7 @@ OTHERS += [
 OTHERS += [onnx.TensorProto(data_type=99), onnx.TensorProto(data_type=2, dims=[1 << 40]), onnx.ModelProto()]
 OTHERS += [onnx.TensorProto(data_type=1, dims=[1], data_location=1), memoryview(b"abcd"), bytearray(b"ab")]
 
-# What fits an argument more often than chance has it.
+# Values that fit an argument, which a random choice would seldom find.
 FITTING = {
     "packed": [np.arange(2, dtype=np.uint8)],
     "shape": [3, 4, 8, (2, 2), (1, 3)],
@@ -120,7 +120,7 @@ FITTING = {
 MX = ("element_dtype", "axis", "block_size", "rounding_mode")
 BFP = ("bfp_method", "axis", "bit_width", "block_size", "rounding_mode", "sub_block_size", "sub_block_shift_bits")
 ATTRIBUTES = ("axis", "block_size", "output_dtype", "opset", "out")
-# Of a layer that x of shape (2, 3, 4) fits.
+# The attributes of a layer that accepts x of shape (2, 3, 4).
 SCALES = tuple(f"{name}_scale" for name in "xwrby")
 ZERO_POINTS = tuple(f"{name}_zero_point" for name in "xwrby")
 LAYER = functools.partial(
@@ -155,7 +155,7 @@ FUNCTIONS = {
 
 
 def fresh(value, rng):
-    """Arrays are copied, so that those written to stay apart; session options are made anew."""
+    """Return a copy of an array in half of the cases, else the value itself. A write to a copy changes no other argument."""
     if isinstance(value, np.ndarray) and rng.random() < 0.5:
         return value.copy(order="K")
     return value
@@ -168,7 +168,7 @@ def test_any_arguments(function, seconds):
     rng, end, calls, results = random.Random(0), time.monotonic() + seconds, 0, 0
     while calls < 50 or (time.monotonic() < end and positional + keywords):
         calls += 1
-        likely = rng.random() < 0.7  # mostly arrays, or few would get as far as a kernel
+        likely = rng.random() < 0.7  # mostly arrays, because few other values reach a kernel
         pool = ARRAYS if likely else ARRAYS + OTHERS
         arguments = [
             fresh(rng.choice(FITTING.get(name, pool) if likely else pool), rng) for name in positional[: rng.randint(1, 3)]
@@ -187,7 +187,7 @@ def test_any_arguments(function, seconds):
             if before is not None:
                 assert before.tobytes() == out.tobytes(), (arguments, attributes)
         except OSError:
-            assert function is quark_numba.from_tensor_proto  # external data that is not there
+            assert function is quark_numba.from_tensor_proto  # for a missing file of external data
         else:
             results += 1
             assert isinstance(result, np.ndarray | onnx.TensorProto | str | list | tuple | None)

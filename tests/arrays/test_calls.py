@@ -1,4 +1,4 @@
-"""Direct calls against the oracle, and what arrays may look like."""
+"""Direct calls against the oracle, and the arrays that calls accept."""
 
 import array
 import tracemalloc
@@ -51,7 +51,7 @@ def test_output_type():
 
 
 def spellings(name):
-    """Of an element type in an argument."""
+    """Return the ways to name an element type in an argument."""
     dtype = oracle.dtype(name)
     return [name, onnx_models.number(name), dtype, dtype.type, dtype.newbyteorder(">")]
 
@@ -64,7 +64,7 @@ def test_spellings_of_the_output_of_quantize(name):
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
 def test_output_of_dequantize(name):
-    """The type of the scale, unless another is asked for."""
+    """The output has the type of the scale, unless output_dtype is given."""
     codes = np.array([1, -2], np.int8)
     assert dequantize(codes, np.ones((), oracle.dtype(name))).dtype == oracle.dtype(name)
     for spelling in spellings(name):
@@ -129,7 +129,7 @@ def test_layouts(layout, scale_shape):
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
 @pytest.mark.parametrize("block_size", [1, 3])
 def test_layouts_of_blocks(layout, axis, block_size):
-    """Scales and zero points in that layout too."""
+    """Scales and zero points have the same layout as x."""
     arrange = ARRAYS[layout]
     rng = np.random.default_rng(13)
     x_shape, scale_shape = (4, 6, 10), [4, 6, 10]
@@ -155,7 +155,7 @@ def test_layouts_of_blocks(layout, axis, block_size):
 @pytest.mark.parametrize("length", range(14))
 @pytest.mark.parametrize("blocks", range(16))
 def test_inferred_block_size(length, blocks):
-    """Where one alone fits. Sizes beyond the length, of one block, are all the same."""
+    """The block size is inferred if exactly one fits. Sizes beyond the length count as the length: they give a single block."""
     x, scale = np.linspace(-9, 9, 2 * length).astype(np.float32).reshape(2, length), np.full((2, blocks), 0.5, np.float32)
     scale += np.arange(blocks)
     fits = [size for size in range(1, max(2, length + 1)) if -(-length // size) == blocks]
@@ -209,7 +209,7 @@ def test_small_blocks(x_shape, scale_shape, axis, block_size):
 @pytest.mark.parametrize("x_shape", [(), (6,), (2, 3)], ids=str)
 def test_axis_and_block_size_mean_nothing_per_tensor(x_shape, scale_shape):
     if x_shape == (6,) and scale_shape == (1,):
-        scale_shape = ()  # that could be one block
+        scale_shape = ()  # shape (1,) could be one block
     x, scale = np.full(x_shape, 2.6, np.float32), np.full(scale_shape, 0.5, np.float32)
     y = quantize(x, scale, axis=17, block_size=5 * len(x_shape))
     oracle.assert_same_bits(y, np.full(x_shape, 5, np.uint8))
@@ -293,7 +293,7 @@ def test_out_may_overlap_the_inputs():
 @pytest.mark.compiled
 @pytest.mark.parametrize(("order", "copies"), [("C", 0), ("F", 0), ("strided", 1)])
 def test_number_of_copies(order, copies):
-    """Beyond the output, contiguous input costs no memory in proportion to its size, other input one copy."""
+    """Apart from the output, contiguous input costs no memory in proportion to its size, and other input costs one copy."""
     x = np.ones((1000, 1000), np.float32, order="F" if order == "F" else "C")
     if order == "strided":
         x = np.ones((1000, 2000), np.float32)[:, ::2]
@@ -312,7 +312,7 @@ def test_number_of_copies(order, copies):
 )
 @pytest.mark.parametrize("scale_shape", [(), (64,), (64, 1024)], ids=str)
 def test_memory(name, scale_shape):
-    """The output, and at most a MiB more."""
+    """A call allocates its output, and at most 1 MiB more."""
     x = np.ones((64, 1 << 16), np.float32)
     scale = np.full(scale_shape, 0.5, np.float32)
     attributes = {"axis": 1, "block_size": 64} if len(scale_shape) == 2 else {"axis": 0}

@@ -1,4 +1,4 @@
-"""Calls on dask arrays: lazy, and whatever the chunks, the bits of the call on the whole."""
+"""Calls on dask arrays are lazy. For any chunks they give the bits of the call on the whole array."""
 
 import functools
 import pickle
@@ -36,8 +36,8 @@ examples_of = functools.partial(
 
 
 class Call(NamedTuple):
-    """Of a function: arrays that may come as dask arrays, x first, or one tuple of them; the other arguments; the axis along
-    which x has blocks, and their size."""
+    """A call of a function. `arrays` holds the arguments that may be dask arrays, x first, or a single tuple of arrays. `named`
+    holds the other arguments. x has blocks of size `block` along `axis`."""
 
     function: Any
     arrays: list[Any]
@@ -52,7 +52,7 @@ def refuse(*_, **__):
 
 @st.composite
 def chunks(draw, shape):
-    """Of any sizes, zeros among them."""
+    """Draw chunks of any sizes, including 0."""
     found = []
     for length in shape:
         ends = sorted(draw(st.lists(st.integers(0, length), max_size=3)))
@@ -98,7 +98,7 @@ def linear_calls(draw, operation):
 
 @st.composite
 def block_calls(draw, function):
-    """A single element is no block in what rounds there and back."""
+    """Draw a call of a function of block formats. Blocks to dequantize come from the function that quantizes."""
     shape = draw(shapes)
     x = values(shape, draw(st.sampled_from([row.name for row in X_TYPES])), draw(st.integers(0, 99)))
     axis = draw(st.integers(-x.ndim, x.ndim - 1)) if x.ndim else 0
@@ -142,8 +142,8 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two processes."""
-    # Under Wine its psutil is not loaded, which is no ModuleNotFoundError.
+    """A client of a cluster of two processes."""
+    # Under Wine, psutil cannot be loaded, and the error is not a ModuleNotFoundError.
     distributed = pytest.importorskip("distributed", exc_type=ImportError)
     with (
         distributed.LocalCluster(
@@ -155,7 +155,8 @@ def cluster():
 
 
 def check(call, data, get):
-    """Lazily, in each bit, type, shape and chunk what numpy arrays give; and what is cut within a block is refused."""
+    """Check that the call is lazy and gives the bits, types and shapes of the call on numpy arrays. If a chunk ends within a
+    block, the call is refused unless it may rechunk."""
     if isinstance(call.arrays[0], tuple):
         whole = call.function(call.arrays[0], **call.named)
         blocks = [data.draw(lazy(each)) for each in call.arrays[0]]
@@ -190,10 +191,10 @@ def check(call, data, get):
 
 
 def chunk_by_chunk(arrays):
-    """On this thread, a look at each chunk."""
+    """Return the computed arrays, and check the shape of each chunk. Everything runs on this thread."""
     for array in arrays:
         for index in np.ndindex(array.numblocks):
-            chunk = array.blocks[index] if index else array  # dask's blocks of none are none
+            chunk = array.blocks[index] if index else array  # an array without dimensions has no blocks to index
             chunk = chunk.compute(scheduler="synchronous")
             assert chunk.shape == tuple(sizes[i] for sizes, i in zip(array.chunks, index, strict=True))
     return dask.compute(*arrays, scheduler="synchronous")
@@ -236,7 +237,7 @@ def test_arrays_of_several_dimensions_are_packed_in_c_order():
 
 
 def test_only_a_single_element_in_all_passes_through():
-    """1.3 is none of int8's; alone it comes back as it is."""
+    """1.3 is not a value of the int8 format. It comes back unchanged only if it is the only element of the whole array."""
     x = np.array([[1.3], [1.3]], np.float32)
     cut = quark_numba.mx_quantize_dequantize(da.from_array(x, chunks=1), axis=1).compute()
     assert cut.tolist() == quark_numba.mx_quantize_dequantize(x, axis=1).tolist() != x.tolist()
@@ -245,7 +246,7 @@ def test_only_a_single_element_in_all_passes_through():
 
 
 def test_unknown_sizes():
-    """They count where something is cut by them."""
+    """Chunks of unknown size are refused only along an axis whose size the call needs."""
     x = np.arange(-12, 12, dtype=np.float32).reshape(8, 3)
     unknown = da.from_array(x, chunks=(3, 3))
     unknown = unknown[unknown[:, 0] > -7]
@@ -365,7 +366,7 @@ class TestLabels:
 
 
 class Elsewhere:
-    """An array of a device, as its library has it."""
+    """An array on a device, with the attributes that its library gives it."""
 
     dtype, shape, device = np.dtype(np.float32), (3,), "cuda:1"
 

@@ -1,4 +1,4 @@
-"""The tables of types and operators against onnx, numpy and the tests' own oracle."""
+"""The tables of types and operators against onnx, numpy and the oracle of the tests."""
 
 import numpy as np
 import onnx
@@ -37,7 +37,7 @@ def test_every_type_has_an_oracle():
 
 
 def test_every_operator_has_kernels():
-    """And all have the same types."""
+    """The kernels of all operations have the same quantized types."""
     for operation in ("quantize", "dequantize", "quantize_dequantize"):
         table = [key for key in TABLE if key.operation == operation]
         assert {key.quantized.name for key in table} == set(oracle.TYPES)
@@ -69,7 +69,7 @@ def test_limits(name):
 
 @pytest.mark.parametrize("name", [name for name, row in oracle.TYPES.items() if not isinstance(row, oracle.Integer)])
 def test_values_from_fields(name):
-    """What sign, exponent, mantissa and bias say is what ml_dtypes makes of a code, for all finite values."""
+    """The sign, exponent and mantissa of a code and the bias give the value in ml_dtypes, for all finite values."""
     row = find(name)
     assert 1 + row.exponent_bits + row.mantissa_bits == row.bits
     for code, value in enumerate(row.code_values.tolist()):

@@ -1,6 +1,6 @@
 """Direct calls against the oracle: every kernel of the dispatch table, and every combination of types and granularity.
 
-All of it is generated from the package's tables; that the oracle knows every type of theirs is tested elsewhere.
+All cases are generated from the package's tables. Another test checks that the oracle knows every type in the tables.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def dequantize_pieces(x, *arguments, **attributes):
 @keys("quantize")
 @pytest.mark.covering
 def test_quantize_kernel(key):
-    """All inputs of a 16-bit type; of float32 every tie and both its neighbours, among others."""
+    """A 16-bit type has all its values as inputs. The inputs in float32 include every tie and both its neighbours."""
     name, precision = key.y.name, key.precision.name
     zero_points = samples.zero_points(name)
     for scale, zero_point in [(1.0, zero_points[0]), (0.37, zero_points[-1])]:
@@ -48,7 +48,7 @@ def test_quantize_kernel(key):
 @keys("dequantize")
 @pytest.mark.covering
 def test_dequantize_kernel(key):
-    """All codes of up to 16 bits."""
+    """A type of up to 16 bits has all its codes as inputs."""
     name, output = key.x.name, key.y.name
     codes, zero_points = samples.codes(name), samples.zero_points(name)
     for scale, zero_point in [(1.0, zero_points[0]), (0.37, zero_points[-1]), (1e-6, zero_points[0]), (3e36, zero_points[-1])]:
@@ -100,7 +100,7 @@ def test_zero_points_of_zero(granularity, name, last):
 @quantized_types("quantize")
 @pytest.mark.parametrize("scale", samples.SCALES, ids=str)
 def test_quantize_float32(name, scale):
-    """Every tie and both neighbours of each, for scales and zero points of all sizes."""
+    """The inputs include every tie and both its neighbours. Scales and zero points have all sizes."""
     scale = np.float32(scale)
     for zero_point in samples.zero_points(name):
         x = samples.floats(name, scale, zero_point)
@@ -120,7 +120,7 @@ def test_dequantize_to_float32(name, scale):
 @quantized_types("quantize")
 @pytest.mark.parametrize("scale", [0.0, -0.0, -0.5, np.inf, np.nan, 1e-45], ids=str)
 def test_odd_scales(name, scale):
-    """IEEE arithmetic, whatever it gives, and then saturation."""
+    """The result is that of IEEE arithmetic and then saturation, whatever the scale."""
     scale = np.float32(scale)
     for zero_point in [*samples.zero_points(name), np.array(-0.0).astype(oracle.dtype(name))]:
         y = quantize(samples.SPECIAL, scale, zero_point)
@@ -132,7 +132,7 @@ def test_odd_scales(name, scale):
 
 @pytest.mark.parametrize("name", [name for name, row in oracle.TYPES.items() if not isinstance(row, oracle.Integer)])
 def test_unsaturated(name):
-    """`saturate` is of float8 types only."""
+    """`saturate` makes a difference only for float8 types."""
     for scale in np.array([1, 0.37, 1e-30], np.float32):
         for zero_point in samples.zero_points(name):
             x = samples.floats(name, scale, zero_point)
@@ -142,7 +142,7 @@ def test_unsaturated(name):
 
 @pytest.mark.parametrize("code", range(256))
 def test_float8e8m0_scales(code):
-    """2**-127 .. 2**127 and NaN; the quotient is in float32 all the same."""
+    """The scales are 2**-127 .. 2**127 and NaN. The quotient is nevertheless in float32."""
     scale = np.array(code, np.uint8).view(oracle.dtype("float8e8m0"))
     x = samples.SPECIAL
     oracle.assert_same_bits(quantize(x, scale, output_dtype="float8e5m2"), oracle.quantize(x, scale, None, "float8e5m2"))
@@ -153,7 +153,7 @@ def test_float8e8m0_scales(code):
 
 @pytest.mark.parametrize("precision", [None, "float32", "float16", "bfloat16", "float64"])
 def test_int32_scales(precision):
-    """Rounded to the precision once, ties to even included."""
+    """Scales and inputs are rounded to the precision once, with ties to even."""
     scale = np.array([1, -1, 0, 3, 2**24 + 1, 2**31 - 1, -(2**31), *samples.NEAR_TIES], np.int32)
     for x_name in ("int32", "float32"):
         x = np.random.default_rng(8).uniform(-(2.0**31), 2.0**31 - 200, (100, len(scale))).astype(x_name)
@@ -164,7 +164,7 @@ def test_int32_scales(precision):
 
 @pytest.mark.parametrize("name", [name for name, row in oracle.TYPES.items() if row.bits < 8])
 def test_bits_above_a_code_do_not_count(name):
-    """What others make of them: the sign extended, say. Of zero points, too."""
+    """Kernels ignore the unused bits of packed codes and zero points. Other libraries may extend the sign into these bits."""
     codes = np.arange(256, dtype=np.uint8).view(oracle.dtype(name))
     expected = oracle.dequantize(codes, np.float32(1.5), None, name)
     oracle.assert_same_bits(dequantize(codes, np.float32(1.5)), expected)
@@ -174,7 +174,7 @@ def test_bits_above_a_code_do_not_count(name):
     x = np.linspace(-20, 20, 256).astype(np.float32)
     y = quantize(x, scale, codes, axis=0)
     oracle.assert_same_bits(y, oracle.quantize(x, scale, codes, name))
-    assert y.view(np.uint8).max() < 2 ** oracle.TYPES[name].bits  # as ml_dtypes has them
+    assert y.view(np.uint8).max() < 2 ** oracle.TYPES[name].bits  # as in ml_dtypes, unused bits are 0
 
 
 @pytest.mark.parametrize("name", ["int8", "float6e2m3"])
@@ -186,7 +186,7 @@ def test_bits_above_a_code_do_not_count(name):
     ids=str,
 )
 def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
-    """Sizes that threads divide in the middle of rows and blocks."""
+    """Threads divide arrays of these sizes in the middle of rows and blocks."""
     scale, zero_point = scales("float32", scale_shape), zero_points(name, scale_shape)
     x = np.random.default_rng(9).normal(0, 20, x_shape).astype(np.float32)
     spread = [oracle.spread(v, axis, block_size, x_shape) for v in (scale, zero_point)]
@@ -200,7 +200,7 @@ def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
 @pytest.mark.parametrize("name", ["uint8", "bfloat16"])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_past_the_cache(name, offset):
-    """Results of more than 16 MiB, which begin on a cache line or beside one."""
+    """Results are larger than 16 MiB, and begin on a cache line or beside one."""
     x = np.random.default_rng(10).normal(0, 20, (3, (1 << 24) // 3 + 5)).astype(np.float32)
     scale = np.array([0.1, 0.3, 0.7], np.float32)
     out = np.empty(x.size + offset, oracle.dtype(name))[offset:].reshape(x.shape)

@@ -1,4 +1,4 @@
-"""Arrays larger than the memory of the process: lazily through a call, and to and from zarr in pieces."""
+"""Arrays larger than the memory of the process go through a lazy call, and to and from zarr in pieces."""
 
 import subprocess
 import sys
@@ -13,7 +13,8 @@ import quark_numba
 da = pytest.importorskip("dask.array")
 zarr = pytest.importorskip("zarr")
 
-# In a process of so many MiB of addresses, which cannot hold x, of so many MiB. It prints its peak in MiB.
+# The address space of the process is limited to the first argument, in MiB. It cannot hold x, whose size in MiB is the second
+# argument. The process prints its peak of memory in MiB.
 CODE = """
 import re, resource, sys
 limit, size, folder = int(sys.argv[1]) << 20, int(sys.argv[2]) << 20, sys.argv[3]

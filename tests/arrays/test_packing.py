@@ -1,4 +1,4 @@
-"""pack and unpack against numpy's own bits, and ONNX's own tensors."""
+"""pack and unpack against numpy's packing of bits, and against ONNX's own tensors."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from quark_numba.element_types import ELEMENT_TYPES
 PACKED = [pytest.param(row, id=row.name) for row in ELEMENT_TYPES if row.bits < 8]
 
 
-# What this version of onnx knows.
+# The types that this version of onnx knows.
 ONNX_NUMBERS = TensorProto.DataType.values()
 
 
@@ -19,7 +19,7 @@ def codes(row, shape):
 
 
 def packed_bits(elements, row):
-    """One bit after the other, from the lowest bit of the first byte on."""
+    """Return the bits of all elements one after the other, from the lowest bit of the first byte on."""
     bits = np.unpackbits(np.ascontiguousarray(elements).reshape(-1, 1), axis=1, count=row.bits, bitorder="little")
     return np.packbits(bits, bitorder="little")
 
@@ -53,7 +53,7 @@ def test_higher_bits_do_not_count(row):
     sign_extended = array | np.uint8(0xFF << row.bits & 0xFF)
     packed = quark_numba.pack(sign_extended.view(row.dtype))
     np.testing.assert_array_equal(packed, packed_bits(array, row))
-    packed[-1] |= 0xC0  # what the 9 elements leave of the last byte
+    packed[-1] |= 0xC0  # bits of the last byte that the 9 elements do not use
     np.testing.assert_array_equal(quark_numba.unpack(packed, 9, row.dtype).view(np.uint8), array)
 
 
@@ -81,7 +81,7 @@ def test_dtypes_by_name_and_number(specification):
 def test_as_onnx_packs(number):
     tensor = helper.make_tensor("t", number, [7], [0, 1, 1, 0, 1, 0, 1])
     array = quark_numba.from_tensor_proto(tensor)
-    if array.dtype == numpy_helper.to_array(tensor).dtype:  # ml_dtypes', as from onnx 1.19 on
+    if array.dtype == numpy_helper.to_array(tensor).dtype:  # onnx 1.19 and later use ml_dtypes
         assert numpy_helper.from_array(array).raw_data == quark_numba.pack(array).tobytes()
     assert array.astype(int).tolist() == [0, 1, 1, 0, 1, 0, 1]
 

@@ -1,4 +1,4 @@
-"""What holds for any arguments, on arguments that hypothesis invents."""
+"""Properties of calls with any arguments, on arguments that hypothesis generates."""
 
 import numpy as np
 import oracle
@@ -13,7 +13,7 @@ from quark_numba import dequantize, quantize
 from quark_numba.catalog import OPERATORS
 from quark_numba.linear.versions import types
 
-# The first call of a type compiles.
+# The first call with a type compiles its kernel.
 settings.register_profile("quark_numba", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("quark_numba")
 
@@ -27,7 +27,7 @@ positive = st.floats(2.0**-100, 2.0**100, width=32)
 
 @st.composite
 def strided(draw, dtype, elements, **sizes):
-    """An array of any strides: a view of a larger one, reversed, transposed or spread out."""
+    """Draw an array of any strides: a view of a larger one, reversed, transposed or spread out."""
     shape = draw(npst.array_shapes(min_dims=0, max_dims=4, min_side=0, **sizes))
     steps = [draw(st.sampled_from([1, 2, -1, -3])) for _ in shape]
     whole = tuple(size * abs(step) for size, step in zip(shape, steps, strict=True))
@@ -39,7 +39,7 @@ def strided(draw, dtype, elements, **sizes):
 
 @st.composite
 def calls(draw):
-    """x, scale, zero point and type, the attributes, and the scale and zero point of each element."""
+    """Draw x, scale, zero point and type, the attributes, and the scale and zero point of each element."""
     x = draw(strided(draw(st.sampled_from(FULL)), floats, max_side=9))
     name = draw(st.sampled_from(QUANTIZED))
     granularity = draw(st.sampled_from(["tensor", "axis", "block"])) if x.ndim else "tensor"
@@ -60,7 +60,7 @@ def calls(draw):
     return x, scale, zero_point, name, {"axis": axis, "block_size": block_size}, spread
 
 
-# The more, the more kernels are compiled for it.
+# More examples need more kernels to be compiled.
 more_examples = pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.full)])
 
 
@@ -95,7 +95,7 @@ def test_dequantize_is_the_oracles(examples):
 
 @given(strided("float32", st.floats(-(2.0**20), 2.0**20, width=32), max_side=9), positive, st.sampled_from(INTEGERS), st.data())
 def test_what_comes_back_is_within_half_a_step(x, scale, name, data):
-    """Of what is in range; the product and the quotient are rounded, too."""
+    """This holds for values in range, apart from the rounding of the quotient and the product."""
     row = oracle.TYPES[name]
     zero_point = data.draw(st.sampled_from(samples.zero_points(name)))
     lowest, highest = (np.float64(scale) * (bound - int(zero_point)) for bound in (row.lowest, row.highest))

@@ -1,4 +1,4 @@
-"""Tensor protos of every element type, against onnx's own where it knows the type."""
+"""Tensor protos of every element type, against onnx's own where onnx knows the type."""
 
 import numpy as np
 import onnx
@@ -11,7 +11,7 @@ from quark_numba.element_types import ELEMENT_TYPES, FLOAT32, FLOAT64
 ROWS = [pytest.param(row, id=row.name) for row in ELEMENT_TYPES]
 SHAPES = [(), (0,), (1,), (5,), (2, 0, 3), (3, 7)]
 
-# onnx has ml_dtypes for the types that numpy lacks from 1.19 on.
+# From 1.19 on, onnx uses ml_dtypes for the types that numpy lacks.
 MAKES_ML_DTYPES = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16) != np.float32
 
 
@@ -20,7 +20,7 @@ def known(row):
 
 
 def array_of(row, shape):
-    """Elements of any code."""
+    """Return an array of random codes."""
     size = int(np.prod(shape, dtype=np.int64))
     random = np.random.default_rng(6).integers(0, 2 ** min(row.bits, 63), size, np.int64)
     return random.astype(f"u{row.dtype.itemsize}").view(row.dtype).reshape(shape)
@@ -58,7 +58,7 @@ def test_memory_and_byte_order(row):
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_elements_in_the_field_for_the_type(row, shape):
-    """onnx.proto, TensorProto: int32_data and the others."""
+    """The fields, such as int32_data, are those that TensorProto in onnx.proto documents for each type."""
     array = array_of(row, shape)
     tensor = TensorProto(data_type=row.number, dims=shape)
     flat = array.reshape(-1)
@@ -86,7 +86,7 @@ def test_elements_in_the_field_for_the_type(row, shape):
 def test_what_make_tensor_makes(row):
     values = [1, 2, 1] if row.highest > 1 and row.bits > 2 else [1, 0, 1]
     if row.bits in (2, 4) and not MAKES_ML_DTYPES:
-        values = values[:2]  # onnx.helper before 1.19 wants whole bytes
+        values = values[:2]  # onnx.helper before 1.19 expects whole bytes
     tensor = helper.make_tensor("t", row.number, [len(values)], values)
     array = quark_numba.from_tensor_proto(tensor)
     assert array.dtype == row.dtype

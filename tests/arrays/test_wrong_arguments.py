@@ -1,4 +1,4 @@
-"""Every wrong argument of a direct call is named, with what came and what is expected; nothing is written."""
+"""The error for a wrong argument of a direct call names the argument, its value and the expected ones. `out` is not written."""
 
 import ml_dtypes
 import numpy as np

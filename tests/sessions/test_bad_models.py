@@ -1,4 +1,4 @@
-"""Models that are broken: ONNX Runtime's error, and no crash; other sessions go on."""
+"""Broken models give ONNX Runtime's error and no crash, and other sessions go on."""
 
 import warnings
 
@@ -88,7 +88,7 @@ def test_broken_models(name):
 @pytest.mark.parametrize("part", [0, 1, 7, 20, 50, 80, 99])
 @pytest.mark.parametrize("damage", ["cut", "zeros", "noise"])
 def test_damaged_files(part, damage, tmp_path):
-    """Some damage leaves a model that can be read, after all; it must not crash either."""
+    """Every damaged file gives an error. A model that can still be read despite the damage must not crash either."""
     content = one_node("quantize", "int8").SerializeToString()
     start = len(content) * part // 100
     rest = len(content) - start
@@ -128,7 +128,7 @@ def test_wrong_shapes(operation, x, scale, zero_point, axis):
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)], ids=str)
 @pytest.mark.parametrize("operation", ["quantize", "dequantize"])
 def test_no_elements(operation, shape):
-    """Which is no fault."""
+    """Arrays without elements are not an error."""
     x = np.ones(shape, "float32" if operation == "quantize" else "int8")
     y = run(session(one_node(operation, "int8")), x=x, scale=np.float32(1), zero_point=np.int8(0))
     assert y.shape == shape
@@ -142,7 +142,7 @@ def silent_options():
 
 
 def test_the_model_that_is_mutated():
-    """It is sound, and has what each pass looks for."""
+    """The model is valid, and every pass finds something to rewrite in it."""
     whole, x = mutated_models.sound(), np.linspace(-3, 3, 12, dtype=np.float32).reshape(4, 3)
     expected = session(whole).run(None, {"x": x})[0]
     assert quark_numba.InferenceSession(whole).run(None, {"x": x})[0].tobytes() == expected.tobytes()
@@ -152,7 +152,8 @@ def test_the_model_that_is_mutated():
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 def test_mutated_models(count, tmp_path):
-    """They run, or get an error of this package or of ONNX Runtime, which has its own for names that are no UTF-8."""
+    """Mutated models run, or raise an error of this package or of ONNX Runtime. ONNX Runtime raises UnicodeDecodeError for
+    names that are not UTF-8."""
     whole, path, refused = mutated_models.sound(), tmp_path / "mutated.onnx", 0
     for seed in range(count):
         path.write_bytes(mutated_models.mutated(np.random.default_rng(seed), whole))

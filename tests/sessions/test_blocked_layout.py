@@ -1,4 +1,4 @@
-"""ONNX Runtime's blocked layout through regions: sessions that have it beside those that have not."""
+"""ONNX Runtime's blocked layout through regions. Sessions with the layout are compared with sessions without it."""
 
 import collections
 import json
@@ -32,12 +32,12 @@ def options(threads=2):
 
 
 def laid_out(source):
-    """Optimised, in the blocked layout; None if it is not kept."""
+    """Return the optimised model in the blocked layout, None if no region keeps the layout."""
     return blocked_layout.blocked(optimize(source), options()).model
 
 
 def left(source):
-    """How many regions are not in the layout, by the reason."""
+    """Return the number of regions that are not in the layout, by the reason."""
     return dict(blocked_layout.blocked(optimize(source), options()).left)
 
 
@@ -65,7 +65,7 @@ def outputs(source, feeds, **named):
 
 @pytest.mark.parametrize("variant", default_of(FLOAT_VARIANTS, "bf16"))
 def test_real_models(variant):
-    """Fewer tensors are laid out anew. What comes out may differ by what ONNX Runtime's pools differ by."""
+    """Fewer tensors are reordered. Outputs may differ as much as ONNX Runtime's pools differ between the layouts."""
     path = MODELS / f"textline_cls_{variant}.onnx"
     after = laid_out(path)
     assert count(after, "Region") == count(optimize(path), "Region")
@@ -85,8 +85,8 @@ def pair(x, y):
 
 
 def network(channels, steps, *, dimensions=(2, 3, 12, 10), constants=(), outputs=("y",), inputs=(), zero_point=None):
-    """Two convolutions with quantized steps between, from "a" to "b"; "other" is another convolution of x, and "gate" has one
-    value for each channel."""
+    """Return a model of two convolutions with quantized steps between them, from "a" to "b". "other" is another convolution of
+    x, and "gate" has one value for each channel."""
     random = np.random.default_rng(channels)
     weights = [random.normal(0, 0.4, shape) for shape in ((channels, 3, 3, 3), (channels, 3, 3, 3), (5, channels, 3, 3))]
     weights += [random.normal(0, 1, (channels, channels, 1, 1))]
@@ -170,19 +170,19 @@ def test_networks(channels, steps, dimensions):
 
 
 def test_what_networks_keep():
-    """That the comparisons above compare something."""
+    """Networks keep the layout through regions, so that the tests above do compare two layouts."""
     kept = collections.Counter()
     constants = [constant("one", 1.0, np.float32), constant("per_channel", np.ones((24, 1, 1)), np.float32)]
     for steps in ("activation", "residual", "gate", "gate and residual", "constant of channels", "padding that is no 0"):
         after = laid_out(network(24, STEPS[steps], constants=constants))
         kept[steps] = count(after, "ReorderOutput")
-    assert max(kept.values()) <= 3, kept  # y, and behind the pool
+    assert max(kept.values()) <= 3, kept  # for y, and behind the pool
 
 
 @pytest.mark.parametrize("steps", [[node("Div", "other a", "b")], [node("Sub", "a one", "d"), node("Sqrt", "d", "b")]])
 @pytest.mark.parametrize("value", [1.0, np.inf])
 def test_padding_that_is_not_finite(steps, value):
-    """It would reach the other channels through the next convolution."""
+    """Inf and NaN in channels of padding do not reach the other channels through the next convolution."""
     source = network(20, steps, constants=[constant("one", 1.0, np.float32)], zero_point=ml_dtypes.bfloat16(0))
     assert left(source) == {}
     x = np.random.default_rng(3).normal(0, 2, (2, 3, 12, 10)).astype(np.float32)
@@ -193,8 +193,8 @@ def test_padding_that_is_not_finite(steps, value):
 
 
 def test_padding_of_a_convolution_without_a_region_behind_it():
-    """What comes out of a convolution has NaN in the channels added, where Inf goes in. ONNX Runtime itself gives NaN in all
-    channels here, so that the expected values are those of a session without optimisations."""
+    """If its input has Inf, a convolution puts NaN into the channels of padding, which must not reach the other channels. ONNX
+    Runtime itself gives NaN in all channels here. So the expected values are those of a session without optimisations."""
     steps = [node("Conv", "a w3", "d"), node("MaxPool", "d", "e", kernel_shape=[2, 2]), node("Conv", "e w3", "f")]
     source = network(20, [*steps, node("Relu", "f", "b")], zero_point=ml_dtypes.bfloat16(0))
     x = np.random.default_rng(3).normal(0, 2, (2, 3, 12, 10)).astype(np.float32)
@@ -215,7 +215,7 @@ def test_padding_of_a_convolution_without_a_region_behind_it():
     ],
 )
 def test_a_reason_names_the_node_upstream_that_was_left_out(operator, weights, cause):
-    """Not the nodes behind it, which are left out because their input is not in blocks."""
+    """The reason does not name the nodes downstream, which are left out because their input is not in blocks."""
     attributes = {"axis": 1} if operator == "Softmax" else {"kernel_shape": [2, 2]}
     steps = [
         node("Conv", f"x {weights}", "d"),
@@ -229,7 +229,7 @@ def test_a_reason_names_the_node_upstream_that_was_left_out(operator, weights, c
 
 
 def test_what_else_takes_and_gives_values():
-    """A graph output, a graph input, and a node that has ONNX's layout."""
+    """The graph has outputs from within the steps, an input into them, and a node in ONNX's layout."""
     steps = [node("Mul", "a scales", "d"), node("Add", "d other", "b"), node("Transpose", "b", "t", perm=[0, 2, 3, 1])]
     source = network(8, steps, outputs=("y", "b", "t", "a"), inputs=[("scales", "float32", ["n", 8, 1, 1])])
     random = np.random.default_rng(2)
@@ -241,7 +241,7 @@ def test_what_else_takes_and_gives_values():
 
 
 def test_a_session_is_what_it_was(tmp_path, monkeypatch):
-    """Names, shapes, metadata, options, profile; nothing is left behind."""
+    """Names, shapes, metadata, options and the profile do not change, and no files are left behind."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     source = network(24, STEPS["gate"], dimensions=("n", 3, None, 10), outputs=[("y", "float32", ["n", 5, "h", "w"])])

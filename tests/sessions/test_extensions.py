@@ -1,4 +1,4 @@
-"""Sessions of the onnxruntime-extensions way against the oracle, and beside operators of others."""
+"""Sessions of the onnxruntime-extensions backend against the oracle, and beside operators of other packages."""
 
 import re
 
@@ -81,7 +81,7 @@ def test_a_missing_zero_point_is_refused_at_load():
 
 
 def test_operators_of_others():
-    """They work in one model with ours."""
+    """Operators of other packages work in one model with ours."""
 
     @onnxruntime_extensions.onnx_op(op_type="test.domain::Twice", inputs=[onnxruntime_extensions.PyCustomOpDef.dt_float])
     def twice(x):
@@ -98,7 +98,7 @@ def test_operators_of_others():
 
 
 def test_outputs_go_back_as_arrays(monkeypatch):
-    """The stock hook, which makes a list of Python numbers of every output, has no part in it."""
+    """The stock hook, which turns every output into a list of Python numbers, is not called."""
     calls = []
     monkeypatch.setattr(onnxruntime_extensions._ocos, "_on_pyop_invocation", lambda *arguments: calls.append(arguments))
     node = session(one_node("quantize", "uint8"), backend="extensions")

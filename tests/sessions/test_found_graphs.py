@@ -1,5 +1,5 @@
-"""Graphs of which sessions once gave something else than drop-in sessions: wrong numbers, other shapes, errors, or other last
-bits. Compared as `compared_sessions` says."""
+"""Graphs for which sessions once differed from drop-in sessions: wrong numbers, other shapes, errors, or other last bits. The
+rules of the comparison are in `compared_sessions`."""
 
 import compared_sessions
 import ml_dtypes
@@ -14,13 +14,13 @@ CHANNELS_LAST, CHANNELS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
 def node(operator, inputs, output, **attributes):
-    """`inputs` in one string; _ is one that is left out."""
+    """Return a node. `inputs` is one string of names; _ stands for an omitted input."""
     inputs = ["" if each == "_" else each for each in inputs.split()]
     return helper.make_node(operator, inputs, [output], name=f"{operator}_{output}", **attributes)
 
 
 def pair(x, y):
-    """Through the element type of `zero_point`."""
+    """Return a pair of Quark's operators, through the element type of `zero_point`."""
     return [
         node("ExtendedQuantizeLinear", f"{x} scale zero_point", f"{y}_codes", domain=QUARK),
         node("ExtendedDequantizeLinear", f"{y}_codes scale zero_point", y, domain=QUARK),
@@ -28,7 +28,7 @@ def pair(x, y):
 
 
 def scale_and_zero_point(name):
-    """Of bfloat16, float16, int8, or codes so fine that last bits show."""
+    """Return a scale and a zero point of bfloat16, float16, int8, or for codes so fine that last bits show."""
     scale, dtype = {
         "bfloat16": (1, ml_dtypes.bfloat16),
         "float16": (1, np.float16),
@@ -39,7 +39,7 @@ def scale_and_zero_point(name):
 
 
 def grid(shape, seed=0):
-    """Numbers whose sums are exact in any order."""
+    """Return numbers whose sums are exact in any order."""
     random = np.random.default_rng([np.size(shape), seed])
     return (random.integers(1, 5, shape) * random.choice([-0.25, 0.25], shape)).astype(np.float32)
 
@@ -49,7 +49,7 @@ def normal(shape, seed=0):
 
 
 def model(nodes, inputs, outputs, constants, opset=17):
-    """`inputs`: shapes as declared, by name; of a flag []."""
+    """Return a model. `inputs` gives the declared shapes by name, and [] for a flag."""
     infos = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT if shape else TensorProto.BOOL, shape)
         for name, shape in inputs.items()
@@ -68,7 +68,7 @@ def assert_same(source, feeds, exact=True):
     assert not comparison.alone, comparison.alone
 
 
-# Convolutions between which tensors have their channels last, as tf2onnx writes them.
+# Convolutions with channels-last tensors between them, as tf2onnx writes them.
 
 
 @pytest.mark.parametrize("operator", ["Add", "Mul", "PRelu"])
@@ -124,7 +124,7 @@ def test_a_variable_that_has_its_channels_last_by_itself():
     assert_same(source, {"x": grid((1, 3, 8, 8), 3), "other": grid((1, 8, 8, 8), 4)})
 
 
-# Graphs in nodes, which take values of the graph around them.
+# Subgraphs of nodes, which take values of the graph around them.
 
 
 def then_and_else(nodes, other, y):
@@ -148,7 +148,7 @@ def scan_body(captured):
     return helper.make_graph([node("Add", f"row {captured}", "added")], "body", infos[:1], infos[1:])
 
 
-# What is captured: what a region gives, what a convolution gives that a region takes, and what it gives to a pool.
+# The captured value is the output of a region, of a convolution upstream of it, or of a pool downstream of it.
 @pytest.mark.parametrize("captured", ["q", "a", "other", "pooled"])
 @pytest.mark.parametrize("operator", ["If", "Loop", "Scan"])
 @pytest.mark.parametrize("channels", [16, 20])
@@ -186,7 +186,7 @@ def test_captured_values(channels, operator, captured):
 
 @pytest.mark.parametrize("channels", [16, 20])
 def test_a_region_in_a_branch(channels):
-    """It takes what a convolution outside gives, and what it gives goes to one."""
+    """The region takes a value of the graph outside, and its output goes to a convolution outside."""
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid((channels, 1, 1), 2)}
     branches = then_and_else([node("Mul", "a c", "m"), *pair("m", "then")], "q", "then")
     nodes = [
@@ -201,7 +201,7 @@ def test_a_region_in_a_branch(channels):
         assert_same(source, {"x": grid((1, 3, 4, 4), 3), "flag": np.array(flag)})
 
 
-# Channels that are no multiple of a block.
+# Numbers of channels that are not multiples of a block.
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan], ids=str)
@@ -210,7 +210,7 @@ def test_a_region_in_a_branch(channels):
 @pytest.mark.parametrize("between", ["nothing", "Relu", "constants", "gate"])
 @pytest.mark.covering
 def test_one_input_that_is_not_finite(channels, name, value, between):
-    """The channels of padding get NaN by Inf times 0, which must reach no other."""
+    """Channels of padding become NaN by Inf times 0, which must not reach other channels."""
     constants = {"w1": np.abs(grid((channels, 3, 1, 1))), "w2": np.abs(grid((4, channels, 1, 1), 1)) / 2, "c": np.float32(0.5)}
     steps = {
         "nothing": [*pair("a", "q")],
@@ -253,7 +253,7 @@ def test_batches_that_broadcast(one, other, is_laid_out, added, channels):
 @pytest.mark.parametrize("other", [(1, 16, 1, 6), (1, 16, 6, 1), (1, 16, 1, 1), (1, 1, 6, 6), (2, 16, 6, 6)], ids=str)
 @pytest.mark.covering
 def test_lengths_that_broadcast(declared, other):
-    """The second value has names of its own, which may be 1 in a run."""
+    """The dimensions of the second value have other names than those of the first, and may be 1 in a run."""
     constants = {"w1": grid((16, 3, 1, 1)), "w2": grid((4, 16, 1, 1), 1)}
     second = [f"{each}2" if isinstance(each, str) else other[axis] for axis, each in enumerate(declared)]
     for operands in ("other a", "a other"):
@@ -263,7 +263,7 @@ def test_lengths_that_broadcast(declared, other):
         assert_same(source, {"x": grid((1, 3, 6, 6), 2), "other": grid(other, 3)})
 
 
-# What ONNX Runtime fuses: the last bits are those of its own nodes, if regions leave them to it.
+# Patterns that ONNX Runtime fuses. The last bits are those of its fused nodes if regions leave the patterns to it.
 
 GELU = {
     "torch": [
@@ -328,7 +328,7 @@ NUMBERS = {"root": 2**0.5, "one": 1, "half": 0.5, "factor": 1.702, "three": 3, "
 @pytest.mark.parametrize("place", ["behind", "before", "both"])
 @pytest.mark.covering
 def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
-    """With quantization nodes before it, behind it, or both; and MatMul around."""
+    """The pattern is between MatMuls, and has quantization nodes before it, behind it, or both."""
     constants = {"w1": normal((24, 24)) / 5, "w2": normal((24, 24), 1) / 5, "gamma": normal(24, 2), "beta": normal(24, 3)}
     constants |= {key: np.float32(value) for key, value in NUMBERS.items()}
     before = [node("MatMul", "in w1", "i"), *(pair("i", "x") if place != "behind" else [node("Identity", "i", "x")])]
@@ -357,7 +357,7 @@ def test_constants_that_onnx_runtime_folds_into_weights(channels, operators, dim
     assert_same(model(nodes, {"x": [1, 3, 6, 6]}, ["y"], constants), {"x": normal((1, 3, 6, 6))}, exact=False)
 
 
-# What a region gives to several, and several regions of one value.
+# Outputs of regions that several nodes take, and values that several regions take.
 
 
 @pytest.mark.parametrize("channels", [16, 20, 5])

@@ -1,5 +1,5 @@
-"""Sessions of generated graphs beside drop-in sessions of them: no error, no other shape, and the differences that
-`compared_sessions` allows."""
+"""Sessions of generated graphs against drop-in sessions of the same graphs: no errors, no other shapes, and only differences
+that `compared_sessions` allows."""
 
 import compared_sessions
 import pytest
@@ -21,7 +21,8 @@ def batches(first, last, size, *marks):
     ],
 )
 def test_sessions_give_what_drop_in_sessions_give(seeds):
-    """By seed. ``python tests/support/compared_sessions.py SEED`` shows a graph, and a smaller one."""
+    """``python tests/support/compared_sessions.py SEED`` shows the graph of a seed, and its smallest part with the same
+    findings."""
     failures = []
     for seed in seeds:
         case, comparison = compared_sessions.compared(seed)

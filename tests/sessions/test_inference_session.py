@@ -1,4 +1,4 @@
-"""InferenceSession: which files it reads, and what it takes over from ONNX Runtime's."""
+"""InferenceSession: the files that it reads, and the behaviour that it keeps of ONNX Runtime's session."""
 
 import gc
 import os
@@ -29,7 +29,7 @@ VALUES = np.array([1.5, -2.25, 3.0], np.float32)
 
 
 def constant_model(location=None, **fields):
-    """y = x + w, w quantized and dequantized; w lies in a file if there is a location."""
+    """Return a model of y = x + w with w quantized and dequantized. With a location, w is in a file."""
     w = helper.make_tensor("w", TensorProto.FLOAT, [3], VALUES)
     if location is not None:
         del w.float_data[:]
@@ -54,7 +54,7 @@ def result(session):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a file of values, which is the current one."""
+    """The current folder, with a file of values."""
     (tmp_path / "values").write_bytes(VALUES.tobytes())
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -63,7 +63,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("location", ["values", "/etc/passwd", "../values", "./values"])
 def test_tensors_in_files_need_a_folder(folder, location):
-    """Whoever made the model must not choose which files of this machine are read."""
+    """The author of a model must not choose which files of this machine are read."""
     whole = constant_model(location)
     for use in (
         lambda: quark_numba.InferenceSession(whole),
@@ -94,7 +94,7 @@ def test_tensors_of_attributes_subgraphs_and_functions_need_one_too(folder):
 
 @pytest.mark.parametrize("location", ["/etc/passwd", "../values", "other/../../values", "link", "missing"])
 def test_files_elsewhere_are_refused(folder, location):
-    """As by onnx: outside of the model's folder, or reached by a link."""
+    """Files outside of the model's folder and files behind a link are refused, as in onnx."""
     inner = folder / "other"
     (inner / "link").symlink_to("/etc/passwd")
     (inner / "m.onnx").write_bytes(constant_model(location).SerializeToString())
@@ -108,7 +108,7 @@ def test_files_elsewhere_are_refused(folder, location):
 
 
 def test_the_folder_of_the_session_options(folder):
-    """And not the current one."""
+    """Files are read from the folder in the session options, and not from the current folder."""
     (folder / "other" / "values").write_bytes((2 * VALUES).tobytes())
     for source in (constant_model("values"), constant_model("values").SerializeToString()):
         options = onnxruntime.SessionOptions()
@@ -124,7 +124,7 @@ def test_a_path_has_its_folder(folder):
 
 
 def test_added_initializers_replace_those_of_the_model():
-    """As in ONNX Runtime, though what they go into would have been computed."""
+    """Added initializers replace those of the model as in ONNX Runtime, although the nodes that take them would be folded."""
     for name, values, expected in (("w", 2 * VALUES, 2 * VALUES), ("s", np.array(0.5, np.float32), [1.5, -2.0, 3.0])):
         options = onnxruntime.SessionOptions()
         options.add_initializer(name, value := onnxruntime.OrtValue.ortvalue_from_numpy(values))
@@ -134,7 +134,7 @@ def test_added_initializers_replace_those_of_the_model():
 
 
 def test_the_options_stay_as_they_are(tmp_path):
-    """For the model that is asked, too, which initializers are replaced: one file of a profile, of one model."""
+    """The sessions that find the replaced initializers do not change the options, leave no profile and write no model."""
     options = onnxruntime.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     options.optimized_model_filepath = str(tmp_path / "written.onnx")
@@ -167,7 +167,7 @@ def test_initializers_of_any_name():
 
 
 def test_a_handlers_exception_is_not_taken_for_a_faulty_model(tmp_path, monkeypatch):
-    """Wherever it comes, in whatever wraps it."""
+    """The handler's exception is raised as it is, from any place, even if another exception wraps it."""
 
     def handler(*_):
         raise TimeoutError("too long")
@@ -193,7 +193,7 @@ def test_a_handlers_exception_is_not_taken_for_a_faulty_model(tmp_path, monkeypa
 
 
 def test_what_is_optimised_is_not_optimised_again():
-    """And what may not be is looked at: also where the package's nodes are in a subgraph or a function alone."""
+    """Any other model is optimised, also if the package's nodes are only in a subgraph or a function."""
     source = constant_model()
     branch = helper.make_graph(source.graph.node, "branch", [], [helper.make_empty_tensor_value_info("y")])
     node = helper.make_node("If", ["flag"], ["out"], then_branch=branch, else_branch=branch)
@@ -240,7 +240,7 @@ def test_models_in_onnx_runtimes_own_format(tmp_path):
 
 
 def test_a_large_model_keeps_its_files(monkeypatch):
-    """ONNX Runtime reads them again when providers are set."""
+    """ONNX Runtime reads the files again when providers are set."""
     monkeypatch.setattr(model_files, "_MOST_BYTES", 10)
     session = quark_numba.InferenceSession(constant_model(), providers=["CPUExecutionProvider"])
     session.set_providers(["CPUExecutionProvider"])
@@ -252,7 +252,7 @@ def test_a_large_model_keeps_its_files(monkeypatch):
 def test_the_files_of_a_large_model_go_with_its_session(monkeypatch, tmp_path):
     monkeypatch.setattr(model_files, "_MOST_BYTES", 10)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    w = numpy_helper.from_array(np.ones((100, 1000), np.float32), "w")  # large enough to be read where it lies
+    w = numpy_helper.from_array(np.ones((100, 1000), np.float32), "w")  # large enough to be read in place
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     session = quark_numba.InferenceSession(model([node], [("x", "float32", [1, 100])], ["y"], initializers=[w], domains=[]))
     assert len(list(tmp_path.glob("*/*"))) == 2

@@ -1,5 +1,5 @@
-"""Initializers that come with the session options, in the place of files that are not there: as in ONNX Runtime's own session,
-to the last bit."""
+"""Initializers that are added to the session options in the place of missing files. Results are those of ONNX Runtime's own
+session, to the last bit."""
 
 import os
 
@@ -32,7 +32,7 @@ def arrays(seed=0):
 
 
 def in_files(whole, names, location="nowhere"):
-    """The model with these initializers in a file."""
+    """Return the model with these initializers in a file."""
     result = onnx.ModelProto()
     result.CopyFrom(whole)
     for each in result.graph.initializer:
@@ -47,7 +47,7 @@ def in_files(whole, names, location="nowhere"):
 
 
 def small(names, values=None, location="nowhere"):
-    """A weight and activations between quantization nodes of one scale."""
+    """Return a model with quantization nodes of one scale around a weight and activations."""
 
     def round_trip(x, y):
         return [
@@ -69,7 +69,7 @@ def small(names, values=None, location="nowhere"):
 
 
 def options_with(values, **entries):
-    """And what has to live as long as sessions of these."""
+    """Return session options with these initializers, and the values that have to live as long as sessions with the options."""
     options = onnxruntime.SessionOptions()
     kept = [onnxruntime.OrtValue.ortvalue_from_numpy(np.array(each)) for each in values.values()]
     if values:
@@ -80,7 +80,7 @@ def options_with(values, **entries):
 
 
 def both(source, values, **entries):
-    """What ONNX Runtime's session gives, and what this package's does."""
+    """Return the results of ONNX Runtime's session, and those of this package's session."""
     found = []
     for create in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
         options, kept = options_with(values, **entries)
@@ -95,7 +95,7 @@ def both(source, values, **entries):
 
 @pytest.mark.parametrize("names", ["w", "s", "z", "sz", "bw", "wszb"])
 def test_given_ones_need_no_file(names, tmp_path):
-    """Whatever they go into: bytes, a path without its file, and a model."""
+    """Added initializers need no file, whichever nodes take them. The model is given as bytes, a path or a ModelProto."""
     given = {name: each for name, each in arrays(seed=1).items() if name in names}
     source = small(names)
     onnx.save(source, tmp_path / "m.onnx")
@@ -113,7 +113,7 @@ def test_given_ones_need_no_file(names, tmp_path):
 
 @pytest.mark.parametrize("names", ["w", "bsz"])
 def test_others_are_read_from_their_files(names, tmp_path):
-    """Beside the model, or in the folder of the options."""
+    """Other initializers are read from files beside the model, or in the folder of the options."""
     others = [name for name in ("w", "b") if name not in names]
     source = small([*names, *others], location="values")
     (other,) = others
@@ -168,7 +168,7 @@ def test_wrong_ones_are_told_by_onnx_runtime(values, message):
 
 
 def test_many_of_which_some_are_given(tmp_path):
-    """Names that end alike, too."""
+    """Some names end alike."""
     names = [f"{prefix}{number}" for number in range(30) for prefix in ("w", "a w")]
     values = {name: np.full(4, number, np.float32) for number, name in enumerate(names)}
     nodes = [
@@ -201,7 +201,7 @@ def test_the_options_stay_as_they_are(tmp_path):
 
 
 def test_a_real_model():
-    """All its initializers, without a file: what goes in is not folded."""
+    """All float initializers of the model are added in the place of files, so that nodes that take them are not folded."""
     whole = onnx.load(MODELS / "textline_cls_bf16.onnx")
     source = in_files(whole, {each.name for each in whole.graph.initializer if each.data_type == TensorProto.FLOAT})
     values = {each.name: numpy_helper.to_array(each) for each in whole.graph.initializer if each.data_type == TensorProto.FLOAT}

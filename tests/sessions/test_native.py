@@ -1,4 +1,4 @@
-"""Sessions of the native way against the oracle."""
+"""Sessions of the native backend against the oracle."""
 
 import ctypes
 import os
@@ -105,7 +105,7 @@ def test_any_number_of_threads(threads, size):
 
 @pytest.mark.parametrize("name", ["uint8", "bfloat16"])
 def test_past_the_cache(name):
-    """Results of more than 16 MiB."""
+    """Results are larger than 16 MiB."""
     x = np.random.default_rng(10).normal(0, 20, (1 << 24) + 77).astype(np.float32)
     parameters = {"scale": np.float32(0.3), "zero_point": np.ones((), oracle.dtype(name))}
     y = run(session(one_node("quantize", name)), x=x, **parameters)
@@ -117,7 +117,7 @@ def test_past_the_cache(name):
 
 
 def test_types_are_inferred_through_a_chain():
-    """No value_info: what the quantized tensor is follows from the zero point, and is uint8 without one."""
+    """The model has no value_info. The type of a quantized tensor is that of the zero point, or uint8 without one."""
     nodes, initializers = [], [helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5])]
     for name in [*oracle.EXTENDED, None]:
         zero_point = [f"zero_point_{name}"] if name else []
@@ -192,7 +192,7 @@ def test_shapes_are_checked_in_the_run(domain, axis, x, scale, zero_point, messa
 
 @domains
 def test_blocks_are_refused(domain):
-    """Unlike direct calls, these operators have no block_size, and guess none."""
+    """Unlike direct calls, these operators have no block_size, and do not infer one."""
     blocks = {"scale": np.ones((2, 3), np.float32), "zero_point": np.zeros((2, 3), np.int8)}
     with pytest.raises(Exception, match=r"INVALID_ARGUMENT.*y_scale has shape \(2, 3\); expected a scalar"):
         run(session(one_node("quantize", "int8", domain=domain)), x=np.ones((2, 3), np.float32), **blocks)
@@ -238,7 +238,8 @@ def test_registering_again_changes_nothing(backend):
 
 
 def test_no_compiler_and_no_torch():
-    """What a user's machine has not: nothing on the PATH, no torch, and only this package's code."""
+    """Sessions need neither a compiler nor torch, which a user's machine may lack: PATH is empty, torch cannot be imported, and
+    only this package's code runs."""
     code = f"""
 import sys
 sys.modules["torch"] = None
@@ -257,7 +258,7 @@ for name in oracle.EXTENDED:
 
 
 def test_an_old_onnx_runtime():
-    """GetApi gives null for a version that it does not know."""
+    """GetApi returns null for a version that it does not know."""
     messages = []
 
     @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)

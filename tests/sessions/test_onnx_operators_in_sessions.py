@@ -1,4 +1,4 @@
-"""ONNX's own QuantizeLinear and DequantizeLinear in sessions, replaced by ours: against the oracle, and against ONNX
+"""ONNX's own QuantizeLinear and DequantizeLinear in sessions that replace them by ours, against the oracle and against ONNX
 Runtime's own kernels."""
 
 from itertools import product
@@ -35,8 +35,8 @@ def carried(rows):
 
 
 def cells(version):
-    """Every quantized type with float32, and every type of the other operands with three quantized types: the kernels are
-    those of the direct calls, where each combination is tested."""
+    """Return every quantized type with float32, and every type of the other operands with three quantized types. The kernels
+    are those of direct calls, whose tests have every combination."""
     result = []
     for x, scale, y in product(carried(version.x), carried(version.scale), carried(version.y)):
         quantized, full = (y, x) if version.operation == "quantize" else (x, y)
@@ -46,7 +46,7 @@ def cells(version):
 
 
 def node(operation, x, scale, y, *, zero_point=True, opset=ONNX_RUNTIMES_OPSET, **attributes):
-    """`x` has a shape: output_dtype needs one."""
+    """Return a model of one node. `x` has a shape because output_dtype needs one."""
     types = {"x": x, "scale": scale, "y": y, "zero_point": y if operation == "quantize" else x}
     quantized = types["zero_point"]
     if (operation == "quantize" and not zero_point and y != "uint8") or (operation == "dequantize" and y != scale):
@@ -79,7 +79,7 @@ GRANULARITIES = {
 
 
 def check(operation, values, x, scale, y):
-    """In each granularity, with a zero point and without."""
+    """Check an operator in each granularity, with and without a zero point."""
     quantized = y if operation == "quantize" else x
     for (shape, attributes, spread), zero_point in product(GRANULARITIES.values(), (True, False)):
         feeds = {"x": values, "scale": scales(scale, shape)}
@@ -114,7 +114,7 @@ def test_dequantize(x, scale, y):
 @pytest.mark.parametrize("name", [row.name for row in carried(QUANTIZE.y)])
 @pytest.mark.parametrize("last", [0, -1], ids=["all zero", "zero but for one"])
 def test_zero_points_of_zero(name, last):
-    """Of which there is an odd number."""
+    """The number of zero points is odd."""
     shape, attributes, spread = GRANULARITIES["blocked"]
     feeds = {"scale": scales("float32", shape), "zero_point": np.zeros(shape, find(name).dtype)}
     feeds["zero_point"][-1, -1] = samples.zero_points(name)[last]
@@ -127,7 +127,7 @@ def test_zero_points_of_zero(name, last):
 @pytest.mark.parametrize("name", [row.name for row in carried(QUANTIZE.y) if row.is_packed])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16383, 16384, 16387, 100_003])
 def test_packed_elements(name, size):
-    """Counts that do not fill the last byte, and several tasks."""
+    """Some numbers of elements do not fill the last byte, and some need several tasks."""
     x = np.random.default_rng(22).normal(0, 3, (1, size)).astype(np.float32)
     zero_point = samples.zero_points(name)[-1]
     scale = np.float32(0.7)
@@ -156,7 +156,7 @@ def test_precision(precision, scale_name):
 
 @pytest.mark.parametrize("case", node_tests())
 def test_onnx_node_tests(case):
-    """They are written for the newest opset; what they test, an older one that ONNX Runtime reads has too."""
+    """The tests are for the newest opset. An older opset that ONNX Runtime reads has everything that they test."""
 
     def array(value):
         return value if isinstance(value, np.ndarray | np.generic) else numpy_helper.to_array(value)
@@ -171,8 +171,8 @@ def test_onnx_node_tests(case):
 
 
 def onnx_runtimes_own():
-    """The types that ONNX Runtime's CPU provider has itself: what it loads. (It also loads float32 x with float16 scales
-    and the reverse, and fails in the run.)"""
+    """Yield the operators and types that ONNX Runtime's CPU provider loads by itself. (It also loads float32 x with float16
+    scales and the reverse, but fails in the run.)"""
     for version in (QUANTIZE, DEQUANTIZE):
         for x, y in product(carried(version.x), carried(version.y)):
             full = x if version.operation == "quantize" else y
@@ -185,22 +185,23 @@ def onnx_runtimes_own():
 
 
 def beyond_int32(x, scale):
-    """Quotients that ONNX Runtime takes to int32 before it saturates, NaN among them, for float16 x and 2-bit types."""
+    """Whether quotients are NaN or beyond int32. For float16 x and 2-bit types, ONNX Runtime converts to int32 before it
+    saturates."""
     with np.errstate(all="ignore"):
         return ~(np.abs(x.astype(np.float32) / np.float32(scale)) < 2.0**31 - 2**16)
 
 
 def is_negative_zero(x, scale):
-    """Quotients to which a zero point of 0 is to be added, which makes them 0; ONNX Runtime does not add that of float8. Those
-    of float16 are as good as 0 below its smallest number, 2**-24."""
+    """Whether quotients are -0. The sum with a zero point of 0 is 0, but ONNX Runtime does not add the zero point of float8
+    types. Quotients of float16 count as 0 below the smallest number of float16, 2**-24."""
     with np.errstate(all="ignore"):
         quotient = x.astype(np.float32) / np.float32(scale)
     return (np.abs(quotient) < (2.0**-24 if x.dtype == np.float16 else 2.0**-149)) & np.signbit(quotient)
 
 
 def rounds_beyond(x, scale, name):
-    """Quotients that without saturation are beyond the range, but that ONNX Runtime takes for the largest float8e4m3fn, or
-    turns into NaN of float8e5m2."""
+    """Whether quotients are beyond the range without saturation, but ONNX Runtime rounds them to the largest float8e4m3fn, or
+    turns them into NaN of float8e5m2."""
     lowest, highest = {"float8e4m3fn": (480, 496), "float8e5m2": (61440, 65536)}.get(name, (0, 0))
     with np.errstate(all="ignore"):
         quotient = np.abs(x.astype(np.float32) / np.float32(scale))
@@ -212,10 +213,10 @@ def rounds_beyond(x, scale, name):
 @pytest.mark.parametrize(("operation", "x", "y"), list(onnx_runtimes_own()))
 @pytest.mark.covering
 def test_against_onnx_runtimes_own(operation, x, y):
-    """The same bits; but for the differences that the README lists."""
+    """Both give the same bits, except for the differences that the README lists."""
     quantized = y if operation == "quantize" else x
     full = x if operation == "quantize" else y
-    # QuantizeLinear divides in the type of the scale; ONNX Runtime before 1.32 in float32.
+    # QuantizeLinear divides in the type of the scale; ONNX Runtime before 1.32 divides in float32.
     is_float32 = operation == "quantize" and full == "float16" and RELEASE < (1, 32)
     precision = {"precision": number("float32")} if is_float32 else {}
     saturates = [{}, {"saturate": 0}] if operation == "quantize" and quantized.startswith("float8") else [{}]
@@ -242,7 +243,7 @@ def test_against_onnx_runtimes_own(operation, x, y):
 
 
 def test_what_onnx_runtime_refuses():
-    """bfloat16 scales, and a float4e2m1 weight blocked by 32."""
+    """Our operators accept bfloat16 scales, and a float4e2m1 weight in blocks of 32."""
     rng = np.random.default_rng(23)
     codes = rng.integers(0, 16, (64, 10)).astype(np.uint8)
     weight = codes.view(find("float4e2m1").dtype)
@@ -267,8 +268,8 @@ def test_what_onnx_runtime_refuses():
 
 
 def test_a_quantized_model_runs_as_before():
-    """As with ONNX Runtime's own operators, in the same graph; and as its integer operators, which round once less, but for
-    three steps (1/255) of the uint8 output."""
+    """Outputs are those of ONNX Runtime's own operators in the same graph. ONNX Runtime's integer operators round once less, so
+    outputs may differ from theirs by three steps (1/255) of the uint8 output."""
     path = MODELS / "textline_cls_a8w8.onnx"
     with np.load(path.with_name("textline_cls_expected.npz")) as arrays:
         x = arrays["x"]
@@ -280,7 +281,8 @@ def test_a_quantized_model_runs_as_before():
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_nodes_are_not_fused(name, tmp_path):
-    """Into MatMulIntegerToFloat, which has no bfloat16 scales; unless the entry of the session says so."""
+    """ONNX Runtime does not fuse the nodes into MatMulIntegerToFloat, which has no bfloat16 scales, unless the entry of the
+    session says so."""
     initializers = [
         to_tensor_proto(np.array(0.05, find(name).dtype), "scale"),
         to_tensor_proto(np.uint8(128), "zero_point"),
@@ -331,7 +333,7 @@ def test_output_dtype(operation, name, y, shape):
 
 
 def test_an_empty_tensor_of_huge_dimensions():
-    """Nothing is read, and no room made for what there is none of."""
+    """Nothing is read, and no memory is allocated for elements that do not exist."""
     huge = 10**12
     node = one_node("dequantize", "uint8", domain="", attributes={"axis": 1, "block_size": 2}, opset=21)
     for zero_point in ({"zero_point": np.zeros((0, 3, huge), np.uint8)}, {}):
@@ -344,7 +346,7 @@ def test_an_empty_tensor_of_huge_dimensions():
 
 
 def test_types_are_inferred_through_a_chain():
-    """No value_info, and shapes known in part or not at all."""
+    """The model has no value_info, and the shape of x is known, known in part, or unknown."""
     nodes, initializers = [], [helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5])]
     for row in carried(QUANTIZE.y):
         initializers.append(helper.make_tensor(f"zero_{row.name}", row.number, [], b"\0" * row.dtype.itemsize, raw=True))

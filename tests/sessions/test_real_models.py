@@ -1,4 +1,4 @@
-"""The models that Quark wrote (models/README.md) give what ONNX Runtime gave with Quark's own library."""
+"""The models that Quark wrote (models/README.md) give the outputs of ONNX Runtime with Quark's own library."""
 
 import numpy as np
 import onnxruntime
@@ -20,7 +20,7 @@ def expected():
 
 @pytest.fixture(scope="module")
 def tolerance(expected):
-    """1e-5 where the CPU computes the float model as the one did that made the expected outputs, else 1e-2."""
+    """1e-5 if this CPU computes the float model like the CPU that made the expected outputs, else 1e-2."""
     float_model = onnxruntime.InferenceSession(MODELS / "textline_cls_float.onnx", providers=["CPUExecutionProvider"])
     difference = np.abs(float_model.run(None, {"x": expected["x"]})[0] - expected["float"]).max()
     return 1e-5 if difference < 1e-6 else 1e-2
@@ -42,8 +42,8 @@ def test_expected_outputs(variant, backend, threads, expected, tolerance):
 @pytest.mark.parametrize("optimised", [False, True])
 @pytest.mark.parametrize("name", ["tagger_u16", "style_xint8", "style_bf16"])
 def test_expected_outputs_of_other_operators(name, optimised, threads, tolerance):
-    """An optimised model has its convolutions laid out otherwise: one rounding to bfloat16 may flip, a step of 2**-8 there. Of
-    LSTM layers with another tanhf some codes are a step off."""
+    """An optimised model has another layout of convolutions, with which one rounding to bfloat16 may flip, by a step of 2**-8.
+    With another tanhf, some codes of LSTM layers are a step off."""
     with np.load(MODELS / f"{name}_expected.npz") as arrays:
         xs, expected = arrays["x"], arrays["y"]
     path = MODELS / f"{name}.onnx"

@@ -1,5 +1,5 @@
-"""What the nodes of sessions select by their types and attributes: a kernel, and the numbers of their state. Nothing is
-compiled, and ONNX Runtime is not there."""
+"""Nodes of sessions select a kernel and the numbers of their state by their types and attributes. Nothing is compiled, and ONNX
+Runtime is not needed."""
 
 import importlib
 
@@ -40,7 +40,7 @@ def select(operator, overload, **attributes):
 
 
 def find(name, *input_types):
-    """The newest version of an operator, and its first overload with these types."""
+    """Return the newest version of an operator, and its first overload with these types."""
     (operator,) = (each for domain in OPERATORS.domains for each in OPERATORS.newest(domain) if each.name == name)
     return operator, next(each for each in overloads(operator) if each.inputs[: len(input_types)] == input_types)
 

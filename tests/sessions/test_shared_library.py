@@ -1,4 +1,4 @@
-"""The shared library of the native way: its bytes, and how a process loads it on Linux and on Windows."""
+"""The shared library of the native backend: its bytes, and how a process loads it on Linux and on Windows."""
 
 import ctypes
 import os
@@ -32,7 +32,7 @@ dlls = pytest.mark.parametrize("machine", pe.MACHINES)
 
 @pytest.mark.parametrize("machine", elf.MACHINES)
 def test_library_segments(machine):
-    """No segment, the stack included, is both writable and executable; no two share a page."""
+    """No segment, including the stack, is both writable and executable, and no two segments share a page."""
     library = elf.shared_library("RegisterCustomOps", 0x1234, 0x5678, elf.MACHINES[machine])
     assert library[:4] == b"\x7fELF"
     assert struct.pack("<Q", 0x1234) in library
@@ -47,7 +47,7 @@ def test_library_segments(machine):
 
 @dlls
 def test_dll(machine):
-    """An independent reader finds two exports, and nothing to run, import or relocate when it is loaded."""
+    """An independent reader finds two exports, and nothing to run, import or relocate at loading."""
     content = pe.shared_library("RegisterCustomOps", pe.MACHINES[machine])
     assert len(content) < 4096
     dll = pefile.PE(data=content)
@@ -69,8 +69,8 @@ def test_dll(machine):
     assert starts == sorted(set(starts))
 
 
-# Of each processor: what emulates it; the registers with the first three arguments, three that have to stay as they are, of
-# which the last points to the stack, that with the result, and the place in the code.
+# For each processor: its emulator; and the registers of the first three arguments, three registers that have to keep their
+# values, with the stack pointer last, the register of the result, and the program counter.
 PROCESSORS = {
     "win-amd64": (unicorn.UC_ARCH_X86, unicorn.UC_MODE_64, x86_const, "X86", "RCX RDX R8 R9 RBX RSP RAX RIP"),
     "win-arm64": (unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM, arm64_const, "ARM64", "X0 X1 X2 X3 X30 SP X0 PC"),
@@ -81,8 +81,8 @@ PROCESSORS = {
 @pytest.mark.parametrize("is_set", [True, False])
 @dlls
 def test_dll_jumps(machine, is_set):
-    """An emulated processor, with the file loaded somewhere, comes to the address with the argument as the third one; or back
-    with 0, where there is no address."""
+    """On an emulated processor, with the file loaded anywhere, the code jumps to the address with the argument as the third
+    one. Without an address, it returns 0."""
     dll = pefile.PE(data=pe.shared_library("RegisterCustomOps", pe.MACHINES[machine]))
     address, argument, target, stack, back = 0x7FF712340000, 0x1122334455667788, 0x7FF812345670, 0x20000, 0x30000
     exports = {each.name: address + each.address for each in dll.DIRECTORY_ENTRY_EXPORT.symbols}
@@ -93,7 +93,7 @@ def test_dll_jumps(machine, is_set):
     processor.mem_write(address, bytes(dll.get_memory_mapped_image()))
     for other in (target, stack, back):
         processor.mem_map(other & -0x10000, 0x10000)
-    processor.mem_write(stack, struct.pack("<Q", back))  # where x86-64 has the address to return to; AArch64 in x30
+    processor.mem_write(stack, struct.pack("<Q", back))  # where x86-64 has the return address; AArch64 has it in x30
     before = dict(zip(registers, [11, 22, 33, 44, back, stack], strict=True))
     for register, value in before.items():
         processor.reg_write(register, value)
@@ -178,7 +178,7 @@ def test_another_platform(no_library):
 
 @pytest.fixture
 def loaded(monkeypatch):
-    """The contents that would have been loaded of kept files."""
+    """The contents of the kept files that would have been loaded."""
     contents = []
     monkeypatch.setattr(load, "_load", lambda path, *_: contents.append(Path(path).read_bytes()))
     monkeypatch.setattr(load, "_PAUSE", 0)
@@ -217,7 +217,7 @@ def test_a_kept_file_that_cannot_be_replaced_is_not_loaded(loaded, tmp_path, mon
 
 
 def test_a_kept_file_that_another_process_has_just_written(loaded, tmp_path, monkeypatch):
-    """Windows lets nobody replace it then."""
+    """Windows lets no process replace the file then."""
     path = tmp_path / "kept.dll"
 
     def lose(*_):
@@ -248,7 +248,7 @@ handle_of = ctypes.WinDLL("kernel32").GetModuleHandleW
 
 @windows
 def test_eight_processes_with_one_file(tmp_path):
-    """None of them has it at first, though the kernels are there; a ninth finds it as it is."""
+    """At first the kernels are compiled, but there is no library. A ninth process finds the library and leaves it unchanged."""
     code = f"""{KEPT}
 import numba, onnxruntime
 folder = {str(tmp_path)!r}
@@ -276,7 +276,7 @@ check('int8')
 
 @windows
 def test_damaged_dlls_are_not_loaded(tmp_path):
-    """They are replaced, or, if somebody has them open, refused."""
+    """Damaged libraries are replaced, or refused if they are open elsewhere."""
     code = f"""{KEPT}
 from quark_numba.ort import native
 load._PAUSE = 0
@@ -305,7 +305,7 @@ with open(path, "rb") as file:
 
 @windows
 def test_a_process_that_was_given_the_path(tmp_path):
-    """And has not asked for it: it has no operators, and goes on."""
+    """A process that loads the library by its path, without `get_library_path`, has no operators, and goes on."""
     processes.run("get_library_path()", NUMBA_CACHE_DIR=str(tmp_path))
     code = f"""{KEPT}
 import onnxruntime

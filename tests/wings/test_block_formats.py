@@ -1,4 +1,4 @@
-"""Block formats against the oracle: each configuration, rounding mode and type, along each axis, in calls and in sessions."""
+"""Block formats against the oracle: every configuration, rounding mode, type and axis, in calls and in sessions."""
 
 import subprocess
 import sys
@@ -68,7 +68,7 @@ every_case = pytest.mark.parametrize(
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-# The last two are big enough for several threads.
+# The last two are large enough for several threads.
 SESSION_SHAPES = [
     ((), 1),
     ((7,), 1),
@@ -95,7 +95,7 @@ def test_sessions(operator, name, x_type):
 @pytest.mark.compiled
 @operators
 def test_sessions_of_extensions(operator):
-    """Which need every attribute."""
+    """The extensions backend needs every attribute in the node."""
     for shape, axis in SESSION_SHAPES:
         attributes = operator.values({}) | {"axis": axis}
         x = values(shape, "float32")
@@ -125,7 +125,7 @@ def test_blocks_beyond_the_axis(axis):
 
 @pytest.mark.compiled
 def test_large_arrays():
-    """Several threads."""
+    """Several threads work on these arrays."""
     for shape, axis in (((1000, 999), 0), ((1000, 999), 1), ((1000, 960), 1), ((4, 96, 50, 60), 1)):
         x = values(shape, "float32")
         oracle.assert_same_bits(
@@ -274,7 +274,8 @@ def test_shape_inference_of_what_is_not_known(operator):
 
 @pytest.mark.compiled
 def test_threads_that_flush_subnormals():
-    """The first session of a process may tell its threads to, and that of the caller stays so."""
+    """Threads that flush subnormals give the same results. The first session of a process may make its threads flush them, and
+    the caller's thread keeps this setting."""
     code = f"""
 import sys
 sys.path.insert(0, {str(SUPPORT)!r})

@@ -1,4 +1,4 @@
-"""Block formats as they are stored: what comes back, and what the blocks share."""
+"""Stored block formats: the dequantized values, and the scales, exponents and shifts that elements share."""
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +18,7 @@ from quark_numba import (
 
 
 def finite(shape, x_type):
-    """Without Inf and NaN, nor blocks whose scale is too small for float8e8m0, 2**-127 or more."""
+    """Return finite values that are 0, or large enough for scales in float8e8m0, which are at least 2**-127."""
     x = values(shape, x_type)
     with np.errstate(all="ignore"):
         keep = np.isfinite(x) & ((np.abs(x) > 1e-30) | (x == 0))
@@ -80,7 +80,8 @@ def test_bfp(name, rounding_mode, x_type):
 
 @pytest.mark.parametrize("element", oracle.MX_ELEMENTS)
 def test_mx_scales(element):
-    """Two to the exponent of the largest element, less that of the element type's highest binade, as the format has it."""
+    """The exponent of a scale is that of the largest element less that of the element type's highest binade, as in the
+    format."""
     _, highest = oracle.MX_ELEMENTS[element]
     x = np.array([1.5, -6, 0.1, 0, 0, 0, 2.0**-126, 0, 2.0**127], np.float32)
     _, scales = mx_quantize(x, element_dtype=element, block_size=3)
@@ -116,12 +117,12 @@ def test_inf_and_nan(element, expected):
 
 
 def test_scales_that_are_too_small():
-    """The nearest multiples of the smallest step that there is."""
+    """A scale below 2**-127 becomes 2**-127. The elements become the nearest multiples of the smallest step with this scale."""
     x = np.array([3 * 2.0**-130, 2.0**-140], np.float32)
     codes, scales = mx_quantize(x, element_dtype="fp8_e4m3")
     assert float(scales[0]) == 2.0**-127
     assert mx_dequantize(codes, scales).tolist() == [3 * 2.0**-130, 0]
-    x = np.array([3141465, 1], np.uint32).view(np.float32)  # 0.749 of the scale, and first rounded to three quarters
+    x = np.array([3141465, 1], np.uint32).view(np.float32)  # 0.749 of the scale; 3/4 of it would give 1
     codes, scales = mx_quantize(x, element_dtype="fp4_e2m1")
     assert (float(scales[0]), codes.astype(np.float32).tolist()) == (2.0**-127, [0.5, 0])
 

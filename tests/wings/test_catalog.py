@@ -1,4 +1,4 @@
-"""The catalog, and what an operator gets for its declaration alone."""
+"""The catalog, and the support that an operator has by its declaration alone."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_kernel_comes_once():
 
 @pytest.mark.parametrize("operator", [*OPERATORS], ids=lambda each: f"{each.full_name}-{each.since_version}")
 def test_what_a_node_means(operator):
-    """Scales and zero points by their names, whatever their places; and nothing of operators that round inside."""
+    """A meaning has the scale and zero point by their names, in any place. Operators that round inside have no meaning."""
     if operator.meaning is None:
         assert operator.wing in ("normalization", "recurrent", "region")
         return
@@ -73,7 +73,7 @@ def test_what_a_node_means(operator):
 
 
 class Input(NamedTuple):
-    """An operand whose type is known."""
+    """An operand with a known type."""
 
     name: str
     element_type: object
@@ -89,7 +89,7 @@ def test_older_names_are_those_of_operators():
 
 
 def test_nothing_asks_for_the_class_of_an_operator():
-    """Nor lists operators by their names, but where they are declared and rewritten."""
+    """No module lists operators by their names either, except where they are declared and rewritten."""
     for path in PACKAGE.rglob("*.py"):
         source = path.read_text()
         assert not re.search(r"isinstance\([^)]*\b(Operator|Version)\b", source), path
@@ -118,7 +118,8 @@ def mix(**attributes):
 
 @pytest.mark.compiled
 def test_a_new_operator_in_sessions():
-    """Natively: its default attribute and another, both outputs, lists, any number of inputs, and its fault."""
+    """The native backend runs the operator with defaults and other values of attributes, two outputs, lists, and any number of
+    inputs, and reports its fault."""
     run(
         PREPARE_TOY
         + """
@@ -149,7 +150,7 @@ else:
 
 @pytest.mark.compiled
 def test_a_new_operator_through_extensions():
-    """Which need the attribute, and have no lists."""
+    """The extensions backend needs the attribute in the node, and has no lists."""
     run(
         PREPARE_TOY
         + """
@@ -183,7 +184,7 @@ assert y.tolist() == (3 * x + 0.5).tolist()
 
 
 def test_a_new_operator_in_models():
-    """The inventory, the table of types, and `optimize`, which computes what is constant."""
+    """The inventory and the table of types list the operator, and `optimize` folds its constant nodes."""
     run(
         PREPARE_TOY
         + """

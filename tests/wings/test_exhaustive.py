@@ -1,7 +1,8 @@
-"""Every float32, to each type of up to 16 bits, against casts of numpy and ml_dtypes; and every code of the type back.
+"""Every float32 is quantized to every type of up to 16 bits, and compared with casts of numpy and ml_dtypes. Every code of the
+type is dequantized.
 
-`pytest -m exhaustive` takes some minutes a type, on all processors. A type's result is kept in exhaustive.json, and a later
-run skips it for as long as the sources that its kernels are made of stay what they were. Without the marker, a sample.
+`pytest -m exhaustive` takes some minutes per type, on all processors. The result of a type is kept in exhaustive.json. Later
+runs skip the type as long as the sources of its kernels stay the same. Without the marker, the inputs are a sample.
 """
 
 import datetime
@@ -30,17 +31,18 @@ pytestmark = pytest.mark.compiled
 RESULTS = Path(__file__).with_name("exhaustive.json")
 VERSIONS = ("numba", "numpy", "ml_dtypes")
 
-# 1; one that is no binary fraction; one whose mantissa is all ones; a subnormal one; one whose products overflow.
+# 1, a scale that is not a binary fraction, one whose mantissa is all ones, a subnormal scale, and one whose products overflow.
 SCALES = np.array([1, 0.1, np.nextafter(np.float32(2), np.float32(0)), 3e-39, 1.7e38], np.float32)
 
-# One call on as many takes a single thread, and all stays in cache.
+# A call on a block of this size takes a single thread, and its data stay in cache.
 BLOCK = 1 << 16
 
 every_type = pytest.mark.parametrize("name", [row.name for row in types("quantize", "quantized") if row.bits <= 16])
 
 
 def expected_codes(x, scale, name):
-    """By numpy's division and rounding, and casts of numpy and ml_dtypes; where NaN goes is another matter."""
+    """Return the codes by numpy's division and rounding and by casts of numpy and ml_dtypes, and a mask of the NaNs whose codes
+    are checked separately."""
     row = oracle.TYPES[name]
     with np.errstate(all="ignore"):
         quotient = x / scale
@@ -53,7 +55,7 @@ def expected_codes(x, scale, name):
 
 
 def mismatches(x, name):
-    """How many results are wrong, over all scales."""
+    """Return the number of wrong results over all scales."""
     row, wrong = oracle.TYPES[name], 0
     for scale in SCALES:
         y = quantize(x, scale, output_dtype=name)
@@ -71,7 +73,7 @@ NAN_SUBSTITUTED = ("float4e2m1", "float6e2m3", "float6e3m2")
 
 
 def codes_wrong_back(name):
-    """How many codes dequantize to another value, over all scales."""
+    """Return the number of codes that dequantize to a wrong value, over all scales."""
     codes, wrong = samples.codes(name), 0
     for scale in SCALES:
         expected = oracle.dequantize(codes, scale, None, name)
@@ -83,7 +85,7 @@ def codes_wrong_back(name):
 
 @every_type
 def test_sample(name):
-    """Every 9973rd pattern, which meets each exponent some thousand times, and what is special."""
+    """The sample has every 9973rd bit pattern, more than a thousand for every exponent, and special values."""
     bits = np.arange(0, 2**32, 9973, dtype=np.uint32)
     for x in samples.pieces(np.concatenate([bits.view(np.float32), samples.SPECIAL])):
         assert mismatches(x, name) == 0
@@ -91,7 +93,7 @@ def test_sample(name):
 
 
 def source():
-    """Of the kernels' sources: the results are theirs alone."""
+    """Return a hash of the kernels' sources. The results depend on nothing else."""
     content = [path.read_bytes() for path in sources(Path(kernels.__file__))]
     return hashlib.sha256(b"".join(content)).hexdigest()[:12]
 
@@ -128,7 +130,7 @@ def test_all(name, capsys):
 
 
 def test_results_are_of_these_sources():
-    """Else `pytest -m exhaustive` is due."""
+    """If this fails, `pytest -m exhaustive` is due."""
     assert {name: record["source"] for name, record in results().items()} == dict.fromkeys(results(), source())
 
 

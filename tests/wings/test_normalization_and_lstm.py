@@ -1,4 +1,4 @@
-"""ExtendedInstanceNormalization and ExtendedLSTM: what Quark's library gave, and the oracle."""
+"""ExtendedInstanceNormalization and ExtendedLSTM against recorded results of Quark's library, and against the oracle."""
 
 import threading
 
@@ -37,7 +37,7 @@ infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no infe
 
 
 def assert_same(y, expected):
-    """But for the bits of NaN."""
+    """Assert that both arrays have the same bits, except for the bits of NaN."""
     assert y.dtype == expected.dtype == np.float32
     assert y.shape == expected.shape
     same = (y.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(y) & np.isnan(expected))
@@ -68,7 +68,7 @@ def is_affordable(array):
 
 @operators
 def test_probes(operator):
-    """Quark's library itself where all is in range; the oracle everywhere."""
+    """Results agree with Quark's library if everything is in range, and with the oracle in all cases."""
     in_range = 0
     for attributes, arrays, y, flags in probes(operator):
         if not is_affordable(y):
@@ -95,7 +95,7 @@ def test_random_nodes(operator, first):
 @pytest.mark.parametrize("constants", [False, True], ids=["fed", "constants"])
 @pytest.mark.parametrize(("domain", "threads"), [("com.amd.quark", 1), ("com.amd.quark", 2), ("com.vai.quantize", 2)])
 def test_sessions(operator, domain, threads, constants):
-    """All give what calls give; small and large, with nothing in them, and of any bits."""
+    """Sessions give the results of calls, for small, large and empty inputs, and for inputs of random bits."""
     cases = [each[:2] for each in probes(operator)[::7]] + [RANDOM[operator](seed) for seed in range(20)]
     cases += [each[1:3] for each in nodes_of("tagger_u16" if operator == LSTM else "style_xint8")[:2]]
     for attributes, arrays in cases:
@@ -108,7 +108,7 @@ def test_sessions(operator, domain, threads, constants):
 @pytest.mark.compiled
 @pytest.mark.parametrize("operator", [NORMALIZATION, LSTM])
 def test_sessions_of_extensions(operator):
-    """Which need the attributes that Quark writes, and get six digits of each scale."""
+    """The extensions backend needs the attributes that Quark writes, and gets six digits of every scale."""
     for attributes, arrays, _, _ in probes(operator)[:12]:
         written = {"epsilon": 1e-5} | attributes if operator == NORMALIZATION else {"layout": 0} | attributes
         node = session(one_node(operator, written, arrays), backend="extensions")
@@ -146,7 +146,7 @@ def test_optimize_computes_constants(operator):
 @pytest.mark.compiled
 @operators
 def test_optimize_beside_them(operator):
-    """What follows becomes a region, of the shape that the node puts out, which is not that of a layer's x."""
+    """The nodes downstream become a region. Its shape is that of the node's output, which differs from that of a layer's x."""
     attributes, arrays = ({}, nodes_of("style_xint8")[2][2]) if operator == NORMALIZATION else nodes_of("tagger_u16")[0][1:3]
     source, last = one_node(operator, attributes, arrays, constants=True), CALLS[operator](*arrays, **attributes).shape[-1]
     source.graph.initializer.extend(
@@ -193,7 +193,7 @@ def test_layouts_of_arrays():
 
 @pytest.mark.compiled
 def test_runs_of_one_session_at_the_same_time():
-    """With different lengths, from several threads, and beside runs of other sessions."""
+    """The runs have different lengths. They come from several threads, which run other sessions too."""
     attributes, (x, *weights), _ = nodes_of("tagger_u16")[0][1:]
     sessions = [session(one_node(LSTM, attributes, [x, *weights], constants=constants)) for constants in (True, False)]
     scales = [np.float32(factor) for factor in (1, 0.5)]
@@ -257,7 +257,7 @@ def test_wrong_shapes_of_calls(operator, shapes, message):
 @pytest.mark.compiled
 @wrong_shapes
 def test_wrong_shapes_of_sessions(operator, shapes, message):
-    """When it loads, if they are known, else when it runs."""
+    """A session refuses wrong shapes when it loads if they are known, otherwise when it runs."""
     arrays = zeros(operator, shapes)
     node = session(one_node(operator, ATTRIBUTES[operator], arrays))
     with pytest.raises(Exception, match=f"{operator}: {message}"):
@@ -381,7 +381,7 @@ def test_inputs_and_outputs_of_another_number(operator):
 
 
 def test_directions_are_two():
-    """Whatever the attribute says; weights of one direction are refused above."""
+    """A layer has two directions, whatever the attribute says. Tests above check that weights of one direction are refused."""
     arrays = random_lstm(3)[1]
     attributes = random_lstm(3)[0]
     for direction in ("forward", "reverse"):

@@ -27,7 +27,7 @@ def _schemas():
 
 
 def as_ml_dtypes(value):
-    """An array of a tensor, or of an array in onnx's own dtypes."""
+    """Return an array in the dtypes of ml_dtypes, from a tensor or from an array in onnx's own dtypes."""
     return quark_numba.from_tensor_proto(value if isinstance(value, TensorProto) else numpy_helper.from_array(value))
 
 
@@ -67,7 +67,8 @@ def constant(name, element_type, values):
 
 
 def chain():
-    """x of N x 3 x 2 → int16 per axis → float32 → bfloat16 → float32 → uint8, without a zero point, in both domains."""
+    """Return a model with operators of both domains: x of shape (N, 3, 2) → int16 per axis → float32 → bfloat16 → float32 →
+    uint8. The last step has no zero point."""
     quark, vai = "com.amd.quark", "com.vai.quantize"
     nodes = [
         helper.make_node("ExtendedQuantizeLinear", ["x", "scales", "int16_zeros"], ["q1"], domain=quark, axis=-2),
@@ -87,7 +88,7 @@ def chain():
 
 
 def value_infos(inferred):
-    """Element type and shape by name."""
+    """Return element types and shapes by name."""
     infos = {}
     for value in inferred.graph.value_info:
         tensor = value.type.tensor_type
@@ -132,7 +133,7 @@ def test_models_that_quark_wrote(variant):
 
 
 def node_model(operation, types, shapes, domain="com.amd.quark", output=None, **attributes):
-    """A model of one node with inputs of these types and shapes; an input whose type is None is left out."""
+    """Return a model of one node with inputs of these types and shapes. An input whose type is None is omitted."""
     names = ("x", "scale", "zero_point")
     given = [(name, each, shape) for name, each, shape in zip(names, types, shapes, strict=True) if each]
     node = helper.make_node(OPERATORS[domain, operation], [name for name, *_ in given], ["y"], domain=domain, **attributes)
@@ -255,7 +256,7 @@ def test_registration_happens_once():
 
 
 def test_the_process_ends_well():
-    """onnx 1.19 to 1.22 crash or hang where inference functions are left registered."""
+    """At exit, onnx 1.19 to 1.22 crash or hang if inference functions are still registered."""
     code = "import quark_numba; quark_numba.register_schemas()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -300,7 +301,7 @@ def test_standard_operators_are_those_of_the_opset():
 def test_standard_operators_are_onnx_own_unless_asked_for():
     assert {cls.op_domain for cls in quark_numba.reference_ops()} == {"com.amd.quark", "com.vai.quantize", "quark_numba"}
     feeds = {"x": np.array([[np.inf]], np.float32), "scale": np.ones((), np.float32), "zero_point": np.zeros((), np.uint8)}
-    # onnx's own casts to int32 before it clips, and gives 0.
+    # onnx's own operator casts to int32 before it clips, and gives 0.
     (y,) = ReferenceEvaluator(standard_model(21), new_ops=quark_numba.reference_ops(standard_ops=True)).run(None, feeds)
     assert y.tolist() == [[255]]
 
@@ -351,7 +352,7 @@ def test_in_a_subgraph():
 
 
 def test_as_a_function_with_a_linked_attribute():
-    """The evaluator gives no new_ops to a model's functions, but takes evaluators for them."""
+    """ReferenceEvaluator does not pass new_ops on to a model's functions, but accepts an evaluator for a function."""
     node = helper.make_node("ExtendedQuantizeLinear", ["x", "scale"], ["y"], domain="com.amd.quark")
     node.attribute.append(onnx.AttributeProto(name="axis", ref_attr_name="along", type=onnx.AttributeProto.INT))
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.amd.quark", 1)]

@@ -34,7 +34,7 @@ def fused(name, **attributes):
 
 @keys("quantize_dequantize")
 def test_kernel(key):
-    """Every tie of the type and both its neighbours, among others."""
+    """The inputs include every tie of the type and both its neighbours."""
     name = key.quantized.name
     for scale in np.array(samples.SCALES, np.float32):
         for zero_point in samples.zero_points(name):

@@ -1,4 +1,4 @@
-"""The quotient that integer types take instead of a division, where the two are nearest to differing."""
+"""The quotient that integer types use in place of a division, on inputs where the two are most likely to differ."""
 
 import numba
 import numpy as np
@@ -27,8 +27,8 @@ def quotients():
 
 
 def test_beside_ties(quotients):
-    """Quotients next to the middle of two float32, where the least error moves the rounding: of scales with random mantissas,
-    and those with the smallest and the largest."""
+    """The quotients are next to the middle of two float32, where the least error changes the rounding. Scales have random
+    mantissas and those near both ends."""
     random = np.random.default_rng(0)
     mantissas = [*random.integers(2**23, 2**24, 500), *range(2**23, 2**23 + 50), *range(2**24 - 50, 2**24)]
     for mantissa in mantissas:
@@ -40,7 +40,8 @@ def test_beside_ties(quotients):
 
 
 def test_any_bits(quotients):
-    """Below 1/4 in magnitude anything below 1/2 will do, and above 2**64 anything."""
+    """Quotients from 1/4 to 2**64 in magnitude are those of a division. For a quotient below 1/4, any number below 1/2 is
+    right. Above 2**64, any number is right."""
     random = np.random.default_rng(1)
     for exponent in [-64, 63, *random.integers(-64, 64, 30)]:
         scale = np.float32(2.0**exponent * random.uniform(1, 2))

@@ -1,4 +1,5 @@
-"""`opset` accepts just what the schemas of the installed onnx say, and onnx's schemas say what the package's table does."""
+"""Calls with an `opset` accept exactly the arguments that the schemas of the installed onnx allow. The package's table agrees
+with these schemas."""
 
 import itertools
 
@@ -27,7 +28,7 @@ def schema(operation, opset):
 
 
 def type_names(of_schema, parameter):
-    """The element types that an input or output of a schema may have."""
+    """Return the element types that an input or output of a schema may have."""
     constraints = {c.type_param_str: c.allowed_type_strs for c in of_schema.type_constraints}
     strings = constraints.get(parameter.type_str, [parameter.type_str])
     names = [string.removeprefix("tensor(").removesuffix(")") for string in strings]
@@ -58,7 +59,7 @@ def test_table_has_every_version(operation):
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    """Arguments are checked and a kernel is selected, but neither compiled nor run."""
+    """Calls that check arguments and select a kernel, but neither compile nor run it."""
 
     def run(key, *arguments):
         assert key in TABLE
@@ -82,7 +83,7 @@ def accepted(call, *arguments, **attributes):
 @pytest.mark.usefixtures("no_kernels")
 @opsets
 def test_types_of_quantize(opset):
-    """Every combination of types, the output's from the zero point or from output_dtype."""
+    """Calls accept exactly the combinations of types in the schema. The zero point or output_dtype gives the output type."""
     expected = schema("quantize", opset)
     x_names, scale_names, y_names = (type_names(expected, parameter) for parameter in expected.inputs)
     alike = expected.inputs[0].type_str == expected.inputs[1].type_str
@@ -98,7 +99,7 @@ def test_types_of_quantize(opset):
 @pytest.mark.usefixtures("no_kernels")
 @opsets
 def test_types_of_dequantize(opset):
-    """Every combination of types, the output's from the scale or from output_dtype."""
+    """Calls accept exactly the combinations of types in the schema. The scale or output_dtype gives the output type."""
     expected = schema("dequantize", opset)
     x_names, scale_names, _ = (type_names(expected, parameter) for parameter in expected.inputs)
     (y_names,) = (type_names(expected, parameter) for parameter in expected.outputs)
@@ -114,7 +115,7 @@ def test_types_of_dequantize(opset):
             assert accepted(dequantize, *arguments, ARRAYS[y], opset=opset) == zero_point, (x, scale, y)
 
 
-# An attribute, a value that is not the default and, with it, the shapes of x and scale.
+# For every attribute a value that is not the default, and the shapes of x and scale that it needs.
 ATTRIBUTES = {
     "axis": (0, (2, 3), ()),
     "saturate": (False, (2, 3), ()),
@@ -150,7 +151,7 @@ def test_attributes(operation, opset, attribute):
 @opsets
 @operations
 def test_attributes_left_out(operation, opset):
-    """At the values that stand for that, they are in any version."""
+    """Every version accepts the values that stand for omitted attributes."""
     left_out = {"axis": 1, "block_size": 0, "output_dtype": None}
     if operation == "quantize":
         quantize(np.ones(3, np.float32), np.float32(1), **left_out, saturate=True, precision=None, opset=opset)
@@ -168,7 +169,7 @@ def test_granularities(operation, opset):
     assert accepted(call, x, np.ones(4, np.float32), opset=opset) == (opset >= 13)
     blocks = np.ones((2, 2), np.float32)
     assert accepted(call, x, blocks, block_size=2, opset=opset) == (opset >= 21)
-    # A block size is not guessed where the attribute would be missing.
+    # With an opset, a block size is not inferred, because the node would lack the attribute.
     assert not accepted(call, x, np.ones((2, 4), np.float32), opset=opset)
     assert accepted(call, x, np.ones((2, 4), np.float32))
 
