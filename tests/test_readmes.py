@@ -1,5 +1,5 @@
-"""The READMEs and the other pages: their examples run, and the links, files, names, commands and options in them exist. What
-they say of versions and latencies is what `pyproject.toml` and the benchmarks say."""
+"""The READMEs and the other pages: their examples run, and the links, files, names, commands and options in them exist. Their
+versions and latencies are those of `pyproject.toml` and of the benchmarks."""
 
 import contextlib
 import functools
@@ -35,7 +35,7 @@ def text_of(path):
 
 
 def python_of(text):
-    """All Python examples, each line where it stands in the README, so that tracebacks name it."""
+    """Return all Python examples. Each line keeps its number in the README, so that tracebacks name it."""
     lines, is_python = [], False
     for line in text.splitlines():
         is_fence = line.startswith("```")
@@ -56,7 +56,7 @@ def shell_commands(text):
 
 
 def statements(text):
-    """Paragraphs, items of lists, rows of tables: the pieces of code in each."""
+    """Yield the pieces of code in each paragraph, item of a list or row of a table."""
     for statement in re.split(r"\n\s*\n|\n(?=- |\d+\. |\||#)", FENCED.sub("\n", text)):
         yield CODE.findall(statement)
 
@@ -71,7 +71,7 @@ LINK = re.compile(r"\]\(([^()\s]+)\)")
 
 
 def anchors(path):
-    """As GitHub makes them of headings."""
+    """Return the anchors that GitHub makes of the headings."""
     headings = re.findall(r"^#+ (.*)", FENCED.sub("", text_of(path)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -87,7 +87,8 @@ def missing_links(path, text):
 
 
 def missing_files(path, text):
-    """Files without a folder are beside the README; paths begin there, or in the repository's root."""
+    """Yield the files that do not exist. Files without a folder are beside the README; paths begin there, or in the
+    repository's root."""
     for piece in pieces_of_code(text):
         for word in piece.split():
             is_path = re.fullmatch(r"\w[\w.-]*/([\w.-]+/)*([\w.-]+\.(py|md|json|onnx|npz))?|\.(ci|github)/[\w./-]+", word)
@@ -104,8 +105,8 @@ def missing_names(text):
 
 
 def commands(text):
-    """Each subcommand with an option that is named in the same piece of code, or after it in the same statement; None stands
-    for no option, or no subcommand."""
+    """Yield each subcommand with each option that is named in the same piece of code, or after it in the same statement. None
+    stands for no option, or no subcommand."""
     for codes in [*([command] for command in shell_commands(text)), *statements(text)]:
         subcommand = None
         for code in codes:
@@ -124,7 +125,7 @@ def commands(text):
 
 @functools.cache
 def options_of(subcommand):
-    """As its help lists them; None if there is no such subcommand."""
+    """Return the options that the subcommand's help lists; None if there is no such subcommand."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as stop:
         cli.main([subcommand, "--help"])
@@ -132,7 +133,7 @@ def options_of(subcommand):
 
 
 def missing_commands(text):
-    """An option beside no subcommand has to be one of any that the README names."""
+    """Yield unknown commands. An option without a subcommand has to be one of any subcommand that the README names."""
     found = list(commands(text))
     everyones = {option for subcommand, _ in found if subcommand for option in options_of(subcommand) or ()}
     for subcommand, option in found:
@@ -147,7 +148,7 @@ EXAMPLES = [path for path in READMES if python_of(text_of(path)).strip()]
 @pytest.mark.compiled
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
 def test_examples_run(path, tmp_path):
-    """From top to bottom, in one process."""
+    """The examples of a page run from top to bottom, in one process."""
     shutil.copy(ROOT / "tests" / "models" / "textline_cls_bf16.onnx", tmp_path / "model.onnx")
     script = tmp_path / "README.py"
     script.write_text(python_of(text_of(path)), encoding="utf-8")
@@ -207,7 +208,7 @@ LOWER_BOUNDS = dict(dependency.split(">=") for dependency in PROJECT["dependenci
 
 
 def wrong_bounds(text):
-    """The releases of ONNX Runtime that a text asks for, without those of the project and of `standard_ops`."""
+    """Return the releases of ONNX Runtime that a text asks for, without those of the project and of `standard_ops`."""
     expected = {LOWER_BOUNDS["onnxruntime"], ".".join(map(str, STANDARD_OPS_RELEASE))}
     return set(re.findall(r"\bONNX\s+Runtime\s+(\d[\d.]*\d)\s+or\s+(?:later|newer)", text)) - expected
 
@@ -239,12 +240,13 @@ def test_the_lowest_versions_that_were_tested_are_those_of_the_project():
 
 
 def rows_of(text):
-    """The cells of each row of all tables."""
+    """Return the cells of each row of all tables."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
 def test_the_latencies_of_the_first_readme_are_those_of_the_benchmarks():
-    """The first table has the higher multiple of one thread and of two, the second table the range of all multiples."""
+    """The first table has the higher multiple with one thread, and the higher one with two. The second table has the range of
+    all multiples."""
     first, bench = (rows_of(text_of(ROOT / folder / "README.md")) for folder in ("", "bench"))
     measured = {model: cells for model, *cells in bench}
 

@@ -40,7 +40,7 @@ def path_of(variant):
 
 
 def quantizers_of(proto):
-    """(x, y, the nodes in between) of all that rounds; x is None for codes."""
+    """Yield (x, y, the nodes in between) of each quantizer. x is None if the model has only the codes."""
     makers = {name: node for node in proto.graph.node for name in node.output}
     constants = {each.name for each in proto.graph.initializer}
     for node in proto.graph.node:
@@ -56,7 +56,7 @@ def quantizers_of(proto):
 
 
 def clip_bounds(proto, x, nodes):
-    """Of the activation functions that uint8 models leave out."""
+    """Return the bounds of the activation function that a uint8 model leaves out; None if it leaves out none."""
     makers = {name: node for node in proto.graph.node for name in node.output}
     arrays = {each.name: each for each in proto.graph.initializer}
     codes = arrays.get(nodes[0].input[2]) if len(nodes[0].input) > 2 else None
@@ -82,8 +82,9 @@ def exact(proto, outputs):
 
 
 def oracle(proto, x):
-    """For each tensor that is rounded, by its name: what it is in the float model, that rounded, and both in the quantized
-    one."""
+    """Return four arrays by the name of each quantized tensor, and the outputs of the quantized and of the float model. The
+    arrays are the tensor in the float model, the same rounded, and the tensor in the quantized model before and after
+    rounding."""
     every = list(quantizers_of(proto))
     constants = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer if each.data_type == 1}
     twin, rounding = onnx.ModelProto(), onnx.ModelProto()
@@ -151,7 +152,7 @@ def decibels(signal, noise):
     ["a8w8", *(pytest.param(each, marks=pytest.mark.full) for each in ("bf16", "fp16", "i32", "u32", "bfp16", "mxfp8", "mx9"))],
 )
 def test_sums_are_those_of_all_tensors(variant):
-    """Two batches of two images, side by side on two threads."""
+    """Two batches of two images run side by side on two threads."""
     proto = onnx.load(path_of(variant))
     parts = [oracle(proto, X[:2]), oracle(proto, X[2:4])]
     analysis = quark_numba.analyze(path_of(variant), data=[{"x": X[:2]}, {"x": X[2:4]}], threads=2)
@@ -203,13 +204,14 @@ def test_the_reference_gives_what_codes_lack():
     assert set(given.unmatched) == {unknown.name} == {given.tensors[-1].name}
     assert given.twin[0].sqnr_db > 100
     assert without.twin == []
-    # Quark's biases lie far beyond what their scales allow.
+    # Quark's biases lie far beyond the range that their scales allow.
     assert given.tensors[0].name.endswith("_bias_quantized")
     assert given.tensors[0].saturated == 1
 
 
 def network(names="{}", order=None, scale_of="t2", wrong_scale=16.0, wrong_weight="w1", wrong_zero_point=20):
-    """A chain of products with uint8 activations and int8 weights; one scale is too large, one weight's zero point is off."""
+    """Return a chain of matrix products with uint8 activations and int8 weights. One scale is too large, and one weight's zero
+    point is wrong."""
     generator = np.random.default_rng(3)
     nodes, initializers = [], []
 
@@ -225,7 +227,7 @@ def network(names="{}", order=None, scale_of="t2", wrong_scale=16.0, wrong_weigh
         w, t = f"w{layer}", f"t{layer}"
         initializers += [numpy_helper.from_array(weight, w), numpy_helper.from_array(w_scale, f"{w}_s")]
         initializers.append(numpy_helper.from_array(zero_point, f"{w}_z"))
-        # What dequantizes has another zero point: what a tool that mixes them up writes.
+        # The wrong zero point is that of the dequantize node, as if a tool had mixed zero points up.
         shifted = np.int8(wrong_zero_point if w == wrong_weight else 0)
         codes = np.clip(np.rint(weight / w_scale), -128, 127).astype(np.int8)
         initializers.append(numpy_helper.from_array(codes, f"{w}_codes"))
@@ -269,7 +271,8 @@ FEEDS = [np.random.default_rng(seed).normal(size=(8, 16)).astype(np.float32) for
 
 
 def test_faults_come_first():
-    """One scale 16 times too large, and a weight's zero point shifted: worst by their own errors, and by their effects."""
+    """One scale is 16 times too large, and a weight's zero point is shifted. Both tensors are the worst by their own errors and
+    by their effects."""
     reference, right = float_network()
     found = quark_numba.analyze(network(), reference, FEEDS, sweep=True)
     assert found.twin[0].sqnr_db > 100
@@ -298,7 +301,7 @@ def test_names_and_order_do_not_matter():
 
 
 def naive_sweep(proto, group, is_on):
-    """Whole models: quantizers that are off are taken out of the graph."""
+    """Return the output of the whole model without the quantizers that are off."""
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     for node in result.graph.node:
@@ -339,7 +342,8 @@ def test_sweep_by_node_and_operator():
 
 @pytest.mark.full
 def test_what_if():
-    """Each tensor in another format, and a line of trade-offs from more to fewer bits whose choices give what it says."""
+    """Each tensor is measured in other formats. The trade-offs go from more to fewer bits, and their choices lead to the bits
+    that they state."""
     found = quark_numba.analyze(path_of("bf16"), data=[X[:2]], what_if=["float32", "mxfp8_e4m3", "bfp16"])
     proto = onnx.load(path_of("bf16"))
     tensors, _, _ = oracle(proto, X[:2])
@@ -355,7 +359,7 @@ def test_what_if():
     last = {name: type_name for point in points for name, type_name in point.choices.items()}
     assert set(last.values()) == {"mxfp8_e4m3"}
     assert set(last) == {each.name for each in found.tensors}
-    # A weight counts as a whole, an activation by the image.
+    # A weight counts as a whole, an activation per image.
     elements = sum(tensors[each.name][0].size / (1 if each.kind == "weight" else 2) for each in found.tensors)
     assert points[-1].bits == pytest.approx(8.25 * elements)
 
@@ -374,7 +378,7 @@ def test_what_if_of_a_small_model():
 
 
 def test_extended_operators_in_subgraphs_and_functions():
-    """What is in a local function is measured; what is in a subgraph is listed, and float in the twin."""
+    """Tensors in a local function are measured. Tensors in a subgraph are listed, and are float in the twin."""
     parameters = [numpy_helper.from_array(np.float32(0.5), "s"), numpy_helper.from_array(np.int8(0), "z")]
 
     def pair(x, codes, y):
@@ -445,7 +449,7 @@ def test_what_cannot_be_told_apart_is_listed():
 
 
 def test_per_axis_and_blocked_scales():
-    """Saturation and the used range by the scale of each element."""
+    """Saturation and the used range follow from the scale of each element."""
     scales = np.array([0.1, 1, 10], np.float32)
     initializers = [numpy_helper.from_array(scales, "s"), numpy_helper.from_array(np.zeros(3, np.int8), "z")]
     nodes = [
@@ -464,7 +468,7 @@ def test_per_axis_and_blocked_scales():
 
 @pytest.mark.full
 def test_memory_does_not_grow_with_the_data():
-    """The largest resident set of a process over 8 and over 40 batches."""
+    """The largest resident set of a process is about the same for 8 and for 40 batches."""
     code = f"""
 import resource, sys
 import numpy as np, quark_numba
@@ -535,7 +539,8 @@ def test_wrong_arguments():
 
 
 def reference_saturated(x, own, axis, block, highest, drop, sub=None, max_shift=0):
-    """Element by element: what is beyond the most of its block, or of its sub-block."""
+    """Return the share of elements that lie beyond the largest value of their block or sub-block, and that change in rounding.
+    It is counted element by element."""
     count, sub = 0, sub or block
     rows = np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])
     rounded = np.moveaxis(own, axis, -1).reshape(rounded_shape := rows.shape)
@@ -579,8 +584,8 @@ def test_saturated_in_blocks(operator, attributes, numbers, shape, axis):
 
 
 def test_page(tmp_path):
-    """One file that loads nothing, whose text is escaped and whose plots are parts of it."""
-    name = "<b>&$.onnx" if os.name == "posix" else "&$.onnx"  # Windows has no such names
+    """The page is one file that loads nothing. Its text is escaped, and it contains its plots."""
+    name = "<b>&$.onnx" if os.name == "posix" else "&$.onnx"  # Windows allows no < and > in names
     path = tmp_path / name
     onnx.save(network(names="n{}"), path)
     reference, _ = float_network()
@@ -605,13 +610,13 @@ def test_page(tmp_path):
 
 @pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16"])
 def test_histograms(variant):
-    """Of types that have NaN, too, and without a warning."""
+    """Histograms are made without a warning, also for types that have NaN."""
     analysis = quark_numba.analyze(path_of(variant), random=1, dimensions={"x[0]": 1, "x[2]": 48, "x[3]": 96}, histograms=3)
     assert [each.name for each in analysis.histograms] == [each.name for each in analysis.tensors[:3]]
 
 
 def test_page_without_plots(tmp_path, capsys, monkeypatch):
-    """Said before anything runs, and no file is written."""
+    """A missing matplotlib is reported before anything runs, and no file is written."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     words = ["analyze", path_of("bf16"), "--data", EXPECTED, "--html", str(tmp_path / "page.html")]
     monkeypatch.setattr("quark_numba.analysis.analyze.analyze", None)
@@ -621,7 +626,8 @@ def test_page_without_plots(tmp_path, capsys, monkeypatch):
 
 
 def test_values_that_numpy_lacks():
-    """bfloat16 and sequences go from step to step; what ONNX Runtime cannot run as it is written is listed."""
+    """bfloat16 tensors and sequences are passed from step to step. An error of ONNX Runtime when it optimises the model is
+    listed."""
     initializers = [
         quark_numba.to_tensor_proto(np.array(0.5).astype(ml_dtypes.bfloat16), "s"),
         numpy_helper.from_array(np.int8(0), "z"),
@@ -649,7 +655,8 @@ def test_values_that_numpy_lacks():
 
 
 def test_branches_and_outputs_that_are_constants():
-    """A node may take what is rounded late, and what was there long before; the model may put out a constant, or an input."""
+    """A node may take a tensor that is rounded late, and one that was computed long before. Outputs of the model may be
+    constants or inputs."""
     generator = np.random.default_rng(9)
     weights = [numpy_helper.from_array(generator.normal(size=(4, 4)).astype(np.float32), name) for name in ("w", "v")]
     scales = [numpy_helper.from_array(np.float32(0.1), "s"), numpy_helper.from_array(np.int8(0), "z")]

@@ -1,4 +1,5 @@
-"""`evaluate` and `analyze` in several processes: the numbers of one, to the last bit, whatever happens to a process."""
+"""`evaluate` and `analyze` in several processes give the numbers of one process, to the last bit, whatever happens to any of
+them."""
 
 import json
 import os
@@ -20,11 +21,11 @@ from quark_numba import cli
 from quark_numba.analysis import evaluate
 
 dask = pytest.importorskip("dask")
-# Under Wine psutil is not loaded, which is no ModuleNotFoundError.
+# Under Wine psutil cannot be loaded, and the error is no ModuleNotFoundError.
 psutil = pytest.importorskip("psutil", exc_type=ImportError)
 distributed = pytest.importorskip("distributed", exc_type=ImportError)
 
-from quark_numba.running.cluster import interruptions  # noqa: E402  # which needs these
+from quark_numba.running.cluster import interruptions  # noqa: E402  # needs the modules above
 
 pytestmark = pytest.mark.compiled
 
@@ -36,7 +37,8 @@ COUNT = 500
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A model of a product between quantization nodes, for three rows, and a folder of 500 files for it."""
+    """Return the path of a model, and a folder of 500 files for it. The model is a matrix product between quantization nodes,
+    for three rows."""
     folder = tmp_path_factory.mktemp("small")
     rng = np.random.default_rng(7)
     nodes = [
@@ -69,7 +71,7 @@ def text_of(capsys, *words):
 
 
 def own_workers():
-    """The processes of workers that this one has started."""
+    """Return the worker processes that this process has started."""
     return [each for each in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(each.cmdline())]
 
 
@@ -179,7 +181,7 @@ def test_a_file_of_another_run(small, tmp_path):
 
 @pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.full)])
 def test_a_batch_that_fails(workers, small, tmp_path, capsys):
-    """It has four rows."""
+    """The batch has four rows, and the model takes three."""
     names = [f"{index:03}.npz" for index in range(9)]
     for name in names:
         (tmp_path / name).write_bytes((small[1] / name).read_bytes())
@@ -203,7 +205,7 @@ def test_a_batch_that_fails(workers, small, tmp_path, capsys):
 
 @pytest.mark.full
 def test_files_that_workers_have_not_are_sent(small, whole, tmp_path):
-    """They look like others when they come to read them."""
+    """The files get new times during the run, so the workers do not take them for the same files."""
     for path in small[1].iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
 
@@ -217,7 +219,7 @@ def test_files_that_workers_have_not_are_sent(small, whole, tmp_path):
 
 @pytest.mark.full
 def test_a_running_cluster(small, whole):
-    """Data of all kinds; the model comes by content."""
+    """A running cluster takes data of all kinds. The content of the model is sent."""
     with np.load(EXPECTED) as arrays:
         x = arrays["x"]
     with distributed.LocalCluster(
@@ -276,7 +278,7 @@ def test_without_dask(small, monkeypatch):
 
 @pytest.fixture
 def heeded_ctrl_c():
-    """A shell has processes in the background ignore it, and what they start inherits that."""
+    """Let the process heed Ctrl-C. A shell makes processes in the background ignore it, and child processes inherit this."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""`evaluate`, and the data that it reads: batches in files, in folders and from functions give the same numbers."""
+"""`evaluate`, and the data that it reads: batches from files, folders and functions give the same numbers."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def run_whole(path, backend="native"):
 
 
 def test_numbers():
-    """Against numpy on whole arrays; labels and a function of one's own beside it."""
+    """The numbers equal those of numpy for whole arrays, with labels and a metric of the user, too."""
     y, expected = run_whole(BF16), run_whole(FLOAT)
     labels = np.array([0, 1, 0, 0, 1, 1])
     calls = []
@@ -105,7 +105,7 @@ def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16", "mx9", "mxfp8"])
 def test_without_a_reference_the_model_itself_is_it(variant):
-    """Its weights are the float model's, and so are its outputs."""
+    """The twin has the weights of the float model, and gives its outputs."""
     path = MODELS / f"textline_cls_{variant}.onnx"
     twin = float_twin.make_twin(onnx.load(path)).model
     assert not any(node.domain for node in twin.graph.node)
@@ -115,10 +115,10 @@ def test_without_a_reference_the_model_itself_is_it(variant):
 
 @pytest.mark.parametrize(("variant", "agreement_db"), [("i32", 120), ("u32", 120), ("a8w8", 60)])
 def test_a_reference_gives_weights_and_activation_functions(variant, agreement_db):
-    """Where the model has codes only, and a Relu or a Clip is part of the codes' range."""
+    """The model has only codes of its weights, and a Relu or a Clip is part of the codes' range. The reference gives both."""
     twin = float_twin.make_twin(onnx.load(MODELS / f"textline_cls_{variant}.onnx"), onnx.load(FLOAT))
     weights = [each for each in twin.quantizers if each.kind == "weight"]
-    assert sum(each.weight is None for each in weights) == 1  # of the product that Quark made a Gemm of
+    assert sum(each.weight is None for each in weights) == 1  # of the matrix product that Quark turned into a Gemm
     assert len(twin.found.unmatched) == 1
     ours, theirs = session(twin.model, backend=None).run(None, {"x": X})[0].astype(np.float64), run_whole(FLOAT)
     assert 10 * np.log10(np.sum(theirs**2) / np.sum((ours - theirs) ** 2)) > agreement_db
@@ -199,7 +199,7 @@ def wrong_files(folder):
     ],
 )
 def test_wrong_data(source, options, message, tmp_path, monkeypatch):
-    """Refused before anything runs, but for what a function gives later."""
+    """Wrong data are refused before anything runs, except for an error that a function raises later."""
     wrong_files(tmp_path)
     ran = []
     monkeypatch.setattr("quark_numba.running.sessions.run", lambda *_: ran.append(1) or {})
@@ -225,7 +225,7 @@ def test_wrong_arguments(options, error):
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.full)])
 def test_many_small_files(count, tmp_path):
-    """They are read one by one."""
+    """The files are read one by one."""
     path = tmp_path / "m.onnx"
     onnx.save(model([helper.make_node("Neg", ["x"], ["y"])], [("x", "float32", [2])], ["y"], domains=[]), path)
     folder = tmp_path / "data"
@@ -294,7 +294,7 @@ def test_onnx_runtime_without_our_operators_runs_the_twin():
 
 
 def test_data_are_read_again():
-    """A function is called again; an iterator is not there any more."""
+    """A function is called again. An iterator can be read only once."""
     calls = []
 
     def function():

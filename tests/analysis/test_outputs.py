@@ -1,4 +1,4 @@
-"""Outputs that cannot be compared are listed with the reason, those that can be are compared, and samples are counted."""
+"""Outputs that cannot be compared are listed with the reason, all others are compared, and samples are counted."""
 
 import json
 import math
@@ -30,8 +30,8 @@ def round_trip(x, y, domain=DOMAIN):
 
 
 def detector():
-    """Rounding makes many elements 0: there are fewer positions of others, and fewer values at these. One of the outputs is a
-    sequence, one is text."""
+    """Return a model that finds the elements other than 0. Rounding makes many elements 0, so that the model finds fewer
+    positions and fewer values. One output is a sequence, and one is text."""
     nodes = [
         *round_trip("x", "y"),
         helper.make_node("NonZero", ["y"], ["places"]),
@@ -77,13 +77,13 @@ def test_evaluate():
 
 
 def test_an_output_of_another_shape_in_one_batch_is_not_compared():
-    """Whichever: before it, and after, there are sums."""
+    """The sums of other batches, before that batch or after it, make no difference."""
     ones = np.ones_like(X)
     for batches in ([ones, X, ones], [X, ones], [ones, X]):
         found = quark_numba.evaluate(detector(), data=batches)
         assert "places" in found.not_compared
         assert [each.name for each in found.outputs] == ["y"]
-    found = quark_numba.evaluate(detector(), data=[ones, ones[:2]])  # of other shapes in each, but alike
+    found = quark_numba.evaluate(detector(), data=[ones, ones[:2]])  # shapes differ between batches, not between models
     assert [each.name for each in found.outputs] == ["y", "places", "rounded"]
     assert set(found.not_compared) == {"text", "parts"}
 
@@ -102,7 +102,8 @@ def test_the_sums_are_the_same_on_a_cluster(path):
 
 
 def test_analyze():
-    """In the sweep and the trade-offs too; a tensor of another shape than in the float model has its own error alone."""
+    """The sweep and the trade-offs leave out the same outputs. A tensor whose shape differs in the float model has only its own
+    error."""
     found = quark_numba.analyze(detector(), data=[X, X[:2]], sweep=True, what_if=["bfp16"])
     assert [each.name for each in found.outputs] == ["y"]
     assert {*REASONS} == {*found.not_compared}
@@ -120,7 +121,7 @@ def test_analyze():
 
 
 def test_what_can_be_compared_but_in_the_sweep_is_told():
-    """With both tensors in float, or both rounded, an element of the difference is zero: with one alone it is not."""
+    """One element of the difference is zero if both tensors are float, or both rounded, but not if only one is rounded."""
     offset = [numpy_helper.from_array(np.array([0.2, 0.2], np.float32), "w")]
     nodes = [
         *round_trip("x", "a"),
@@ -137,7 +138,7 @@ def test_what_can_be_compared_but_in_the_sweep_is_told():
 
 
 def test_types_that_numpy_lacks(tmp_path, capsys):
-    """They are numbers, and are compared; files of numpy have none of them."""
+    """Outputs of these types are compared as numbers, but cannot be written to files of numpy."""
     nodes = [
         helper.make_node("Cast", ["x"], ["wide"], to=onnx.TensorProto.BFLOAT16),
         *round_trip("x", "y"),
@@ -192,7 +193,7 @@ def test_none_compared_fails_below(tmp_path, capsys):
 
 
 def test_run_lists_them_too(path, tmp_path, capsys):
-    """Against a reference; of what is expected all is to be there."""
+    """With a reference, `run` lists outputs that cannot be compared. With --expected, they are an error."""
     reference = detector()
     del reference.graph.node[:2]
     reference.graph.node.insert(0, helper.make_node("Identity", ["x"], ["y"]))
@@ -231,7 +232,7 @@ def test_wrong_names(function, outputs, error, message):
         ([None, 8], (4, 8), None, 4),
         (["n", 8], (4, 8), 2, 4),
         ([8], (8,), None, 1),  # without a batch dimension: a run is a sample
-        ([8], (3, 8), None, 3),  # a stack of these
+        ([8], (3, 8), None, 3),  # a stack of samples
         (["n"], (8,), None, 1),
         (["n"], (8,), 3, 8),  # cut into batches: rows are samples
         ([3, 4, 8], (3, 4, 8), None, 1),

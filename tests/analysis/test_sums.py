@@ -1,4 +1,4 @@
-"""Sums of errors: against numpy, of special values, and in parts."""
+"""Sums of errors: compared with numpy, of special values, and in parts."""
 
 import math
 
@@ -26,7 +26,7 @@ def test_sums_of_a_tensor(size):
 
 
 def test_what_is_not_finite():
-    """The same infinity is no difference; a NaN is one, wherever it stands."""
+    """Equal infinities add no error. A NaN makes the error NaN, wherever it is."""
     x = np.array([np.inf, -np.inf, 1], np.float32)
     found = tensors.add_up(x, x, x, x, -math.inf, math.inf)
     assert (found.noise, found.own_noise, found.inherited_noise, found.largest) == (0, 0, 0, 0)
@@ -70,7 +70,8 @@ def test_integers_of_64_bits():
 
 
 def test_saturated_in_blocks():
-    """The largest of a block of MXFP8 is 448 steps; of whole numbers, what is rounded to the last is not beyond it."""
+    """The largest element of an MXFP8 block is 448 steps. An integer element is not saturated if it rounds to the largest one
+    without being cut off."""
     _, blocks = mx_format(FLOAT32, element_dtype="fp8_e4m3", block_size=4, rounding_mode=0)
     x = np.array([[500, 448, 1, -460, 1.9, 0.1, 0, 1]], np.float32)
     own = np.array([[448, 448, 1, -448, 1.75, 0.1, 0, 1]], np.float32)

@@ -1,4 +1,4 @@
-"""The command: what it reports, in tables and in JSON, and how it refuses."""
+"""The command: its reports, in tables and in JSON, and its refusals."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_run_with_reference(capsys):
 
 
 def test_models_that_nobody_runs(capsys, tmp_path):
-    """What keeps a model from loading is in the table of its nodes."""
+    """The table of nodes has the operator that keeps a model from loading."""
     node = helper.make_node("FixNeuron", ["x"], ["y"], domain="com.vai.quantize")
     onnx.save(model([node], ["x"], ["y"], domains=["com.vai.quantize"]), tmp_path / "m")
     assert cli.main(["run", str(tmp_path / "m")]) == 1
@@ -43,7 +43,8 @@ def test_models_that_nobody_runs(capsys, tmp_path):
 
 
 def test_domains_that_nobody_has(tmp_path):
-    """Names that are like those of quantization operators make no difference, nor do local functions."""
+    """Nobody runs operators of unknown domains, even if their names are those of quantization operators, or if they are in
+    local functions."""
     nodes = [
         helper.make_node("DequantizeLinear", ["x", "s"], ["u"], domain="trt"),
         helper.make_node("QuantizeLinear", ["u", "s"], ["v"], domain="com.foo"),
@@ -79,7 +80,7 @@ def test_models_of_other_operators(name, row, capsys):
 
 
 def test_formats_of_nodes_that_do_not_say(tmp_path, capsys):
-    """The default, or what a function leaves to its caller."""
+    """Their format is the default. If a function leaves the format to its caller, it is unknown."""
     node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain="com.amd.quark")
     onnx.save(model([node], ["x"], ["y"]), tmp_path / "m")
     assert cli.main(["run", str(tmp_path / "m"), "--runs", "1"]) == 0
@@ -189,7 +190,7 @@ def test_wrong_arguments(capsys, arguments):
 
 @pytest.fixture
 def files(tmp_path):
-    """Files to refuse, by name."""
+    """Return a folder with files that the command refuses."""
     np.savez(tmp_path / "other.npz", other=np.zeros(3))
     np.savez(tmp_path / "shape.npz", x=np.zeros(3, np.float32))
     np.savez(tmp_path / "dtype.npz", x=np.zeros((1, 3, 48, 48)))
@@ -247,7 +248,7 @@ def test_entry_points(as_module):
 
 @pytest.mark.parametrize(("domain", "kept"), [("com.amd.quark", True), ("", False)])
 def test_quantized_nodes_are_kept_only_in_models_with_our_operators(tmp_path, domain, kept):
-    """Quark imports its domain into every model; those of standard operators run as ONNX Runtime likes best."""
+    """Quark imports its domain into every model. ONNX Runtime may still fuse the nodes if all are standard operators."""
     node = one_node("quantize", "uint8", domain=domain)
     if not domain:
         node.opset_import.append(helper.make_opsetid("com.amd.quark", 1))
@@ -333,7 +334,7 @@ def _process(*arguments, cache):
     ids=["types", "model", "other_operators"],
 )
 def test_warmup(arguments, after, tmp_path):
-    """A later process finds all that it needs in the cache."""
+    """A later process finds all kernels that it needs in the cache."""
     done = _process("-m", "quark_numba", "warmup", *arguments, cache=tmp_path)
     assert done.returncode == 0, done.stderr
     compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kernel")}

@@ -1,4 +1,4 @@
-"""The command where its input, its output or its user is not as usual."""
+"""The command when its input, its output or its user is unusual."""
 
 import json
 import os
@@ -37,13 +37,13 @@ def finished(*arguments, **environment):
 
 
 def own_errors(text):
-    """Without what ONNX Runtime for Windows says of a machine that has no graphics, under Wine for instance."""
+    """Return the text without the message of ONNX Runtime for Windows on machines without graphics, for example under Wine."""
     return text.replace(b"Failed to create DXGI factory.\n", b"")
 
 
 @pytest.fixture
 def twice(tmp_path):
-    """A model of y = x + x."""
+    """Return the path of a model of y = x + x."""
     path = tmp_path / "twice.onnx"
     onnx.save(model([helper.make_node("Add", ["x", "x"], ["y"])], [("x", "float32", [3])], ["y"], domains=[]), path)
     return str(path)
@@ -62,7 +62,7 @@ def npz(path, content, compression=zipfile.ZIP_STORED, change=None):
 
 
 def other_compression(content):
-    """99 in the local and in the central header."""
+    """Return the zip file with compression method 99 in the local and in the central header."""
     changed = bytearray(content)
     central = content.index(b"PK\x01\x02")
     changed[8:10] = changed[central + 10 : central + 12] = struct.pack("<H", 99)
@@ -247,13 +247,14 @@ def test_an_output_that_has_ascii_only():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Its path has spaces, and letters of several scripts."""
+    """Return a path with spaces and with letters of several scripts."""
     return tmp_path_factory.mktemp("names") / "a folder 模型 é"
 
 
 @pytest.mark.parametrize("encoding", ["cp936", "cp1252"])
 def test_code_pages_and_names_that_they_lack(encoding, folder):
-    """Model, inputs, outputs, cache and temporary files lie in such a folder. The second encoding finds the first's cache."""
+    """Model, inputs, outputs, cache and temporary files are in a folder with letters of several scripts. The run with the
+    second encoding finds the cache of the first."""
     folder.mkdir(exist_ok=True)
     (folder / "y é.npz").unlink(missing_ok=True)
     onnx.save(one_node("quantize", "int8"), folder / "模型.onnx")
@@ -293,7 +294,7 @@ def test_an_output_that_nobody_reads():
 
 
 def test_info_of_another_distribution_of_onnx_runtime(monkeypatch, capsys):
-    """Such as onnxruntime-gpu."""
+    """The distribution may have another name, such as onnxruntime-gpu."""
 
     def version(name):
         if name == "onnxruntime":
@@ -307,7 +308,7 @@ def test_info_of_another_distribution_of_onnx_runtime(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def first_use(tmp_path_factory):
-    """What the command is called with, the cache, and what it wrote when that was empty."""
+    """Return the arguments of the command, its cache, and the finished process, for which the cache was empty."""
     folder = tmp_path_factory.mktemp("first")
     onnx.save(one_node("quantize", "int8", shapes={"x": [3], "scale": [], "zero_point": []}), folder / "m.onnx")
     arguments = "run", str(folder / "m.onnx"), "--runs", "1"
@@ -324,7 +325,7 @@ def test_the_cache_is_shown_and_emptied(first_use, tmp_path):
     assert before["kernels in the cache"].startswith(f"{len(kept)}, ")
     report = json.loads(finished("info", "--clear-cache", "--json", **environment).stdout)
     assert report["kernels in the cache"] == "0, 0.0 MB"
-    # What the library begins with is compiled anew, as `info` asks for its path.
+    # `info` asks for the library's path, so that the first functions of the library are compiled anew.
     assert {path.name.partition("_")[0] for path in kept if path.exists()} <= {"ort"}
 
 
@@ -339,7 +340,8 @@ def test_the_first_use_is_told(first_use):
     "seconds", [0.4, 1.5, *(pytest.param(each, marks=pytest.mark.full) for each in (0.3, 0.6, 1.0, 2.0, 3.0))]
 )
 def test_ctrl_c(seconds, tmp_path):
-    """At any moment, from when Python runs the package on: no traceback, and the code that shells know."""
+    """From the moment when Python runs the package, Ctrl-C ends the command without a traceback, and with the exit code that
+    shells know."""
     begun = ["run", BF16, "--inputs", EXPECTED, "--runs", "100000"]
     code, _, errors = processes.interrupted(seconds, *begun, NUMBA_CACHE_DIR=str(tmp_path))
     assert b"Traceback" not in errors, errors

@@ -1,4 +1,4 @@
-"""What the command writes: through links, into devices and pipes, with the modes that files have."""
+"""The files that the command writes: through links, into devices and pipes, and with the right modes."""
 
 import os
 import stat

@@ -17,13 +17,13 @@ from quark_numba.compiling.cache import sources
 
 pytestmark = pytest.mark.compiled
 
-# One type with large arrays, too, which take another form of the kernel, that takes four times as long to compile.
+# One type also has large arrays. They need another form of the kernel, which takes four times as long to compile.
 SMALL = "check('int8', size=5_000)"
 CHECK = "check('int8'); check('bfloat16', size=5_000)"
 
 
 def filled_by(count, folder):
-    """A cache that has all that CHECK needs, from so many processes at once."""
+    """Return the folder, in which `count` processes at once have cached all kernels that CHECK needs."""
     processes = [start(CHECK, NUMBA_CACHE_DIR=str(folder)) for _ in range(count)]
     assert [process.wait(300) for process in processes] == [0] * count
     return folder
@@ -61,7 +61,7 @@ def damaged(content, damage):
     default_of(["truncated", "empty", "foreign", 0, 31, 33, 500, 994], "truncated"),
 )
 def test_damaged_files(damage, filled, tmp_path):
-    """They are made anew. A number: one bit of each 997th byte from that one on is flipped."""
+    """Damaged files are made anew. If the damage is a number, one bit of every 997th byte is flipped, from that byte on."""
     shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     contents = {path: path.read_bytes() for path in tmp_path.rglob("*.kernel")}
     assert contents
@@ -73,7 +73,7 @@ def test_damaged_files(damage, filled, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of a file is of Linux: it ends processes elsewhere")
 def test_no_room(tmp_path):
-    """A file that cannot be written as a whole, as on a full disk, does not keep anybody from the result."""
+    """If a file cannot be written as a whole, as on a full disk, there still is a result."""
     run(
         f"""
 import logging, resource, signal
@@ -91,10 +91,10 @@ check("uint16", size=5_000)
 
 
 def test_nowhere_to_write(tmp_path):
-    """Neither the package's folder nor the user's is there to be written: what has no cache is compiled all the same."""
+    """Neither the package's folder nor the user's can be written to. Kernels are compiled without a cache."""
     package = tmp_path / "package" / "quark_numba"
     shutil.copytree(Path(quark_numba.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    # Numba wants to make a folder __pycache__ in the package, and one in the user's cache: both names are taken by files.
+    # The cache would be in a folder __pycache__ of the package, or in the user's cache. Files are in the way of both.
     for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
         (folder / "__pycache__").write_text("")
     (tmp_path / "home").write_text("")
@@ -109,7 +109,8 @@ def test_nowhere_to_write(tmp_path):
 
 
 def test_a_folder_in_which_names_do_not_fit(monkeypatch, tmp_path):
-    """As on Windows, where a path may have 260 characters: kernels would be compiled, and not kept, one by one."""
+    """A folder is not used if its path is too long for the names of kernels, as every kernel would be compiled and then not
+    kept. On Windows, a path has at most 260 characters."""
     temporary_file = tempfile.TemporaryFile
 
     def short(dir, suffix=""):  # noqa: A002
@@ -125,8 +126,8 @@ def test_a_folder_in_which_names_do_not_fit(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("wing", ["linear", "block"])
 def test_the_digest_covers_what_a_kernel_is_made_of(wing):
-    """All that its module imports, directly or not, but what sees to it that kernels are compiled; and no more, as each edit of
-    a file that is covered makes every kernel stale."""
+    """The digest covers all modules that the kernel's module imports, directly or not, except those that run the compilation.
+    It covers no others, because every edit of a covered file makes every kernel stale."""
     grimp = pytest.importorskip("grimp", exc_type=ImportError, reason="its DLL does not load under Wine")
     package = Path(quark_numba.__file__).parent
     paths = [path.relative_to(package.parent) for path in sources(package / wing / "kernels.py")]
@@ -139,7 +140,7 @@ def test_the_digest_covers_what_a_kernel_is_made_of(wing):
 
 
 def test_another_version_of_the_package(tmp_path):
-    """Kernels of other sources are not taken for one's own, though they lie beside them."""
+    """Kernels of other sources are not used, though they are in the same folder."""
     package = tmp_path / "package" / "quark_numba"
     shutil.copytree(Path(quark_numba.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {"PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
@@ -172,7 +173,7 @@ else:
     ],
 )
 def test_kernels_of_one_shape_from_the_caches_of_processes(names, tmp_path):
-    """Their types and the names of their parts are the same; what they compute is not."""
+    """The kernels have the same types and the same names of their parts, but compute different results."""
     convert = """
 for name in {}:
     x = np.random.default_rng(0).normal(0, 5, 70_001).astype(np.float32)

@@ -1,6 +1,6 @@
 """Nothing is read or written beyond the ends of arrays, and nothing is kept: memory and open files stay level.
 
-Arrays lie against pages that may not be touched: an access beyond ends the process.
+Arrays lie next to pages that may not be touched, so that an access beyond their ends ends the process.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ guard = pytest.mark.skipif(sys.platform not in ("linux", "win32"), reason="prote
 
 
 class Pages:
-    """Pages of memory, of which some may not be touched."""
+    """Pages of memory, some of which may not be touched."""
 
     def __init__(self, nbytes):
         if sys.platform == "win32":
@@ -98,7 +98,7 @@ def guarded(array, at_end):
     return copy
 
 
-# Shape of x, shape of the scale, axis, block size; no size is a multiple of a vector's.
+# Shape of x, shape of the scale, axis, block size; no size is a multiple of the size of a vector.
 SHAPES = [
     ((1,), (), 0, 0),
     ((37,), (), 0, 0),
@@ -129,11 +129,11 @@ def test_kernel_stays_within_its_arrays(key):
 
 
 @guard
-@pytest.mark.parametrize("name", ["uint8", "bfloat16", "int32"])  # an item of 1, 2 and 4 bytes
+@pytest.mark.parametrize("name", ["uint8", "bfloat16", "int32"])  # items of 1, 2 and 4 bytes
 @pytest.mark.parametrize("operation", ["quantize", "dequantize"])
 @pytest.mark.covering
 def test_past_the_cache_stays_within_its_arrays(operation, name):
-    """On a few thousand elements, which begin and end anywhere between cache lines."""
+    """Arrays of up to a few thousand elements, which begin and end anywhere in a cache line, are written past the cache."""
     row = find(name)
     x_type, y_type = (FLOAT32, row) if operation == "quantize" else (row, FLOAT32)
     key = select(operation, x_type, FLOAT32, row, y_type)
@@ -171,7 +171,7 @@ def test_block_kernel_stays_within_its_arrays(key):
 
 
 def node_cases():
-    """Every type of the operators in sessions, as x or y beside float32."""
+    """Yield every operator in sessions with each of its types, for x or for y. The other one is float32."""
     for domain in ("com.amd.quark", ""):
         for operator in OPERATORS.newest(domain):
             for row in filter(None, operator.formats.values()):
@@ -257,7 +257,7 @@ def test_region_stays_within_its_tensors(shapes, at_end):
     assert y.tobytes() == expected.tobytes()
 
 
-# Of normalizations and layers: sizes that are no multiples of a vector's, a block's or a part's.
+# Normalizations and layers whose sizes are no multiples of the size of a vector, a block or a part.
 OTHER_NODES = [
     (NORMALIZATION, {}, [(3, 5, 7, 11), (5,), (5,)]),
     (NORMALIZATION, {}, [(1, 3, 12_345), (3,), (3,)]),
@@ -274,7 +274,7 @@ def other_nodes(*operators):
 
 
 def other_arrays(operator, attributes, shapes):
-    """(all attributes, inputs)"""
+    """Return all attributes, and the inputs."""
     rng = np.random.default_rng(34)
     if operator == LSTM:
         attributes = random_lstm(3)[0] | attributes
@@ -299,7 +299,7 @@ def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_en
 
 
 def sizes_of_layer(found, steps, batch, inputs, hidden):
-    """Of both memories that the phases of a layer work in, in words, and the parts of each phase."""
+    """Write to `found` the words of both memories in which the phases of a layer work, and the parts of each phase."""
     found[0] = recurrent_kernels.count_weight_words(inputs, hidden)
     found[1] = recurrent_kernels.count_words(steps, batch, inputs, hidden)
     for phase in range(recurrent_kernels.PHASES):
@@ -309,7 +309,7 @@ def sizes_of_layer(found, steps, batch, inputs, hidden):
 @guard
 @other_nodes(LSTM)
 def test_layer_stays_within_its_memory(operator, attributes, shapes, at_end):
-    """Each part of each phase, with the memory that it says it needs and no more."""
+    """Each part of each phase runs with the memory that the layer says it needs, and no more."""
     attributes, arrays = other_arrays(operator, attributes, shapes)
     steps, batch, inputs = shapes[0]
     layers = layer_of({"layout": 0, "input_forget": 0} | attributes)
@@ -332,16 +332,16 @@ def test_layer_stays_within_its_memory(operator, attributes, shapes, at_end):
 
 
 def resident():
-    """This process's memory in bytes, and its open files."""
+    """Return the memory of this process in bytes, and the number of its open files."""
     gc.collect()
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * mmap.PAGESIZE, len(os.listdir("/proc/self/fd"))
 
 
 def growth(use, before, times, allowed):
-    """The growth of memory and of open files in so many times of use, after some before: of the first of three rounds with
-    less than the allowed bytes, or of the last. A leak grows in every round; what other threads and the allocator keep does
-    not."""
+    """Return the growth of memory and of open files in a round of `times` uses. `before` uses come first. Of three rounds, the
+    first one with less growth than the allowed bytes counts, or else the last one: a leak grows in every round, but the memory
+    that other threads and the allocator keep does not."""
     use(before)
     for _ in range(3):
         memory, files = resident()
@@ -356,7 +356,7 @@ def growth(use, before, times, allowed):
 @pytest.mark.parametrize("times", [200, pytest.param(1000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("of", ["a node", "a region", "a layer"])
 def test_many_sessions(of, times):
-    """They are made, run and dropped. Each layer has its own 180 KB of codes of constant weights."""
+    """Sessions are made, run and dropped. Each layer has 180 KB of codes of its constant weights."""
     attributes, arrays = other_arrays(*OTHER_NODES[-1])
     source = {
         "a node": lambda: one_node("quantize", "uint8"),
@@ -381,7 +381,7 @@ def test_many_sessions(of, times):
 @linux
 @pytest.mark.parametrize("name", ["uint8", "int4", "bfloat16"])
 def test_many_calls(name):
-    """A hundred thousand, a third of them each type."""
+    """A hundred thousand calls are made, a third of them with each type."""
     x, scale = samples.SPECIAL, np.float32(0.5)
     zero_point = np.zeros((), oracle.dtype(name))
 
@@ -395,7 +395,7 @@ def test_many_calls(name):
 
 
 def test_no_memory_for_a_part_of_block_formats():
-    """A part says so in its work, from which the node makes an error, and writes nothing."""
+    """A part without memory writes nothing, and reports this in its work. The node turns the report into an error."""
     key, blocks = mx_format(FLOAT32, element_dtype="int8", block_size=32, rounding_mode=0)
     _, length, inner = block_shape((4, 64), 1, blocks.block)
     x, y, work = np.ones(256, np.float32), np.zeros(256, np.float32), np.zeros((), block_kernels.WORK)

@@ -1,4 +1,4 @@
-"""The package as a whole: what an import loads, which processors and folders it needs."""
+"""The package as a whole: which modules an import loads, and which processors and folders the package needs."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ def test_public_names():
     assert all(hasattr(quark_numba, name) for name in quark_numba.__all__)
 
 
-# What Linux has and other systems lack.
+# This code takes away functions and files that Linux has and other systems lack.
 TAKEN_AWAY = """
 import builtins, io, os, sys
 sys.modules["torch"] = None
@@ -44,8 +44,8 @@ for module, names in ((os, "stat lstat open listdir scandir readlink access"), (
 @pytest.mark.compiled
 @pytest.mark.skipif(sys.platform != "linux", reason="it takes away what Linux has")
 def test_a_system_without_what_linux_has():
-    """Every module is imported, but that for clusters, as dask's psutil reads /proc; calls, and sessions of both ways, give
-    what they should."""
+    """Every module can be imported, except the one for clusters, because dask's psutil reads /proc. Calls, and sessions of both
+    backends, give the right results."""
     code = f"""{TAKEN_AWAY}
 import importlib, pkgutil, quark_numba
 for module in pkgutil.walk_packages(quark_numba.__path__, "quark_numba."):
@@ -64,7 +64,7 @@ assert run(session(one_node("quantize", "int8"), backend="extensions"), **one).t
 @pytest.mark.compiled
 @pytest.mark.skipif(not re.fullmatch("x86_64|AMD64", platform.machine()), reason="every AArch64 processor converts float16")
 def test_a_processor_without_float16_instructions():
-    """LLVM would call a run-time library for them, which is not there, and the process would end."""
+    """LLVM would convert float16 by a call of a run-time library, which is missing, and the process would end."""
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     command = [sys.executable, "-m", "pytest", "-q", "-k", "float16", str(TESTS / "arrays" / "test_calls.py")]
     assert " passed" in subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -80,7 +80,7 @@ def test_no_folder_can_be_written():
 
 
 def test_tests_do_not_import_each_other():
-    """What they share is in modules of its own. Code for other processes, in strings, counts."""
+    """Tests share code in separate modules. Strings with code for other processes count, too."""
     root = ROOT
     paths = [*root.glob("tests/**/*.py"), *root.glob("bench/*.py")]
     pattern = re.compile(r"\b(?:from|import) +(?:[\w.]+, *)*(?:[\w.]+\.)?test_\w+")

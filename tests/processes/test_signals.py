@@ -10,8 +10,8 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no timers that send signals"),
 ]
 
-# At a random moment of an action an alarm goes off; then the action is done again, and has to give what it should. Some actions
-# find what they need compiled, others have to compile it.
+# An alarm goes off at a random moment of an action. Then the action is done again, and has to give the right result. Some
+# actions find their kernels compiled, others have to compile them.
 MOMENTS = """
 import random, signal
 from quark_numba.compiling import cache
@@ -105,7 +105,7 @@ def test_moments(seed, count, tmp_path):
 
 
 def test_a_handler_that_raises_again_and_again(tmp_path):
-    """While one node runs that takes longer than the time between two signals."""
+    """The handler raises while a node runs that takes longer than the time between two signals."""
     run(
         """
 import signal
@@ -136,7 +136,7 @@ oracle.assert_same_bits(run(node, **feeds), expected)
 
 
 def test_a_fault_of_a_node_is_no_signal():
-    """By way of onnxruntime-extensions it is logged, and the output left empty."""
+    """With onnxruntime-extensions, the fault is logged, and the output is left empty."""
     run(
         """
 node = session(one_node("quantize", "int8"), backend="extensions")
@@ -175,7 +175,8 @@ assert taken == [True]
 
 
 def test_a_signal_while_a_fork_waits():
-    """For what another thread makes: parent and child go on. (Python itself drops what a handler raises then.)"""
+    """A fork waits until another thread has finished a creation. If a signal comes meanwhile, parent and child go on. (Python
+    itself drops the exception that a handler raises then.)"""
     run(
         """
 import signal

@@ -26,8 +26,8 @@ tbb = pytest.param("tbb", marks=pytest.mark.skipif(not has_tbb(), reason="Numba 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue", tbb])
 def test_threads(layer):
-    """Eight at once, each type first compiled, or loaded, by whoever comes first. Numba's workqueue layer ends a process
-    that runs two parallel kernels at a time."""
+    """Eight threads run at once. The first thread that needs a type compiles or loads it. Numba's workqueue layer ends a
+    process that runs two parallel kernels at a time."""
     run(
         """
 errors = []
@@ -48,7 +48,8 @@ assert not errors, errors
 
 
 def test_sessions_and_threads():
-    """One session from eight threads; sessions of one, two and five threads at a time; nodes of one model in parallel."""
+    """Eight threads run one session, and then sessions of one, two and five threads at the same time. Nodes of one model run in
+    parallel."""
     run(
         """
 import onnxruntime
@@ -89,7 +90,7 @@ for _ in range(50):
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_children_of_multiprocessing(method, tmp_path):
-    """A pool of workers after the parent has used calls and sessions, as data loaders have."""
+    """The parent uses calls and sessions before it starts a pool of workers, as with data loaders."""
     script = tmp_path / "main.py"
     script.write_text(
         PREPARE
@@ -125,7 +126,7 @@ if __name__ == "__main__":
     ids=str,
 )
 def test_a_process_ends_with_its_own_code(end, code):
-    """With live sessions, of the main thread and of another."""
+    """Sessions of the main thread and of another thread are alive when the process ends."""
     run(
         f"""
 kept = []
@@ -167,7 +168,7 @@ def test_a_forked_child_of_a_process_in_which_others_used_numba(start):
 
 @forks
 def test_the_package_is_first_imported_in_a_forked_child():
-    """Of a process that has a pool."""
+    """The parent has already started a pool of Numba's threads."""
     code = """
 import os, sys, numba, numpy as np
 numba.njit(parallel=True)(lambda: np.ones(100).sum())()
@@ -185,8 +186,8 @@ assert quantize(np.ones(300_000, np.float32), 0.5).min() == 2
     ("processes", "count", "busy"), [(1, 20, 0), pytest.param(3, 3400, 2, marks=pytest.mark.exhaustive)], ids=["40", "20,400"]
 )
 def test_a_fork_while_another_thread_creates_a_session(processes, count, busy):
-    """No lock is left held in the child, and it may start threads. Sessions have one thread, as glibc may end a child that was
-    forked while ONNX Runtime started another."""
+    """No lock is left held in the child, and the child may start threads. Sessions have one thread, because glibc may end a
+    child that was forked while ONNX Runtime started a thread."""
     code = f"""
 stop = threading.Event()
 def create():
@@ -214,9 +215,10 @@ finally:
 
 
 @forks
-@pytest.mark.parametrize("tracemalloc", ["0", "1"])  # which takes the interpreter's lock for each allocation
+@pytest.mark.parametrize("tracemalloc", ["0", "1"])  # tracemalloc takes the interpreter's lock for each allocation
 def test_a_fork_while_a_thread_of_ours_comes_to_python(tracemalloc):
-    """It waits, as Python has a lock for that which the child might wait for."""
+    """The fork waits for the thread, which holds a lock of Python while it enters. The child might wait for that lock
+    forever."""
     run(
         """
 import ctypes, numba
@@ -262,7 +264,7 @@ finally:
 
 @forks
 def test_a_fork_while_another_thread_compiles_for_the_first_time(tmp_path):
-    """Modules that this imports have hooks of forks, too."""
+    """The compilation imports modules that have fork hooks, too."""
     code = """
 import os, sys, threading, time
 import numpy as np, quark_numba
@@ -282,7 +284,7 @@ os._exit(0)
 
 
 def test_a_first_call_while_numba_compiles():
-    """Numba's lock is held by the thread that asks."""
+    """The thread that makes the call already holds Numba's lock."""
     run(
         """
 import numba
@@ -297,7 +299,7 @@ assert numba.njit(lambda x: f(x))(1.0) == 4
 
 
 def test_a_session_created_when_the_interpreter_ends():
-    """Other threads get no more into Python then."""
+    """Other threads can no longer enter Python then."""
     run(
         """
 import onnxruntime
@@ -316,7 +318,7 @@ late.itself = late
 
 
 def test_a_zero_point_left_out_is_zero_until_the_run_ends():
-    """Freed memory is filled with another byte: what is freed too early shows."""
+    """Freed memory is filled with another byte, so that memory that is freed too early shows."""
     run(
         """
 for name in oracle.EXTENDED:
@@ -332,7 +334,7 @@ for name in oracle.EXTENDED:
 
 @pytest.mark.parametrize("again", ["reloaded", "purged"])
 def test_the_package_is_loaded_again(again):
-    """What ONNX Runtime points to stays: sessions from before go on."""
+    """The memory to which ONNX Runtime points stays, so that earlier sessions go on."""
     run(
         f"""
 import gc, importlib, onnxruntime
@@ -370,7 +372,7 @@ if {again!r} == "purged":
 
 @pytest.mark.full
 def test_numbas_debug_information(tmp_path):
-    """Changes how functions are compiled."""
+    """Debug information changes how functions are compiled."""
     run(
         "import warnings; warnings.simplefilter('ignore'); check('int8')",
         NUMBA_DEBUGINFO="1",
@@ -378,7 +380,7 @@ def test_numbas_debug_information(tmp_path):
     )
 
 
-# What makes `node`, `feeds`, and the shape and type of its output.
+# Code that makes `node`, `feeds`, and the shape and type of the node's output. The keys say what has no memory.
 NODES = {
     "zero points that are widened to one of 8 bytes for each element": """
 size, y_type = [20_000_000], 12
@@ -400,7 +402,7 @@ node, feeds = session(layer(LSTM, attributes, arrays, constants=True)), {"x": ar
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
 @pytest.mark.parametrize("of", NODES)
 def test_no_memory_in_a_node(of):
-    """An error from the run, and the session goes on."""
+    """The run raises an error, and the session goes on."""
     run(
         NODES[of]
         + """

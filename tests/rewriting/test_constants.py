@@ -1,4 +1,4 @@
-"""The pass `constants`: nodes of which all inputs are constants are computed."""
+"""The pass `constants` folds nodes whose inputs are all constants."""
 
 import numpy as np
 import oracle
@@ -68,7 +68,8 @@ def test_codes_are_kept():
 
 
 def test_invalid_nodes_are_left():
-    """What ONNX Runtime refuses is no constant that it takes: of another type than the operator has, or two at once."""
+    """A node that ONNX Runtime refuses is not folded: its zero point has a type that the operator lacks, or its `output_dtype`
+    is another type."""
     for zero_point, attributes, why in [
         (np.int32(0), {}, "y_zero_point has element type"),
         (np.int8(0), {"output_dtype": 2}, "output_dtype is 2, and the zero point is int8"),

@@ -1,5 +1,5 @@
-"""Local functions with the package's operators: put in the place of their calls, they give what the same functions with ONNX's
-operators give in ONNX Runtime, which puts them there itself."""
+"""Local functions with the package's operators are inlined. The results equal those of ONNX Runtime, which itself inlines the
+same functions with ONNX's own operators."""
 
 import json
 
@@ -26,7 +26,7 @@ PARAMETERS = "<float s = {0.3}, int8 z = {1}>"
 
 
 def parsed(graph, *functions, ours=True, imports='"" : 21'):
-    """A model of text in which Q and D are the operators."""
+    """Return the model of a text in which Q and D stand for the package's operators, or for ONNX's own."""
     text = f'<ir_version: 10, opset_import: ["" : 21, "l" : 1, "com.amd.quark" : 1]>\n{graph}'
     for function in functions:
         text += f'\n<opset_import: [{imports}, "l" : 1, "com.amd.quark" : 1], domain: "l">\n{function}'
@@ -38,7 +38,7 @@ def parsed(graph, *functions, ours=True, imports='"" : 21'):
                 name = {"Q": "QuantizeLinear", "D": "DequantizeLinear"}[node.op_type]
                 node.op_type, node.domain = (f"Extended{name}", "com.amd.quark") if ours else (name, "")
             waiting += [each.g for each in node.attribute if each.HasField("g")]
-    for function in made.functions:  # two of one name are overloads
+    for function in made.functions:  # F__one becomes the overload `one` of F
         name, _, function.overload = function.name.partition("__")
         function.name = name
     for node in [*made.graph.node, *(node for function in made.functions for node in function.node)]:
@@ -48,14 +48,14 @@ def parsed(graph, *functions, ours=True, imports='"" : 21'):
 
 
 def run(session):
-    """What it puts out, by name."""
+    """Return the session's outputs by name."""
     names = [each.name for each in session.get_outputs()]
     return dict(zip(names, session.run(None, {each.name: FEEDS[each.name] for each in session.get_inputs()}), strict=True))
 
 
 def check(*texts, imports='"" : 21', calls=None):
-    """That no function is left, and that the results are the same: of the session, and of one of the model that comes out,
-    which is returned."""
+    """Assert that `optimize` leaves no function. Assert that the package's session and a session of the optimised model give
+    the same results as ONNX's own operators. Return the optimised model."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     standard = parsed(*texts, ours=False).SerializeToString()
@@ -98,7 +98,7 @@ def test_what_was_in_a_function_is_rewritten_as_all_else():
         "{ d = l.QAct (c, s, z) out = Add (x, d) }",
         ACT,
     )
-    assert [node.op_type for node in whole.graph.node] == ["Add"]  # of a constant
+    assert [node.op_type for node in whole.graph.node] == ["Add"]  # QAct of a constant is folded
 
 
 G = "g (float[3] x) => (float[3] out)"
@@ -116,7 +116,7 @@ AXIS = "<axis: int = @axis>"
             ACT,
         ),
         (f"{G} {PARAMETERS} {{ out = l.Outer (x, s, z) }}", "Outer (x, s, z) => (y) { y = l.QAct (x, s, z) }", ACT),
-        # By reference: of the call, the default, of the call around it, or left out.
+        # An attribute by reference: given by the call, by its default, left out, or given by the outer call.
         *(
             (
                 f"{MATRIX} {{ out = {call} }}",
@@ -138,7 +138,7 @@ AXIS = "<axis: int = @axis>"
             f'{G} {PARAMETERS} {{ "", out = l.F (x, s, z) }}',
             "F (x, s, z) => (a, y) { a = Neg (x) q = Q (a, s, z) y = D (q, s, z) }",
         ),
-        # Names of values are in use: of others, of later ones, in subgraphs, as initializers, as they would be changed to.
+        # The names of the function's values are in use: upstream, downstream, for an initializer, as new names, in a subgraph.
         (f"{G} {PARAMETERS} {{ q = Neg (x) y = l.QAct (q, s, z) out = Add (q, y) }}", ACT),
         (f"{G} {PARAMETERS} {{ a = l.QAct (x, s, z) q = Exp (a) y = Add (q, a) out = l.QAct (y, s, z) }}", ACT),
         (f"{G} <float s = {{0.3}}, int8 z = {{1}}, float[3] q = {{1, 2, 3}}> {{ y = l.QAct (x, s, z) out = Add (y, q) }}", ACT),
@@ -151,7 +151,7 @@ AXIS = "<axis: int = @axis>"
             "{ q = Exp (a) y = Neg (q) o = Add (q, y) }, else_branch = e () => (p) { p = Neg (a) }> }",
             ACT,
         ),
-        # A call in a subgraph, and a subgraph in a function, which captures what is given.
+        # A call in a subgraph, and a subgraph in a function, which captures the function's values.
         (
             f"{IF} {PARAMETERS} {{ out = If (flag) <then_branch = t () => (o) {{ o = l.QAct (x, s, z) }}, "
             "else_branch = e () => (p) { p = Neg (x) }> }",
@@ -173,14 +173,14 @@ AXIS = "<axis: int = @axis>"
             "(int64 i, bool c, float[3] v) => (bool d, float[3] y) { d = Identity (c) t = l.QAct (v, s, z) y = Add (t, t) }> }",
             ACT,
         ),
-        # Overloads, and one that nothing calls.
+        # Overloads. Nothing calls the third.
         (
             f"{G} {PARAMETERS} {{ a = l.F__one (x, s, z) out = l.F__two (a, s, z) }}",
             "F__one (x, s, z) => (y) { q = Q (x, s, z) y = D (q, s, z) }",
             "F__two (x, s, z) => (y) { n = Neg (x) q = Q (n, s, z) y = D (q, s, z) }",
             "F__three (x, s, z) => (y) { y = Q (x, s, z) }",
         ),
-        # Constants of its own.
+        # A function with its own constants.
         (
             f"{G} {{ a = l.F (x) out = l.F (a) }}",
             "F (x) => (y) { s = Constant <value = float {0.3}> () z = Constant <value = int8 {1}> () q = Q (x, s, z) "
@@ -203,8 +203,8 @@ def test_other_functions_stay():
 
 
 def test_opsets():
-    """That of a function is another: where the operators are the same, it does not matter; else the function stays, with all
-    that it calls, and is listed."""
+    """A function with another opset than the model is inlined if its operators are the same in both opsets. Otherwise it stays,
+    with all functions that it calls, and their quantization nodes are listed."""
     text = f"{G} {PARAMETERS} {{ a = l.F (x, s, z) out = l.QAct (a, s, z) }}"
     check(
         text,
@@ -229,7 +229,7 @@ def test_the_command_says_what_was_done(tmp_path, capsys):
 
 
 def test_a_session_of_the_model_as_it_is_needs_types():
-    """Of what a call gives, as ONNX Runtime infers none; or those of the graph's outputs."""
+    """ONNX Runtime infers no types for the outputs of a call, so the model has to declare them."""
     options = onnxruntime.SessionOptions()
     quark_numba.register(options)
     whole = parsed(f"{G} {PARAMETERS} {{ a = l.QAct (x, s, z) out = Neg (a) }}", ACT)
@@ -242,7 +242,7 @@ def test_a_session_of_the_model_as_it_is_needs_types():
 
 
 def test_evaluate_and_analyze():
-    """Also where ONNX Runtime does not load the model as it is; with the defaults of a function's attributes."""
+    """Both take a model that ONNX Runtime does not load as it is, and use the defaults of a function's attributes."""
     whole = parsed(
         f"{G} {PARAMETERS} {{ a = l.F (x, s, z) out = Neg (a) }}",
         "F <alpha: float = 0.5> (x, s, z) => (y) { r = LeakyRelu <alpha: float = @alpha> (x) q = Q (r, s, z) y = D (q, s, z) }",

@@ -26,7 +26,7 @@ def test_integer_models_are_onnx_runtimes():
 
 
 def test_what_onnx_runtime_computes_otherwise_is_its_own():
-    """The float8 types, say, of which README.md says how."""
+    """Operators stay if ONNX Runtime's result may differ from the specification's, for example with float8 types."""
     nodes = [*pair("weight", domain=""), helper.make_node("Add", ["x", "y"], ["z"])]
     initializers = [constant("weight", [-1e-9, 3.0], np.float32), *scale_and_zero_point("float8e4m3fn")]
     before = model(nodes, ["x"], ["z"], initializers=initializers, domains=[])
@@ -35,7 +35,7 @@ def test_what_onnx_runtime_computes_otherwise_is_its_own():
 
 
 def test_int32_zero_points_are_onnx_runtimes():
-    """Its differences wrap around."""
+    """In ONNX Runtime, the difference between an int32 code and its zero point wraps around."""
     nodes = [helper.make_node("DequantizeLinear", ["codes", "scale", "zero_point"], ["y"], domain="com.microsoft")]
     nodes.append(helper.make_node("Add", ["x", "y"], ["z"]))
     for zero_point, left in [(5, True), (0, False)]:
@@ -45,5 +45,5 @@ def test_int32_zero_points_are_onnx_runtimes():
         ]
         before = model(nodes, ["x"], ["z"], initializers=initializers, domains=["com.microsoft"])
         assert (operators(optimize(before)) == operators(before)) is left
-        if not left:  # older ones refuse to run the other
+        if not left:  # older releases of ONNX Runtime refuse to run the model with zero point 5
             assert_same_values(before, optimize(before), {"x": X})

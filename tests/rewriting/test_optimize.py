@@ -1,4 +1,4 @@
-"""`optimize` as a whole, sessions and commands: what is rewritten gives the bits that it gave before, and all else stays."""
+"""`optimize` as a whole, sessions and commands: rewritten nodes give the same bits as before, and everything else stays."""
 
 import json
 import os
@@ -64,8 +64,8 @@ def test_every_place_in_real_models(variant, keep_codes, inputs):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_whole_real_models(variant, inputs):
-    """ONNX Runtime lays convolutions out otherwise where weights are constants ("all"), and a last bit may flip a rounding to
-    float16, of which the output has 11 bits."""
+    """At the level "all", ONNX Runtime gives convolutions with constant weights another layout, so last bits differ. A last bit
+    may flip a rounding to float16, and a float16 output has only 11 bits."""
     path = MODELS / f"textline_cls_{variant}.onnx"
     for level, tolerance in [("EXTENDED", 1e-5), ("ALL", 2**-11 if variant == "fp16" else 1e-5)]:
         outputs = []
@@ -87,7 +87,8 @@ NAMES = ["uint8", "int8", "int16", "int32", "bfloat16"]
 
 @st.composite
 def graphs(draw):
-    """Chains, fan-outs, shared and equal parameters, outputs in the middle, per axis, missing zero points, constants."""
+    """Return a random model, and whether to keep codes. The model may have chains, fan-outs, shared and equal parameters,
+    outputs in the middle, scales per axis, missing zero points and constants."""
     initializers, nodes, floats = [], [], ["x", "weight"]
     initializers.append(constant("weight", np.random.default_rng(44).normal(0, 3, X.shape), np.float32))
     codes: list[tuple[str, str, tuple]] = []
@@ -103,7 +104,7 @@ def graphs(draw):
         initializers += [constant(f"scale{i}", scale), constant(f"zero{i}", zeros)]
         zero_point = [f"zero{i}"] if name != "uint8" or low or draw(st.booleans()) else []
         sets.append((name, [f"scale{i}", *zero_point], {"axis": axis}))
-        if draw(st.booleans()):  # equal parameters of other names
+        if draw(st.booleans()):  # equal parameters with other names
             initializers += [constant(f"scale{i}b", scale), constant(f"zero{i}b", zeros)]
             sets.append((name, [f"scale{i}b", f"zero{i}b"], {"axis": axis}))
     for i in range(draw(st.integers(1, 8))):
@@ -196,7 +197,7 @@ def test_nodes_stay_in_order():
 
 
 def branches(then_nodes, then_initializers=()):
-    """A model of an If on the input `flag`, with `then_nodes` and an Identity in its branches."""
+    """Return a model of an If on the input `flag`. One branch has `then_nodes`, the other one an Identity."""
     graphs = [
         helper.make_graph(nodes, f"branch{i}", [], [helper.make_tensor_value_info(nodes[-1].output[0], 1, None)], initializers)
         for i, (nodes, initializers) in enumerate(
@@ -209,7 +210,7 @@ def branches(then_nodes, then_initializers=()):
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_subgraphs(flag):
-    """Their constants and pairs, with parameters of the graph around them."""
+    """Constants in a subgraph are folded, and its pairs are rewritten, with parameters of the outer graph."""
     nodes = [
         *pair(),
         *pair("bias", "bias_codes", "bias_y"),
@@ -243,7 +244,7 @@ def test_operators_that_are_functions_of_the_model_are_left():
     assert result.left[f"com.amd.quark::{DQ}", "a local function of the model has its name"] == 1
 
 
-# What is kept.
+# Parts of a model that stay.
 
 
 def test_initializers_that_are_inputs_may_be_fed():
@@ -302,7 +303,7 @@ def test_metadata_of_what_is_rewritten_stays():
     assert after.graph.quantization_annotation == before.graph.quantization_annotation
 
 
-# What is broken, or cannot be read.
+# Models that are broken, or cannot be read.
 
 
 def test_models_that_onnx_ir_does_not_keep_stay_as_they_are():
@@ -342,7 +343,7 @@ def test_wrong_nodes_are_left_to_onnx_runtime():
         [helper.make_node(Q, ["x", "", "zero_point"], ["codes"], domain="com.amd.quark"), pair()[1]],
         [helper.make_node(Q, ["x", "scale", "zero_point", "x"], ["codes"], domain="com.amd.quark"), pair()[1]],
         [helper.make_node(Q, ["x", "scale"], [], domain="com.amd.quark"), helper.make_node("Relu", ["x"], ["y"])],
-        [pair(parameters=["scale"])[0], pair()[1]],  # uint8, int8
+        [pair(parameters=["scale"])[0], pair()[1]],  # quantizes to uint8, dequantizes int8
         [pair("codes0", "y", "z", ["scales", "zeros"])[1], *pair("z", "codes", "y", ["scales", "zeros"])],
         [pair("codes0", "y", "z", ["double"])[1], *pair("z", "codes", "y", ["double"])],
     ],
@@ -436,7 +437,7 @@ def test_tensors_that_cannot_be_read(files):
 
 @pytest.mark.parametrize("most", [None, 1000])
 def test_the_command_writes_all_or_nothing(files, monkeypatch, capsys, most):
-    """Tensors beyond what one file holds go to another."""
+    """Tensors for which the model's file has no room go to another file."""
     folder, before = files
     if most:
         monkeypatch.setattr(model_files, "_MOST_BYTES", most)
@@ -466,7 +467,7 @@ def test_the_command_writes_all_or_nothing(files, monkeypatch, capsys, most):
 
 
 def test_sessions(files):
-    """Of a path, bytes and a ModelProto, with options of one's own."""
+    """A session takes a path, bytes or a ModelProto, and the caller's options."""
     folder, before = files
     (expected,) = exact_session(before).run(None, {"x": X})
     for source in (folder / "m.onnx", str(folder / "m.onnx"), before.SerializeToString(), before):

@@ -43,7 +43,7 @@ STANDARD = [name for name, row in OPERATORS.find("", "QuantizeLinear").formats.i
 @pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")
 @pytest.mark.parametrize("name", default_of(STANDARD, "uint8", "int4", "float8e4m3fn"))
 def test_a_missing_zero_point_of_any_type(name):
-    """Of ONNX's own operators, run by this package."""
+    """With `standard_ops`, a pair of ONNX's own operators without a zero point is fused, and gets a zero point of its type."""
     quantize, dequantize = pair(parameters=["scale"], domain="")
     quantize.attribute.append(helper.make_attribute("output_dtype", find(name).number))
     values = [("x", "float32", X.shape)], [("y", "float32", X.shape)]
@@ -56,7 +56,7 @@ def test_a_missing_zero_point_of_any_type(name):
 
 
 def test_names_are_new():
-    """Of the zero points that `optimize` adds."""
+    """Zero points that `optimize` adds get names that the model does not use."""
     relu = helper.make_node("Relu", ["zero_point_uint8_0"], ["zero_point_uint8_1"])
     nodes = [*pair("x", "codes", "y", ["scale"]), relu]
     before = model(nodes, ["x", "zero_point_uint8_0"], ["y", "zero_point_uint8_1"], initializers=[constant("scale", 0.3, "f")])

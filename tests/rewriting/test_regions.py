@@ -1,4 +1,4 @@
-"""The pass `regions`, and the nodes that it writes: connected elementwise nodes give as one what they gave each by itself."""
+"""The pass `regions` and its nodes: connected elementwise nodes become one node, which gives the same values."""
 
 import itertools
 
@@ -54,7 +54,8 @@ GRID = np.stack(np.meshgrid(SPECIAL, SPECIAL))
 
 
 def one_step(name, shapes=((3, 5), (3, 5)), parameters=None, is_first=True, **attributes):
-    """x and other -> the step -> a round trip, through int8 by default; or the other way round, of x. Clip has bounds."""
+    """Return a model of a step and a round trip of its result, through int8 by default. If not `is_first`, the step follows the
+    round trip of x instead. Clip has bounds."""
     _, most = OPERANDS[name]
     inputs = ["x", "other"][: 2 if name in BINARY else 1]
     inputs += ["lowest", "highest"][: most - 1] if name == "Clip" else []
@@ -68,7 +69,8 @@ def one_step(name, shapes=((3, 5), (3, 5)), parameters=None, is_first=True, **at
 
 
 def assert_merged(before, feeds, count=1):
-    """Into so many regions, and every value that both models have is equal."""
+    """Assert that `optimize` makes `count` regions, and that every value that both models have is equal. Return the optimised
+    model."""
     after = optimize(before)
     assert operators(after).count("Region") == count, operators(after)
     assert_same_values(before, after, feeds)
@@ -86,13 +88,13 @@ def test_each_step_has_its_functions():
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.covering
 def test_steps_give_what_onnx_runtime_gives(name, is_first):
-    """Before and behind a round trip through bfloat16, for all pairs of special values, and random ones; with a length that
-    leaves a rest behind vectors."""
+    """Each step comes before or behind a round trip through bfloat16. The inputs are all pairs of special values, and random
+    values. Their length is no multiple of a vector's."""
     random = np.random.default_rng(1).integers(0, 2**32, (2, 5003), np.uint32).view(np.float32)
     x, other = np.concatenate([GRID.reshape(2, -1), random], axis=1)
-    other[np.isnan(other) & np.isnan(x)] = 1  # of two NaNs either may come out
+    other[np.isnan(other) & np.isnan(x)] = 1  # of two NaNs, either may be the result
     before = one_step(name, ((None,), (None,)), scale_and_zero_point("bfloat16", 1), is_first)
-    if name in ("Max", "Min"):  # of two zeros, too
+    if name in ("Max", "Min"):  # of two zeros, either may be the result
         before.graph.initializer.append(constant("other", np.where(other == 0, np.float32(1), other)))
         del before.graph.input[1]
         assert "Region" not in operators(optimize(one_step(name)))
@@ -103,7 +105,8 @@ def test_steps_give_what_onnx_runtime_gives(name, is_first):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [*UNARY, "Clip"])
 def test_every_float32(name):
-    """Each step of one operand, without bounds and with the defaults of its attributes, beside ONNX Runtime's own node."""
+    """Each step of one operand gives the bits of ONNX Runtime's own node. Clip has no bounds, and attributes have their
+    defaults."""
     step = region_model(f"region (float x0) => (float y) {{\n  y = {name} (x0)\n}}", ["float32"], [None])
     theirs = model([helper.make_node(name, ["i0"], ["y"])], [("i0", "float32", [None])], ["y"], opset=17)
     node, expected = exact_session(step), exact_session(theirs)
@@ -117,8 +120,8 @@ def test_every_float32(name):
 @pytest.mark.compiled
 @pytest.mark.parametrize("element_type", CASTS, ids=str)
 def test_casts(element_type):
-    """Every code of a type, before steps of blocks, too, and inputs that broadcast. A cast of a smaller tensor than y stays a
-    node of its own."""
+    """Regions cast every code of a type. They cast before block formats, too, and if inputs broadcast. A cast of a smaller
+    tensor than y stays a separate node."""
     codes = np.arange(2**16, dtype=np.uint16).view(element_type.dtype)
     cast, add = helper.make_node("Cast", ["h"], ["v"], to=1), helper.make_node("Add", ["v", "x"], ["w"])
     for shape, h_shape, count in [((2**16,), (2**16,), 1), ((3, 2**15), (2**15,), 0), ((5, 4, 30), (5, 4, 30), 1)]:
@@ -178,7 +181,8 @@ def test_broadcasts(shapes, is_turned):
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.covering
 def test_every_type_and_axis(name, axis):
-    """With scales that have a reciprocal and others, and zero points."""
+    """Regions round to every type along every axis. Some scales have a reciprocal that can be used, others have none. Some zero
+    points are not 0."""
     x = np.concatenate([SPECIAL, np.random.default_rng(3).normal(0, 50, 4 * 5 * 301 - SPECIAL.size).astype(np.float32)])
     x = x.reshape(4, 5, 301)
     for scales, low in [([0.3, 2.0, 1e-5], 0), ([1.0], 0), ([2.0**-70, 0.7, 1e30], 1), ([0.3], 1)]:
@@ -207,7 +211,7 @@ def block_node(source, target, name, axis, rounding_mode=2):
     return helper.make_node(operator, [source], [target], domain="com.amd.quark", **attributes)
 
 
-# With short blocks, rows of one element, blocks that are longer than the axis, and sizes for several tiles and tasks.
+# Shapes with short blocks, rows of one element, blocks that are longer than the axis, and sizes for several tiles and tasks.
 BLOCK_SHAPES = [((2, 35, 4, 6), 1), ((2, 3, 5), -2), ((40, 3), 0), ((2, 64, 7, 1), 1), ((3, 70, 40, 20), 1), ((0, 8, 3), 1)]
 
 
@@ -216,7 +220,8 @@ BLOCK_SHAPES = [((2, 35, 4, 6), 1), ((2, 3, 5), -2), ((40, 3), 0), ((2, 64, 7, 1
 @pytest.mark.parametrize("name", default_of([*BFP, *MX], "BFP16", "MX9", "widest prime", "fp8_e4m3, 32"))
 @pytest.mark.covering
 def test_blocks(name, rounding_mode):
-    """Of ordinary blocks and others, behind each kind of input, and behind steps that may leave them as they are."""
+    """Regions round to block formats behind each kind of input, and behind steps that may leave blocks unchanged. Some blocks
+    are ordinary, others hold special values."""
     between = [
         helper.make_node("Relu", ["b0"], ["v0"]),
         helper.make_node("Clip", ["b1", "zero", "six"], ["v1"]),
@@ -266,7 +271,7 @@ def test_real_models_have_regions(variant):
     assert has is (variant != "a8w8")
     if has:
         assert not {"Add", "Mul", "Div", "Clip", "HardSigmoid"} & set(operators(after))
-        # A Relu behind a convolution is what ONNX Runtime makes part of that.
+        # ONNX Runtime fuses a Relu behind a convolution into the convolution.
         convolutions = {node.output[0] for node in after.graph.node if node.op_type == "Conv"}
         assert {node.input[0] for node in after.graph.node if node.op_type == "Relu"} <= convolutions
 
@@ -278,12 +283,13 @@ SHAPES = [(2, 3, 4), (2, 3, 4), (2, 3, 4), (3, 1), (4,), (2, 1, 1), (1,), ()]
 
 @st.composite
 def graphs(draw):
-    """Chains, diamonds and fan-out of all steps and types, with every broadcast, constants, and outputs in the middle."""
+    """Return a random model and its feeds. The model has chains, diamonds and fan-out of all steps and types, with every
+    broadcast, constants, and outputs in the middle."""
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     initializers, nodes = [], []
     values = {"x": (2, 3, 4), "z": draw(st.sampled_from(SHAPES))}
     inputs = dict(values)
-    # Graphs of round trips, or of blocks of one kind and what leaves them as they are.
+    # A graph has mostly round trips, or mostly blocks of one kind and steps that may leave them unchanged.
     block = draw(st.sampled_from(["BFP16", "BFP16", *BFP, *MX]))
     kinds = draw(st.sampled_from([[ROUND_TRIP] * 12 + ["blocks"] * 6 + STEPS, ["blocks"] * 6 + ["Relu", "Mul", "Add", "Clip"]]))
     half = draw(st.sampled_from(SHAPES))
@@ -358,7 +364,7 @@ def generated(examples):
 
 
 def assert_same_floats(before, after, feeds):
-    """As `assert_same_values`, but of two NaNs that met either may have come out."""
+    """Assert the same as `assert_same_values`, but take all NaNs as equal: of two NaNs, either may be the result."""
     names = sorted({output for node in before.graph.node for output in node.output} & names_of(after.graph))
     results = []
     for source in (before, after):
@@ -381,7 +387,7 @@ def test_many_generated_graphs():
     generated(500)
 
 
-# What the account says, and what stays.
+# The account of nodes, and the nodes that stay.
 
 
 def small(nodes, outputs=("y",), **named):
@@ -452,7 +458,7 @@ def test_blocks_of_one_kind_are_a_region():
 @pytest.mark.compiled
 @pytest.mark.parametrize("opset", range(14, 24))
 def test_nodes_that_onnx_runtime_fuses_are_left(opset):
-    """It says so itself, whatever the opset: a Relu behind a convolution, and a Mul that becomes part of weights."""
+    """In every opset, ONNX Runtime shows that it fuses a Relu into a convolution, and folds a Mul into weights."""
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"]),
         helper.make_node("Relu", ["c"], ["r"]),
@@ -474,7 +480,7 @@ def test_nodes_that_onnx_runtime_fuses_are_left(opset):
 
 
 def test_what_may_be_fused_is_left():
-    """ONNX Runtime refuses the model, which has an operator of somebody else, and so does not say what it fuses."""
+    """ONNX Runtime refuses a model with an unknown operator, so it cannot be asked which nodes it fuses."""
     nodes = [
         helper.make_node("Strange", ["x"], ["s"], domain="some.domain"),
         helper.make_node("Relu", ["s"], ["r"]),
@@ -502,13 +508,13 @@ def test_a_node_by_itself_is_a_region_where_there_are_others():
 
 
 def test_values_that_others_use_stay():
-    """An output in the middle, and one that a subgraph uses."""
+    """An output in the middle of the graph stays."""
     relu = helper.make_node("Relu", ["y"], ["z"])
     assert operators(optimize(small([*pair(), relu], ["y", "z"]))) == [ROUND_TRIP, "Relu"]
 
 
 def test_what_is_smaller_is_not_computed_for_each_element():
-    """A gate of one value a channel."""
+    """A gate with one value per channel is computed in a separate region."""
     nodes = [helper.make_node("GlobalAveragePool", ["x"], ["p"]), *pair("p", "codes", "g")]
     nodes += [
         helper.make_node("HardSigmoid", ["g"], ["h"]),
@@ -566,7 +572,8 @@ def test_the_reference_evaluator():
 @pytest.mark.compiled
 @pytest.mark.parametrize(("x", "other"), [((3, 5), (3, 5)), ((40, 3), (3,)), ((1, 1), (4, 1)), ((1, 1), ()), ((7,), (7,))])
 def test_blocks_are_cut_from_what_inputs_broadcast_to(x, other):
-    """And a single element passes, as those of one dimension have no other axis."""
+    """As in the operators of block formats, a single element stays as it is, and a one-dimensional tensor is cut along its only
+    axis."""
     source = region_model(BLOCK_PROGRAM, ("float32", "float32"), (None, None))
     random = np.random.default_rng(7)
     feeds = {"i0": random.normal(0, 3, x).astype(np.float32), "i1": random.normal(0, 3, other).astype(np.float32)}
@@ -578,7 +585,7 @@ def test_blocks_are_cut_from_what_inputs_broadcast_to(x, other):
 
 
 def inferred(shapes, types=("float32", "float32", "int8"), program=PROGRAM, **attributes):
-    """The shape of y by the operator's own inference."""
+    """Return the shape of y that the operator's own inference gives."""
     (region,) = (each for each in OPERATORS if each.operation == "region")
     inputs = [Tensor(find(name), shape) for name, shape in zip(types, shapes, strict=True)]
     ((element_type, shape),) = region.infer(inputs, region.values({"program": program, **attributes}))
@@ -642,8 +649,8 @@ def blocked_add(xs, **attributes):
 @pytest.mark.parametrize("other", [(2, 32, 61, 40), (1, 32, 1, 40), (2, 1, 61, 1), (1, 2, 1, 1, 16), (1, 1, 1, 40, 1)], ids=str)
 @pytest.mark.parametrize("count", [2, 1])
 def test_the_blocked_layout(channels, other, count):
-    """Beside numpy's broadcasting of channels that are moved to the end, block by block; what is in the channels added is
-    cleared, even NaN and Inf."""
+    """The results equal numpy's broadcasting with the channels of each block moved to the end. Channels that pad the last block
+    are set to 0, even if they hold NaN or Inf."""
     random = np.random.default_rng(channels)
     shape = (count, 32, 61, 40)
     x, z = (random.choice([*random.normal(0, 9, 20), np.inf, np.nan], each).astype(np.float32) for each in (shape, other))
@@ -692,7 +699,7 @@ def test_inference():
     ids=str,
 )
 def test_loops(shapes, axes, loop):
-    """Neighbouring dimensions are one where the same inputs have both."""
+    """Neighbouring dimensions are merged if the same inputs have both."""
     room = 8
     rows = np.concatenate([[0] * (room - len(shape)) + list(shape) for shape in shapes])
     ranks, shape = np.array([len(shape) for shape in shapes]), np.zeros(room, np.int64)
@@ -819,7 +826,7 @@ def test_shapes_that_do_not_go_together():
     ids=["transformer", "cnn", "detector"],
 )
 def test_architectures(source, name):
-    """Of transformers and larger networks, as the benchmarks have them."""
+    """The values stay the same in transformers and larger networks, which the benchmarks use, too."""
     x = source.graph.input[0]
     shape = [each.dim_value for each in x.type.tensor_type.shape.dim]
     feeds = {"x": np.random.default_rng(6).normal(0, 1, shape).astype(np.float32)}

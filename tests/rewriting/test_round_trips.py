@@ -15,7 +15,7 @@ pytestmark = pytest.mark.compiled
 
 @pytest.mark.parametrize("name", [*oracle.EXTENDED, "int4", "uint2"])
 def test_round_trips_are_dropped_where_all_codes_come_back(name):
-    """Of integers of up to 16 bits; float types give 0 for -0."""
+    """All codes of integer types of up to 16 bits come back. Float types turn -0 into 0."""
     domain = "com.amd.quark" if name in oracle.EXTENDED else ""
     row, dtype = oracle.TYPES[name], oracle.dtype(name)
     zero_point = 3 if isinstance(row, oracle.Integer) and row.bits > 2 else 0
@@ -51,7 +51,7 @@ def test_a_round_trip_with_parameters_that_are_no_constants_stays():
 
 
 def test_a_scale_that_loses_codes_keeps_its_round_trip():
-    """By 0 all codes become 0, by 2e38 most become infinity."""
+    """A scale of 0 turns all codes into 0, and a scale of 2e38 turns most codes into infinity."""
     nodes = [pair()[1], *pair("y", "codes2", "z")]
     for scale in (0.0, 2e38):
         before = model(nodes, [("codes", "int8", None)], ["z"], initializers=scale_and_zero_point("int8", scale))
@@ -60,7 +60,7 @@ def test_a_scale_that_loses_codes_keeps_its_round_trip():
 
 @pytest.mark.parametrize("name", ["uint16", "int16", "uint8", "int8"])
 def test_scales_that_need_no_trial(name, monkeypatch):
-    """Codes come back by all scales of which that is said to be certain; by others it is tried."""
+    """Scales of a magnitude from 2^-126 to 2^110 give all codes back without a trial. For other scales, codes are tried."""
     row, dtype = oracle.TYPES[name], oracle.dtype(name)
     codes = np.arange(2**row.bits).astype(f"u{dtype.itemsize}").view(dtype)
     rng, tried = np.random.default_rng(3), []

