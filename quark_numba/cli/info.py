@@ -35,7 +35,7 @@ def _info(options: argparse.Namespace) -> int:
         get_library_path()
         backend, reason = "native", "the default where it is available"
     except RuntimeError as error:
-        backend, reason = "extensions", f"the native way is not available: {error}"
+        backend, reason = "extensions", f"the native backend is not available: {error}"
     facts = {
         "quark_numba": __version__,
         "Python": platform.python_version(),

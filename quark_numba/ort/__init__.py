@@ -88,7 +88,7 @@ def register(
     from . import extensions
 
     if backend is None:
-        message = f"the native way is not available ({reason}); onnxruntime-extensions lacks {extensions.MISSING}"
+        message = f"the native backend is not available ({reason}); onnxruntime-extensions lacks {extensions.MISSING}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     session_options.register_custom_ops_library(extensions.get_library_path())
     session_options.add_session_config_entry(REGISTERED, "extensions")

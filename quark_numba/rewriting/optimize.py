@@ -53,7 +53,7 @@ def optimize(
         anywhere in the model, as ONNX Runtime fuses them with their neighbours into integer operators; or ONNX Runtime's
         results may differ from the specification's.
     regions : bool
-        Whether to write ``quark_numba::Region``, which only the native way of `register` provides.
+        Whether to write ``quark_numba::Region``, which only the native backend of `register` provides.
 
     Returns
     -------

@@ -234,7 +234,7 @@ def test_extensions_where_no_folder_can_be_written(no_library, tmp_path):
     no_library.setattr(sysconfig, "get_platform", lambda: "win-amd64")
     no_library.setattr(numba.config, "CACHE_DIR", str(tmp_path / "file"))
     no_library.setattr(load, "_PAUSE", 0)
-    with pytest.warns(RuntimeWarning, match=r"native way is not available.*\.dll: .*cannot be written: .*lacks float16"):
+    with pytest.warns(RuntimeWarning, match=r"native backend is not available.*\.dll: .*cannot be written: .*lacks float16"):
         assert quark_numba.register(onnxruntime.SessionOptions()) == "extensions"
 
 
