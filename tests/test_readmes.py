@@ -245,8 +245,8 @@ def rows_of(text):
 
 
 def test_the_latencies_of_the_first_readme_are_those_of_the_benchmarks():
-    """The first table has the higher multiple with one thread, and the higher one with two. The second table has the range of
-    all multiples."""
+    """The first table has the higher of the multiples on one thread and on two. The second table has the range of all
+    multiples."""
     first, bench = (rows_of(text_of(ROOT / folder / "README.md")) for folder in ("", "bench"))
     measured = {model: cells for model, *cells in bench}
 

@@ -1,4 +1,4 @@
-"""Numba's decorators and their flags. No other module uses the decorators.
+"""The compilation of kernels by Numba, and its flags. No other module calls ``njit``.
 
 Importing Numba takes a fifth of a second. So this module and all others that import Numba at their top are imported when the
 first kernel is needed, and not before.

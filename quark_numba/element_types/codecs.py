@@ -201,8 +201,8 @@ def _float_encoder(element_type: ElementType, saturated: bool) -> Any:
         + half less one        00000000 000 01111111111111111111
         + the last kept bit    00000000 000 00000000000000000001    if it is 1
 
-    The sum carries into the kept bits if d is more than half a unit of the last m, or if d is half a unit and the last m is
-    1. So ties go to even. A carry out of the mantissa raises the exponent, as it must.
+    The sum carries into the kept bits exactly if d is more than half a unit of the last m, or if d is half a unit and the
+    last m is 1. So ties go to even. A carry out of the mantissa raises the exponent, as it must.
 
     A subnormal of the type is a multiple of its smallest step. `magic` is the float32 whose last bit is worth one step. So
     adding `magic` rounds to a multiple of the step, half to even, and the low bits of the sum are the number of steps.

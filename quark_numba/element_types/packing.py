@@ -25,7 +25,7 @@ def regroup(source: Any, target: Any) -> None:
     """Join the low FROM_BITS bits of all source bytes to a stream of bits, the first in the lowest, and split the stream into
     the low TO_BITS bits of the target bytes. Other bits of the source are ignored. Other bits of the target are 0, and so are
     the unused bits of its last byte."""
-    # A word holds a whole number of groups on both sides: 8 bits, or 24 bits for 6-bit codes.
+    # A word holds a whole number of codes and a whole number of bytes: 8 bits, or 24 bits for 6-bit codes.
     bits = 24 if FROM_BITS == 6 or TO_BITS == 6 else 8
     from_bytes, to_bytes = bits // FROM_BITS, bits // TO_BITS
     from_mask, to_mask = np.uint32(2**FROM_BITS - 1), np.uint32(2**TO_BITS - 1)

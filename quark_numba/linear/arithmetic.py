@@ -142,10 +142,10 @@ def _of_saturated(key: Key) -> Any:
 
     With up to 16 bits, the quotient of the bound differs from most by less than 2**-6, so it is rounded to most.
 
-    With 32 bits, the quotient of the bound may differ from most by some units in the last place. most times scale is the bound.
-    If the rounded quotient times scale is the bound as well, then so is the product of each value between them and scale.
-    Saturating x instead of the quotient makes a difference only for quotients between them, so then it makes none.
-    `_has_right_bounds` checks this for a scale.
+    With 32 bits, the quotient of the bound may differ from most by some units in the last place. Saturating x instead of the
+    quotient can make a difference only for quotients between these two numbers. If each of the two, multiplied by scale, is
+    rounded to the bound, then so is every number between them, and there is no difference. most is, by the definition of the
+    bound. `_has_right_bounds` checks the quotient.
     """
     x_value, bounds = decoder(key.x), _bounds(key)
 

@@ -124,7 +124,7 @@ def _make_names_unique(model: ir.Model, functions: Iterable[ir.Function]) -> Non
 
 
 def _complete(call: ir.Node, function: ir.Function) -> None:
-    """Add the outputs that a call omits, without names: the inlined nodes have them, and name them."""
+    """Add the outputs that a call omits, as values without names. The inlined nodes need them, and name them."""
     call.resize_outputs(max(len(function.outputs), len(call.outputs)))
     for output in call.outputs:
         output.name = output.name or None

@@ -21,6 +21,7 @@ _MOST_ELEMENTS = 128
 # ONNX Runtime reorders only tensors whose number of channels is a multiple of this.
 ALIGNMENT = 4
 NOT_ALIGNED = f"ONNX Runtime reorders only numbers of channels that are multiples of {ALIGNMENT}"
+# Also the reason of a node that needs all inputs in blocks. Users see it for regions, which need one.
 NOT_IN_BLOCKS = "no input is in blocks"
 
 
@@ -72,11 +73,13 @@ class BlockedTensors:
 
     def leave(self, node: onnx.NodeProto, reason: str) -> str:
         """Append the node as it is, on ONNX's layout. Return the reason; if no input is in blocks, with the cause upstream."""
-        cause = f"{node.op_type}: {reason}"
         if reason == NOT_IN_BLOCKS:
             cause = next((self._causes[name] for name in node.input if name in self._causes), "")
-            reason += f" ({cause})" if cause else ""
-        self._causes |= dict.fromkeys(node.output, cause) if cause else {}
+            reason = f"{reason} ({cause})" if cause else reason
+        else:
+            cause = f"{node.op_type}: {reason}"
+        if cause:
+            self._causes |= dict.fromkeys(node.output, cause)
         for name in used_names(node):
             self.reorder_output(name)
         self.nodes.append(node)

@@ -1,4 +1,4 @@
-"""Sessions of the onnxruntime-extensions backend against the oracle, and beside operators of other packages."""
+"""Sessions of the extensions backend against the oracle, and beside operators of other packages."""
 
 import re
 
