@@ -69,7 +69,7 @@ def add_parser(commands: Any) -> None:
 def _analyze(options: argparse.Namespace) -> int:
     from ..analysis.analyze import analyze
     from ..analysis.page import check_plots, page
-    from ..rewriting import model_files
+    from ..models import model_files
 
     if options.html:
         check_plots()
@@ -120,7 +120,7 @@ def _csv(analysis: Analysis) -> str:
 def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
     """Return the names of the nodes that use the `count` worst tensors: by the sweep if it was by tensor, otherwise by own
     error. Nodes without a name and nodes in functions are left out, because Quark's configuration cannot name them."""
-    from ..rewriting import model_files
+    from ..models import model_files
 
     tensors = {each.name: each for each in analysis.tensors}
     worst = [each.name for each in analysis.sweep if each.name in tensors] or list(tensors)

@@ -13,7 +13,7 @@ from onnx import helper
 from ..catalog import OPERATORS
 from ..declaration import Operator
 from ..errors import ModelError
-from ..rewriting import model_files
+from ..models import model_files
 from ..rewriting.onnx_runtime import has_operator
 
 

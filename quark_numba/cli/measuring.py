@@ -8,25 +8,24 @@ import json
 import time
 import warnings
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
 from ..errors import ModelError
+from ..models import model_files
+from ..models.temporary import temporary_folder
 from ..ort import DISABLE_QUANT_QDQ, Backend, register
-from ..rewriting import model_files
-from ..rewriting.optimize import optimized
 from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
-from ..session.blocked_layout import blocked
+from ..session.prepared import Prepared, prepared
 from .inventory import QuantizationNodes
 
 _WARM_UP = 3
@@ -42,32 +41,16 @@ _OF_BODIES = ("If", "Loop", "Scan")
 _BLOCK = 5
 
 
-class Optimised(NamedTuple):
-    """A model as ``InferenceSession`` runs it, the number of its regions in the blocked layout, and the numbers of nodes that
-    stay as they are, by operator and reason."""
-
-    model: onnx.ModelProto
-    blocked_regions: int
-    left: Counter[tuple[str, str]]
-
-    def json(self) -> dict[str, Any]:
-        left = [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(self.left.items())]
-        return {"regions_in_blocked_layout": self.blocked_regions, "left": left}
-
-
-def optimised(path: str | Path, *, backend: Backend | None = None, standard_ops: bool = False) -> Optimised:
-    """Return the model as ``InferenceSession`` runs it, or would run it with this backend."""
+@contextmanager
+def optimised(path: str | Path, *, backend: Backend | None = None, standard_ops: bool = False) -> Iterator[Prepared]:
+    """Yield the model as ``InferenceSession`` runs it, or would run it with this backend."""
     options = onnxruntime.SessionOptions()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `create_session` issues the same warnings
         is_native = register(options, backend=backend, standard_ops=standard_ops) == "native"
     options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
-    result = optimized(path, standard_ops=standard_ops, regions=is_native)
-    if not is_native:
-        return Optimised(result.model, 0, result.left)
-    model, kept, left = blocked(result.model, options, standard_ops=standard_ops)
-    regions = Counter({("quark_numba::Region", f"not in the blocked layout: {why}"): count for why, count in left.items()})
-    return Optimised(model or result.model, kept, result.left + regions)
+    with prepared(model_files.Source.open(path), options, is_native=is_native, standard_ops=standard_ops) as model:
+        yield model
 
 
 def create_session(
@@ -115,7 +98,7 @@ def node_times(
     **options: Any,
 ) -> list[NodeTime]:
     """Return the times of the nodes in a session of `create_session`, the slowest first."""
-    with model_files.temporary_folder() as folder:
+    with temporary_folder() as folder:
         session = create_session(path, nodes, profile=f"{folder}/profile", **options)
         inputs = make_inputs(session)
         for _ in range(_WARM_UP + runs):

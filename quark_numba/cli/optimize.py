@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _optimize(options: argparse.Namespace) -> int:
-    from ..rewriting import model_files, optimize
+    from ..rewriting import optimize
 
     with progress(f"optimising {options.model}"):
         result = optimize.optimized(
@@ -33,7 +33,7 @@ def _optimize(options: argparse.Namespace) -> int:
             standard_ops=options.standard_ops,
             regions=not options.no_regions,
         )
-        model_files.save(result.model, options.out)
+        result.save(options.out)
     if _is_output(options.out):
         return 0  # tables after the model would damage it
     if options.json:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from .measuring import Optimised
+    from ..session.prepared import Prepared
 
 OUTPUT = Console(highlight=False)
 _messages = Console(stderr=True, highlight=False)
@@ -38,7 +38,7 @@ def print_counts(title: str, column: str, counts: Mapping[tuple[str, str], int])
     print_table(title, ["operator", ">nodes", column], rows or [["none", "", ""]])
 
 
-def print_left(optimised: Optimised) -> None:
+def print_left(optimised: Prepared) -> None:
     """Print the nodes that stay as they are in the optimised model, with the reasons."""
     regions = f"{optimised.blocked_regions} regions are in the blocked layout"
     print_counts(f"Nodes of the optimised model that stay as they are; {regions}", "why", optimised.left)

@@ -25,24 +25,22 @@ def add_parser(commands: Any) -> None:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    from ..rewriting import model_files
     from . import inventory, measuring
 
     nodes = inventory.quantization_nodes(options.model)
     times = {}
-    optimised = measuring.optimised(options.model, backend=options.backend, standard_ops=options.standard_ops)
-    with model_files.session_source(optimised.model) as source:
-        for name, content in {"before": None, "after": source}.items():
+    how = {"backend": options.backend, "standard_ops": options.standard_ops}
+    with measuring.optimised(options.model, **how) as optimised:
+        for name, content in {"before": None, "after": optimised.source}.items():
             with progress(f"profiling, {name} it is optimised"):
                 times[name] = measuring.node_times(
                     options.model,
                     nodes,
                     lambda session: next(arguments.open_batches(options, session)),
                     options.runs,
-                    backend=options.backend,
                     threads=options.threads,
                     content=content,
-                    standard_ops=options.standard_ops,
+                    **how,
                 )
     if options.json:
         print_json({name: [asdict(each) for each in of_nodes] for name, of_nodes in times.items()} | optimised.json())

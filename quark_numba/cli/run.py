@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..analysis.measures.outputs import Comparison
     from ..analysis.measures.sums import ErrorSums
     from ..running.sessions import Arrays
+    from ..session.prepared import Prepared
     from .inventory import QuantizationNodes
-    from .measuring import Optimised
 
 
 def add_parser(commands: Any) -> None:
@@ -73,7 +73,7 @@ class Measurements:
     threads: int  # of a session; 0: ONNX Runtime's choice
     model: Timed
     optimised: Timed | None
-    optimisation: Optimised | None  # the optimised model, and the nodes that were left
+    optimisation: Prepared | None  # the optimised model, and the nodes that were left
     reference: Timed | None
     comparison: Comparison | None  # with the reference's outputs, over all batches
     expected: Expected | None
@@ -137,26 +137,25 @@ def _run(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> Measurements:
     """Run the models, given as paths and quantization nodes, and return the measurements. The first may run optimised, too."""
     from ..analysis.measures.outputs import compare
-    from ..rewriting import model_files
     from ..running.sessions import run
     from . import measuring
 
     sessions, loaded = [], []
     optimisation = comparison = None
-    with ExitStack() as files:
+    with ExitStack() as stack:
         for path, nodes, is_optimised in _contenders(options, models):
             with progress(f"loading {path}{' optimised' * is_optimised}") as tick:
                 start = time.perf_counter()
                 content = None
                 if is_optimised:
-                    optimisation = measuring.optimised(path, backend=options.backend)
-                    content = files.enter_context(model_files.session_source(optimisation.model))
+                    optimisation = stack.enter_context(measuring.optimised(path, backend=options.backend))
+                    content = optimisation.source
                 sessions.append(
                     measuring.create_session(path, nodes, content=content, backend=options.backend, threads=options.threads)
                 )
                 loaded.append((path + ", optimised" * is_optimised, time.perf_counter() - start))
                 tick()
-        files.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
+        stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
         batches = arguments.open_batches(options, sessions[0])
         inputs = next(batches)
         outputs = [run(session, inputs) for session in sessions]

@@ -120,10 +120,9 @@ def _kernels_of(wing: str) -> Table[Any]:
 
 def _compile_sessions(model: str) -> None:
     """Create sessions of the model, as it is and optimised."""
-    from ..rewriting import model_files
     from . import inventory, measuring
 
     nodes = inventory.quantization_nodes(model)
     measuring.create_session(model, nodes)
-    with model_files.session_source(measuring.optimised(model).model) as content:
-        measuring.create_session(model, nodes, content=content)
+    with measuring.optimised(model) as optimised:
+        measuring.create_session(model, nodes, content=optimised.source)

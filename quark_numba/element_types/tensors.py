@@ -8,6 +8,7 @@ versions.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,13 +40,30 @@ def to_tensor_proto(array: NDArray[Any], name: str = "") -> onnx.TensorProto:
     element_type = _known(array.dtype)
     if element_type is None:
         return numpy_helper.from_array(array, name)
-    tensor = onnx.TensorProto(data_type=element_type.number, dims=array.shape, name=name)
+    return onnx.TensorProto(data_type=element_type.number, dims=array.shape, name=name, raw_data=to_bytes(array).tobytes())
+
+
+def to_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the elements of an array of one of the package's types as bytes, as ``raw_data`` holds them. The memory may be
+    the array's."""
+    element_type = find(array.dtype)
+    assert element_type
     if element_type.bits < 8:
-        tensor.raw_data = pack(array).tobytes()
-    else:
-        bits = np.require(array, element_type.dtype, ["C"]).view(f"u{element_type.dtype.itemsize}")
-        tensor.raw_data = bits.astype(bits.dtype.newbyteorder("<"), copy=False).tobytes()
-    return tensor
+        return pack(array)
+    bits = np.require(array, element_type.dtype, ["C"]).reshape(-1).view(f"u{element_type.dtype.itemsize}")
+    return bits.astype(bits.dtype.newbyteorder("<"), copy=False).view(np.uint8)
+
+
+def from_bytes(content: NDArray[np.uint8], number: int, shape: Sequence[int]) -> NDArray[Any]:
+    """Return the elements in the bytes of ``raw_data``, for the number of a TensorProto's type. The memory may be that of the
+    bytes. The number of bytes has to fit."""
+    element_type = find(number)
+    if element_type is None:
+        return numpy_helper.to_array(onnx.TensorProto(data_type=number, dims=shape, raw_data=content.tobytes()))
+    if element_type.bits < 8:
+        return unpack(content, shape, element_type.dtype)
+    bits = np.dtype(f"u{element_type.dtype.itemsize}")
+    return content.view(bits.newbyteorder("<")).astype(bits, copy=False).view(element_type.dtype).reshape(shape)
 
 
 def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[Any]:
@@ -92,13 +110,11 @@ def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[A
         if not element_type.is_packed:
             _check(tensor, codes.size, size, "elements")
             return codes.view(element_type.dtype).reshape(tensor.dims)
-    elif element_type.bits < 8:
-        codes = np.frombuffer(tensor.raw_data, np.uint8)
     else:
-        _check(tensor, len(tensor.raw_data), size * element_type.dtype.itemsize, "bytes")
-        bits = np.dtype(f"u{element_type.dtype.itemsize}")
-        codes = np.frombuffer(tensor.raw_data, bits.newbyteorder("<")).astype(bits)
-        return codes.view(element_type.dtype).reshape(tensor.dims)
+        codes = np.frombuffer(tensor.raw_data, np.uint8)
+        if element_type.bits >= 8:
+            _check(tensor, codes.size, size * element_type.dtype.itemsize, "bytes")
+            return from_bytes(codes.copy(), element_type.number, tensor.dims)
     _check(tensor, codes.size, packed_size(size, element_type), "bytes")
     return unpack(codes, tensor.dims, element_type.dtype)
 

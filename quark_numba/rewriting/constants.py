@@ -1,33 +1,48 @@
-"""Fold constants: replace each node whose inputs are all constants by its outputs."""
+"""Fold constants: replace each node whose inputs are all constants by its outputs.
+
+Large outputs are computed when the model is written, some rows at a time. Equal nodes on one constant are computed once."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..declaration import Dequantize, Quantize
+from ..declaration import Affine, BlockRoundTrip, Dequantize, Meaning, Quantize, Tensor
+from ..element_types import find
+from ..models.tensors import ComputedTensor, Rows, array_of, in_memory, opened, row_axis, spans
 from . import pairs
 from .graph import Graph, Left, Node, Operand, call
 
 CONSTANT = "folded: a constant"
 CODES = "quantized: constant codes"
 
+# Tensors of more bytes are computed when they are read.
+_LARGE = 1 << 20
+
+# The outputs of nodes by operator, attributes and inputs, with the first input, whose identity is part of the key.
+Known = dict[Any, tuple[ir.TensorProtocol, Sequence[ir.TensorProtocol]]]
+
 
 def rewrite(graph: Graph) -> None:
-    graph.each(lambda node: _compute(graph, node))
+    known: Known = {}
+    graph.each(lambda node: _compute(graph, node, known))
 
 
-def _compute(graph: Graph, node: Node) -> None:
+def _compute(graph: Graph, node: Node, known: Known) -> None:
     meaning = graph.meaning(node)
-    known = graph.array(node.y) if isinstance(meaning, Dequantize) else None
-    if known is not None:
-        graph.make_constant(node, (known,), CONSTANT)
+    before = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
+    if before is not None:
+        graph.make_constant(node, (before,), CONSTANT)
         return
-    inputs = graph.arrays(node) if node.operator.is_pure else None
+    inputs = graph.constants(node) if node.operator.is_pure else None
     if inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize)):
             raise Left("it is one step already, and its inputs are not all constants")
@@ -35,39 +50,113 @@ def _compute(graph: Graph, node: Node) -> None:
     if isinstance(meaning, Quantize):
         if not graph.keep_codes:
             with suppress(Left):
-                _there_and_back(graph, node, meaning)
+                _there_and_back(graph, node, meaning, known)
                 return
-        _remember(graph, node, call(node, inputs))
+        _remember(graph, node, _outputs(node, inputs, meaning, known))
         return  # the dequantize nodes are folded, too, and this node is removed with them
-    outputs = call(node, inputs)
+    outputs = _outputs(node, inputs, meaning, known)
     _remember(graph, node, outputs)
     if graph.keep_codes and isinstance(meaning, Dequantize):
         quantize = graph.node(node.x.producer())
         if quantize:
-            codes = graph.array(node.x)
+            codes = graph.tensor(node.x)
             assert codes is not None
             graph.make_constant(quantize, (codes,), CODES)
         raise Left("its codes are kept")
     graph.make_constant(node, outputs, CONSTANT)
 
 
-def _remember(graph: Graph, node: Node, outputs: tuple[NDArray[Any], ...]) -> None:
-    for value, array in zip(node.node.outputs, outputs, strict=True):
-        graph.remember(value, array)
+def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) -> None:
+    for value, tensor in zip(node.node.outputs, outputs, strict=True):
+        graph.remember(value, tensor)
 
 
-def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand]) -> None:
+def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known: Known) -> None:
     """Compute the outputs of a quantize node's dequantize nodes in one step. One kernel instead of two takes half the time if
     the kernels are not compiled yet. Raise Left if one step would return something else."""
     followers = pairs.fusible_followers(graph, node, quantize)
-    x, scale, codes = quantize.x.array, quantize.scale.array, quantize.element_type
+    x, scale, codes = graph.tensor(quantize.x.value), quantize.scale.array, quantize.element_type
     assert x is not None
     assert scale is not None
     assert codes
     # A node that is not valid has to stay. Computing the node alone gives the reason.
-    if not x.dtype == scale.dtype == np.float32 or not all(codes.name in each.operator.formats for each in (node, *followers)):
+    is_float32 = x.dtype == ir.DataType.FLOAT and scale.dtype == np.float32
+    if not is_float32 or not all(codes.name in each.operator.formats for each in (node, *followers)):
         raise Left("its types are not those of the operator that does both")
-    zeros = quantize.zero_point.array if quantize.zero_point else np.zeros(scale.shape, codes.dtype)
-    (y,) = call(replace(node, operator=pairs.PAIR, attributes=pairs.attributes(quantize)), [x, scale, zeros])
+    zero_point = quantize.zero_point and graph.tensor(quantize.zero_point.value)
+    zeros = zero_point or in_memory(np.zeros(scale.shape, codes.dtype))
+    pair = replace(node, operator=pairs.PAIR, attributes=pairs.attributes(quantize))
+    (y,) = _outputs(pair, [x, graph.tensor(quantize.scale.value), zeros], quantize, known)
     for follower in followers:
         graph.remember(follower.y, y)
+
+
+def _outputs(
+    node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None, known: Known
+) -> Sequence[ir.TensorProtocol]:
+    """Return the outputs of a node for constant inputs. Raise Left if the node is not valid."""
+    x, *others = inputs
+    assert x is not None
+    digests = (each and hashlib.sha256(array_of(each).tobytes()).digest() for each in others)
+    key = node.operator, repr(node.attributes), id(x), *digests, *(each and (each.dtype, each.shape.numpy()) for each in others)
+    if key not in known:
+        y = _lazily(node, x, others, meaning)
+        arrays = () if y else call(node, [None if each is None else array_of(each) for each in inputs])
+        known[key] = x, [y] if y else [in_memory(each) for each in arrays]
+    return known[key][1]
+
+
+def _lazily(
+    node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None
+) -> ComputedTensor | None:
+    """Return the output of a node as a tensor that is computed when it is read. None: it is small, or it is not known how its
+    rows are computed apart. Raise Left if the node is not valid."""
+    shape = x.shape.numpy()
+    if x.nbytes <= _LARGE or not isinstance(meaning, (Affine, BlockRoundTrip)):
+        return None
+    axis, block = meaning.axis % len(shape) if len(shape) > 1 else 0, meaning.block_size
+    if not block and any(each is not None and len(each.shape) > 1 and each.size > 1 for each in others):
+        return None
+    known = [None if each is None else Tensor(find(each.dtype.value), each.shape.numpy()) for each in (x, *others)]
+    try:
+        (inferred,) = node.operator.infer(known, node.attributes)
+    except ValueError as error:
+        raise Left(f"not valid: {error}") from None
+    if inferred.element_type is None:
+        return None
+    along = row_axis(shape)
+    is_axis = along == axis
+
+    @contextmanager
+    def open_rows() -> Iterator[Rows]:
+        with ExitStack() as files:
+            of_x = files.enter_context(opened(x))
+            parameters = [_parameters(each, files, along, is_axis, block) for each in others]
+
+            def rows(start: int, stop: int) -> NDArray[Any]:
+                return call(node, [of_x(start, stop), *(each(start, stop) for each in parameters)])[0]
+
+            yield rows
+
+    unit = math.lcm(block if block and is_axis else 1, x.unit if isinstance(x, ComputedTensor) else 1)
+    y = ComputedTensor(open_rows, inferred.element_type, shape, unit)
+    with open_rows() as rows:  # whether the node is valid shows in its first rows
+        first = rows(*next(spans(y)))
+    return y if find(first.dtype) is inferred.element_type else None
+
+
+def _parameters(
+    tensor: ir.TensorProtocol | None, files: ExitStack, along: int, is_axis: bool, block: int
+) -> Callable[[int, int], NDArray[Any] | None]:
+    """Return the function that returns the scales or zero points of some rows of x, which lie along an axis of x. `is_axis`:
+    whether it is the axis of the parameters."""
+    if tensor is None:
+        return lambda start, stop: None
+    rows, shape = files.enter_context(opened(tensor)), tensor.shape.numpy()
+    size = shape[row_axis(shape)] if shape else 1
+    if tensor.size == 1 or not (is_axis or block):
+        return lambda start, stop: rows(0, size)
+    if not block or not is_axis:
+        return rows
+    # Of one row of blocks, the rows in this sense lie along another axis.
+    return lambda start, stop: rows(start // block, -(-stop // block)) if row_axis(shape) == along else rows(0, size)

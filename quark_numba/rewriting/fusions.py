@@ -10,9 +10,10 @@ import onnx
 import onnxruntime
 
 from ..errors import reraise_of_signal_handler
+from ..models.model_files import LEAST_APART, session_source
+from ..models.temporary import temporary_folder
 from ..region.key import OPERANDS
 from .graph import Graph, skeleton
-from .model_files import session_source, temporary_folder
 
 # The operators into whose weights ONNX Runtime folds a constant Mul or Add that follows them.
 _OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
@@ -54,12 +55,20 @@ def fused_values(graph: Graph) -> dict[str, str]:
     return {name: FUSED for name in elementwise if not found[name]}
 
 
-def optimised_by_onnx_runtime(model: onnx.ModelProto, options: onnxruntime.SessionOptions, **named: Any) -> onnx.ModelProto:
-    """Return the model that a session with these arguments would run, as ONNX Runtime writes it. The options are changed. The
-    session's exceptions are raised."""
+def optimised_by_onnx_runtime(
+    model: onnx.ModelProto | str, options: onnxruntime.SessionOptions, **named: Any
+) -> onnx.ModelProto:
+    """Return the model that a session with these arguments would run, as ONNX Runtime writes it. If the model is a path, large
+    tensors are written to a file beside it. The options are changed. The session's exceptions are raised."""
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    if isinstance(model, str):
+        options.optimized_model_filepath = os.path.join(os.path.dirname(model), "optimised.onnx")
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimised.onnx.data")
+        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", f"{LEAST_APART}")
+        onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"], **named)
+        return onnx.load(options.optimized_model_filepath, load_external_data=False)
     with temporary_folder() as folder:
         options.optimized_model_filepath = os.path.join(folder, "model.onnx")
         with session_source(model) as source:

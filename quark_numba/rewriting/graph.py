@@ -17,8 +17,8 @@ from onnx import helper, shape_inference
 from ..catalog import OPERATORS
 from ..declaration import Dequantize, Meaning, Operator, Quantize
 from ..element_types import ElementType, find
-from ..element_types.tensors import to_tensor_proto
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import reraise_of_signal_handler
+from ..models import tensors
 from .onnx_runtime import has_operator
 from .stand_ins import stand_ins
 
@@ -75,6 +75,10 @@ class Operand:
         return self.graph.array(self.value)
 
     @property
+    def is_constant(self) -> bool:
+        return self.graph.tensor(self.value) is not None
+
+    @property
     def element_type(self) -> ElementType | None:
         known = self.graph.type(self.value)
         producer = None if known else self.graph.meaning(self.graph.node(self.value.producer()))
@@ -83,6 +87,9 @@ class Operand:
     def is_same(self, other: Operand) -> bool:
         if self.value is other.value:
             return True
+        sizes = [tensor.nbytes for each in (self, other) if (tensor := each.graph.tensor(each.value))]
+        if len(sizes) < 2 or sizes[0] != sizes[1]:
+            return False
         one, two = self.array, other.array
         return (
             one is not None
@@ -107,7 +114,9 @@ class Graph:
         self.reasons: dict[Node, str] = {}
         self._nodes: dict[ir.Node, Node] = {}
         self._others: Counter[tuple[str, str]] = Counter()
-        self._arrays: dict[ir.Value, NDArray[Any]] = {}  # values of constants, and values computed from them
+        self._computed: dict[ir.Value, ir.TensorProtocol] = {}  # of values that were computed from constants
+        self._arrays: dict[ir.Value, NDArray[Any]] = {}  # copies of small tensors
+        self._constants: dict[Any, ir.Value] = {}  # made from tensors, by graph and tensor
         self._names: set[str | None] | None = None
         self._inferred: dict[ir.Value, Inferred] | None = None
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
@@ -184,46 +193,47 @@ class Graph:
     # Values.
 
     def tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
-        """Return the tensor of a constant; None: not a constant. From IR version 4 on, an initializer that is also a graph
-        input is only the default of that input. An initializer that will be replaced has no value yet."""
+        """Return the tensor of a constant, which may be read or computed only when it is used; None: not a constant. From IR
+        version 4 on, an initializer that is also a graph input is only the default of that input. An initializer that will be
+        replaced has no value yet."""
+        if value in self._computed:
+            return self._computed[value]
         is_input = (value.is_graph_input() and self.model.ir_version >= 4) or value.name in self.replaced
         return None if is_input else ir.convenience.get_const_tensor(value)
 
     def array(self, value: ir.Value) -> NDArray[Any] | None:
-        """Return the value of a constant; None: not a constant, or not of one of the package's element types."""
+        """Return the value of a constant; None: not a constant, or not of one of the package's element types. A large one is
+        read anew each time."""
         if value not in self._arrays:
             tensor = self.tensor(value)
             if tensor is None or find(tensor.dtype.value) is None:
                 return None
-            try:
-                array = np.asarray(tensor.numpy())
-            except Exception as error:  # bytes that do not fit the shape
-                reraise_of_signal_handler(error)
-                raise ModelError(f"tensor {value.name}: {error}") from None
+            array = tensors.array_of(tensor)
             if array.nbytes > _MOST_KEPT:
                 return array
             self._arrays[value] = array
         return self._arrays[value]
 
-    def arrays(self, node: Node) -> list[NDArray[Any] | None] | None:
-        """Return the values of a node's inputs, None for an omitted input. Return None if any input is not a constant."""
-        arrays = []
+    def constants(self, node: Node) -> list[ir.TensorProtocol | None] | None:
+        """Return the tensors of a node's inputs, None for an omitted input. Return None if any input is not a constant of one
+        of the package's element types."""
+        found = []
         for value in node.node.inputs:
-            array = None if value is None else self.array(value)
-            if array is None and value is not None:
+            tensor = None if value is None else self.tensor(value)
+            if value is not None and (tensor is None or find(tensor.dtype.value) is None):
                 return None
-            arrays.append(array)
-        return arrays
+            found.append(tensor)
+        return found
 
-    def remember(self, value: ir.Value, array: NDArray[Any]) -> None:
-        """Record the array that a value was found to be, although its node still exists."""
-        self._arrays[value] = array
+    def remember(self, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+        """Record the tensor that a value was found to be, although its node still exists."""
+        self._computed[value] = tensor
 
     def type(self, value: ir.Value | None) -> ElementType | None:
         if value is None:
             return None
-        array = self.array(value)
-        return find(array.dtype) if array is not None else find(value.dtype.value) if value.dtype else None
+        tensor = self.tensor(value)
+        return find(tensor.dtype.value) if tensor is not None else find(value.dtype.value) if value.dtype else None
 
     def inferred_type(self, value: ir.Value) -> ElementType | None:
         """Return the element type of a value, also if only onnx's inference knows it."""
@@ -286,14 +296,10 @@ class Graph:
 
     # Changes.
 
-    def constant(self, array: NDArray[Any], name: str | None, before: ir.Node) -> ir.Value:
+    def constant(self, tensor: ir.TensorProtocol, name: str | None, before: ir.Node) -> ir.Value:
         """Return a new constant in the graph of the node `before`: an initializer or, before IR version 4, a Constant node in
         front of `before`."""
-        tensor: ir.TensorProtocol
-        if array.dtype == np.float32 and array.flags.c_contiguous:
-            tensor = ir.Tensor(array, name=name)  # large arrays are not copied
-        else:
-            tensor = ir.serde.deserialize_tensor(to_tensor_proto(array, name or ""))
+        tensor.name = name
         graph = before.graph
         assert graph
         if self.model.ir_version < 4:
@@ -303,18 +309,20 @@ class Graph:
         else:
             value = ir.Value(name=name, const_value=tensor)
             graph.register_initializer(value)
-        value.shape, value.type = ir.Shape(array.shape), ir.TensorType(tensor.dtype)
-        self._arrays[value] = array
+        value.shape, value.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
         return value
 
-    def make_constant(self, node: Node, arrays: tuple[NDArray[Any], ...], what: str) -> None:
-        """Replace a node by constants. Raise Left if one of its outputs is an output of its graph."""
+    def make_constant(self, node: Node, tensors: Sequence[ir.TensorProtocol], what: str) -> None:
+        """Replace a node by constants. Nodes with the same tensor share one. Raise Left if one of its outputs is an output of
+        its graph."""
         if any(value.is_graph_output() for value in node.node.outputs):
             raise Left("its output is an output of its graph")
-        for value, array in zip(node.node.outputs, arrays, strict=True):
-            constant = self.constant(array, value.name, node.node)
-            copy_metadata(value, constant)
-            value.replace_all_uses_with(constant)
+        for value, tensor in zip(node.node.outputs, tensors, strict=True):
+            key = node.node.graph, id(tensor)
+            if key not in self._constants or not _exists(self._constants[key]):
+                self._constants[key] = self.constant(tensor, value.name, node.node)
+                copy_metadata(value, self._constants[key])
+            value.replace_all_uses_with(self._constants[key])
         self.remove(node, what)
 
     def remove(self, node: Node, what: str) -> None:
@@ -333,6 +341,7 @@ class Graph:
         graph.remove(node, safe=True)
         for value in node.outputs:
             self._arrays.pop(value, None)
+            self._computed.pop(value, None)
         for value in inputs:
             if value.uses() or value.is_graph_output() or value.is_graph_input():
                 continue
@@ -439,6 +448,12 @@ def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from (value for value in (*node.inputs, *node.outputs) if value)
     for each in graphs:
         yield from (*each.inputs, *each.initializers.values())
+
+
+def _exists(constant: ir.Value) -> bool:
+    """Whether a constant is still in the model."""
+    producer = constant.producer()
+    return constant.is_initializer() if producer is None else producer.graph is not None
 
 
 def full_name(node: ir.Node) -> str:

@@ -6,27 +6,51 @@ import itertools
 import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import onnx
-import onnx_ir as ir
 
 from ..errors import ModelError, reraise_of_signal_handler
-from . import constants, functions, model_files, pairs, regions, round_trips, standard_operators
+from ..models import model_files
+from . import constants, functions, pairs, regions, round_trips, standard_operators
 from .graph import Graph
 
 # The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
 PASSES = (standard_operators, constants, round_trips, pairs, regions)
 
 
+@overload
 def optimize(
     model: onnx.ModelProto | str | os.PathLike[str],
+    out: None = None,
     *,
     keep_codes: bool = False,
     standard_ops: bool = False,
     regions: bool = True,
-) -> onnx.ModelProto:
-    """Return the model with its quantization nodes in cheaper forms, without changing one bit of their outputs:
+) -> onnx.ModelProto: ...
+
+
+@overload
+def optimize(
+    model: onnx.ModelProto | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    keep_codes: bool = False,
+    standard_ops: bool = False,
+    regions: bool = True,
+) -> None: ...
+
+
+def optimize(
+    model: onnx.ModelProto | str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    keep_codes: bool = False,
+    standard_ops: bool = False,
+    regions: bool = True,
+) -> onnx.ModelProto | None:
+    """Return the model with its quantization nodes in cheaper forms, without changing one bit of their outputs. With `out`,
+    write it to a file instead.
 
     - Nodes whose inputs are all constants are folded into initializers.
     - Quantize and dequantize nodes with the same parameters are fused into one ``quark_numba::QuantizeDequantizeLinear``,
@@ -44,6 +68,9 @@ def optimize(
     ----------
     model : onnx.ModelProto, or the path of a model
         The model is not changed. Tensors in files beside the model are read; a ModelProto has to contain all its tensors.
+    out : path, optional
+        The file to write. If tensors of `model` are in files beside it, or the model is larger than 2 GiB, the tensors go to
+        ``out.data``. From path to path the memory that is needed does not grow with the tensors.
     keep_codes : bool
         Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run. Block
         formats have no dequantize node, so they become float constants in any case.
@@ -57,29 +84,44 @@ def optimize(
 
     Returns
     -------
-    onnx.ModelProto: a new model that contains all its tensors.
+    onnx.ModelProto: a new model that contains all its tensors. None with `out`.
 
     Raises
     ------
     ModelError
-        If the path does not lead to a model, or a tensor cannot be read.
+        If the path does not lead to a model, a tensor cannot be read, or the result cannot be written.
     TypeError
         If `model` is neither a model nor a path.
     """
-    return optimized(model, keep_codes=keep_codes, standard_ops=standard_ops, regions=regions).model
+    result = optimized(model, keep_codes=keep_codes, standard_ops=standard_ops, regions=regions)
+    if out is None:
+        return result.model
+    result.save(out)
+    return None
 
 
 @dataclass
 class Optimized:
-    """An optimised model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay."""
+    """An optimised model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
+    `rewritten` is the model whose large tensors may still have to be read or computed."""
 
-    model: onnx.ModelProto
+    source: model_files.Source
+    rewritten: model_files.Model
     done: Counter[tuple[str, str]]
     left: Counter[tuple[str, str]]
 
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model with all its tensors."""
+        return model_files.as_proto(self.rewritten)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model, which may lose its tensors. Raise ModelError if it cannot be written."""
+        model_files.save(self.rewritten, path, apart=self.source.is_apart, check=self.source.check)
+
 
 def optimized(
-    model: onnx.ModelProto | str | os.PathLike[str],
+    model: onnx.ModelProto | str | os.PathLike[str] | model_files.Source,
     *,
     keep_codes: bool = False,
     standard_ops: bool = False,
@@ -88,28 +130,31 @@ def optimized(
 ) -> Optimized:
     """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants."""
     if isinstance(model, (str, os.PathLike)):
-        model = model_files.load(model)
-    elif not isinstance(model, onnx.ModelProto):
+        source = model_files.Source.open(model)
+    elif isinstance(model, onnx.ModelProto):
+        source = model_files.Source(model, leave=replaced)
+    elif isinstance(model, model_files.Source):
+        source = model
+    else:
         raise TypeError(f"model is a {type(model).__name__}; expected onnx.ModelProto or a path")
-    if not model.HasField("graph"):
+    if not source.proto.HasField("graph"):
         raise ModelError("not an ONNX model: it has no graph")
-    model_files.check_is_whole(model, replaced)
     try:
-        lost = _what_gets_lost(model)
-        intermediate = None if lost else ir.from_proto(model)
+        lost = _what_gets_lost(source.proto)
+        intermediate = None if lost else source.lazy()
     except Exception as error:
         reraise_of_signal_handler(error)
         intermediate, lost = None, f"what onnx-ir cannot read: {error.__cause__ or error}"
     if intermediate is None:
         same = onnx.ModelProto()
-        same.CopyFrom(model)
-        return Optimized(same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
+        same.CopyFrom(source.whole())
+        return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
     try:
         inlined, in_functions = functions.inline(intermediate)
         graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops, regions=regions, replaced=replaced)
         for each in PASSES:
             each.rewrite(graph)
-        return Optimized(ir.to_proto(intermediate), inlined + graph.done, in_functions + graph.left)
+        return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left)
     except ModelError:
         raise
     except Exception as error:  # a model that is not valid may raise anything

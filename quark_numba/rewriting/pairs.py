@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ..declaration import Affine, Quantize
 from ..element_types import FLOAT32
 from ..linear.operators import OPERATORS as LINEAR
+from ..models.tensors import in_memory
 from .graph import Graph, Left, Node, Operand, copy_metadata
 
 SHARED = "dropped: another node computes the same"
@@ -110,5 +111,5 @@ def _zero_point(graph: Graph, node: Node, quantize: Quantize[Operand], zero_poin
     if key not in zero_points:
         assert of_node
         zeros, name = np.zeros(shape, codes.dtype), graph.unused_name(f"zero_point_{codes.name}")
-        zero_points[key] = graph.constant(zeros, name, next(iter(of_node)))
+        zero_points[key] = graph.constant(in_memory(zeros), name, next(iter(of_node)))
     return zero_points[key]

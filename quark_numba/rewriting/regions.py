@@ -227,8 +227,8 @@ class _Merging:
         return not any(one == 1 and other != 1 for one, other in zip(small, large, strict=True))
 
     def _is_scalar(self, value: ir.Value) -> bool:
-        array = self.graph.array(value)
-        return array is not None and array.size == 1
+        tensor = self.graph.tensor(value)
+        return tensor is not None and tensor.size == 1 and self.graph.array(value) is not None
 
     def _fits(self, region: set[ir.Node]) -> bool:
         given = {value for node in region for value in node.inputs if value is not None and value.producer() not in region}

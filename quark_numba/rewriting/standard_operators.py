@@ -32,5 +32,5 @@ def _is_onnx_runtimes(graph: Graph, codes: Operand) -> bool:
     producer = graph.node(codes.value.producer())
     quantize = graph.meaning(producer)
     if producer is None or not isinstance(quantize, Quantize):
-        return codes.array is None
-    return producer.is_standard and quantize.x.array is None
+        return not codes.is_constant
+    return producer.is_standard and not quantize.x.is_constant

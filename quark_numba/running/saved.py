@@ -9,7 +9,7 @@ import typing
 from typing import Any
 
 from ..errors import ModelError
-from ..rewriting import model_files
+from ..models import model_files
 from ..version import __version__
 
 # The time from one write of the file to the next.

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ..catalog import OPERATORS
 from ..element_types import find
 from ..errors import ModelError, reraise_of_signal_handler
+from ..models import model_files
 from ..ort import DISABLE_QUANT_QDQ, Backend, register
-from ..rewriting import model_files
 
 Arrays = Mapping[str, NDArray[Any]]
 

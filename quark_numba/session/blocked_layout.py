@@ -12,6 +12,7 @@ for one session.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import onnxruntime
 from onnx import helper
 
 from ..errors import reraise_of_signal_handler
+from ..models import model_files
 from ..ort import entry, register
 from ..rewriting.fusions import optimised_by_onnx_runtime
 from ..rewriting.protos import used_names
@@ -56,21 +58,24 @@ def blocked(
     options: onnxruntime.SessionOptions,
     providers: Any = None,
     *,
+    path: str | None = None,
     standard_ops: bool = False,
     **named: Any,
 ) -> BlockedModel:
-    """Return the model with regions in the blocked layout, for a session with these arguments."""
-    regions = sum((node.domain, node.op_type) == (REGION.domain, REGION.name) for node in model.graph.node)
+    """Return the model with regions in the blocked layout, for a session with these arguments. `path` is that of a model with
+    tensors in files; those of the result are in the same folder."""
+    operators = Counter((node.domain, node.op_type) for node in model.graph.node)
+    regions = operators[REGION.domain, REGION.name]
     if not regions:
         return BlockedModel(None, 0, Counter())
     try:
-        if not any((node.domain, node.op_type) == ("", "Conv") for node in model.graph.node):
+        if not operators["", "Conv"]:
             raise Left("the model has no convolution")
         block = _block_size_of(options, providers, named)
-        optimised = _optimised(model, options, standard_ops, named)
+        optimised = _optimised(path or model, options, standard_ops, named)
     except Left as error:
         return BlockedModel(None, 0, Counter({str(error): regions}))
-    tensors = BlockedTensors(optimised, block)
+    tensors = BlockedTensors(optimised, block, path and os.path.dirname(path))
     left = Counter[str]()
     kept = 0
     for node in optimised.graph.node:
@@ -87,6 +92,12 @@ def blocked(
     for output in optimised.graph.output:
         tensors.reorder_output(output.name)
     return BlockedModel(_written(optimised, tensors, model) if kept else None, kept, left)
+
+
+def has_regions(model: model_files.Model) -> bool:
+    """Whether the main graph has regions."""
+    nodes: Any = model.graph.node if isinstance(model, onnx.ModelProto) else model.graph
+    return any((node.domain, node.op_type) == (REGION.domain, REGION.name) for node in nodes)
 
 
 def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: Mapping[str, Any]) -> int:
@@ -113,9 +124,10 @@ def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: M
 
 
 def _optimised(
-    model: onnx.ModelProto, options: onnxruntime.SessionOptions, standard_ops: bool, named: Mapping[str, Any]
+    model: onnx.ModelProto | str, options: onnxruntime.SessionOptions, standard_ops: bool, named: Mapping[str, Any]
 ) -> onnx.ModelProto:
-    """Return the model as ONNX Runtime optimises it before it lays out tensors, with the shapes that it knows."""
+    """Return the model as ONNX Runtime optimises it before it lays out tensors, with the shapes that it knows. Of a path, the
+    large tensors of the result are in a file beside it."""
     own = onnxruntime.SessionOptions()  # so that other sessions do not see the changes
     for name in _ENTRIES:
         value = entry(options, name)

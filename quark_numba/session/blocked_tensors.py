@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, shape_inference
 
+from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import reraise_of_signal_handler
+from ..models import model_files
 from ..rewriting.protos import subgraphs, used_names
 from ..rewriting.stand_ins import stand_ins
 from .blocks import NCHWC
@@ -45,11 +47,12 @@ class BlockedTensors:
     """The nodes written so far, and the layout of each tensor.
 
     `tensors` are the tensors in blocks, by the name of the same tensor in ONNX's layout. `constants` are the initializers that
-    are not graph inputs. `nodes` and `new_constants` are the result."""
+    are not graph inputs, which may be in files of `folder`. `nodes` and `new_constants` are the result. With a folder, new
+    constants are written to a file there."""
 
-    def __init__(self, model: onnx.ModelProto, block: int) -> None:
+    def __init__(self, model: onnx.ModelProto, block: int, folder: str | None = None) -> None:
         graph = model.graph
-        self.block = block
+        self.block, self._folder = block, folder
         self.shapes = _inferred_shapes(model)
         self.shapes |= {each.name: _dimensions(each) for each in (*graph.value_info, *graph.input) if _dimensions(each)}
         inputs = {each.name for each in graph.input}
@@ -153,10 +156,16 @@ class BlockedTensors:
         """Return the name of a constant as `make` arranges it. It is arranged once for each `use`."""
         key = name, use
         if key not in self._constants_in_blocks:
-            array = np.ascontiguousarray(make(numpy_helper.to_array(self.constants[name])))
+            array = np.ascontiguousarray(make(from_tensor_proto(self.constants[name], self._folder or "")))
             self._constants_in_blocks[key] = self._name()
-            self.new_constants.append(numpy_helper.from_array(array, self._constants_in_blocks[key]))
+            self.new_constants.append(self._stored(to_tensor_proto(array, self._constants_in_blocks[key])))
         return self._constants_in_blocks[key]
+
+    def _stored(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
+        """Return a tensor, or a reference to it in a file of the folder."""
+        if self._folder is None:
+            return tensor
+        return model_files.appended(tensor, self._folder, "blocked.onnx.data")
 
 
 def perm(node: onnx.NodeProto) -> list[int]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import onnx
 import onnxruntime
 
-from ..catalog import OPERATORS
 from ..errors import ModelError, reraise_of_signal_handler
+from ..models import model_files
 from ..ort import entry, register
-from ..rewriting import model_files
-from ..rewriting.optimize import optimized
 from . import initializers
-from .blocked_layout import blocked
+from .prepared import prepared
 
 # ONNX Runtime's entry for the folder with the external data of a model without a path.
 _TENSORS_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -37,13 +36,19 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     blocked_layout : bool
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimisations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimisations.
+    keep_codes : bool
+        As in `optimize`: constants stay quantized in memory, and are dequantized in every run.
+    temporary_folder : path, optional
+        Where the files of a model with more than 64 MB of tensors are written, from which ONNX Runtime maps them. Default:
+        Python's folder for temporary files, which the environment variable TMPDIR sets. Except on Windows the files are
+        removed as soon as the session has opened them; their room on the disk is free when the session is gone.
     providers, provider_options, named
         As in ``onnxruntime.InferenceSession``.
 
     Raises
     ------
     ModelError
-        If it is not an ONNX model, or a tensor cannot be read.
+        If it is not an ONNX model, a tensor cannot be read, or the temporary folder has not enough room.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well, for instance if the file does not exist.
     """
@@ -57,21 +62,63 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         *,
         standard_ops: bool = False,
         blocked_layout: bool = True,
+        keep_codes: bool = False,
+        temporary_folder: str | os.PathLike[str] | None = None,
         **named: Any,
     ) -> None:
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         backend = register(options, standard_ops=standard_ops)
-        source: Any = path_or_bytes
-        with contextlib.ExitStack() as folder:
-            if not _is_for_onnx_runtime_alone(source, options):
-                model, replaced = _optimised(source, options, standard_ops, backend == "native")
-                if blocked_layout and backend == "native" and not replaced:
-                    model = blocked(model, options, providers, standard_ops=standard_ops, **named).model or model
-                source = folder.enter_context(model_files.session_source(model))
+        how = {"standard_ops": standard_ops, "blocked_layout": blocked_layout, "keep_codes": keep_codes, **named}
+        how |= {"folder": temporary_folder, "is_native": backend == "native"}
+        self._make: Any = lambda providers: _source(path_or_bytes, options, providers, **how)
+        with contextlib.ExitStack() as files:
+            source = files.enter_context(self._make(providers))
             super().__init__(source, options, providers, provider_options, **named)
-            # The folder lives as long as the session, which may read its files again. Attributes are deleted in the order in
-            # which they were set: this one after ONNX Runtime's session, because Windows cannot remove files that it reads.
-            self._folder = folder.pop_all()
+            self._has_files = source != path_or_bytes and isinstance(source, str)
+            if self._has_files and not isinstance(path_or_bytes, (str, os.PathLike)):
+                self._make = None  # which would keep the model in memory
+            # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they
+            # were set: this one after ONNX Runtime's session.
+            self._files = files.pop_all() if os.name == "nt" else None
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """As in ``onnxruntime.InferenceSession``. The files of a large model are written again.
+
+        Raises
+        ------
+        RuntimeError
+            If the session was made from a large model in memory, which it does not keep.
+        """
+        if not self._has_files:
+            super().set_providers(providers, provider_options)
+            return
+        if self._make is None:
+            raise RuntimeError("the session was made from a large model in memory, and does not keep it; make a new session")
+        with contextlib.ExitStack() as files:
+            self._model_path = files.enter_context(self._make(providers))
+            super().set_providers(providers, provider_options)
+            self._files = files.pop_all() if os.name == "nt" else None
+
+
+@contextlib.contextmanager
+def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, *, is_native: bool, **how: Any) -> Iterator[Any]:
+    """Yield what ONNX Runtime makes the session from."""
+    if _is_for_onnx_runtime_alone(source, options):
+        yield source
+        return
+    model, folder, path = _model(source), entry(options, _TENSORS_FOLDER), None
+    outside = initializers.in_place_of_files(model, options)
+    if isinstance(source, (str, os.PathLike)):
+        folder, path = os.path.dirname(os.path.abspath(source)), source
+    elif folder and model is source:
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+    read = model_files.Source(model, folder or None, path, outside)
+    replaced = initializers.replaced(model, options, outside)
+    del model
+    with prepared(read, options, providers, replaced=replaced, is_native=is_native, **how) as made:
+        del read
+        yield source if made.source is None else made.source
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:
@@ -83,31 +130,6 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
     if isinstance(source, (str, os.PathLike)):
         return os.fspath(source).endswith(".ort") or not os.path.exists(source)
     return False
-
-
-def _optimised(
-    source: Any, options: onnxruntime.SessionOptions, standard_ops: bool, regions: bool
-) -> tuple[onnx.ModelProto, frozenset[str]]:
-    """Return the optimised model, and the initializers that `options` replace."""
-    model = _model(source)
-    outside = initializers.in_place_of_files(model, options)
-    model = _with_tensors(model, source, entry(options, _TENSORS_FOLDER), outside)
-    replaced = initializers.replaced(model, options, outside)
-    if _is_optimised(model):
-        return model, replaced
-    return optimized(model, standard_ops=standard_ops, regions=regions, replaced=replaced).model, replaced
-
-
-def _is_optimised(model: onnx.ModelProto) -> bool:
-    """Whether `optimize` has nothing to rewrite: the model has no node of the package's operators except regions, and no
-    function or subgraph that may contain one."""
-    if model.functions or not model.HasField("graph"):
-        return False
-    for node in model.graph.node:
-        operator = OPERATORS.find(node.domain, node.op_type)
-        if (operator and operator.operation != "region") or any(each.HasField("g") or each.graphs for each in node.attribute):
-            return False
-    return True
 
 
 def _model(source: Any) -> onnx.ModelProto:
@@ -123,17 +145,3 @@ def _model(source: Any) -> onnx.ModelProto:
     elif not isinstance(source, onnx.ModelProto):
         raise TypeError(f"path_or_bytes is a {type(source).__name__}; expected a path, bytes or onnx.ModelProto")
     return source
-
-
-def _with_tensors(model: onnx.ModelProto, source: Any, folder: str | None, outside: frozenset[str]) -> onnx.ModelProto:
-    """Return the model with all tensors in it, except for the initializers in `outside`."""
-    if isinstance(source, (str, os.PathLike)):
-        model_files.load_tensors(model, os.path.dirname(os.path.abspath(source)), os.fspath(source), outside)
-    elif folder:
-        if model is source:
-            model = onnx.ModelProto()
-            model.CopyFrom(source)
-        model_files.load_tensors(model, folder, leave=outside)
-    else:
-        model_files.check_is_whole(model, outside)
-    return model

@@ -42,9 +42,9 @@ def test_links_are_followed(optimize, tmp_path):
 
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
 def test_new_files_follow_the_mask(optimize, tmp_path, monkeypatch, mask):
-    from quark_numba.rewriting import model_files
+    from quark_numba.models import model_files
 
-    monkeypatch.setattr(model_files, "_MOST_BYTES", 10)
+    monkeypatch.setattr(model_files, "_MOST_BYTES", -1)
     before = os.umask(mask)
     try:
         assert optimize(tmp_path / "out.onnx") == 0
@@ -83,9 +83,9 @@ def test_a_full_device(optimize, capsys):
 
 
 def test_a_large_model_does_not_go_into_a_pipe(optimize, tmp_path, monkeypatch, capsys):
-    from quark_numba.rewriting import model_files
+    from quark_numba.models import model_files
 
-    monkeypatch.setattr(model_files, "_MOST_BYTES", 10)
+    monkeypatch.setattr(model_files, "_MOST_BYTES", -1)
     os.mkfifo(tmp_path / "pipe")
     assert optimize(tmp_path / "pipe") == 1
     assert "not a regular file, and the model needs two" in capsys.readouterr().err

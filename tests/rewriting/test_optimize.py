@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -30,7 +29,7 @@ from rewritten_models import (
 
 import quark_numba
 from quark_numba import ModelError, cli, optimize
-from quark_numba.rewriting import model_files
+from quark_numba.models import model_files
 from quark_numba.rewriting.constants import CONSTANT
 from quark_numba.rewriting.optimize import optimized
 from quark_numba.rewriting.pairs import FUSED
@@ -453,12 +452,14 @@ def test_the_command_writes_all_or_nothing(files, monkeypatch, capsys, most):
     (expected,) = exact_session(before).run(None, {"x": X})
     assert session.run(None, {"x": X})[0].tobytes() == expected.tobytes()
 
-    def full(*arguments, **named):
-        Path(arguments[1]).write_bytes(b"half")
+    def full(model, path, *arguments, **named):
+        with open(path, "wb") as file:
+            file.write(b"half")
         raise OSError(28, "No space left on device")
 
     content = out.read_bytes()
     monkeypatch.setattr(onnx, "save", full)
+    monkeypatch.setattr(model_files, "write_apart", full)
     assert cli.main(["optimize", str(folder / "m.onnx"), str(out)]) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert out.read_bytes() == content

@@ -19,8 +19,8 @@ from onnx_models import model
 
 import quark_numba
 from quark_numba import ModelError, optimize
-from quark_numba.rewriting import model_files
-from quark_numba.session.inference_session import _is_optimised
+from quark_numba.models import model_files
+from quark_numba.session.prepared import is_optimised
 
 pytestmark = pytest.mark.compiled
 
@@ -207,9 +207,9 @@ def test_what_is_optimised_is_not_optimised_again():
     )
     in_function.functions.append(function)
     for each in (source, in_branch, in_function):
-        assert not _is_optimised(each)
+        assert not is_optimised(each)
         assert result(quark_numba.InferenceSession(each)) == [1.5, -2.25, 3.0]
-    assert _is_optimised(optimize(source))
+    assert is_optimised(optimize(source))
     assert result(quark_numba.InferenceSession(optimize(source))) == [1.5, -2.25, 3.0]
 
 
@@ -239,23 +239,32 @@ def test_models_in_onnx_runtimes_own_format(tmp_path):
         optimize(tmp_path / "m.ort")
 
 
-def test_a_large_model_keeps_its_files(monkeypatch):
+def test_providers_of_a_large_model(monkeypatch, tmp_path):
     """ONNX Runtime reads the files again when providers are set."""
-    monkeypatch.setattr(model_files, "_MOST_BYTES", 10)
-    session = quark_numba.InferenceSession(constant_model(), providers=["CPUExecutionProvider"])
+    monkeypatch.setattr(model_files, "_MOST_IN_MEMORY", 10)
+    onnx.save(constant_model(), tmp_path / "m.onnx")
+    session = quark_numba.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     session.set_providers(["CPUExecutionProvider"])
     assert result(session) == VALUES.tolist()
     with pytest.raises(Exception, match="pickle"):
         pickle.dumps(session)
+    session = quark_numba.InferenceSession(constant_model(), providers=["CPUExecutionProvider"])
+    with pytest.raises(RuntimeError, match="the session was made from a large model in memory"):
+        session.set_providers(["CPUExecutionProvider"])
+    assert result(session) == VALUES.tolist()
 
 
-def test_the_files_of_a_large_model_go_with_its_session(monkeypatch, tmp_path):
-    monkeypatch.setattr(model_files, "_MOST_BYTES", 10)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.mark.parametrize("given", [True, False])
+def test_the_files_of_a_large_model(monkeypatch, tmp_path, given):
+    """They are removed as soon as the session has opened them; on Windows, with the session."""
+    monkeypatch.setattr(model_files, "_MOST_IN_MEMORY", 10)
+    if not given:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     w = numpy_helper.from_array(np.ones((100, 1000), np.float32), "w")  # large enough to be read in place
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    session = quark_numba.InferenceSession(model([node], [("x", "float32", [1, 100])], ["y"], initializers=[w], domains=[]))
-    assert len(list(tmp_path.glob("*/*"))) == 2
+    whole = model([node], [("x", "float32", [1, 100])], ["y"], initializers=[w], domains=[])
+    session = quark_numba.InferenceSession(whole, temporary_folder=tmp_path if given else None)
+    assert bool(list(tmp_path.iterdir())) == (sys.platform == "win32")
     (y,) = session.run(None, {"x": np.ones((1, 100), np.float32)})
     assert (y == 100).all()
     del session
@@ -267,8 +276,8 @@ def test_the_files_of_a_large_model_go_with_its_session(monkeypatch, tmp_path):
 def test_temporary_files_that_are_in_use_are_removed_at_the_end(tmp_path):
     processes.run(
         """
-from quark_numba.rewriting import model_files
-with model_files.temporary_folder() as folder:
+from quark_numba.models.temporary import temporary_folder
+with temporary_folder() as folder:
     file = open(os.path.join(folder, "f"), "w")
 assert os.path.exists(folder)
 file.close()

@@ -11,7 +11,9 @@ import onnx_ir as ir
 from ...declaration import Tensor
 from ...element_types import FLOAT32
 from ...errors import ModelError, reraise_of_signal_handler
-from ...rewriting import functions, model_files
+from ...models import model_files
+from ...models.tensors import in_memory
+from ...rewriting import functions
 from ...rewriting.graph import Graph
 from ...rewriting.protos import used_names
 from .quantizers import Quantizer, Twin, find_quantizers
@@ -107,7 +109,9 @@ def _passing(graph: Graph, x: ir.Value, y: ir.Value, quantizer: Quantizer) -> ir
     type_of_y, type_of_x = inferred.element_type or FLOAT32, graph.type(x)
     name = f"{y.name}/{quantizer.type}"
     if quantizer.clip:
-        bounds = [graph.constant(np.array(end, np.float32), graph.unused_name(name), last.node) for end in quantizer.clip]
+        bounds = [
+            graph.constant(in_memory(np.array(end, np.float32)), graph.unused_name(name), last.node) for end in quantizer.clip
+        ]
         return ir.node("Clip", [x, *bounds], outputs=[ir.Value()], name=name)
     if quantizer.rounded is not None or type_of_x in (type_of_y, None):
         return ir.node("Identity", [x], outputs=[ir.Value()], name=name)
@@ -120,7 +124,7 @@ def _set_weight(graph: Graph, quantizer: Quantizer) -> None:
     array = quantizer.rounded if quantizer.weight is None else quantizer.weight.astype(quantizer.rounded.dtype)
     for node in list(graph.model.graph):
         if node.outputs and node.outputs[0].name in quantizer.ys:
-            node.replace_input_with(0, graph.constant(array, graph.unused_name(f"{quantizer.name}_float"), node))
+            node.replace_input_with(0, graph.constant(in_memory(array), graph.unused_name(f"{quantizer.name}_float"), node))
 
 
 def _drop_unused(graph: Graph, used: set[str]) -> None:

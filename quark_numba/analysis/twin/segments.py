@@ -16,7 +16,7 @@ from onnx import helper
 
 from ...element_types.tensors import from_tensor_proto
 from ...errors import ModelError, reraise_of_signal_handler
-from ...rewriting import model_files
+from ...models import model_files
 from ...rewriting.protos import used_names
 from ...running import data, sessions
 from .quantizers import Array, Quantizer, Twin

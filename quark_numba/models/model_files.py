@@ -1,0 +1,431 @@
+"""Reading and writing of model files. A file is written whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import math
+import os
+import shutil
+import stat
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx import external_data_helper
+
+from ..errors import ModelError, reraise_of_signal_handler
+from . import tensors
+from .temporary import PREFIX, temporary_folder
+
+# A model as onnx or onnx-ir hold it. With onnx-ir, initializers may be in files, or be computed when they are read.
+Model = onnx.ModelProto | ir.Model
+
+# The most bytes of a model in one file: protobuf ends at 2 GiB.
+_MOST_BYTES = (1 << 31) - (1 << 24)
+
+# Initializers of more bytes stay in their files until their elements are needed.
+_LARGE = 1 << 16
+
+# The most bytes of the initializers of a model that sessions are made from in memory. Larger ones are mapped from a file.
+_MOST_IN_MEMORY = 1 << 26
+
+# In files for ONNX Runtime, tensors of more than a page begin at one: ONNX Runtime maps and releases whole pages.
+_PAGE = 1 << 12
+
+# Smaller initializers stay in the file of the model: they may be shapes, which ONNX Runtime has to know.
+LEAST_APART = 1 << 10
+
+
+def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:
+    """Return the model at `path`, with or without its external data. As in onnx, external data has to be in the folder of the
+    model. Raise ModelError if the model cannot be read."""
+    name = os.fspath(path)
+    try:
+        if _is_ort_format(name):
+            raise ModelError(f"{name}: a model in ONNX Runtime's own format; expected an ONNX model")
+        model = onnx.load(path, load_external_data=False)
+    except ModelError:
+        raise
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        reason = error.strerror or error if isinstance(error, OSError) else f"not an ONNX model: {error}"
+        raise ModelError(f"{name}: {reason}") from None
+    if external_data:
+        load_tensors(model, os.path.dirname(os.path.abspath(name)), name)
+    return model
+
+
+def _is_ort_format(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(8)[4:] == b"ORTM"  # the identifier of ONNX Runtime's flatbuffers
+
+
+def load_tensors(
+    model: onnx.ModelProto,
+    folder: str | os.PathLike[str],
+    name: str = "the model",
+    leave: Collection[str] = (),
+    *,
+    large: bool = True,
+) -> None:
+    """Read the external data of a model from a folder, except for the initializers in `leave` and, without `large`, for large
+    initializers of the main graph. As in onnx, files elsewhere are refused. Raise ModelError if a tensor cannot be read."""
+    staying = [] if large else [each for each in model.graph.initializer if each.name not in leave and _nbytes(each) > _LARGE]
+    others = _external(model, {*leave, *(each.name for each in staying)})
+    readers: list[tuple[Iterable[onnx.TensorProto], Callable[[onnx.TensorProto, str], object]]] = [
+        (filter(external_data_helper.uses_external_data, staying), _check_can_be_read),
+        (others, _read),
+    ]
+    for found, read in readers:
+        for tensor in found:
+            try:
+                read(tensor, os.fspath(folder))
+            except Exception as error:
+                reraise_of_signal_handler(error)
+                raise ModelError(f"{name}: tensor {tensor.name}: {error}") from None
+
+
+def _read(tensor: onnx.TensorProto, folder: str) -> None:
+    external_data_helper.load_external_data_for_tensor(tensor, folder)
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    del tensor.external_data[:]
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    """Return the number of bytes of the elements of a tensor; 0 if its type has no fixed size."""
+    try:
+        return -(-ir.DataType(tensor.data_type).bitwidth * math.prod(tensor.dims) // 8)
+    except (TypeError, ValueError):
+        return 0
+
+
+def _check_can_be_read(tensor: onnx.TensorProto, folder: str) -> None:
+    """Raise an exception unless the file of a tensor is one that onnx reads, and has all bytes of the tensor."""
+    info, size = external_data_helper.ExternalDataInfo(tensor), _nbytes(tensor)
+    if info.length not in (None, size):
+        raise ModelError(f"it has {info.length} bytes in {info.location}; expected {size}")
+    last = onnx.TensorProto(name=tensor.name, data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in {"location": info.location, "offset": (info.offset or 0) + size - 1, "length": 1}.items():
+        last.external_data.add(key=key, value=str(value))
+    _read(last, folder)
+    if len(last.raw_data) != 1:
+        raise ModelError(f"{info.location} ends within it")
+
+
+def _serialized(model: ir.Model) -> onnx.ModelProto:
+    try:
+        return ir.to_proto(model)
+    except ModelError:
+        raise
+    except Exception as error:  # a model that is not valid may raise anything
+        reraise_of_signal_handler(error)
+        raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
+
+
+def as_proto(model: Model) -> onnx.ModelProto:
+    """Return the model with all its tensors in memory."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    result = _serialized(model)
+    folders = {each.name: each.base_dir for each in _in_files(model)}
+    for tensor in result.graph.initializer:
+        folder = folders.get(tensor.name)
+        if folder:
+            _read(tensor, os.fspath(folder))
+    return result
+
+
+class Source:
+    """A model that was read, except for large initializers of the main graph that are in files.
+
+    Parameters
+    ----------
+    proto : onnx.ModelProto
+        The model. Small tensors are read into it.
+    folder : path, optional
+        The folder of tensors in files. None: the model has to contain its tensors.
+    path : path, optional
+        The path of the model.
+    leave : set of str
+        Initializers that are never read, because session options replace them.
+
+    Raises
+    ------
+    ModelError
+        If a tensor cannot be read.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        folder: str | os.PathLike[str] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        leave: frozenset[str] = frozenset(),
+    ) -> None:
+        name = "the model" if path is None else os.fspath(path)
+        self.proto, self.path, self._folder, self._name, self._leave = proto, path, folder, name, leave
+        if folder is None:
+            check_is_whole(proto, leave)
+            self._states = {}
+        else:
+            locations = {external_data_helper.ExternalDataInfo(each).location for each in _external(proto, leave)}
+            self._states = {path: _state(path) for path in (os.path.join(folder, each) for each in locations)}
+            load_tensors(proto, folder, name, leave, large=False)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Source:
+        return cls(load(path, external_data=False), os.path.dirname(os.path.abspath(path)), path)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its tensors are more than a model in memory may have."""
+        return sum(map(_nbytes, self.proto.graph.initializer)) > _MOST_IN_MEMORY
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it is large, and tensors of it are in files."""
+        return bool(self._states) and self.is_large
+
+    def lazy(self) -> ir.Model:
+        """Return the model as onnx-ir holds it. Large initializers stay in their files."""
+        model = ir.from_proto(self.proto)
+        for tensor in _in_files(model):
+            tensor.base_dir = "" if tensor.name in self._leave else os.fspath(self._folder or "")
+        return model
+
+    def whole(self) -> onnx.ModelProto:
+        """Return the model with all tensors in it."""
+        if self._folder is not None:
+            load_tensors(self.proto, self._folder, self._name, self._leave)
+        return self.proto
+
+    def check(self) -> None:
+        """Raise ModelError if a file of tensors was changed since the model was read."""
+        for path, state in self._states.items():
+            if _state(path) != state:
+                raise ModelError(f"{path} was changed while it was read")
+
+
+def _state(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _in_files(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """Yield the initializers of the main graph that are in files."""
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            yield value.const_value
+
+
+def check_is_whole(model: onnx.ModelProto, leave: Container[str] = ()) -> None:
+    """Raise ModelError if a tensor other than the initializers in `leave` is in a file: the author of the model might name any
+    file that this process can read."""
+    for tensor in _external(model, leave):
+        location = external_data_helper.ExternalDataInfo(tensor).location
+        raise ModelError(
+            f"tensor {tensor.name} is in the file {location!r}, and a model without a path has no folder; expected "
+            "the path of a model, or a model with all tensors in it, as onnx.load returns it"
+        )
+
+
+def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors in files, except for the initializers in `leave`."""
+    return filter(external_data_helper.uses_external_data, _tensors(model, leave))
+
+
+def _tensors(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
+    """Yield all tensors of a model, including subgraphs, functions and attributes, except for the initializers in `leave`."""
+    training = (graph for each in model.training_info for graph in (each.initialization, each.algorithm))
+    waiting: list[Any] = [model.graph, *model.functions, *training]
+    while waiting:
+        graph = waiting.pop()
+        if isinstance(graph, onnx.GraphProto):
+            yield from (each for each in graph.initializer if graph is not model.graph or each.name not in leave)
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for attribute in itertools.chain.from_iterable((*node.attribute,) for node in graph.node):
+            yield from (attribute.t, *attribute.tensors)
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                yield from (sparse.values, sparse.indices)
+            waiting += [attribute.g, *attribute.graphs]
+
+
+@contextmanager
+def session_source(model: onnx.ModelProto, folder: str | os.PathLike[str] | None = None) -> Iterator[bytes | str]:
+    """Yield the model as onnxruntime.InferenceSession takes it: its bytes or, if it is too large for one file, a path that
+    exists within the context, in a temporary folder in `folder`."""
+    if _size(model) <= _MOST_BYTES:
+        content = model.SerializeToString()
+        del model  # it need not stay in memory while the session is made from the bytes
+        yield content
+        return
+    with temporary_folder(folder) as place:
+        path = os.path.join(place, "model.onnx")
+        save(model, path)
+        yield path
+
+
+def release_memory() -> None:
+    """Return unused memory to the system: models of onnx-ir are circles of objects, and the allocator keeps freed memory."""
+    gc.collect()
+    with suppress(AttributeError, OSError):  # of another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _size(model: Model) -> int:
+    """Return the number of bytes of a model; for onnx-ir those of its initializers."""
+    if isinstance(model, ir.Model):
+        return sum(tensor.nbytes for value in model.graph.initializers.values() if (tensor := value.const_value) is not None)
+    return sum(each.ByteSize() for each in (*model.graph.initializer, *model.graph.node, *model.functions))
+
+
+def save(model: Model, path: str | os.PathLike[str], *, apart: bool = False, check: Callable[[], object] = bool) -> None:
+    """Write a model, whole or not at all. If it is too large for one file, or with `apart`, the tensors go to a file
+    ``path.data``, and `model` loses them. Links are followed. A path that is not a regular file, such as a pipe, is written to
+    as it is. `check` is called when all is read, before files are replaced. Raise ModelError if the model cannot be
+    written."""
+    is_special, is_large = _is_special(path), _size(model) > _MOST_BYTES
+    apart = is_large or (apart and not is_special)
+    if is_large and is_special:
+        raise ModelError(f"{os.fspath(path)}: not a regular file, and the model needs two")
+    data = os.path.basename(os.path.realpath(path)) + ".data"
+
+    def write_to(written: str) -> None:
+        if apart and isinstance(model, ir.Model):
+            write_apart(model, written)
+        else:
+            onnx.save(as_proto(model), written, "protobuf", save_as_external_data=apart, location=data)
+        check()
+
+    _write(path, write_to)
+
+
+def is_large(model: ir.Model) -> bool:
+    """Whether sessions are made from the model in a file, which ONNX Runtime maps, and not from its bytes."""
+    return _size(model) > _MOST_IN_MEMORY
+
+
+def write_apart(model: ir.Model, path: str) -> onnx.ModelProto:
+    """Write a model, and its initializers to ``path.data``, one at a time. Return the model without them. Raise ModelError if
+    the disk has not enough room."""
+    lazy = [(value, tensor) for value in model.graph.initializers.values() if (tensor := _apart(value))]
+    needed = sum(tensor.nbytes + _PAGE for _, tensor in lazy)
+    free = shutil.disk_usage(os.path.dirname(path)).free
+    if free < needed:
+        raise ModelError(f"{os.path.dirname(path)}: {needed / 1e9:.2f} GB are needed, and {free / 1e9:.2f} GB are free")
+    data = os.path.basename(path) + ".data"
+    with _named(os.path.dirname(path)), open(f"{path}.data", "wb") as file:
+        for value, tensor in lazy:
+            offset = -(-file.tell() // _PAGE) * _PAGE if tensor.nbytes >= _PAGE else file.tell()
+            file.seek(offset)
+            tensors.write_to(tensor, file)
+            value.const_value = ir.ExternalTensor(
+                data, offset, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
+            )
+        result = _serialized(model)
+        Path(path).write_bytes(result.SerializeToString())
+    return result
+
+
+@contextmanager
+def _named(folder: str) -> Iterator[None]:
+    """Raise ModelError with the name of the folder if it cannot be written to, for instance because the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{folder}: {error.strerror or error}") from error
+
+
+def appended(tensor: onnx.TensorProto, folder: str, location: str) -> onnx.TensorProto:
+    """Append the bytes of a tensor to a file of the folder, and return the tensor that refers to them."""
+    with _named(folder), open(os.path.join(folder, location), "ab") as file:
+        offset = -(-file.tell() // _PAGE) * _PAGE
+        file.write(bytes(offset - file.tell()))
+        file.write(tensor.raw_data)
+    result = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    result.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, "offset": offset, "length": len(tensor.raw_data)}.items():
+        result.external_data.add(key=key, value=str(value))
+    return result
+
+
+def _apart(value: ir.Value) -> ir.TensorProtocol | None:
+    """Return the tensor of an initializer if it goes to the file of tensors. One that session options replace has no folder,
+    and stays as it is."""
+    tensor = value.const_value
+    if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes < LEAST_APART:
+        return None
+    return None if isinstance(tensor, ir.ExternalTensor) and not tensor.base_dir else tensor
+
+
+# The name of a model while its tensors are replaced.
+_BEFORE = "the model of before"
+
+
+def write(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write content to a file, whole or not at all, as `save` does."""
+    _write(path, lambda written: Path(written).write_bytes(content))
+
+
+def _is_special(path: str | os.PathLike[str]) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _write(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> None:
+    name = os.fspath(path)
+    try:
+        if _is_special(name):
+            write_to(name)
+            return
+        target = os.path.realpath(name)
+        with temporary_folder(os.path.dirname(target), prefix=f".{PREFIX}") as folder:
+            write_to(os.path.join(folder, os.path.basename(target)))
+            written = sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target))  # model after data
+            targets = [os.path.realpath(os.path.join(os.path.dirname(target), each)) for each in written]
+            before = [_stat(each) for each in targets]
+            if len(written) > 1 and before[-1] and before[-1].st_nlink == 1:
+                # A process that is killed here must not leave the model of before with other data.
+                os.replace(target, os.path.join(folder, _BEFORE))
+            try:
+                for each, of_target, state in zip(written, targets, before, strict=True):
+                    _put(os.path.join(folder, each), of_target, state)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.replace(os.path.join(folder, _BEFORE), target)
+                raise
+    except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
+        reraise_of_signal_handler(error)
+        raise ModelError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _put(written: str, target: str, before: os.stat_result | None) -> None:
+    """Replace the target, whose state was `before`, by a written file, and keep the target's mode. If the target has several
+    names, change the file behind all of them."""
+    if before is None:
+        fresh = f"{written}.fresh"
+        open(fresh, "x").close()
+        os.chmod(written, stat.S_IMODE(os.stat(fresh).st_mode))
+    else:
+        if before.st_nlink > 1:
+            shutil.copyfile(written, target)
+            return
+        os.chmod(written, stat.S_IMODE(before.st_mode))
+        with suppress(AttributeError, PermissionError):  # on Windows; for another user's file
+            os.chown(written, before.st_uid, before.st_gid)
+    os.replace(written, target)

@@ -1,0 +1,69 @@
+"""Temporary folders, which the next process removes if this one is killed."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+PREFIX = "quark_numba_"
+
+# The file of a folder that its process keeps open, and locked where the system has locks that end with a process.
+_LOCK = "in use"
+
+
+@contextmanager
+def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str = PREFIX) -> Iterator[str]:
+    """Yield the path of an empty folder that exists within the context, in `parent` or else where Python makes temporary files.
+    Folders of killed processes in the same place are removed. Windows cannot remove files while a session reads them, so
+    removal is tried again when the process ends."""
+    place = os.path.abspath(parent or tempfile.gettempdir())
+    remove_left_behind(place)
+    while True:
+        folder = tempfile.mkdtemp(prefix=prefix, dir=place)
+        with suppress(FileNotFoundError):  # another process took it for one that was left behind
+            lock = open(os.path.join(folder, _LOCK), "wb")  # noqa: SIM115  # closed below
+            if _is_locked(lock) and os.path.exists(lock.name):
+                break
+            lock.close()
+    try:
+        inner = os.path.join(folder, "files")
+        os.mkdir(inner)
+        yield inner
+    finally:
+        lock.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        if os.path.exists(folder):
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def remove_left_behind(place: str | os.PathLike[str]) -> None:
+    """Remove the temporary folders of killed processes."""
+    for path in Path(place).glob(f"*{PREFIX}*/{_LOCK}"):
+        with suppress(OSError):  # on Windows: a file that its process has open
+            if os.name == "posix":
+                with open(path, "r+b") as lock:
+                    if not _is_locked(lock):
+                        continue
+                    shutil.rmtree(path.parent, ignore_errors=True)
+            else:
+                path.unlink()
+                shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def _is_locked(lock: Any) -> bool:
+    """Lock an open file, and return whether that was possible. Return True on Windows."""
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

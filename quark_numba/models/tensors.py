@@ -1,0 +1,169 @@
+"""Tensors that are read, computed and written some rows at a time, so that a model may be larger than memory.
+
+The rows of a tensor lie along its first axis that has more than one index: they follow each other in memory."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ..element_types import FLOAT32, ElementType
+from ..element_types.tensors import from_bytes, to_bytes, to_tensor_proto
+from ..errors import ModelError, reraise_of_signal_handler
+
+# The bytes of a part: few enough to stay in a processor's cache until they are written.
+_PART = 1 << 21
+
+# Rows of a type of less than 8 bits begin at a byte if their numbers are multiples of this.
+_ALIGNED_ROWS = 8
+
+# ``rows(start, stop)`` returns rows of a tensor, as an array of its rank.
+Rows = Callable[[int, int], NDArray[Any]]
+
+
+class ComputedTensor(ir.LazyTensor):  # type: ignore[misc, unused-ignore]
+    """A tensor that is computed when it is read.
+
+    Parameters
+    ----------
+    open_rows : callable
+        ``open_rows()`` returns a context manager, whose value is the function that returns rows.
+    element_type : ElementType
+    shape : sequence of int
+    unit : int
+        The rows can be computed apart if their numbers are multiples of this.
+    """
+
+    def __init__(
+        self,
+        open_rows: Callable[[], AbstractContextManager[Rows]],
+        element_type: ElementType,
+        shape: Sequence[int],
+        unit: int = 1,
+    ) -> None:
+        super().__init__(self._whole, ir.DataType(element_type.number), ir.Shape(shape))
+        self.open_rows, self.unit = open_rows, unit
+
+    def _whole(self) -> ir.TensorProtocol:
+        return in_memory(array_of(self), self.name)
+
+
+def in_memory(array: NDArray[Any], name: str | None = None) -> ir.TensorProtocol:
+    """Return a tensor with the elements of an array. Large float32 arrays are not copied."""
+    if array.dtype == FLOAT32.dtype and array.flags.c_contiguous:
+        return ir.Tensor(array, name=name)
+    return ir.serde.deserialize_tensor(to_tensor_proto(array, name or ""))
+
+
+def row_axis(shape: Sequence[int]) -> int:
+    """Return the axis of the rows; 0 if no axis has more than one index."""
+    return next((axis for axis, length in enumerate(shape) if length > 1), 0)
+
+
+@contextmanager
+def opened(tensor: ir.TensorProtocol) -> Iterator[Rows]:
+    """Yield the function that returns rows of a tensor. Raise ModelError if a file is too short."""
+    if isinstance(tensor, ComputedTensor):
+        with tensor.open_rows() as rows:
+            yield rows
+    elif isinstance(tensor, ir.ExternalTensor):
+        with open(tensor.path, "rb", buffering=0) as file:
+            yield lambda start, stop: _read(file, tensor, start, stop)
+    else:
+        array = _elements(tensor)
+        index = (slice(None),) * row_axis(array.shape)
+        yield lambda start, stop: array[(*index, slice(start, stop))] if array.ndim else array
+
+
+def _elements(tensor: ir.TensorProtocol) -> NDArray[Any]:
+    try:
+        return np.asarray(tensor.numpy())
+    except Exception as error:  # bytes that do not fit the shape
+        reraise_of_signal_handler(error)
+        raise ModelError(f"tensor {tensor.name}: {error}") from None
+
+
+def _read(file: Any, tensor: ir.ExternalTensor, start: int, stop: int) -> NDArray[Any]:
+    shape = tensor.shape.numpy()
+    of_rows = with_rows(shape, stop - start)
+    size = math.prod(shape[row_axis(shape) + 1 :]) * tensor.dtype.bitwidth
+    first, count = start * size // 8, -(-math.prod(of_rows) * tensor.dtype.bitwidth // 8)
+    content = np.empty(count, np.uint8)
+    file.seek((tensor.offset or 0) + first)
+    _fill(content, file, tensor)
+    return from_bytes(content, tensor.dtype.value, of_rows)
+
+
+def _fill(content: NDArray[np.uint8], file: Any, tensor: ir.ExternalTensor) -> None:
+    done = 0
+    while done < content.size:
+        count = file.readinto(content[done:])  # at most 2 GiB at once
+        if not count:
+            raise ModelError(f"tensor {tensor.name}: {tensor.path} ends within it")
+        done += count
+
+
+def with_rows(shape: Sequence[int], rows: int) -> tuple[int, ...]:
+    """Return the shape of so many rows of a tensor."""
+    axis = row_axis(shape)
+    return tuple(rows if each == axis else length for each, length in enumerate(shape))
+
+
+def spans(tensor: ir.TensorProtocol) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each part, and the row behind its last one. All parts but the only one have several rows."""
+    shape = tensor.shape.numpy()
+    rows = shape[row_axis(shape)] if shape else 1
+    unit = tensor.unit if isinstance(tensor, ComputedTensor) else 1
+    unit = math.lcm(unit, _ALIGNED_ROWS) if tensor.dtype.bitwidth < 8 else max(unit, 2)
+    step = max(1, _PART * rows // max(1, tensor.nbytes * unit)) * unit
+    start = 0
+    while start < rows:
+        stop = start + step if rows - start >= 2 * step else rows
+        yield start, stop
+        start = stop
+
+
+def array_of(tensor: ir.TensorProtocol) -> NDArray[Any]:
+    """Return the elements of a tensor, which may be a view of the tensor's memory. Raise ModelError if they cannot be read."""
+    if not isinstance(tensor, (ComputedTensor, ir.ExternalTensor)):
+        return _elements(tensor)
+    shape = tensor.shape.numpy()
+    before = (slice(None),) * row_axis(shape)
+    with opened(tensor) as rows:
+        array = None
+        for start, stop in spans(tensor):
+            part = rows(start, stop)
+            if part.shape == shape:
+                return part
+            array = np.empty(shape, part.dtype) if array is None else array
+            array[(*before, slice(start, stop))] = part
+        return rows(0, 0) if array is None else array
+
+
+def write_to(tensor: ir.TensorProtocol, file: Any) -> None:
+    """Write the bytes of a tensor, as in ``raw_data``, to a file."""
+    if isinstance(tensor, ComputedTensor):
+        with opened(tensor) as rows:
+            for start, stop in spans(tensor):
+                file.write(to_bytes(rows(start, stop)))
+    elif isinstance(tensor, ir.ExternalTensor):
+        with open(tensor.path, "rb", buffering=0) as source:
+            source.seek(tensor.offset or 0)
+            for start in range(0, tensor.nbytes, _PART):
+                content = np.empty(min(_PART, tensor.nbytes - start), np.uint8)
+                _fill(content, source, tensor)
+                file.write(content)
+    else:
+        file.write(tensor.tobytes())
+
+
+def files_of(tensors: Sequence[ir.TensorProtocol]) -> set[str]:
+    """Return the paths of the files that tensors are in."""
+    return {os.fspath(each.path) for each in tensors if isinstance(each, ir.ExternalTensor)}

@@ -1,0 +1,100 @@
+"""A model made ready for a session: optimised, in the blocked layout, and in files if it is large."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from ..catalog import OPERATORS
+from ..models import model_files
+from ..models.temporary import temporary_folder
+from ..rewriting.optimize import optimized
+from .blocked_layout import BlockedModel, blocked, has_regions
+from .blocked_nodes import REGION
+
+
+@dataclass
+class Prepared:
+    """A model as ONNX Runtime takes it, the number of its regions in the blocked layout, and the numbers of nodes that stay as
+    they are, by operator and reason.
+
+    `source` is the bytes of the model, or a path that exists within the context; None: the original, which has nothing to
+    rewrite."""
+
+    source: bytes | str | None
+    blocked_regions: int = 0
+    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def json(self) -> dict[str, Any]:
+        """Return dicts and lists, as commands print them in JSON."""
+        left = [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(self.left.items())]
+        return {"regions_in_blocked_layout": self.blocked_regions, "left": left}
+
+
+@contextmanager
+def prepared(
+    read: model_files.Source,
+    options: onnxruntime.SessionOptions,
+    providers: Any = None,
+    *,
+    is_native: bool,
+    standard_ops: bool = False,
+    keep_codes: bool = False,
+    blocked_layout: bool = True,
+    replaced: frozenset[str] = frozenset(),
+    folder: str | os.PathLike[str] | None = None,
+    **named: Any,
+) -> Iterator[Prepared]:
+    """Yield a model for sessions with these options. `replaced` are the initializers that the options replace. Files of large
+    models are written to a temporary folder in `folder`."""
+    model: model_files.Model
+    left = Counter[tuple[str, str]]()
+    changes = not is_optimised(read.proto)
+    if changes:
+        result = optimized(read, standard_ops=standard_ops, keep_codes=keep_codes, regions=is_native, replaced=replaced)
+        model, left, changes = result.rewritten, result.left, bool(result.done)
+    else:
+        model = read.lazy() if read.is_large else read.whole()
+    uses_blocks = blocked_layout and is_native and not replaced
+    if not changes and read.path and not (uses_blocks and has_regions(model)):
+        yield Prepared(None, left=left)
+        return
+    is_large = isinstance(model, ir.Model) and model_files.is_large(model)
+    of_blocks: Any = {"providers": providers, "standard_ops": standard_ops, **named}
+    with temporary_folder(folder) if is_large else nullcontext("") as place:
+        path = os.path.join(place, "model.onnx") if is_large else None
+        proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
+        read.check()
+        del model
+        found = blocked(proto, options, path=path, **of_blocks) if uses_blocks else BlockedModel(None, 0, Counter())
+        proto = found.model or proto
+        if path and found.model:
+            path = os.path.join(place, "blocked.onnx")
+            Path(path).write_bytes(proto.SerializeToString())
+        left += Counter({(REGION.full_name, f"not in the blocked layout: {why}"): count for why, count in found.left.items()})
+        with nullcontext(path) if path else model_files.session_source(proto, folder) as source:
+            del proto
+            if path:
+                model_files.release_memory()
+            yield Prepared(source, found.kept, left)
+
+
+def is_optimised(model: onnx.ModelProto) -> bool:
+    """Whether `optimize` has nothing to rewrite: the model has no node of the package's operators except regions, and no
+    function or subgraph that may contain one."""
+    if model.functions or not model.HasField("graph"):
+        return False
+    for node in model.graph.node:
+        operator = OPERATORS.find(node.domain, node.op_type)
+        if (operator and operator.operation != "region") or any(each.HasField("g") or each.graphs for each in node.attribute):
+            return False
+    return True

@@ -1,0 +1,299 @@
+"""Large models: tensors stay in files, and are read, computed and written a part at a time. The limits from which a model is
+large are lowered, so that small models take the same way."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+from onnx_models import model
+from paths import MODELS
+
+import quark_numba
+from quark_numba import ModelError, optimize, to_tensor_proto
+from quark_numba.element_types import find
+from quark_numba.models import model_files, tensors
+from quark_numba.rewriting import constants
+
+pytestmark = pytest.mark.compiled
+
+DOMAIN = "com.amd.quark"
+
+
+@pytest.fixture
+def is_large(monkeypatch):
+    """Every model is large, and its tensors have many parts."""
+    monkeypatch.setattr(model_files, "_MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(model_files, "_LARGE", model_files.LEAST_APART)
+    monkeypatch.setattr(constants, "_LARGE", 0)
+    monkeypatch.setattr(tensors, "_PART", 1 << 6)
+
+
+def apart(content, path):
+    """Write a model with its tensors in a file beside it."""
+    onnx.save(content, path, save_as_external_data=True, location="weights")
+
+
+def arrays_of(path):
+    """Return the tensors of a model, by name."""
+    return {each.name: numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
+
+
+def inputs_of(session):
+    rng = np.random.default_rng(8)
+    found = {}
+    for each in session.get_inputs():
+        shape = [size if isinstance(size, int) else 2 for size in each.shape]
+        is_float = each.type == "tensor(float)"
+        found[each.name] = rng.normal(0, 1, shape).astype(np.float32) if is_float else rng.integers(0, 9, shape)
+    return found
+
+
+REAL = sorted(path.stem for path in MODELS.glob("*.onnx"))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.covering
+def test_real_models(name, threads, tmp_path, request):
+    """Sessions of large models give the same bits as those in memory, and files of optimised models have the same tensors."""
+    before = onnx.load(MODELS / f"{name}.onnx")
+    apart(before, tmp_path / "m.onnx")
+    del before
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    in_memory = quark_numba.InferenceSession(tmp_path / "m.onnx", options)
+    optimize(tmp_path / "m.onnx", tmp_path / "whole.onnx")
+    assert not (tmp_path / "whole.onnx.data").exists()
+    inputs = inputs_of(in_memory)
+    expected = in_memory.run(None, inputs)
+    request.getfixturevalue("is_large")
+    mapped = quark_numba.InferenceSession(tmp_path / "m.onnx", options, temporary_folder=tmp_path)
+    for one, other in zip(expected, mapped.run(None, inputs), strict=True):
+        assert one.tobytes() == other.tobytes()
+    optimize(tmp_path / "m.onnx", tmp_path / "out.onnx")
+    assert (tmp_path / "out.onnx.data").exists() == (tmp_path / "weights").exists()  # not of Constant nodes
+    found, wanted = arrays_of(tmp_path / "out.onnx"), arrays_of(tmp_path / "whole.onnx")
+    assert found.keys() == wanted.keys()
+    for key, array in wanted.items():
+        assert (found[key].dtype, found[key].shape) == (array.dtype, array.shape)
+        assert found[key].tobytes() == array.tobytes()
+    assert optimize(tmp_path / "m.onnx").graph.node == onnx.load(tmp_path / "out.onnx").graph.node
+
+
+# Parts of a weight: shapes, granularities and formats.
+
+W = (37, 6, 10)
+
+
+def pair_model(weight, element_type, scale_shape, axis=1, block_size=0, domain=DOMAIN):
+    """Return a model of y = w, rounded, with a quantize and a dequantize node."""
+    rng = np.random.default_rng(9)
+    row = find(element_type)
+    scale = np.exp2(rng.integers(-4, 2, scale_shape)).astype(np.float32) * np.float32(1.1)
+    zeros = (rng.integers(0, 3, scale_shape) if row.is_integer else np.zeros(scale_shape)).astype(row.dtype)
+    attributes = {"axis": axis} | ({"block_size": block_size} if block_size else {})
+    names = ("ExtendedQuantizeLinear", "ExtendedDequantizeLinear") if domain else ("QuantizeLinear", "DequantizeLinear")
+    nodes = [
+        helper.make_node(names[0], ["w", "s", "z"], ["q"], domain=domain, **attributes),
+        helper.make_node(names[1], ["q", "s", "z"], ["d"], domain=domain, **attributes),
+        helper.make_node("Add", ["d", "x"], ["y"]),
+    ]
+    initializers = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(scale, "s"), to_tensor_proto(zeros, "z")]
+    return model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, opset=25)
+
+
+def block_model(weight, operator, **attributes):
+    nodes = [
+        helper.make_node(operator, ["w"], ["d"], domain=DOMAIN, **attributes),
+        helper.make_node("Add", ["d", "x"], ["y"]),
+    ]
+    return model(nodes, [("x", "float32", [])], ["y"], initializers=[numpy_helper.from_array(weight, "w")])
+
+
+def weight_of(*shape):
+    return np.random.default_rng(10).normal(0, 2, shape).astype(np.float32)
+
+
+MODELS_OF_ONE_WEIGHT = {
+    "per tensor": lambda: pair_model(weight_of(*W), "int8", ()),
+    "per row": lambda: pair_model(weight_of(*W), "int8", (37,), 0),
+    "per column": lambda: pair_model(weight_of(*W), "uint16", (6,), 1),
+    "per last axis": lambda: pair_model(weight_of(*W), "bfloat16", (10,), -1),
+    "leading ones": lambda: pair_model(weight_of(1, 1, *W), "int8", (37,), 2),
+    "one dimension": lambda: pair_model(weight_of(997), "int8", (997,), 0),
+    "blocks of rows": lambda: pair_model(weight_of(*W), "int8", (5, 6, 10), 0, 8, ""),
+    "one block of rows": lambda: pair_model(weight_of(*W), "int8", (1, 6, 10), 0, 64, ""),
+    "blocks of columns": lambda: pair_model(weight_of(*W), "int4", (37, 2, 10), 1, 4, ""),
+    "blocks of the last axis": lambda: pair_model(weight_of(*W), "float8e4m3fn", (37, 6, 3), 2, 4, ""),
+    "four bits": lambda: pair_model(weight_of(37, 3, 3), "int4", (), 0, 0, ""),
+    "four bits per row": lambda: pair_model(weight_of(37, 3, 3), "uint4", (37,), 0, 0, ""),
+    "two bits": lambda: pair_model(weight_of(37, 3, 3), "uint2", (37,), 0, 0, ""),
+    "MX of rows": lambda: block_model(weight_of(*W), "MXQuantizeDequantize", axis=0, block_size=8, element_dtype="fp4_e2m1"),
+    "MX of the last axis": lambda: block_model(weight_of(*W), "MXQuantizeDequantize", axis=-1, block_size=32),
+    "MX of one dimension": lambda: block_model(weight_of(1025), "MXQuantizeDequantize", axis=1, block_size=8),
+    "BFP16": lambda: block_model(weight_of(*W), "BFPQuantizeDequantize", axis=1),
+    "BFP prime of rows": lambda: block_model(
+        weight_of(*W), "BFPQuantizeDequantize", axis=0, block_size=16, bfp_method="to_bfp_prime"
+    ),
+}
+
+
+@pytest.mark.parametrize("keep_codes", [False, True], ids=["floats", "codes"])
+@pytest.mark.parametrize("kind", list(MODELS_OF_ONE_WEIGHT))
+@pytest.mark.covering
+def test_parts_of_a_weight(kind, keep_codes, tmp_path, request):
+    before = MODELS_OF_ONE_WEIGHT[kind]()
+    whole = optimize(before, keep_codes=keep_codes, standard_ops=True)
+    apart(before, tmp_path / "m.onnx")
+    request.getfixturevalue("is_large")
+    optimize(tmp_path / "m.onnx", tmp_path / "out.onnx", keep_codes=keep_codes, standard_ops=True)
+    found = onnx.load(tmp_path / "out.onnx")
+    assert found.graph.node == whole.graph.node
+    assert len(whole.graph.node) == 1 + (keep_codes and "MX" not in kind and "BFP" not in kind)
+    assert [each.name for each in found.graph.initializer] == [each.name for each in whole.graph.initializer]
+    for one, other in zip(found.graph.initializer, whole.graph.initializer, strict=True):
+        assert (one.data_type, one.dims, one.raw_data) == (other.data_type, other.dims, other.raw_data)
+
+
+def test_equal_nodes_on_one_weight_are_folded_once(tmp_path, is_large):
+    whole = pair_model(weight_of(*W), "int8", ())
+    nodes = [*whole.graph.node]
+    for node, output in zip(nodes[:2], ("q2", "d2"), strict=True):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.output[:] = [output]
+        copy.input[0] = "q2" if copy.input[0] == "q" else copy.input[0]
+        whole.graph.node.insert(2, copy)
+    whole.graph.node[2], whole.graph.node[3]  # the dequantize node was inserted last
+    order = [0, 1, 3, 2, 4]
+    ordered = [onnx.NodeProto.FromString(whole.graph.node[index].SerializeToString()) for index in order]
+    del whole.graph.node[:]
+    whole.graph.node.extend(ordered)
+    whole.graph.node[-1].input[1] = "d2"
+    after = optimize(whole)
+    (add,) = after.graph.node
+    assert add.input[0] == add.input[1]
+    assert [each.name for each in after.graph.initializer] == [add.input[0]]
+
+
+# Files that change, disks that fill up, processes that are killed.
+
+
+def test_a_file_that_is_changed_while_it_is_read(tmp_path, is_large, monkeypatch):
+    apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "m.onnx")
+    (tmp_path / "out.onnx").write_bytes(b"before")
+    write_to = tensors.write_to
+
+    def changed(tensor, file):
+        write_to(tensor, file)
+        os.utime(tmp_path / "weights", ns=(1, 1))
+
+    monkeypatch.setattr(tensors, "write_to", changed)
+    for use in (
+        lambda: optimize(tmp_path / "m.onnx", tmp_path / "out.onnx"),
+        lambda: quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=tmp_path),
+    ):
+        os.utime(tmp_path / "weights")
+        with pytest.raises(ModelError, match="weights was changed while it was read"):
+            use()
+    assert (tmp_path / "out.onnx").read_bytes() == b"before"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["m.onnx", "out.onnx", "weights"]
+
+
+def test_a_file_that_becomes_shorter(tmp_path, is_large, monkeypatch):
+    """A file that ends within a tensor is an error, before and while it is read."""
+    apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "m.onnx")
+    write_to = tensors.write_to
+
+    def shorter(tensor, file):
+        os.truncate(tmp_path / "weights", 100)
+        write_to(tensor, file)
+
+    monkeypatch.setattr(tensors, "write_to", shorter)
+    with pytest.raises(ModelError, match=r"tensor w: .*weights ends within it"):
+        quark_numba.InferenceSession(tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="tensor w: "):
+        optimize(tmp_path / "m.onnx")
+
+
+def test_a_disk_without_room(tmp_path, is_large, monkeypatch):
+    """The room that is needed is checked before anything is computed, and a disk that fills up meanwhile is an error."""
+    apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "m.onnx")
+    (tmp_path / "out").mkdir()
+    uses = (
+        lambda: optimize(tmp_path / "m.onnx", tmp_path / "out" / "m.onnx"),
+        lambda: quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=tmp_path / "out"),
+    )
+    for use in uses:
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 10))
+            patch.setattr(tensors, "write_to", None)
+            with pytest.raises(ModelError, match=r"out.* 0\.00 GB are needed, and 0\.00 GB are free"):
+                use()
+
+        def full(tensor, file):
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tensors, "write_to", full)
+            with pytest.raises(ModelError, match=r"out.*: No space left on device"):
+                use()
+        assert not list((tmp_path / "out").iterdir())
+
+
+KILLED = """
+import sys, time
+from quark_numba.models import model_files, tensors
+from quark_numba.rewriting import constants
+import quark_numba
+model_files._MOST_IN_MEMORY = 0
+write_to = tensors.write_to
+
+def slow(tensor, file):
+    write_to(tensor, file)
+    file.flush()
+    print("writing", flush=True)
+    time.sleep(60)
+
+tensors.write_to = slow
+if sys.argv[2] == "optimize":
+    quark_numba.optimize(sys.argv[1] + "/m.onnx", sys.argv[1] + "/out/m.onnx")
+else:
+    quark_numba.InferenceSession(sys.argv[1] + "/m.onnx", temporary_folder=sys.argv[1] + "/out")
+"""
+
+
+@pytest.mark.parametrize("what", ["optimize", "session"])
+def test_what_a_killed_process_leaves_is_removed_by_the_next(what, tmp_path, monkeypatch):
+    apart(pair_model(weight_of(500, 40), "int8", ()), tmp_path / "m.onnx")
+    out = tmp_path / "out"
+    out.mkdir()
+    with subprocess.Popen([sys.executable, "-c", KILLED, tmp_path, what], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"writing\n"
+        monkeypatch.setattr(model_files, "_MOST_IN_MEMORY", 0)
+        quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=out)  # removes nothing that is in use
+        assert len(list(out.iterdir())) == 1
+        process.kill()
+    assert len(list(out.iterdir())) == 1
+    if what == "optimize":
+        optimize(tmp_path / "m.onnx", out / "m.onnx")
+    else:
+        quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=out)
+    assert {each.name for each in out.iterdir()} == ({"m.onnx", "m.onnx.data"} if what == "optimize" else set())
+
+
+def test_two_processes_at_once(tmp_path):
+    """Processes that start at the same time in one folder do not remove each other's files."""
+    apart(pair_model(weight_of(500, 40), "int8", ()), tmp_path / "m.onnx")
+    (tmp_path / "out").mkdir()
+    code = KILLED.replace("tensors.write_to = slow", "") + "\nprint('done')"
+    started = [subprocess.Popen([sys.executable, "-c", code, tmp_path, "session"], stdout=subprocess.PIPE) for _ in range(4)]
+    assert [process.communicate()[0] for process in started] == [b"done\n"] * 4
+    assert not list((tmp_path / "out").iterdir())
