@@ -84,6 +84,17 @@ def add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParse
     return parser
 
 
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="FOLDER",
+        help="keep the optimised model, and use the one that was kept, in FOLDER (default: the user's cache)",
+    )
+
+
 def add_runs(parser: argparse.ArgumentParser) -> None:
     """Add the options for the place where batches run, and for batches that fail."""
     where = parser.add_mutually_exclusive_group()

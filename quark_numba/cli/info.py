@@ -1,4 +1,4 @@
-"""The subcommand `info`: versions, the backend, threads, and the cache."""
+"""The subcommand `info`: versions, the backend, threads, and what is kept on the disk."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxrun
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("info", help="print versions, the backend in use, threads, and the cache of compiled kernels")
+    parser = commands.add_parser("info", help="print versions, the backend in use, threads, and what is kept on the disk")
     parser.set_defaults(action=_info)
-    parser.add_argument("--clear-cache", action="store_true", help="first remove the compiled kernels of all versions")
+    parser.add_argument("--clear-cache", action="store_true", help="first remove compiled kernels and models of all versions")
+    parser.add_argument("--cache", metavar="FOLDER", help="the folder of kept models (default: that of `cache=True`)")
     arguments.add_json(parser)
 
 
@@ -27,9 +28,12 @@ def _info(options: argparse.Namespace) -> int:
 
     from ..compiling import cache
     from ..ort import get_library_path
+    from ..session import kept
 
+    models = kept.folder_of(options.cache or True)
     if options.clear_cache:
         _clear_cache()
+        kept.clear(models)
     sizes = cache.sizes()
     try:
         get_library_path()
@@ -47,13 +51,19 @@ def _info(options: argparse.Namespace) -> int:
         "threads of direct calls": numba.get_num_threads(),
         "threads of a session": f"the session's own; {onnxruntime.get_device()} provider",
         "cache": str(cache.folder() or "none: no folder is writable"),
-        "kernels in the cache": f"{len(sizes)}, {sum(sizes) / 1e6:.1f} MB",
+        "kernels in the cache": _count_and_size(sizes),
+        "folder of models": str(models),
+        "models in the cache": _count_and_size([size for _, size, _ in kept.entries(models)]),
     }
     if options.json:
         print_json(facts)
     else:
         print_table("", ["", ""], [[name, str(value)] for name, value in facts.items()])
     return 0
+
+
+def _count_and_size(sizes: list[int]) -> str:
+    return f"{len(sizes)}, {sum(sizes) / 1e6:.1f} MB"
 
 
 def _clear_cache() -> None:

@@ -42,14 +42,21 @@ _BLOCK = 5
 
 
 @contextmanager
-def optimised(path: str | Path, *, backend: Backend | None = None, standard_ops: bool = False) -> Iterator[Prepared]:
-    """Yield the model as ``InferenceSession`` runs it, or would run it with this backend."""
+def optimised(
+    path: str | Path,
+    *,
+    backend: Backend | None = None,
+    standard_ops: bool = False,
+    cache: bool | str = False,
+) -> Iterator[Prepared]:
+    """Yield the model as ``InferenceSession`` runs it, or would run it with this backend. `cache` is as there."""
     options = onnxruntime.SessionOptions()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `create_session` issues the same warnings
         is_native = register(options, backend=backend, standard_ops=standard_ops) == "native"
     options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
-    with prepared(model_files.Source.open(path), options, is_native=is_native, standard_ops=standard_ops) as model:
+    read = model_files.Source.open(path)
+    with prepared(read, options, cache=cache, is_native=is_native, standard_ops=standard_ops) as model:
         yield model
 
 

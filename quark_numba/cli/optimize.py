@@ -14,7 +14,11 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("optimize", help="write a faster model with the same outputs")
     parser.set_defaults(action=_optimize)
     parser.add_argument("model", metavar="IN", help="an ONNX model")
-    parser.add_argument("out", metavar="OUT", help="the optimised model; tensors beyond 2 GiB go to OUT.data")
+    parser.add_argument(
+        "out",
+        metavar="OUT",
+        help="the optimised model; OUT.data is for tensors in files, or beyond 2 GiB",
+    )
     parser.add_argument("--keep-codes", action="store_true", help="keep constants quantized: a smaller, slower model")
     arguments.add_standard_ops(parser)
     parser.add_argument(

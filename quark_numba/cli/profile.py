@@ -19,6 +19,7 @@ def add_parser(commands: Any) -> None:
     parser = arguments.add_runner(commands, "profile", "show where the time goes, before and after the model is optimised")
     parser.set_defaults(action=_profile)
     arguments.add_standard_ops(parser)
+    arguments.add_cache(parser)
     parser.add_argument(
         "--nodes", type=arguments.positive, default=10, metavar="N", help="the number of slowest nodes to list (default: 10)"
     )
@@ -30,7 +31,7 @@ def _profile(options: argparse.Namespace) -> int:
     nodes = inventory.quantization_nodes(options.model)
     times = {}
     how = {"backend": options.backend, "standard_ops": options.standard_ops}
-    with measuring.optimised(options.model, **how) as optimised:
+    with measuring.optimised(options.model, **how, cache=options.cache) as optimised:
         for name, content in {"before": None, "after": optimised.source}.items():
             with progress(f"profiling, {name} it is optimised"):
                 times[name] = measuring.node_times(

@@ -27,6 +27,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(action=_run)
     parser.add_argument("--reference", metavar="FLOAT_MODEL", help="the float model, to compare with")
     parser.add_argument("--optimize", action="store_true", help="also time the model optimised, as `InferenceSession` runs it")
+    arguments.add_cache(parser)
     parser.add_argument("--outputs", metavar="FILE.npz", help="write the outputs, by name")
     parser.add_argument(
         "--expected",
@@ -148,7 +149,7 @@ def _measure(options: argparse.Namespace, models: list[tuple[str, list[Quantizat
                 start = time.perf_counter()
                 content = None
                 if is_optimised:
-                    optimisation = stack.enter_context(measuring.optimised(path, backend=options.backend))
+                    optimisation = stack.enter_context(measuring.optimised(path, backend=options.backend, cache=options.cache))
                     content = optimisation.source
                 sessions.append(
                     measuring.create_session(path, nodes, content=content, backend=options.backend, threads=options.threads)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
+import io
 import itertools
 import math
 import os
@@ -22,6 +21,9 @@ from ..errors import ModelError, reraise_of_signal_handler
 from . import tensors
 from .temporary import PREFIX, temporary_folder
 
+# The device, the inode, the size and the times of a file; None: there is no such file.
+State = tuple[int, ...] | None
+
 # A model as onnx or onnx-ir hold it. With onnx-ir, initializers may be in files, or be computed when they are read.
 Model = onnx.ModelProto | ir.Model
 
@@ -32,7 +34,7 @@ _MOST_BYTES = (1 << 31) - (1 << 24)
 _LARGE = 1 << 16
 
 # The most bytes of the initializers of a model that sessions are made from in memory. Larger ones are mapped from a file.
-_MOST_IN_MEMORY = 1 << 26
+MOST_IN_MEMORY = 1 << 26
 
 # In files for ONNX Runtime, tensors of more than a page begin at one: ONNX Runtime maps and releases whole pages.
 _PAGE = 1 << 12
@@ -132,11 +134,14 @@ def as_proto(model: Model) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         return model
     result = _serialized(model)
-    folders = {each.name: each.base_dir for each in _in_files(model)}
+    in_files = {each.name: each for each in _in_files(model) if each.base_dir}
     for tensor in result.graph.initializer:
-        folder = folders.get(tensor.name)
-        if folder:
-            _read(tensor, os.fspath(folder))
+        if tensor.name in in_files:
+            content = io.BytesIO()
+            tensors.write_to(in_files[tensor.name], content)
+            tensor.raw_data = content.getvalue()
+            tensor.ClearField("data_location")
+            del tensor.external_data[:]
     return result
 
 
@@ -153,6 +158,8 @@ class Source:
         The path of the model.
     leave : set of str
         Initializers that are never read, because session options replace them.
+    state : State
+        The state of the model's file before it was read.
 
     Raises
     ------
@@ -166,25 +173,33 @@ class Source:
         folder: str | os.PathLike[str] | None = None,
         path: str | os.PathLike[str] | None = None,
         leave: frozenset[str] = frozenset(),
+        state: State = None,
     ) -> None:
         name = "the model" if path is None else os.fspath(path)
         self.proto, self.path, self._folder, self._name, self._leave = proto, path, folder, name, leave
+        self._state = state
         if folder is None:
             check_is_whole(proto, leave)
             self._states = {}
         else:
-            locations = {external_data_helper.ExternalDataInfo(each).location for each in _external(proto, leave)}
-            self._states = {path: _state(path) for path in (os.path.join(folder, each) for each in locations)}
+            paths = (os.path.join(folder, each) for each in locations(proto, leave))
+            self._states = {each: state_of(each) for each in paths}
             load_tensors(proto, folder, name, leave, large=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Source:
-        return cls(load(path, external_data=False), os.path.dirname(os.path.abspath(path)), path)
+        state = state_of(path)
+        return cls(load(path, external_data=False), os.path.dirname(os.path.abspath(path)), path, state=state)
+
+    @property
+    def files(self) -> list[str]:
+        """The paths of the files of tensors."""
+        return sorted(self._states)
 
     @property
     def is_large(self) -> bool:
         """Whether its tensors are more than a model in memory may have."""
-        return sum(map(_nbytes, self.proto.graph.initializer)) > _MOST_IN_MEMORY
+        return sum(map(_nbytes, self.proto.graph.initializer)) > MOST_IN_MEMORY
 
     @property
     def is_apart(self) -> bool:
@@ -204,19 +219,25 @@ class Source:
             load_tensors(self.proto, self._folder, self._name, self._leave)
         return self.proto
 
+    def forget(self) -> None:
+        """Let go of the model, which then is no longer in memory."""
+        self.proto = onnx.ModelProto()
+
     def check(self) -> None:
-        """Raise ModelError if a file of tensors was changed since the model was read."""
-        for path, state in self._states.items():
-            if _state(path) != state:
+        """Raise ModelError if the model's file or one of tensors was changed since it was read."""
+        own = {} if self.path is None or self._state is None else {os.fspath(self.path): self._state}
+        for path, state in (own | self._states).items():
+            if state_of(path) != state:
                 raise ModelError(f"{path} was changed while it was read")
 
 
-def _state(path: str) -> tuple[int, ...] | None:
+def state_of(path: str | os.PathLike[str]) -> State:
+    """Return what changes if a file is changed; None: there is no such file."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _in_files(model: ir.Model) -> Iterator[ir.ExternalTensor]:
@@ -240,6 +261,18 @@ def check_is_whole(model: onnx.ModelProto, leave: Container[str] = ()) -> None:
 def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
     """Yield the tensors in files, except for the initializers in `leave`."""
     return filter(external_data_helper.uses_external_data, _tensors(model, leave))
+
+
+def locations(model: onnx.ModelProto, leave: Container[str] = ()) -> set[str]:
+    """Return the files of external data, without those of initializers in `leave` alone. Raise ModelError for an entry that is
+    not valid."""
+    found = set()
+    for tensor in _external(model, leave):
+        try:
+            found.add(external_data_helper.ExternalDataInfo(tensor).location)
+        except ValueError as error:
+            raise ModelError(f"tensor {tensor.name}: {error}") from None
+    return found
 
 
 def _tensors(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
@@ -274,13 +307,6 @@ def session_source(model: onnx.ModelProto, folder: str | os.PathLike[str] | None
         yield path
 
 
-def release_memory() -> None:
-    """Return unused memory to the system: models of onnx-ir are circles of objects, and the allocator keeps freed memory."""
-    gc.collect()
-    with suppress(AttributeError, OSError):  # of another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def _size(model: Model) -> int:
     """Return the number of bytes of a model; for onnx-ir those of its initializers."""
     if isinstance(model, ir.Model):
@@ -311,7 +337,7 @@ def save(model: Model, path: str | os.PathLike[str], *, apart: bool = False, che
 
 def is_large(model: ir.Model) -> bool:
     """Whether sessions are made from the model in a file, which ONNX Runtime maps, and not from its bytes."""
-    return _size(model) > _MOST_IN_MEMORY
+    return _size(model) > MOST_IN_MEMORY
 
 
 def write_apart(model: ir.Model, path: str) -> onnx.ModelProto:
@@ -367,10 +393,6 @@ def _apart(value: ir.Value) -> ir.TensorProtocol | None:
     return None if isinstance(tensor, ir.ExternalTensor) and not tensor.base_dir else tensor
 
 
-# The name of a model while its tensors are replaced.
-_BEFORE = "the model of before"
-
-
 def write(path: str | os.PathLike[str], content: bytes) -> None:
     """Write content to a file, whole or not at all, as `save` does."""
     _write(path, lambda written: Path(written).write_bytes(content))
@@ -392,15 +414,20 @@ def _write(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> N
             written = sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target))  # model after data
             targets = [os.path.realpath(os.path.join(os.path.dirname(target), each)) for each in written]
             before = [_stat(each) for each in targets]
-            if len(written) > 1 and before[-1] and before[-1].st_nlink == 1:
-                # A process that is killed here must not leave the model of before with other data.
-                os.replace(target, os.path.join(folder, _BEFORE))
+            aside: dict[str, str] = {}
             try:
+                if len(written) > 1 and all(state is None or state.st_nlink == 1 for state in before):
+                    # A process that is killed here must not leave the model of before with other data: the model goes first.
+                    for number, of_target in enumerate(reversed(targets)):
+                        if os.path.exists(of_target):
+                            aside[of_target] = os.path.join(folder, f"before {number}")
+                            os.replace(of_target, aside[of_target])
                 for each, of_target, state in zip(written, targets, before, strict=True):
                     _put(os.path.join(folder, each), of_target, state)
             except BaseException:
-                with suppress(FileNotFoundError):
-                    os.replace(os.path.join(folder, _BEFORE), target)
+                for of_target, moved in reversed(aside.items()):
+                    with suppress(FileNotFoundError):
+                        os.replace(moved, of_target)
                 raise
     except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
         reraise_of_signal_handler(error)

@@ -28,9 +28,10 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
         folder = tempfile.mkdtemp(prefix=prefix, dir=place)
         with suppress(FileNotFoundError):  # another process took it for one that was left behind
             lock = open(os.path.join(folder, _LOCK), "wb")  # noqa: SIM115  # closed below
-            if _is_locked(lock) and os.path.exists(lock.name):
+            if is_locked(lock) is not False and os.path.exists(lock.name):
                 break
             lock.close()
+            shutil.rmtree(folder, ignore_errors=True)
     try:
         inner = os.path.join(folder, "files")
         os.mkdir(inner)
@@ -48,7 +49,7 @@ def remove_left_behind(place: str | os.PathLike[str]) -> None:
         with suppress(OSError):  # on Windows: a file that its process has open
             if os.name == "posix":
                 with open(path, "r+b") as lock:
-                    if not _is_locked(lock):
+                    if is_locked(lock) is not True:
                         continue
                     shutil.rmtree(path.parent, ignore_errors=True)
             else:
@@ -56,14 +57,17 @@ def remove_left_behind(place: str | os.PathLike[str]) -> None:
                 shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def _is_locked(lock: Any) -> bool:
-    """Lock an open file, and return whether that was possible. Return True on Windows."""
+def is_locked(lock: Any, *, shared: bool = False) -> bool | None:
+    """Lock an open file, for this process alone or shared with others, and return whether that was possible; None: the file
+    system has no locks. Return True on Windows, where a file that is open cannot be removed."""
     if os.name != "posix":
         return True
     import fcntl
 
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
+    except OSError:
+        return None
     return True

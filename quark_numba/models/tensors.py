@@ -91,14 +91,15 @@ def _elements(tensor: ir.TensorProtocol) -> NDArray[Any]:
 
 
 def _read(file: Any, tensor: ir.ExternalTensor, start: int, stop: int) -> NDArray[Any]:
-    shape = tensor.shape.numpy()
+    shape, bits = tensor.shape.numpy(), tensor.dtype.bitwidth
     of_rows = with_rows(shape, stop - start)
-    size = math.prod(shape[row_axis(shape) + 1 :]) * tensor.dtype.bitwidth
-    first, count = start * size // 8, -(-math.prod(of_rows) * tensor.dtype.bitwidth // 8)
-    content = np.empty(count, np.uint8)
-    file.seek((tensor.offset or 0) + first)
+    size = math.prod(of_rows)
+    first = start * (size // max(1, stop - start))
+    before = first % 8 if bits < 8 else 0  # elements of less than a byte are read from the start of a byte on
+    content = np.empty(-(-(before + size) * bits // 8), np.uint8)
+    file.seek((tensor.offset or 0) + (first - before) * bits // 8)
     _fill(content, file, tensor)
-    return from_bytes(content, tensor.dtype.value, of_rows)
+    return from_bytes(content, tensor.dtype.value, (before + size,))[before:].reshape(of_rows)
 
 
 def _fill(content: NDArray[np.uint8], file: Any, tensor: ir.ExternalTensor) -> None:

@@ -23,9 +23,10 @@ from .graph import Graph, Left, Node, Operand, call
 
 CONSTANT = "folded: a constant"
 CODES = "quantized: constant codes"
+KEPT = "its codes are kept"
 
 # Tensors of more bytes are computed when they are read.
-_LARGE = 1 << 20
+_LARGE = 1 << 16
 
 # The outputs of nodes by operator, attributes and inputs, with the first input, whose identity is part of the key.
 Known = dict[Any, tuple[ir.TensorProtocol, Sequence[ir.TensorProtocol]]]
@@ -62,7 +63,7 @@ def _compute(graph: Graph, node: Node, known: Known) -> None:
             codes = graph.tensor(node.x)
             assert codes is not None
             graph.make_constant(quantize, (codes,), CODES)
-        raise Left("its codes are kept")
+        raise Left(KEPT)
     graph.make_constant(node, outputs, CONSTANT)
 
 
@@ -112,11 +113,13 @@ def _lazily(
     """Return the output of a node as a tensor that is computed when it is read. None: it is small, or it is not known how its
     rows are computed apart. Raise Left if the node is not valid."""
     shape = x.shape.numpy()
-    if x.nbytes <= _LARGE or not isinstance(meaning, (Affine, BlockRoundTrip)):
+    if x.size * 4 <= _LARGE or not isinstance(meaning, (Affine, BlockRoundTrip)):  # a float has at most 4 bytes
         return None
     axis, block = meaning.axis % len(shape) if len(shape) > 1 else 0, meaning.block_size
     if not block and any(each is not None and len(each.shape) > 1 and each.size > 1 for each in others):
         return None
+    x_type = find(x.dtype.value)
+    assert x_type
     known = [None if each is None else Tensor(find(each.dtype.value), each.shape.numpy()) for each in (x, *others)]
     try:
         (inferred,) = node.operator.infer(known, node.attributes)
@@ -140,9 +143,21 @@ def _lazily(
 
     unit = math.lcm(block if block and is_axis else 1, x.unit if isinstance(x, ComputedTensor) else 1)
     y = ComputedTensor(open_rows, inferred.element_type, shape, unit)
-    with open_rows() as rows:  # whether the node is valid shows in its first rows
+    # Whether the node is valid shows in its first rows and, as far as that depends on values of the parameters, in one element
+    # for each of those along the axis.
+    with open_rows() as rows:
         first = rows(*next(spans(y)))
+    few = [length if each == axis else 1 for each, length in enumerate(shape)]
+    call(node, [np.zeros(few, x_type.dtype), *(_few(each, axis, len(shape)) for each in others)])
     return y if find(first.dtype) is inferred.element_type else None
+
+
+def _few(tensor: ir.TensorProtocol | None, axis: int, rank: int) -> NDArray[Any] | None:
+    """Return the parameters of the first index of each axis except for their own."""
+    array = None if tensor is None else array_of(tensor)
+    if array is None or array.ndim != rank or array.ndim < 2:
+        return array
+    return array[tuple(slice(None) if each == axis else slice(1) for each in range(rank))]
 
 
 def _parameters(
@@ -152,6 +167,8 @@ def _parameters(
     whether it is the axis of the parameters."""
     if tensor is None:
         return lambda start, stop: None
+    if isinstance(tensor, ComputedTensor):  # its own rows may be computable in other numbers only
+        tensor = in_memory(array_of(tensor))
     rows, shape = files.enter_context(opened(tensor)), tensor.shape.numpy()
     size = shape[row_axis(shape)] if shape else 1
     if tensor.size == 1 or not (is_axis or block):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime
 
 from ..errors import reraise_of_signal_handler
-from ..models.model_files import LEAST_APART, session_source
+from ..models.model_files import LEAST_APART, MOST_IN_MEMORY, session_source
 from ..models.temporary import temporary_folder
 from ..region.key import OPERANDS
 from .graph import Graph, skeleton
@@ -33,14 +35,31 @@ def fused_values(graph: Graph) -> dict[str, str]:
     model, it may fuse any elementwise node, so all their outputs are returned.
     """
     of_weights = {value.name for node in graph.model.graph if node.op_type in _OF_WEIGHTS for value in node.inputs[1:] if value}
-    before = skeleton(graph, frozenset(name for name in of_weights if name), standard_ops=graph.standard_ops, hide_shapes=True)
+    initializers = graph.model.graph.initializers
+    zeros = {name: initializers[name].const_value for name in of_weights if name and name in initializers}
+    sizes = [tensor.nbytes for tensor in zeros.values() if tensor is not None]
+    in_file = sum(sizes) > MOST_IN_MEMORY
+    before = skeleton(
+        graph,
+        frozenset(zeros),
+        standard_ops=graph.standard_ops,
+        hide_shapes=True,
+        file="zeros" if in_file else None,
+    )
     # ONNX Runtime removes an Identity without fusing it into anything.
     nodes = (node for node in before.graph.node if _is_elementwise(node) and node.op_type != "Identity")
     elementwise = [name for node in nodes for name in node.output]
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
-        after = optimised_by_onnx_runtime(before, options)
+        with temporary_folder() if in_file else nullcontext("") as folder:
+            source: onnx.ModelProto | str = before
+            if in_file:
+                source = os.path.join(folder, "model.onnx")
+                with open(os.path.join(folder, "zeros"), "wb") as file:
+                    file.truncate(max(sizes))  # which takes no room
+                Path(source).write_bytes(before.SerializeToString())
+            after = optimised_by_onnx_runtime(source, options)
     except Exception as error:
         reraise_of_signal_handler(error)
         return dict.fromkeys(elementwise, f"{UNKNOWN}: {str(error).splitlines()[0]}")

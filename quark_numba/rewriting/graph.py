@@ -117,6 +117,7 @@ class Graph:
         self._computed: dict[ir.Value, ir.TensorProtocol] = {}  # of values that were computed from constants
         self._arrays: dict[ir.Value, NDArray[Any]] = {}  # copies of small tensors
         self._constants: dict[Any, ir.Value] = {}  # made from tensors, by graph and tensor
+        self._loose: dict[ir.Value, None] = {}  # initializers that removed nodes used, in order
         self._names: set[str | None] | None = None
         self._inferred: dict[ir.Value, Inferred] | None = None
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
@@ -343,16 +344,24 @@ class Graph:
             self._arrays.pop(value, None)
             self._computed.pop(value, None)
         for value in inputs:
-            if value.uses() or value.is_graph_output() or value.is_graph_input():
-                continue
             producer = value.producer()
-            if value.is_initializer() and value.graph and value.name:
-                del value.graph.initializers[value.name]
-            elif producer and producer.graph and producer in self._nodes:
+            if value.is_initializer():
+                self._loose[value] = None
+            elif producer is None or producer.graph is None or value.uses() or value.is_graph_output():
+                continue
+            elif producer in self._nodes:
                 if not any(output.uses() or output.is_graph_output() for output in producer.outputs):
                     self.remove(self._nodes[producer], what)
-            elif producer and producer.graph and producer.op_identifier() == ("", "Constant", ""):
+            elif producer.op_identifier() == ("", "Constant", ""):
                 self._remove(producer, what)
+
+    def sweep(self) -> None:
+        """Remove the initializers that only removed nodes used. Nodes may share them by the thousands, and `uses` makes a list
+        each time, so that this is done once for a pass."""
+        for value in self._loose:
+            if not (value.uses() or value.is_graph_output() or value.is_graph_input()) and value.graph and value.name:
+                del value.graph.initializers[value.name]
+        self._loose.clear()
 
     def unused_name(self, name: str) -> str:
         """Return a name that no value of the model has: `name` and a number."""
@@ -395,11 +404,16 @@ def inferred_values(graph: Graph) -> dict[ir.Value, Inferred]:
 
 
 def skeleton(
-    graph: Graph, zeros: frozenset[str] = frozenset(), *, standard_ops: bool = True, hide_shapes: bool = False
+    graph: Graph,
+    zeros: frozenset[str] = frozenset(),
+    *,
+    standard_ops: bool = True,
+    hide_shapes: bool = False,
+    file: str | None = None,
 ) -> onnx.ModelProto:
     """Return the main graph with stand-ins for the package's nodes, and without the values of large initializers. Large
     initializers named in `zeros` are 0, the others become graph inputs. With `hide_shapes`, no more shapes are known than
-    ONNX Runtime knows in the model."""
+    ONNX Runtime knows in the model. With `file`, the zeros are in the file of that name."""
     model = graph.model
     result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     result.opset_import.extend(helper.make_opsetid(*each) for each in model.opset_imports.items())
@@ -412,9 +426,13 @@ def skeleton(
         if tensor is not None and tensor.nbytes <= _MOST_COPIED:
             to.initializer.append(ir.serde.serialize_tensor(tensor))
         elif tensor is not None and name in zeros:
-            to.initializer.add(
-                name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy(), raw_data=bytes(tensor.nbytes)
-            )
+            added = to.initializer.add(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
+            if file is None:
+                added.raw_data = bytes(tensor.nbytes)
+            else:
+                added.data_location = onnx.TensorProto.EXTERNAL
+                for entry, of_file in {"location": file, "offset": 0, "length": tensor.nbytes}.items():
+                    added.external_data.add(key=entry, value=str(of_file))
         elif not value.is_graph_input():
             to.input.append(ir.serde.serialize_value(value))
     types = {}

@@ -12,11 +12,11 @@ import onnx
 
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
-from . import constants, functions, pairs, regions, round_trips, standard_operators
+from . import constants, functions, gathers, pairs, regions, round_trips, standard_operators
 from .graph import Graph
 
 # The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
-PASSES = (standard_operators, constants, round_trips, pairs, regions)
+PASSES = (standard_operators, constants, gathers, round_trips, pairs, regions)
 
 
 @overload
@@ -113,10 +113,16 @@ class Optimized:
     @property
     def model(self) -> onnx.ModelProto:
         """The model with all its tensors."""
-        return model_files.as_proto(self.rewritten)
+        result = model_files.as_proto(self.rewritten)
+        self.source.check()
+        return result
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model, which may lose its tensors. Raise ModelError if it cannot be written."""
+        target = os.path.realpath(path)
+        is_same = self.source.path is not None and os.path.realpath(self.source.path) == target
+        if not is_same and f"{target}.data" in map(os.path.realpath, self.source.files):
+            raise ModelError(f"{target}.data has tensors of the original model; expected another name for the optimised one")
         model_files.save(self.rewritten, path, apart=self.source.is_apart, check=self.source.check)
 
 
@@ -154,6 +160,7 @@ def optimized(
         graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops, regions=regions, replaced=replaced)
         for each in PASSES:
             each.rewrite(graph)
+            graph.sweep()
         return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left)
     except ModelError:
         raise

@@ -32,7 +32,7 @@ from .blocks import NCHWC, block_size
 
 # The entries of session options that change ONNX Runtime's optimisations.
 _DISABLED_OPTIMIZERS = "session.disable_specified_optimizers"
-_ENTRIES = (
+ENTRIES = (
     "optimization.enable_cast_chain_elimination",
     "optimization.enable_gelu_approximation",
     "optimization.minimal_build_optimizations",
@@ -129,7 +129,7 @@ def _optimised(
     """Return the model as ONNX Runtime optimises it before it lays out tensors, with the shapes that it knows. Of a path, the
     large tensors of the result are in a file beside it."""
     own = onnxruntime.SessionOptions()  # so that other sessions do not see the changes
-    for name in _ENTRIES:
+    for name in ENTRIES:
         value = entry(options, name)
         if value is not None:
             own.add_session_config_entry(name, value)

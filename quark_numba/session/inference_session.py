@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
+from ..compiling import memory
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
 from ..ort import entry, register
@@ -37,11 +38,17 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimisations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimisations.
     keep_codes : bool
-        As in `optimize`: constants stay quantized in memory, and are dequantized in every run.
+        As in `optimize`: constants stay quantized in memory, and are dequantized in every run. This also sets
+        ``sess_options.enable_mem_pattern`` to False.
     temporary_folder : path, optional
         Where the files of a model with more than 64 MB of tensors are written, from which ONNX Runtime maps them. Default:
         Python's folder for temporary files, which the environment variable TMPDIR sets. Except on Windows the files are
         removed as soon as the session has opened them; their room on the disk is free when the session is gone.
+    cache : bool or path
+        Whether to keep what the session loads for later sessions of the same model, in the user's cache (True) or in a folder.
+        It is as large as the model's weights. It is found by a digest of the model's files, the options, the processor and the
+        versions, and made again if it is damaged. The models used least recently are removed beyond 64 GB, or the gigabytes in
+        the environment variable QUARK_NUMBA_CACHE_GB. ``quark-numba info`` lists the folder.
     providers, provider_options, named
         As in ``onnxruntime.InferenceSession``.
 
@@ -49,6 +56,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     ------
     ModelError
         If it is not an ONNX model, a tensor cannot be read, or the temporary folder has not enough room.
+    ValueError
+        If `cache` is set for a model without a path.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well, for instance if the file does not exist.
     """
@@ -64,17 +73,22 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         blocked_layout: bool = True,
         keep_codes: bool = False,
         temporary_folder: str | os.PathLike[str] | None = None,
+        cache: bool | str | os.PathLike[str] = False,
         **named: Any,
     ) -> None:
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         backend = register(options, standard_ops=standard_ops)
-        how = {"standard_ops": standard_ops, "blocked_layout": blocked_layout, "keep_codes": keep_codes, **named}
-        how |= {"folder": temporary_folder, "is_native": backend == "native"}
+        if keep_codes:  # a plan of memory would set aside room for the floats of all weights twice
+            options.enable_mem_pattern = False
+        how: dict[str, Any] = {"standard_ops": standard_ops, "blocked_layout": blocked_layout, "keep_codes": keep_codes}
+        how |= {"is_native": backend == "native", "folder": temporary_folder, "cache": cache, **named}
+        self._options = options
         self._make: Any = lambda providers: _source(path_or_bytes, options, providers, **how)
         with contextlib.ExitStack() as files:
             source = files.enter_context(self._make(providers))
-            super().__init__(source, options, providers, provider_options, **named)
             self._has_files = source != path_or_bytes and isinstance(source, str)
+            with _of_files(source, options) if self._has_files else contextlib.nullcontext():
+                super().__init__(source, options, providers, provider_options, **named)
             if self._has_files and not isinstance(path_or_bytes, (str, os.PathLike)):
                 self._make = None  # which would keep the model in memory
             # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they
@@ -96,27 +110,45 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             raise RuntimeError("the session was made from a large model in memory, and does not keep it; make a new session")
         with contextlib.ExitStack() as files:
             self._model_path = files.enter_context(self._make(providers))
-            super().set_providers(providers, provider_options)
+            with _of_files(self._model_path, self._options):
+                super().set_providers(providers, provider_options)
             self._files = files.pop_all() if os.name == "nt" else None
 
 
 @contextlib.contextmanager
-def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, *, is_native: bool, **how: Any) -> Iterator[Any]:
-    """Yield what ONNX Runtime makes the session from."""
+def _of_files(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
+    """While ONNX Runtime opens a model of this package, let the entry for the folder of tensors, if it is set, name that of the
+    model. Return unused memory to the system before and after."""
+    folder = entry(options, _TENSORS_FOLDER)
+    try:
+        if folder:
+            options.add_session_config_entry(_TENSORS_FOLDER, os.path.dirname(path))
+        with memory.released():
+            yield
+    finally:
+        if folder:
+            options.add_session_config_entry(_TENSORS_FOLDER, folder)
+
+
+@contextlib.contextmanager
+def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **how: Any) -> Iterator[Any]:
+    """Yield what ONNX Runtime makes the session from: the source itself, bytes, or a path that exists within the context."""
     if _is_for_onnx_runtime_alone(source, options):
         yield source
         return
+    is_path = isinstance(source, (str, os.PathLike))
+    state = model_files.state_of(source) if is_path else None
     model, folder, path = _model(source), entry(options, _TENSORS_FOLDER), None
     outside = initializers.in_place_of_files(model, options)
-    if isinstance(source, (str, os.PathLike)):
+    if is_path:
         folder, path = os.path.dirname(os.path.abspath(source)), source
     elif folder and model is source:
         model = onnx.ModelProto()
         model.CopyFrom(source)
-    read = model_files.Source(model, folder or None, path, outside)
+    read = model_files.Source(model, folder or None, path, outside, state)
     replaced = initializers.replaced(model, options, outside)
     del model
-    with prepared(read, options, providers, replaced=replaced, is_native=is_native, **how) as made:
+    with prepared(read, options, providers, replaced=replaced, **how) as made:
         del read
         yield source if made.source is None else made.source
 

@@ -17,8 +17,10 @@ import onnxruntime
 from ..catalog import OPERATORS
 from ..models import model_files
 from ..models.temporary import temporary_folder
+from ..ort import entry
 from ..rewriting.optimize import optimized
-from .blocked_layout import BlockedModel, blocked, has_regions
+from . import kept
+from .blocked_layout import ENTRIES, BlockedModel, blocked, has_regions
 from .blocked_nodes import REGION
 
 
@@ -39,6 +41,11 @@ class Prepared:
         left = [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(self.left.items())]
         return {"regions_in_blocked_layout": self.blocked_regions, "left": left}
 
+    @classmethod
+    def of_json(cls, source: bytes | str | None, content: dict[str, Any]) -> Prepared:
+        left = {(each["operator"], each["why"]): each["nodes"] for each in content["left"]}
+        return cls(source, content["regions_in_blocked_layout"], Counter(left))
+
 
 @contextmanager
 def prepared(
@@ -46,25 +53,82 @@ def prepared(
     options: onnxruntime.SessionOptions,
     providers: Any = None,
     *,
+    cache: bool | str | os.PathLike[str] = False,
+    folder: str | os.PathLike[str] | None = None,
+    replaced: frozenset[str] = frozenset(),
+    **how: Any,
+) -> Iterator[Prepared]:
+    """Yield a model for sessions with these options.
+
+    Parameters
+    ----------
+    read, options, providers
+        The model, and the arguments of the session.
+    cache
+        As in ``InferenceSession``.
+    folder
+        The place of temporary folders for the files of large models.
+    replaced
+        The initializers that the options replace.
+    how
+        The arguments of `_made`, and others of the session.
+
+    Raises
+    ------
+    ValueError
+        If `cache` is set for a model without a path.
+    """
+    if not cache:
+        with _made(read, options, providers, folder=folder, replaced=replaced, **how) as made:
+            yield made
+        return
+    if read.path is None:
+        raise ValueError("cache is set, but the model has no path; expected the path of a model")
+    place = kept.folder_of(cache)
+    of_options = {
+        **{name: repr(value) for name, value in how.items()},
+        "providers": repr(providers or ["CPUExecutionProvider"]),
+        "replaced": sorted(replaced),
+        "level": str(options.graph_optimization_level),
+        "path": options.optimized_model_filepath,
+        "entries": {name: entry(options, name) for name in ENTRIES},
+    }
+
+    @contextmanager
+    def make() -> Iterator[tuple[bytes | str | None, dict[str, Any]]]:
+        with _made(read, options, providers, folder=place, replaced=replaced, **how) as made:
+            yield made.source, made.json() | {"original": os.path.abspath(read.path or "")}
+
+    with kept.kept(place / kept.key(place, [read.path, *read.files], of_options), make) as found:
+        yield Prepared.of_json(*found)
+
+
+@contextmanager
+def _made(
+    read: model_files.Source,
+    options: onnxruntime.SessionOptions,
+    providers: Any,
+    *,
     is_native: bool,
     standard_ops: bool = False,
     keep_codes: bool = False,
     blocked_layout: bool = True,
-    replaced: frozenset[str] = frozenset(),
-    folder: str | os.PathLike[str] | None = None,
+    replaced: frozenset[str],
+    folder: str | os.PathLike[str] | None,
     **named: Any,
 ) -> Iterator[Prepared]:
-    """Yield a model for sessions with these options. `replaced` are the initializers that the options replace. Files of large
-    models are written to a temporary folder in `folder`."""
+    """Yield a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are those
+    of `prepared` and of ``InferenceSession``."""
+    uses_blocks = blocked_layout and is_native and not replaced
+    changes = not is_optimised(read.proto)
     model: model_files.Model
     left = Counter[tuple[str, str]]()
-    changes = not is_optimised(read.proto)
-    if changes:
+    if changes or read.is_large:
         result = optimized(read, standard_ops=standard_ops, keep_codes=keep_codes, regions=is_native, replaced=replaced)
         model, left, changes = result.rewritten, result.left, bool(result.done)
+        del result
     else:
-        model = read.lazy() if read.is_large else read.whole()
-    uses_blocks = blocked_layout and is_native and not replaced
+        model = read.whole()
     if not changes and read.path and not (uses_blocks and has_regions(model)):
         yield Prepared(None, left=left)
         return
@@ -74,17 +138,18 @@ def prepared(
         path = os.path.join(place, "model.onnx") if is_large else None
         proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
         read.check()
+        read.forget()
         del model
         found = blocked(proto, options, path=path, **of_blocks) if uses_blocks else BlockedModel(None, 0, Counter())
         proto = found.model or proto
         if path and found.model:
+            for each in (path, f"{path}.data", os.path.join(place, "optimised.onnx")):
+                os.remove(each)
             path = os.path.join(place, "blocked.onnx")
             Path(path).write_bytes(proto.SerializeToString())
         left += Counter({(REGION.full_name, f"not in the blocked layout: {why}"): count for why, count in found.left.items()})
         with nullcontext(path) if path else model_files.session_source(proto, folder) as source:
             del proto
-            if path:
-                model_files.release_memory()
             yield Prepared(source, found.kept, left)
 
 

@@ -241,7 +241,7 @@ def test_models_in_onnx_runtimes_own_format(tmp_path):
 
 def test_providers_of_a_large_model(monkeypatch, tmp_path):
     """ONNX Runtime reads the files again when providers are set."""
-    monkeypatch.setattr(model_files, "_MOST_IN_MEMORY", 10)
+    monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
     onnx.save(constant_model(), tmp_path / "m.onnx")
     session = quark_numba.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     session.set_providers(["CPUExecutionProvider"])
@@ -257,7 +257,7 @@ def test_providers_of_a_large_model(monkeypatch, tmp_path):
 @pytest.mark.parametrize("given", [True, False])
 def test_the_files_of_a_large_model(monkeypatch, tmp_path, given):
     """They are removed as soon as the session has opened them; on Windows, with the session."""
-    monkeypatch.setattr(model_files, "_MOST_IN_MEMORY", 10)
+    monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
     if not given:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     w = numpy_helper.from_array(np.ones((100, 1000), np.float32), "w")  # large enough to be read in place

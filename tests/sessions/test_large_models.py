@@ -28,7 +28,7 @@ DOMAIN = "com.amd.quark"
 @pytest.fixture
 def is_large(monkeypatch):
     """Every model is large, and its tensors have many parts."""
-    monkeypatch.setattr(model_files, "_MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 0)
     monkeypatch.setattr(model_files, "_LARGE", model_files.LEAST_APART)
     monkeypatch.setattr(constants, "_LARGE", 0)
     monkeypatch.setattr(tensors, "_PART", 1 << 6)
@@ -144,6 +144,40 @@ MODELS_OF_ONE_WEIGHT = {
 }
 
 
+def codes_model(element_type, shape, scale_shape, axis, block_size=0, zeros=None, scale_nodes=(), scales=()):
+    """Return a model of y = DequantizeLinear(c, s, z) of ONNX. The scales may be computed by nodes."""
+    row, rng = find(element_type), np.random.default_rng(11)
+    codes = rng.integers(0, 2**row.bits, shape).astype(np.uint8)
+    codes = codes.view(row.dtype) if row.bits <= 8 else codes.astype(row.dtype)
+    zero_point = np.zeros(scale_shape, row.dtype) if zeros is None else zeros.astype(row.dtype)
+    attributes = {"axis": axis} | ({"block_size": block_size} if block_size else {})
+    nodes = [
+        *scale_nodes,
+        helper.make_node("DequantizeLinear", ["c", "s", "z"], ["d"], **attributes),
+        helper.make_node("Add", ["d", "x"], ["y"]),
+    ]
+    scale = numpy_helper.from_array(np.exp2(rng.integers(-3, 3, scale_shape)).astype(np.float32), "s")
+    initializers = [to_tensor_proto(codes, "c"), *(scales or [scale]), to_tensor_proto(zero_point, "z")]
+    return model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, opset=25, domains=["", DOMAIN])
+
+
+def computed_scales():
+    """Return a model whose scales are in blocks of seven rows themselves."""
+    node = helper.make_node("MXQuantizeDequantize", ["t"], ["s"], domain=DOMAIN, axis=0, block_size=7)
+    scales = [numpy_helper.from_array(np.abs(weight_of(37, 12)) + 1, "t")]
+    return codes_model("int8", (37, 96), (37, 12), 1, 8, scale_nodes=[node], scales=scales)
+
+
+MODELS_OF_ONE_WEIGHT |= {
+    "codes of two bits": lambda: codes_model("uint2", (37, 5, 3), (37,), 0),
+    "codes of four bits": lambda: codes_model("int4", (37, 15), (37,), 0),
+    "zero points of four bits": lambda: codes_model("int4", (96, 15), (3, 15), 0, 32, zeros=np.arange(45).reshape(3, 15) % 7),
+    "an odd block of four bits": lambda: codes_model("uint4", (37, 15), (8, 15), 0, 5, zeros=np.arange(120).reshape(8, 15) % 7),
+    "one dimension of four bits": lambda: codes_model("int4", (997,), (200,), 0, 5),
+    "computed scales": computed_scales,
+}
+
+
 @pytest.mark.parametrize("keep_codes", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("kind", list(MODELS_OF_ONE_WEIGHT))
 @pytest.mark.covering
@@ -159,6 +193,73 @@ def test_parts_of_a_weight(kind, keep_codes, tmp_path, request):
     assert [each.name for each in found.graph.initializer] == [each.name for each in whole.graph.initializer]
     for one, other in zip(found.graph.initializer, whole.graph.initializer, strict=True):
         assert (one.data_type, one.dims, one.raw_data) == (other.data_type, other.dims, other.raw_data)
+
+
+def test_a_node_that_is_not_valid_in_a_late_row_stays(is_large):
+    zeros = np.zeros(4000)
+    zeros[-1] = 1  # int32 has no zero point other than 0
+    before = codes_model("int32", (4000, 9), (4000,), 0, zeros=zeros)
+    after = optimize(before, standard_ops=True)
+    assert [node.op_type for node in after.graph.node] == ["DequantizeLinear", "Add"]
+
+
+def test_the_folder_of_tensors_in_the_options(tmp_path, is_large):
+    """ONNX Runtime looks for this package's files in their own folder, although the options name that of the model's."""
+    before = MODELS_OF_ONE_WEIGHT["per tensor"]()
+    onnx.save(before, tmp_path / "m.onnx", save_as_external_data=True, location="model.onnx.data")
+    for source in (tmp_path / "m.onnx", (tmp_path / "m.onnx").read_bytes()):
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(tmp_path))
+        session = quark_numba.InferenceSession(source, options)
+        expected = quark_numba.InferenceSession(tmp_path / "m.onnx")
+        for _ in range(2):
+            outputs = [each.run(None, {"x": np.zeros((), np.float32)})[0] for each in (session, expected)]
+            assert outputs[0].tobytes() == outputs[1].tobytes()
+            if not isinstance(source, bytes):
+                session.set_providers(["CPUExecutionProvider"])
+        folder = options.get_session_config_entry("session.model_external_initializers_file_folder_path")
+        assert folder == str(tmp_path)
+
+
+def test_a_target_that_has_tensors_of_the_original(tmp_path, is_large):
+    onnx.save(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "a.onnx", save_as_external_data=True, location="b.onnx.data")
+    content = (tmp_path / "b.onnx.data").read_bytes()
+    with pytest.raises(ModelError, match=r"b\.onnx\.data has tensors of the original model; expected another name"):
+        optimize(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert (tmp_path / "b.onnx.data").read_bytes() == content
+    optimize(tmp_path / "a.onnx", tmp_path / "a.onnx")
+    assert arrays_of(tmp_path / "a.onnx").keys() == {"d"}
+
+
+@pytest.mark.parametrize(("key", "value"), [("offset", "-5"), ("offset", "x"), ("length", "-1")])
+def test_entries_that_are_not_valid(tmp_path, key, value):
+    before = MODELS_OF_ONE_WEIGHT["per tensor"]()
+    apart(before, tmp_path / "m.onnx")
+    before = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    for each in before.graph.initializer[0].external_data:
+        if each.key == key:
+            each.value = value
+    (tmp_path / "m.onnx").write_bytes(before.SerializeToString())
+    for use in (optimize, quark_numba.InferenceSession):
+        with pytest.raises(ModelError, match="tensor w: "):
+            use(tmp_path / "m.onnx")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="it has no flock")
+def test_a_file_system_without_locks(tmp_path, is_large, monkeypatch):
+    import fcntl
+
+    def flock(*arguments):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "m.onnx")
+    for _ in range(2):
+        optimize(tmp_path / "m.onnx", tmp_path / "out" / "m.onnx") if (tmp_path / "out").exists() else (
+            tmp_path / "out"
+        ).mkdir()
+        quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=tmp_path / "out", cache=tmp_path / "cache")
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["m.onnx", "m.onnx.data"]
 
 
 def test_equal_nodes_on_one_weight_are_folded_once(tmp_path, is_large):
@@ -185,17 +286,44 @@ def test_equal_nodes_on_one_weight_are_folded_once(tmp_path, is_large):
 # Files that change, disks that fill up, processes that are killed.
 
 
+def test_models_that_are_not_rewritten(tmp_path, is_large):
+    """A file with nothing to rewrite is loaded by ONNX Runtime itself. In memory it may have what onnx-ir would lose."""
+    plain = model(
+        [helper.make_node("Add", ["w", "x"], ["y"])],
+        [("x", "float32", [])],
+        ["y"],
+        initializers=[numpy_helper.from_array(weight_of(*W), "w")],
+        domains=[],
+    )
+    apart(plain, tmp_path / "m.onnx")
+    session = quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=tmp_path / "missing")
+    assert session._model_path == str(tmp_path / "m.onnx")
+    values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
+    indices = numpy_helper.from_array(np.array([1, 3]), "indices")
+    plain = onnx.load(tmp_path / "m.onnx")
+    plain.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [5]))
+    plain.graph.node.append(helper.make_node("Identity", ["sparse"], ["z"]))
+    plain.graph.output.append(helper.make_empty_tensor_value_info("z"))
+    session = quark_numba.InferenceSession(plain)
+    assert session.run(["z"], {"x": np.zeros((), np.float32)})[0].tolist() == [0, 1, 0, 1, 0]
+
+
 def test_a_file_that_is_changed_while_it_is_read(tmp_path, is_large, monkeypatch):
     apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "m.onnx")
     (tmp_path / "out.onnx").write_bytes(b"before")
-    write_to = tensors.write_to
 
-    def changed(tensor, file):
-        write_to(tensor, file)
-        os.utime(tmp_path / "weights", ns=(1, 1))
+    def then_changing(read):
+        def changed(*arguments):
+            found = read(*arguments)
+            os.utime(tmp_path / "weights", ns=(1, 1))
+            return found
 
-    monkeypatch.setattr(tensors, "write_to", changed)
+        return changed
+
+    for name in ("write_to", "array_of"):
+        monkeypatch.setattr(tensors, name, then_changing(getattr(tensors, name)))
     for use in (
+        lambda: optimize(tmp_path / "m.onnx"),
         lambda: optimize(tmp_path / "m.onnx", tmp_path / "out.onnx"),
         lambda: quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=tmp_path),
     ):
@@ -253,7 +381,7 @@ import sys, time
 from quark_numba.models import model_files, tensors
 from quark_numba.rewriting import constants
 import quark_numba
-model_files._MOST_IN_MEMORY = 0
+model_files.MOST_IN_MEMORY = 0
 write_to = tensors.write_to
 
 def slow(tensor, file):
@@ -277,7 +405,7 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(what, tmp_path, mon
     out.mkdir()
     with subprocess.Popen([sys.executable, "-c", KILLED, tmp_path, what], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"writing\n"
-        monkeypatch.setattr(model_files, "_MOST_IN_MEMORY", 0)
+        monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 0)
         quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=out)  # removes nothing that is in use
         assert len(list(out.iterdir())) == 1
         process.kill()

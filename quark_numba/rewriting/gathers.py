@@ -1,0 +1,71 @@
+"""With kept codes, gather rows of codes instead of rows of floats.
+
+A dequantize node behind a Gather computes only the rows that were gathered, and not a whole table of embeddings. Each element
+is computed from its own code, so that the bits are the same."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..declaration import Affine
+from ..element_types import BFLOAT16, FLOAT16, find
+from .constants import KEPT
+from .graph import Graph, Node, copy_metadata
+
+MOVED = "moved: behind the Gather of its rows"
+
+
+def rewrite(graph: Graph) -> None:
+    if graph.keep_codes:
+        for node in graph.nodes():
+            if graph.reasons.get(node) == KEPT:
+                _move(graph, node)
+
+
+def _has_gather(graph: Graph, number: int) -> bool:
+    """Whether Gather of the model's opset takes an element type, given by its number. ONNX Runtime's takes no packed ones."""
+    codes = find(number)
+    if codes is None or codes.bits < 8:
+        return False
+    return codes.is_integer or codes is FLOAT16 or (codes is BFLOAT16 and graph.model.opset_imports.get("", 0) >= 13)
+
+
+def _move(graph: Graph, node: Node) -> None:
+    uses = node.y.uses()
+    if len(uses) != 1 or node.y.is_graph_output():
+        return
+    ((gather, index),) = uses
+    meaning, codes = graph.meaning(node), graph.tensor(node.x)
+    assert isinstance(meaning, Affine)
+    assert codes is not None
+    is_plain = gather.op_identifier() == ("", "Gather", "") and gather.graph is node.node.graph and index == 0
+    if not is_plain or len(gather.inputs) != 2 or not _has_gather(graph, codes.dtype.value) or meaning.block_size:
+        return
+    along = gather.attributes.get_int("axis", 0) % max(1, len(codes.shape))
+    attributes = dict(node.node.attributes)
+    scale = graph.tensor(meaning.scale.value)
+    if scale is None:
+        return
+    if scale.size != 1:
+        axis = meaning.axis % len(codes.shape)
+        if axis <= along:
+            return
+        # Counted from the end, the axis is the same behind the Gather, whatever the rank of the indices.
+        attributes["axis"] = ir.AttrInt64("axis", axis - len(codes.shape))
+    rows = ir.Value(name=graph.unused_name(f"{node.x.name}_rows"), type=ir.TensorType(codes.dtype))
+    of_codes = ir.node("Gather", [node.x, gather.inputs[1]], outputs=[rows], name=gather.name)
+    of_codes.attributes.update(gather.attributes)
+    behind = ir.node(node.node.op_type, [rows, *node.node.inputs[1:]], domain=node.node.domain, outputs=[ir.Value()])
+    behind.name = node.node.name
+    behind.attributes.update(attributes)
+    for old, new in ((gather, of_codes), (node.node, behind), (gather.outputs[0], behind.outputs[0])):
+        copy_metadata(old, new)
+    of_graph = node.node.graph
+    assert of_graph
+    pair = list(behind.outputs)
+    ir.convenience.replace_nodes_and_values(of_graph, gather, [gather], [of_codes, behind], [gather.outputs[0]], pair)
+    graph.remove(node, MOVED)
+    graph.find(behind)
+    moved = graph.node(behind)
+    if moved:
+        graph.reasons[moved] = KEPT

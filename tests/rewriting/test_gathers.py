@@ -1,0 +1,97 @@
+"""With kept codes, dequantize nodes move behind the Gather that takes rows of their constants."""
+
+import numpy as np
+import pytest
+from onnx import helper
+from onnx_models import model
+from rewritten_models import DQ, Q, assert_same_values, constant, operators
+
+from quark_numba import to_tensor_proto
+from quark_numba.element_types import find
+from quark_numba.rewriting.gathers import MOVED
+from quark_numba.rewriting.optimize import optimized
+
+pytestmark = pytest.mark.compiled
+
+TABLE = np.random.default_rng(50).normal(0, 2, (5, 6, 7)).astype(np.float32)
+
+
+def table_model(scale, gather_axis=0, axis=0, indices=((0, -1), (4, 2)), element_type=np.int8, others=(), outputs=("y",)):
+    attributes = {"axis": axis}
+    nodes = [
+        helper.make_node(Q, ["t", "s", "z"], ["q"], domain="com.amd.quark", **attributes),
+        helper.make_node(DQ, ["q", "s", "z"], ["d"], domain="com.amd.quark", **attributes),
+        helper.make_node("Gather", ["d", "i"], ["g"], axis=gather_axis),
+        helper.make_node("Add", ["g", "x"], ["y"]),
+        *others,
+    ]
+    initializers = [
+        constant("t", TABLE),
+        constant("s", scale, np.float32),
+        constant("z", np.ones(np.shape(scale)), element_type),
+    ]
+    feeds = {"i": np.array(indices, np.int64), "x": np.float32(1)}
+    values = [("i", "int64", np.shape(indices)), ("x", "float32", [])]
+    return model(nodes, values, list(outputs), initializers=initializers), feeds
+
+
+CASES = [
+    (0.25, 0, 0, ((0, -1), (4, 2))),
+    (0.25, 1, 0, 3),
+    (0.25, -1, 0, (6, 0, 0)),
+    (np.linspace(0.1, 1, 6), 0, 1, ((0, -1), (4, 2))),
+    (np.linspace(0.1, 1, 7), 0, -1, 3),
+    (np.linspace(0.1, 1, 7), 1, 2, ((5,),)),
+]
+
+
+@pytest.mark.parametrize(("scale", "gather_axis", "axis", "indices"), CASES)
+def test_rows_of_codes_are_gathered(scale, gather_axis, axis, indices):
+    before, feeds = table_model(scale, gather_axis, axis, indices)
+    result = optimized(before, keep_codes=True)
+    assert operators(result.model) == ["Gather", DQ, "Add"]
+    assert result.done[f"com.amd.quark::{DQ}", MOVED] == 1
+    assert result.left[f"com.amd.quark::{DQ}", "its codes are kept"] == 1
+    assert_same_values(before, result.model, feeds)
+    assert operators(optimized(before).model) == ["Gather", "Add"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"scale": np.linspace(0.1, 1, 5), "axis": 0},
+        {"scale": np.linspace(0.1, 1, 5), "gather_axis": 1, "axis": 0, "indices": (1, 2)},
+        {"scale": 0.25, "others": [helper.make_node("Relu", ["d"], ["r"])], "outputs": ("y", "r")},
+        {"scale": 0.25, "outputs": ("y", "d")},
+    ],
+    ids=["scales along the axis", "scales before the axis", "another user", "an output"],
+)
+def test_what_stays(arguments):
+    before, feeds = table_model(**arguments)
+    result = optimized(before, keep_codes=True)
+    assert not any(what == MOVED for _, what in result.done)
+    assert_same_values(before, result.model, feeds)
+
+
+def test_types_that_gather_lacks():
+    nodes = [
+        helper.make_node("DequantizeLinear", ["t", "s"], ["d"]),
+        helper.make_node("Gather", ["d", "i"], ["y"]),
+    ]
+    codes = to_tensor_proto(np.arange(6).astype(find("float8e4m3fn").dtype), "t")
+    before = model(nodes, [("i", "int64", [2])], ["y"], initializers=[codes, constant("s", 0.5, np.float32)])
+    after = optimized(before, keep_codes=True, standard_ops=True).model
+    assert operators(after) == ["DequantizeLinear", "Gather"]
+    assert_same_values(before, after, {"i": np.array([1, 5])}, standard_ops=True)
+
+
+def test_indices_from_the_table_stay():
+    """The constant may also be what another Gather takes as its indices."""
+    nodes = [
+        helper.make_node(DQ, ["t", "s"], ["d"], domain="com.amd.quark"),
+        helper.make_node("Cast", ["d"], ["c"], to=7),
+        helper.make_node("Gather", ["x", "c"], ["y"]),
+    ]
+    initializers = [constant("t", [1, 0], np.uint8), constant("s", 1.0, np.float32)]
+    before = model(nodes, [("x", "float32", [3])], ["y"], initializers=initializers)
+    assert operators(optimized(before, keep_codes=True).model) == [DQ, "Cast", "Gather"]

@@ -1,0 +1,307 @@
+"""Models that InferenceSession keeps for later sessions (`cache`)."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+from onnx_models import model
+from paths import MODELS
+
+import quark_numba
+from quark_numba import ModelError, cli
+from quark_numba.models import model_files
+from quark_numba.session import initializers, kept, prepared
+
+pytestmark = pytest.mark.compiled
+
+DOMAIN = "com.amd.quark"
+
+
+@pytest.fixture(params=["small", "large"])
+def path(request, tmp_path, monkeypatch):
+    """A model of y = x + w with w quantized and dequantized, in memory or in files."""
+    if request.param == "large":
+        monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
+    write(tmp_path / "m.onnx", 1)
+    return tmp_path / "m.onnx"
+
+
+def write(path, factor):
+    w = (np.arange(4000) % 7 * factor).astype(np.float32)
+    nodes = [
+        helper.make_node("ExtendedQuantizeLinear", ["w", "s", "z"], ["q"], domain=DOMAIN),
+        helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain=DOMAIN),
+        helper.make_node("Add", ["x", "d"], ["y"]),
+    ]
+    initializers = [
+        numpy_helper.from_array(w, "w"),
+        numpy_helper.from_array(np.float32(0.5), "s"),
+        numpy_helper.from_array(np.int8(0), "z"),
+    ]
+    content = model(nodes, [("x", "float32", [4000])], ["y"], initializers=initializers)
+    onnx.save(content, path, save_as_external_data=True, location="weights")
+    old = time.time_ns() - 10**10
+    for each in (path, path.with_name("weights")):
+        os.utime(each, ns=(old, old))
+
+
+def result(session):
+    return session.run(None, {"x": np.zeros(4000, np.float32)})[0][:7].tolist()
+
+
+def entry_of(folder):
+    (entry,) = (each for each, _, _ in kept.entries(folder))
+    return entry
+
+
+@pytest.fixture
+def prepares(monkeypatch):
+    """The models that were prepared, and not found in the cache."""
+    made = []
+    optimized = prepared.optimized
+
+    def counted(*arguments, **named):
+        made.append(arguments)
+        return optimized(*arguments, **named)
+
+    monkeypatch.setattr(prepared, "optimized", counted)
+    return made
+
+
+def test_a_model_is_prepared_once(path, prepares):
+    folder = path.parent / "cache"
+    for _ in range(3):
+        session = quark_numba.InferenceSession(path, cache=folder)
+        assert result(session) == [0, 1, 2, 3, 4, 5, 6]
+        session.set_providers(["CPUExecutionProvider"])
+        assert result(session) == [0, 1, 2, 3, 4, 5, 6]
+    assert len(prepares) == 1
+    assert {each.name for each in folder.iterdir()} - {entry_of(folder).name} == {
+        each.name for each in folder.glob("*.digests")
+    }
+
+
+def test_each_model_and_each_option_has_its_own(path, prepares):
+    folder = path.parent / "cache"
+    quark_numba.InferenceSession(path, cache=folder)
+    quark_numba.InferenceSession(path, cache=folder, keep_codes=True)
+    quark_numba.InferenceSession(path, cache=folder, blocked_layout=False)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    quark_numba.InferenceSession(path, options, cache=folder)
+    options = onnxruntime.SessionOptions()
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(np.array(2, np.float32))
+    options.add_initializer("s", value)  # which does not keep it
+    assert result(quark_numba.InferenceSession(path, options, cache=folder)) == [0, 0, 2, 4, 4, 4, 6]
+    assert len(prepares) == 5
+    shutil.copytree(path.parent, path.parent / "copy", ignore=lambda folder, names: ["cache", "copy"])
+    assert result(quark_numba.InferenceSession(path.parent / "copy" / "m.onnx", cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
+    assert len(prepares) == 5  # the content counts, and not the path
+
+
+@pytest.mark.parametrize("changed", ["m.onnx", "weights"])
+def test_a_model_that_was_changed_is_prepared_again(path, prepares, changed):
+    folder = path.parent / "cache"
+    quark_numba.InferenceSession(path, cache=folder)
+    times = os.stat(path.with_name(changed))
+    write(path, 2)
+    os.utime(path.with_name(changed), ns=(times.st_atime_ns, times.st_mtime_ns))  # the inode's own time shows the change
+    assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 2, 4, 6, 8, 10, 12]
+    assert len(prepares) == 2
+
+
+def test_a_model_that_is_replaced_while_it_is_read(path, monkeypatch):
+    """It is not kept under the digest of the new file."""
+    folder, replaced = path.parent / "cache", initializers.replaced
+
+    def replacing(*arguments):
+        write(path, 2)
+        return replaced(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(initializers, "replaced", replacing)
+        with pytest.raises(ModelError, match="was changed while it was read"):
+            quark_numba.InferenceSession(path, cache=folder)
+    assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 2, 4, 6, 8, 10, 12]
+
+
+def test_the_key_has_the_sources_of_the_kernels():
+    kernels = {path.read_bytes() for path in Path(kept.__file__).parents[1].rglob("arithmetic.py")}
+    read = []
+
+    class Recorded(type(Path())):
+        def read_bytes(self):
+            read.append(super().read_bytes())
+            return read[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept, "Path", Recorded)
+        kept._sources.__wrapped__()
+    assert kernels
+    assert kernels <= set(read)
+
+
+def damage_content(entry):
+    largest = max(entry.iterdir(), key=lambda each: each.stat().st_size)
+    with open(largest, "r+b") as file:
+        file.seek(largest.stat().st_size // 2)
+        file.write(b"\x00\x01\x02\x03")
+
+
+DAMAGES = {
+    "content": damage_content,
+    "shorter": lambda entry: os.truncate(max(entry.iterdir(), key=lambda each: each.stat().st_size), 100),
+    "a file less": lambda entry: os.remove(entry / "model.onnx"),
+    "no manifest": lambda entry: os.remove(entry / "kept.json"),
+    "half a manifest": lambda entry: os.truncate(entry / "kept.json", 20),
+    "another manifest": lambda entry: (entry / "kept.json").write_text("[]"),
+    "no lock": lambda entry: os.remove(entry / "lock"),
+    "neither": lambda entry: [os.remove(entry / name) for name in ("lock", "kept.json")],
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+@pytest.mark.covering
+def test_a_damaged_entry_is_made_again(path, prepares, damage):
+    folder = path.parent / "cache"
+    quark_numba.InferenceSession(path, cache=folder)
+    entry = entry_of(folder)
+    DAMAGES[damage](entry)
+    for _ in range(2):
+        assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
+    assert len(prepares) == 2
+    assert entry_of(folder) == entry
+
+
+def test_a_copied_folder_is_checked_and_used(path, prepares):
+    folder = path.parent / "cache"
+    quark_numba.InferenceSession(path, cache=folder)
+    shutil.copytree(folder, path.parent / "copy")
+    quark_numba.InferenceSession(path, cache=path.parent / "copy")
+    assert len(prepares) == 1
+    manifest = json.loads((entry_of(path.parent / "copy") / "kept.json").read_text())
+    assert manifest["files"]["model.onnx"][0] == kept._state(entry_of(path.parent / "copy") / "model.onnx")
+
+
+def test_the_models_used_least_recently_go_first(path, monkeypatch):
+    folder = path.parent / "cache"
+    for number, name in enumerate(("a", "b", "c")):
+        (path.parent / name).mkdir()
+        write(path.parent / name / "m.onnx", number + 1)
+        quark_numba.InferenceSession(path.parent / name / "m.onnx", cache=folder)
+        time.sleep(0.02)
+    quark_numba.InferenceSession(path.parent / "a" / "m.onnx", cache=folder)
+    size = max(size for _, size, _ in kept.entries(folder))
+    oldest = kept.entries(folder)[0][0]
+    monkeypatch.setenv("QUARK_NUMBA_CACHE_GB", str(2.9 * size / 1e9))
+    write(path, 9)
+    quark_numba.InferenceSession(path, cache=folder)
+    names = {json.loads((entry / "kept.json").read_text())["facts"]["original"] for entry, _, _ in kept.entries(folder)}
+    assert names == {str(path.parent / "a" / "m.onnx"), str(path)}
+    assert not oldest.exists()
+    write(path, 10)
+    for wrong in ("many", "nan", "-1"):
+        monkeypatch.setenv("QUARK_NUMBA_CACHE_GB", wrong)
+        with pytest.raises(ModelError, match=f"QUARK_NUMBA_CACHE_GB is '{wrong}'; expected a number of gigabytes"):
+            quark_numba.InferenceSession(path, cache=folder)
+    monkeypatch.setenv("QUARK_NUMBA_CACHE_GB", "inf")
+    quark_numba.InferenceSession(path, cache=folder)
+    for entry, _, _ in kept.entries(folder):  # what a removal that was killed leaves
+        (entry / "kept.json").unlink()
+    kept.clear(folder)
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to(path, monkeypatch, caplog):
+    (path.parent / "file").touch()
+    with pytest.raises(ModelError, match="file/cache"):
+        quark_numba.InferenceSession(path, cache=path.parent / "file" / "cache")
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", full)
+    session = quark_numba.InferenceSession(path, cache=path.parent / "cache")
+    assert result(session) == [0, 1, 2, 3, 4, 5, 6]
+    assert "a model cannot be kept: No space left on device" in caplog.text
+    assert not kept.entries(path.parent / "cache")
+
+
+def test_a_model_without_a_path(path):
+    with pytest.raises(ValueError, match="cache is set, but the model has no path"):
+        quark_numba.InferenceSession(onnx.load(path), cache=True)
+
+
+LOADS = """
+import sys
+import numpy as np
+from quark_numba.models import model_files
+import quark_numba
+model_files.MOST_IN_MEMORY = 10
+for _ in range(5):
+    session = quark_numba.InferenceSession(sys.argv[1], cache=sys.argv[2])
+    y = session.run(None, {"x": np.zeros(4000, np.float32)})[0]
+    assert y[:7].tolist() == [0, 1, 2, 3, 4, 5, 6], y
+"""
+
+
+def test_processes_at_once(tmp_path):
+    """Several processes make, use, damage and remove entries of one folder, and some are killed."""
+    write(tmp_path / "m.onnx", 1)
+    folder = tmp_path / "cache"
+    command = [sys.executable, "-c", LOADS, tmp_path / "m.onnx", folder]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
+    killed = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
+    end = time.monotonic() + 60
+    while any(each.poll() is None for each in started) and time.monotonic() < end:
+        for entry, _, _ in kept.entries(folder):
+            kept.remove(entry)
+        if time.monotonic() > end - 58.5:
+            for each in killed:
+                each.kill()
+        time.sleep(0.01)
+    for each in started:
+        _, errors = each.communicate()
+        assert each.returncode == 0, errors.decode()
+    for each in killed:
+        each.kill()
+        each.wait()
+    quark_numba.InferenceSession(tmp_path / "m.onnx", cache=folder)
+    assert not list(folder.glob("quark_numba_*"))
+
+
+def test_the_command_shows_and_clears_it(path, capsys, monkeypatch):
+    folder = path.parent / "cache"
+    quark_numba.InferenceSession(path, cache=folder)
+    assert cli.main(["info", "--json", "--cache", str(folder)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["folder of models"] == str(folder)
+    assert facts["models in the cache"].startswith("1, 0.0 MB")
+    monkeypatch.setattr("quark_numba.compiling.cache.files", list)
+    assert cli.main(["info", "--json", "--cache", str(folder), "--clear-cache"]) == 0
+    assert json.loads(capsys.readouterr().out)["models in the cache"] == "0, 0.0 MB"
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["textline_cls_bf16", "textline_cls_mx9", "tagger_u16"])
+def test_real_models(name, tmp_path):
+    sessions = [quark_numba.InferenceSession(MODELS / f"{name}.onnx", cache=tmp_path) for _ in range(2)]
+    sessions.append(quark_numba.InferenceSession(MODELS / f"{name}.onnx"))
+    rng = np.random.default_rng(3)
+    inputs = {}
+    for each in sessions[0].get_inputs():
+        shape = [size if isinstance(size, int) else 1 for size in each.shape]
+        inputs[each.name] = rng.normal(0, 1, shape).astype(np.float32) if "float" in each.type else rng.integers(0, 9, shape)
+    outputs = [session.run(None, inputs) for session in sessions]
+    for others in outputs[1:]:
+        for one, other in zip(outputs[0], others, strict=True):
+            assert one.tobytes() == other.tobytes()
