@@ -7,7 +7,6 @@ its own."""
 import argparse
 import hashlib
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -214,13 +216,23 @@ def _optimize(path: Path, threads: int, **named: Any) -> Any:
     quark_numba.optimize(path, path.with_suffix(".optimised.onnx"), **named)
 
 
+def _kept(path: Path, threads: int) -> Any:
+    return _own(path, threads, cache=path.parent / "cache")
+
+
+def _codes(path: Path, threads: int) -> Any:
+    return _own(path, threads, keep_codes=True)
+
+
 # What is measured: a label, the function and the file that it is given.
 CASES = {
     "float": ("float model, plain ONNX Runtime", _float, "{}.onnx"),
     "registered": ("drop-in session", _registered, "{}.onnx"),
-    "own": ("`quark_numba.InferenceSession`", _own, "{}.onnx"),
-    "optimize": ("`quark_numba.optimize`", _optimize, "{}.onnx"),
-    "output": ("plain session of its output", _registered, "{}.optimised.onnx"),
+    "own": ("`InferenceSession`", _own, "{}.onnx"),
+    "kept": ("the same, from the cache", _kept, "{}.onnx"),
+    "codes": ("the same with `keep_codes`", _codes, "{}.onnx"),
+    "optimize": ("`optimize(path, out)`", _optimize, "{}.onnx"),
+    "output": ("a drop-in session of its output", _registered, "{}.optimised.onnx"),
 }
 
 
@@ -232,8 +244,8 @@ def measure(case: str, path: Path, threads: int) -> dict[str, Any]:
         import quark_numba
 
         quark_numba.get_library_path()
-        assert quark_numba.InferenceSession
-        import quark_numba.rewriting.optimize
+    if CASES[case][1] not in (_float, _registered):
+        import quark_numba.session.inference_session
     found: dict[str, Any] = {"before": _memory("VmRSS")}
     wall, cpu = time.perf_counter(), time.process_time()
     session = CASES[case][1](path, threads)
@@ -253,54 +265,89 @@ def measure(case: str, path: Path, threads: int) -> dict[str, Any]:
     return found
 
 
-def measured(case: str, path: Path, threads: int, limit: int = 0) -> dict[str, Any]:
+def measured(case: str, path: Path, threads: int) -> dict[str, Any]:
     """Return what `measure` returns in a new process, or its error."""
     command = [sys.executable, __file__, "--measure", case, str(path), "--threads", str(threads)]
-
-    def limited() -> None:
-        if limit:
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _rows(size: Size, folder: Path, threads: int, cases: list[str], formats: list[str]) -> Iterator[dict[str, Any]]:
-    for name in formats:
-        for case in cases:
-            if (case == "float") != (name == "float"):
+def measurements(size: Size, folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for name in options.formats:
+        for case, (_, _, path) in CASES.items():
+            if case not in options.cases or (case == "float") != (name == "float"):
                 continue
-            path = folder / CASES[case][2].format(name)
-            yield {"size": size.gigabytes, "format": name, "case": case} | measured(case, path, threads)
+            if case == "kept":
+                measured(case, folder / path.format(name), options.threads)  # which fills the cache
+            rounds = [measured(case, folder / path.format(name), options.threads) for _ in range(options.rounds)]
+            found = {
+                key: value if isinstance(value, str) else median(each[key] for each in rounds)
+                for key, value in rounds[0].items()
+            }
+            yield {"size": size.gigabytes, "format": name, "case": case} | found
+        shutil.rmtree(folder / "cache", ignore_errors=True)
         for each in folder.glob("*.optimised.*"):
             each.unlink()
 
 
+def _text(found: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the tables, one for each size."""
+    names = ("numba", "onnxruntime", "onnx", "onnx-ir")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    yield f"{versions}; {date.today()}. Ratios are to the float model in plain ONNX Runtime.\n"
+    columns = ["", "peak of loading, MB", "loaded, MB", "after runs, MB", "loading, CPU s", "a run, ms"]
+    for size in dict.fromkeys(each["size"] for each in found):
+        yield f"| {size:g} GB {' | '.join(columns)} |"
+        yield f"| --- |{' ---: |' * (len(columns) - 1)}"
+        rows = [each for each in found if each["size"] == size]
+        reference = next(each for each in rows if each["case"] == "float")
+        for row in rows:
+            label = CASES[row["case"]][0]
+            cells = [label if row is reference else f"{row['format']}: {label}"]
+            for key, unit in (("peak", 1), ("loaded", 1), ("runs_peak", 1), ("cpu", 1), ("run", 1e3)):
+                if "error" in row or key not in row:
+                    cells.append(row.get("error", ""))
+                    continue
+                digits = 0 if unit == 1 and key != "cpu" else 1
+                ratio = "" if row is reference or row["case"] == "optimize" else f" ({row[key] / reference[key]:.2f})"
+                cells.append(f"{unit * row[key]:,.{digits}f}{ratio}")
+            yield f"| {' | '.join(cells)} |"
+        yield ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=float, nargs="+", default=[0.27, 1, 3], help="of %(default)s and 8 GB")
-    parser.add_argument("--formats", nargs="+", default=list(FORMATS))
-    parser.add_argument("--cases", nargs="+", default=list(CASES))
+    parser.add_argument("--sizes", type=float, nargs="+", default=[0.27, 1, 3], help="0.27, 1, 3 (the default) and 8 GB")
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--rounds", type=int, default=3, help="how often to measure, for medians")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where the models stay; default: a temporary folder")
+    parser.add_argument("--readme", action="store_true", help="write the tables into the README")
     parser.add_argument("--measure", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(options.measure[0], Path(options.measure[1]), options.threads)))
         return
-    root = options.folder or Path(tempfile.mkdtemp(prefix="quark_numba_bench_"))
-    for size in SIZES:
-        if size.gigabytes not in options.sizes:
-            continue
-        folder = root / f"{size.gigabytes:g}"
-        if not (folder / "float.onnx").exists():
-            write(size, folder)
-        for row in _rows(size, folder, options.threads, options.cases, options.formats):
-            print(json.dumps(row), flush=True)
-        if options.folder is None:
-            shutil.rmtree(folder)
+    found = []
+    with tempfile.TemporaryDirectory(prefix="quark_numba_bench_") as temporary:
+        for size in SIZES:
+            if size.gigabytes not in options.sizes:
+                continue
+            folder = Path(options.folder or temporary) / f"{size.gigabytes:g}"
+            if not (folder / "float.onnx").exists():
+                write(size, folder)
+            for each in measurements(size, folder, options):
+                print(json.dumps(each), flush=True)
+                found.append(each)
+            if options.folder is None:
+                shutil.rmtree(folder)
+    if options.readme:
+        before, rest = README.read_text().split(MARKS[0])
+        _, after = rest.split(MARKS[1])
+        README.write_text("\n".join([before + MARKS[0] + "\n", *_text(found), MARKS[1]]) + after)
 
 
 if __name__ == "__main__":
