@@ -1,8 +1,7 @@
 """Measure memory and time of models of gigabytes, beside plain ONNX Runtime on the float model.
 
 The models are decoders as people quantize them: float32 weights in a file beside the model, a dynamic batch and sequence, and
-Quark's nodes behind each weight and activation. Each measurement is a process of
-its own."""
+Quark's nodes behind each weight and activation. Each measurement is a process of its own."""
 
 import argparse
 import hashlib
@@ -46,7 +45,6 @@ class Size:
 
 SIZES = (Size(0.27, 1024, 3, 14_000), Size(1, 2048, 4, 11_000), Size(3, 2048, 14, 11_000), Size(8, 4096, 9, 16_000))
 
-# The formats, each with the nodes behind a weight and behind an activation.
 FORMATS = ("float", "bf16", "int8", "mxfp4")
 
 
@@ -62,11 +60,10 @@ class Decoder:
         self.drawn: dict[tuple[int, ...], Any] = {}
         self.model = self._model()
 
-    def add(self, operator: str, *inputs: str, is_float: bool = True, **attributes: Any) -> str:
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
         name = f"v{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], name, **attributes))
-        if is_float:
-            self.floats.append(name)
+        self.floats.append(name)
         return name
 
     def constant(self, value: Any) -> str:
@@ -210,10 +207,10 @@ def _own(path: Path, threads: int, **named: Any) -> Any:
     return quark_numba.InferenceSession(path, _options(threads), providers=["CPUExecutionProvider"], **named)
 
 
-def _optimize(path: Path, threads: int, **named: Any) -> Any:
+def _optimize(path: Path, threads: int) -> None:
     import quark_numba
 
-    quark_numba.optimize(path, path.with_suffix(".optimised.onnx"), **named)
+    quark_numba.optimize(path, path.with_suffix(".optimised.onnx"))
 
 
 def _kept(path: Path, threads: int) -> Any:

@@ -21,8 +21,8 @@ from ..errors import ModelError, reraise_of_signal_handler
 from . import tensors
 from .temporary import PREFIX, temporary_folder
 
-# The device, the inode, the size and the times of a file; None: there is no such file.
-State = tuple[int, ...] | None
+# The size, the inode, and the times of the last changes of content and inode of a file; empty: there is no such file.
+State = list[int]
 
 # A model as onnx or onnx-ir hold it. With onnx-ir, initializers may be in files, or be computed when they are read.
 Model = onnx.ModelProto | ir.Model
@@ -111,12 +111,18 @@ def _check_can_be_read(tensor: onnx.TensorProto, folder: str) -> None:
     info, size = external_data_helper.ExternalDataInfo(tensor), _nbytes(tensor)
     if info.length not in (None, size):
         raise ModelError(f"it has {info.length} bytes in {info.location}; expected {size}")
-    last = onnx.TensorProto(name=tensor.name, data_location=onnx.TensorProto.EXTERNAL)
-    for key, value in {"location": info.location, "offset": (info.offset or 0) + size - 1, "length": 1}.items():
-        last.external_data.add(key=key, value=str(value))
+    last = onnx.TensorProto(name=tensor.name)
+    refer(last, info.location, (info.offset or 0) + size - 1, 1)
     _read(last, folder)
     if len(last.raw_data) != 1:
         raise ModelError(f"{info.location} ends within it")
+
+
+def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Let a tensor without elements refer to bytes of a file."""
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(value))
 
 
 def _serialized(model: ir.Model) -> onnx.ModelProto:
@@ -158,7 +164,7 @@ class Source:
         The path of the model.
     leave : set of str
         Initializers that are never read, because session options replace them.
-    state : State
+    state : State, optional
         The state of the model's file before it was read.
 
     Raises
@@ -173,7 +179,7 @@ class Source:
         folder: str | os.PathLike[str] | None = None,
         path: str | os.PathLike[str] | None = None,
         leave: frozenset[str] = frozenset(),
-        state: State = None,
+        state: State | None = None,
     ) -> None:
         name = "the model" if path is None else os.fspath(path)
         self.proto, self.path, self._folder, self._name, self._leave = proto, path, folder, name, leave
@@ -232,12 +238,12 @@ class Source:
 
 
 def state_of(path: str | os.PathLike[str]) -> State:
-    """Return what changes if a file is changed; None: there is no such file."""
+    """Return what changes if a file is changed."""
     try:
         found = os.stat(path)
     except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return []
+    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def _in_files(model: ir.Model) -> Iterator[ir.ExternalTensor]:
@@ -378,9 +384,7 @@ def appended(tensor: onnx.TensorProto, folder: str, location: str) -> onnx.Tenso
         file.write(bytes(offset - file.tell()))
         file.write(tensor.raw_data)
     result = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    result.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in {"location": location, "offset": offset, "length": len(tensor.raw_data)}.items():
-        result.external_data.add(key=key, value=str(value))
+    refer(result, location, offset, len(tensor.raw_data))
     return result
 
 

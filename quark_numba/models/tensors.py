@@ -5,7 +5,6 @@ The rows of a tensor lie along its first axis that has more than one index: they
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -21,7 +20,7 @@ from ..errors import ModelError, reraise_of_signal_handler
 # The bytes of a part: few enough to stay in a processor's cache until they are written.
 _PART = 1 << 21
 
-# Rows of a type of less than 8 bits begin at a byte if their numbers are multiples of this.
+# Parts of a type of less than 8 bits are written to whole bytes if their numbers of rows are multiples of this.
 _ALIGNED_ROWS = 8
 
 # ``rows(start, stop)`` returns rows of a tensor, as an array of its rank.
@@ -92,7 +91,7 @@ def _elements(tensor: ir.TensorProtocol) -> NDArray[Any]:
 
 def _read(file: Any, tensor: ir.ExternalTensor, start: int, stop: int) -> NDArray[Any]:
     shape, bits = tensor.shape.numpy(), tensor.dtype.bitwidth
-    of_rows = with_rows(shape, stop - start)
+    of_rows = tuple(stop - start if axis == row_axis(shape) else length for axis, length in enumerate(shape))
     size = math.prod(of_rows)
     first = start * (size // max(1, stop - start))
     before = first % 8 if bits < 8 else 0  # elements of less than a byte are read from the start of a byte on
@@ -109,12 +108,6 @@ def _fill(content: NDArray[np.uint8], file: Any, tensor: ir.ExternalTensor) -> N
         if not count:
             raise ModelError(f"tensor {tensor.name}: {tensor.path} ends within it")
         done += count
-
-
-def with_rows(shape: Sequence[int], rows: int) -> tuple[int, ...]:
-    """Return the shape of so many rows of a tensor."""
-    axis = row_axis(shape)
-    return tuple(rows if each == axis else length for each, length in enumerate(shape))
 
 
 def spans(tensor: ir.TensorProtocol) -> Iterator[tuple[int, int]]:
@@ -163,8 +156,3 @@ def write_to(tensor: ir.TensorProtocol, file: Any) -> None:
                 file.write(content)
     else:
         file.write(tensor.tobytes())
-
-
-def files_of(tensors: Sequence[ir.TensorProtocol]) -> set[str]:
-    """Return the paths of the files that tensors are in."""
-    return {os.fspath(each.path) for each in tensors if isinstance(each, ir.ExternalTensor)}

@@ -18,7 +18,7 @@ from ..catalog import OPERATORS
 from ..declaration import Dequantize, Meaning, Operator, Quantize
 from ..element_types import ElementType, find
 from ..errors import reraise_of_signal_handler
-from ..models import tensors
+from ..models import model_files, tensors
 from .onnx_runtime import has_operator
 from .stand_ins import stand_ins
 
@@ -430,9 +430,7 @@ def skeleton(
             if file is None:
                 added.raw_data = bytes(tensor.nbytes)
             else:
-                added.data_location = onnx.TensorProto.EXTERNAL
-                for entry, of_file in {"location": file, "offset": 0, "length": tensor.nbytes}.items():
-                    added.external_data.add(key=entry, value=str(of_file))
+                model_files.refer(added, file, 0, tensor.nbytes)
         elif not value.is_graph_input():
             to.input.append(ir.serde.serialize_value(value))
     types = {}

@@ -69,8 +69,8 @@ def optimize(
     model : onnx.ModelProto, or the path of a model
         The model is not changed. Tensors in files beside the model are read; a ModelProto has to contain all its tensors.
     out : path, optional
-        The file to write. If tensors of `model` are in files beside it, or the model is larger than 2 GiB, the tensors go to
-        ``out.data``. From path to path the memory that is needed does not grow with the tensors.
+        The file to write. Tensors go to ``out.data`` if those of `model` are in files beside it and take more than 64 MB, or if
+        the result is larger than 2 GiB. The memory that is needed does not grow with tensors in files.
     keep_codes : bool
         Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run. Block
         formats have no dequantize node, so they become float constants in any case.

@@ -45,10 +45,10 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         Python's folder for temporary files, which the environment variable TMPDIR sets. Except on Windows the files are
         removed as soon as the session has opened them; their room on the disk is free when the session is gone.
     cache : bool or path
-        Whether to keep what the session loads for later sessions of the same model, in the user's cache (True) or in a folder.
-        It is as large as the model's weights. It is found by a digest of the model's files, the options, the processor and the
-        versions, and made again if it is damaged. The models used least recently are removed beyond 64 GB, or the gigabytes in
-        the environment variable QUARK_NUMBA_CACHE_GB. ``quark-numba info`` lists the folder.
+        Whether to keep the optimised model for later sessions, in the user's cache (True) or in a folder. The kept model is as
+        large as its tensors. It is found by a digest of the original's files, the options, the processor and the versions. A
+        damaged one is made again. The models used least recently are removed beyond 64 GB, or the gigabytes in the environment
+        variable QUARK_NUMBA_CACHE_GB. ``quark-numba info`` prints the folder and its size.
     providers, provider_options, named
         As in ``onnxruntime.InferenceSession``.
 
@@ -83,14 +83,17 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         how: dict[str, Any] = {"standard_ops": standard_ops, "blocked_layout": blocked_layout, "keep_codes": keep_codes}
         how |= {"is_native": backend == "native", "folder": temporary_folder, "cache": cache, **named}
         self._options = options
-        self._make: Any = lambda providers: _source(path_or_bytes, options, providers, **how)
+
+        def make(providers: Any) -> contextlib.AbstractContextManager[Any]:
+            return _source(path_or_bytes, options, providers, **how)
+
         with contextlib.ExitStack() as files:
-            source = files.enter_context(self._make(providers))
+            source = files.enter_context(make(providers))
             self._has_files = source != path_or_bytes and isinstance(source, str)
             with _of_files(source, options) if self._has_files else contextlib.nullcontext():
                 super().__init__(source, options, providers, provider_options, **named)
-            if self._has_files and not isinstance(path_or_bytes, (str, os.PathLike)):
-                self._make = None  # which would keep the model in memory
+            # It would keep a model in memory, which only the files of a path are made from again.
+            self._make = make if self._has_files and isinstance(path_or_bytes, (str, os.PathLike)) else None
             # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they
             # were set: this one after ONNX Runtime's session.
             self._files = files.pop_all() if os.name == "nt" else None

@@ -24,6 +24,7 @@ import onnxruntime
 
 from ..compiling import cache
 from ..errors import ModelError
+from ..models.model_files import state_of
 from ..models.temporary import is_locked, temporary_folder
 
 _log = logging.getLogger(__name__)
@@ -98,12 +99,12 @@ def _digest(folder: Path, path: str) -> str:
     record = folder / (hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:_KEY] + _DIGESTS)
     with suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(record.read_text())
-        if known["state"] == _state(path):
+        if known["state"] == state_of(path):
             return str(known["sha256"])
-    now, before = time.time_ns(), _state(path)
+    now, before = time.time_ns(), state_of(path)
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if _state(path) != before:
+    if state_of(path) != before:
         raise ModelError(f"{path} was changed while it was read")
     if now - max(before[2:]) > _RACY_NS:
         with suppress(OSError):
@@ -112,12 +113,6 @@ def _digest(folder: Path, path: str) -> str:
             written.write_text(json.dumps({"path": path, "state": before, "sha256": digest}))
             written.replace(record)
     return digest
-
-
-def _state(path: str | os.PathLike[str]) -> list[int]:
-    """Return the size, the inode, and the times of the last changes of content and inode."""
-    found = os.stat(path)
-    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
 
 
 @contextmanager
@@ -142,7 +137,7 @@ def _checked(entry: Path) -> dict[str, Any] | None:
     have the same content."""
     try:
         manifest = json.loads((entry / _MANIFEST).read_text())
-        states = {name: _state(entry / name) for name in manifest["files"]}
+        states = {name: state_of(entry / name) for name in manifest["files"]}
         for name, (state, checksum) in manifest["files"].items():
             if states[name] != state and (states[name][0] != state[0] or _checksum(entry / name) != checksum):
                 return None
@@ -152,7 +147,7 @@ def _checked(entry: Path) -> dict[str, Any] | None:
         with suppress(OSError):
             os.utime(entry / _MANIFEST)
         return dict(manifest)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
@@ -188,13 +183,15 @@ def kept(
         entry.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ModelError(f"{entry.parent}: {error.strerror}") from None
-    with make() as (model, facts), temporary_folder(entry.parent) as place, ExitStack() as files:
+    with make() as (model, facts), ExitStack() as files:
         if model is None:
             yield model, facts
             return
-        path = Path(place, "model.onnx") if isinstance(model, bytes) else Path(model)
         if isinstance(model, bytes):
+            path = Path(files.enter_context(temporary_folder(entry.parent)), "model.onnx")
             path.write_bytes(model)
+        else:
+            path = Path(model)
         if _keep(entry, path, facts, files):
             yield str(entry / path.name), facts
             return
@@ -207,7 +204,7 @@ def _keep(entry: Path, path: Path, facts: dict[str, Any], files: ExitStack) -> b
     False if another process was faster or there is no room."""
     made = path.parent
     try:
-        of_files = {each.name: [_state(each), _checksum(each)] for each in made.iterdir()}
+        of_files = {each.name: [state_of(each), _checksum(each)] for each in made.iterdir()}
         (made / _MANIFEST).write_text(json.dumps({"files": of_files, "file": path.name, "facts": facts}))
         (made / _LOCK).touch()
         if os.name == "posix":  # the lock moves with the folder; Windows moves no folder with an open file

@@ -189,7 +189,7 @@ def test_a_copied_folder_is_checked_and_used(path, prepares):
     quark_numba.InferenceSession(path, cache=path.parent / "copy")
     assert len(prepares) == 1
     manifest = json.loads((entry_of(path.parent / "copy") / "kept.json").read_text())
-    assert manifest["files"]["model.onnx"][0] == kept._state(entry_of(path.parent / "copy") / "model.onnx")
+    assert manifest["files"]["model.onnx"][0] == model_files.state_of(entry_of(path.parent / "copy") / "model.onnx")
 
 
 def test_the_models_used_least_recently_go_first(path, monkeypatch):
