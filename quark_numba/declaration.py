@@ -24,6 +24,9 @@ _PYTHON: dict[Kind, Callable[[Any], Any]] = {
     "FLOATS": lambda values: [float(value) for value in values],
 }
 
+# The domain of the operators that `optimize` writes.
+OWN_DOMAIN = "quark_numba"
+
 Option = Literal["required", "optional", "variadic"]
 
 # A shape; None is an unknown dimension.
@@ -173,6 +176,16 @@ class RoundTrip(Affine[AnyOperand]):
     """Quantize, then Dequantize with the same parameters."""
 
 
+class Stored(NamedTuple):
+    """How a block format is stored.
+
+    ``codes_and_scales(x)`` returns, for a float32 array x, its codes and the scales of its blocks, as DequantizeLinear takes
+    them with a block_size. Unless the format cannot hold an element, the product is the result of the round trip."""
+
+    element_type: ElementType  # of the codes
+    codes_and_scales: Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
+
+
 @dataclass(frozen=True)
 class BlockRoundTrip(Generic[AnyOperand]):
     """A node that rounds x to a block format, in which the elements of a block along an axis share an exponent.
@@ -188,6 +201,8 @@ class BlockRoundTrip(Generic[AnyOperand]):
         The name of the format, for example "mx9", "bfp16" or "mxfp8_e4m3".
     bits : float
         The number of bits of an element, with its share of the block's exponent.
+    stored : Stored, optional
+        How the format is stored as codes and scales; None: in another way.
     """
 
     x: AnyOperand
@@ -195,6 +210,7 @@ class BlockRoundTrip(Generic[AnyOperand]):
     attributes: Mapping[str, Any]
     format: str
     bits: float
+    stored: Stored | None = None
 
     @property
     def axis(self) -> int:

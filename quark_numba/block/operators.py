@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..declaration import AnyOperand, Attribute, BlockRoundTrip, Kind, Operator, Parameter, Tensor, shape_text
+from ..declaration import AnyOperand, Attribute, BlockRoundTrip, Kind, Operator, Parameter, Stored, Tensor, shape_text
 from ..element_types import ElementType
 from .calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from .formats import BFP_METHODS, MX_ELEMENT_TYPES, bfp_format, bfp_name, mx_format, mx_name_of
 from .granularity import AXIS, FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
+from .storage import mx_codes_and_factors
 
 
 class _Family(NamedTuple):
@@ -20,6 +22,7 @@ class _Family(NamedTuple):
     call: Callable[..., Any]
     make_format: Callable[..., tuple[Key, Blocks]]  # of x's type and all attributes but `axis`
     describe: Callable[[Key, Blocks, Mapping[str, Any]], tuple[str, float]]  # the name of a format, and the bits of an element
+    stored: Callable[[Mapping[str, Any]], Stored | None]  # of all attributes
     format_attribute: str  # the one that names the format
     formats: Mapping[str, ElementType | None]
     docs: Mapping[str, str]  # of the attributes
@@ -32,6 +35,11 @@ def _attributes(call: Callable[..., Any], docs: Mapping[str, str]) -> tuple[Attr
     return tuple(Attribute(name, defaults[name], doc, kinds[type(defaults[name])]) for name, doc in docs.items())
 
 
+def _mx_stored(attributes: Mapping[str, Any]) -> Stored:
+    element_type = MX_ELEMENT_TYPES[attributes["element_dtype"]]
+    return Stored(element_type, functools.partial(mx_codes_and_factors, **attributes))
+
+
 _AXIS = "The axis along which blocks are cut, -r..r-1; for an x of one dimension any."
 _BLOCK_SIZE = "Elements that share an exponent. The last block along the axis may be shorter."
 _ROUNDING_MODE = "How halves are rounded: 0 away from zero, 1 upward, 2 to even."
@@ -40,6 +48,7 @@ _BFP = _Family(
     bfp_quantize_dequantize,
     bfp_format,
     bfp_name,
+    lambda attributes: None,
     "bfp_method",
     dict.fromkeys(BFP_METHODS),
     {
@@ -57,6 +66,7 @@ _MX = _Family(
     mx_quantize_dequantize,
     mx_format,
     mx_name_of,
+    _mx_stored,
     "element_dtype",
     dict.fromkeys(MX_ELEMENT_TYPES),
     {
@@ -86,7 +96,8 @@ def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
         of_format = {key: value for key, value in attributes.items() if key != "axis"}
         key, blocks = family.make_format(X_TYPES[0], **of_format)
-        return BlockRoundTrip(inputs[0], newer_name or name, attributes, *family.describe(key, blocks, attributes))
+        described = family.describe(key, blocks, attributes)
+        return BlockRoundTrip(inputs[0], newer_name or name, attributes, *described, family.stored(attributes))
 
     def format_of(types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
         default = next(each.default for each in own_attributes if each.name == family.format_attribute)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from ..arrays.arguments import array, element_type_of, index
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
-from ..element_types import BFLOAT16, FLOAT8E8M0, FLOAT32
+from ..element_types import BFLOAT16, FLOAT8E8M0, FLOAT32, ElementType
 from ..linear.calls import dequantize, quantize
 from .calls import axis_of, block_input, rounded_block
 from .formats import INT8_FRACTION_BITS, MX_ELEMENT_TYPES, bfp_format, mx_format, mx_name, positive
@@ -21,6 +21,9 @@ from .key import X_TYPES
 
 # The bias of the exponents of float32 and float8e8m0, and the biased exponent of Inf and NaN.
 _BIAS, _SPECIAL = 127, 255
+
+# The bits of a float32 without its sign, and those of Inf. NaN has more.
+_MAGNITUDE, _INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 
 
 class BFPBlocks(NamedTuple):
@@ -82,13 +85,18 @@ def mx_quantize(
         results = [Result(element.dtype), Result(FLOAT8E8M0.dtype, blocks.block)]
         return _of_chunks(mx_quantize, x_array, axis, blocks, results, attributes, rechunk)
     values = _values(x_array)
-    special = ~np.isfinite(values)
-    exponents = _maxima(np.where(special, 0, _exponents(values)), axis, blocks.block)
+    largest = _maxima(values.view(np.uint32) & _MAGNITUDE, axis, blocks.block)  # the order of magnitudes is that of their bits
+    is_special = np.asarray(largest >= _INFINITE)
+    special, finite = None, values
+    if is_special.any():
+        special = ~np.isfinite(values)
+        finite = np.where(special, np.float32(0), values)
+        largest = _maxima(finite.view(np.uint32) & _MAGNITUDE, axis, blocks.block)
+    exponents = np.asarray(largest >> np.uint32(23)).astype(np.int64)
     biased = np.maximum(exponents - (0 if element.is_integer else blocks.drop), 0)
     if element.is_integer or not element.has_nan:
-        biased = np.where(_maxima(special, axis, blocks.block), _SPECIAL, biased)
+        biased = np.where(is_special, _SPECIAL, biased)
     scales = np.asarray(biased).astype(np.uint8).view(FLOAT8E8M0.dtype)
-    finite = np.where(special, np.float32(0), values)
     if element.is_integer:
         rounded = rounded_block(key, blocks, finite, axis).astype(np.float64)
         steps = _spread(exponents - _BIAS - INT8_FRACTION_BITS, axis, blocks.block, values.shape)
@@ -98,7 +106,7 @@ def mx_quantize(
     finite_scales = np.where(biased == _SPECIAL, 0, biased).astype(np.uint8).view(FLOAT8E8M0.dtype)
     minus_zero = np.full(scales.shape, -0.0, element.dtype)  # a sum with it keeps the sign of zero
     codes = quantize(finite, finite_scales, minus_zero, axis=axis, block_size=blocks.block if values.ndim else 0)
-    if element.has_nan:
+    if special is not None and element.has_nan:
         with np.errstate(invalid="ignore"):
             codes[special] = values[special].astype(element.dtype)
     return codes, scales
@@ -131,8 +139,18 @@ def mx_dequantize(
     if is_lazy(codes, scales):
         of_chunk = functools.partial(mx_dequantize, axis=axis, block_size=block_size, output_dtype=y.name)
         return _of_codes(of_chunk, codes, "codes", axis, block_size, y.dtype, [(scales, block_size)], rechunk)
-    factors = scales.astype(np.float32) * np.float32(2.0**-INT8_FRACTION_BITS if element.is_integer else 1)
+    factors = _factors(element, scales)
     return dequantize(codes, factors, axis=axis, block_size=block_size if codes.ndim else 0, output_dtype=y.name)
+
+
+def mx_codes_and_factors(x: NDArray[Any], **attributes: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return codes as `mx_quantize` does, and what `dequantize` multiplies them by: a factor for each block."""
+    codes, scales = mx_quantize(x, **attributes)
+    return codes, _factors(MX_ELEMENT_TYPES[attributes["element_dtype"]], scales)
+
+
+def _factors(element: ElementType, scales: NDArray[Any]) -> NDArray[Any]:
+    return scales.astype(np.float32) * np.float32(2.0**-INT8_FRACTION_BITS) if element.is_integer else scales
 
 
 @keeps_labels

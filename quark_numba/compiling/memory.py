@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 # The advice of madvise that a range is not needed, by its number on Linux.
 _MADV_DONTNEED = 4
+
+# A part of LLVM's library in Linux's list of mappings: not writable, and without pages that were changed.
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-.p .*libllvmlite.*\n(?:[A-Z].*\n)*?Anonymous: +0 kB$", re.MULTILINE)
 
 
 @contextmanager
@@ -21,18 +26,27 @@ def released() -> Iterator[None]:
 
 
 def _release() -> None:
-    """Return unused memory to the system. Models of onnx-ir are circles of objects, and glibc's allocator keeps freed memory.
-    The code of LLVM is needed only while kernels are compiled or loaded."""
+    """Return unused memory. Models of onnx-ir are circles of objects, and glibc's allocator keeps freed memory."""
     gc.collect()
-    if sys.platform != "linux":
-        return
-    library = ctypes.CDLL(None)
-    with suppress(AttributeError):  # of another C library than glibc
-        library.malloc_trim(0)
-    # Pages of code are clean copies of the file. A use maps them again, so that nothing is lost.
-    with suppress(OSError, AttributeError), open("/proc/self/maps") as maps:
-        for line in maps:
-            addresses, permissions, *_ = line.split()
-            if permissions == "r-xp" and "libllvmlite" in line:
-                start, end = (int(each, 16) for each in addresses.split("-"))
-                library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # of another C library than glibc
+            ctypes.CDLL(None).malloc_trim(0)
+    release_compiler()
+
+
+def release_compiler() -> None:
+    """Unmap the code and the constants of LLVM, some 65 MB, which are needed only while kernels are compiled or loaded. Their
+    pages are unchanged copies of the file, and a use maps them again, so that nothing is lost. This takes a millisecond."""
+    for start, size in _pages_of_compiler():
+        with suppress(AttributeError):
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_DONTNEED)
+
+
+@functools.cache
+def _pages_of_compiler() -> list[tuple[int, int]]:
+    """Return the address and the size of each part of LLVM's library that is never written to and that the loader did not
+    change. Nothing on other systems than Linux."""
+    with suppress(OSError), open("/proc/self/smaps") as maps:
+        found = _MAPPING.findall(maps.read())
+        return [(int(start, 16), int(end, 16) - int(start, 16)) for start, end in found]
+    return []

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration import (
+    OWN_DOMAIN,
     Affine,
     AnyOperand,
     Attribute,
@@ -65,14 +66,14 @@ _ATTRIBUTES = {
 
 def _operator(version: Version) -> Operator:
     x, scale, zero_point = _NAMES[version.operation]
-    is_round_trip = version.operation == "quantize_dequantize"
+    is_own, is_round_trip = version.domain == OWN_DOMAIN, version.operation == "quantize_dequantize"
     scale_variable = "T1" if version.scale_as_x else "T2"
     quantized_variable = {"quantize": "T3", "dequantize": "T1", "quantize_dequantize": "T4"}[version.operation]
     types = {"T1": version.x, scale_variable: version.scale, "T3": version.y, quantized_variable: version.quantized}
     names = {"scale": scale, "zero_point": zero_point, "x": x}
     shapes = {f"{name}_shape": f"{{{own}_shape}}" for name, own in names.items()}
     doc = _DOCS[version.operation]
-    if not is_round_trip:
+    if not is_own:
         doc += f"\n\nAMD Quark's documentation, {_newest_name(version)} - 1."
     return Operator(
         wing="linear",
@@ -95,7 +96,7 @@ def _operator(version: Version) -> Operator:
         outputs=(Parameter("y", "T3", "Of the shape of x."),),
         # Quark omits axis where it is ignored.
         attributes=tuple(
-            Attribute(name, DEFAULTS[name], _ATTRIBUTES[name], is_always_written=is_round_trip) for name in version.attributes
+            Attribute(name, DEFAULTS[name], _ATTRIBUTES[name], is_always_written=is_own) for name in version.attributes
         ),
         call=functools.partial(_call, version),
         infer=functools.partial(_infer, version),
@@ -139,6 +140,8 @@ def _call(
         name = _NAMES[version.operation][1]
         expected = "a block_size" if "block_size" in version.attributes else "a scalar or one dimension"
         raise ValueError(f"{name} has shape {np.shape(scale)}; expected {expected}")
+    if version.domain and version.operation == "dequantize":
+        attributes["output_dtype"] = version.y[0].number
     call: Callable[..., NDArray[Any]] = getattr(calls, version.operation)
     return call(x, scale, zero_point, **attributes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Literal, NamedTuple
 
+from ..declaration import OWN_DOMAIN
 from ..element_types import ElementType, named
 
 Operation = Literal["quantize", "dequantize", "quantize_dequantize"]
@@ -79,9 +80,18 @@ VERSIONS = (
     _quantize("com.vai.quantize", "VitisQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
     _dequantize("com.vai.quantize", "VitisDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
     # What `optimize` writes.
+    _dequantize(
+        OWN_DOMAIN,
+        "DequantizeLinear",
+        1,
+        "int8 float8e4m3fn float8e5m2 float6e2m3 float6e3m2 float4e2m1",
+        "float32 float8e8m0",
+        "float32",
+        "axis block_size",
+    ),
     Version(
         operation="quantize_dequantize",
-        domain="quark_numba",
+        domain=OWN_DOMAIN,
         name="QuantizeDequantizeLinear",
         since_version=1,
         x=named("float32"),

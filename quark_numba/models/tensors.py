@@ -17,7 +17,7 @@ from ..element_types import FLOAT32, ElementType
 from ..element_types.tensors import from_bytes, to_bytes, to_tensor_proto
 from ..errors import ModelError, reraise_of_signal_handler
 
-# The bytes of a part: few enough to stay in a processor's cache until they are written.
+# The bytes of a part in float32: few enough to stay in a processor's cache until they are written.
 _PART = 1 << 21
 
 # Parts of a type of less than 8 bits are written to whole bytes if their numbers of rows are multiples of this.
@@ -114,14 +114,19 @@ def spans(tensor: ir.TensorProtocol) -> Iterator[tuple[int, int]]:
     """Yield the first row of each part, and the row behind its last one. All parts but the only one have several rows."""
     shape = tensor.shape.numpy()
     rows = shape[row_axis(shape)] if shape else 1
-    unit = tensor.unit if isinstance(tensor, ComputedTensor) else 1
-    unit = math.lcm(unit, _ALIGNED_ROWS) if tensor.dtype.bitwidth < 8 else max(unit, 2)
-    step = max(1, _PART * rows // max(1, tensor.nbytes * unit)) * unit
+    unit = math.lcm(unit_of(tensor), _ALIGNED_ROWS) if tensor.dtype.bitwidth < 8 else max(unit_of(tensor), 2)
+    # As many elements as a part of floats has: most others are computed from floats.
+    step = max(1, _PART * rows // max(1, 4 * tensor.size * unit)) * unit
     start = 0
     while start < rows:
         stop = start + step if rows - start >= 2 * step else rows
         yield start, stop
         start = stop
+
+
+def unit_of(tensor: ir.TensorProtocol) -> int:
+    """Return a number of rows: those of its multiples can be read apart."""
+    return tensor.unit if isinstance(tensor, ComputedTensor) else 1
 
 
 def array_of(tensor: ir.TensorProtocol) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
 from ..compiling.lock import created
+from ..compiling.memory import release_compiler
 from ..declaration import Operator, Overload, Tensor
 from ..element_types import ELEMENT_TYPES, ElementType
 from . import c_api
@@ -240,6 +241,7 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     structure.KernelComputeV2 = callbacks.compiled(node.compute, f"compute_{operator.wing}")
     if hasattr(node, "destroy"):
         structure.KernelDestroy = callbacks.compiled(node.destroy, f"destroy_{operator.wing}")
+    release_compiler()
     return state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..declaration import Attribute, Operator, Parameter, Tensor
+from ..declaration import OWN_DOMAIN, Attribute, Operator, Parameter, Tensor
 from ..element_types import ELEMENT_TYPES, FLOAT32
 from .calls import blocked_shape, check_inputs, check_layout, run_region
 from .granularity import FAULTS
@@ -51,7 +51,7 @@ def _like(inputs: Sequence[str], attributes: Mapping[str, Any]) -> tuple[str, li
 OPERATORS = (
     Operator(
         wing="region",
-        domain="quark_numba",
+        domain=OWN_DOMAIN,
         name="Region",
         since_version=1,
         operation="region",

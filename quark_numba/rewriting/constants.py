@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..declaration import Affine, BlockRoundTrip, Dequantize, Meaning, Quantize, Tensor
 from ..element_types import find
-from ..models.tensors import ComputedTensor, Rows, array_of, in_memory, opened, row_axis, spans
-from . import pairs
+from ..models.tensors import ComputedTensor, Rows, array_of, in_memory, opened, row_axis, spans, unit_of
+from . import block_codes, pairs
 from .graph import Graph, Left, Node, Operand, call
 
 CONSTANT = "folded: a constant"
@@ -34,11 +34,16 @@ Known = dict[Any, tuple[ir.TensorProtocol, Sequence[ir.TensorProtocol]]]
 
 def rewrite(graph: Graph) -> None:
     known: Known = {}
-    graph.each(lambda node: _compute(graph, node, known))
+    stored: block_codes.Stored = {}
+    graph.each(lambda node: _compute(graph, node, known, stored))
 
 
-def _compute(graph: Graph, node: Node, known: Known) -> None:
+def _compute(graph: Graph, node: Node, known: Known, stored: block_codes.Stored) -> None:
     meaning = graph.meaning(node)
+    if graph.keep_codes and isinstance(meaning, BlockRoundTrip):
+        with suppress(Left):
+            graph.reasons[block_codes.keep(graph, node, meaning, stored)] = KEPT
+            return
     before = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
     if before is not None:
         graph.make_constant(node, (before,), CONSTANT)
@@ -141,7 +146,7 @@ def _lazily(
 
             yield rows
 
-    unit = math.lcm(block if block and is_axis else 1, x.unit if isinstance(x, ComputedTensor) else 1)
+    unit = math.lcm(block if block and is_axis else 1, unit_of(x))
     y = ComputedTensor(open_rows, inferred.element_type, shape, unit)
     # Whether the node is valid shows in its first rows and, as far as that depends on values of the parameters, in one element
     # for each of those along the axis.

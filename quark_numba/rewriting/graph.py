@@ -319,12 +319,20 @@ class Graph:
         if any(value.is_graph_output() for value in node.node.outputs):
             raise Left("its output is an output of its graph")
         for value, tensor in zip(node.node.outputs, tensors, strict=True):
-            key = node.node.graph, id(tensor)
-            if key not in self._constants or not _exists(self._constants[key]):
-                self._constants[key] = self.constant(tensor, value.name, node.node)
-                copy_metadata(value, self._constants[key])
-            value.replace_all_uses_with(self._constants[key])
+            value.replace_all_uses_with(self.shared_constant(tensor, value.name, node.node, value))
         self.remove(node, what)
+
+    def shared_constant(
+        self, tensor: ir.TensorProtocol, name: str | None, before: ir.Node, like: ir.Value | None = None
+    ) -> ir.Value:
+        """Return the constant with this very tensor in the graph of the node `before`. If there is none yet, it is a new one,
+        with the metadata of the value `like`."""
+        key = before.graph, id(tensor)
+        if key not in self._constants or not _exists(self._constants[key]):
+            self._constants[key] = self.constant(tensor, name, before)
+            if like:
+                copy_metadata(like, self._constants[key])
+        return self._constants[key]
 
     def remove(self, node: Node, what: str) -> None:
         """Remove a node that nothing uses, and the constants and the package's nodes that only this node used."""

@@ -1,10 +1,13 @@
-"""The operators that ONNX Runtime has, from its own list."""
+"""ONNX Runtime's release, and the operators that it has, from its own list."""
 
 from __future__ import annotations
 
 import functools
 
+import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state
+
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 
 def has_operator(domain: str, name: str) -> bool:

@@ -72,15 +72,17 @@ def optimize(
         The file to write. Tensors go to ``out.data`` if those of `model` are in files beside it and take more than 64 MB, or if
         the result is larger than 2 GiB. The memory that is needed does not grow with tensors in files.
     keep_codes : bool
-        Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run. Block
-        formats have no dequantize node, so they become float constants in any case.
+        Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run.
+        Constants in Microscaling formats become codes and scales, with ``quark_numba::DequantizeLinear``, version 1, if that
+        gives the same bits and ONNX Runtime has tensors of the codes. Other block formats become float constants in any case.
     standard_ops : bool
         Whether this package also runs ONNX's own QuantizeLinear and DequantizeLinear in sessions (see `register`). If not, the
         nodes of these operators, including the nodes in com.microsoft, stay as they are in two cases: they quantize activations
         anywhere in the model, as ONNX Runtime fuses them with their neighbours into integer operators; or ONNX Runtime's
         results may differ from the specification's.
     regions : bool
-        Whether to write ``quark_numba::Region``, which only the native backend of `register` provides.
+        Whether to write ``quark_numba::Region`` and ``quark_numba::DequantizeLinear``, which only the native backend of
+        `register` provides.
 
     Returns
     -------

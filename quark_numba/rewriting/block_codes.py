@@ -1,0 +1,84 @@
+"""Keep the codes and scales of constants in block formats, with a node that dequantizes them, in the place of floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..declaration import OWN_DOMAIN, BlockRoundTrip
+from ..linear.operators import OPERATORS as LINEAR
+from ..models.tensors import ComputedTensor, Rows, in_memory, opened, row_axis, spans, unit_of
+from .graph import Graph, Left, Node, Operand, call, copy_metadata
+from .onnx_runtime import RELEASE
+
+KEPT = "quantized: constant codes and scales"
+
+(_DEQUANTIZE,) = (each for each in LINEAR if (each.domain, each.operation) == (OWN_DOMAIN, "dequantize"))
+
+# The codes and scales by operator, attributes and input, with the input, whose identity is part of the key.
+Stored = dict[Any, tuple[ir.TensorProtocol, ir.TensorProtocol, ir.TensorProtocol]]
+
+
+def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Stored) -> Node:
+    """Replace a round trip of a constant by a node that dequantizes constant codes, and return that node. Raise Left if that
+    would change a bit."""
+    x, of_node = graph.tensor(node.x), node.node.graph
+    if not graph.regions:
+        raise Left("only the native backend has the node that dequantizes")
+    if x is None or x.size <= 1 or node.y.is_graph_output():
+        raise Left("its input is not a constant of several elements, or its output is an output of its graph")
+    assert of_node
+    key = node.operator, repr(node.attributes), id(x)
+    if key not in known:
+        known[key] = x, *_stored(node, x, meaning)
+    _, codes, scales = known[key]
+    inputs = [
+        graph.shared_constant(tensor, graph.unused_name(f"{node.y.name}_{what}"), node.node)
+        for tensor, what in ((codes, "codes"), (scales, "scale"))
+    ]
+    attributes, name = _attributes(meaning, len(codes.shape)), node.node.name
+    new = ir.node(_DEQUANTIZE.name, inputs, attributes, domain=_DEQUANTIZE.domain, outputs=[ir.Value()], name=name)
+    ir.convenience.replace_nodes_and_values(of_node, node.node, [], [new], [node.y], list(new.outputs))
+    copy_metadata(node.y, new.outputs[0])
+    copy_metadata(node.node, new)
+    graph.remove(node, KEPT)
+    graph.model.opset_imports.setdefault(_DEQUANTIZE.domain, _DEQUANTIZE.since_version)
+    graph.find(new)
+    found = graph.node(new)
+    assert found
+    return found
+
+
+def _attributes(meaning: BlockRoundTrip[Operand], rank: int) -> Mapping[str, int]:
+    return {"axis": meaning.axis % rank if rank > 1 else 0, "block_size": meaning.block_size}
+
+
+def _stored(node: Node, x: ir.TensorProtocol, meaning: BlockRoundTrip[Operand]) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
+    """Return the codes and the scales of a constant. The codes are computed here to compare the results, and again when they
+    are read, so that they need not fit into memory."""
+    shape, stored, attributes = x.shape.numpy(), meaning.stored, _attributes(meaning, len(x.shape))
+    if stored is None or not stored.element_type.has_tensors(RELEASE):
+        raise Left("ONNX Runtime has no tensors of its codes")
+    along = row_axis(shape)
+
+    @contextmanager
+    def open_rows() -> Iterator[Rows]:
+        with opened(x) as of_x:
+            yield lambda start, stop: stored.codes_and_scales(of_x(start, stop))[0]
+
+    unit = math.lcm(attributes["block_size"] if along == attributes["axis"] else 1, unit_of(x))
+    codes, scales = ComputedTensor(open_rows, stored.element_type, shape, unit), []
+    with opened(x) as of_x:
+        for part in (of_x(*span) for span in spans(codes)):
+            of_codes, of_scales = stored.codes_and_scales(part)
+            y = _DEQUANTIZE.call(of_codes, of_scales, **attributes)
+            # A product with a NaN may have any sign.
+            if np.isnan(of_scales.astype(np.float32)).any() or y.tobytes() != call(node, [part])[0].tobytes():
+                raise Left("its codes and scales cannot hold all elements")
+            scales.append(of_scales)
+    return codes, in_memory(np.concatenate(scales, along))
