@@ -24,9 +24,6 @@ _PYTHON: dict[Kind, Callable[[Any], Any]] = {
     "FLOATS": lambda values: [float(value) for value in values],
 }
 
-# The domain of the operators that `optimize` writes.
-OWN_DOMAIN = "quark_numba"
-
 Option = Literal["required", "optional", "variadic"]
 
 # A shape; None is an unknown dimension.

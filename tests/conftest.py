@@ -3,6 +3,7 @@ import threading
 
 import numba
 import pytest
+from large_models import is_large  # noqa: F401  # a fixture for all tests
 
 from quark_numba.element_types import FLOAT32
 from quark_numba.linear.key import select

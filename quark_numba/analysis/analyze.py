@@ -146,8 +146,9 @@ def analyze(
     runner = Runner(workers=workers, scheduler=scheduler, threads=threads, on_error=on_error, resume=resume, progress=progress)
     if by not in ("tensor", "node", "operator"):
         raise ValueError(f'by is {by!r}; expected "tensor", "node" or "operator"')
-    quantized = float_twin.load(model)
-    float_model = None if reference is None else float_twin.load(reference, "reference")
+    whole = scheduler is not None  # its workers may not have the files
+    quantized = float_twin.load(model, whole=whole)
+    float_model = None if reference is None else float_twin.load(reference, "reference", whole=whole)
     recipe = quantized, float_model, by if sweep else None, list(what_if), histograms, outputs
     analyzer = _Analyzer(*recipe, threads=number_of_threads(threads))
     check_chosen(outputs, analyzer.segments.outputs)
@@ -168,7 +169,9 @@ def analyze(
     options = {"by": recipe[2], "what_if": recipe[3], "outputs": outputs, "limit": limit, "batch": batch}
     runner.describe("analyze", recipe[:2], batches, options)
     with runner.open():
-        return analyzer.run(batches, runner, recipe)
+        result = analyzer.run(batches, runner, recipe)
+    float_twin.check(quantized, float_model)
+    return result
 
 
 def _work(recipe: tuple[Any, ...], points: list[list[Point]] | None) -> Work:
@@ -227,7 +230,6 @@ class _Analyzer:
         unmatched = dict(self.twin.found.unmatched)
         for place in total.reshaped:
             unmatched[quantizers[place].name] = "its shape differs in the float model, so only its own error is measured"
-        optimized = self.optimizations(first, outputs, unmatched)
         analysis = Analysis(
             tensors=sorted(tensors, key=_worst_first),
             outputs=_output_errors(total.outputs),
@@ -235,7 +237,6 @@ class _Analyzer:
             samples=total.samples,
             batches=done.done,
             failed=done.failed,
-            optimizations=_output_errors(optimized),
             twin=_output_errors(total.twin),
         )
         points: list[list[Point]] = []
@@ -252,6 +253,9 @@ class _Analyzer:
             for name, value in experiment.report(outcome).items():
                 setattr(analysis, name, value)
             others[experiment.where] = [*own.outputs.values(), *of_points]
+        self.reference = None  # a session of the whole model needs the memory
+        optimized = self.optimizations(first, outputs, unmatched)
+        analysis.optimizations = _output_errors(optimized)
         analysis.not_compared = _not_compared(total.outputs, others | {"ONNX Runtime's optimisations": [optimized]})
         return analysis
 
@@ -335,13 +339,13 @@ def _not_compared(compared: Comparison, others: Mapping[str, Sequence[Comparison
 
 
 def _of_weight(quantizer: Quantizer) -> TensorSums | None:
-    assert quantizer.rounded is not None
-    if quantizer.weight is None:
+    if quantizer.floats is None:
         return None
-    sums = measure(quantizer, quantizer.weight, quantizer.weight, quantizer.rounded)
+    weight, rounded = quantizer.weight, quantizer.rounded
+    sums = measure(quantizer, weight, weight, rounded)
     # The errors are those of the rounded weight in the model. Rounding the float weight here may return another one.
     sums.own_noise, sums.largest_own = sums.noise, sums.largest
-    sums.flushed = float(np.sum((quantizer.rounded == 0) & (quantizer.weight != 0)))
+    sums.flushed = float(np.sum((rounded == 0) & (weight != 0)))
     return sums
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError, reraise_of_signal_handler
+from ..models.model_files import Source
 from ..running import data, sessions
 from ..running.data import check_positive, check_source
 from ..running.runs import OnError, Progress, Runner, Work
@@ -161,9 +162,10 @@ def evaluate(
     check_names(outputs)
     check_positive(top_k=top_k, limit=limit, batch=batch, random=random, workers=workers)
     runner = Runner(workers=workers, scheduler=scheduler, threads=threads, on_error=on_error, resume=resume, progress=progress)
-    quantized = float_twin.load(model)
-    float_model = float_twin.make_twin(quantized).model if reference is None else float_twin.load(reference, "reference")
-    models = quantized, float_model
+    models = (
+        float_twin.load(model, whole=scheduler is not None),  # the scheduler's workers may not have the files
+        None if reference is None else float_twin.load(reference, "reference", whole=scheduler is not None),
+    )
     threads = threads if runner.is_here else runner.share
     pair = _pair(models, threads)
     check_chosen(outputs, [each.name for each in pair[0].get_outputs()])
@@ -181,6 +183,7 @@ def evaluate(
     make = functools.partial(_work, pair if runner.is_here else None, models, threads, outputs, labels, top_k, metric)
     with runner.open():
         done = runner.total(_Batch, make, batches, steps=batches.batches)
+    float_twin.check(*models)
     total: _Batch = done.sums
     if labels and not any(each.labelled for each in total.places.values()):
         raise ModelError(f"labels {labels}: expected one for each place of an output along all axes but its last")
@@ -198,15 +201,18 @@ def evaluate(
     )
 
 
-def _work(pair: list[Any] | None, models: tuple[Any, Any], threads: int, *arguments: Any) -> Work:
+def _work(pair: list[Any] | None, models: tuple[Source, Source | None], threads: int, *arguments: Any) -> Work:
     """Return the function that measures a batch. It creates its own sessions if `pair` is None."""
     own = pair or _pair(models, threads)
     return lambda batch: _of_batch(own, batch, *arguments)
 
 
-def _pair(models: tuple[Any, Any], threads: int) -> list[Any]:
-    names = "the model", "the reference"
-    return [sessions.session_of(model, name, threads=threads) for model, name in zip(models, names, strict=True)]
+def _pair(models: tuple[Source, Source | None], threads: int) -> list[Any]:
+    """Return the sessions of a model and of the reference, which is the model's twin if it is None."""
+    model, reference = models
+    of_model = sessions.session_of(model, "the model", threads=threads)
+    floats = float_twin.make_twin(model).lazy if reference is None else reference
+    return [of_model, sessions.session_of(floats, "the reference", threads=threads)]
 
 
 def _output_error(name: str, sums: ErrorSums, places: _Places | None) -> OutputError:

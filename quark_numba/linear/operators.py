@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration import (
-    OWN_DOMAIN,
     Affine,
     AnyOperand,
     Attribute,
@@ -26,7 +25,7 @@ from ..declaration import (
 from ..element_types import UINT8, ElementType, find
 from . import calls
 from .granularity import FAULTS, loop_shape
-from .versions import DEFAULTS, VERSIONS, Version
+from .versions import DEFAULTS, OWN_DOMAIN, VERSIONS, Version
 
 # The names of the inputs, and the documentation of the schema.
 _NAMES = {

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Literal, NamedTuple
 
-from ..declaration import OWN_DOMAIN
 from ..element_types import ElementType, named
 
 Operation = Literal["quantize", "dequantize", "quantize_dequantize"]
 Operand = Literal["x", "scale", "quantized", "y"]
+
+# The domain of the operators that `optimize` writes.
+OWN_DOMAIN = "quark_numba"
 
 # The attributes, each with the value that an omitted attribute has.
 DEFAULTS = {"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": 0, "precision": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import math
@@ -41,6 +42,9 @@ _PAGE = 1 << 12
 
 # Smaller initializers stay in the file of the model: they may be shapes, which ONNX Runtime has to know.
 LEAST_APART = 1 << 10
+
+# ONNX Runtime's entry for the folder with the external data of a model without a path.
+TENSORS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:
@@ -90,6 +94,16 @@ def load_tensors(
             except Exception as error:
                 reraise_of_signal_handler(error)
                 raise ModelError(f"{name}: tensor {tensor.name}: {error}") from None
+
+
+def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:
+    """Return the tensor with its elements, which may be in a file of the folder. Raise ModelError if they cannot be read."""
+    if external_data_helper.uses_external_data(tensor):
+        model = onnx.ModelProto()
+        model.graph.initializer.append(tensor)
+        load_tensors(model, folder)
+        return model.graph.initializer[0]
+    return tensor
 
 
 def _read(tensor: onnx.TensorProto, folder: str) -> None:
@@ -198,6 +212,11 @@ class Source:
         return cls(load(path, external_data=False), os.path.dirname(os.path.abspath(path)), path, state=state)
 
     @property
+    def folder(self) -> str:
+        """The folder of the tensors in files; "" if the model contains all its tensors."""
+        return os.fspath(self._folder or "") if self._states else ""
+
+    @property
     def files(self) -> list[str]:
         """The paths of the files of tensors."""
         return sorted(self._states)
@@ -224,6 +243,12 @@ class Source:
         if self._folder is not None:
             load_tensors(self.proto, self._folder, self._name, self._leave)
         return self.proto
+
+    def digest(self) -> str:
+        """Return a digest of the model, and of the sizes and times of the files with tensors that are not read yet."""
+        content = self.proto.SerializeToString(deterministic=True)
+        states = [(size, time) for size, _, time, *_ in self._states.values()] if locations(self.proto, self._leave) else []
+        return hashlib.sha256(content + repr(states).encode()).hexdigest()
 
     def forget(self) -> None:
         """Let go of the model, which then is no longer in memory."""
@@ -299,17 +324,18 @@ def _tensors(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.Ten
 
 
 @contextmanager
-def session_source(model: onnx.ModelProto, folder: str | os.PathLike[str] | None = None) -> Iterator[bytes | str]:
-    """Yield the model as onnxruntime.InferenceSession takes it: its bytes or, if it is too large for one file, a path that
-    exists within the context, in a temporary folder in `folder`."""
-    if _size(model) <= _MOST_BYTES:
-        content = model.SerializeToString()
+def session_source(model: Model, folder: str | os.PathLike[str] | None = None) -> Iterator[bytes | str]:
+    """Yield the model as onnxruntime.InferenceSession takes it: its bytes or, if it is too large for one file or its tensors
+    are to be mapped, a path that exists within the context, in a temporary folder in `folder`. A model of onnx-ir may lose its
+    tensors."""
+    if _size(model) <= (MOST_IN_MEMORY if isinstance(model, ir.Model) else _MOST_BYTES):
+        content = as_proto(model).SerializeToString()
         del model  # it need not stay in memory while the session is made from the bytes
         yield content
         return
     with temporary_folder(folder) as place:
         path = os.path.join(place, "model.onnx")
-        save(model, path)
+        save(model, path, apart=isinstance(model, ir.Model))
         yield path
 
 
@@ -339,6 +365,23 @@ def save(model: Model, path: str | os.PathLike[str], *, apart: bool = False, che
         check()
 
     _write(path, write_to)
+
+
+def without_elements(model: ir.Model) -> onnx.ModelProto:
+    """Return the model with the types and shapes alone of initializers that are computed when they are read."""
+    computed = {
+        value: value.const_value
+        for value in model.graph.initializers.values()
+        if isinstance(value.const_value, tensors.ComputedTensor)
+    }
+    for value, tensor in computed.items():
+        shape, name = ir.Shape(tensor.shape.numpy()), value.name or ""
+        value.const_value = ir.ExternalTensor("computed", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+    try:
+        return ir.to_proto(model)
+    finally:
+        for value, tensor in computed.items():
+            value.const_value = tensor
 
 
 def is_large(model: ir.Model) -> bool:

@@ -129,9 +129,14 @@ def unit_of(tensor: ir.TensorProtocol) -> int:
     return tensor.unit if isinstance(tensor, ComputedTensor) else 1
 
 
+def is_in_memory(tensor: ir.TensorProtocol) -> bool:
+    """Whether the elements of a tensor need not be read from a file, or computed."""
+    return not isinstance(tensor, (ComputedTensor, ir.ExternalTensor))
+
+
 def array_of(tensor: ir.TensorProtocol) -> NDArray[Any]:
     """Return the elements of a tensor, which may be a view of the tensor's memory. Raise ModelError if they cannot be read."""
-    if not isinstance(tensor, (ComputedTensor, ir.ExternalTensor)):
+    if is_in_memory(tensor):
         return _elements(tensor)
     shape = tensor.shape.numpy()
     before = (slice(None),) * row_axis(shape)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..declaration import OWN_DOMAIN, Attribute, Operator, Parameter, Tensor
+from ..declaration import Attribute, Operator, Parameter, Tensor
 from ..element_types import ELEMENT_TYPES, FLOAT32
+from ..linear.versions import OWN_DOMAIN
 from .calls import blocked_shape, check_inputs, check_layout, run_region
 from .granularity import FAULTS
 from .key import parse

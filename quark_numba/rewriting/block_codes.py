@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..declaration import OWN_DOMAIN, BlockRoundTrip
+from ..declaration import BlockRoundTrip
 from ..linear.operators import OPERATORS as LINEAR
+from ..linear.versions import OWN_DOMAIN
 from ..models.tensors import ComputedTensor, Rows, in_memory, opened, row_axis, spans, unit_of
 from .graph import Graph, Left, Node, Operand, call, copy_metadata
 from .onnx_runtime import RELEASE

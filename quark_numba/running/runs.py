@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..errors import ModelError
+from ..models.model_files import Source
 from .data import Batch, Data
 from .saved import Saved
 from .threads import in_order, number_of_threads
@@ -107,14 +107,11 @@ class Runner:
         with connected(self.workers, self.scheduler) as self._client:
             yield
 
-    def describe(self, what: str, models: Sequence[Any], data: Data, options: dict[str, Any]) -> None:
+    def describe(self, what: str, models: Sequence[Source | None], data: Data, options: dict[str, Any]) -> None:
         """Open the file that keeps the sums, with the description that distinguishes this run from others. Raises ModelError if
         the file is from another run."""
         if self.saved:
-            digests = [
-                None if each is None else hashlib.sha256(each.SerializeToString(deterministic=True)).hexdigest()
-                for each in models
-            ]
+            digests = [None if each is None else each.digest() for each in models]
             self.saved.open({"command": what, "models": digests, "data": data.description, **options})
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 
@@ -35,12 +36,13 @@ def create_session(
     profile: str = "",
     optimizations: bool = True,
     keeps_memory: bool = True,
+    folder: str = "",
 ) -> onnxruntime.InferenceSession:
     """Return a session of a model, with the package's operators if the model has them or with `standard_ops`.
 
     `name` is the model's name in messages. `threads` = 0 leaves the number of threads to ONNX Runtime. `profile` is the
-    beginning of the paths of profile files, "" for none. `keeps_memory` is False for one of hundreds of sessions. Raises
-    ModelError.
+    beginning of the paths of profile files, "" for none. `keeps_memory` is False for one of hundreds of sessions. `folder` has
+    the tensors in files of a model without a path. Raises ModelError.
     """
     options = onnxruntime.SessionOptions()
     if profile:
@@ -52,6 +54,8 @@ def create_session(
     options.enable_cpu_mem_arena = options.enable_mem_pattern = keeps_memory
     if not optimizations:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if folder:
+        options.add_session_config_entry(model_files.TENSORS_FOLDER, folder)
     if has_own_operators:
         # ONNX Runtime's rewriting of quantized models does not know the package's operators. It moves 32-bit zero points into
         # its own operators, which lack these types.
@@ -66,14 +70,21 @@ def create_session(
         raise ModelError(f"{name}: {error}") from None
 
 
-def session_of(model: onnx.ModelProto, name: str, *, threads: int = 0) -> onnxruntime.InferenceSession:
-    """Return a session of a model in memory, with the package's operators if the model has them. Raises ModelError."""
-    with model_files.session_source(model) as source:
-        return create_session(source, name, has_own_operators=_has_own_operators(model), threads=threads)
+def session_of(model: model_files.Source | model_files.Model, name: str, *, threads: int = 0) -> onnxruntime.InferenceSession:
+    """Return a session of a model, with the package's operators if the model has them. ONNX Runtime maps large tensors from
+    files; computed ones are written to files first, and the model may lose them. Raises ModelError."""
+    folder = model.folder if isinstance(model, model_files.Source) else ""
+    content = model.proto if isinstance(model, model_files.Source) else model
+    has_own_operators = _has_own_operators(content)
+    with model_files.session_source(content) as source:
+        return create_session(source, name, has_own_operators=has_own_operators, threads=threads, folder=folder)
 
 
-def _has_own_operators(model: onnx.ModelProto) -> bool:
+def _has_own_operators(model: model_files.Model) -> bool:
     """Whether the model has nodes of the package's domains."""
+    if isinstance(model, ir.Model):
+        nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+        return any(node.domain and node.domain in OPERATORS.domains for node in nodes)
     waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
     while waiting:
         for node in waiting.pop().node:

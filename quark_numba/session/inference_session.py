@@ -18,10 +18,7 @@ from ..ort import entry, register
 from . import initializers
 from .prepared import prepared
 
-# ONNX Runtime's entry for the folder with the external data of a model without a path.
-_TENSORS_FOLDER = "session.model_external_initializers_file_folder_path"
-
-# That for temporary memory that sessions share.
+# ONNX Runtime's entry for temporary memory that sessions share.
 _SHARED_ARENA = "session.use_env_allocators"
 
 
@@ -147,15 +144,15 @@ def _register_arena() -> None:
 def _of_files(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
     """While ONNX Runtime opens a model of this package, let the entry for the folder of tensors, if it is set, name that of the
     model. Return unused memory to the system before and after."""
-    folder = entry(options, _TENSORS_FOLDER)
+    folder = entry(options, model_files.TENSORS_FOLDER)
     try:
         if folder:
-            options.add_session_config_entry(_TENSORS_FOLDER, os.path.dirname(path))
+            options.add_session_config_entry(model_files.TENSORS_FOLDER, os.path.dirname(path))
         with memory.released():
             yield
     finally:
         if folder:
-            options.add_session_config_entry(_TENSORS_FOLDER, folder)
+            options.add_session_config_entry(model_files.TENSORS_FOLDER, folder)
 
 
 @contextlib.contextmanager
@@ -166,7 +163,7 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **
         return
     is_path = isinstance(source, (str, os.PathLike))
     state = model_files.state_of(source) if is_path else None
-    model, folder, path = _model(source), entry(options, _TENSORS_FOLDER), None
+    model, folder, path = _model(source), entry(options, model_files.TENSORS_FOLDER), None
     outside = initializers.in_place_of_files(model, options)
     if is_path:
         folder, path = os.path.dirname(os.path.abspath(source)), source

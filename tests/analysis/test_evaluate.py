@@ -107,7 +107,7 @@ def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
 def test_without_a_reference_the_model_itself_is_it(variant):
     """The twin has the weights of the float model, and gives its outputs."""
     path = MODELS / f"textline_cls_{variant}.onnx"
-    twin = float_twin.make_twin(onnx.load(path)).model
+    twin = float_twin.make_twin(float_twin.load(path)).model
     assert not any(node.domain for node in twin.graph.node)
     ours, theirs = session(twin, backend=None).run(None, {"x": X})[0], run_whole(FLOAT)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
@@ -116,9 +116,9 @@ def test_without_a_reference_the_model_itself_is_it(variant):
 @pytest.mark.parametrize(("variant", "agreement_db"), [("i32", 120), ("u32", 120), ("a8w8", 60)])
 def test_a_reference_gives_weights_and_activation_functions(variant, agreement_db):
     """The model has only codes of its weights, and a Relu or a Clip is part of the codes' range. The reference gives both."""
-    twin = float_twin.make_twin(onnx.load(MODELS / f"textline_cls_{variant}.onnx"), onnx.load(FLOAT))
+    twin = float_twin.make_twin(float_twin.load(MODELS / f"textline_cls_{variant}.onnx"), float_twin.load(FLOAT))
     weights = [each for each in twin.quantizers if each.kind == "weight"]
-    assert sum(each.weight is None for each in weights) == 1  # of the matrix product that Quark turned into a Gemm
+    assert sum(each.floats is None for each in weights) == 1  # of the matrix product that Quark turned into a Gemm
     assert len(twin.found.unmatched) == 1
     ours, theirs = session(twin.model, backend=None).run(None, {"x": X})[0].astype(np.float64), run_whole(FLOAT)
     assert 10 * np.log10(np.sum(theirs**2) / np.sum((ours - theirs) ** 2)) > agreement_db
@@ -289,7 +289,7 @@ def test_wrong_command(words, capsys):
 
 
 def test_onnx_runtime_without_our_operators_runs_the_twin():
-    twin = float_twin.make_twin(onnx.load(BF16)).model
+    twin = float_twin.make_twin(float_twin.load(BF16)).model
     onnxruntime.InferenceSession(twin.SerializeToString(), providers=["CPUExecutionProvider"])
 
 

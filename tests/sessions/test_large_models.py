@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from large_models import apart
 from onnx import helper, numpy_helper
 from onnx_models import model
 from paths import MODELS
@@ -18,25 +19,10 @@ import quark_numba
 from quark_numba import ModelError, optimize, to_tensor_proto
 from quark_numba.element_types import find
 from quark_numba.models import model_files, tensors
-from quark_numba.rewriting import constants
 
 pytestmark = pytest.mark.compiled
 
 DOMAIN = "com.amd.quark"
-
-
-@pytest.fixture
-def is_large(monkeypatch):
-    """Every model is large, and its tensors have many parts."""
-    monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 0)
-    monkeypatch.setattr(model_files, "_LARGE", model_files.LEAST_APART)
-    monkeypatch.setattr(constants, "_LARGE", 0)
-    monkeypatch.setattr(tensors, "_PART", 1 << 6)
-
-
-def apart(content, path):
-    """Write a model with its tensors in a file beside it."""
-    onnx.save(content, path, save_as_external_data=True, location="weights")
 
 
 def arrays_of(path):

@@ -43,7 +43,7 @@ class Histograms(Experiment):
     def report(self, outcome: Outcome) -> dict[str, Any]:
         quantizers = self.segments.twin.quantizers
         worst = [quantizers[each.place] for each in outcome.tensors[: self.count]]
-        found = {each: _histogram(each, each.weight) for each in worst if each.weight is not None}
+        found = {each: _histogram(each, each.weight) for each in worst if each.floats is not None}
 
         def see(quantizer: Quantizer, x: Array, *_: Array) -> None:
             if quantizer in worst:

@@ -73,7 +73,7 @@ _OFF, _ON = "off", "on"
 def _groups(quantizers: Sequence[Quantizer], by: By) -> dict[str, list[Quantizer]]:
     groups: dict[str, list[Quantizer]] = {}
     for each in quantizers:
-        if each.weight is None and each.kind == "weight":
+        if each.floats is None and each.kind == "weight":
             continue  # its float values are unknown
         names = {"tensor": [each.name], "node": list(each.users), "operator": list(dict.fromkeys(each.users.values()))}[by]
         for name in names:

@@ -50,7 +50,7 @@ class WhatIf(Experiment):
     def __init__(self, segments: Segments, chosen: Sequence[str] | None, formats: Sequence[Format]) -> None:
         super().__init__(segments, chosen)
         self.formats = formats
-        known = [each for each in segments.twin.quantizers if each.kind == "activation" or each.weight is not None]
+        known = [each for each in segments.twin.quantizers if each.kind == "activation" or each.floats is not None]
         self.candidates = {each: _candidates(each, formats) for each in known}
         self.mixes: list[Mix] = []
 
@@ -71,7 +71,7 @@ class WhatIf(Experiment):
 
     def points(self, total: Measured, own: Found) -> list[Point]:
         elements = {
-            each: float(each.weight.size) if each.weight is not None else total.tensors[self.places[each]].count / total.samples
+            each: float(each.floats.size) if each.floats is not None else total.tensors[self.places[each]].count / total.samples
             for each in self.candidates
         }
         effects = common(own.outputs)
@@ -105,12 +105,18 @@ class WhatIf(Experiment):
     def _signal(self, quantizer: Quantizer, total: Measured) -> float | None:
         if quantizer.kind == "activation":
             return total.tensors[self.places[quantizer]].signal
-        return None if quantizer.weight is None else own_noise(quantizer.weight, np.zeros_like(quantizer.weight))
+        if quantizer.floats is None:
+            return None
+        weight = quantizer.weight
+        return own_noise(weight, np.zeros_like(weight))
 
     def _noise(self, quantizer: Quantizer, format_: Format, own: Found) -> float | None:
         if quantizer.kind == "activation":
             return own.noise[str(self.places[quantizer]), format_.name]
-        return None if quantizer.weight is None else own_noise(quantizer.weight, format_.apply(quantizer.weight))
+        if quantizer.floats is None:
+            return None
+        weight = quantizer.weight
+        return own_noise(weight, format_.apply(weight))
 
 
 def _candidates(quantizer: Quantizer, formats: Sequence[Format]) -> list[Candidate]:

@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from ...declaration import Tensor
-from ...element_types import FLOAT32
+from ...element_types import FLOAT32, find
 from ...errors import ModelError, reraise_of_signal_handler
 from ...models import model_files
-from ...models.tensors import in_memory
+from ...models.model_files import Source
+from ...models.tensors import ComputedTensor, Rows, in_memory, is_in_memory, opened
 from ...rewriting import functions
 from ...rewriting.graph import Graph
 from ...rewriting.protos import used_names
-from .quantizers import Quantizer, Twin, find_quantizers
+from .quantizers import Array, Quantizer, Twin, find_quantizers
 from .references import use_reference
 
 Model = onnx.ModelProto | str | os.PathLike[str]
 
 
-def load(model: Model, name: str = "model") -> onnx.ModelProto:
-    """Return the whole model, with local functions inlined. Raise ModelError if the model cannot be used, and TypeError if it
-    is neither a model nor a path."""
+def load(model: Model, name: str = "model", *, whole: bool = False) -> Source:
+    """Return the model, with local functions inlined. Large tensors of a large model stay in their files, unless it has to be
+    `whole`. Raise ModelError if the model cannot be used, and TypeError if it is neither a model nor a path."""
     if isinstance(model, (str, os.PathLike)):
-        model = model_files.load(model)
-    elif not isinstance(model, onnx.ModelProto):
+        source = Source.open(model)
+    elif isinstance(model, onnx.ModelProto):
+        source = Source(model)
+    else:
         raise TypeError(f"{name} is a {type(model).__name__}; expected onnx.ModelProto or a path")
-    model_files.check_is_whole(model)
-    if not model.HasField("graph"):
+    if not source.proto.HasField("graph"):
         raise ModelError("not an ONNX model: it has no graph")
-    return _without_functions(model) if model.functions else model
+    if whole or not source.is_large:
+        source.whole()
+    if source.proto.functions:
+        source.proto = _without_functions(source)
+    return source
 
 
-def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+def check(*sources: Source | None) -> None:
+    """Raise ModelError if the file of a model, or one with tensors of it, was changed since it was first read."""
+    for each in sources:
+        if each is not None:
+            each.check()
+
+
+def _without_functions(source: Source) -> onnx.ModelProto:
     try:
-        intermediate = ir.from_proto(model)
+        intermediate = source.lazy()
         functions.inline(intermediate, every=True)
         return ir.to_proto(intermediate)
     except Exception as error:  # whatever an invalid model leads to
@@ -45,7 +60,7 @@ def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
-def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) -> Twin:
+def make_twin(model: Source, reference: Source | None = None) -> Twin:
     """Return the float twin. Raise ModelError if the model is not valid."""
     try:
         graph = _graph(model)
@@ -54,19 +69,19 @@ def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) 
         if found.nested:
             inner = _graph(model)
             _bypass(inner, find_quantizers(inner).quantizers)
-            whole = ir.to_proto(inner.model).graph.node
+            whole = model_files.without_elements(inner.model).graph.node
             kept = {index: node for index, node in enumerate(whole) if any(_has_graph(each) for each in node.attribute)}
-        codes = [each for each in found.quantizers if each.kind == "weight" and each.weight is None]
+        codes = [each for each in found.quantizers if each.kind == "weight" and each.floats is None]
         if reference is not None:
             use_reference(graph, found.quantizers, reference)
         _bypass(graph, [*found.quantizers, *found.nested])
         for each in codes:
-            if each.weight is None:
+            if each.floats is None:
                 why = "and the reference has no tensor for it" if reference is not None else "and there is no reference"
                 found.unmatched[each.name] = f"the model holds only its codes, {why}"
             _set_weight(graph, each)
         _drop_unused(graph, {name for node in kept.values() for name in used_names(node)})
-        return Twin(ir.to_proto(graph.model), found, kept)
+        return Twin(graph.model, found, kept, model.folder)
     except ModelError:
         raise
     except Exception as error:  # whatever an invalid model leads to
@@ -74,8 +89,8 @@ def make_twin(model: onnx.ModelProto, reference: onnx.ModelProto | None = None) 
         raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
-def _graph(model: onnx.ModelProto) -> Graph:
-    intermediate = ir.from_proto(model)
+def _graph(source: Source) -> Graph:
+    intermediate = source.lazy()
     intermediate.graph.sort()
     return Graph(intermediate, keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
 
@@ -113,18 +128,30 @@ def _passing(graph: Graph, x: ir.Value, y: ir.Value, quantizer: Quantizer) -> ir
             graph.constant(in_memory(np.array(end, np.float32)), graph.unused_name(name), last.node) for end in quantizer.clip
         ]
         return ir.node("Clip", [x, *bounds], outputs=[ir.Value()], name=name)
-    if quantizer.rounded is not None or type_of_x in (type_of_y, None):
+    if quantizer.kind == "weight" or type_of_x in (type_of_y, None):
         return ir.node("Identity", [x], outputs=[ir.Value()], name=name)
     return ir.node("Cast", [x], {"to": type_of_y.number}, outputs=[ir.Value()], name=name)
 
 
 def _set_weight(graph: Graph, quantizer: Quantizer) -> None:
     """Replace the codes of a weight by a float tensor."""
-    assert quantizer.rounded is not None
-    array = quantizer.rounded if quantizer.weight is None else quantizer.weight.astype(quantizer.rounded.dtype)
+    assert quantizer.constant is not None
+
+    def floats() -> Array:
+        return quantizer.rounded if quantizer.floats is None else quantizer.weight.astype(quantizer.dtype)
+
+    @contextmanager
+    def open_rows() -> Iterator[Rows]:
+        with opened(in_memory(floats())) as rows:
+            yield rows
+
+    element_type = find(quantizer.dtype)
+    assert element_type
+    is_small = is_in_memory(quantizer.constant)
+    tensor = in_memory(floats()) if is_small else ComputedTensor(open_rows, element_type, quantizer.constant.shape.numpy())
     for node in list(graph.model.graph):
         if node.outputs and node.outputs[0].name in quantizer.ys:
-            node.replace_input_with(0, graph.constant(in_memory(array), graph.unused_name(f"{quantizer.name}_float"), node))
+            node.replace_input_with(0, graph.constant(tensor, graph.unused_name(f"{quantizer.name}_float"), node))
 
 
 def _drop_unused(graph: Graph, used: set[str]) -> None:

@@ -20,6 +20,8 @@ from ...element_types import FLOAT32, ElementType
 from ...linear.calls import quantize_dequantize
 from ...linear.dispatch import TABLE
 from ...linear.key import select
+from ...models import model_files
+from ...models.tensors import array_of, is_in_memory
 from ...rewriting.graph import Graph, Left, Node, Operand
 
 Kind = Literal["activation", "weight"]
@@ -113,7 +115,8 @@ class Quantizer:
     """A quantized tensor, and the nodes that round it: one node, or a quantize node and its dequantize nodes.
 
     `x` is the name of the tensor before rounding. `ys` are the names of the tensors after rounding, which are equal. For a
-    weight, `weight` is the float tensor (None if the model has only codes), and `rounded` is the rounded tensor. `clip` holds
+    weight, `floats` is the float tensor (None if the model has only codes), `constant` is the tensor in the model, floats or
+    codes, `of_constant` turns it into the rounded tensor, and `dtype` is that of the rounded tensor. `clip` holds
     the bounds of an activation function that the float twin needs and the model may lack: quantization tools leave out a Relu
     or a Clip if the range of the codes already clips.
     """
@@ -131,8 +134,29 @@ class Quantizer:
     made_by: str = "an input of the model"
     users: dict[str, str] = field(default_factory=dict)  # operators of the nodes that take the rounded tensor, by name
     clip: tuple[float, float] | None = None
-    weight: Array | None = None
-    rounded: Array | None = None
+    floats: ir.TensorProtocol | None = None
+    constant: ir.TensorProtocol | None = None
+    of_constant: Callable[[Array], Array] | None = None
+    dtype: Any = None
+    _rounded: Array | None = None
+
+    @property
+    def weight(self) -> Array:
+        """The float tensor of a weight. One that is in a file is read each time."""
+        assert self.floats is not None
+        return array_of(self.floats)
+
+    @property
+    def rounded(self) -> Array:
+        """The rounded tensor of a weight. One that is in a file is read and rounded each time."""
+        assert self.constant is not None
+        assert self.of_constant is not None
+        if self._rounded is not None:
+            return self._rounded
+        rounded = self.of_constant(array_of(self.constant))
+        if is_in_memory(self.constant):
+            self._rounded = rounded
+        return rounded
 
 
 @dataclass
@@ -153,9 +177,16 @@ class Twin:
     If the model has only codes of a weight, the twin has the reference's float values. If the reference lacks these too, the
     twin has the dequantized values, and the weight is in `found.unmatched`."""
 
-    model: onnx.ModelProto
+    lazy: ir.Model
     found: Found
     kept: dict[int, onnx.NodeProto]
+    folder: str = ""  # of tensors in files
+
+    @cached_property
+    def model(self) -> onnx.ModelProto:
+        """The twin as onnx holds it. Tensors that are not in memory have only their types and shapes, and their places in
+        files."""
+        return model_files.without_elements(self.lazy)
 
     @property
     def quantizers(self) -> list[Quantizer]:
@@ -193,7 +224,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     if node in graph.reasons:
         raise Left(graph.reasons[node])
     meaning = graph.meaning(node)
-    weight = graph.array(node.x)
+    constant = graph.tensor(node.x)
     followers = []
     form: Linear | Block
     if isinstance(meaning, BlockRoundTrip):
@@ -203,7 +234,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     elif isinstance(meaning, Affine):
         if isinstance(meaning, Quantize):
             followers = _followers(graph, node)
-        elif isinstance(meaning, Dequantize) and weight is None:
+        elif isinstance(meaning, Dequantize) and constant is None:
             raise Left("its codes are neither constant nor from a quantize node")
         form = _linear(meaning)
         type_name, parameters = form.element_type.name, _parameters(form)
@@ -215,7 +246,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     producer = node.x.producer()
     made = Quantizer(
         name=node.x.name or "",
-        kind="activation" if weight is None else "weight",
+        kind="activation" if constant is None else "weight",
         type=type_name,
         parameters=parameters,
         bits=bits,
@@ -226,12 +257,12 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         nodes=[node.node, *(each.node for each in followers)],
         users={label(user): user.op_type for y in ys for user, _ in y.uses()},
     )
-    if weight is not None:
-        made.made_by = "a constant"
-        if isinstance(meaning, Dequantize):
-            made.rounded = graph.as_function(node)(weight)
-        else:
-            made.weight, made.rounded = weight, apply(weight)
+    if constant is not None:
+        made.made_by, made.constant = "a constant", constant
+        made.of_constant, made.floats = (
+            (graph.as_function(node), None) if isinstance(meaning, Dequantize) else (apply, constant)
+        )
+        made.dtype = made.rounded.dtype  # raises Left if the node is not valid
     elif producer:
         made.made_by = label(producer)
         if producer.op_type in _BEFORE_ACTIVATIONS and isinstance(form, Linear):

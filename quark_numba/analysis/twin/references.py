@@ -5,28 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from ...element_types import find
 from ...errors import reraise_of_signal_handler
+from ...models.model_files import Source
 from ...ort import register
 from ...rewriting.fusions import optimised_by_onnx_runtime
 from ...rewriting.graph import Graph
-from .quantizers import Array, Quantizer
+from .quantizers import Quantizer
 
 # The suffixes that Quark appends to a tensor's name, for its codes and for the dequantized tensor.
 _SUFFIXES = ("_quantized", "_DequantizeLinear_Output")
 
 
-def use_reference(graph: Graph, quantizers: list[Quantizer], reference: onnx.ModelProto) -> None:
+def use_reference(graph: Graph, quantizers: list[Quantizer], reference: Source) -> None:
     """Set float values and activation bounds that the model lacks to those of the reference.
 
     A weight that the model holds only as codes gets the float values of a constant of the same shape. The constant has the same
     name, or it is the same input of a node with the same operator and output. It is looked up in the reference as it is, and
     then in the reference as ONNX Runtime simplifies it, with constants folded and normalizations fused into convolutions. A
     tensor whose activation function the model lacks gets the bounds of the reference's Relu or Clip with that output."""
-    without_weight = [each for each in quantizers if each.kind == "weight" and each.weight is None]
+    without_weight = [each for each in quantizers if each.kind == "weight" and each.floats is None]
     clipped = {each.x: each for each in quantizers if each.clip}
     for candidate in _forms(reference) if without_weight or clipped else ():
         constants, inputs = _constants(candidate)
@@ -35,13 +36,13 @@ def use_reference(graph: Graph, quantizers: list[Quantizer], reference: onnx.Mod
             if bounds and node.outputs[0].name in clipped:
                 clipped[node.outputs[0].name].clip = bounds
         for each in without_weight:
-            assert each.rounded is not None
+            assert each.constant is not None
             names = {name.removesuffix(suffix) for name in (each.name, *each.ys) for suffix in ("", *_SUFFIXES)}
-            arrays = [constants[name] for name in sorted(names) if name in constants]
-            arrays += [inputs[place] for place in _places(graph, each) if place in inputs]
-            arrays = [array for array in arrays if array.shape == each.rounded.shape]
-            if arrays and each.weight is None:
-                each.weight = arrays[0]
+            found = [constants[name] for name in sorted(names) if name in constants]
+            found += [inputs[place] for place in _places(graph, each) if place in inputs]
+            found = [tensor for tensor in found if tensor.shape.numpy() == each.constant.shape.numpy()]
+            if found and each.floats is None:
+                each.floats = found[0]
 
 
 def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
@@ -55,43 +56,43 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
     return -math.inf if lowest is None else lowest, math.inf if highest is None else highest
 
 
-def _forms(reference: onnx.ModelProto) -> Iterator[Graph]:
-    """Yield the reference as it is, and then as ONNX Runtime simplifies it."""
-    yield _graph(reference)
+def _forms(reference: Source) -> Iterator[Graph]:
+    """Yield the reference as it is, and then as ONNX Runtime simplifies it, for which all its tensors are read."""
+    yield _graph(reference.lazy())
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     register(options)
     try:
-        simplified = optimised_by_onnx_runtime(reference, options)
+        simplified = optimised_by_onnx_runtime(reference.whole(), options)
     except Exception as error:  # ONNX Runtime cannot load the reference
         reraise_of_signal_handler(error)
         return
-    yield _graph(simplified)
+    yield _graph(ir.from_proto(simplified))
 
 
-def _graph(model: onnx.ModelProto) -> Graph:
-    return Graph(ir.from_proto(model), keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
+def _graph(model: ir.Model) -> Graph:
+    return Graph(model, keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
 
 
 Place = tuple[str, str | None, int]
 
 
-def _constants(graph: Graph) -> tuple[dict[str, Array], dict[Place, Array]]:
+def _constants(graph: Graph) -> tuple[dict[str, ir.TensorProtocol], dict[Place, ir.TensorProtocol]]:
     """Return the constants by name, and by the operator, first output and input index of the nodes that take them."""
-    constants: dict[str, Array] = {}
-    inputs: dict[Place, Array] = {}
+    constants: dict[str, ir.TensorProtocol] = {}
+    inputs: dict[Place, ir.TensorProtocol] = {}
     values = [*graph.model.graph.initializers.values(), *(value for node in graph.model.graph for value in node.outputs)]
     for value in values:
-        array = graph.array(value)
-        if array is None:
+        tensor = graph.tensor(value)
+        if tensor is None or find(tensor.dtype.value) is None:
             continue
-        constants[value.name or ""] = array
+        constants[value.name or ""] = tensor
         for node, index in value.uses():
             output = node.outputs[0]
-            inputs[node.op_type, output.name, index] = array
+            inputs[node.op_type, output.name, index] = tensor
             for user, _ in output.uses():  # without it, the node's output in the quantized model has its name
                 if user.op_type in ("Relu", "Clip"):
-                    inputs[node.op_type, user.outputs[0].name, index] = array
+                    inputs[node.op_type, user.outputs[0].name, index] = tensor
     return constants, inputs
 
 

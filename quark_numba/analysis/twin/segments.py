@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import external_data_helper, helper
 
 from ...element_types.tensors import from_tensor_proto
 from ...errors import ModelError, reraise_of_signal_handler
@@ -62,6 +62,7 @@ class Segments:
         self.twin = twin
         self.outputs = [each.name for each in twin.model.graph.output]
         self.weights = [each for each in twin.quantizers if each.kind == "weight"]
+        self._weights = {name: each for each in self.weights for name in each.ys}
         builder = _Builder(twin)
         self.inputs = [each for each in builder.inputs if each.name not in builder.initializers]
         self._constants = builder.constants_put_out()
@@ -75,10 +76,9 @@ class Segments:
         for index, part in enumerate(self.parts):
             for name in (part.x, *part.ys) if isinstance(part, Quantizer) else (*part.inputs, *part.outputs):
                 last[name] = index
-        weights = {name for each in self.weights for name in each.ys}
         found: list[list[str]] = [[] for _ in self.parts]
         for name, index in last.items():
-            if name not in self.outputs and name not in weights:
+            if name not in self.outputs and name not in self._weights:
                 found[index].append(name)
         return found
 
@@ -91,19 +91,9 @@ class Segments:
 
     def start(self, feed: Mapping[str, Array], config: Config) -> dict[str, Any]:
         """Return the values that exist before the first part runs."""
-        values: dict[str, Any] = {**self._constants, **{each.name: feed[each.name] for each in self.inputs}}
-        for each in self.weights:
-            values |= dict.fromkeys(each.ys, self.weight(each, config.get(each)))
+        values = _Values(self._weights, config)
+        values.update(self._constants, **{each.name: feed[each.name] for each in self.inputs})
         return values
-
-    def weight(self, quantizer: Quantizer, rounding: Rounding | None) -> Array:
-        """Return the weight after a rounding, or in float if it is None. The model's own rounding is not computed again."""
-        assert quantizer.rounded is not None
-        if rounding == quantizer.apply:
-            return quantizer.rounded
-        if rounding is None or quantizer.weight is None:
-            return quantizer.rounded if quantizer.weight is None else _typed(quantizer.weight, quantizer.rounded)
-        return _typed(rounding(quantizer.weight), quantizer.rounded)
 
     def run(self, feed: Mapping[str, Array], config: Config, *, quantized: bool) -> dict[str, Any]:
         """Return the outputs. `quantized`: whether subgraphs are quantized."""
@@ -148,11 +138,8 @@ class Segments:
         """Return the outputs after a change of config. `base` holds all values before the change, and `changed` are the
         quantizers whose rounding differs. Only the parts downstream of these are computed."""
         pending = set(changed)
-        new: dict[str, Any] = {}
+        new = _Values({name: each for name, each in self._weights.items() if each in pending}, config)
         values = _Overlay(base, new)
-        for each in self.weights:
-            if each in pending:
-                new |= dict.fromkeys(each.ys, self.weight(each, config.get(each)))
         for index, part in enumerate(self.parts):
             if isinstance(part, Quantizer):
                 if part in pending or part.x in new:
@@ -167,10 +154,29 @@ class Segments:
         return {name: values[name] for name in self.outputs}
 
 
+class _Values(dict[str, Any]):
+    """Values by name. Weights are rounded, and read from files, each time that they are used: not all fit into memory."""
+
+    def __init__(self, weights: Mapping[str, Quantizer], config: Config) -> None:
+        super().__init__()
+        self.weights, self.config = weights, config
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self.weights
+
+    def __missing__(self, name: str) -> Array:
+        quantizer = self.weights[name]
+        rounding = self.config.get(quantizer)
+        if quantizer.floats is None or rounding == quantizer.apply:
+            return quantizer.rounded
+        weight = quantizer.weight
+        return (weight if rounding is None else rounding(weight)).astype(quantizer.dtype, copy=False)
+
+
 class _Overlay(dict[str, Any]):
     """New values, with those of a base for all other names."""
 
-    def __init__(self, base: Mapping[str, Any], new: dict[str, Any]) -> None:
+    def __init__(self, base: Mapping[str, Any], new: _Values) -> None:
         self.base, self.new = base, new
 
     def __getitem__(self, name: str) -> Any:
@@ -191,10 +197,6 @@ def _same(one: Any, other: Any) -> bool:
         and one.dtype == other.dtype
         and one.tobytes() == other.tobytes()
     )
-
-
-def _typed(array: Array, like: Array) -> Array:
-    return array.astype(like.dtype, copy=False)
 
 
 def _clipped(x: Array, quantizer: Quantizer) -> Array:
@@ -219,6 +221,12 @@ class _Builder:
         """Return a session that does not run. It has the types of all values, which the inputs of segments need."""
         tapped = onnx.ModelProto()
         tapped.CopyFrom(self.twin.model)
+        del tapped.graph.initializer[:]
+        for each in self.initializers.values():
+            if external_data_helper.uses_external_data(each):  # its type is enough
+                tapped.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+            else:
+                tapped.graph.initializer.append(each)
         present = {each.name for each in self.graph.output}
         names = dict.fromkeys(name for node in self.graph.node for name in node.output if name and name not in present)
         tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
@@ -231,7 +239,7 @@ class _Builder:
             if output.name in self.constant_nodes:
                 tensor = next((each.t for each in self.constant_nodes[output.name].attribute if each.name == "value"), None)
             if tensor is not None:
-                found[output.name] = from_tensor_proto(tensor)
+                found[output.name] = from_tensor_proto(model_files.in_memory(tensor, self.twin.folder))
         return found
 
     def parts(self) -> Iterator[Part]:
@@ -302,7 +310,8 @@ class _Builder:
             model = self.twin.model
             segment = helper.make_model(graph, opset_imports=model.opset_import, ir_version=max(model.ir_version, 4))
             name = f"the nodes {', '.join(node.name for node in nodes)}"
-            sessions_of_forms.append(_session(segment, name, has_two or any(node.domain for node in nodes)))
+            has_own_operators = has_two or any(node.domain for node in nodes)
+            sessions_of_forms.append(_session(segment, name, has_own_operators, self.twin.folder))
         return Segment(inputs, outputs, sessions_of_forms[0], sessions_of_forms[-1])
 
 
@@ -321,8 +330,7 @@ def _type_proto(text: str) -> onnx.TypeProto:
     return result
 
 
-def _session(model: onnx.ModelProto, name: str, has_own_operators: bool) -> Any:
+def _session(model: onnx.ModelProto, name: str, has_own_operators: bool, folder: str = "") -> Any:
+    how: Any = {"threads": 1, "optimizations": False, "keeps_memory": False}
     with model_files.session_source(model) as source:
-        return sessions.create_session(
-            source, name, has_own_operators=has_own_operators, threads=1, optimizations=False, keeps_memory=False
-        )
+        return sessions.create_session(source, name, has_own_operators=has_own_operators, folder=folder, **how)

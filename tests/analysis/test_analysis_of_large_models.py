@@ -1,0 +1,98 @@
+"""`analyze` and `evaluate` on models whose weights stay in files give what they give on the models in memory."""
+
+import dataclasses
+import weakref
+
+import numpy as np
+import onnx
+import pytest
+from large_models import apart
+from onnx import helper, numpy_helper
+from onnx_models import model
+from paths import MODELS
+
+import quark_numba
+from quark_numba import ModelError
+from quark_numba.models import tensors
+
+pytestmark = pytest.mark.compiled
+
+with np.load(MODELS / "textline_cls_expected.npz") as arrays:
+    FEEDS = [{"x": arrays["x"][:2]}, {"x": arrays["x"][2:4]}]
+
+
+def path_of(variant):
+    return MODELS / f"textline_cls_{variant}.onnx"
+
+
+def large(variant, folder):
+    folder.mkdir()
+    apart(onnx.load(path_of(variant)), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+# a8w8 and i32 have only codes of their weights.
+VARIANTS = [("bf16", False), ("mx9", True), ("a8w8", False), ("a8w8", True), ("i32", True)]
+
+
+@pytest.mark.parametrize(("variant", "has_reference"), VARIANTS)
+def test_the_same_numbers(variant, has_reference, tmp_path, request):
+    reference = path_of("float") if has_reference else None
+    options = {"sweep": True, "by": "operator", "what_if": ["mxfp4_e2m1"], "histograms": 3}
+    whole = quark_numba.analyze(path_of(variant), reference, FEEDS, **options)
+    evaluated = quark_numba.evaluate(path_of(variant), reference, FEEDS)
+    request.getfixturevalue("is_large")
+    path, reference = large(variant, tmp_path / "model"), reference and large("float", tmp_path / "float")
+    found = quark_numba.analyze(path, reference, FEEDS, **options)
+    for each in dataclasses.fields(whole):
+        assert repr(getattr(found, each.name)) == repr(getattr(whole, each.name)), each.name
+    assert quark_numba.evaluate(path, reference, FEEDS) == evaluated
+
+
+@pytest.mark.usefixtures("is_large")
+def test_weights_are_read_one_at_a_time(tmp_path, monkeypatch):
+    """Few other weights are in memory when a weight is read from its file."""
+    read, alive, numbers = tensors.array_of, set(), []
+
+    def array_of(tensor):
+        found = read(tensor)
+        if not tensors.is_in_memory(tensor):
+            numbers.append(len(alive))
+            alive.add(tensor.name)
+            weakref.finalize(found, alive.discard, tensor.name)
+        return found
+
+    monkeypatch.setattr("quark_numba.analysis.twin.quantizers.array_of", array_of)
+    quark_numba.analyze(large("bf16", tmp_path / "model"), None, FEEDS, threads=1)
+    assert max(numbers) <= 2  # those that the same nodes take
+    assert len(numbers) > 100
+
+
+@pytest.mark.usefixtures("is_large")
+def test_a_weight_that_is_an_output(tmp_path):
+    weight = np.random.default_rng(1).normal(0, 1, (40, 30)).astype(np.float32)
+    nodes = [
+        helper.make_node("MXQuantizeDequantize", ["w"], ["y"], domain="com.amd.quark"),
+        helper.make_node("MatMul", ["x", "y"], ["z"]),
+    ]
+    content = model(nodes, [("x", "float32", [2, 40])], ["z", "w", "y"], initializers=[numpy_helper.from_array(weight, "w")])
+    whole = quark_numba.analyze(content, None, random=1)
+    apart(content, tmp_path / "m.onnx")
+    assert quark_numba.analyze(tmp_path / "m.onnx", None, random=1) == whole
+    assert quark_numba.evaluate(tmp_path / "m.onnx", None, random=1) == quark_numba.evaluate(content, None, random=1)
+
+
+@pytest.mark.usefixtures("is_large")
+@pytest.mark.parametrize("call", [quark_numba.analyze, quark_numba.evaluate])
+def test_a_file_that_changes(call, tmp_path):
+    path = large("bf16", tmp_path / "model")
+
+    def feeds():
+        yield FEEDS[0]
+        content = (path.parent / "weights").read_bytes()
+        (path.parent / "weights").unlink()
+        (path.parent / "weights").write_bytes(content)
+        yield FEEDS[1]
+
+    with pytest.raises(ModelError, match="weights was changed while it was read"):
+        call(path, None, feeds)

@@ -1,0 +1,23 @@
+"""Models with their tensors in files, and lower limits from which a model is large, so that small models take the same way."""
+
+import onnx
+import pytest
+
+from quark_numba.models import model_files, tensors
+from quark_numba.rewriting import constants
+
+
+@pytest.fixture
+def is_large(monkeypatch):
+    """Every model is large, and its tensors have many parts."""
+    monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(model_files, "_LARGE", model_files.LEAST_APART)
+    monkeypatch.setattr(constants, "_LARGE", 0)
+    monkeypatch.setattr(tensors, "_PART", 1 << 6)
+
+
+def apart(content, path):
+    """Write a model with its tensors in a file beside it."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(content)
+    onnx.save(copy, path, save_as_external_data=True, location="weights")
