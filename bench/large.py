@@ -28,6 +28,8 @@ MARKS = "<!-- what bench/large.py writes -->", "<!-- and so far bench/large.py -
 
 WEIGHTS = "weights.data"
 
+TOKENS = np.arange(8, dtype=np.int64).reshape(1, 8)
+
 
 @dataclass(frozen=True)
 class Size:
@@ -221,6 +223,18 @@ def _codes(path: Path, threads: int) -> Any:
     return _own(path, threads, keep_codes=True)
 
 
+def _analyze(path: Path, threads: int) -> None:
+    import quark_numba
+
+    quark_numba.analyze(path, data=[{"tokens": TOKENS}], threads=threads)
+
+
+def _evaluate(path: Path, threads: int) -> None:
+    import quark_numba
+
+    quark_numba.evaluate(path, data=[{"tokens": TOKENS}], threads=threads)
+
+
 # What is measured: a label, the function and the file that it is given.
 CASES = {
     "float": ("float model, plain ONNX Runtime", _float, "{}.onnx"),
@@ -230,6 +244,8 @@ CASES = {
     "codes": ("the same with `keep_codes`", _codes, "{}.onnx"),
     "optimize": ("`optimize(path, out)`", _optimize, "{}.onnx"),
     "output": ("a drop-in session of its output", _registered, "{}.optimised.onnx"),
+    "analyze": ("`analyze`, one batch", _analyze, "{}.onnx"),
+    "evaluate": ("`evaluate`, one batch", _evaluate, "{}.onnx"),
 }
 
 
@@ -249,12 +265,11 @@ def measure(case: str, path: Path, threads: int) -> dict[str, Any]:
     found |= {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
     found |= {"peak": _memory("VmHWM"), "loaded": _memory("VmRSS")}
     if session:
-        tokens = np.arange(8, dtype=np.int64).reshape(1, 8)
         digests = []
         times = []
         for _ in range(4):
             start = time.perf_counter()
-            (y,) = session.run(None, {"tokens": tokens})
+            (y,) = session.run(None, {"tokens": TOKENS})
             times.append(time.perf_counter() - start)
             digests.append(hashlib.sha256(y.tobytes()).hexdigest()[:16])
         assert len(set(digests)) == 1

@@ -7,7 +7,6 @@ run code in this process."""
 from __future__ import annotations
 
 import functools
-import gc
 import hashlib
 import logging
 import os
@@ -15,8 +14,7 @@ import pickle
 import platform
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,8 @@ import numba
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 from numba.misc.appdirs import AppDirs
+
+from .memory import no_garbage_collection
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _LONGEST_NAME = 120
 def compile_cached(compiler: Any, *signature: Any) -> None:
     """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there."""
     compiler._cache = _File(compiler.__qualname__)
-    with _no_garbage_collection():
+    with no_garbage_collection():
         compiler.compile(*signature)
 
 
@@ -122,19 +122,6 @@ class _File:
         key = hashlib.sha256(repr((versions, codegen.magic_tuple(), str(signature))).encode()).hexdigest()[:12]
         assert self.cache_path
         return self.cache_path / f"{self.name}_{key}{SUFFIX}"
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection. Compiling makes a great many objects that live on; scanning them again and again would take
-    an eighth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @functools.cache

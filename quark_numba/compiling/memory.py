@@ -1,4 +1,4 @@
-"""Return memory to the system that this process no longer needs."""
+"""Return memory to the system that this process no longer needs, and pause garbage collection."""
 
 from __future__ import annotations
 
@@ -15,6 +15,19 @@ _MADV_DONTNEED = 4
 
 # A part of LLVM's library in Linux's list of mappings: not writable, and without pages that were changed.
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-.p .*libllvmlite.*\n(?:[A-Z].*\n)*?Anonymous: +0 kB$", re.MULTILINE)
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection for work that makes a great many objects that live on. Scanning them again and again would
+    take an eighth of the time of compiling, and a fifth of that of rewriting a model."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

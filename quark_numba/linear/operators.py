@@ -211,8 +211,10 @@ def _meaning(version: Version, inputs: Sequence[AnyOperand], attributes: Mapping
 def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
     """Return the element type that an attribute names; None for 0."""
     number = attributes.get(name, 0)
+    if not number:
+        return None
     found = find(number)
-    if number and found is None:
+    if found is None:
         raise ValueError(f"{name} is {number}; expected the number of an element type, or 0")
     return found
 

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import onnx
 
+from ..compiling.memory import no_garbage_collection
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
 from . import constants, functions, gathers, pairs, regions, round_trips, standard_operators
@@ -128,6 +129,7 @@ class Optimized:
         model_files.save(self.rewritten, path, apart=self.source.is_apart, check=self.source.check)
 
 
+@no_garbage_collection()
 def optimized(
     model: onnx.ModelProto | str | os.PathLike[str] | model_files.Source,
     *,

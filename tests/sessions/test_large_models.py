@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import onnx
@@ -401,6 +402,50 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(what, tmp_path, mon
     else:
         quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=out)
     assert {each.name for each in out.iterdir()} == ({"m.onnx", "m.onnx.data"} if what == "optimize" else set())
+
+
+REPEATS = """
+import itertools, sys
+from pathlib import Path
+from quark_numba.models import model_files
+from quark_numba.session import kept
+import quark_numba
+model_files.MOST_IN_MEMORY = 0
+folder = sys.argv[1]
+for number in itertools.count():
+    print(number, flush=True)
+    quark_numba.optimize(folder + "/m.onnx", folder + "/out/m.onnx")
+    quark_numba.InferenceSession(folder + "/m.onnx", temporary_folder=folder + "/out")
+    quark_numba.InferenceSession(folder + "/m.onnx", cache=folder + "/cache")
+    kept.clear(Path(folder, "cache"))
+"""
+
+
+def result(session):
+    return session.run(None, {"x": np.array(1, np.float32)})[0].tobytes()
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.full)])
+def test_processes_that_are_killed_at_random(kills, tmp_path, monkeypatch):
+    """A target is what it was or what it was to become, and what else is left behind is removed by the next process."""
+    before = pair_model(weight_of(2000, 400), "int8", ())
+    apart(before, tmp_path / "m.onnx")
+    out, cache, moments = tmp_path / "out", tmp_path / "cache", np.random.default_rng(kills).uniform(0, 0.3, kills)
+    out.mkdir()
+    monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 0)
+    expected = result(quark_numba.InferenceSession(before))
+    for moment in moments:
+        with subprocess.Popen([sys.executable, "-c", REPEATS, tmp_path], stdout=subprocess.PIPE) as process:
+            for _ in range(2):  # the first round imports and compiles
+                process.stdout.readline()
+            time.sleep(moment)
+            process.kill()
+        for path in (tmp_path / "m.onnx", *out.glob("m.onnx")):
+            for options in ({"temporary_folder": out}, {"cache": cache}):
+                assert result(quark_numba.InferenceSession(path, **options)) == expected
+    optimize(tmp_path / "m.onnx", out / "m.onnx")
+    assert {each.name for each in out.iterdir()} == {"m.onnx", "m.onnx.data"}
+    assert not list(cache.glob("quark_numba_*"))
 
 
 def test_two_processes_at_once(tmp_path):
