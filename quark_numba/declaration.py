@@ -173,14 +173,14 @@ class RoundTrip(Affine[AnyOperand]):
     """Quantize, then Dequantize with the same parameters."""
 
 
-class Stored(NamedTuple):
-    """How a block format is stored.
+class StoredForm(NamedTuple):
+    """How a block format is stored: ``of(x)`` returns the codes of a float32 array x, and the scales of its blocks.
 
-    ``codes_and_scales(x)`` returns, for a float32 array x, its codes and the scales of its blocks, as DequantizeLinear takes
-    them with a block_size. Unless the format cannot hold an element, the product is the result of the round trip."""
+    DequantizeLinear with the same axis and block_size turns them into the result of the round trip, except for elements that
+    the format cannot hold."""
 
     element_type: ElementType  # of the codes
-    codes_and_scales: Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
+    of: Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class BlockRoundTrip(Generic[AnyOperand]):
         The name of the format, for example "mx9", "bfp16" or "mxfp8_e4m3".
     bits : float
         The number of bits of an element, with its share of the block's exponent.
-    stored : Stored, optional
+    stored : StoredForm, optional
         How the format is stored as codes and scales; None: in another way.
     """
 
@@ -207,7 +207,7 @@ class BlockRoundTrip(Generic[AnyOperand]):
     attributes: Mapping[str, Any]
     format: str
     bits: float
-    stored: Stored | None = None
+    stored: StoredForm | None = None
 
     @property
     def axis(self) -> int:

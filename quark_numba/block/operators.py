@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..declaration import AnyOperand, Attribute, BlockRoundTrip, Kind, Operator, Parameter, Stored, Tensor, shape_text
+from ..declaration import AnyOperand, Attribute, BlockRoundTrip, Kind, Operator, Parameter, StoredForm, Tensor, shape_text
 from ..element_types import ElementType
 from .calls import bfp_quantize_dequantize, mx_quantize_dequantize
 from .formats import BFP_METHODS, MX_ELEMENT_TYPES, bfp_format, bfp_name, mx_format, mx_name_of
@@ -22,7 +22,7 @@ class _Family(NamedTuple):
     call: Callable[..., Any]
     make_format: Callable[..., tuple[Key, Blocks]]  # of x's type and all attributes but `axis`
     describe: Callable[[Key, Blocks, Mapping[str, Any]], tuple[str, float]]  # the name of a format, and the bits of an element
-    stored: Callable[[Mapping[str, Any]], Stored | None]  # of all attributes
+    stored: Callable[[Mapping[str, Any]], StoredForm | None]  # of all attributes
     format_attribute: str  # the one that names the format
     formats: Mapping[str, ElementType | None]
     docs: Mapping[str, str]  # of the attributes
@@ -35,9 +35,9 @@ def _attributes(call: Callable[..., Any], docs: Mapping[str, str]) -> tuple[Attr
     return tuple(Attribute(name, defaults[name], doc, kinds[type(defaults[name])]) for name, doc in docs.items())
 
 
-def _mx_stored(attributes: Mapping[str, Any]) -> Stored:
+def _mx_stored(attributes: Mapping[str, Any]) -> StoredForm:
     element_type = MX_ELEMENT_TYPES[attributes["element_dtype"]]
-    return Stored(element_type, functools.partial(mx_codes_and_factors, **attributes))
+    return StoredForm(element_type, functools.partial(mx_codes_and_factors, **attributes))
 
 
 _AXIS = "The axis along which blocks are cut, -r..r-1; for an x of one dimension any."

@@ -49,7 +49,8 @@ def _release() -> None:
 
 def release_compiler() -> None:
     """Unmap the code and the constants of LLVM, some 65 MB, which are needed only while kernels are compiled or loaded. Their
-    pages are unchanged copies of the file, and a use maps them again, so that nothing is lost. This takes a millisecond."""
+    pages are unchanged copies of the file, and a use maps them again, so that nothing is lost. This takes a millisecond,
+    and some more the first time."""
     for start, size in _pages_of_compiler():
         with suppress(AttributeError):
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_DONTNEED)

@@ -245,10 +245,18 @@ class Source:
         return self.proto
 
     def digest(self) -> str:
-        """Return a digest of the model, and of the sizes and times of the files with tensors that are not read yet."""
+        """Return a digest of the model, and of the paths, sizes and times of the files of tensors."""
         content = self.proto.SerializeToString(deterministic=True)
-        states = [(size, time) for size, _, time, *_ in self._states.values()] if locations(self.proto, self._leave) else []
+        states = sorted((path, size, time) for path, (size, _, time, *_) in self._states.items())
         return hashlib.sha256(content + repr(states).encode()).hexdigest()
+
+    def copy(self) -> onnx.ModelProto:
+        """Return a copy of the model with all tensors in it."""
+        result = onnx.ModelProto()
+        result.CopyFrom(self.proto)
+        if self._folder is not None:
+            load_tensors(result, self._folder, self._name, self._leave)
+        return result
 
     def forget(self) -> None:
         """Let go of the model, which then is no longer in memory."""
@@ -325,9 +333,9 @@ def _tensors(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.Ten
 
 @contextmanager
 def session_source(model: Model, folder: str | os.PathLike[str] | None = None) -> Iterator[bytes | str]:
-    """Yield the model as onnxruntime.InferenceSession takes it: its bytes or, if it is too large for one file or its tensors
-    are to be mapped, a path that exists within the context, in a temporary folder in `folder`. A model of onnx-ir may lose its
-    tensors."""
+    """Yield the model as onnxruntime.InferenceSession takes it: its bytes, or a path that exists within the context, in a
+    temporary folder in `folder`. A ModelProto gets a path if it is too large for one file, a model of onnx-ir if its tensors
+    take more than 64 MB; then it loses them."""
     if _size(model) <= (MOST_IN_MEMORY if isinstance(model, ir.Model) else _MOST_BYTES):
         content = as_proto(model).SerializeToString()
         del model  # it need not stay in memory while the session is made from the bytes
@@ -336,6 +344,8 @@ def session_source(model: Model, folder: str | os.PathLike[str] | None = None) -
     with temporary_folder(folder) as place:
         path = os.path.join(place, "model.onnx")
         save(model, path, apart=isinstance(model, ir.Model))
+        if isinstance(model, onnx.ModelProto):  # which has lost its tensors to the file
+            load_tensors(model, place)
         yield path
 
 

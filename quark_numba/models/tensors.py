@@ -68,17 +68,24 @@ def row_axis(shape: Sequence[int]) -> int:
 
 @contextmanager
 def opened(tensor: ir.TensorProtocol) -> Iterator[Rows]:
-    """Yield the function that returns rows of a tensor. Raise ModelError if a file is too short."""
+    """Yield the function that returns rows of a tensor. Raise ModelError if a file cannot be read or is too short."""
     if isinstance(tensor, ComputedTensor):
         with tensor.open_rows() as rows:
             yield rows
     elif isinstance(tensor, ir.ExternalTensor):
-        with open(tensor.path, "rb", buffering=0) as file:
+        with _file_of(tensor) as file:
             yield lambda start, stop: _read(file, tensor, start, stop)
     else:
         array = _elements(tensor)
         index = (slice(None),) * row_axis(array.shape)
         yield lambda start, stop: array[(*index, slice(start, stop))] if array.ndim else array
+
+
+def _file_of(tensor: ir.ExternalTensor) -> Any:
+    try:
+        return open(tensor.path, "rb", buffering=0)
+    except OSError as error:
+        raise ModelError(f"tensor {tensor.name}: {tensor.path}: {error.strerror}") from None
 
 
 def _elements(tensor: ir.TensorProtocol) -> NDArray[Any]:
@@ -125,7 +132,7 @@ def spans(tensor: ir.TensorProtocol) -> Iterator[tuple[int, int]]:
 
 
 def unit_of(tensor: ir.TensorProtocol) -> int:
-    """Return a number of rows: those of its multiples can be read apart."""
+    """Return the number of rows that have to be read together, or a multiple of it."""
     return tensor.unit if isinstance(tensor, ComputedTensor) else 1
 
 
@@ -158,7 +165,7 @@ def write_to(tensor: ir.TensorProtocol, file: Any) -> None:
             for start, stop in spans(tensor):
                 file.write(to_bytes(rows(start, stop)))
     elif isinstance(tensor, ir.ExternalTensor):
-        with open(tensor.path, "rb", buffering=0) as source:
+        with _file_of(tensor) as source:
             source.seek(tensor.offset or 0)
             for start in range(0, tensor.nbytes, _PART):
                 content = np.empty(min(_PART, tensor.nbytes - start), np.uint8)

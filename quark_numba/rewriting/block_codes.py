@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,18 +13,15 @@ from ..declaration import BlockRoundTrip
 from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
 from ..models.tensors import ComputedTensor, Rows, in_memory, opened, row_axis, spans, unit_of
-from .graph import Graph, Left, Node, Operand, call, copy_metadata
+from .graph import Graph, Known, Left, Node, Operand, call, copy_metadata
 from .onnx_runtime import RELEASE
 
-KEPT = "quantized: constant codes and scales"
+STORED = "quantized: constant codes and scales"
 
 (_DEQUANTIZE,) = (each for each in LINEAR if (each.domain, each.operation) == (OWN_DOMAIN, "dequantize"))
 
-# The codes and scales by operator, attributes and input, with the input, whose identity is part of the key.
-Stored = dict[Any, tuple[ir.TensorProtocol, ir.TensorProtocol, ir.TensorProtocol]]
 
-
-def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Stored) -> Node:
+def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Known) -> Node:
     """Replace a round trip of a constant by a node that dequantizes constant codes, and return that node. Raise Left if that
     would change a bit."""
     x, of_node = graph.tensor(node.x), node.node.graph
@@ -33,11 +29,13 @@ def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Stor
         raise Left("only the native backend has the node that dequantizes")
     if x is None or x.size <= 1 or node.y.is_graph_output():
         raise Left("its input is not a constant of several elements, or its output is an output of its graph")
+    if any((user.op_type, index) == ("Gather", 0) for user, index in node.y.uses()):
+        raise Left("a Gather takes rows of it, for which a run would dequantize all")
     assert of_node
-    key = node.operator, repr(node.attributes), id(x)
+    key = STORED, node.operator, repr(node.attributes), id(x)
     if key not in known:
-        known[key] = x, *_stored(node, x, meaning)
-    _, codes, scales = known[key]
+        known[key] = x, _codes_and_scales(node, x, meaning)
+    _, (codes, scales) = known[key]
     inputs = [
         graph.shared_constant(tensor, graph.unused_name(f"{node.y.name}_{what}"), node.node)
         for tensor, what in ((codes, "codes"), (scales, "scale"))
@@ -47,7 +45,7 @@ def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Stor
     ir.convenience.replace_nodes_and_values(of_node, node.node, [], [new], [node.y], list(new.outputs))
     copy_metadata(node.y, new.outputs[0])
     copy_metadata(node.node, new)
-    graph.remove(node, KEPT)
+    graph.remove(node, STORED)
     graph.model.opset_imports.setdefault(_DEQUANTIZE.domain, _DEQUANTIZE.since_version)
     graph.find(new)
     found = graph.node(new)
@@ -59,7 +57,9 @@ def _attributes(meaning: BlockRoundTrip[Operand], rank: int) -> Mapping[str, int
     return {"axis": meaning.axis % rank if rank > 1 else 0, "block_size": meaning.block_size}
 
 
-def _stored(node: Node, x: ir.TensorProtocol, meaning: BlockRoundTrip[Operand]) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
+def _codes_and_scales(
+    node: Node, x: ir.TensorProtocol, meaning: BlockRoundTrip[Operand]
+) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return the codes and the scales of a constant. The codes are computed here to compare the results, and again when they
     are read, so that they need not fit into memory."""
     shape, stored, attributes = x.shape.numpy(), meaning.stored, _attributes(meaning, len(x.shape))
@@ -70,16 +70,19 @@ def _stored(node: Node, x: ir.TensorProtocol, meaning: BlockRoundTrip[Operand]) 
     @contextmanager
     def open_rows() -> Iterator[Rows]:
         with opened(x) as of_x:
-            yield lambda start, stop: stored.codes_and_scales(of_x(start, stop))[0]
+            yield lambda start, stop: stored.of(of_x(start, stop))[0]
 
     unit = math.lcm(attributes["block_size"] if along == attributes["axis"] else 1, unit_of(x))
     codes, scales = ComputedTensor(open_rows, stored.element_type, shape, unit), []
     with opened(x) as of_x:
         for part in (of_x(*span) for span in spans(codes)):
-            of_codes, of_scales = stored.codes_and_scales(part)
+            of_codes, of_scales = stored.of(part)
             y = _DEQUANTIZE.call(of_codes, of_scales, **attributes)
             # A product with a NaN may have any sign.
             if np.isnan(of_scales.astype(np.float32)).any() or y.tobytes() != call(node, [part])[0].tobytes():
                 raise Left("its codes and scales cannot hold all elements")
             scales.append(of_scales)
-    return codes, in_memory(np.concatenate(scales, along))
+    of_blocks = in_memory(np.concatenate(scales, along))
+    if codes.nbytes + of_blocks.nbytes >= 4 * x.size:
+        raise Left("its codes and scales take more room than floats")
+    return codes, of_blocks

@@ -19,7 +19,7 @@ from ..declaration import Affine, BlockRoundTrip, Dequantize, Meaning, Quantize,
 from ..element_types import find
 from ..models.tensors import ComputedTensor, Rows, array_of, in_memory, opened, row_axis, spans, unit_of
 from . import block_codes, pairs
-from .graph import Graph, Left, Node, Operand, call
+from .graph import Graph, Known, Left, Node, Operand, call
 
 CONSTANT = "folded: a constant"
 CODES = "quantized: constant codes"
@@ -28,22 +28,14 @@ KEPT = "its codes are kept"
 # Tensors of more bytes are computed when they are read.
 _LARGE = 1 << 16
 
-# The outputs of nodes by operator, attributes and inputs, with the first input, whose identity is part of the key.
-Known = dict[Any, tuple[ir.TensorProtocol, Sequence[ir.TensorProtocol]]]
-
 
 def rewrite(graph: Graph) -> None:
     known: Known = {}
-    stored: block_codes.Stored = {}
-    graph.each(lambda node: _compute(graph, node, known, stored))
+    graph.each(lambda node: _compute(graph, node, known))
 
 
-def _compute(graph: Graph, node: Node, known: Known, stored: block_codes.Stored) -> None:
+def _compute(graph: Graph, node: Node, known: Known) -> None:
     meaning = graph.meaning(node)
-    if graph.keep_codes and isinstance(meaning, BlockRoundTrip):
-        with suppress(Left):
-            graph.reasons[block_codes.keep(graph, node, meaning, stored)] = KEPT
-            return
     before = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
     if before is not None:
         graph.make_constant(node, (before,), CONSTANT)
@@ -62,6 +54,12 @@ def _compute(graph: Graph, node: Node, known: Known, stored: block_codes.Stored)
         return  # the dequantize nodes are folded, too, and this node is removed with them
     outputs = _outputs(node, inputs, meaning, known)
     _remember(graph, node, outputs)
+    if graph.keep_codes and isinstance(meaning, BlockRoundTrip):
+        with suppress(Left):
+            kept = block_codes.keep(graph, node, meaning, known)
+            graph.remember(kept.y, *outputs)  # nodes behind it may be folded, and it be removed with them
+            graph.reasons[kept] = KEPT
+            return
     if graph.keep_codes and isinstance(meaning, Dequantize):
         quantize = graph.node(node.x.producer())
         if quantize:

@@ -29,6 +29,10 @@ _MOST_KEPT = 1 << 16
 _MOST_COPIED = 1 << 10
 
 
+# Tensors that were computed, by what they were computed from; with the first input, whose identity is part of the key.
+Known = dict[Any, tuple[ir.TensorProtocol, Sequence[ir.TensorProtocol]]]
+
+
 class Left(Exception):  # noqa: N818
     """A node stays as it is; the message gives the reason."""
 

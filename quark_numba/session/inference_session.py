@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -17,9 +16,6 @@ from ..models import model_files
 from ..ort import entry, register
 from . import initializers
 from .prepared import prepared
-
-# ONNX Runtime's entry for temporary memory that sessions share.
-_SHARED_ARENA = "session.use_env_allocators"
 
 
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # which has no types
@@ -40,9 +36,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         the last bit of a result may differ, as with ONNX Runtime's own optimisations.
     keep_codes : bool
         As in `optimize`: constants stay quantized in memory, and are dequantized in every run. This also sets
-        ``sess_options.enable_mem_pattern`` to False, and unless ``enable_cpu_mem_arena`` is False the entry
-        ``session.use_env_allocators``: all such sessions share temporary memory, in an arena that is registered for the
-        process by ``onnxruntime.create_and_register_allocator``, and which it keeps.
+        ``sess_options.enable_mem_pattern`` to False.
     temporary_folder : path, optional
         Where the files of a model with more than 64 MB of tensors are written, from which ONNX Runtime maps them. Default:
         Python's folder for temporary files, which the environment variable TMPDIR sets. Except on Windows the files are
@@ -82,7 +76,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         backend = register(options, standard_ops=standard_ops)
         if keep_codes:
-            _save_memory(options)
+            # A plan of memory would set aside room for the floats of all weights twice.
+            options.enable_mem_pattern = False
         how: dict[str, Any] = {"standard_ops": standard_ops, "blocked_layout": blocked_layout, "keep_codes": keep_codes}
         how |= {"is_native": backend == "native", "folder": temporary_folder, "cache": cache, **named}
         self._options = options
@@ -119,25 +114,6 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             with _of_files(self._model_path, self._options):
                 super().set_providers(providers, provider_options)
             self._files = files.pop_all() if os.name == "nt" else None
-
-
-def _save_memory(options: onnxruntime.SessionOptions) -> None:
-    """Let runs need little memory beyond what they use at a time."""
-    # A plan of memory would set aside room for the floats of all weights twice.
-    options.enable_mem_pattern = False
-    if options.enable_cpu_mem_arena and not entry(options, _SHARED_ARENA):
-        _register_arena()
-        options.add_session_config_entry(_SHARED_ARENA, "1")
-
-
-@functools.cache
-def _register_arena() -> None:
-    """Let the sessions that share temporary memory take as much as they ask for. A session's own arena takes the next power
-    of two."""
-    info = onnxruntime.OrtMemoryInfo("Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT)
-    as_requested = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
-    with contextlib.suppress(Exception):  # of ONNX Runtime, if releases before this one have an arena already
-        onnxruntime.create_and_register_allocator(info, onnxruntime.OrtArenaCfg(as_requested))
 
 
 @contextlib.contextmanager

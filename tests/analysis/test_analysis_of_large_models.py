@@ -1,6 +1,9 @@
 """`analyze` and `evaluate` on models whose weights stay in files give what they give on the models in memory."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -13,7 +16,8 @@ from paths import MODELS
 
 import quark_numba
 from quark_numba import ModelError
-from quark_numba.models import tensors
+from quark_numba.analysis.twin import float_twin
+from quark_numba.models import model_files, tensors
 
 pytestmark = pytest.mark.compiled
 
@@ -80,6 +84,85 @@ def test_a_weight_that_is_an_output(tmp_path):
     apart(content, tmp_path / "m.onnx")
     assert quark_numba.analyze(tmp_path / "m.onnx", None, random=1) == whole
     assert quark_numba.evaluate(tmp_path / "m.onnx", None, random=1) == quark_numba.evaluate(content, None, random=1)
+
+
+@pytest.mark.usefixtures("is_large")
+@pytest.mark.parametrize("has_types", [True, False])
+def test_weights_that_are_inputs_too(has_types, tmp_path):
+    """In IR version 3 all are."""
+    random = np.random.default_rng(2)
+    weights = {name: random.normal(0, 1, (40, 40)).astype(np.float32) for name in ("w", "w2")}
+    nodes = [
+        helper.make_node("MXQuantizeDequantize", ["w"], ["v"], domain="com.amd.quark"),
+        helper.make_node("MatMul", ["x", "v"], ["y"]),
+        helper.make_node("MatMul", ["y", "w2"], ["z"]),
+    ]
+    initializers = [numpy_helper.from_array(each, name) for name, each in weights.items()]
+    content = model(nodes, [("x", "float32", [2, 40])], ["z"], initializers=initializers)
+    content.ir_version = 3
+    content.graph.input.extend(helper.make_tensor_value_info(name, 1, [40, 40] if has_types else None) for name in weights)
+    whole = quark_numba.analyze(content, None, random=1)
+    apart(content, tmp_path / "m.onnx")
+    assert quark_numba.analyze(tmp_path / "m.onnx", None, random=1) == whole
+
+
+@pytest.mark.usefixtures("is_large")
+def test_tensors_in_several_files(tmp_path):
+    """The digest of a run does not depend on the order of a set of names."""
+    content = onnx.load(path_of("bf16"))
+    onnx.save(content, tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=False)
+    code = f"from quark_numba.models.model_files import Source; print(Source.open({str(tmp_path / 'm.onnx')!r}).digest())"
+    digests = set()
+    for seed in "123":
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True)
+        digests.add(done.stdout)
+    assert len(digests) == 1
+    assert len(digests.pop()) == 65
+
+
+@pytest.mark.usefixtures("is_large")
+def test_a_file_that_disappears(tmp_path):
+    path = large("bf16", tmp_path / "model")
+
+    def feeds():
+        yield FEEDS[0]
+        (path.parent / "weights").unlink()
+        yield FEEDS[1]
+
+    with pytest.raises(ModelError, match=r"weights(: No such file| was changed)"):
+        quark_numba.analyze(path, None, feeds)
+
+
+def test_a_small_model_is_read_at_once(tmp_path):
+    """Its file may change afterwards."""
+    path = large("bf16", tmp_path / "model")
+
+    def feeds():
+        yield FEEDS[0]
+        for each in path.parent.iterdir():
+            each.unlink()
+        yield FEEDS[1]
+
+    assert quark_numba.analyze(path, None, feeds) == quark_numba.analyze(path_of("bf16"), None, FEEDS)
+
+
+def test_a_reference_is_not_read_as_a_whole(tmp_path, request):
+    """Nor does a model in memory lose its tensors."""
+    request.getfixturevalue("is_large")
+    reference = float_twin.load(large("float", tmp_path / "float"))
+    size = reference.proto.ByteSize()
+    float_twin.make_twin(float_twin.load(path_of("a8w8")), reference)
+    assert reference.proto.ByteSize() < size + 100
+
+
+def test_a_model_in_memory_that_is_too_large_for_one_file(monkeypatch):
+    monkeypatch.setattr(model_files, "_MOST_BYTES", 2000)
+    content = onnx.load(path_of("bf16"))
+    before = content.SerializeToString()
+    found = [quark_numba.evaluate(content, None, FEEDS) for _ in range(2)]
+    assert content.SerializeToString() == before
+    monkeypatch.undo()
+    assert found == [quark_numba.evaluate(content, None, FEEDS)] * 2
 
 
 @pytest.mark.usefixtures("is_large")

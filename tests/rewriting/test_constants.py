@@ -83,7 +83,7 @@ def test_codes_of_block_formats_are_kept(name, shape, axis):
         assert operators(result.model) == ["Mul"]
         return
     assert operators(result.model) == ["DequantizeLinear", "Mul"]
-    assert result.done == {("com.amd.quark::MXQuantizeDequantize", block_codes.KEPT): 1}
+    assert result.done == {("com.amd.quark::MXQuantizeDequantize", block_codes.STORED): 1}
     codes, scales = result.model.graph.initializer
     oracle.assert_same_bits(from_tensor_proto(codes), mx_quantize(weight, element_dtype=name, axis=axis, block_size=20)[0])
     assert scales.data_type == (FLOAT32 if row.is_integer else FLOAT8E8M0).number
@@ -113,6 +113,35 @@ def test_codes_that_cannot_hold_a_constant(name, first, others, is_kept):
     after = optimized(before, keep_codes=True).model
     assert_same_values(before, after, ONE)
     assert operators(after) == [*["DequantizeLinear"] * is_kept, "Mul"]
+
+
+def test_codes_that_take_more_room_than_floats():
+    """Blocks of three elements have a float32 factor each."""
+    weight = np.random.default_rng(47).normal(0, 3, (512, 3)).astype(np.float32)
+    for name, is_kept in (("int8", True), ("fp8_e4m3", True)):
+        after = optimized(blocks_model(weight, axis=1, element_dtype=name), keep_codes=True).model
+        assert operators(after) == [*["DequantizeLinear"] * is_kept, "Mul"]
+    after = optimized(blocks_model(weight[:, :1], axis=1, element_dtype="int8"), keep_codes=True).model
+    assert operators(after) == ["Mul"]
+
+
+@pytest.mark.parametrize("behind", ["pair", "blocks", "gather"])
+def test_nodes_behind_codes_of_blocks(behind):
+    """They are folded as they are behind floats. A Gather takes rows of floats."""
+    weight = np.random.default_rng(48).normal(0, 3, (64, 5)).astype(np.float32)
+    before = blocks_model(weight, element_dtype="fp8_e4m3")
+    more = {
+        "pair": pair("v"),
+        "blocks": [helper.make_node("BFPQuantizeDequantize", ["v"], ["y"], domain="com.amd.quark", axis=0)],
+        "gather": [helper.make_node("Gather", ["v", "i"], ["y"])],
+    }[behind]
+    before.graph.node[1].output[0] = "v"
+    nodes = [*before.graph.node[:2], *more, before.graph.node[2]]
+    initializers = [*scale_and_zero_point(), constant("i", np.array([3, 60]))]
+    before = model(nodes, [("x", "float32", [1])], ["z"], initializers=initializers)
+    after = optimized(before, keep_codes=True).model
+    assert operators(after) == {"pair": [DQ, "Mul"], "blocks": ["Mul"], "gather": ["Gather", "Mul"]}[behind]
+    assert_same_values(before, after, ONE)
 
 
 def test_equal_nodes_of_block_formats_share_codes():

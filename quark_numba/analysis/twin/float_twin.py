@@ -37,7 +37,9 @@ def load(model: Model, name: str = "model", *, whole: bool = False) -> Source:
     if not source.proto.HasField("graph"):
         raise ModelError("not an ONNX model: it has no graph")
     if whole or not source.is_large:
-        source.whole()
+        content = source.whole()
+        source.check()
+        source = Source(content)
     if source.proto.functions:
         source.proto = _without_functions(source)
     return source

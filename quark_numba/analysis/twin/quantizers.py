@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...block.granularity import Blocks, block_shape
 from ...block.operators import FORMATS
 from ...declaration import Affine, BlockRoundTrip, Dequantize, Quantize
-from ...element_types import FLOAT32, ElementType
+from ...element_types import FLOAT32, ElementType, find
 from ...linear.calls import quantize_dequantize
 from ...linear.dispatch import TABLE
 from ...linear.key import select
@@ -238,7 +238,9 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
             raise Left("its codes are neither constant nor from a quantize node")
         form = _linear(meaning)
         type_name, parameters = form.element_type.name, _parameters(form)
-        bits = form.element_type.bits + (32 / form.block_size if form.block_size else 0)
+        of_scale = find(form.scale.dtype)
+        assert of_scale
+        bits = form.element_type.bits + (of_scale.bits / form.block_size if form.block_size else 0)
         apply = _round_trip(graph, node, meaning, followers, form)
     else:
         raise Left("it rounds within its computation, and is the same in the float twin")

@@ -29,20 +29,22 @@ def use_reference(graph: Graph, quantizers: list[Quantizer], reference: Source) 
     tensor whose activation function the model lacks gets the bounds of the reference's Relu or Clip with that output."""
     without_weight = [each for each in quantizers if each.kind == "weight" and each.floats is None]
     clipped = {each.x: each for each in quantizers if each.clip}
-    for candidate in _forms(reference) if without_weight or clipped else ():
+    forms = _forms(reference)
+    while (without_weight or clipped) and (candidate := next(forms, None)):
         constants, inputs = _constants(candidate)
         for node in candidate.model.graph:
             bounds = _bounds(candidate, node)
             if bounds and node.outputs[0].name in clipped:
-                clipped[node.outputs[0].name].clip = bounds
+                clipped.pop(node.outputs[0].name).clip = bounds
         for each in without_weight:
             assert each.constant is not None
             names = {name.removesuffix(suffix) for name in (each.name, *each.ys) for suffix in ("", *_SUFFIXES)}
             found = [constants[name] for name in sorted(names) if name in constants]
             found += [inputs[place] for place in _places(graph, each) if place in inputs]
             found = [tensor for tensor in found if tensor.shape.numpy() == each.constant.shape.numpy()]
-            if found and each.floats is None:
+            if found:
                 each.floats = found[0]
+        without_weight = [each for each in without_weight if each.floats is None]
 
 
 def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
@@ -57,13 +59,13 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
 
 
 def _forms(reference: Source) -> Iterator[Graph]:
-    """Yield the reference as it is, and then as ONNX Runtime simplifies it, for which all its tensors are read."""
+    """Yield the reference as it is, and then as ONNX Runtime simplifies it. For that all its tensors are read."""
     yield _graph(reference.lazy())
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     register(options)
     try:
-        simplified = optimised_by_onnx_runtime(reference.whole(), options)
+        simplified = optimised_by_onnx_runtime(reference.copy(), options)
     except Exception as error:  # ONNX Runtime cannot load the reference
         reraise_of_signal_handler(error)
         return

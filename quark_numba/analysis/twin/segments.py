@@ -221,12 +221,17 @@ class _Builder:
         """Return a session that does not run. It has the types of all values, which the inputs of segments need."""
         tapped = onnx.ModelProto()
         tapped.CopyFrom(self.twin.model)
-        del tapped.graph.initializer[:]
-        for each in self.initializers.values():
-            if external_data_helper.uses_external_data(each):  # its type is enough
-                tapped.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
-            else:
-                tapped.graph.initializer.append(each)
+        in_files = {each.name: each for each in tapped.graph.initializer if external_data_helper.uses_external_data(each)}
+        for values, without in (
+            (tapped.graph.initializer, [each for each in tapped.graph.initializer if each.name not in in_files]),
+            (tapped.graph.input, [each for each in tapped.graph.input if each.name not in in_files]),
+        ):
+            del values[:]
+            values.extend(without)
+        # For large tensors types are enough.
+        tapped.graph.input.extend(
+            helper.make_tensor_value_info(name, each.data_type, each.dims) for name, each in in_files.items()
+        )
         present = {each.name for each in self.graph.output}
         names = dict.fromkeys(name for node in self.graph.node for name in node.output if name and name not in present)
         tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
