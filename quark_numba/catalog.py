@@ -1,16 +1,14 @@
-"""The catalog of all operators of all wings."""
+"""The catalog of all operators of all wings and dialects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
-from .block.operators import OPERATORS as _BLOCK
 from .declaration import Operator
+from .dialects import quark
 from .linear.operators import OPERATORS as _LINEAR
-from .linear.versions import LATEST_OPSET
-from .normalization.operators import OPERATORS as _NORMALIZATION
-from .recurrent.operators import OPERATORS as _RECURRENT
+from .linear.versions import LATEST_OPSET, OWN_DOMAIN
 from .region.operators import OPERATORS as _REGION
 
 # QuantizeLinear and DequantizeLinear in ONNX Runtime's own domain are the same operators as in ONNX's domain.
@@ -79,4 +77,7 @@ class Catalog:
         return tuple(self._versions[operator.domain, operator.name])
 
 
-OPERATORS = Catalog((*_LINEAR, *_BLOCK, *_NORMALIZATION, *_RECURRENT, *_REGION))
+# ONNX's own operators, those that `optimize` writes, and those of each dialect.
+_OWN = [each for each in (*_LINEAR, *_REGION) if each.domain in ("", OWN_DOMAIN)]
+
+OPERATORS = Catalog((*_OWN, *quark.OPERATORS))

@@ -6,7 +6,7 @@ read the declarations. None of them knows an operator by name."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -297,6 +297,14 @@ class Operator:
     newer_name: str = ""
     is_pure: bool = True
     is_checked_at_load: bool = False
+
+    def renamed(self, domain: str, name: str) -> Operator:
+        """Return the same operator as older models name it."""
+        return replace(self, domain=domain, name=name, newer_name=self.name)
+
+    @property
+    def newest_name(self) -> str:
+        return self.newer_name or self.name
 
     @property
     def full_name(self) -> str:

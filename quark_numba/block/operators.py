@@ -78,7 +78,7 @@ _MX = _Family(
 )
 
 
-def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> Operator:
+def _operator(name: str, family: _Family) -> Operator:
     own_attributes = _attributes(family.call, family.docs)
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
@@ -97,7 +97,7 @@ def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> 
         of_format = {key: value for key, value in attributes.items() if key != "axis"}
         key, blocks = family.make_format(X_TYPES[0], **of_format)
         described = family.describe(key, blocks, attributes)
-        return BlockRoundTrip(inputs[0], newer_name or name, attributes, *described, family.stored(attributes))
+        return BlockRoundTrip(inputs[0], name, attributes, *described, family.stored(attributes))
 
     def format_of(types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
         default = next(each.default for each in own_attributes if each.name == family.format_attribute)
@@ -105,7 +105,7 @@ def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> 
 
     return Operator(
         wing="block",
-        domain=domain,
+        domain="com.amd.quark",
         name=name,
         since_version=1,
         operation="round",
@@ -122,22 +122,12 @@ def _operator(domain: str, name: str, family: _Family, newer_name: str = "") -> 
         format_of=format_of,
         column="T",
         meaning=meaning,
-        newer_name=newer_name,
     )
 
 
-_NAMES = (
-    ("com.amd.quark", "BFPQuantizeDequantize", _BFP),
-    ("com.amd.quark", "MXQuantizeDequantize", _MX),
-    # The names of older models.
-    ("com.vai.quantize", "BFPFixNeuron", _BFP, "BFPQuantizeDequantize"),
-    ("com.vai.quantize", "MXFixNeuron", _MX, "MXQuantizeDequantize"),
-)
+_FAMILIES = {"BFPQuantizeDequantize": _BFP, "MXQuantizeDequantize": _MX}
 
-OPERATORS = tuple(_operator(*each) for each in _NAMES)
-
-# By their newest names.
-BFP, MX = (operator for operator in OPERATORS if not operator.newer_name)
+OPERATORS = BFP, MX = tuple(_operator(*each) for each in _FAMILIES.items())
 
 # By name: (type of x, all attributes but `axis`) -> what selects a kernel, and the numbers of the format.
-FORMATS = {name: family.make_format for _, name, family, *_ in _NAMES}
+FORMATS = {name: family.make_format for name, family in _FAMILIES.items()}

@@ -63,7 +63,8 @@ _ATTRIBUTES = {
 }
 
 
-def _operator(version: Version) -> Operator:
+def operator(version: Version) -> Operator:
+    """Return the declaration of a version."""
     x, scale, zero_point = _NAMES[version.operation]
     is_own, is_round_trip = version.domain == OWN_DOMAIN, version.operation == "quantize_dequantize"
     scale_variable = "T1" if version.scale_as_x else "T2"
@@ -73,7 +74,7 @@ def _operator(version: Version) -> Operator:
     shapes = {f"{name}_shape": f"{{{own}_shape}}" for name, own in names.items()}
     doc = _DOCS[version.operation]
     if not is_own:
-        doc += f"\n\nAMD Quark's documentation, {_newest_name(version)} - 1."
+        doc += f"\n\nAMD Quark's documentation, {version.name} - 1."
     return Operator(
         wing="linear",
         domain=version.domain,
@@ -108,15 +109,7 @@ def _operator(version: Version) -> Operator:
         column=scale_variable,
         meaning=functools.partial(_meaning, version),
         attributes_of_shapes=_axis_of_shapes,
-        newer_name="" if _newest_name(version) == version.name else _newest_name(version),
     )
-
-
-def _newest_name(version: Version) -> str:
-    """Return the operator's name in newer models. Among operators that differ only in domain and name, the newest comes
-    first."""
-    alike = (each for each in VERSIONS if bool(each.domain) == bool(version.domain))
-    return next(each.name for each in alike if (each.operation, *each[3:]) == (version.operation, *version[3:]))
 
 
 def _call(
@@ -238,4 +231,4 @@ def _axis_of_shapes(x: tuple[int, ...], scale: tuple[int, ...], zero_point: tupl
     return {"axis": fitting[0]} if fitting else {}
 
 
-OPERATORS = tuple(map(_operator, VERSIONS))
+OPERATORS = tuple(map(operator, VERSIONS))

@@ -6,8 +6,8 @@ import functools
 from typing import Literal, NamedTuple
 
 from ..element_types import ElementType, named
+from .key import Operation
 
-Operation = Literal["quantize", "dequantize", "quantize_dequantize"]
 Operand = Literal["x", "scale", "quantized", "y"]
 
 # The domain of the operators that `optimize` writes.
@@ -78,9 +78,6 @@ VERSIONS = (
     _onnx_dequantize(28, f"{_28} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
     _quantize("com.amd.quark", "ExtendedQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
     _dequantize("com.amd.quark", "ExtendedDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
-    # The names of older models.
-    _quantize("com.vai.quantize", "VitisQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
-    _dequantize("com.vai.quantize", "VitisDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
     # What `optimize` writes.
     _dequantize(
         OWN_DOMAIN,

@@ -24,11 +24,11 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     return [Tensor(FLOAT32, x)]
 
 
-def _operator(domain: str, name: str, newer_name: str = "") -> Operator:
-    return Operator(
+OPERATORS = (
+    Operator(
         wing="normalization",
-        domain=domain,
-        name=name,
+        domain="com.amd.quark",
+        name="ExtendedInstanceNormalization",
         since_version=1,
         operation="normalize",
         doc="y is x, normalized instance by instance, as a unit that computes in bfloat16 does it. See "
@@ -47,12 +47,6 @@ def _operator(domain: str, name: str, newer_name: str = "") -> Operator:
         formats={"bfloat16": None},
         format_of=lambda types, attributes: "bfloat16",
         column="T",
-        newer_name=newer_name,
         is_checked_at_load=True,
-    )
-
-
-OPERATORS = (
-    _operator("com.amd.quark", "ExtendedInstanceNormalization"),
-    _operator("com.vai.quantize", "VitisInstanceNormalization", "ExtendedInstanceNormalization"),
+    ),
 )

@@ -30,11 +30,11 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     return [Tensor(FLOAT32, [steps, DIRECTIONS, batch, hidden])]
 
 
-def _operator(domain: str, name: str, newer_name: str = "") -> Operator:
-    return Operator(
+OPERATORS = (
+    Operator(
         wing="recurrent",
-        domain=domain,
-        name=name,
+        domain="com.amd.quark",
+        name="ExtendedLSTM",
         since_version=1,
         operation="lstm",
         doc="y is what a bidirectional LSTM layer gives in 16-bit fixed point. See quark_numba.lstm.",
@@ -65,12 +65,6 @@ def _operator(domain: str, name: str, newer_name: str = "") -> Operator:
             inputs,
             {"hidden_size": attributes["hidden_size"], "direction": "bidirectional"},
         ),
-        newer_name=newer_name,
         is_checked_at_load=True,
-    )
-
-
-OPERATORS = (
-    _operator("com.amd.quark", "ExtendedLSTM"),
-    _operator("com.vai.quantize", "VitisLSTM", "ExtendedLSTM"),
+    ),
 )

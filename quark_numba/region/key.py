@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 (_PAIR,) = (version for version in VERSIONS if version.operation == "quantize_dequantize")
 ROUND_TRIP = _PAIR.name
 
-_BLOCK_OPERATORS = [operator for operator in BLOCK_OPERATORS if not operator.newer_name]
-
 # The steps that round to block formats, with the defaults of their attributes.
 BLOCK_ROUND_TRIPS: Mapping[str, Mapping[str, Any]] = {
-    operator.name: {attribute.name: attribute.default for attribute in operator.attributes} for operator in _BLOCK_OPERATORS
+    operator.name: {attribute.name: attribute.default for attribute in operator.attributes} for operator in BLOCK_OPERATORS
 }
 
 # The domains of steps that are not operators of ONNX.
-DOMAINS = {_PAIR.name: _PAIR.domain, **{operator.name: operator.domain for operator in _BLOCK_OPERATORS}}
+DOMAINS = {_PAIR.name: _PAIR.domain, **{operator.name: operator.domain for operator in BLOCK_OPERATORS}}
 
 # The operators of steps, with their numbers of operands and the defaults of their attributes (ONNX, opset 22).
 UNARY: Mapping[str, Mapping[str, float]] = {

@@ -32,7 +32,7 @@ _block_shape = jit.function(granularity.block_shape)
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
     """The kernel's key, the axis and the numbers of the format. Raises ValueError for wrong attributes."""
     of_format = {name: value for name, value in attributes.items() if name != "axis"}
-    key, blocks = FORMATS[operator.name](overload.inputs[0], **of_format)
+    key, blocks = FORMATS[operator.newest_name](overload.inputs[0], **of_format)
     return context.Selection(key, {"axis": attributes["axis"], **blocks._asdict()})
 
 
