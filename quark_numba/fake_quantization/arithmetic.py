@@ -194,15 +194,14 @@ def _prepare_minifloat(
     is_valid = (
         _whole(exponent_bits, 1, 8)
         and _whole(mantissa_bits, 0, 23)
-        and _whole(bias, -127, 300)
+        and _whole(1 - bias - mantissa_bits, -149, 127)
         and (saturation != 0 or has_inf != 0 or has_nan != 0)
     )
-    if not is_valid:
-        return False, (_f32(scale), _f32(0), _f32(0), _f32(0), _f32(0))
-    largest = (2 - _power(-mantissa_bits)) * _power(_power(exponent_bits) - 1 - bias)
-    top = min(largest, _f64(max_val))
+    bits, places, offset = (exponent_bits, mantissa_bits, bias) if is_valid else (_f64(4), _f64(3), _f64(7))
+    largest = (2 - _power(-places)) * _power(_power(bits) - 1 - offset)
+    top = largest if largest < max_val else max_val
     beyond = top if saturation != 0 else _f64(np.inf) if has_inf != 0 else _f64(np.nan)
-    return True, (_f32(scale), _f32(mantissa_bits), _f32(1 - bias - mantissa_bits), _f32(top), _f32(beyond))
+    return is_valid, (_f32(scale), _f32(places), _f32(1 - offset - places), _f32(top), _f32(beyond))
 
 
 def _minifloat(x: Any, numbers: Any) -> Any:
@@ -214,17 +213,15 @@ def _minifloat(x: Any, numbers: Any) -> Any:
     v = _f32(x / scale)
     magnitude = abs(v)
     exponent = np.int32(_f32(magnitude + _f32(2.0**-126)).view(np.int32) >> np.int32(23)) - np.int32(127)
-    k = max(np.int32(exponent - np.int32(mantissa_bits)), np.int32(least))
+    wanted, lowest = np.int32(exponent - np.int32(mantissa_bits)), np.int32(least)
+    k = wanted if wanted > lowest else lowest
     normal = np.int32(np.int32(k + np.int32(127)) << np.int32(23))
-    place = np.int32(k + np.int32(149))
-    place = max(min(place, np.int32(22)), np.int32(0))
-    subnormal = np.int32(np.int32(1) << place) if k >= np.int32(-149) else np.int32(0)
-    step = (normal if k >= np.int32(-126) else subnormal).view(np.float32)
-    value = _f32(step * rounded(_f32(v / step)))
-    at_end = beyond if value > _f32(0) else -beyond
-    value = at_end if abs(value) > top else value
-    value = value if magnitude < _INF else _f32(np.nan)
-    return _f32(value * scale)
+    subnormal = np.int32(np.int32(1) << np.int32(np.int32(k + np.int32(149)) & np.int32(31)))
+    step = np.int32(normal if k >= np.int32(-126) else subnormal).view(np.float32)
+    nearest = _f32(step * rounded(_f32(v / step)))
+    at_end = beyond if nearest > _f32(0) else _f32(-beyond)
+    value = at_end if abs(nearest) > top else nearest
+    return _f32(value * scale) if magnitude < _INF else _f32(np.nan)
 
 
 def _prepare_threshold(threshold: Any, bits: Any, signed: Any) -> Any:
