@@ -47,7 +47,7 @@ def operator(
     def call(x: NDArray[Any], *given: NDArray[Any] | None, **attributes: Any) -> NDArray[Any]:
         found = meaning((x, *given), attributes)
         parameters = {
-            each: np.reshape(value, _lengths(value.shape, found.axis, np.ndim(x))) if isinstance(value, np.ndarray) else value
+            each: np.reshape(value, lengths(value.shape, found.axis, np.ndim(x))) if isinstance(value, np.ndarray) else value
             for each, value in found.parameters.items()
         }
         return convert(key_of(found), x, parameters)
@@ -66,7 +66,7 @@ def operator(
                 raise ValueError(f"{each} has shape {shape_text(shape)}; expected one element")
             if x.shape is None:
                 continue
-            whole = _lengths(shape, found.axis, len(x.shape))
+            whole = lengths(shape, found.axis, len(x.shape))
             # An unknown dimension of x is replaced by one that fits.
             padded = [1] * (len(x.shape) - len(whole)) + [*whole]
             known = [fits if length is None else length for length, fits in zip(x.shape, padded[-len(x.shape) :], strict=False)]
@@ -101,7 +101,7 @@ def key_of(meaning: FakeQuantize[Any]) -> Key:
     return select(meaning.form, meaning.rounding_mode)
 
 
-def _lengths(shape: Sequence[Any], axis: int | None, rank: int) -> Sequence[Any]:
+def lengths(shape: Sequence[Any], axis: int | None, rank: int) -> Sequence[Any]:
     """Return the shape that broadcasts to an x of this rank, for a parameter whose one dimension lies along `axis`."""
     if axis is None or len(shape) != 1 or shape[0] == 1:
         return shape
