@@ -8,11 +8,11 @@ from .graph import Graph, Operand
 
 
 def rewrite(graph: Graph) -> None:
-    """Leave all these nodes as they are if they quantize activations anywhere in the model. Otherwise leave only nodes with
-    types for which ONNX Runtime's results may differ from the specification's."""
-    standard = [node for node in graph.nodes() if node.is_standard]
+    """Without `standard_ops`, leave all these nodes if they quantize activations anywhere in the model. Otherwise leave only
+    nodes with types for which ONNX Runtime's results may differ from the specification's."""
     if graph.standard_ops:
-        standard = [node for node in standard if node.node.domain]
+        return
+    standard = [node for node in graph.nodes() if node.is_standard]
     meanings = {node: graph.meaning(node) for node in standard if node not in graph.reasons}
     is_integer_model = any(
         isinstance(meaning, Dequantize) and _is_onnx_runtimes(graph, meaning.x) for meaning in meanings.values()
