@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..twin.quantizers import Array, Linear, Quantizer
+from ..twin.quantizers import Array, Linear, Quantizer, Values
 from ..twin.segments import Segments
 from .experiment import Experiment, Outcome
 
@@ -61,9 +61,10 @@ def _histogram(quantizer: Quantizer, x: Array) -> Histogram:
         least, most = least - 0.5, most + 0.5
     counts, edges = np.histogram(values, _BINS, (least, most))
     lowest = highest = grid = None
-    if isinstance(quantizer.form, Linear) and quantizer.form.is_per_tensor:
-        lowest, highest = quantizer.form.limits
-        every = quantizer.form.grid(_MOST_VALUES)
+    form = quantizer.form
+    if isinstance(form, (Linear, Values)) and form.is_per_tensor:
+        lowest, highest = form.limits
+        every = form.grid(_MOST_VALUES)
         if every is not None:
             grid = every[(every >= least) & (every <= most)].tolist()
     return Histogram(quantizer.name, edges.tolist(), counts.tolist(), lowest, highest, grid)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...compiling.lock import created_once
-from ..twin.quantizers import Array, Block, Kind, Linear, Quantizer
+from ..twin.quantizers import Array, Block, Kind, Linear, Quantizer, Values
 from .sums import TensorSums, cosine, decibels
 
 
@@ -90,11 +90,17 @@ def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None, *, own_
 
 
 def _range_used(quantizer: Quantizer, sums: TensorSums) -> float | None:
-    if not isinstance(quantizer.form, Linear) or not sums.count:
+    form = quantizer.form
+    if isinstance(form, Linear):
+        lowest, highest = float(form.element_type.lowest), float(form.element_type.highest)
+    elif isinstance(form, Values) and form.is_per_tensor:
+        lowest, highest = form.limits
+    else:
         return None
-    lowest, highest = quantizer.form.element_type.lowest, quantizer.form.element_type.highest
+    if not sums.count:
+        return None
     used = min(sums.largest_code, highest) - max(sums.least_code, lowest)
-    return min(max(used, 0.0) / (float(highest) - float(lowest)), 1.0)
+    return min(max(used, 0.0) / (highest - lowest), 1.0)
 
 
 class _Kernels:
@@ -122,13 +128,15 @@ def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> Tens
     own = quantizer.apply(x)
     lowest, highest = -math.inf, math.inf
     form = quantizer.form
-    if isinstance(form, Linear) and form.is_per_tensor:
+    if isinstance(form, (Linear, Values)) and form.is_per_tensor:
         lowest, highest = form.limits
     if arrived.shape != x.shape:
         arrived, kept = x, own
     sums = add_up(x, own, arrived, kept, lowest, highest)
     if isinstance(form, Block):
         sums.saturated = float(_saturated_in_blocks(form, x, own))
+    elif isinstance(form, Values):
+        pass  # what the sums have as codes are values of x
     elif form.is_per_tensor:
         sums.least_code, sums.largest_code = form.code_range(sums.least_code, sums.largest_code)
     elif x.size:

@@ -14,9 +14,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ...block.granularity import Blocks, block_shape
-from ...block.operators import FORMATS
-from ...declaration import Affine, BlockRoundTrip, Dequantize, Quantize
+from ...block.operators import FORMATS as BLOCK_FORMATS
+from ...declaration import Affine, BlockRoundTrip, Dequantize, FakeQuantize, Quantize
 from ...element_types import FLOAT32, ElementType, find
+from ...fake_quantization.key import FORMS
 from ...linear.calls import quantize_dequantize
 from ...linear.dispatch import TABLE
 from ...linear.key import select
@@ -110,6 +111,26 @@ class Block:
         return length, inner
 
 
+@dataclass(frozen=True)
+class Values:
+    """The values that x can become, of a format without codes. `limits` are the limits beyond which values of x saturate, if
+    they are the same for all elements (`is_per_tensor`)."""
+
+    bits: float
+    apply: Callable[[Array], Array]
+    limits: tuple[float, float]
+
+    @property
+    def is_per_tensor(self) -> bool:
+        return self.limits[0] < self.limits[1]
+
+    def grid(self, most: int) -> Array | None:
+        """Return all values that x can become. None: there are no limits, or more values than `most`."""
+        if not self.is_per_tensor or 2**self.bits > most:
+            return None
+        return np.unique(self.apply(np.linspace(*self.limits, 1 << 16, dtype=np.float32)).astype(np.float64))
+
+
 @dataclass(eq=False)
 class Quantizer:
     """A quantized tensor, and the nodes that round it: one node, or a quantize node and its dequantize nodes.
@@ -129,7 +150,7 @@ class Quantizer:
     x: str
     ys: list[str]
     apply: Callable[[Array], Array]
-    form: Linear | Block
+    form: Linear | Block | Values
     nodes: list[ir.Node]
     made_by: str = "an input of the model"
     users: dict[str, str] = field(default_factory=dict)  # operators of the nodes that take the rounded tensor, by name
@@ -226,11 +247,17 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     meaning = graph.meaning(node)
     constant = graph.tensor(node.x)
     followers = []
-    form: Linear | Block
+    parameters: dict[str, Any]
+    form: Linear | Block | Values
     if isinstance(meaning, BlockRoundTrip):
         form = _block(meaning)
         type_name, parameters, bits = meaning.format, {"axis": meaning.axis, "block_size": meaning.block_size}, meaning.bits
         apply = graph.as_function(node)
+    elif isinstance(meaning, FakeQuantize):
+        given = _given(meaning)
+        apply, parameters = graph.as_function(node), {name: _range(each) for name, each in given.items()}
+        type_name, bits = _type_of(meaning, given)
+        form = Values(bits, apply, _limits(apply) if all(each.size == 1 for each in given.values()) else _NO_LIMITS)
     elif isinstance(meaning, Affine):
         if isinstance(meaning, Quantize):
             followers = _followers(graph, node)
@@ -385,7 +412,52 @@ def _range(values: Array) -> float | list[float]:
     return lowest if floats.size == 1 else [lowest, highest]
 
 
+def _given(meaning: FakeQuantize[Operand]) -> dict[str, Array]:
+    """Return the parameters of a format. Raise Left if one of them is not a constant."""
+    arrays = {}
+    for name in FORMS[meaning.form].parameters:
+        given = meaning.parameters[name]
+        array = given.array if isinstance(given, Operand) else np.asarray(given)
+        if array is None:
+            raise Left(f"its {name} is not a constant")
+        arrays[name] = array
+    return arrays
+
+
+def _type_of(meaning: FakeQuantize[Operand], given: dict[str, Array]) -> tuple[str, float]:
+    """Return the name of a format, and the bits of an element."""
+    numbers = {name: float(each.reshape(-1)[0]) for name, each in given.items()}
+    if "mantissa_bits" in numbers:
+        exponent, mantissa = numbers["exponent_bits"], numbers["mantissa_bits"]
+        return f"e{exponent:g}m{mantissa:g}", 1 + exponent + mantissa
+    bits = numbers.get("bit_width", numbers.get("out_bits", 1.0))
+    return ("int" if numbers.get("signed", 1) else "uint") + f"{bits:g}", bits
+
+
+# A value beyond what models hold, which all formats can divide by their scales.
+_LARGE = np.float32(2.0**100)
+
+_NO_LIMITS = (math.inf, -math.inf)
+
+
+def _limits(apply: Callable[[Array], Array]) -> tuple[float, float]:
+    """Return the limits beyond which x saturates: half a step beyond the values at the ends. The values between half a step
+    before an end and the end itself are rounded to it, so that they show how long half a step is."""
+    found = []
+    for sign in (-1, 1):
+        end = float(apply(np.array([sign * _LARGE], np.float32))[0])
+        if not math.isfinite(end):
+            return _NO_LIMITS
+        within, beyond = 0.0, end
+        for _ in range(40):
+            middle = (within + beyond) / 2
+            is_end = float(apply(np.array([middle], np.float32))[0]) == end
+            within, beyond = (within, middle) if is_end else (middle, beyond)
+        found.append(end + (end - beyond))
+    return found[0], found[1]
+
+
 def _block(meaning: BlockRoundTrip[Operand]) -> Block:
     of_format = {name: value for name, value in meaning.attributes.items() if name != "axis"}
-    key, blocks = FORMATS[meaning.operator](FLOAT32, **of_format)
+    key, blocks = BLOCK_FORMATS[meaning.operator](FLOAT32, **of_format)
     return Block(blocks, key.element is None, meaning.axis)
