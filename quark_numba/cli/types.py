@@ -66,8 +66,9 @@ def type_rows() -> list[dict[str, Any]]:
 
 
 def type_tables() -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return `type_rows` as tables of text: an operator's name, the names of the columns, and the rows."""
-    tables = []
+    """Return `type_rows` as tables of text: an operator's name, the names of the columns, and the rows. Operators with one row
+    and one column share the last table."""
+    tables, alone = [], []
     for operator, group in itertools.groupby(type_rows(), key=lambda row: row["operator"]):
         rows = list(group)
         operand = list(rows[0])[2]
@@ -77,5 +78,8 @@ def type_tables() -> list[tuple[str, list[str], list[list[str]]]]:
             ways = {"A": row["arrays"], "S": row["native"], "E": row["extensions"]}
             where = " ".join(letter for letter, runs in ways.items() if runs)
             lines.append([row["type"], *(str(row[operand][column]) for column in columns), where])
+        if len(rows) == len(columns) == 1:
+            alone.append([operator, rows[0]["type"], *columns, lines[0][-1]])
+            continue
         tables.append((operator, ["type", *columns, "where"], lines))
-    return tables
+    return [*tables, ("Operators with one type", ["operator", "rounds to", "tensors", "where"], alone)]
