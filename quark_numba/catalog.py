@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 from .declaration import Operator
-from .dialects import quark
+from .dialects import nvidia, quark
+from .dynamic_blocks.operators import OPERATORS as _DYNAMIC
 from .linear.operators import OPERATORS as _LINEAR
 from .linear.versions import LATEST_OPSET, OWN_DOMAIN
 from .region.operators import OPERATORS as _REGION
@@ -78,6 +79,6 @@ class Catalog:
 
 
 # ONNX's own operators, those that `optimize` writes, and those of each dialect.
-_OWN = [each for each in (*_LINEAR, *_REGION) if each.domain in ("", OWN_DOMAIN)]
+_OWN = [each for each in (*_LINEAR, *_DYNAMIC, *_REGION) if each.domain in ("", OWN_DOMAIN)]
 
-OPERATORS = Catalog((*_OWN, *quark.OPERATORS))
+OPERATORS = Catalog((*_OWN, *quark.OPERATORS, *nvidia.OPERATORS))

@@ -155,7 +155,7 @@ def test_types(capsys):
     assert cli.main(["types", "--json"]) == 0
     rows = {(row["operator"], row["type"]): row for row in json.loads(capsys.readouterr().out)}
     formats = {kind for operator, kind in rows if operator.endswith("QuantizeDequantize")}
-    assert formats == {*oracle.MX_ELEMENTS, "to_bfp", "to_bfp_prime", "to_bfp_prime_shared"}
+    assert formats == {*oracle.MX_ELEMENTS, "to_bfp", "to_bfp_prime", "to_bfp_prime_shared", "nvfp4", "mxfp8"}
     region = ("quark_numba::Region", "float32")
     assert rows.pop(region)["native"]
     assert {kind for _, kind in rows} - formats == set(oracle.TYPES) - formats
