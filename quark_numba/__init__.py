@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .dynamic_blocks.calls import mxfp8_quantize, nvfp4_dequantize, nvfp4_quantize
     from .element_types.tensors import from_tensor_proto, to_tensor_proto
     from .errors import ModelError
+    from .fake_quantization.calls import fake_quantize, minifloat_quantize_dequantize
     from .linear.calls import dequantize, quantize, quantize_dequantize
     from .normalization.calls import instance_normalization
     from .onnx_tools.evaluator import reference_ops
@@ -38,10 +39,12 @@ __all__ = [
     "bfp_quantize_dequantize",
     "dequantize",
     "evaluate",
+    "fake_quantize",
     "from_tensor_proto",
     "get_library_path",
     "instance_normalization",
     "lstm",
+    "minifloat_quantize_dequantize",
     "mx_dequantize",
     "mx_quantize",
     "mx_quantize_dequantize",
@@ -73,10 +76,12 @@ _MODULES = {
     "bfp_quantize_dequantize": ".block.calls",
     "dequantize": ".linear.calls",
     "evaluate": ".analysis.evaluate",
+    "fake_quantize": ".fake_quantization.calls",
     "from_tensor_proto": ".element_types.tensors",
     "get_library_path": ".ort",
     "instance_normalization": ".normalization.calls",
     "lstm": ".recurrent.calls",
+    "minifloat_quantize_dequantize": ".fake_quantization.calls",
     "mx_dequantize": ".block.storage",
     "mx_quantize": ".block.storage",
     "mx_quantize_dequantize": ".block.calls",

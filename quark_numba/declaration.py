@@ -248,7 +248,29 @@ class DynamicQuantize(Generic[AnyOperand]):
     round_trip: str
 
 
-Meaning = Affine[AnyOperand] | BlockRoundTrip[AnyOperand] | DynamicQuantize[AnyOperand]
+@dataclass(frozen=True)
+class FakeQuantize(Generic[AnyOperand]):
+    """A node that rounds x to the values of a format, in floats alone.
+
+    Parameters
+    ----------
+    x : Operand
+    form, rounding_mode : str
+        The wing's names for the way in which the format is described, and for the rounding.
+    parameters : mapping
+        What describes the format, by the names of the form: operands that broadcast to x, or numbers.
+    axis : int, optional
+        The axis of x along which operands of one dimension lie, whatever the rank of x. None: they broadcast as in numpy.
+    """
+
+    x: AnyOperand
+    form: str
+    rounding_mode: str
+    parameters: Mapping[str, AnyOperand | float]
+    axis: int | None = None
+
+
+Meaning = Affine[AnyOperand] | BlockRoundTrip[AnyOperand] | DynamicQuantize[AnyOperand] | FakeQuantize[AnyOperand]
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,8 +310,9 @@ class Operator:
         The type variable that the tables of the documentation have columns for. Their rows are formats.
     meaning : callable, optional
         ``meaning(inputs, attributes)`` with an ``Operand`` for each input, None for an omitted input, and values for all
-        attributes. Returns the meaning of a node: ``Quantize``, ``Dequantize``, ``RoundTrip``, ``BlockRoundTrip`` or
-        ``DynamicQuantize``. Raises ValueError for invalid attributes. None: the nodes round inside their computation.
+        attributes. Returns the meaning of a node: ``Quantize``, ``Dequantize``, ``RoundTrip``, ``BlockRoundTrip``,
+        ``DynamicQuantize`` or ``FakeQuantize``. Raises ValueError for invalid attributes. None: the nodes round inside their
+        computation.
     like : callable, optional
         ``like(inputs, attributes)`` with the names of a node's inputs, and values for all attributes. Returns an operator of
         ONNX (name, inputs, attributes) whose output has the shape of y. None: y has the shape of the first input.

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
+from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..linear.calls import quantize_dequantize
 from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program, parse
 
@@ -52,6 +53,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "Sub": np.subtract,
     "ThresholdedRelu": lambda x, alpha: np.where(x > _f32(alpha), x, _f32(0)),
     ROUND_TRIP: quantize_dequantize,
+    FAKE_QUANTIZE.name: FAKE_QUANTIZE.call,
     "BFPQuantizeDequantize": bfp_quantize_dequantize,
     "MXQuantizeDequantize": mx_quantize_dequantize,
 }

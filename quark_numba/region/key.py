@@ -12,6 +12,9 @@ from ..block.key import Key as BlockKey
 from ..block.operators import FORMATS
 from ..block.operators import OPERATORS as BLOCK_OPERATORS
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32, ElementType, find
+from ..fake_quantization.key import FORMS, select
+from ..fake_quantization.key import Key as FakeKey
+from ..fake_quantization.operators import FAKE_QUANTIZE as _FAKE_QUANTIZE
 from ..linear.versions import VERSIONS
 
 if TYPE_CHECKING:
@@ -21,13 +24,16 @@ if TYPE_CHECKING:
 (_PAIR,) = (version for version in VERSIONS if version.operation == "quantize_dequantize")
 ROUND_TRIP = _PAIR.name
 
+# The step of fake quantization: (x, parameters of the form...) -> y. The parameters are operands, which broadcast.
+FAKE_QUANTIZE = _FAKE_QUANTIZE.name
+
 # The steps that round to block formats, with the defaults of their attributes.
 BLOCK_ROUND_TRIPS: Mapping[str, Mapping[str, Any]] = {
     operator.name: {attribute.name: attribute.default for attribute in operator.attributes} for operator in BLOCK_OPERATORS
 }
 
 # The domains of steps that are not operators of ONNX.
-DOMAINS = {_PAIR.name: _PAIR.domain, **{operator.name: operator.domain for operator in BLOCK_OPERATORS}}
+DOMAINS = {_PAIR.name: _PAIR.domain, **{each.name: each.domain for each in (_FAKE_QUANTIZE, *BLOCK_OPERATORS)}}
 
 # The operators of steps, with their numbers of operands and the defaults of their attributes (ONNX, opset 22).
 UNARY: Mapping[str, Mapping[str, float]] = {
@@ -44,6 +50,7 @@ OPERANDS = {
     **dict.fromkeys(BINARY, (2, 2)),
     "Clip": (1, 3),
     ROUND_TRIP: (3, 3),
+    FAKE_QUANTIZE: (2, 1 + max(len(form.parameters) for form in FORMS.values())),
 }
 
 # The limits of a program. A stream is an input of more than one element, and takes room on the stack of each thread.
@@ -78,6 +85,11 @@ class Step(NamedTuple):
         """The key and the blocks that the attributes of a step of BLOCK_ROUND_TRIPS select."""
         of_format = {name: value for name, value in self.attributes if name != "axis"}
         return FORMATS[self.operator](FLOAT32, **of_format)
+
+    @property
+    def fake_key(self) -> FakeKey:
+        """The key that the attributes of a step of fake quantization select."""
+        return select(**dict(self.attributes))
 
 
 class Program(NamedTuple):
@@ -184,6 +196,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **UNARY,
     **BLOCK_ROUND_TRIPS,
     ROUND_TRIP: {"axis": 0, "saturate": 1},
+    FAKE_QUANTIZE: {"form": "", "rounding_mode": "ROUND"},
     CAST: {"to": FLOAT32.number},
 }
 
@@ -213,6 +226,13 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
         tuple(numbers[name] if name else None for name in node.input),
         tuple(sorted((dict(defaults) | attributes).items())),
     )
+    if step.operator == FAKE_QUANTIZE:
+        try:
+            form = FORMS[step.fake_key.form]
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if len(step.operands) != 1 + len(form.parameters) or None in step.operands:
+            raise ValueError(f"{where} has {len(step.operands)} operands; expected x, {', '.join(form.parameters)}")
     if step.operator in BLOCK_ROUND_TRIPS:
         try:
             _, blocks = step.block_format

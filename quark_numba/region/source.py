@@ -9,9 +9,11 @@ import numpy as np
 from ..block.granularity import tile_width
 from ..block.tiles import closed_function
 from ..compiling.text import indented
+from ..fake_quantization.arithmetic import converter as fake_converter
+from ..fake_quantization.arithmetic import preparer
 from ..linear.arithmetic import converter
 from . import arithmetic
-from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program
+from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program
 
 # The number of elements of a tile, which stays in the first-level cache, if the program has no steps of blocks.
 TILE = 1 << 10
@@ -157,6 +159,15 @@ class _Writer:
             exact.append(f"v{number} = f{number}({', '.join(arguments)})")
             fast.append(exact[-1])
             self.values.append(f"v{number}")
+            if step.operator == FAKE_QUANTIZE:
+                self.names |= {f"f{number}": fake_converter(step.fake_key), f"p{number}": preparer(step.fake_key)}
+                x, *parameters = arguments
+                made = f"p{number}({', '.join(f'np.float64({each})' for each in parameters)})[1]"
+                if "[i]" not in "".join(parameters):
+                    self.once.append(f"n{number} = {made}")
+                    made = f"n{number}"
+                exact[-1] = fast[-1] = f"v{number} = f{number}({x}, {made})"
+                continue
             if step.operator != ROUND_TRIP:
                 self.names[f"f{number}"] = arithmetic.function(step, self.program.inputs)
                 continue
@@ -216,13 +227,13 @@ def _loops(program: Program) -> list[list[int]]:
     """Return the steps of each loop. A loop ends with a round trip, except that the steps behind the last one belong to its
     loop. A step of blocks is a loop of its own."""
     loops: list[list[int]] = [[]]
-    last = max((k for k, step in enumerate(program.steps) if step.operator == ROUND_TRIP), default=0)
+    last = max((k for k, step in enumerate(program.steps) if step.operator in (ROUND_TRIP, FAKE_QUANTIZE)), default=0)
     for number, step in enumerate(program.steps):
         is_of_blocks = step.operator in BLOCK_ROUND_TRIPS
         if is_of_blocks and loops[-1]:
             loops.append([])
         loops[-1].append(number)
-        if is_of_blocks or (step.operator == ROUND_TRIP and number != last):
+        if is_of_blocks or (step.operator in (ROUND_TRIP, FAKE_QUANTIZE) and number != last):
             loops.append([])
     return [steps for steps in loops if steps]
 

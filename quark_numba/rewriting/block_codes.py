@@ -13,7 +13,7 @@ from ..declaration import BlockRoundTrip
 from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
 from ..models.tensors import ComputedTensor, Rows, in_memory, opened, row_axis, spans, unit_of
-from .graph import Graph, Known, Left, Node, Operand, call, copy_metadata
+from .graph import Graph, Known, Left, Node, Operand, call
 from .onnx_runtime import RELEASE
 
 STORED = "quantized: constant codes and scales"
@@ -24,14 +24,13 @@ STORED = "quantized: constant codes and scales"
 def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Known) -> Node:
     """Replace a round trip of a constant by a node that dequantizes constant codes, and return that node. Raise Left if that
     would change a bit."""
-    x, of_node = graph.tensor(node.x), node.node.graph
+    x = graph.tensor(node.x)
     if not graph.regions:
         raise Left("only the native backend has the node that dequantizes")
     if x is None or x.size <= 1 or node.y.is_graph_output():
         raise Left("its input is not a constant of several elements, or its output is an output of its graph")
     if any((user.op_type, index) == ("Gather", 0) for user, index in node.y.uses()):
         raise Left("a Gather takes rows of it, for which a run would dequantize all")
-    assert of_node
     key = STORED, node.operator, repr(node.attributes), id(x)
     if key not in known:
         known[key] = x, _codes_and_scales(node, x, meaning)
@@ -40,17 +39,7 @@ def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Know
         graph.shared_constant(tensor, graph.unused_name(f"{node.y.name}_{what}"), node.node)
         for tensor, what in ((codes, "codes"), (scales, "scale"))
     ]
-    attributes, name = _attributes(meaning, len(codes.shape)), node.node.name
-    new = ir.node(_DEQUANTIZE.name, inputs, attributes, domain=_DEQUANTIZE.domain, outputs=[ir.Value()], name=name)
-    ir.convenience.replace_nodes_and_values(of_node, node.node, [], [new], [node.y], list(new.outputs))
-    copy_metadata(node.y, new.outputs[0])
-    copy_metadata(node.node, new)
-    graph.remove(node, STORED)
-    graph.model.opset_imports.setdefault(_DEQUANTIZE.domain, _DEQUANTIZE.since_version)
-    graph.find(new)
-    found = graph.node(new)
-    assert found
-    return found
+    return graph.replace(node, _DEQUANTIZE, inputs, _attributes(meaning, len(codes.shape)), STORED)
 
 
 def _attributes(meaning: BlockRoundTrip[Operand], rank: int) -> Mapping[str, int]:

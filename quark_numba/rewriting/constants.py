@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..declaration import Affine, BlockRoundTrip, Dequantize, Meaning, Quantize, Tensor
+from ..declaration import Affine, BlockRoundTrip, Dequantize, FakeQuantize, Meaning, Quantize, Tensor
 from ..element_types import find
 from ..models.tensors import ComputedTensor, Rows, array_of, in_memory, opened, row_axis, spans, unit_of
 from . import block_codes, pairs
@@ -42,7 +42,7 @@ def _compute(graph: Graph, node: Node, known: Known) -> None:
         return
     inputs = graph.constants(node) if node.operator.is_pure else None
     if inputs is None:
-        if not isinstance(meaning, (Quantize, Dequantize)):
+        if not isinstance(meaning, (Quantize, Dequantize, FakeQuantize)):
             raise Left("it is one step already, and its inputs are not all constants")
         return
     if isinstance(meaning, Quantize):

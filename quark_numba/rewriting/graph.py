@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -124,6 +124,12 @@ class Graph:
         self._loose: dict[ir.Value, None] = {}  # initializers that removed nodes used, in order
         self._names: set[str | None] | None = None
         self._inferred: dict[ir.Value, Inferred] | None = None
+        # Some exporters list weights as graph inputs, too, as IR version 3 wanted it. These become constants alone, so that a
+        # session refuses to be fed with them. If every input has an initializer, these are the defaults of real inputs.
+        weights = [value for value in model.graph.inputs if value.is_initializer()]
+        if model.ir_version >= 4 and len(weights) < len(model.graph.inputs):
+            for value in weights:
+                model.graph.inputs.remove(value)
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             self.find(node)
 
@@ -337,6 +343,21 @@ class Graph:
             if like:
                 copy_metadata(like, self._constants[key])
         return self._constants[key]
+
+    def replace(
+        self, node: Node, operator: Operator, inputs: Sequence[ir.Value], attributes: Mapping[str, Any], what: str
+    ) -> Node:
+        """Replace a node by one of another operator of the package, and return that."""
+        new = ir.node(operator.name, inputs, attributes, domain=operator.domain, outputs=[ir.Value()], name=node.node.name)
+        of_graph = node.node.graph
+        assert of_graph
+        ir.convenience.replace_nodes_and_values(of_graph, node.node, [], [new], [node.y], list(new.outputs))
+        copy_metadata(node.y, new.outputs[0])
+        copy_metadata(node.node, new)
+        self.remove(node, what)
+        self.model.opset_imports.setdefault(operator.domain, operator.since_version)
+        self.find(new)
+        return self._nodes[new]
 
     def remove(self, node: Node, what: str) -> None:
         """Remove a node that nothing uses, and the constants and the package's nodes that only this node used."""

@@ -13,11 +13,11 @@ import onnx
 from ..compiling.memory import no_garbage_collection
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
-from . import constants, functions, gathers, pairs, regions, round_trips, standard_operators
+from . import clips, constants, fake_quantizers, functions, gathers, pairs, regions, round_trips, standard_operators
 from .graph import Graph
 
 # The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
-PASSES = (standard_operators, constants, gathers, round_trips, pairs, regions)
+PASSES = (standard_operators, clips, constants, gathers, round_trips, fake_quantizers, pairs, regions)
 
 
 @overload

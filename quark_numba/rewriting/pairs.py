@@ -48,7 +48,7 @@ def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> 
         )
         if not is_equal or other.y.is_graph_output():
             raise Left("the dequantize nodes downstream of it differ, or are outputs of their graph")
-    _check(node, quantize, dequantize)
+    _check(graph, node, quantize, dequantize)
     return found
 
 
@@ -84,7 +84,7 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
     graph.model.opset_imports.setdefault(PAIR.domain, PAIR.since_version)
 
 
-def _check(node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
+def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
     """Raise Left if one step would not return the same as two."""
     codes, scale = quantize.element_type, quantize.scale.element_type
     if not quantize.has_same_parameters(dequantize):
@@ -95,7 +95,7 @@ def _check(node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand])
         raise Left("its scale is not float32")
     if quantize.has_other_type or dequantize.has_other_type:
         raise Left("it computes in another type than float32")
-    if node.is_standard and not quantize.x.element_type is scale is FLOAT32:
+    if node.is_standard and not graph.inferred_type(quantize.x.value) is scale is FLOAT32:
         raise Left("its x and its scale are not both known to be float32")
 
 

@@ -9,12 +9,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ..block.granularity import MOST_ROWS
-from ..declaration import BlockRoundTrip, RoundTrip
+from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
 from ..element_types import FLOAT32
 from ..region.key import (
     BLOCK_ROUND_TRIPS,
     CAST,
     CASTS,
+    DOMAINS,
+    FAKE_QUANTIZE,
     MOST_INPUTS,
     MOST_STEPS,
     MOST_STREAMS,
@@ -33,7 +35,7 @@ from .graph import Graph, Left, Node, Operand, copy_metadata
 MERGED = "merged: one pass over memory with its neighbours"
 
 # From this opset on, all operators of steps are as they are today, except for HardSwish, which is newer.
-_FIRST_OPSET = 14
+_FIRST_OPSET = 13
 
 (_REGION,) = REGION
 
@@ -47,10 +49,10 @@ def rewrite(graph: Graph) -> None:
     fused: dict[str, str] | None = None
     for nodes in _node_lists(graph):
         for node in nodes:
-            if (node.domain, node.op_type) == (_REGION.domain, ROUND_TRIP) and graph.node(node) is None:
+            if node.domain == _REGION.domain and node.op_type in (ROUND_TRIP, FAKE_QUANTIZE) and graph.node(node) is None:
                 graph.find(node)  # an earlier pass wrote it
         own = [graph.node(node) for node in nodes]
-        if any(isinstance(graph.meaning(node), (RoundTrip, BlockRoundTrip)) for node in own):
+        if any(isinstance(graph.meaning(node), (RoundTrip, BlockRoundTrip, FakeQuantize)) for node in own):
             if fused is None:
                 fused = fused_values(graph)
             merging = _Merging(graph, nodes, fused)
@@ -95,7 +97,8 @@ class _Merging:
                 region = self._grow(node)
                 taken |= region
                 names = {self.steps[each].operator for each in region}
-                if ROUND_TRIP in names or (len(region) > 1 and not names.isdisjoint(BLOCK_ROUND_TRIPS)):
+                is_of_blocks = len(region) > 1 and not names.isdisjoint(BLOCK_ROUND_TRIPS)
+                if is_of_blocks or not names.isdisjoint((ROUND_TRIP, FAKE_QUANTIZE)):
                     yield node, region
 
     # What can be a step.
@@ -110,10 +113,13 @@ class _Merging:
                         return self._round_trip(own, meaning)
                     case BlockRoundTrip() as meaning:
                         return self._block_round_trip(own, meaning)
+                    case FakeQuantize() if node.op_type == FAKE_QUANTIZE:
+                        self.floats |= {own.x, own.y}
+                        return Step(FAKE_QUANTIZE, (), tuple(sorted(own.attributes.items())))
             except Left as error:
                 self.graph.reasons[own] = str(error)
                 return None
-        if node.domain or node.op_type not in OPERANDS or node.op_type == ROUND_TRIP or len(node.outputs) != 1:
+        if node.domain or node.op_type not in OPERANDS or node.op_type in DOMAINS or len(node.outputs) != 1:
             return None
         if node.outputs[0].name in self.fused:
             self.graph.leave(node, self.fused[node.outputs[0].name])

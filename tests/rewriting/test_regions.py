@@ -38,12 +38,12 @@ from quark_numba.region import granularity
 from quark_numba.region.arithmetic import _BINARY, _UNARY
 from quark_numba.region.calls import _STEPS, run_region
 from quark_numba.region.granularity import OPERAND
-from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, OPERANDS, ROUND_TRIP, UNARY, parse
+from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, OPERANDS, ROUND_TRIP, UNARY, parse
 from quark_numba.rewriting.fusions import FUSED, UNKNOWN
 from quark_numba.rewriting.optimize import optimized
 from quark_numba.rewriting.regions import MERGED
 
-STEPS = sorted(set(OPERANDS) - {CAST, ROUND_TRIP, *BLOCK_ROUND_TRIPS})
+STEPS = sorted(set(OPERANDS) - {CAST, ROUND_TRIP, FAKE_QUANTIZE, *BLOCK_ROUND_TRIPS})
 TYPES = [name for name, row in OPERATORS.find("quark_numba", ROUND_TRIP).formats.items() if row.has_tensors() and row.bits >= 4]
 
 # Every kind of float32, ties of integer types among them.

@@ -22,7 +22,7 @@ CHANNELS = [3, 5, 7, 8, 12, 16, 16, 20, 20, 24, 32, 33]
 LENGTHS = [1, 2, 4, 4, 5, 6, 8, 8]
 OPSETS = [*range(11, 24), 14, 17, 17, 18, 21, 21]
 MOST_ELEMENTS = 12_000
-QUARK = "com.amd.quark"
+QUARK, QONNX = "com.amd.quark", "qonnx.custom_op.general"
 
 # By element type of codes: the dtype, the exponents of scales of exact graphs and of other graphs, whose finer scales keep last
 # bits, and the zero point. The exponents of float types are None.
@@ -196,6 +196,12 @@ class Builder:
             bound, grid = min(x.bound + 2.0 ** (exponent + 1), most), min(x.grid, -exponent)
             if not self.exact:
                 scale = (scale * np.float32(0.37)).astype(np.float32)
+        if exponent is not None and info.bits <= 16 and self.chance(0.25):
+            scale = scale if axis is None else scale.reshape(-1, *[1] * (len(x.shape) - 1 - axis))
+            others = [self.constant(value, np.float32) for value in (zero_point, info.bits)]
+            signed = int(info.min < 0)
+            made = self.put("Quant", x, self.constant(scale), *others, domain=QONNX, signed=signed, narrow=0)
+            return self.new(x, made, None, bound, grid)
         parameters = [self.constant(scale), self.constant(np.full(shape, zero_point), dtype)]
         attributes = {} if axis is None else {"axis": axis}
         codes = self.put("ExtendedQuantizeLinear", x, *parameters, domain=QUARK, **attributes)
@@ -980,7 +986,7 @@ def finished(b, seed):
         nodes = [node for node in b.nodes if not (is_folded and node.output[0] in b.weights)]
         infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
         graph = helper.make_graph(nodes, f"seed {seed}", b.inputs, infos, b.initializers + b.folded * is_folded)
-        opsets = [helper.make_opsetid("", b.opset), helper.make_opsetid(QUARK, 1)]
+        opsets = [helper.make_opsetid("", b.opset), helper.make_opsetid(QUARK, 1), helper.make_opsetid(QONNX, 1)]
         models.append(helper.make_model(graph, opset_imports=opsets, ir_version=10))
     needed = set(used_names(models[1].graph.node))
     for each in models[1:]:  # remove initializers that are no longer used

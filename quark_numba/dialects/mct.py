@@ -1,0 +1,100 @@
+"""The operators of Sony's Model Compression Toolkit (mct_quantizers)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter
+from ..fake_quantization.operators import operator
+
+_DOMAIN = "mct_quantizers"
+
+_NUM_BITS = Attribute("num_bits", None, "Bits of a code.")
+_VERSION = Attribute("mctq_version", "", "Without effect.", "STRING", is_always_written=False)
+_SIGNED = Attribute("signed", 1, "Whether codes have a sign.")
+_CHANNELS = (
+    Attribute("per_channel", None, "Whether there is a parameter for each index along channel_axis."),
+    Attribute("channel_axis", None, "The axis of x along which the parameters lie."),
+)
+
+
+def _axis(attributes: Mapping[str, Any]) -> int | None:
+    return int(attributes["channel_axis"]) if attributes["per_channel"] else None
+
+
+def _by_threshold(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
+    x, threshold = (*inputs, attributes.get("threshold"))[:2]
+    # Weights have a sign, whatever their attribute says.
+    signed = attributes["signed"] if "threshold" in attributes else 1
+    parameters = {"threshold": threshold, "bit_width": attributes["num_bits"], "signed": signed}
+    return FakeQuantize(x, "threshold", "ROUND", parameters, None if "threshold" in attributes else _axis(attributes))
+
+
+def _activation(name: str) -> Operator:
+    return operator(
+        _DOMAIN,
+        name,
+        (),
+        (Attribute("threshold", None, "The bound of x.", "FLOAT"), _SIGNED, _NUM_BITS, _VERSION),
+        _by_threshold,
+        form="threshold",
+        doc="y = rint(clamp(x, low, high) / s) * s with s = threshold / 2 ** (num_bits - signed).",
+    )
+
+
+def _weights(name: str) -> Operator:
+    return operator(
+        _DOMAIN,
+        name,
+        (Parameter("threshold", "T", "One element, or one for each channel."),),
+        (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
+        _by_threshold,
+        form="threshold",
+        doc="y = rint(clamp(x, -threshold, threshold - s) / s) * s with s = threshold / 2 ** (num_bits - 1).",
+    )
+
+
+def _uniform_activation(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
+    parameters = {"min": attributes["min_range"], "max": attributes["max_range"], "bit_width": attributes["num_bits"]}
+    return FakeQuantize(inputs[0], "offset range", "ROUND", parameters)
+
+
+def _uniform_weights(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
+    x, least, most = inputs
+    parameters = {"min": least, "max": most, "bit_width": attributes["num_bits"]}
+    return FakeQuantize(x, "range", "ROUND", parameters, _axis(attributes))
+
+
+OPERATORS = (
+    _activation("ActivationSymmetricQuantizer"),
+    _activation("ActivationPOTQuantizer"),
+    operator(
+        _DOMAIN,
+        "ActivationUniformQuantizer",
+        (),
+        (
+            Attribute("min_range", None, "The lower bound of x.", "FLOAT"),
+            Attribute("max_range", None, "The upper bound of x.", "FLOAT"),
+            _NUM_BITS,
+            _VERSION,
+        ),
+        _uniform_activation,
+        form="offset range",
+        doc="y = step * rint((clamp(x, low, high) - low) / step) + low, in float64, for a grid that holds 0.",
+    ),
+    _weights("WeightsSymmetricQuantizer"),
+    _weights("WeightsPOTQuantizer"),
+    operator(
+        _DOMAIN,
+        "WeightsUniformQuantizer",
+        (
+            Parameter("min_range", "T", "One element, or one for each channel."),
+            Parameter("max_range", "T", "One element, or one for each channel."),
+        ),
+        (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
+        _uniform_weights,
+        form="range",
+        doc="y = rint(clamp(x, low, high) / step) * step, for a grid that holds 0.",
+    ),
+)

@@ -1,0 +1,121 @@
+"""The operators of QONNX, which Brevitas and QKeras write for AMD FINN and hls4ml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter
+from ..fake_quantization.operators import ROUNDING_MODE, operator
+
+_DOMAIN = "qonnx.custom_op.general"
+
+# The domains of older models.
+_OLDER_DOMAINS = ("onnx.brevitas", "finn.custom_op.general", "finn")
+
+_SIGNED = Attribute("signed", 1, "Whether codes have a sign.")
+_NARROW = Attribute("narrow", 0, "Whether the lowest code of signed formats, or the highest code of others, is left out.")
+_ONE = "One element."
+_BROADCAST = "It broadcasts to x."
+
+
+def _quant(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
+    x, scale, zero_point, bit_width = inputs
+    parameters = {"scale": scale, "zero_point": zero_point, "bit_width": bit_width}
+    return FakeQuantize(x, "integer", attributes["rounding_mode"], {**parameters, **_signs(attributes)})
+
+
+def _signs(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: attributes[name] for name in ("signed", "narrow")}
+
+
+def _integer_quantizer(name: str) -> Operator:
+    return operator(
+        _DOMAIN,
+        name,
+        (
+            Parameter("scale", "T", _BROADCAST),
+            Parameter("zero_point", "T", f"{_BROADCAST} Added before rounding."),
+            Parameter("bit_width", "T", _ONE),
+        ),
+        (_SIGNED, _NARROW, ROUNDING_MODE),
+        _quant,
+        form="integer",
+        doc="y = (round(clamp(x / scale + zero_point)) - zero_point) * scale. See quark_numba.fake_quantize.",
+    )
+
+
+_BIPOLAR_QUANT = operator(
+    _DOMAIN,
+    "BipolarQuant",
+    (Parameter("scale", "T", _BROADCAST),),
+    (),
+    lambda inputs, attributes: FakeQuantize(inputs[0], "bipolar", "ROUND", {"scale": inputs[1]}),
+    form="bipolar",
+    doc="y = scale where x >= 0, else -scale.",
+    format_name="bipolar",
+)
+
+
+def _trunc(inputs: Sequence[AnyOperand | None], attributes: Mapping[str, Any]) -> FakeQuantize[Any]:
+    """The number of inputs tells the version: version 1 has no out_scale."""
+    x, scale, zero_point, in_bits, fifth, sixth = (*inputs, None)[:6]
+    out_scale, out_bits = (float("nan"), fifth) if sixth is None else (fifth, sixth)
+    parameters = {
+        "scale": scale,
+        "zero_point": zero_point,
+        "in_bits": in_bits,
+        "out_scale": out_scale,
+        "out_bits": out_bits,
+        **_signs(attributes),
+    }
+    return FakeQuantize(x, "truncation", attributes["rounding_mode"], parameters)
+
+
+_TRUNC = operator(
+    _DOMAIN,
+    "Trunc",
+    (
+        Parameter("scale", "T", _BROADCAST),
+        Parameter("zero_point", "T", _BROADCAST),
+        Parameter("in_bits", "T", _ONE),
+        Parameter("out_scale", "T", "Of the result; it broadcasts to x. Version 1 lacks it, and has out_bits here."),
+        Parameter("out_bits", "T", _ONE, "optional"),
+    ),
+    (Attribute("rounding_mode", "FLOOR", ROUNDING_MODE.doc, "STRING"), _SIGNED, _NARROW),
+    _trunc,
+    form="truncation",
+    doc="y is x with fewer binary places: by in_bits - out_bits in version 1, and by out_scale / scale in version 2.",
+)
+
+
+def _float_quant(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
+    x, *others = inputs
+    names = ("scale", "exponent_bits", "mantissa_bits", "exponent_bias", "max_val")
+    flags = {name: attributes[name] for name in ("has_inf", "has_nan", "saturation")}
+    return FakeQuantize(x, "minifloat", attributes["rounding_mode"], {**dict(zip(names, others, strict=True)), **flags})
+
+
+_FLOAT_QUANT = operator(
+    _DOMAIN,
+    "FloatQuant",
+    (
+        Parameter("scale", "T", _BROADCAST),
+        *(Parameter(name, "T", _ONE) for name in ("exponent_bits", "mantissa_bits", "exponent_bias", "max_val")),
+    ),
+    (
+        Attribute("has_inf", 0, "Whether values beyond the largest one become Inf, without saturation."),
+        Attribute("has_nan", 0, "Whether they become NaN, without saturation and Inf."),
+        Attribute("has_subnormal", 1, "Without effect: there are subnormals."),
+        Attribute("saturation", 1, "Whether they become the largest value."),
+        ROUNDING_MODE,
+    ),
+    _float_quant,
+    form="minifloat",
+    doc="y is x rounded to a float format of any widths. See quark_numba.minifloat_quantize_dequantize.",
+    format_name="minifloats",
+)
+
+_OWN = (_integer_quantizer("Quant"), _integer_quantizer("IntQuant"), _BIPOLAR_QUANT, _TRUNC, _FLOAT_QUANT)
+
+OPERATORS = (*_OWN, *(each.renamed(domain, each.name) for domain in _OLDER_DOMAINS for each in _OWN))

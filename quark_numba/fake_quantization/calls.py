@@ -1,0 +1,250 @@
+"""Fake quantization on arrays: check the arguments, select a kernel, run it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..arrays.arguments import array, check_no_output, element_type_of, flat, output
+from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
+from ..arrays.labels import keeps_labels
+from ..compiling.threads import run_on_threads
+from ..element_types import ELEMENT_TYPES, FLOAT32
+from .arithmetic import count_numbers, dtype_of
+from .dispatch import TABLE
+from .granularity import first_place, last_place
+from .key import FORMS, Key, select
+
+# The element types of parameters.
+_TYPES = (FLOAT32, *(each for each in ELEMENT_TYPES if each.is_integer and each.bits >= 8))
+
+# Below this many elements one thread finishes before a second one wakes up.
+_PARALLEL_SIZE = 1 << 16
+
+
+@keeps_labels
+def fake_quantize(
+    x: ArrayLike,
+    scale: ArrayLike,
+    zero_point: ArrayLike = 0.0,
+    bit_width: ArrayLike = 8,
+    *,
+    signed: bool = True,
+    narrow: bool = False,
+    rounding_mode: str = "ROUND",
+    out: NDArray[Any] | None = None,
+) -> NDArray[np.float32]:
+    """Return x rounded to integers of some bits and back, all in float32, as Quant-1 of QONNX (qonnx.custom_op.general).
+
+    y = (round(clamp(x / scale + zero_point, lowest, highest)) - zero_point) * scale. The zero point is added before rounding,
+    so that it need not be whole. `quantize_dequantize` adds it afterwards, as ONNX does. Each operation is rounded once. NaN
+    stays NaN, and a small negative x may give -0.
+
+    Parameters
+    ----------
+    x : array_like of float32, any shape, strides and memory order
+    scale, zero_point : array_like of float32
+        They broadcast to x as in numpy: one element for all, or shape (C, 1, 1, 1) for one element for each index of axis 0.
+    bit_width : number
+        A whole number of at least 1. One bit with a sign has the codes -1 and 1.
+    signed : bool
+        Whether codes are from -2 ** (bit_width - 1) to 2 ** (bit_width - 1) - 1, or from 0 to 2 ** bit_width - 1.
+    narrow : bool
+        Whether the lowest code of signed formats, or the highest code of others, is left out.
+    rounding_mode : str
+        "ROUND" or "HALF_EVEN" (to nearest, ties to even), "CEIL", "FLOOR", "UP" (away from 0), "DOWN" or "ROUND_TO_ZERO",
+        "HALF_UP" (to nearest, ties away from 0), "HALF_DOWN" (ties towards 0). Case does not matter.
+    out : ndarray of float32, optional
+        Where to write the result: x's shape.
+
+    Returns
+    -------
+    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x. If an argument is a dask array, a lazy
+    dask array; if x is a DataArray, a DataArray.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
+    """
+    parameters = {"scale": scale, "zero_point": zero_point, "bit_width": bit_width, "signed": signed, "narrow": narrow}
+    return convert(select("integer", _mode(rounding_mode)), x, parameters, out=out)
+
+
+@keeps_labels
+def minifloat_quantize_dequantize(
+    x: ArrayLike,
+    scale: ArrayLike = 1.0,
+    *,
+    exponent_bits: ArrayLike,
+    mantissa_bits: ArrayLike,
+    exponent_bias: ArrayLike,
+    max_val: ArrayLike = np.inf,
+    has_inf: bool = False,
+    has_nan: bool = False,
+    saturation: bool = True,
+    rounding_mode: str = "ROUND",
+    out: NDArray[Any] | None = None,
+) -> NDArray[np.float32]:
+    """Return x rounded to a float format of any widths and back, as FloatQuant-1 of QONNX (qonnx.custom_op.general).
+
+    y = scale * round(x / scale), to the values of a format with a sign, subnormals, and the given exponent and mantissa. NaN
+    stays NaN. Inf, and quotients beyond float32, become NaN, as in QONNX and Brevitas.
+
+    Parameters
+    ----------
+    x : array_like of float32, any shape, strides and memory order
+    scale : array_like of float32
+        It broadcasts to x as in numpy.
+    exponent_bits, mantissa_bits, exponent_bias : whole numbers
+        1 to 8 and 0 to 23 bits. The mantissa's hidden bit does not count. Float8e4m3fn has 4 and 3 bits, and the bias 7.
+    max_val : number
+        The largest value of x / scale, if it is less than the widths allow. Float8e4m3fn has 448.
+    has_inf, has_nan, saturation : bool
+        What a value beyond the largest one becomes: the largest one with `saturation`, or else Inf, or else NaN.
+    rounding_mode, out
+        As in `fake_quantize`.
+
+    Returns
+    -------
+    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x. If an argument is a dask array, a lazy
+    dask array; if x is a DataArray, a DataArray.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
+    """
+    parameters = {
+        "scale": scale,
+        "exponent_bits": exponent_bits,
+        "mantissa_bits": mantissa_bits,
+        "exponent_bias": exponent_bias,
+        "max_val": max_val,
+        "has_inf": has_inf,
+        "has_nan": has_nan,
+        "saturation": saturation,
+    }
+    return convert(select("minifloat", _mode(rounding_mode)), x, parameters, out=out)
+
+
+def _mode(rounding_mode: Any) -> str:
+    if not isinstance(rounding_mode, str):
+        raise TypeError(f"rounding_mode is {rounding_mode!r}; expected a name")
+    return rounding_mode
+
+
+def convert(
+    key: Key, x: Any, parameters: Mapping[str, Any], *, names: Mapping[str, str] | None = None, out: Any = None
+) -> NDArray[np.float32]:
+    """Return x rounded to a format.
+
+    `parameters` has the form's parameters by their names. `names` are the names of arguments, for messages, where they differ
+    from those. Raises TypeError or ValueError."""
+    form, named = FORMS[key.form], {each: each for each in FORMS[key.form].parameters} | dict(names or {})
+    x_array = array(x, "x", FLOAT32)
+    element_type_of(x_array.dtype, "x", (FLOAT32,))
+    arrays = []
+    for each in form.parameters:
+        given = parameters[each]
+        value = array(float(given) if isinstance(given, (bool, np.bool_)) else given, named[each], FLOAT32)
+        element_type_of(value.dtype, named[each], _TYPES)
+        if each in form.single and value.size != 1:
+            raise ValueError(f"{named[each]} has shape {value.shape}; expected one element")
+        if not is_lazy(value) and first_place(x_array.shape, value.shape) < 0:
+            raise ValueError(
+                f"{named[each]} has shape {value.shape}; expected one that broadcasts to the shape of x, {x_array.shape}"
+            )
+        arrays.append(value)
+    if is_lazy(x_array, *arrays):
+        check_no_output(out)
+        return _convert_chunks(key, x_array, arrays, named)
+    return _convert(key, x_array, arrays, named, out)
+
+
+def _convert(
+    key: Key, x: NDArray[Any], parameters: list[NDArray[Any]], named: Mapping[str, str], out: Any = None
+) -> NDArray[np.float32]:
+    first = min((first_place(x.shape, each.shape) for each in parameters), default=x.ndim)
+    last = max((last_place(x.shape, each.shape) for each in parameters), default=-1)
+    if first > last:
+        shape, inner = (), max(x.size, 1)
+    else:
+        shape, inner = x.shape[first : last + 1], int(np.prod(x.shape[last + 1 :]))
+    rows = int(np.prod(shape))
+    numbers = np.empty(rows * count_numbers(key), dtype_of(key))
+    in_rows = [np.broadcast_to(_of_axes(each, x.ndim, first, last), shape) for each in parameters]
+    if rows:
+        _prepare(key, np.stack(in_rows).astype(np.float64).reshape(-1), numbers, rows, named)
+    result, y_rows, y = output(out, x, FLOAT32, tuple(parameters))
+    if x.flags.fnc:  # the kernel goes through x in C order
+        y = np.empty(x.shape, np.float32)
+        y_rows = result
+    if x.size:
+        _run(key, flat(x, FLOAT32), numbers, flat(y, FLOAT32), inner, rows)
+    if y is not y_rows:
+        y_rows[...] = y
+    return result if out is None else out
+
+
+def _of_axes(parameter: NDArray[Any], rank: int, first: int, last: int) -> NDArray[Any]:
+    """Return a parameter with the axes from `first` to `last` of x alone."""
+    if first > last:
+        return parameter.reshape(())
+    missing = rank - parameter.ndim
+    lengths = (*[1] * missing, *parameter.shape)[max(-missing, 0) :]
+    return parameter.reshape(lengths[first : last + 1])
+
+
+def _prepare(key: Key, parameters: NDArray[Any], numbers: NDArray[Any], rows: int, named: Mapping[str, str]) -> None:
+    from .kernels import prepare_kernel
+
+    with np.errstate(all="ignore"):
+        are_valid = prepare_kernel(key)(parameters, numbers, rows)
+    if not are_valid:
+        form, columns = FORMS[key.form], parameters.reshape(-1, rows)
+        given = ", ".join(
+            f"{named[name]} {columns[k][0]:g}" + (", ..." if np.any(columns[k] != columns[k][0]) else "")
+            for k, name in enumerate(form.parameters)
+        )
+        raise ValueError(f"the format has {given}; expected {form.expected}")
+
+
+def _run(key: Key, x: Any, numbers: Any, y: Any, inner: int, rows: int) -> None:
+    kernel = TABLE[key]
+    if x.size >= _PARALLEL_SIZE and run_on_threads(lambda slices: kernel.parallel(x, numbers, y, inner, rows, slices)):
+        return
+    kernel.serial(x, numbers, y, inner, rows)
+
+
+def _convert_chunks(key: Key, x: Any, parameters: list[Any], named: Mapping[str, str]) -> Any:
+    """Return the result of `_convert` as a lazy dask array, computed chunk by chunk."""
+    for name, each in zip(FORMS[key.form].parameters, parameters, strict=True):
+        check_sizes(each, named[name], range(each.ndim))
+        if first_place(x.shape, each.shape) < 0:
+            raise ValueError(f"{named[name]} has shape {each.shape}; expected one that broadcasts to the shape of x, {x.shape}")
+    cuts, shapes = [], []
+    for each in parameters:
+        # Only the axes along which a parameter has several elements are cut as x is.
+        lengths = (*[1] * (x.ndim - each.ndim), *each.shape)[max(each.ndim - x.ndim, 0) :]
+        axes = tuple(axis for axis, length in enumerate(lengths) if length != 1)
+        cuts.append(Cut(each.reshape([lengths[axis] for axis in axes]), axes or None, 1))
+        shapes.append(axes)
+    check_sizes(x, "x", sorted({axis for axes in shapes for axis in axes}))
+    function = functools.partial(_convert_chunk, key, shapes, dict(named))
+    (y,) = map_chunks(function, x, [Result(np.dtype(np.float32))], cuts)
+    return y
+
+
+def _convert_chunk(key: Key, shapes: list[tuple[int, ...]], named: Mapping[str, str], x: Any, *parameters: Any) -> Any:
+    whole = []
+    for axes, each in zip(shapes, parameters, strict=True):
+        lengths = [1] * x.ndim
+        for axis, length in zip(axes, each.shape, strict=True):
+            lengths[axis] = length
+        whole.append(each.reshape(lengths))
+    return _convert(key, x, whole, named)

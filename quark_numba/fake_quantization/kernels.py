@@ -1,0 +1,165 @@
+"""The loops: templates, and the functions that compile them for a key of the dispatch table.
+
+The numbers of a format lie in a flat array: the first number of each row, then the second one of each row, and so on. A row is
+what `granularity` calls one: elements that share all numbers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numba
+import numpy as np
+from numba import prange, types
+
+from ..compiling import jit
+from ..compiling.intrinsics import array_at, record_at
+from ..compiling.jit import unsigned
+from ..compiling.text import function_of
+from .arithmetic import converter, count_numbers, dtype_of, preparer
+from .key import FORMS, Key
+
+# Names in the templates. A compilation binds them.
+convert: Any = None  # arithmetic.converter: (x, numbers) -> y
+numbers_of: Any = None  # (the numbers of all rows, the number of rows, row) -> numbers
+make: Any = None  # (the parameters of all rows, the number of rows, row, the numbers of all rows) -> whether they are valid
+convert_rows: Any = None  # run
+COUNT: Any = None
+DTYPE: Any = None
+PARAMETERS: Any = None
+
+# The number of elements that one call of a task converts: see linear.kernels.
+CHUNK = 1 << 14
+
+# The record that a node's tasks share: addresses of the tensors' elements and of the numbers; the elements of x, those of a
+# row that lie side by side, and the rows.
+WORK = np.dtype([(name, np.int64) for name in ("x", "y", "numbers", "size", "inner", "rows")])
+
+# The type of a counter that is passed to functions: see linear.kernels.
+signed = np.intp if jit.JIT_ENABLED else int
+
+
+def run(x: Any, numbers: Any, y: Any, inner: int, rows: int, start: int) -> None:
+    """Convert x, which begins at element `start` of a tensor. In the tensor `inner` elements are of row 0, as many of row 1,
+    and so on; row 0 follows the last row."""
+    done, size = signed(0), x.size
+    row = start // inner
+    column = start - row * inner
+    row %= rows
+    while done < size:
+        if inner == 1:
+            n = rows - row if rows - row < size - done else size - done
+            of_first = unsigned(row - done)
+            for i in range(unsigned(done), unsigned(done + n)):
+                y[i] = convert(x[i], numbers_of(numbers, unsigned(rows), i + of_first))
+            row = 0
+        else:
+            n = inner - column if inner - column < size - done else size - done
+            of_row = numbers_of(numbers, unsigned(rows), unsigned(row))
+            for i in range(unsigned(done), unsigned(done + n)):
+                y[i] = convert(x[i], of_row)
+            column = 0
+            row = row + 1 if row + 1 < rows else 0
+        done += n
+
+
+def serial(x: Any, numbers: Any, y: Any, inner: int, rows: int) -> None:
+    """Convert all of x on the caller's thread."""
+    convert_rows(x, numbers, y, inner, rows, 0)
+
+
+def parallel(x: Any, numbers: Any, y: Any, inner: int, rows: int, slices: int) -> None:
+    """Convert all of x on Numba's threads."""
+    for i in prange(slices):
+        start, stop = i * x.size // slices, (i + 1) * x.size // slices
+        convert_rows(x[start:stop], numbers, y[start:stop], inner, rows, start)
+
+
+def task(work_address: int, index: int) -> None:
+    """Convert chunk `index` of a node's work, on one of ONNX Runtime's threads."""
+    work = record_at(work_address, WORK)
+    start = index * CHUNK
+    size = work.size - start if work.size - start < CHUNK else CHUNK
+    x, y = array_at(work.x + 4 * start, size, np.float32), array_at(work.y + 4 * start, size, np.float32)
+    convert_rows(x, array_at(work.numbers, work.rows * COUNT, DTYPE), y, work.inner, work.rows, start)
+
+
+def prepare(parameters: Any, numbers: Any, rows: int) -> bool:
+    """Make the numbers of all rows from the parameters, which lie in the same order. Returns whether they are valid."""
+    are_valid = np.bool_(True)
+    for row in range(rows):
+        are_valid &= make(parameters, rows, row, numbers)
+    return bool(are_valid)
+
+
+def prepare_at(parameters_address: int, numbers_address: int, rows: int) -> int:
+    """`prepare`, for arrays by their addresses."""
+    parameters = array_at(parameters_address, rows * PARAMETERS, np.float64)
+    numbers = array_at(numbers_address, rows * COUNT, DTYPE)
+    are_valid = np.bool_(True)
+    for row in range(rows):
+        are_valid &= make(parameters, rows, row, numbers)
+    return 1 if are_valid else 0
+
+
+def serial_kernel(key: Key) -> Any:
+    """Return the kernel (x, numbers, y, inner, rows) -> None. The arrays are flat and contiguous."""
+    return jit.kernel(serial, f"serial_{key.name}", types.void(*_arguments(key)), convert_rows=_run(key))
+
+
+def parallel_kernel(key: Key) -> Any:
+    """Return the kernel (x, numbers, y, inner, rows, slices) -> None."""
+    signature = types.void(*_arguments(key), types.intp)
+    return jit.kernel(parallel, f"parallel_{key.name}", signature, parallel=True, convert_rows=_run(key))
+
+
+def task_function(key: Key) -> Any:
+    """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
+    names = {"COUNT": count_numbers(key), "DTYPE": dtype_of(key)}
+    return jit.c_function(task, f"task_{key.name}", types.void(types.int64, types.intp), convert_rows=_run(key), **names)
+
+
+@functools.cache
+def prepare_kernel(key: Key) -> Any:
+    """Return the kernel (parameters, numbers, rows) -> whether they are valid."""
+    dtypes = (types.float64, numba.from_dtype(np.dtype(dtype_of(key))))
+    signature = types.boolean(*(types.Array(dtype, 1, "C") for dtype in dtypes), types.intp)
+    return jit.kernel(prepare, f"prepare_{key.form.replace(' ', '_')}", signature, make=_make(key))
+
+
+@functools.cache
+def prepare_function(key: Key) -> Any:
+    """Return the C function int64_t (int64_t parameters, int64_t numbers, int64_t rows), which returns whether the parameters
+    are valid."""
+    signature = types.int64(types.int64, types.int64, types.int64)
+    names = {"COUNT": count_numbers(key), "DTYPE": dtype_of(key), "PARAMETERS": len(FORMS[key.form].parameters)}
+    return jit.c_function(prepare_at, f"prepare_at_{key.form.replace(' ', '_')}", signature, make=_make(key), **names)
+
+
+@functools.cache
+def _run(key: Key) -> Any:
+    return jit.expand(run, convert=converter(key), numbers_of=_numbers_of(key))
+
+
+def _numbers_of(key: Key) -> Any:
+    items = ", ".join(f"numbers[{k} * rows + row]" for k in range(count_numbers(key)))
+    text = f"def numbers_of(numbers, rows, row):\n    return ({items},)\n"
+    return jit.inline(function_of(text, __name__, __file__, {}))
+
+
+def _make(key: Key) -> Any:
+    count = count_numbers(key)
+    parameters = ", ".join(f"parameters[{k} * rows + row]" for k in range(len(FORMS[key.form].parameters)))
+    lines = [
+        "def make(parameters, rows, row, numbers):",
+        f"    is_valid, made = prepared({parameters})",
+        *(f"    numbers[{k} * rows + row] = made[{k}]" for k in range(count)),
+        "    return is_valid",
+    ]
+    names = {"prepared": preparer(key)}
+    return jit.inline(function_of("\n".join(lines) + "\n", __name__, __file__, names))
+
+
+def _arguments(key: Key) -> list[Any]:
+    read = [types.Array(numba.from_dtype(np.dtype(dtype)), 1, "C", readonly=True) for dtype in (np.float32, dtype_of(key))]
+    return [*read, types.Array(types.float32, 1, "C"), types.intp, types.intp]

@@ -1,0 +1,101 @@
+"""Keys of the dispatch table: how a format is described, and how values are rounded to it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Form(NamedTuple):
+    """A way to describe a format: the names of its parameters, in the order in which functions take them.
+
+    `single` are the parameters that have one element. The others broadcast to x. `is_double` tells whether the arithmetic is in
+    float64. `expected` says which values of the parameters are valid, for messages. `rounding_modes` are the modes that a node
+    may have."""
+
+    name: str
+    parameters: tuple[str, ...]
+    single: tuple[str, ...]
+    expected: str
+    is_double: bool = False
+    has_modes: bool = True
+
+
+_BITS = "a bit width that is a whole number of at least 1"
+
+# What each form computes is in `arithmetic`.
+FORMS = {
+    form.name: form
+    for form in (
+        Form(
+            "integer",
+            ("scale", "zero_point", "bit_width", "signed", "narrow"),
+            ("bit_width", "signed", "narrow"),
+            _BITS,
+        ),
+        Form("codes", ("scale", "low", "high"), (), "any numbers", has_modes=False),
+        Form("bipolar", ("scale",), (), "any numbers", has_modes=False),
+        Form(
+            "truncation",
+            ("scale", "zero_point", "in_bits", "out_scale", "out_bits", "signed", "narrow"),
+            ("in_bits", "out_bits", "signed", "narrow"),
+            _BITS,
+        ),
+        Form(
+            "minifloat",
+            (
+                *("scale", "exponent_bits", "mantissa_bits", "exponent_bias", "max_val"),
+                *("has_inf", "has_nan", "saturation"),
+            ),
+            ("exponent_bits", "mantissa_bits", "exponent_bias", "max_val", "has_inf", "has_nan", "saturation"),
+            "1 to 8 exponent bits, 0 to 23 mantissa bits, a whole exponent bias, and for values beyond the largest one: "
+            "saturation, Inf or NaN",
+        ),
+        Form(
+            "threshold",
+            ("threshold", "bit_width", "signed"),
+            ("bit_width", "signed"),
+            f"a threshold above 0, and {_BITS}",
+            has_modes=False,
+        ),
+        Form("range", ("min", "max", "bit_width"), ("bit_width",), f"min below max, and {_BITS}", has_modes=False),
+        Form(
+            "offset range",
+            ("min", "max", "bit_width"),
+            ("bit_width",),
+            f"min below max, and {_BITS}",
+            is_double=True,
+            has_modes=False,
+        ),
+    )
+}
+
+# The rounding modes, by the names that models have; their case does not matter.
+_MODES = {
+    **{name: name for name in ("ROUND", "CEIL", "FLOOR", "UP", "DOWN", "HALF_UP", "HALF_DOWN")},
+    "HALF_EVEN": "ROUND",
+    "ROUND_TO_ZERO": "DOWN",
+}
+ROUNDING_MODES = tuple(dict.fromkeys(_MODES.values()))
+
+
+class Key(NamedTuple):
+    """A key of the dispatch table."""
+
+    form: str
+    rounding_mode: str = "ROUND"
+
+    @property
+    def name(self) -> str:
+        """A name for symbols, different for each key."""
+        return f"fake_{self.form.replace(' ', '_')}_{self.rounding_mode.lower()}"
+
+
+def select(form: str, rounding_mode: str = "ROUND") -> Key:
+    """Return the key for a form and a rounding mode by any of its names. Raises ValueError."""
+    mode = _MODES.get(rounding_mode.upper())
+    if form not in FORMS:
+        raise ValueError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
+    if mode is None or (mode != "ROUND" and not FORMS[form].has_modes):
+        expected = ", ".join(_MODES) if FORMS[form].has_modes else "ROUND"
+        raise ValueError(f"rounding_mode is {rounding_mode!r}; expected one of {expected}")
+    return Key(form, mode)

@@ -1,0 +1,135 @@
+"""The declarations of the wing's operators: the one that `optimize` writes, and a function that declares those of dialects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter, Tensor, shape_text
+from ..element_types import FLOAT32
+from ..linear.versions import OWN_DOMAIN
+from .calls import convert
+from .granularity import first_place
+from .key import FORMS, Key, select
+
+ROUNDING_MODE = Attribute("rounding_mode", "ROUND", "How values are rounded. Case does not matter.", "STRING")
+
+# The number of the fault that a format is not valid. Input i has the faults 2 i - 1, it does not broadcast, and 2 i, it has
+# several elements.
+VALUES = 63
+
+_Meaning = Callable[[Sequence[Any], Mapping[str, Any]], FakeQuantize[Any]]
+
+
+def operator(
+    domain: str,
+    name: str,
+    inputs: Sequence[Parameter],
+    attributes: Sequence[Attribute],
+    meaning: _Meaning,
+    *,
+    form: str,
+    doc: str,
+    format_name: str = "integers",
+) -> Operator:
+    """Return the declaration of an operator whose nodes have a `meaning`. `inputs` are those besides x. `form` is the meaning's
+    form, or "" if it depends on attributes."""
+    every = (Parameter("x", "T", "What to round."), *inputs)
+    faults = {VALUES: f"the format is not valid; expected {FORMS[form].expected if form else 'one that its form accepts'}"}
+    for number, each in enumerate(inputs, 1):
+        has = f"{each.name} has shape {{{each.name}_shape}}" if each.option != "variadic" else "a parameter has another shape"
+        faults[2 * number - 1] = f"{has}; expected one that broadcasts to the shape of x, {{x_shape}}"
+        faults[2 * number] = f"{has}; expected one element"
+
+    def call(x: NDArray[Any], *given: NDArray[Any] | None, **attributes: Any) -> NDArray[Any]:
+        found = meaning((x, *given), attributes)
+        parameters = {
+            each: np.reshape(value, lengths(value.shape, found.axis, np.ndim(x))) if isinstance(value, np.ndarray) else value
+            for each, value in found.parameters.items()
+        }
+        return convert(key_of(found), x, parameters)
+
+    def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
+        """y is like x."""
+        unknown = Tensor(None, None)
+        found = meaning([each or unknown for each in tensors], attributes)
+        x = tensors[0] or unknown
+        key = key_of(found)
+        for each, value in found.parameters.items():
+            shape = value.shape if isinstance(value, Tensor) else None
+            if shape is None or None in shape:
+                continue
+            if each in FORMS[key.form].single and any(length != 1 for length in shape):
+                raise ValueError(f"{each} has shape {shape_text(shape)}; expected one element")
+            if x.shape is None:
+                continue
+            whole = lengths(shape, found.axis, len(x.shape))
+            # An unknown dimension of x is replaced by one that fits.
+            padded = [1] * (len(x.shape) - len(whole)) + [*whole]
+            known = [fits if length is None else length for length, fits in zip(x.shape, padded[-len(x.shape) :], strict=False)]
+            if first_place(known, whole) < 0:
+                expected = f"expected one that broadcasts to the shape of x, {shape_text(x.shape)}"
+                raise ValueError(f"{each} has shape {shape_text(shape)}; {expected}")
+        return [Tensor(FLOAT32, x.shape)]
+
+    return Operator(
+        wing="fake_quantization",
+        domain=domain,
+        name=name,
+        since_version=1,
+        operation="fake_quantize",
+        doc=doc,
+        types={"T": (FLOAT32,)},
+        inputs=every,
+        outputs=(Parameter("y", "T", "Of the shape of x."),),
+        attributes=tuple(attributes),
+        call=call,
+        infer=infer,
+        faults=faults,
+        formats={format_name: None},
+        format_of=lambda types, attributes: format_name,
+        column="T",
+        meaning=meaning,
+    )
+
+
+def key_of(meaning: FakeQuantize[Any]) -> Key:
+    """Return the key of the kernel for a node. Raises ValueError for an unknown form or rounding mode."""
+    return select(meaning.form, meaning.rounding_mode)
+
+
+def lengths(shape: Sequence[Any], axis: int | None, rank: int) -> Sequence[Any]:
+    """Return the shape that broadcasts to an x of this rank, for a parameter whose one dimension lies along `axis`."""
+    if axis is None or len(shape) != 1 or shape[0] == 1:
+        return shape
+    if not -rank <= axis < rank:
+        raise ValueError(f"the axis of the parameters is {axis}; expected one of x, which has {rank} dimensions")
+    return [*shape, *[1] * (rank - 1 - axis % rank)]
+
+
+def _own(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
+    x, *parameters = inputs
+    form = attributes["form"]
+    if form not in FORMS:
+        raise ValueError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
+    names = FORMS[form].parameters
+    if len(parameters) != len(names):
+        raise ValueError(f"the node has {len(parameters)} parameters; expected {len(names)}: {', '.join(names)}")
+    return FakeQuantize(x, form, attributes["rounding_mode"], dict(zip(names, parameters, strict=True)))
+
+
+FAKE_QUANTIZE = operator(
+    OWN_DOMAIN,
+    "FakeQuantize",
+    (Parameter("parameters", "T", "Those of the form, in order. They broadcast to x.", "variadic"),),
+    (Attribute("form", None, f"How the format is described: {', '.join(FORMS)}.", "STRING"), ROUNDING_MODE),
+    _own,
+    form="",
+    doc="y is x, rounded to the values of a format that the parameters describe.",
+    format_name="any",
+)
+
+OPERATORS = (FAKE_QUANTIZE,)

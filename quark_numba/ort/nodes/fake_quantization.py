@@ -1,0 +1,195 @@
+"""The nodes of fake quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...compiling import jit
+from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
+from ...declaration import FakeQuantize, Operator, Overload
+from ...fake_quantization import granularity
+from ...fake_quantization.arithmetic import count_numbers
+from ...fake_quantization.dispatch import TABLE
+from ...fake_quantization.kernels import CHUNK, WORK, prepare_function
+from ...fake_quantization.key import FORMS, Key
+from ...fake_quantization.operators import VALUES, key_of
+from . import context
+from .context import MAX_RANK
+
+# The most parameters of a form, and the most inputs of a node.
+MOST = max(len(form.parameters) for form in FORMS.values())
+INPUTS = MOST + 1
+
+# The axis of operands of one dimension that broadcast as in numpy.
+NO_AXIS = np.iinfo(np.int64).min
+
+STATE = np.dtype(
+    [
+        *context.STATE,
+        ("prepare", np.int64),  # the C function that makes the numbers of the format
+        ("parameters", np.int64),  # the number of parameters
+        ("numbers", np.int64),  # the number of numbers
+        ("inputs", np.int64),  # the number of inputs of a node that has all of them
+        # For each parameter: the input that has it, 0 for none; the same if the node lacks its last input; its value if no
+        # input has it; whether it has to be of one element.
+        ("sources", np.int64, MOST),
+        ("fewer_sources", np.int64, MOST),
+        ("values", np.float64, MOST),
+        ("fewer_values", np.float64, MOST),
+        ("single", np.int64, MOST),
+        ("axis", np.int64),
+    ]
+)
+NUMBERS = ()
+
+# Up to this many elements are left to one thread, which is done before a second one would have woken up.
+SERIAL_SIZE = 1 << 15
+
+WORK_WORDS = WORK.itemsize // 8
+SOURCES_AT, FEWER_AT, VALUES_AT, FEWER_VALUES_AT, SINGLE_AT = (
+    STATE.fields[name][1]  # type: ignore[index]
+    for name in ("sources", "fewer_sources", "values", "fewer_values", "single")
+)
+
+_first_place = jit.function(granularity.first_place)
+_last_place = jit.function(granularity.last_place)
+_index_of = jit.function(granularity.index_of)
+
+
+class _Input(NamedTuple):
+    """An operand: an input of a node, by its number."""
+
+    number: int
+
+
+def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
+    """The kernel's key, and where each parameter comes from. Raises ValueError for wrong attributes."""
+    most = operator.most_inputs or 1 + len(FORMS[attributes["form"]].parameters)  # variadic: the wing's own operator
+    fewest = operator.fewest_inputs if operator.most_inputs else most
+    meaning, fewer = (_meaning(operator, count, attributes) for count in (most, fewest))
+    key = key_of(meaning)
+    form = FORMS[key.form]
+    numbers: dict[str, Any] = {
+        "parameters": len(form.parameters),
+        "numbers": count_numbers(key),
+        "inputs": most,
+        "single": tuple(name in form.single for name in form.parameters),
+        "axis": NO_AXIS if meaning.axis is None else meaning.axis,
+    }
+    for prefix, each in (("", meaning), ("fewer_", fewer)):
+        found = [each.parameters[name] for name in form.parameters]
+        numbers[f"{prefix}sources"] = tuple(one.number if isinstance(one, _Input) else 0 for one in found)
+        numbers[f"{prefix}values"] = tuple(0.0 if isinstance(one, _Input) else one for one in found)
+    return context.Selection(key, numbers)
+
+
+def _meaning(operator: Operator, count: int, attributes: Mapping[str, Any]) -> FakeQuantize[Any]:
+    """The meaning of a node with `count` inputs."""
+    assert operator.meaning
+    meaning = operator.meaning([*map(_Input, range(count))], attributes)
+    assert isinstance(meaning, FakeQuantize)
+    return meaning
+
+
+def functions(overload: Overload, key: Key) -> dict[str, Any]:
+    """The C functions of the state."""
+    return {"task": TABLE[key].task, "prepare": prepare_function(key)}
+
+
+def compute(state_address: int, context_address: int) -> int:
+    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    state = record_at(state_address, STATE)
+    values, shapes = array_at(stack(INPUTS), INPUTS, np.int64), array_at(stack(2 * INPUTS), 2 * INPUTS, np.int64)
+    count = context.count_inputs(state, context_address)
+    fault: Any = np.int64(0)
+    if count > state.inputs:
+        count = state.inputs
+    has_many = context.inputs_of(state, context_address, count, values, shapes, stack(INPUTS * MAX_RANK))
+    has_all = count == state.inputs and values[count - 1] != 0
+    sources = array_at(state_address + (SOURCES_AT if has_all else FEWER_AT), MOST, np.int64)
+    numbers = array_at(state_address + (VALUES_AT if has_all else FEWER_VALUES_AT), MOST, np.float64)
+    single = array_at(state_address + SINGLE_AT, MOST, np.int64)
+    x_shape = array_at(shapes[0], shapes[1], np.int64)
+    rank = shapes[1]
+    # Along an axis of its own, a parameter of one dimension gets dimensions of 1 behind it.
+    lengths = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
+    axis = state.axis
+    if axis != NO_AXIS and axis < 0:
+        axis += rank
+    first, last = rank, np.int64(-1)
+    for k in range(state.parameters):
+        number = sources[k]
+        if number == 0 or number >= count or has_many or fault != 0:
+            continue
+        shape = array_at(shapes[2 * number], shapes[2 * number + 1], np.int64)
+        if single[k]:
+            for d in range(shape.size):
+                if shape[d] != 1:
+                    fault = 2 * number
+        if axis != NO_AXIS and shape.size == 1 and shape[0] != 1:
+            if axis < 0 or axis >= rank:
+                fault = 2 * number - 1
+                continue
+            lengths[0] = shape[0]
+            for d in range(1, rank - axis):
+                lengths[d] = 1
+            shape = array_at(lengths.ctypes.data, rank - axis, np.int64)
+        place = _first_place(x_shape, shape)
+        if place < 0 and fault == 0:
+            fault = 2 * number - 1
+        first, last = min(first, place), max(last, _last_place(x_shape, shape))
+    no_numbers = array_at(stack(1), 0, np.int64)
+    if has_many or fault != 0:
+        return context.fault_status(state, has_many, fault, shapes, no_numbers)
+    status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
+    size = rows = inner = np.int64(1)
+    for d in range(rank):
+        size *= x_shape[d]
+        if d >= first and d <= last:
+            rows *= x_shape[d]
+        if d > last:
+            inner *= x_shape[d]
+    if status or size == 0:
+        return status
+
+    words = rows * (state.parameters + state.numbers)
+    memory = stack(16)
+    if rows > 1:
+        memory = allocate(8 * words)
+        if memory == 0:
+            return context.no_memory(state)
+    parameters = array_at(memory, rows * state.parameters, np.float64)
+    for k in range(state.parameters):
+        number = sources[k]
+        if number == 0 or number >= count:
+            for row in range(rows):
+                parameters[k * rows + row] = numbers[k]
+            continue
+        shape = array_at(shapes[2 * number], shapes[2 * number + 1], np.int64)
+        if axis != NO_AXIS and shape.size == 1 and shape[0] != 1:
+            lengths[0] = shape[0]
+            for d in range(1, rank - axis):
+                lengths[d] = 1
+            shape = array_at(lengths.ctypes.data, rank - axis, np.int64)
+        elements = np.int64(1)
+        for d in range(shape.size):
+            elements *= shape[d]
+        data = array_at(context.data_of(state, values[number]), elements, np.float32)
+        for row in range(rows):
+            parameters[k * rows + row] = data[_index_of(row, x_shape, first, last, shape)]
+    made = memory + 8 * rows * state.parameters
+    if call(state.prepare, (memory, made, rows)) == 0:
+        status = context.fault_status(state, False, VALUES, shapes, no_numbers)
+    else:
+        work_address = stack(WORK_WORDS)
+        work = record_at(work_address, WORK)
+        work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
+        work.numbers, work.size, work.inner, work.rows = made, size, inner, rows
+        chunks = (size + CHUNK - 1) // CHUNK
+        status = context.run_tasks(state, context_address, work_address, chunks, size <= SERIAL_SIZE)
+    if rows > 1:
+        release(memory)
+    return status

@@ -1,0 +1,99 @@
+"""Rewrite a Clip of codes between a quantize node and its dequantize nodes, as Brevitas writes it for fewer bits than the type
+has: Clip of constant codes is folded, and the three nodes become one of fake quantization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ..declaration import Affine, Dequantize, Quantize
+from ..element_types import FLOAT32, ElementType
+from ..fake_quantization.key import FORMS
+from ..fake_quantization.operators import FAKE_QUANTIZE, lengths
+from ..models.tensors import in_memory
+from .constants import CONSTANT
+from .fake_quantizers import ALONE
+from .graph import Graph, Left, Node, Operand
+
+FUSED = "fused: quantize, Clip and dequantize in one step"
+
+# Up to this many bits, codes less the zero point are exact in float32.
+_MOST_BITS = 16
+
+
+def rewrite(graph: Graph) -> None:
+    graph.each(lambda node: _rewrite(graph, node))
+
+
+def _rewrite(graph: Graph, node: Node) -> None:
+    dequantize, clip = graph.meaning(node), node.x.producer()
+    if not isinstance(dequantize, Dequantize) or clip is None or clip.op_identifier() != ("", "Clip", "") or clip.attributes:
+        return
+    codes, value = clip.inputs[0], clip.outputs[0]
+    bounds = _bounds(graph, clip, dequantize.element_type)
+    if codes is None or bounds is None or value.is_graph_output():
+        return
+    followers = [graph.node(user) if not index else None for user, index in value.uses()]
+    if not all(each and each not in graph.reasons and isinstance(graph.meaning(each), Dequantize) for each in followers):
+        return
+    constant = graph.tensor(codes)
+    if constant is not None:
+        array = graph.array(codes)
+        assert array is not None
+        clipped = in_memory(np.clip(array, *bounds).astype(array.dtype))
+        value.replace_all_uses_with(graph.shared_constant(clipped, value.name, clip, value))
+        graph.remove_node(clip, CONSTANT)
+        return
+    before = graph.node(codes.producer())
+    quantize = graph.meaning(before)
+    if before is None or before in graph.reasons or not isinstance(quantize, Quantize) or not graph.regions:
+        return
+    if len(followers) != 1 or len(codes.uses()) != 1 or codes.is_graph_output() or before.node.graph is not node.node.graph:
+        return
+    x = before.x
+    parameters = _parameters(graph, before, quantize, dequantize, bounds)
+    values = [
+        graph.shared_constant(in_memory(parameters[name]), graph.unused_name(name), node.node)
+        for name in FORMS["codes"].parameters
+    ]
+    attributes = {"form": "codes", "rounding_mode": "ROUND"}
+    graph.reasons[graph.replace(node, FAKE_QUANTIZE, [x, *values], attributes, FUSED)] = ALONE
+    graph.remove_node(clip, FUSED)
+
+
+def _bounds(graph: Graph, clip: ir.Node, codes: ElementType | None) -> tuple[int, int] | None:
+    """Return the bounds of a Clip of integers; None if they are not constants of one element."""
+    if codes is None or not codes.is_integer or codes.bits > _MOST_BITS:
+        return None
+    found = []
+    for index, missing in ((1, codes.lowest), (2, codes.highest)):
+        value = clip.inputs[index] if index < len(clip.inputs) else None
+        array = None if value is None else graph.array(value)
+        if value is not None and (array is None or array.size != 1):
+            return None
+        found.append(int(missing) if array is None else int(array.reshape(())))
+    return found[0], found[1]
+
+
+def _parameters(
+    graph: Graph, node: Node, quantize: Affine[Operand], dequantize: Affine[Operand], bounds: tuple[int, int]
+) -> dict[str, NDArray[np.float32]]:
+    """Return the parameters of the form "codes". Raise Left if one step would not return the same as three."""
+    scale, zero_point = quantize.scale.array, quantize.zero_point.array if quantize.zero_point else None
+    if scale is None or (quantize.zero_point and zero_point is None):
+        raise Left("its scale or its zero point is not a constant")
+    if not quantize.has_same_parameters(dequantize) or quantize.element_type is not dequantize.element_type:
+        raise Left("the dequantize node behind it has other parameters")
+    types = graph.inferred_type(quantize.x.value), quantize.scale.element_type
+    if types != (FLOAT32, FLOAT32) or quantize.has_other_type or dequantize.has_other_type or quantize.block_size:
+        raise Left("it computes in another type than float32, or its scales are blocked")
+    shape: Any = graph.shape(node.x)
+    if scale.size != 1 and shape is None:
+        raise Left("it has several scales, and the rank of its x is not known")
+    place = () if scale.size == 1 else lengths(scale.shape, quantize.axis, len(shape))
+    zeros = np.zeros(1) if zero_point is None else zero_point.astype(np.float64)
+    low, high = (np.asarray(bound - np.broadcast_to(zeros.reshape(-1), scale.size), np.float32) for bound in bounds)
+    return {name: each.reshape(place) for name, each in (("scale", scale), ("low", low), ("high", high))}

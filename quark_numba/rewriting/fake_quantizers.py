@@ -1,0 +1,68 @@
+"""Rewrite nodes of fake quantization, by any of their names, into the wing's own operator, whose parameters are all inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ..declaration import FakeQuantize
+from ..fake_quantization.key import FORMS
+from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
+from ..models.tensors import in_memory
+from .graph import Graph, Left, Node, Operand
+
+REWRITTEN = f"rewritten: {FAKE_QUANTIZE.full_name}"
+ALONE = "no elementwise node is next to it"
+
+
+def rewrite(graph: Graph) -> None:
+    if graph.regions:
+        constants: dict[Any, ir.TensorProtocol] = {}
+        graph.each(lambda node: _rewrite(graph, node, constants))
+
+
+def _rewrite(graph: Graph, node: Node, constants: dict[Any, ir.TensorProtocol]) -> None:
+    """Raise Left if a parameter is not a constant, or not valid."""
+    meaning = graph.meaning(node)
+    if not isinstance(meaning, FakeQuantize) or node.operator is FAKE_QUANTIZE:
+        return
+    try:
+        arrays, attributes = _parameters(graph, node, meaning)
+    except ValueError as error:
+        raise Left(f"not valid: {error}") from None
+    values = []
+    for array, name in zip(arrays, FORMS[meaning.form].parameters, strict=True):
+        tensor = constants.setdefault((array.shape, array.tobytes()), in_memory(array))
+        values.append(graph.shared_constant(tensor, graph.unused_name(name), node.node))
+    made = graph.replace(node, FAKE_QUANTIZE, [node.x, *values], attributes, REWRITTEN)
+    graph.reasons[made] = ALONE
+
+
+def _parameters(graph: Graph, node: Node, meaning: FakeQuantize[Operand]) -> tuple[list[NDArray[np.float32]], dict[str, str]]:
+    """Return the parameters in their order, and the attributes of the wing's own operator. Raise ValueError if they are not
+    valid, and Left if they are not known."""
+    key, shape = key_of(meaning), graph.shape(node.x)
+    arrays, ranks = [], [0]
+    for name in FORMS[key.form].parameters:
+        given = meaning.parameters[name]
+        array = given.array if isinstance(given, Operand) else np.asarray(given)
+        if array is None:
+            raise Left(f"its {name} is not a constant")
+        array = array.astype(np.float32)
+        if array.size == 1:
+            array = array.reshape(())  # of any rank, and x need not have it
+        elif shape is None:
+            raise Left("it has several scales, and the rank of its x is not known")
+        else:
+            array = array.reshape(lengths(array.shape, meaning.axis, len(shape)))
+            ranks.append(array.ndim)
+        arrays.append(array)
+    if shape is not None and max(ranks) > len(shape):
+        raise ValueError("its scales have more dimensions than its x")
+    attributes = {"form": key.form, "rounding_mode": key.rounding_mode}
+    # Whether the parameters are valid shows for an x of the shape to which they broadcast.
+    FAKE_QUANTIZE.call(np.zeros(np.broadcast_shapes(*(array.shape for array in arrays)), np.float32), *arrays, **attributes)
+    return arrays, attributes
