@@ -90,8 +90,19 @@ def _mxfp8_factor(key: Key) -> Any:
 
 def _converter(key: Key) -> Any:
     """Return the function: (x as stored, the value of the code 1) -> the code, or in a round trip its value as stored."""
-    value_of, encode = codecs.decoder(key.x), codecs.encoder(key.format.codes, saturate=True)
+    value_of, codes = codecs.decoder(key.x), key.format.codes
     if not key.is_round_trip:
+        encode = codecs.encoder(codes, saturate=True)
         return inline(lambda x, factor: encode(_f32(_f32(value_of(x)) / factor)))
-    decode, store = codecs.decoder(key.format.codes), codecs.encoder(key.x, saturate=False)
-    return inline(lambda x, factor: store(_f32(decode(encode(_f32(_f32(value_of(x)) / factor))) * factor)))
+    nearest, store, has_nan = codecs.nearest(codes), codecs.encoder(key.x, saturate=False), codes.has_nan
+    lowest, highest = _f32(codes.lowest), _f32(codes.highest)
+
+    def convert(x: Any, factor: Any) -> Any:
+        quotient = _f32(_f32(value_of(x)) / factor)
+        bounded = (
+            quotient if quotient < highest or (has_nan and quotient != quotient) else highest
+        )  # also NaN, if there is none
+        bounded = lowest if bounded < lowest else bounded
+        return store(_f32(nearest(bounded) * factor))
+
+    return inline(convert)

@@ -9,7 +9,6 @@ import numba
 import numpy as np
 from numba import prange, types
 
-from ..block.kernels import group_maxima, repeat_each
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, record_at, release
 from ..compiling.jit import unsigned
@@ -22,6 +21,8 @@ magnitude_of: Any = None  # from ``arithmetic``
 code_of: Any = None
 factor_of: Any = None
 convert: Any = None
+convert_consecutive: Any = None  # `consecutive`, compiled
+convert_columns: Any = None  # `columns`, compiled
 convert_unit: Any = None  # `unit`, compiled
 convert_part: Any = None  # `run`, compiled
 pack: Any = None  # packing.regroup
@@ -63,7 +64,51 @@ def unit_shape(size: int, block: int, inner: int, is_packed: bool) -> Any:
 def scratch_words(size: int, block: int, inner: int, is_packed: bool) -> Any:
     """Return the number of 32-bit words that `run` needs for magnitudes, as many again for factors, and those for codes."""
     rows, width, _ = unit_shape(size, block, inner, is_packed)
-    return 2 * rows if inner == 1 else width, rows * width // 4 + 1 if is_packed else 1
+    return rows // block if inner == 1 else width, rows * width // 4 + 1 if is_packed else 1
+
+
+def consecutive(
+    x: Any, y: Any, scales: Any, tensor_scale: Any, block: int, at: Any, count: Any, largest: Any, factors: Any
+) -> None:
+    """Convert `count` blocks of consecutive elements. `at` has the index of the first element in x, in y and in the scales."""
+    x_at, y_at, scale_at, n = unsigned(at[0]), unsigned(at[1]), unsigned(at[2]), unsigned(block)
+    for b in range(count):
+        most = np.uint32(0)
+        for i in range(n):
+            most = max(most, magnitude_of(x[x_at + b * n + i]))
+        largest[b] = most
+    for b in range(count):
+        code = code_of(largest[b], tensor_scale)
+        if not IS_ROUND_TRIP:
+            scales[scale_at + b] = code
+        factors[b] = factor_of(code, tensor_scale)
+    for b in range(count):
+        factor = factors[b]
+        for i in range(n):
+            y[y_at + b * n + i] = convert(x[x_at + b * n + i], factor)
+
+
+def columns(
+    x: Any, y: Any, scales: Any, tensor_scale: Any, block: int, inner: int, at: Any, width: Any, largest: Any, factors: Any
+) -> None:
+    """Convert `width` blocks side by side. `at` has the index of the first element in x, in y and in the scales, and the
+    distance of rows in y."""
+    x_at, y_at, scale_at, y_row = unsigned(at[0]), unsigned(at[1]), unsigned(at[2]), unsigned(at[3])
+    for i in range(width):
+        largest[i] = np.uint32(0)
+    for row in range(unsigned(block)):
+        begin = x_at + row * unsigned(inner)
+        for i in range(width):
+            largest[i] = max(largest[i], magnitude_of(x[begin + i]))
+    for i in range(width):
+        code = code_of(largest[i], tensor_scale)
+        if not IS_ROUND_TRIP:
+            scales[scale_at + i] = code
+        factors[i] = factor_of(code, tensor_scale)
+    for row in range(unsigned(block)):
+        begin, to = x_at + row * unsigned(inner), y_at + row * y_row
+        for i in range(width):
+            y[to + i] = convert(x[begin + i], factors[i])
 
 
 def unit(
@@ -75,47 +120,18 @@ def unit(
     inner: int,
     at: Any,
     rows: int,
-    width: Any,
+    width: int,
     largest: Any,
     factors: Any,
 ) -> None:
-    """Convert `rows` rows of `width` elements. `at` has the index of the first element in x, in y and in the scales, and the
-    distance of rows in y."""
-    x_at, y_at, scale_at, y_row = at
-    count = unsigned(rows // block)
-    if inner == 1 and block & (block - 1) == 0 and block <= TILE:
-        # Each loop runs over the elements of many blocks and is long enough for vector instructions.
-        n, begin, to = unsigned(rows), unsigned(x_at), unsigned(y_at)
-        for i in range(n):
-            largest[i] = magnitude_of(x[begin + i])
-        top, _ = group_maxima(largest, unsigned(0), n, block)
-        for i in range(count):
-            code = code_of(largest[top + i], tensor_scale)
-            if not IS_ROUND_TRIP:
-                scales[unsigned(scale_at) + i] = code
-            factors[i] = factor_of(code, tensor_scale)
-        spread = repeat_each(factors, unsigned(0), count, block)
-        for i in range(n):
-            y[to + i] = convert(x[begin + i], factors[spread + i])
-        return
-    n = unsigned(width)
-    for b in range(count):
-        for i in range(n):
-            largest[i] = np.uint32(0)
-        for row in range(unsigned(block)):
-            begin = unsigned(x_at) + (b * unsigned(block) + row) * unsigned(inner)
-            for i in range(n):
-                largest[i] = max(largest[i], magnitude_of(x[begin + i]))
-        for i in range(n):
-            code = code_of(largest[i], tensor_scale)
-            if not IS_ROUND_TRIP:
-                scales[unsigned(scale_at) + b * unsigned(inner) + i] = code
-            factors[i] = factor_of(code, tensor_scale)
-        for row in range(unsigned(block)):
-            begin = unsigned(x_at) + (b * unsigned(block) + row) * unsigned(inner)
-            to = unsigned(y_at) + (b * unsigned(block) + row) * unsigned(y_row)
-            for i in range(n):
-                y[to + i] = convert(x[begin + i], factors[i])
+    """Convert `rows` rows of `width` elements. `at` is as for `columns`."""
+    count = rows // block
+    if inner == 1:
+        convert_consecutive(x, y, scales, tensor_scale, block, at, unsigned(count), largest, factors)
+    else:
+        for b in range(count):
+            of_block = (at[0] + b * block * inner, at[1] + b * block * at[3], at[2] + b * inner, at[3])
+            convert_columns(x, y, scales, tensor_scale, block, inner, of_block, unsigned(width), largest, factors)
 
 
 def run(x: Any, y: Any, scales: Any, tensor_scale: Any, block: int, inner: int, part: int, parts: int, scratch: Any) -> None:
@@ -206,7 +222,12 @@ def _parts(key: Key, *, is_packed: bool) -> dict[str, Any]:
     convert_part = jit.function(
         run,
         f"run_{key.name}{'_packed' * is_packed}",
-        convert_unit=jit.function(unit, f"unit_{key.name}{'_packed' * is_packed}", **names),
+        convert_unit=jit.function(
+            unit,
+            f"unit_{key.name}{'_packed' * is_packed}",
+            convert_consecutive=jit.inline(consecutive, **names),
+            convert_columns=jit.inline(columns, **names),
+        ),
         pack=packing.regroup_function(key.y.bits, 8) if is_packed else None,
         IS_PACKED=is_packed,
         Y_PER_BYTE=8 // key.y.bits if is_packed else 1,

@@ -30,7 +30,7 @@ def _replace(graph: Graph, node: Node) -> None:
         raise Left("ONNX Runtime lacks its types, and only the native backend has the node that would replace it")
     if not isinstance(meaning, Dequantize):
         raise Left("ONNX Runtime lacks its types; set standard_ops to run it")
-    types = meaning.element_type, meaning.scale.element_type
+    types = meaning.element_type, graph.inferred_type(meaning.scale.value)
     if meaning.has_other_type or FLOAT32 not in (meaning.computes_in, types[1]):
         raise Left("ONNX Runtime lacks its types; set standard_ops to run it")
     x, scale = DEQUANTIZE.inputs[:2]

@@ -10,7 +10,7 @@ from onnx import helper
 
 from ..catalog import OPERATORS
 from ..declaration import Operator, Tensor
-from ..element_types import FLOAT32, find
+from ..element_types import FLOAT32, ElementType, find
 
 # An operator whose output has the shape of its input. ONNX Runtime lacks it from opset 22 on, but onnx infers its shape.
 _LIKE = "RandomNormalLike"
@@ -40,6 +40,7 @@ def stand_ins(
         appended to the list, and the caller has to add the inputs to the model.
     """
 
+    types = dict(types)
     for node in nodes:
         operator = OPERATORS.find(node.domain, node.op_type)
         if operator is None or not (operator.domain or standard_ops):
@@ -49,15 +50,16 @@ def stand_ins(
 
 
 def _stand_in(
-    operator: Operator, node: onnx.NodeProto, types: Mapping[str, int], hidden: list[str] | None
+    operator: Operator, node: onnx.NodeProto, types: dict[str, int], hidden: list[str] | None
 ) -> Iterator[onnx.NodeProto]:
-    """Yield the stand-ins for one of the package's nodes; none if it is not valid or the type of its output is unknown."""
+    """Yield the stand-ins for one of the package's nodes; none if it is not valid or the type of its output is unknown. Add the
+    types of its outputs to `types`."""
     given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     given = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()}
     inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
     try:
         attributes = operator.values(given)
-        inferred, *_ = operator.infer(inputs, attributes)
+        inferred, *more = operator.infer(inputs, attributes)
         like = operator.like and operator.like(node.input, attributes)
     except (TypeError, ValueError):
         return
@@ -65,6 +67,12 @@ def _stand_in(
     has_type_of_x = operator.outputs[0].variable == operator.inputs[0].variable
     if element_type is None and not has_type_of_x:
         return
+    for output, each in zip(node.output, (inferred, *more), strict=False):
+        if each.element_type:
+            types.setdefault(output, each.element_type.number)
+    for output, each in zip(node.output[1:], more, strict=False):
+        if output and each.element_type:
+            yield from _of_unknown_shape(output, each.element_type, hidden)
     x, y = node.input[0], node.output[0]
     if like:
         op_type, names, others = like
@@ -83,6 +91,19 @@ def _stand_in(
     if is_cast:
         assert element_type
         yield helper.make_node("Cast", [shaped], [y], to=element_type.number)
+
+
+def _of_unknown_shape(y: str, element_type: ElementType, hidden: list[str] | None) -> Iterator[onnx.NodeProto]:
+    """Yield nodes that make y, of which only the element type is known. Without `hidden` they need not run."""
+    made = f"{y}{_NEW} made"
+    if hidden is None:
+        yield helper.make_node("Constant", [], [f"{made} at"], value_int=0)
+        yield helper.make_node("SequenceEmpty", [], [f"{made} of"])
+        yield helper.make_node("SequenceAt", [f"{made} of", f"{made} at"], [made])
+    else:
+        hidden.append(f"{y}{_NEW} shape")
+        yield helper.make_node("ConstantOfShape", [hidden[-1]], [made])
+    yield helper.make_node("Cast", [made], [y], to=element_type.number)
 
 
 def _with_subgraphs(
