@@ -10,7 +10,8 @@ from onnx import helper
 
 from ..catalog import OPERATORS
 from ..declaration import Operator, Tensor
-from ..element_types import FLOAT32, ElementType, find
+from ..element_types import FLOAT32, UINT8, ElementType, find
+from .onnx_runtime import has_kernels
 
 # An operator whose output has the shape of its input. ONNX Runtime lacks it from opset 22 on, but onnx infers its shape.
 _LIKE = "RandomNormalLike"
@@ -67,13 +68,19 @@ def _stand_in(
     has_type_of_x = operator.outputs[0].variable == operator.inputs[0].variable
     if element_type is None and not has_type_of_x:
         return
-    for output, each in zip(node.output, (inferred, *more), strict=False):
-        if each.element_type:
-            types.setdefault(output, each.element_type.number)
-    for output, each in zip(node.output[1:], more, strict=False):
-        if output and each.element_type:
-            yield from _of_unknown_shape(output, each.element_type, hidden)
+    y_types = [each.element_type for each in (inferred, *more)]
+    if hidden is not None:  # ONNX Runtime runs the stand-ins, and has no Cast to all types
+        y_types = [UINT8 if each and not _has_cast(each) else each for each in y_types]
+    element_type, *others = y_types
+    types |= {name: each.number for name, each in zip(node.output, y_types, strict=False) if each}
+    for name, each in zip(node.output[1:], others, strict=False):
+        if name and each:
+            yield from _of_unknown_shape(name, each, hidden)
     x, y = node.input[0], node.output[0]
+    x_type = find(types.get(x, 0))
+    if hidden is not None and element_type and x_type and not _has_cast(x_type):
+        yield from _of_unknown_shape(y, element_type, hidden)
+        return
     if like:
         op_type, names, others = like
         x = f"{y}{_NEW} like"
@@ -91,6 +98,10 @@ def _stand_in(
     if is_cast:
         assert element_type
         yield helper.make_node("Cast", [shaped], [y], to=element_type.number)
+
+
+def _has_cast(element_type: ElementType) -> bool:
+    return has_kernels("", "Cast", [element_type.name])
 
 
 def _of_unknown_shape(y: str, element_type: ElementType, hidden: list[str] | None) -> Iterator[onnx.NodeProto]:
