@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .arrays.packed_arrays import pack, unpack
     from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
     from .block.storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
+    from .dynamic_blocks.calls import mxfp8_quantize, nvfp4_dequantize, nvfp4_quantize
     from .element_types.tensors import from_tensor_proto, to_tensor_proto
     from .errors import ModelError
     from .fake_quantization.calls import fake_quantize, minifloat_quantize_dequantize
@@ -47,6 +48,9 @@ __all__ = [
     "mx_dequantize",
     "mx_quantize",
     "mx_quantize_dequantize",
+    "mxfp8_quantize",
+    "nvfp4_dequantize",
+    "nvfp4_quantize",
     "optimize",
     "pack",
     "quantize",
@@ -81,6 +85,9 @@ _MODULES = {
     "mx_dequantize": ".block.storage",
     "mx_quantize": ".block.storage",
     "mx_quantize_dequantize": ".block.calls",
+    "mxfp8_quantize": ".dynamic_blocks.calls",
+    "nvfp4_dequantize": ".dynamic_blocks.calls",
+    "nvfp4_quantize": ".dynamic_blocks.calls",
     "optimize": ".rewriting.optimize",
     "pack": ".arrays.packed_arrays",
     "quantize": ".linear.calls",

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 from .declaration import Operator
-from .dialects import mct, qonnx, quark
+from .dialects import mct, nvidia, qonnx, quark
+from .dynamic_blocks.operators import OPERATORS as _DYNAMIC_BLOCKS
 from .fake_quantization.operators import OPERATORS as _FAKE_QUANTIZATION
 from .linear.operators import OPERATORS as _LINEAR
 from .linear.versions import LATEST_OPSET, OWN_DOMAIN
@@ -79,6 +80,7 @@ class Catalog:
 
 
 # ONNX's own operators, those that `optimize` writes, and those of each dialect.
-_OWN = [each for each in (*_LINEAR, *_FAKE_QUANTIZATION, *_REGION) if each.domain in ("", OWN_DOMAIN)]
+_WINGS = (*_LINEAR, *_DYNAMIC_BLOCKS, *_FAKE_QUANTIZATION, *_REGION)
+_OWN = [each for each in _WINGS if each.domain in ("", OWN_DOMAIN)]
 
-OPERATORS = Catalog((*_OWN, *quark.OPERATORS, *qonnx.OPERATORS, *mct.OPERATORS))
+OPERATORS = Catalog((*_OWN, *quark.OPERATORS, *qonnx.OPERATORS, *mct.OPERATORS, *nvidia.OPERATORS))

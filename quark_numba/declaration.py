@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from .element_types import FLOAT32, ElementType, names
+from .element_types import FLOAT32, UINT8, ElementType, names
 
 # The kinds of attributes, by their names in ``onnx.AttributeProto.AttributeType``, and conversions to their Python types.
 Kind = Literal["INT", "FLOAT", "STRING", "INTS", "FLOATS"]
@@ -87,6 +87,11 @@ class Overload(NamedTuple):
 
     inputs: tuple[ElementType, ...]
     outputs: tuple[ElementType, ...]
+
+
+def held(uint8_holds: ElementType | None, element_type: ElementType) -> ElementType:
+    """Return the element type of the codes in a tensor, if tensors of uint8 hold those of `uint8_holds`."""
+    return uint8_holds if uint8_holds and element_type is UINT8 else element_type
 
 
 class Operand(Protocol):
@@ -219,6 +224,31 @@ class BlockRoundTrip(Generic[AnyOperand]):
 
 
 @dataclass(frozen=True)
+class DynamicQuantize(Generic[AnyOperand]):
+    """A node that quantizes blocks along an axis with scales that it computes. Its outputs are the codes and the scales.
+
+    Parameters
+    ----------
+    x : Operand
+    scale : Operand, optional
+        One scale for the whole tensor, by which those of the blocks are to be multiplied. None: there is none.
+    element_type : ElementType
+        The element type of the codes.
+    axis, block_size : int
+    round_trip : str
+        The name of the package's own operator that quantizes and dequantizes in one step, with inputs x and scale and
+        attributes axis and block_size.
+    """
+
+    x: AnyOperand
+    scale: AnyOperand | None
+    element_type: ElementType
+    axis: int
+    block_size: int
+    round_trip: str
+
+
+@dataclass(frozen=True)
 class FakeQuantize(Generic[AnyOperand]):
     """A node that rounds x to the values of a format, in floats alone.
 
@@ -240,7 +270,7 @@ class FakeQuantize(Generic[AnyOperand]):
     axis: int | None = None
 
 
-Meaning = Affine[AnyOperand] | BlockRoundTrip[AnyOperand] | FakeQuantize[AnyOperand]
+Meaning = Affine[AnyOperand] | BlockRoundTrip[AnyOperand] | DynamicQuantize[AnyOperand] | FakeQuantize[AnyOperand]
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,8 +310,9 @@ class Operator:
         The type variable that the tables of the documentation have columns for. Their rows are formats.
     meaning : callable, optional
         ``meaning(inputs, attributes)`` with an ``Operand`` for each input, None for an omitted input, and values for all
-        attributes. Returns the meaning of a node: ``Quantize``, ``Dequantize``, ``RoundTrip``, ``BlockRoundTrip`` or
-        ``FakeQuantize``. Raises ValueError for invalid attributes. None: the nodes round inside their computation.
+        attributes. Returns the meaning of a node: ``Quantize``, ``Dequantize``, ``RoundTrip``, ``BlockRoundTrip``,
+        ``DynamicQuantize`` or ``FakeQuantize``. Raises ValueError for invalid attributes. None: the nodes round inside their
+        computation.
     like : callable, optional
         ``like(inputs, attributes)`` with the names of a node's inputs, and values for all attributes. Returns an operator of
         ONNX (name, inputs, attributes) whose output has the shape of y. None: y has the shape of the first input.
@@ -290,6 +321,9 @@ class Operator:
         that are not always written.
     newer_name : str
         The name of the same operator in newer models, which the tables list instead; "": `name` is the newest name.
+    uint8_holds : ElementType, optional
+        The element type whose codes the operator finds in tensors of uint8. Models from before ONNX had the type write it so.
+        None: uint8 is what it says.
     is_pure : bool
         Whether the same inputs always give the same outputs, so that a node whose inputs are constants can be folded.
     is_checked_at_load : bool
@@ -317,6 +351,7 @@ class Operator:
     like: Callable[[Sequence[str], Mapping[str, Any]], tuple[str, Sequence[str], Mapping[str, Any]]] | None = None
     attributes_of_shapes: Callable[..., dict[str, Any]] | None = None
     newer_name: str = ""
+    uint8_holds: ElementType | None = None
     is_pure: bool = True
     is_checked_at_load: bool = False
 
@@ -340,6 +375,15 @@ class Operator:
     def most_inputs(self) -> int | None:
         """The largest number of inputs; None: any number."""
         return None if self.inputs[-1].option == "variadic" else len(self.inputs)
+
+    @property
+    def takes_type(self) -> bool:
+        """Whether an attribute gives the element type of the output."""
+        return len(self.outputs) == 1 and any(each.name == "output_dtype" for each in self.attributes)
+
+    def held(self, overload: Overload) -> Overload:
+        """Return an overload with the element types of the codes in its tensors."""
+        return Overload(*(tuple(held(self.uint8_holds, each) for each in types) for types in overload))
 
     def input(self, index: int) -> Parameter:
         """Return the parameter of a node's input. A variadic parameter stands for all inputs from its place on."""

@@ -135,7 +135,7 @@ def mx_dequantize(
     element_type_of(scales.dtype, "scales", (FLOAT8E8M0,))
     y = element_type_of(output_dtype, "output_dtype", X_TYPES)
     axis, block_size = axis_of(codes.shape, axis), positive("block_size", index(block_size, "block_size"))
-    _check_shape("scales", scales, "codes", codes, axis, block_size)
+    check_shape("scales", scales, "codes", codes, axis, block_size)
     if is_lazy(codes, scales):
         of_chunk = functools.partial(mx_dequantize, axis=axis, block_size=block_size, output_dtype=y.name)
         return _of_codes(of_chunk, codes, "codes", axis, block_size, y.dtype, [(scales, block_size)], rechunk)
@@ -257,8 +257,8 @@ def bfp_dequantize(
         if each.dtype != dtype:
             raise TypeError(f"{name} has dtype {each.dtype}; expected {dtype}")
     axis = axis_of(mantissas.shape, axis)
-    _check_shape("exponents", exponents, "mantissas", mantissas, axis, numbers.block)
-    _check_shape("shifts", shifts, "mantissas", mantissas, axis, numbers.sub_block)
+    check_shape("exponents", exponents, "mantissas", mantissas, axis, numbers.block)
+    check_shape("shifts", shifts, "mantissas", mantissas, axis, numbers.sub_block)
     of_chunk = functools.partial(_bfp_values, axis, numbers, y.dtype)
     if is_lazy(mantissas, exponents, shifts):
         shared = [(exponents, numbers.block), (shifts, numbers.sub_block)]
@@ -332,7 +332,8 @@ def _of_codes(
     return values
 
 
-def _check_shape(name: str, values: NDArray[Any], of: str, array: NDArray[Any], axis: int, block: int) -> None:
+def check_shape(name: str, values: NDArray[Any], of: str, array: NDArray[Any], axis: int, block: int) -> None:
+    """Raise ValueError unless `values` has the shape of an array, but with one element a block along the axis."""
     for each, what in ((array, of), (values, name)):
         check_sizes(each, what, range(each.ndim))
     shape = array.shape

@@ -14,17 +14,22 @@ from ..catalog import OPERATORS
 from ..declaration import Operator
 from ..errors import ModelError
 from ..models import model_files
-from ..rewriting.onnx_runtime import has_operator
+from ..rewriting.onnx_runtime import has_kernels, has_operator
 
 
 @dataclass(frozen=True)
 class QuantizationNodes:
-    """The nodes of one operator and element type in a model. `run_by`: "quark_numba", "ONNX Runtime" or "nobody"."""
+    """The nodes of one operator and element type in a model. `run_by`: "quark_numba", "ONNX Runtime" or "nobody". ONNX's own
+    operators are run by this package, with ``standard_ops``, if ONNX Runtime's CPU provider lacks their type."""
 
     operator: str
     element_type: str
     count: int
     run_by: str
+
+    @property
+    def needs_standard_ops(self) -> bool:
+        return self.run_by == "quark_numba" and self.operator.startswith("ai.onnx::")
 
 
 def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
@@ -67,11 +72,20 @@ def _count(
             element_type = _element_type(operator, node, types)
             if operator.operation == "quantize" and node.output:
                 types[node.output[0]] = element_type
-            is_known = element_type in (*operator.formats, "?")
-            run_by = "ONNX Runtime" if not operator.domain else "quark_numba" if is_known else "nobody"
-            counts[full_name, element_type, run_by] += 1
+            for name, parameter in zip(node.output, operator.outputs, strict=False):
+                (known, *others) = operator.types[parameter.variable]
+                if not others:
+                    types[name] = known.name
+            counts[full_name, element_type, _run_by(operator, node, element_type)] += 1
         elif not has_operator(node.domain, node.op_type):
             counts[full_name, "?", "nobody"] += 1
+
+
+def _run_by(operator: Operator, node: onnx.NodeProto, element_type: str) -> str:
+    if element_type not in (*operator.formats, "?"):
+        return "nobody" if operator.domain else "ONNX Runtime"
+    is_onnx_runtimes = not operator.domain and has_kernels(node.domain, node.op_type, {element_type} - {"?"})
+    return "ONNX Runtime" if is_onnx_runtimes else "quark_numba"
 
 
 def _name(data_type: int) -> str:

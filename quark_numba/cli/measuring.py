@@ -70,16 +70,17 @@ def create_session(
     content: bytes | str | None = None,
     profile: str = "",
 ) -> onnxruntime.InferenceSession:
-    """Return a session of the model at `path`, with this package's operators if a quantization node needs them. `content`, if
-    given, is loaded instead: the bytes or the path of another form of the model. `threads` = 0 leaves their number to ONNX
-    Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
+    """Return a session of the model at `path`, with this package's operators if a quantization node needs them, and with those
+    of ONNX if ONNX Runtime cannot run them. `content`, if given, is loaded instead: the bytes or the path of another form of
+    the model. `threads` = 0 leaves their number to ONNX Runtime. `profile` is the beginning of the path to which ONNX Runtime
+    writes its profile; "": none."""
     return create_session_of(
         content or path,
         str(path),
         has_own_operators=any(counted.run_by != "ONNX Runtime" for counted in nodes),
         backend=backend,
         threads=threads,
-        standard_ops=standard_ops,
+        standard_ops=standard_ops or (content is None and any(counted.needs_standard_ops for counted in nodes)),
         profile=profile,
     )
 

@@ -20,11 +20,12 @@ from ..declaration import (
     RoundTrip,
     Shape,
     Tensor,
+    held,
     shape_text,
 )
 from ..element_types import UINT8, ElementType, find
 from . import calls
-from .granularity import FAULTS, loop_shape
+from .granularity import FAULTS, ZERO_POINT_SHAPE, loop_shape
 from .versions import DEFAULTS, OWN_DOMAIN, VERSIONS, Version
 
 # The names of the inputs, and the documentation of the schema.
@@ -70,8 +71,15 @@ def operator(version: Version) -> Operator:
     scale_variable = "T1" if version.scale_as_x else "T2"
     quantized_variable = {"quantize": "T3", "dequantize": "T1", "quantize_dequantize": "T4"}[version.operation]
     types = {"T1": version.x, scale_variable: version.scale, "T3": version.y, quantized_variable: version.quantized}
+    y_variable = "T3"
+    if version.operation == "dequantize" and version.y == version.scale and "output_dtype" not in version.attributes:
+        y_variable = scale_variable
+        del types["T3"]
     names = {"scale": scale, "zero_point": zero_point, "x": x}
     shapes = {f"{name}_shape": f"{{{own}_shape}}" for name, own in names.items()}
+    given = Parameter(
+        zero_point, quantized_variable, _ZERO_POINT[version.operation], "required" if is_round_trip else "optional"
+    )
     doc = _DOCS[version.operation]
     if not is_own:
         doc += f"\n\nAMD Quark's documentation, {version.name} - 1."
@@ -86,14 +94,9 @@ def operator(version: Version) -> Operator:
         inputs=(
             Parameter(x, "T1", _X[version.operation]),
             Parameter(scale, scale_variable, _BLOCKED_SCALE if "block_size" in version.attributes else _SCALE),
-            Parameter(
-                zero_point,
-                quantized_variable,
-                _ZERO_POINT[version.operation],
-                "required" if is_round_trip else "optional",
-            ),
+            *([given] if version.has_zero_point else []),
         ),
-        outputs=(Parameter("y", "T3", "Of the shape of x."),),
+        outputs=(Parameter("y", y_variable, "Of the shape of x."),),
         # Quark omits axis where it is ignored.
         attributes=tuple(
             Attribute(name, DEFAULTS[name], _ATTRIBUTES[name], is_always_written=is_own) for name in version.attributes
@@ -103,12 +106,14 @@ def operator(version: Version) -> Operator:
         faults={
             number: message.format(**names, **shapes, axis="{axis}", block_size="{block_size}")
             for number, message in FAULTS.items()
+            if version.has_zero_point or number != ZERO_POINT_SHAPE
         },
-        formats={element_type.name: element_type for element_type in version.quantized},
-        format_of=functools.partial(_format_of, version.operation),
+        formats={each.name: each for each in version.quantized if held(version.uint8_holds, each) is each},
+        format_of=functools.partial(_format_of, version),
         column=scale_variable,
         meaning=functools.partial(_meaning, version),
         attributes_of_shapes=_axis_of_shapes,
+        uint8_holds=version.uint8_holds,
     )
 
 
@@ -132,10 +137,20 @@ def _call(
         name = _NAMES[version.operation][1]
         expected = "a block_size" if "block_size" in version.attributes else "a scalar or one dimension"
         raise ValueError(f"{name} has shape {np.shape(scale)}; expected {expected}")
-    if version.domain and version.operation == "dequantize":
+    if version.operation == "dequantize":
+        x, scale, zero_point = (_held_codes(version, each) for each in (x, scale, zero_point))
+        if version.domain and len(version.y) == 1:
+            attributes["output_dtype"] = version.y[0].number
+    elif version.uint8_holds and zero_point is None:
         attributes["output_dtype"] = version.y[0].number
     call: Callable[..., NDArray[Any]] = getattr(calls, version.operation)
     return call(x, scale, zero_point, **attributes)
+
+
+def _held_codes(version: Version, array: Any) -> Any:
+    """Return an array of uint8 as the codes that it holds."""
+    holds = version.uint8_holds
+    return array.view(holds.dtype) if holds and array is not None and array.dtype == UINT8.dtype else array
 
 
 def _infer(version: Version, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
@@ -146,7 +161,7 @@ def _infer(version: Version, inputs: Sequence[Tensor | None], attributes: Mappin
     x, scale = x or nothing, scale or nothing
     y = find(attributes.get("output_dtype", 0))
     if y is None and version.operation == "quantize":
-        y = zero_point.element_type if zero_point else UINT8
+        y = zero_point.element_type if zero_point else version.y[0]
     elif y is None:
         y = version.y[0] if len(version.y) == 1 else scale.element_type
     _check_shapes(version, x.shape, scale.shape, zero_point and zero_point.shape, attributes)
@@ -183,9 +198,10 @@ def _meaning(version: Version, inputs: Sequence[AnyOperand], attributes: Mapping
     element_type = zero_point.element_type if zero_point is not None else None
     if version.operation == "dequantize":
         element_type, computes_in = element_type or x.element_type, output_dtype
+        element_type = element_type and held(version.uint8_holds, element_type)
     else:
         if zero_point is None:
-            element_type = output_dtype or UINT8
+            element_type = output_dtype or version.y[0]
         elif element_type and output_dtype not in (None, element_type):
             raise ValueError(f"output_dtype is {output_dtype.number}, and the zero point is {element_type.name}")
         computes_in = precision
@@ -212,12 +228,13 @@ def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
     return found
 
 
-def _format_of(operation: str, types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
+def _format_of(version: Version, types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
     """Return the name of the quantized type: the type of the zero point, or of the codes to dequantize; "?" if unknown."""
     x, _, zero_point = (*types, None, None, None)[:3]
-    if operation == "dequantize":
-        return zero_point or x or "?"
-    return zero_point or ("uint8" if len(types) < 3 else "?")
+    if version.operation == "dequantize":
+        name = zero_point or x or "?"
+        return version.uint8_holds.name if version.uint8_holds and name == UINT8.name else name
+    return zero_point or (version.y[0].name if len(types) < 3 else "?")
 
 
 def _axis_of_shapes(x: tuple[int, ...], scale: tuple[int, ...], zero_point: tuple[int, ...] = ()) -> dict[str, int]:

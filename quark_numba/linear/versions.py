@@ -1,4 +1,5 @@
-"""All versions of the wing's operators, each with its element types and attributes."""
+"""The versions of ONNX's, Quark's and the package's own operators of the wing, each with its element types and attributes.
+Other dialects make theirs with the functions of this module."""
 
 from __future__ import annotations
 
@@ -31,24 +32,28 @@ class Version(NamedTuple):
     y: tuple[ElementType, ...]
     attributes: tuple[str, ...]
     scale_as_x: bool  # whether the scale must have the type of x
+    has_zero_point: bool = True
+    uint8_holds: ElementType | None = None  # see declaration.Operator
 
 
-def _quantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
+def quantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
+    """Return a version of an operator that quantizes. `scale` is "x" if the scale must have the type of x."""
     scales, codes = named(x if scale == "x" else scale), named(y)
     return Version(
         "quantize", domain, name, since_version, named(x), scales, codes, codes, tuple(attributes.split()), scale == "x"
     )
 
 
-def _dequantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
+def dequantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
+    """Return a version of an operator that dequantizes."""
     codes = named(x)
     return Version(
         "dequantize", domain, name, since_version, codes, named(scale), codes, named(y), tuple(attributes.split()), False
     )
 
 
-_onnx_quantize = functools.partial(_quantize, "", "QuantizeLinear")
-_onnx_dequantize = functools.partial(_dequantize, "", "DequantizeLinear")
+_onnx_quantize = functools.partial(quantize, "", "QuantizeLinear")
+_onnx_dequantize = functools.partial(dequantize, "", "DequantizeLinear")
 
 _10 = "uint8 int8"
 _19 = f"{_10} float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz"
@@ -76,10 +81,10 @@ VERSIONS = (
     _onnx_dequantize(24, f"{_23} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
     _onnx_dequantize(25, f"{_25} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
     _onnx_dequantize(28, f"{_28} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
-    _quantize("com.amd.quark", "ExtendedQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
-    _dequantize("com.amd.quark", "ExtendedDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
+    quantize("com.amd.quark", "ExtendedQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
+    dequantize("com.amd.quark", "ExtendedDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
     # What `optimize` writes.
-    _dequantize(
+    dequantize(
         OWN_DOMAIN,
         "DequantizeLinear",
         1,

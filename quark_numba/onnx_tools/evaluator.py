@@ -24,7 +24,7 @@ except ImportError:
 def reference_ops(*, standard_ops: bool = False) -> list[type[OpRun]]:
     """Return operator classes for ``ReferenceEvaluator(model, new_ops=...)``, which run the package's kernels.
 
-    The operators are the ones that ``quark-numba types`` prints in the domains com.amd.quark, com.vai.quantize and quark_numba.
+    The operators are the ones that ``quark-numba types`` prints in domains other than ONNX's.
     The evaluator does not pass the classes on to the functions of a model (``ModelProto.functions``).
 
     Parameters

@@ -24,7 +24,7 @@ def register(
     session_options: onnxruntime.SessionOptions, *, backend: Backend | None = None, standard_ops: bool = False
 ) -> Backend:
     """Register the operators of Quark, and those that `optimize` writes, for the sessions that are created with
-    `session_options`. ``quark-numba types`` lists them: the domains are com.amd.quark, com.vai.quantize and quark_numba.
+    `session_options`. ``quark-numba types`` lists them: the domains are com.amd.quark, com.vai.quantize, quark_numba and trt.
 
     Parameters
     ----------

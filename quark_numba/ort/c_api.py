@@ -77,7 +77,7 @@ ORT_OP_ATTR_INT = 1
 # OrtCustomOpInputOutputCharacteristic
 REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2
 
-# The ONNXTensorElementDataType of an input that may have any type: UNDEFINED.
+# The ONNXTensorElementDataType of an input or output that may have any type: UNDEFINED.
 ANY_TYPE = 0
 
 # The first release in which a custom operator in ONNX's own domain replaces ONNX Runtime's.
@@ -116,9 +116,10 @@ class OrtCustomOp(ctypes.Structure):
         ("input_count", c_int64),
         ("output_count", c_int64),
         ("is_homogeneous", c_int64),  # of a variadic input
-        ("input_types", c_void_p),  # an array of int64, like the next two
+        ("input_types", c_void_p),  # an array of int64, like the next three
         ("output_types", c_void_p),
         ("input_characteristics", c_void_p),
+        ("output_characteristics", c_void_p),
         ("python", c_void_p),  # a record callbacks.PYTHON
     ]
 

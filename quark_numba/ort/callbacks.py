@@ -28,7 +28,7 @@ from numba.core.registry import cpu_target
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, record_at, stack
 from ..compiling.lock import thread_states
-from .c_api import ORT_FAIL, REQUIRED, OrtApi, OrtCustomOp, keep
+from .c_api import ORT_FAIL, OrtApi, OrtCustomOp, keep
 
 # Functions of Python's C API. The first one is private before Python 3.13.
 _IS_FINALIZING = "Py_IsFinalizing" if hasattr(ctypes.pythonapi, "Py_IsFinalizing") else "_Py_IsFinalizing"
@@ -154,7 +154,7 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
     "GetVariadicInputHomogeneity": ("is_homogeneous", False),
     "GetOutputType": ("output_types", True),
     "GetOutputTypeCount": ("output_count", False),
-    "GetOutputCharacteristic": (REQUIRED, False),
+    "GetOutputCharacteristic": ("output_characteristics", True),
     "KernelDestroy": (0, False),  # shared states are never freed; wings whose nodes have states of their own replace this
 }
 

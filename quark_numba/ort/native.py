@@ -150,20 +150,27 @@ _CHARACTERISTICS = {"required": c_api.REQUIRED, "optional": c_api.OPTIONAL, "var
 def _structure(operator: Operator, overload: Overload) -> OrtCustomOp:
     from . import callbacks
 
+    # A model may say uint8 instead of the type that uint8 holds. ONNX Runtime refuses a model that says anything else than what
+    # it infers, and infers nothing for an output of any type. Only an optional output may have any type.
+    has_any_type = [each is operator.uint8_holds for each in overload.outputs]
     return keep(
         OrtCustomOp(
             version=c_api.CUSTOM_OP_VERSION,
             **callbacks.plain_functions(),
             CreateKernelV2=callbacks.compiled(callbacks.create),
-            # ONNX's own operators may take types from attributes, which ONNX Runtime ignores when it chooses an overload.
-            InferOutputShapeFn=None if operator.domain else callbacks.compiled(callbacks.infer),
+            # ONNX Runtime ignores the types that attributes give when it chooses an overload.
+            InferOutputShapeFn=callbacks.compiled(callbacks.infer) if operator.takes_type else None,
             name=ctypes.addressof(_name(operator.name)),
             input_count=len(operator.inputs),
             output_count=len(overload.outputs),
             is_homogeneous=operator.inputs[-1].is_homogeneous,
             input_types=_words([*map(c_api.element_type, overload.inputs), c_api.ANY_TYPE]),
-            output_types=_words(map(c_api.element_type, overload.outputs)),
+            output_types=_words(
+                c_api.ANY_TYPE if any_type else c_api.element_type(each)
+                for each, any_type in zip(overload.outputs, has_any_type, strict=True)
+            ),
             input_characteristics=_words(_CHARACTERISTICS[each.option] for each in operator.inputs),
+            output_characteristics=_words(c_api.OPTIONAL if any_type else c_api.REQUIRED for any_type in has_any_type),
             python=_python_functions(),
         )
     )
@@ -235,6 +242,7 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     state["api"] = api
     state["has_shape_reference"] = release >= c_api.SHAPE_REFERENCE_RELEASE
     state["messages"] = _messages(operator).ctypes.data
+    overload = operator.held(overload)
     selection = node.select(operator, overload, dict(attributes))
     context.fill(state, selection.numbers, node.functions(overload, selection.key))
     # This is early enough: ONNX Runtime reads these functions only when a node runs or is destroyed.
@@ -258,7 +266,7 @@ def _messages(operator: Operator) -> NDArray[np.int64]:
 
 
 def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> None:
-    """OrtCustomOp::InferOutputShapeFn: set the type of y, for ONNX's own operators."""
+    """OrtCustomOp::InferOutputShapeFn: set the type of y, for operators that take it from an attribute."""
     api, _, operator, _, _ = _custom_ops[op]
     set_type = c_api.function(api, OrtApi.SetTensorElementType, c_void_p, c_void_p, c_int)
     set_output = c_api.function(api, OrtApi.ShapeInferContext_SetOutputTypeShape, c_void_p, c_void_p, c_size_t, c_void_p)

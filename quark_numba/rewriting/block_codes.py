@@ -10,15 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ..declaration import BlockRoundTrip
-from ..linear.operators import OPERATORS as LINEAR
-from ..linear.versions import OWN_DOMAIN
 from ..models.tensors import ComputedTensor, Rows, in_memory, opened, row_axis, spans, unit_of
 from .graph import Graph, Known, Left, Node, Operand, call
+from .missing_kernels import DEQUANTIZE
 from .onnx_runtime import RELEASE
 
 STORED = "quantized: constant codes and scales"
-
-(_DEQUANTIZE,) = (each for each in LINEAR if (each.domain, each.operation) == (OWN_DOMAIN, "dequantize"))
 
 
 def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Known) -> Node:
@@ -39,7 +36,7 @@ def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Know
         graph.shared_constant(tensor, graph.unused_name(f"{node.y.name}_{what}"), node.node)
         for tensor, what in ((codes, "codes"), (scales, "scale"))
     ]
-    return graph.replace(node, _DEQUANTIZE, inputs, _attributes(meaning, len(codes.shape)), STORED)
+    return graph.replace(node, DEQUANTIZE, inputs, _attributes(meaning, len(codes.shape)), STORED)
 
 
 def _attributes(meaning: BlockRoundTrip[Operand], rank: int) -> Mapping[str, int]:
@@ -66,7 +63,7 @@ def _codes_and_scales(
     with opened(x) as of_x:
         for part in (of_x(*span) for span in spans(codes)):
             of_codes, of_scales = stored.of(part)
-            y = _DEQUANTIZE.call(of_codes, of_scales, **attributes)
+            y = DEQUANTIZE.call(of_codes, of_scales, **attributes)
             # A product with a NaN may have any sign.
             if np.isnan(of_scales.astype(np.float32)).any() or y.tobytes() != call(node, [part])[0].tobytes():
                 raise Left("its codes and scales cannot hold all elements")

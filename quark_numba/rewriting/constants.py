@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..declaration import Affine, BlockRoundTrip, Dequantize, FakeQuantize, Meaning, Quantize, Tensor
+from ..catalog import OPERATORS
+from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
 from ..element_types import find
 from ..models.tensors import ComputedTensor, Rows, array_of, in_memory, opened, row_axis, spans, unit_of
 from . import block_codes, pairs
@@ -42,7 +43,7 @@ def _compute(graph: Graph, node: Node, known: Known) -> None:
         return
     inputs = graph.constants(node) if node.operator.is_pure else None
     if inputs is None:
-        if not isinstance(meaning, (Quantize, Dequantize, FakeQuantize)):
+        if not isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize)):
             raise Left("it is one step already, and its inputs are not all constants")
         return
     if isinstance(meaning, Quantize):
@@ -60,7 +61,7 @@ def _compute(graph: Graph, node: Node, known: Known) -> None:
             graph.remember(kept.y, *outputs)  # nodes behind it may be folded, and it be removed with them
             graph.reasons[kept] = KEPT
             return
-    if graph.keep_codes and isinstance(meaning, Dequantize):
+    if graph.keep_codes and isinstance(meaning, Dequantize) and not _is_scale(node):
         quantize = graph.node(node.x.producer())
         if quantize:
             codes = graph.tensor(node.x)
@@ -68,6 +69,13 @@ def _compute(graph: Graph, node: Node, known: Known) -> None:
             graph.make_constant(quantize, (codes,), CODES)
         raise Left(KEPT)
     graph.make_constant(node, outputs, CONSTANT)
+
+
+def _is_scale(node: Node) -> bool:
+    """Whether a node computes nothing but scales of other nodes. Their codes are kept, and not the node's own."""
+    users = node.y.uses()
+    own = (OPERATORS.find(user.domain, user.op_type) for user, _ in users)
+    return bool(users) and all(index == 1 for _, index in users) and all(own)
 
 
 def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) -> None:

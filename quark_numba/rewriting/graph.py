@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import helper, shape_inference
 
 from ..catalog import OPERATORS
-from ..declaration import Dequantize, Meaning, Operator, Quantize
+from ..declaration import Dequantize, DynamicQuantize, Meaning, Operator, Quantize
 from ..element_types import ElementType, find
 from ..errors import reraise_of_signal_handler
 from ..models import model_files, tensors
@@ -86,7 +86,8 @@ class Operand:
     def element_type(self) -> ElementType | None:
         known = self.graph.type(self.value)
         producer = None if known else self.graph.meaning(self.graph.node(self.value.producer()))
-        return producer.element_type if isinstance(producer, Quantize) else known
+        is_codes = isinstance(producer, (Quantize, DynamicQuantize)) and self.value.index() == 0
+        return producer.element_type if is_codes else known  # type: ignore[union-attr]
 
     def is_same(self, other: Operand) -> bool:
         if self.value is other.value:
@@ -155,6 +156,7 @@ class Graph:
             self.leave(node, f"not valid: it has {inputs} inputs, {outputs} outputs, or lacks one")
             return
         found = self._nodes[node] = Node(node, operator, len(self._nodes))
+        self._mend_types(found)
         given = {}
         for attribute in operator.attributes:
             of_node = node.attributes.get(attribute.name)
@@ -171,6 +173,14 @@ class Graph:
         except ValueError as error:
             found.is_valid = False
             self.reasons[found] = f"not valid: {error}"
+
+    @staticmethod
+    def _mend_types(node: Node) -> None:
+        """Set the types of outputs that are codes, and that the model leaves out or calls uint8."""
+        for value, parameter in zip(node.node.outputs, node.operator.outputs, strict=True):
+            (element_type, *others) = node.operator.types[parameter.variable]
+            if element_type is node.operator.uint8_holds and not others and not value.is_graph_output():
+                value.type = ir.TensorType(ir.DataType(element_type.number))
 
     # The nodes, and why they stay as they are.
 
@@ -369,14 +379,18 @@ class Graph:
         self._remove(node, what)
 
     def _remove(self, node: ir.Node, what: str) -> None:
-        inputs = {value for value in node.inputs if value is not None}
+        inputs = [value for value in node.inputs if value is not None]
         graph = node.graph
         assert graph
         graph.remove(node, safe=True)
         for value in node.outputs:
             self._arrays.pop(value, None)
             self._computed.pop(value, None)
-        for value in inputs:
+        self.release(inputs, what)
+
+    def release(self, values: Sequence[ir.Value], what: str) -> None:
+        """Remove the constants and the package's nodes among values that a node used which exists no more."""
+        for value in dict.fromkeys(values):
             producer = value.producer()
             if value.is_initializer():
                 self._loose[value] = None

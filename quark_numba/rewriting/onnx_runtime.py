@@ -1,20 +1,44 @@
-"""ONNX Runtime's release, and the operators that it has, from its own list."""
+"""ONNX Runtime's release, and what its CPU provider has, from its own lists."""
 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
+from collections.abc import Iterable
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
+# Names of element types in the lists that differ from the package's.
+_NAMES = {"float32": "float", "float64": "double"}
+
 
 def has_operator(domain: str, name: str) -> bool:
     """Whether ONNX Runtime has any version of an operator."""
-    return ("" if domain == "ai.onnx" else domain, name) in _operators()
+    return (_plain(domain), name) in _operators()
+
+
+def has_kernels(domain: str, name: str, types: Iterable[str]) -> bool:
+    """Whether the CPU provider has kernels of an operator that take or return each of these element types, given by name."""
+    strings = {f"tensor({_NAMES.get(each, each)})" for each in types}
+    return strings <= _types_of_kernels()[_plain(domain), name]
+
+
+def _plain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
 
 
 @functools.cache
 def _operators() -> frozenset[tuple[str, str]]:
     return frozenset((each.domain, each.name) for each in onnxruntime_pybind11_state.get_all_operator_schema())
+
+
+@functools.cache
+def _types_of_kernels() -> dict[tuple[str, str], set[str]]:
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for each in onnxruntime_pybind11_state.get_all_opkernel_def():
+        if each.provider == "CPUExecutionProvider":
+            found[each.domain, each.op_name].update(*each.type_constraints.values())
+    return found

@@ -13,11 +13,34 @@ import onnx
 from ..compiling.memory import no_garbage_collection
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
-from . import clips, constants, fake_quantizers, functions, gathers, pairs, regions, round_trips, standard_operators
+from . import (
+    clips,
+    constants,
+    dynamic_pairs,
+    fake_quantizers,
+    functions,
+    gathers,
+    missing_kernels,
+    pairs,
+    regions,
+    round_trips,
+    standard_operators,
+)
 from .graph import Graph
 
 # The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
-PASSES = (standard_operators, clips, constants, gathers, round_trips, fake_quantizers, pairs, regions)
+PASSES = (
+    standard_operators,
+    clips,
+    constants,
+    gathers,
+    round_trips,
+    fake_quantizers,
+    dynamic_pairs,
+    missing_kernels,
+    pairs,
+    regions,
+)
 
 
 @overload

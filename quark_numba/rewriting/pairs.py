@@ -74,6 +74,7 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
         other.y.replace_all_uses_with(first.y)
         graph.remove(other, SHARED)
     inputs, name, of_node = [quantize.x.value, quantize.scale.value, of_pair], first.node.name, node.node.graph
+    parameters = [value for value in first.node.inputs[1:] if value is not None]
     pair = ir.node(PAIR.name, inputs, attributes(quantize), domain=PAIR.domain, outputs=[ir.Value()], name=name)
     assert of_node
     ir.convenience.replace_nodes_and_values(of_node, first.node, [first.node], [pair], [first.y], list(pair.outputs))
@@ -81,6 +82,7 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
     copy_metadata(first.node, pair)
     graph.done[first.full_name, FUSED] += 1
     graph.remove(node, FUSED)
+    graph.release(parameters, FUSED)
     graph.model.opset_imports.setdefault(PAIR.domain, PAIR.since_version)
 
 

@@ -156,8 +156,10 @@ class _Merging:
         scale, zero_point = meaning.scale.array, meaning.zero_point.array if meaning.zero_point else None
         if meaning.block_size:
             raise Left("its scales are blocked")
-        if scale is None or zero_point is None or scale.shape != zero_point.shape or scale.dtype != FLOAT32.dtype:
+        if scale is None or zero_point is None or scale.dtype != FLOAT32.dtype:
             raise Left("its scale or its zero point is not a constant")
+        if scale.shape != zero_point.shape and not scale.size == zero_point.size == 1:
+            raise Left("its scale and its zero point have different shapes")
         codes = meaning.element_type
         if codes not in ZERO_POINTS:
             raise Left(f"{_REGION.full_name} has no {codes.name if codes else 'zero point of its type'}")
@@ -175,6 +177,8 @@ class _Merging:
         return Step(ROUND_TRIP, (), (("axis", axis), ("saturate", int(meaning.saturate))))
 
     def _block_round_trip(self, node: Node, meaning: BlockRoundTrip[Operand]) -> Step:
+        if meaning.operator not in BLOCK_ROUND_TRIPS:
+            raise Left(f"{_REGION.full_name} has no {node.full_name}")
         shape = self.graph.shape(node.x)
         if not self._is_float32(node.x):
             raise Left(f"{_REGION.full_name} has no blocks of another type than float32")

@@ -10,7 +10,8 @@ from onnx import helper
 
 from ..catalog import OPERATORS
 from ..declaration import Operator, Tensor
-from ..element_types import FLOAT32, find
+from ..element_types import FLOAT32, UINT8, ElementType, find
+from .onnx_runtime import has_kernels
 
 # An operator whose output has the shape of its input. ONNX Runtime lacks it from opset 22 on, but onnx infers its shape.
 _LIKE = "RandomNormalLike"
@@ -40,6 +41,7 @@ def stand_ins(
         appended to the list, and the caller has to add the inputs to the model.
     """
 
+    types = dict(types)
     for node in nodes:
         operator = OPERATORS.find(node.domain, node.op_type)
         if operator is None or not (operator.domain or standard_ops):
@@ -49,15 +51,16 @@ def stand_ins(
 
 
 def _stand_in(
-    operator: Operator, node: onnx.NodeProto, types: Mapping[str, int], hidden: list[str] | None
+    operator: Operator, node: onnx.NodeProto, types: dict[str, int], hidden: list[str] | None
 ) -> Iterator[onnx.NodeProto]:
-    """Yield the stand-ins for one of the package's nodes; none if it is not valid or the type of its output is unknown."""
+    """Yield the stand-ins for one of the package's nodes; none if it is not valid or the type of its output is unknown. Add the
+    types of its outputs to `types`."""
     given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     given = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()}
     inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
     try:
         attributes = operator.values(given)
-        inferred, *_ = operator.infer(inputs, attributes)
+        inferred, *more = operator.infer(inputs, attributes)
         like = operator.like and operator.like(node.input, attributes)
     except (TypeError, ValueError):
         return
@@ -65,7 +68,19 @@ def _stand_in(
     has_type_of_x = operator.outputs[0].variable == operator.inputs[0].variable
     if element_type is None and not has_type_of_x:
         return
+    y_types = [each.element_type for each in (inferred, *more)]
+    if hidden is not None:  # ONNX Runtime runs the stand-ins, and has no Cast to all types
+        y_types = [UINT8 if each and not _has_cast(each) else each for each in y_types]
+    element_type, *others = y_types
+    types |= {name: each.number for name, each in zip(node.output, y_types, strict=False) if each}
+    for name, each in zip(node.output[1:], others, strict=False):
+        if name and each:
+            yield from _of_unknown_shape(name, each, hidden)
     x, y = node.input[0], node.output[0]
+    x_type = find(types.get(x, 0))
+    if hidden is not None and element_type and x_type and not _has_cast(x_type):
+        yield from _of_unknown_shape(y, element_type, hidden)
+        return
     if like:
         op_type, names, others = like
         x = f"{y}{_NEW} like"
@@ -83,6 +98,23 @@ def _stand_in(
     if is_cast:
         assert element_type
         yield helper.make_node("Cast", [shaped], [y], to=element_type.number)
+
+
+def _has_cast(element_type: ElementType) -> bool:
+    return has_kernels("", "Cast", [element_type.name])
+
+
+def _of_unknown_shape(y: str, element_type: ElementType, hidden: list[str] | None) -> Iterator[onnx.NodeProto]:
+    """Yield nodes that make y, of which only the element type is known. Without `hidden` they need not run."""
+    made = f"{y}{_NEW} made"
+    if hidden is None:
+        yield helper.make_node("Constant", [], [f"{made} at"], value_int=0)
+        yield helper.make_node("SequenceEmpty", [], [f"{made} of"])
+        yield helper.make_node("SequenceAt", [f"{made} of", f"{made} at"], [made])
+    else:
+        hidden.append(f"{y}{_NEW} shape")
+        yield helper.make_node("ConstantOfShape", [hidden[-1]], [made])
+    yield helper.make_node("Cast", [made], [y], to=element_type.number)
 
 
 def _with_subgraphs(

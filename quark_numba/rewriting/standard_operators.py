@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from ..declaration import Affine, Dequantize, Quantize
+from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Quantize
 from ..element_types import FLOAT32
-from .graph import Graph, Operand
+from .graph import Graph, Node, Operand
+from .onnx_runtime import has_kernels
 
 
 def rewrite(graph: Graph) -> None:
     """Without `standard_ops`, leave all these nodes if they quantize activations anywhere in the model. Otherwise leave only
-    nodes with types for which ONNX Runtime's results may differ from the specification's."""
+    nodes with types for which ONNX Runtime's results may differ from the specification's. Nodes that ONNX Runtime cannot run
+    are none of these, and neither are nodes that compute scales for those alone."""
     if graph.standard_ops:
         return
     standard = [node for node in graph.nodes() if node.is_standard]
     meanings = {node: graph.meaning(node) for node in standard if node not in graph.reasons}
+    missing = {node for node, meaning in meanings.items() if not is_run_by_onnx_runtime(node, meaning)}
+    meanings = {node: each for node, each in meanings.items() if node not in missing and not _is_scale_of(graph, node, missing)}
     is_integer_model = any(
         isinstance(meaning, Dequantize) and _is_onnx_runtimes(graph, meaning.x) for meaning in meanings.values()
     )
@@ -27,10 +31,24 @@ def rewrite(graph: Graph) -> None:
             graph.reasons[node] = "ONNX Runtime's result may differ from the specification's"
 
 
+def is_run_by_onnx_runtime(node: Node, meaning: Meaning[Operand] | None) -> bool:
+    """Whether ONNX Runtime has kernels for the types of one of ONNX's own nodes, as far as they are known."""
+    assert isinstance(meaning, Affine)
+    known = [each for each in (meaning.element_type, meaning.scale.element_type) if each]
+    return has_kernels(node.node.domain, node.node.op_type, [each.name for each in known])
+
+
+def _is_scale_of(graph: Graph, node: Node, missing: set[Node]) -> bool:
+    users = node.y.uses()
+    return bool(users) and not node.y.is_graph_output() and all(index and graph.node(user) in missing for user, index in users)
+
+
 def _is_onnx_runtimes(graph: Graph, codes: Operand) -> bool:
     """Whether codes come neither from a constant nor from a quantize operator other than ONNX's own."""
     producer = graph.node(codes.value.producer())
     quantize = graph.meaning(producer)
+    if isinstance(quantize, DynamicQuantize):
+        return False
     if producer is None or not isinstance(quantize, Quantize):
         return not codes.is_constant
     return producer.is_standard and not quantize.x.is_constant

@@ -155,7 +155,7 @@ def test_types(capsys):
     assert cli.main(["types", "--json"]) == 0
     rows = {(row["operator"], row["type"]): row for row in json.loads(capsys.readouterr().out)}
     formats = {kind for operator, kind in rows if operator.endswith("QuantizeDequantize")}
-    assert formats == {*oracle.MX_ELEMENTS, "to_bfp", "to_bfp_prime", "to_bfp_prime_shared"}
+    assert formats == {*oracle.MX_ELEMENTS, "to_bfp", "to_bfp_prime", "to_bfp_prime_shared", "nvfp4", "mxfp8"}
     assert rows["quark_numba::Region", "float32"]["native"]
     assert rows["qonnx.custom_op.general::Quant", "integers"]["native"]
     dialects = ("quark_numba::Region", "quark_numba::FakeQuantize", *("qonnx.", "mct_quantizers::"))

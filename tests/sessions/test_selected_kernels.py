@@ -41,7 +41,7 @@ def select(operator, overload, **attributes):
 
 def find(name, *input_types):
     """Return the newest version of an operator, and its first overload with these types."""
-    (operator,) = (each for domain in OPERATORS.domains for each in OPERATORS.newest(domain) if each.name == name)
+    operator = next(each for domain in OPERATORS.domains for each in OPERATORS.newest(domain) if each.name == name)
     return operator, next(each for each in overloads(operator) if each.inputs[: len(input_types)] == input_types)
 
 
@@ -49,11 +49,12 @@ def find(name, *input_types):
 def test_every_overload_selects_a_kernel_and_numbers_of_its_state(operator):
     own = {name for name, *_ in context.STATE}
     assert overloads(operator)
-    for overload in overloads(operator):
-        node, (key, numbers) = select(operator, overload)
+    for overload in map(operator.held, overloads(operator)):
+        given = {"output_dtype": overload.outputs[0].number} if operator.takes_type else {}
+        node, (key, numbers) = select(operator, overload, **given)
         assert key in node.TABLE or hasattr(node.TABLE, "__missing__")
         assert not own & set(numbers)
-        assert select(operator, overload)[1] == (key, numbers)
+        assert select(operator, overload, **given)[1] == (key, numbers)
         state = np.zeros((), node.STATE)
         context.fill(state, numbers, {})
         for name, value in numbers.items():

@@ -10,7 +10,7 @@ from processes import run
 import quark_numba
 from quark_numba.catalog import OPERATORS, Catalog
 from quark_numba.compiling.kernel import Table
-from quark_numba.element_types import FLOAT32
+from quark_numba.element_types import FLOAT32, find
 from quark_numba.fake_quantization.key import FORMS
 from quark_numba.fake_quantization.operators import FAKE_QUANTIZE
 
@@ -60,9 +60,25 @@ def test_what_a_node_means(operator):
         assert meaning.format in ("bfp16", "mxint8")
         assert meaning.bits == pytest.approx({"bfp16": 8 + 8 / 8, "mxint8": 8 + 8 / 32}[meaning.format])
         return
-    (scale,) = (each for name, each in inputs.items() if name.endswith("scale"))
-    (zero_point,) = (each for name, each in inputs.items() if name.endswith("zero_point"))
-    assert (meaning.scale, meaning.zero_point, meaning.element_type) == (scale, zero_point, zero_point.element_type)
+    scale = next((each for name, each in inputs.items() if name.endswith("scale")), None)
+    if operator.wing == "dynamic_blocks":
+        own = OPERATORS.find("quark_numba", getattr(meaning, "round_trip", getattr(meaning, "operator", None)))
+        assert (type(meaning).__name__, own.wing) == (
+            {1: "BlockRoundTrip", 2: "DynamicQuantize"}[len(operator.outputs)],
+            operator.wing,
+        )
+        assert (meaning.axis, meaning.block_size) == (-1, {"nvfp4": 16, "mxfp8": 32}[next(iter(operator.formats))])
+        if len(operator.outputs) == 2:
+            assert (meaning.scale, meaning.element_type) == (scale, operator.types[operator.outputs[0].variable][0])
+        else:
+            assert (own, meaning.attributes) == (operator, operator.values({}))
+            assert meaning.bits == {"nvfp4": 4 + 8 / 16, "mxfp8": 8 + 8 / 32}[meaning.format]
+        return
+    zero_point = next((each for name, each in inputs.items() if name.endswith("zero_point")), None)
+    element_type = (zero_point or inputs["x"]).element_type
+    if operator.domain == "trt":
+        element_type = find("float8e4m3fn")  # also if tensors say uint8
+    assert (meaning.scale, meaning.zero_point, meaning.element_type) == (scale, zero_point, element_type)
     assert (
         type(meaning).__name__
         == {

@@ -47,8 +47,9 @@ _loop_shape = jit.function(granularity.loop_shape, size_of=_size)
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
     """The kernel's key, and how scales and zero points lie in tensors. Raises ValueError for wrong attributes."""
-    x, scale, quantized = overload.inputs
+    x, scale, *zero_points = overload.inputs
     (y,) = overload.outputs
+    quantized = {"quantize": y, "dequantize": x}.get(operator.operation) or zero_points[0]
     block_size, output_dtype = attributes.get("block_size", 0), attributes.get("output_dtype", 0)
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
@@ -73,11 +74,10 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 def functions(overload: Overload, key: keys.Key) -> dict[str, Any]:
     """The C functions of the state."""
-    _, scale, quantized = overload.inputs
     return {
         "task": TABLE[key].task,
-        "widen_scale": widen_function(scale, key.scale_dtype),
-        "widen_zero_point": widen_function(quantized, key.zero_point_dtype),
+        "widen_scale": widen_function(overload.inputs[1], key.scale_dtype),
+        "widen_zero_point": widen_function(key.quantized, key.zero_point_dtype),
     }
 
 

@@ -1,0 +1,96 @@
+"""Fuse a node that quantizes blocks with scales of its own, and the nodes that dequantize its codes, into one."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..catalog import OPERATORS
+from ..declaration import Dequantize, DynamicQuantize
+from ..element_types import FLOAT32
+from ..linear.versions import OWN_DOMAIN
+from .graph import Graph, Left, Node, Operand, full_name
+from .pairs import FUSED, SHARED
+
+
+def rewrite(graph: Graph) -> None:
+    graph.each(lambda node: _fuse(graph, node))
+
+
+def _fuse(graph: Graph, node: Node) -> None:
+    quantize = graph.meaning(node)
+    if not isinstance(quantize, DynamicQuantize):
+        return
+    codes, scales = node.node.outputs
+    factors = [scales]
+    if quantize.scale:
+        firsts = _users(graph, scales, node, 0)
+        for first in firsts:
+            meaning = _dequantize(graph, first)
+            if meaning.block_size or not _is_same_number(meaning.scale, quantize.scale):
+                raise Left(f"{first.full_name} behind its scales has another scale")
+        factors = [each.y for each in firsts]
+    followers = sorted({each for value in factors for each in _users(graph, value, node, 1)}, key=lambda each: each.place)
+    if {*_users(graph, codes, node, 0)} != {*followers}:
+        raise Left("its codes and its scales have different users")
+    first, *others = followers
+    for each in followers:
+        meaning = _dequantize(graph, each)
+        if (meaning.block_size, _axis(graph, node, meaning.axis)) != (quantize.block_size, _axis(graph, node, quantize.axis)):
+            raise Left(f"{each.full_name} behind it has other blocks")
+    if graph.inferred_type(node.x) is not FLOAT32:
+        raise Left("its x is not known to be float32")
+    if any(each.y.is_graph_output() for each in others):
+        raise Left("the dequantize nodes downstream of it are outputs of their graph")
+    operator = OPERATORS.find(OWN_DOMAIN, quantize.round_trip)
+    assert operator
+    for each in others:
+        each.y.replace_all_uses_with(first.y)
+        graph.remove(each, SHARED)
+    inputs = [quantize.x.value, *([quantize.scale.value] if quantize.scale else [])]
+    graph.replace(first, operator, inputs, {"axis": quantize.axis, "block_size": quantize.block_size}, FUSED)
+
+
+def _users(graph: Graph, value: ir.Value, quantize: Node, index: int) -> list[Node]:
+    """Return the dequantize nodes that use a value, all of them as their input `index`. Raise Left if it has other users."""
+    if value.is_graph_output():
+        raise Left("its codes or scales are an output of its graph")
+    found = []
+    for user, at in value.uses():
+        node = graph.node(user)
+        if node is None or at != index or user.graph is not quantize.node.graph or node in graph.reasons:
+            raise Left(f"its codes or scales are used by {full_name(user)}")
+        _dequantize(graph, node)
+        found.append(node)
+    if not found:
+        raise Left("nothing uses its codes or its scales")
+    return found
+
+
+def _dequantize(graph: Graph, node: Node) -> Dequantize[Operand]:
+    """Return the meaning of a node that dequantizes to float32, without a zero point. Raise Left if it is another node."""
+    meaning = graph.meaning(node)
+    if not isinstance(meaning, Dequantize):
+        raise Left(f"its codes or scales are used by {node.full_name}")
+    if not meaning.is_symmetric:
+        raise Left(f"{node.full_name} behind it has a zero point")
+    if FLOAT32 not in (meaning.computes_in, graph.inferred_type(node.y), meaning.scale.element_type) or meaning.has_other_type:
+        raise Left(f"{node.full_name} behind it is not known to return float32")
+    return meaning
+
+
+def _axis(graph: Graph, node: Node, axis: int) -> int:
+    """Return an axis of x as a negative number. Raise Left if that is not possible."""
+    shape = graph.shape(node.x) if axis >= 0 else ()
+    if shape is None:
+        raise Left("the rank of its x is not known")
+    return axis - len(shape)
+
+
+def _is_same_number(one: Operand, other: Operand) -> bool:
+    """Whether two scales of one element are the same. One may be a scalar, and the other have a dimension."""
+    if one.is_same(other):
+        return True
+    arrays = one.array, other.array
+    if arrays[0] is None or arrays[1] is None or arrays[0].size != 1 or arrays[1].size != 1:
+        return False
+    return arrays[0].dtype == arrays[1].dtype and arrays[0].tobytes() == arrays[1].tobytes()
