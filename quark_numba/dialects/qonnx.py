@@ -7,6 +7,8 @@ from typing import Any
 
 from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter
 from ..fake_quantization.operators import ROUNDING_MODE, operator
+from ..tables.arithmetic import COUNT
+from ..tables.operators import operator as table_operator
 
 _DOMAIN = "qonnx.custom_op.general"
 
@@ -116,6 +118,27 @@ _FLOAT_QUANT = operator(
     format_name="minifloats",
 )
 
-_OWN = (_integer_quantizer("Quant"), _integer_quantizer("IntQuant"), _BIPOLAR_QUANT, _TRUNC, _FLOAT_QUANT)
+_MULTI_THRESHOLD = table_operator(
+    _DOMAIN,
+    "MultiThreshold",
+    COUNT,
+    (
+        Attribute("out_scale", 1.0, "The factor of the count.", "FLOAT"),
+        Attribute("out_bias", 0.0, "What is added to the product.", "FLOAT"),
+        Attribute("data_layout", "", "Letters of the axes of x. Default: NC, NWC, NCHW, or channels along axis 1.", "STRING"),
+        Attribute("out_dtype", "", "Without effect.", "STRING", is_always_written=False),
+    ),
+    doc="y = out_scale * n + out_bias, where n is the number of a channel's thresholds that x reaches.",
+    format_name="counts",
+)
+
+_OWN = (
+    _integer_quantizer("Quant"),
+    _integer_quantizer("IntQuant"),
+    _BIPOLAR_QUANT,
+    _TRUNC,
+    _FLOAT_QUANT,
+    _MULTI_THRESHOLD,
+)
 
 OPERATORS = (*_OWN, *(each.renamed(domain, each.name) for domain in _OLDER_DOMAINS for each in _OWN))
