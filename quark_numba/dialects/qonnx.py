@@ -38,7 +38,7 @@ def _integer_quantizer(name: str) -> Operator:
         (
             Parameter("scale", "T", _BROADCAST),
             Parameter("zero_point", "T", f"{_BROADCAST} Added before rounding."),
-            Parameter("bit_width", "T", _ONE),
+            Parameter("bit_width", "B", _ONE),
         ),
         (_SIGNED, _NARROW, ROUNDING_MODE),
         _quant,
@@ -80,9 +80,9 @@ _TRUNC = operator(
     (
         Parameter("scale", "T", _BROADCAST),
         Parameter("zero_point", "T", _BROADCAST),
-        Parameter("in_bits", "T", _ONE),
-        Parameter("out_scale", "T", "Of the result; it broadcasts to x. Version 1 lacks it, and has out_bits here."),
-        Parameter("out_bits", "T", _ONE, "optional"),
+        Parameter("in_bits", "B", _ONE),
+        Parameter("out_scale", "S", "Of the result; it broadcasts to x. Version 1 lacks it, and has out_bits here."),
+        Parameter("out_bits", "B", _ONE, "optional"),
     ),
     (Attribute("rounding_mode", "FLOOR", ROUNDING_MODE.doc, "STRING"), _SIGNED, _NARROW),
     _trunc,
@@ -103,7 +103,8 @@ _FLOAT_QUANT = operator(
     "FloatQuant",
     (
         Parameter("scale", "T", _BROADCAST),
-        *(Parameter(name, "T", _ONE) for name in ("exponent_bits", "mantissa_bits", "exponent_bias", "max_val")),
+        *(Parameter(name, "B", _ONE) for name in ("exponent_bits", "mantissa_bits", "exponent_bias")),
+        Parameter("max_val", "M", _ONE),
     ),
     (
         Attribute("has_inf", 0, "Whether values beyond the largest one become Inf, without saturation."),

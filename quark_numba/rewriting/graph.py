@@ -17,6 +17,7 @@ from onnx import helper, shape_inference
 from ..catalog import OPERATORS
 from ..declaration import Dequantize, Meaning, Operator, Quantize
 from ..element_types import ElementType, find
+from ..element_types.operands import find_any
 from ..errors import reraise_of_signal_handler
 from ..models import model_files, tensors
 from .onnx_runtime import has_operator
@@ -211,7 +212,7 @@ class Graph:
         read anew each time."""
         if value not in self._arrays:
             tensor = self.tensor(value)
-            if tensor is None or find(tensor.dtype.value) is None:
+            if tensor is None or find_any(tensor.dtype.value) is None:
                 return None
             array = tensors.array_of(tensor)
             if array.nbytes > _MOST_KEPT:
@@ -225,7 +226,7 @@ class Graph:
         found = []
         for value in node.node.inputs:
             tensor = None if value is None else self.tensor(value)
-            if value is not None and (tensor is None or find(tensor.dtype.value) is None):
+            if value is not None and (tensor is None or find_any(tensor.dtype.value) is None):
                 return None
             found.append(tensor)
         return found
