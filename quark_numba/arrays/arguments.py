@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..element_types import ELEMENT_TYPES, FLOAT32, ElementType, find, names
+from ..element_types import ELEMENT_TYPES, FLOAT32, ElementType, names
+from ..element_types.operands import INT64, find_any
 from ..errors import reraise_of_signal_handler
 from .chunks import check_is_of_numpy, is_lazy
 from .labels import unlabelled
@@ -27,7 +28,7 @@ MX_NAMES = {
 
 
 # Rows are compared by identity, so a row is unpickled as the row of the process's own table.
-copyreg.pickle(ElementType, lambda row: (find, (row.name,)))  # type: ignore[return-value,arg-type]
+copyreg.pickle(ElementType, lambda row: (find_any, (row.name,)))  # type: ignore[return-value,arg-type]
 
 
 def index(value: Any, name: str) -> int:
@@ -61,9 +62,9 @@ def float32_arrays(**values: Any) -> list[NDArray[np.float32]]:
 
 def element_type_of(specification: Any, name: str, allowed: Collection[ElementType]) -> ElementType:
     """Return the element type that an argument specifies, by any of its names. Raises TypeError if it is not in `allowed`."""
-    found = find(MX_NAMES.get(specification, specification) if isinstance(specification, str) else specification)
+    found = find_any(MX_NAMES.get(specification, specification) if isinstance(specification, str) else specification)
     if found is None or found not in allowed:
-        in_order = [each for each in ELEMENT_TYPES if each in allowed]
+        in_order = [each for each in (*ELEMENT_TYPES, INT64) if each in allowed]
         hint = "" if found else did_you_mean(specification, [each.name for each in in_order])
         if specification == np.dtype(np.float64) and isinstance(specification, np.dtype) and FLOAT32 in allowed:
             hint = f": write {name}.astype(np.float32)"

@@ -7,6 +7,8 @@ from typing import Any
 
 from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter
 from ..fake_quantization.operators import operator
+from ..tables.arithmetic import NEAREST
+from ..tables.operators import operator as table_operator
 
 _DOMAIN = "mct_quantizers"
 
@@ -55,6 +57,25 @@ def _weights(name: str) -> Operator:
     )
 
 
+def _weights_of_table(name: str) -> Operator:
+    return table_operator(
+        _DOMAIN,
+        name,
+        NEAREST,
+        (
+            Attribute("lut_values_bitwidth", None, "Bits of the values of lut."),
+            Attribute("eps", 1e-8, "What is added to the threshold before the division.", "FLOAT"),
+            *_CHANNELS,
+            _NUM_BITS,
+            _SIGNED,
+            Attribute("input_rank", 0, "Without effect.", is_always_written=False),
+            _VERSION,
+        ),
+        doc="y is the value of a table that is nearest to x.",
+        format_name="values of a table",
+    )
+
+
 def _uniform_activation(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
     parameters = {"min": attributes["min_range"], "max": attributes["max_range"], "bit_width": attributes["num_bits"]}
     return FakeQuantize(inputs[0], "offset range", "ROUND", parameters)
@@ -97,4 +118,6 @@ OPERATORS = (
         form="range",
         doc="y = rint(clamp(x, low, high) / step) * step, for a grid that holds 0.",
     ),
+    _weights_of_table("WeightsLUTSymmetricQuantizer"),
+    _weights_of_table("WeightsLUTPOTQuantizer"),
 )

@@ -7,6 +7,8 @@ from typing import Any
 
 from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter
 from ..fake_quantization.operators import ROUNDING_MODE, operator
+from ..tables.arithmetic import COUNT
+from ..tables.operators import operator as table_operator
 
 _DOMAIN = "qonnx.custom_op.general"
 
@@ -36,7 +38,7 @@ def _integer_quantizer(name: str) -> Operator:
         (
             Parameter("scale", "T", _BROADCAST),
             Parameter("zero_point", "T", f"{_BROADCAST} Added before rounding."),
-            Parameter("bit_width", "T", _ONE),
+            Parameter("bit_width", "B", _ONE),
         ),
         (_SIGNED, _NARROW, ROUNDING_MODE),
         _quant,
@@ -78,9 +80,9 @@ _TRUNC = operator(
     (
         Parameter("scale", "T", _BROADCAST),
         Parameter("zero_point", "T", _BROADCAST),
-        Parameter("in_bits", "T", _ONE),
-        Parameter("out_scale", "T", "Of the result; it broadcasts to x. Version 1 lacks it, and has out_bits here."),
-        Parameter("out_bits", "T", _ONE, "optional"),
+        Parameter("in_bits", "B", _ONE),
+        Parameter("out_scale", "S", "Of the result; it broadcasts to x. Version 1 lacks it, and has out_bits here."),
+        Parameter("out_bits", "B", _ONE, "optional"),
     ),
     (Attribute("rounding_mode", "FLOOR", ROUNDING_MODE.doc, "STRING"), _SIGNED, _NARROW),
     _trunc,
@@ -101,7 +103,8 @@ _FLOAT_QUANT = operator(
     "FloatQuant",
     (
         Parameter("scale", "T", _BROADCAST),
-        *(Parameter(name, "T", _ONE) for name in ("exponent_bits", "mantissa_bits", "exponent_bias", "max_val")),
+        *(Parameter(name, "B", _ONE) for name in ("exponent_bits", "mantissa_bits", "exponent_bias")),
+        Parameter("max_val", "M", _ONE),
     ),
     (
         Attribute("has_inf", 0, "Whether values beyond the largest one become Inf, without saturation."),
@@ -116,6 +119,30 @@ _FLOAT_QUANT = operator(
     format_name="minifloats",
 )
 
-_OWN = (_integer_quantizer("Quant"), _integer_quantizer("IntQuant"), _BIPOLAR_QUANT, _TRUNC, _FLOAT_QUANT)
+_MULTI_THRESHOLD = table_operator(
+    _DOMAIN,
+    "MultiThreshold",
+    COUNT,
+    (
+        Attribute("out_scale", 1.0, "The factor of the count.", "FLOAT"),
+        Attribute("out_bias", 0.0, "What is added to the product.", "FLOAT"),
+        Attribute("data_layout", "", "Letters of the axes of x. Default: NC, NWC, NCHW, or channels along axis 1.", "STRING"),
+        Attribute("out_dtype", "", "Without effect.", "STRING", is_always_written=False),
+    ),
+    doc="y = out_scale * n + out_bias, where n is the number of a channel's thresholds that x reaches.",
+    format_name="counts",
+)
+
+_OWN = (
+    _integer_quantizer("Quant"),
+    _integer_quantizer("IntQuant"),
+    _BIPOLAR_QUANT,
+    _TRUNC,
+    _FLOAT_QUANT,
+    _MULTI_THRESHOLD,
+)
+
+# All domains in which models have these operators.
+DOMAINS = (_DOMAIN, *_OLDER_DOMAINS)
 
 OPERATORS = (*_OWN, *(each.renamed(domain, each.name) for domain in _OLDER_DOMAINS for each in _OWN))

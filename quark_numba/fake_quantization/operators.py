@@ -9,13 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter, Tensor, shape_text
-from ..element_types import FLOAT32
+from ..element_types import FLOAT32, INT32
+from ..element_types.operands import INT64
 from ..linear.versions import OWN_DOMAIN
 from .calls import convert
 from .granularity import first_place
 from .key import FORMS, Key, select
 
 ROUNDING_MODE = Attribute("rounding_mode", "ROUND", "How values are rounded. Case does not matter.", "STRING")
+
+# The element types of numbers: of inputs whose type variable is not that of x.
+_NUMBERS = (FLOAT32, INT32, INT64)
 
 # The number of the fault that a format is not valid. Input i has the faults 2 i - 1, it does not broadcast, and 2 i, it has
 # several elements.
@@ -82,7 +86,7 @@ def operator(
         since_version=1,
         operation="fake_quantize",
         doc=doc,
-        types={"T": (FLOAT32,)},
+        types={"T": (FLOAT32,)} | {each.variable: _NUMBERS for each in inputs if each.variable != "T"},
         inputs=every,
         outputs=(Parameter("y", "T", "Of the shape of x."),),
         attributes=tuple(attributes),

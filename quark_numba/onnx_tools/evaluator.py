@@ -12,6 +12,7 @@ from onnx.reference.op_run import OpRun, RuntimeTypeError
 from ..catalog import OPERATORS
 from ..declaration import Operator
 from ..element_types import ElementType, find, names
+from ..element_types.operands import find_any
 
 try:
     # Before 1.19 onnx has its own dtypes for types that numpy lacks: uint8, int8 or uint16 with one field, named after the
@@ -63,7 +64,7 @@ class _Operator(OpRun):
 
 
 def _known(array: Any, operator: Operator, index: int) -> ElementType:
-    found = find(array.dtype)
+    found = find_any(array.dtype)
     if found is None:
         parameter = operator.input(index)
         raise TypeError(

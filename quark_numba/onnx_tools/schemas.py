@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,8 @@ from onnx import defs, helper, shape_inference
 from ..catalog import OPERATORS
 from ..compiling.lock import created
 from ..declaration import Operator, Parameter, Shape, Tensor
-from ..element_types import ElementType, find, names
+from ..element_types import ElementType, names
+from ..element_types.operands import find_any
 
 _PARAMETER = defs.OpSchema.FormalParameter
 _OPTIONS = {
@@ -40,6 +42,8 @@ def register_schemas() -> None:
 
 
 def _register() -> None:
+    # When it is imported, it builds a table of all schemas by name. It fails if two domains have an operator of one name.
+    importlib.import_module("onnx.reference.op_run")
     for operator in OPERATORS:
         if operator.domain and not defs.has(operator.name, operator.domain):
             defs.register_schema(schema(operator))
@@ -104,7 +108,7 @@ def _infer(operator: Operator, context: Any) -> None:
             expected = " or ".join(map(str, range(operator.fewest_inputs, operator.most_inputs + 1)))
             raise ValueError(f"it has {len(protos)} inputs; expected {expected}")
         _check_types(operator, protos)
-        inputs = [None if proto is None else Tensor(find(proto.tensor_type.elem_type), _shape(proto)) for proto in protos]
+        inputs = [None if proto is None else Tensor(find_any(proto.tensor_type.elem_type), _shape(proto)) for proto in protos]
         outputs = operator.infer(inputs, _attributes(operator, context))
     except (TypeError, ValueError) as error:
         raise shape_inference.InferenceError(f"{operator.full_name}: {error}") from None
@@ -117,11 +121,11 @@ def _check_types(operator: Operator, protos: list[Any]) -> None:
     """Raise TypeError if an input's element type is not allowed, also if it is not one of the package's."""
     for index, proto in enumerate(protos):
         number = proto.tensor_type.elem_type if proto else onnx.TensorProto.UNDEFINED
-        if number and find(number) is None:
+        if number and find_any(number) is None:
             parameter, given = operator.input(index), onnx.TensorProto.DataType.Name(number).lower()
             expected = names(operator.types[parameter.variable])
             raise TypeError(f"{parameter.name} has element type {given}; expected {expected}")
-    operator.check_types([find(proto.tensor_type.elem_type) if proto else None for proto in protos])
+    operator.check_types([find_any(proto.tensor_type.elem_type) if proto else None for proto in protos])
 
 
 def _attributes(operator: Operator, context: Any) -> dict[str, Any]:

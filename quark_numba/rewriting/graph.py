@@ -16,7 +16,9 @@ from onnx import helper, shape_inference
 
 from ..catalog import OPERATORS
 from ..declaration import Dequantize, DynamicQuantize, Meaning, Operator, Quantize
+from ..dialects import refused
 from ..element_types import ElementType, find
+from ..element_types.operands import find_any
 from ..errors import reraise_of_signal_handler
 from ..models import model_files, tensors
 from .onnx_runtime import has_operator
@@ -144,7 +146,8 @@ class Graph:
             return
         if operator is None:
             if not has_operator(node.domain, node.op_type):
-                self.leave(node, "neither ONNX Runtime nor this package has this operator")
+                why = refused.reason(node.domain, node.op_type)
+                self.leave(node, why or "neither ONNX Runtime nor this package has this operator")
             return
         inputs, outputs = len(node.inputs), len(node.outputs)
         most = operator.most_inputs or inputs
@@ -227,7 +230,7 @@ class Graph:
         read anew each time."""
         if value not in self._arrays:
             tensor = self.tensor(value)
-            if tensor is None or find(tensor.dtype.value) is None:
+            if tensor is None or find_any(tensor.dtype.value) is None:
                 return None
             array = tensors.array_of(tensor)
             if array.nbytes > _MOST_KEPT:
@@ -241,7 +244,7 @@ class Graph:
         found = []
         for value in node.node.inputs:
             tensor = None if value is None else self.tensor(value)
-            if value is not None and (tensor is None or find(tensor.dtype.value) is None):
+            if value is not None and (tensor is None or find_any(tensor.dtype.value) is None):
                 return None
             found.append(tensor)
         return found

@@ -10,6 +10,8 @@ import numpy as np
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
 from ...declaration import FakeQuantize, Operator, Overload
+from ...element_types import FLOAT32, INT32
+from ...element_types.operands import INT64
 from ...fake_quantization import granularity
 from ...fake_quantization.arithmetic import count_numbers
 from ...fake_quantization.dispatch import TABLE
@@ -41,17 +43,22 @@ STATE = np.dtype(
         ("fewer_values", np.float64, MOST),
         ("single", np.int64, MOST),
         ("axis", np.int64),
+        ("kinds", np.int64, INPUTS),  # of the elements of each input, see `KINDS`
     ]
 )
 NUMBERS = ()
+
+# Kinds of elements.
+FLOATS, INTEGERS, LONG_INTEGERS = range(3)
+KINDS = {FLOAT32: FLOATS, INT32: INTEGERS, INT64: LONG_INTEGERS}
 
 # Up to this many elements are left to one thread, which is done before a second one would have woken up.
 SERIAL_SIZE = 1 << 15
 
 WORK_WORDS = WORK.itemsize // 8
-SOURCES_AT, FEWER_AT, VALUES_AT, FEWER_VALUES_AT, SINGLE_AT = (
+SOURCES_AT, FEWER_AT, VALUES_AT, FEWER_VALUES_AT, SINGLE_AT, KINDS_AT = (
     STATE.fields[name][1]  # type: ignore[index]
-    for name in ("sources", "fewer_sources", "values", "fewer_values", "single")
+    for name in ("sources", "fewer_sources", "values", "fewer_values", "single", "kinds")
 )
 
 _first_place = jit.function(granularity.first_place)
@@ -78,6 +85,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "inputs": most,
         "single": tuple(name in form.single for name in form.parameters),
         "axis": NO_AXIS if meaning.axis is None else meaning.axis,
+        "kinds": tuple(KINDS[each] for each in overload.inputs),  # the rest is 0: the wing's own operator has float32
     }
     for prefix, each in (("", meaning), ("fewer_", fewer)):
         found = [each.parameters[name] for name in form.parameters]
@@ -103,6 +111,7 @@ def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
     values, shapes = array_at(stack(INPUTS), INPUTS, np.int64), array_at(stack(2 * INPUTS), 2 * INPUTS, np.int64)
+    shapes[:] = 0  # messages read those of inputs that a node lacks, too
     count = context.count_inputs(state, context_address)
     fault: Any = np.int64(0)
     if count > state.inputs:
@@ -112,6 +121,7 @@ def compute(state_address: int, context_address: int) -> int:
     sources = array_at(state_address + (SOURCES_AT if has_all else FEWER_AT), MOST, np.int64)
     numbers = array_at(state_address + (VALUES_AT if has_all else FEWER_VALUES_AT), MOST, np.float64)
     single = array_at(state_address + SINGLE_AT, MOST, np.int64)
+    kinds = array_at(state_address + KINDS_AT, INPUTS, np.int64)
     x_shape = array_at(shapes[0], shapes[1], np.int64)
     rank = shapes[1]
     # Along an axis of its own, a parameter of one dimension gets dimensions of 1 behind it.
@@ -177,9 +187,16 @@ def compute(state_address: int, context_address: int) -> int:
         elements = np.int64(1)
         for d in range(shape.size):
             elements *= shape[d]
-        data = array_at(context.data_of(state, values[number]), elements, np.float32)
+        data, kind = context.data_of(state, values[number]), kinds[number]
+        floats, integers = array_at(data, elements, np.float32), array_at(data, elements, np.int32)
         for row in range(rows):
-            parameters[k * rows + row] = data[_index_of(row, x_shape, first, last, shape)]
+            index = _index_of(row, x_shape, first, last, shape)
+            if kind == FLOATS:
+                parameters[k * rows + row] = floats[index]
+            elif kind == INTEGERS:
+                parameters[k * rows + row] = integers[index]
+            else:
+                parameters[k * rows + row] = array_at(data, elements, np.int64)[index]
     made = memory + 8 * rows * state.parameters
     if call(state.prepare, (memory, made, rows)) == 0:
         status = context.fault_status(state, False, VALUES, shapes, no_numbers)

@@ -1,0 +1,94 @@
+"""The nodes of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...compiling import jit
+from ...compiling.intrinsics import allocate, array_at, record_at, release, stack
+from ...declaration import Operator, Overload
+from ...tables import granularity, kernels
+from ...tables.calls import rule
+from ...tables.dispatch import TABLE
+from ...tables.granularity import NO_FAULT, THRESHOLD
+from ...tables.kernels import CHUNK, WORK
+from . import context
+
+STATE = np.dtype(
+    [
+        *context.STATE,
+        ("is_nearest", np.int64),
+        ("axis", np.int64),
+        ("first", np.float32),
+        ("second", np.float32),
+    ]
+)
+NUMBERS = ("axis",)
+
+# Up to this many comparisons are left to one thread, which is done before a second one would have woken up.
+SERIAL_SIZE = 1 << 17
+
+INPUTS = 3
+WORK_WORDS = WORK.itemsize // 8
+
+_shape_of = jit.function(granularity.shape_of)
+_size_of = jit.function(granularity.size_of)
+_fill = jit.function(kernels.fill)
+
+
+def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
+    """The kernel's key, and what the node does. Raises ValueError for wrong attributes."""
+    found = rule(operator.operation, attributes)
+    numbers = {"is_nearest": found.is_nearest, "axis": found.axis, "first": found.first, "second": found.second}
+    return context.Selection(found.operation, numbers)
+
+
+def functions(overload: Overload, key: str) -> dict[str, Any]:
+    """The C functions of the state."""
+    return {"task": TABLE[key].task}
+
+
+def compute(state_address: int, context_address: int) -> int:
+    """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
+    state = record_at(state_address, STATE)
+    values, shapes = array_at(stack(INPUTS), INPUTS, np.int64), array_at(stack(2 * INPUTS), 2 * INPUTS, np.int64)
+    shapes[:] = 0  # messages read that of the third input, too
+    is_nearest = state.is_nearest != 0
+    count = np.int64(3) if is_nearest else np.int64(2)
+    has_many = context.inputs_of(state, context_address, count, values, shapes, stack(INPUTS * context.MAX_RANK))
+    x_shape, table_shape = array_at(shapes[0], shapes[1], np.int64), array_at(shapes[2], shapes[3], np.int64)
+    last_shape = array_at(shapes[2 * count - 2], shapes[2 * count - 1], np.int64)
+    fault, axis, given_rows, given_entries, inner = _shape_of(is_nearest, state.axis, x_shape, table_shape, last_shape)
+    numbers = array_at(stack(1), 1, np.int64)
+    numbers[0] = axis
+    if has_many or fault != NO_FAULT:
+        return context.fault_status(state, has_many, fault, shapes, numbers)
+    status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
+    size = np.int64(1)
+    for d in range(x_shape.size):
+        size *= x_shape[d]
+    if status or size == 0:
+        return status
+
+    rows, entries = _size_of(given_rows, given_entries, inner)
+    columns = kernels.NUMBERS + entries
+    memory = allocate(4 * columns * rows)
+    if memory == 0:
+        return context.no_memory(state)
+    table = array_at(memory, columns * rows, np.float32)
+    given = array_at(context.data_of(state, values[1]), given_entries * (1 if is_nearest else given_rows), np.float32)
+    thresholds = array_at(context.data_of(state, values[count - 1]), given_rows, np.float32)
+    if _fill(is_nearest, state.first, state.second, given, thresholds, given_rows, table, rows, entries):
+        work_address = stack(WORK_WORDS)
+        work = record_at(work_address, WORK)
+        work.x, work.y, work.table = context.data_of(state, values[0]), context.data_of(state, y), memory
+        work.size, work.inner, work.rows, work.entries = size, inner, rows, entries
+        chunks = (size + CHUNK - 1) // CHUNK
+        status = context.run_tasks(state, context_address, work_address, chunks, size * columns <= SERIAL_SIZE)
+    else:
+        status = context.fault_status(state, False, THRESHOLD, shapes, numbers)
+    release(memory)
+    return status

@@ -1,0 +1,56 @@
+"""The arithmetic of one element of x and one entry of its row. Each written operation is rounded once, in float32.
+
+A loop begins with ``first``, goes through the entries with ``step``, and ends with ``last``. The `numbers` of a row are three
+float32, see `kernels.fill`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..compiling.jit import inline
+
+# The operations: to count the thresholds that x reaches, or to take the nearest value.
+COUNT, NEAREST = OPERATIONS = "count", "nearest"
+
+_f32 = np.float32
+
+
+def _first_count(table: Any, place: Any) -> Any:
+    return _f32(0)
+
+
+def _step_count(x: Any, y: Any, entry: Any, numbers: Any) -> Any:
+    return _f32(y + _f32(1)) if x >= entry else y
+
+
+def _last_count(y: Any, numbers: Any) -> Any:
+    """y = out_scale * count + out_bias (QONNX, MultiThreshold-1)."""
+    scale, bias, _ = numbers
+    return _f32(_f32(scale * y) + bias)
+
+
+def _first_nearest(table: Any, place: Any) -> Any:
+    return table[place]
+
+
+def _step_nearest(x: Any, y: Any, entry: Any, numbers: Any) -> Any:
+    """Return the entry if it is nearer to the scaled x than y is, an entry before it."""
+    divisor, unit, _ = numbers
+    v, low, high = _f32(_f32(x / divisor) * unit), -unit, _f32(unit - _f32(1))
+    v = low if v < low else v
+    v = high if v > high else v
+    return entry if abs(_f32(v - entry)) < abs(_f32(v - y)) else y
+
+
+def _last_nearest(y: Any, numbers: Any) -> Any:
+    """y = entry / unit * threshold (Model Compression Toolkit, WeightsLUT...)."""
+    _, unit, threshold = numbers
+    return _f32(_f32(y / unit) * threshold)
+
+
+# By operation.
+FIRST = {COUNT: inline(_first_count), NEAREST: inline(_first_nearest)}
+STEP = {COUNT: inline(_step_count), NEAREST: inline(_step_nearest)}
+LAST = {COUNT: inline(_last_count), NEAREST: inline(_last_nearest)}

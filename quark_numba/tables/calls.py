@@ -1,0 +1,81 @@
+"""Tables on arrays: check the arguments, select a kernel, run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays.arguments import flat, float32_arrays
+from ..compiling.threads import run_on_threads
+from ..element_types import FLOAT32
+from .arithmetic import COUNT, NEAREST
+from .dispatch import TABLE
+from .granularity import BY_RANK, COUNT_FAULTS, NEAREST_FAULTS, NO_AXIS, THRESHOLD, shape_of, size_of
+
+# Below this many elements one thread finishes before a second one wakes up.
+_PARALLEL_SIZE = 1 << 16
+
+# By operation: the names of the inputs, and the messages of faults.
+INPUTS = {COUNT: ("x", "thresholds"), NEAREST: ("x", "lut", "threshold")}
+FAULTS = {COUNT: COUNT_FAULTS, NEAREST: NEAREST_FAULTS}
+
+_MOST_BITS = 32
+
+
+class Rule(NamedTuple):
+    """What a node does: an operation, the axis of channels as `granularity.shape_of` takes it, and two numbers. The numbers
+    are the factor and the offset of a count, or how many units of the values are a threshold and what is added to that."""
+
+    operation: str
+    axis: int
+    first: float
+    second: float
+
+    @property
+    def is_nearest(self) -> bool:
+        return self.operation == NEAREST
+
+    def message(self, fault: int, axis: int, shapes: Any) -> str:
+        """Return the message of a fault of `shape_of`, for shapes of inputs in the form that it is to show."""
+        named = {f"{name}_shape": shape for name, shape in zip(INPUTS[self.operation], shapes, strict=True)}
+        return FAULTS[self.operation][fault].format(**named, axis=axis)
+
+
+def rule(operation: str, attributes: Mapping[str, Any]) -> Rule:
+    """Return what a node with these attributes does. Raises ValueError if they are wrong."""
+    if operation == COUNT:
+        layout = attributes["data_layout"]
+        if layout and "C" not in layout:
+            raise ValueError(f"data_layout is {layout!r}; expected a letter for each axis of x, with C for the channels")
+        return Rule(operation, layout.index("C") if layout else BY_RANK, attributes["out_scale"], attributes["out_bias"])
+    bits = attributes["lut_values_bitwidth"]
+    if not 1 <= bits <= _MOST_BITS:
+        raise ValueError(f"lut_values_bitwidth is {bits}; expected 1..{_MOST_BITS}")
+    axis = int(attributes["channel_axis"]) if attributes["per_channel"] else NO_AXIS
+    return Rule(operation, axis, 2.0 ** (bits - 1), attributes["eps"])
+
+
+def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:
+    """Return what a node gives for its inputs. Raises TypeError or ValueError."""
+    from .kernels import NUMBERS, fill_kernel
+
+    arrays = float32_arrays(**dict(zip(INPUTS[rule.operation], inputs, strict=True)))
+    shapes = [each.shape for each in arrays]
+    fault, axis, rows, entries, inner = shape_of(rule.is_nearest, rule.axis, shapes[0], shapes[1], shapes[-1])
+    if fault:
+        raise ValueError(rule.message(fault, axis, shapes))
+    x, *given = (flat(each, FLOAT32) for each in arrays)
+    y = np.empty(shapes[0], np.float32)
+    if not x.size:
+        return y
+    size = size_of(rows, entries, inner)
+    table, numbers = np.empty((NUMBERS + size[1]) * size[0], np.float32), (np.float32(rule.first), np.float32(rule.second))
+    if not fill_kernel()(rule.is_nearest, *numbers, given[0], given[-1], rows, table, *size):
+        raise ValueError(rule.message(THRESHOLD, axis, shapes))
+    kernel, operands = TABLE[rule.operation], (x, table, y.reshape(-1), inner, *size)
+    if x.size < _PARALLEL_SIZE or not run_on_threads(lambda slices: kernel.parallel(*operands, slices)):
+        kernel.serial(*operands)
+    return y

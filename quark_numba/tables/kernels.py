@@ -1,0 +1,173 @@
+"""The loops: templates, and the functions that compile them for an operation.
+
+The table lies in a flat array, column by column: NUMBERS columns of numbers, then the entries. So the entries of elements side
+by side lie side by side, whether these elements share a row or have a row each."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numba import prange, types
+
+from ..compiling import jit
+from ..compiling.intrinsics import array_at, record_at
+from ..compiling.jit import unsigned
+from .arithmetic import FIRST, LAST, STEP
+from .granularity import TOGETHER
+
+# Names in the templates. A compilation binds them.
+first: Any = None  # arithmetic.FIRST: (table, place of a row's first entry) -> y
+step: Any = None  # arithmetic.STEP: (x, y, entry, numbers) -> y
+last: Any = None  # arithmetic.LAST: (y, numbers) -> y
+compare: Any = None  # steps
+convert_rows: Any = None  # run
+
+NUMBERS = 3
+
+# The number of elements that one call of a task converts: see linear.kernels.
+CHUNK = 1 << 13
+
+# The number of elements that are compared with all entries before the next ones are: they stay in the first-level cache.
+TILE = 1 << 11
+
+# The record that a node's tasks share: addresses of the tensors' elements and of the table; the elements of x, those of a row
+# that lie side by side, the rows and the entries of each.
+WORK = np.dtype([(name, np.int64) for name in ("x", "y", "table", "size", "inner", "rows", "entries")])
+
+# The type of a counter that is passed to functions: see linear.kernels.
+signed = np.intp if jit.JIT_ENABLED else int
+
+
+@jit.inline
+def numbers_of(table: Any, place: Any, columns: Any) -> Any:
+    """Return the numbers of the row whose first number is at a place."""
+    return table[place], table[place + columns], table[place + columns + columns]
+
+
+@jit.inline
+def entries_of(table: Any, place: Any, columns: Any) -> Any:
+    """Return TOGETHER entries, the first of which is at a place."""
+    after = place + columns + columns
+    return table[place], table[place + columns], table[after], table[after + columns]
+
+
+def steps(x: Any, y: Any, entries: Any, numbers: Any) -> Any:
+    """Return y after `step` with TOGETHER entries."""
+    a, b, c, d = entries
+    return step(x, step(x, step(x, step(x, y, a, numbers), b, numbers), c, numbers), d, numbers)
+
+
+def run(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, start: int) -> None:
+    """Convert x, which begins at element `start` of a tensor. See `granularity.shape_of` for the rows of its elements."""
+    done, size = signed(0), x.size
+    row = start // inner
+    column = start - row * inner
+    row %= rows
+    while done < size:
+        n = min(rows - row if inner == 1 else inner - column, size - done, TILE)
+        begin, end, columns = unsigned(done), unsigned(done + n), unsigned(rows)
+        of_entries = unsigned(NUMBERS) * columns
+        if inner == 1:
+            at = unsigned(row - done)
+            for i in range(begin, end):
+                y[i] = first(table, i + at + of_entries)
+            for k in range(unsigned(entries // TOGETHER)):
+                place = at + of_entries + k * unsigned(TOGETHER) * columns
+                for i in range(begin, end):
+                    y[i] = compare(x[i], y[i], entries_of(table, i + place, columns), numbers_of(table, i + at, columns))
+            for i in range(begin, end):
+                y[i] = last(y[i], numbers_of(table, i + at, columns))
+            row = row + n if row + n < rows else 0
+        else:
+            at = unsigned(row)
+            numbers = numbers_of(table, at, columns)
+            for i in range(begin, end):
+                y[i] = first(table, at + of_entries)
+            for k in range(unsigned(entries // TOGETHER)):
+                some = entries_of(table, at + of_entries + k * unsigned(TOGETHER) * columns, columns)
+                for i in range(begin, end):
+                    y[i] = compare(x[i], y[i], some, numbers)
+            for i in range(begin, end):
+                y[i] = last(y[i], numbers)
+            column += n
+            if column == inner:
+                column = 0
+                row = row + 1 if row + 1 < rows else 0
+        done += n
+
+
+def serial(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int) -> None:
+    """Convert all of x on the caller's thread."""
+    convert_rows(x, table, y, inner, rows, entries, 0)
+
+
+def parallel(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, slices: int) -> None:
+    """Convert all of x on Numba's threads."""
+    for i in prange(slices):
+        start, stop = i * x.size // slices, (i + 1) * x.size // slices
+        convert_rows(x[start:stop], table, y[start:stop], inner, rows, entries, start)
+
+
+def task(work_address: int, index: int) -> None:
+    """Convert chunk `index` of a node's work, on one of ONNX Runtime's threads."""
+    work = record_at(work_address, WORK)
+    start = index * CHUNK
+    size = work.size - start if work.size - start < CHUNK else CHUNK
+    x, y = array_at(work.x + 4 * start, size, np.float32), array_at(work.y + 4 * start, size, np.float32)
+    table = array_at(work.table, work.rows * (NUMBERS + work.entries), np.float32)
+    convert_rows(x, table, y, work.inner, work.rows, work.entries, start)
+
+
+def fill(
+    is_nearest: bool, one: Any, two: Any, given: Any, thresholds: Any, given_rows: int, table: Any, rows: int, entries: int
+) -> bool:
+    """Make the table of `rows` and `entries` from the numbers of a `calls.Rule` and the inputs of a node. Return whether all
+    thresholds are valid. "count" has none of this kind, but a row of entries for each channel."""
+    are_valid: Any = np.bool_(True)
+    given_entries = given.size if is_nearest else given.size // given_rows
+    for row in range(rows):
+        of_given = row % given_rows
+        threshold = thresholds[of_given] if is_nearest else np.float32(0)
+        are_valid &= not is_nearest or threshold > 0
+        table[row] = np.float32(threshold + two) if is_nearest else one
+        table[rows + row] = one if is_nearest else two
+        table[2 * rows + row] = threshold
+        begin = 0 if is_nearest else of_given * given_entries
+        for k in range(entries):
+            table[(NUMBERS + k) * rows + row] = given[begin + k] if k < given_entries else np.float32(np.nan)
+    return bool(are_valid)
+
+
+def serial_kernel(key: str) -> Any:
+    """Return the kernel (x, table, y, inner, rows, entries) -> None. The arrays are flat and contiguous."""
+    return jit.kernel(serial, f"serial_table_{key}", types.void(*_ARGUMENTS), convert_rows=_run(key))
+
+
+def parallel_kernel(key: str) -> Any:
+    """Return the kernel (x, table, y, inner, rows, entries, slices) -> None."""
+    signature = types.void(*_ARGUMENTS, types.intp)
+    return jit.kernel(parallel, f"parallel_table_{key}", signature, parallel=True, convert_rows=_run(key))
+
+
+def task_function(key: str) -> Any:
+    """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
+    return jit.c_function(task, f"task_table_{key}", types.void(types.int64, types.intp), convert_rows=_run(key))
+
+
+@functools.cache
+def fill_kernel() -> Any:
+    """Return the kernel of `fill`."""
+    numbers, sizes = (types.float32, types.float32), (types.intp, types.intp)
+    signature = types.boolean(types.boolean, *numbers, _READ, _READ, types.intp, _WRITTEN, *sizes)
+    return jit.kernel(fill, "fill_table", signature)
+
+
+@functools.cache
+def _run(key: str) -> Any:
+    return jit.expand(run, first=FIRST[key], compare=jit.inline(steps, step=STEP[key]), last=LAST[key])
+
+
+_READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
+_ARGUMENTS = (_READ, _READ, _WRITTEN, types.intp, types.intp, types.intp)

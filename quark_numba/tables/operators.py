@@ -1,0 +1,58 @@
+"""A function that declares the operators of dialects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..declaration import Attribute, Operator, Parameter, Tensor, shape_text
+from ..element_types import FLOAT32
+from .calls import FAULTS, INPUTS, convert, rule
+from .granularity import shape_of
+
+_DOCS = {
+    "x": "What is compared.",
+    "thresholds": "Of shape [C, n] for C channels, or [1, n] for all. They need not be in order.",
+    "lut": "The values, in units of threshold / 2 ** (lut_values_bitwidth - 1).",
+    "threshold": "One element, or one for each index along channel_axis.",
+}
+
+
+def operator(
+    domain: str, name: str, operation: str, attributes: Sequence[Attribute], *, doc: str, format_name: str
+) -> Operator:
+    """Return the declaration of an operator. Among its attributes are those that `calls.rule` reads for the operation."""
+
+    def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
+        """y is like x."""
+        found = rule(operation, attributes)
+        shapes = [each.shape if each else None for each in tensors]
+        x, table, last = shapes[0], shapes[1], shapes[-1]
+        if x is not None and table is not None and last is not None:
+            # An unknown number of rows is replaced by 1, which always fits, and an unknown dimension of x by one that fits.
+            known = [[1 if length is None else length for length in shape] for shape in (table, last)]
+            rows = shape_of(found.is_nearest, found.axis, (), *known)[2]
+            of_x = [rows if length is None else length for length in x]
+            fault, axis, *_ = shape_of(found.is_nearest, found.axis, of_x, *known)
+            if fault:
+                raise ValueError(found.message(fault, axis, [*map(shape_text, shapes)]))
+        return [Tensor(FLOAT32, x)]
+
+    return Operator(
+        wing="tables",
+        domain=domain,
+        name=name,
+        since_version=1,
+        operation=operation,
+        doc=doc,
+        types={"T": (FLOAT32,)},
+        inputs=tuple(Parameter(each, "T", _DOCS[each]) for each in INPUTS[operation]),
+        outputs=(Parameter("y", "T", "Of the shape of x."),),
+        attributes=tuple(attributes),
+        call=lambda *arrays, **attributes: convert(rule(operation, attributes), *arrays),
+        infer=infer,
+        faults=FAULTS[operation],
+        formats={format_name: None},
+        format_of=lambda types, attributes: format_name,
+        column="T",
+    )
