@@ -94,6 +94,8 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
     A Python number, an np.int64, a list or a range is converted to `default`. An array on a device or in pieces is refused.
     Raises TypeError or ValueError.
     """
+    if type(value) is np.ndarray:  # first: numpy imports np.ma where it is used
+        return value
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array, and its mask would be lost; expected an array: write {name}.filled(...)")
     if isinstance(value, np.ndarray):

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 import onnx_ir as ir
 
+from ..compiling.threads import on_one_thread
 from ..declaration import BlockRoundTrip
+from ..element_types.tensors import to_bytes
 from ..models.tensors import ComputedTensor, Rows, in_memory, opened, row_axis, spans, unit_of
 from .graph import Graph, Known, Left, Node, Operand, call
 from .missing_kernels import DEQUANTIZE
@@ -56,16 +58,17 @@ def _codes_and_scales(
     @contextmanager
     def open_rows() -> Iterator[Rows]:
         with opened(x) as of_x:
-            yield lambda start, stop: stored.of(of_x(start, stop))[0]
+            yield lambda start, stop: on_one_thread(stored.of, of_x(start, stop))[0]
 
     unit = math.lcm(attributes["block_size"] if along == attributes["axis"] else 1, unit_of(x))
     codes, scales = ComputedTensor(open_rows, stored.element_type, shape, unit), []
     with opened(x) as of_x:
         for part in (of_x(*span) for span in spans(codes)):
-            of_codes, of_scales = stored.of(part)
-            y = DEQUANTIZE.call(of_codes, of_scales, **attributes)
+            of_codes, of_scales = on_one_thread(stored.of, part)
+            y = on_one_thread(DEQUANTIZE.call, of_codes, of_scales, **attributes)
+            (expected,) = on_one_thread(call, node, [part])
             # A product with a NaN may have any sign.
-            if np.isnan(of_scales.astype(np.float32)).any() or y.tobytes() != call(node, [part])[0].tobytes():
+            if np.isnan(of_scales.astype(np.float32)).any() or not np.array_equal(to_bytes(y), to_bytes(expected)):
                 raise Left("its codes and scales cannot hold all elements")
             scales.append(of_scales)
     of_blocks = in_memory(np.concatenate(scales, along))

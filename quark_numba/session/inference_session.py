@@ -61,6 +61,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         As in `register`. ONNX Runtime's own exceptions are raised as well, for instance if the file does not exist.
     """
 
+    @memory.no_garbage_collection()
     def __init__(
         self,
         path_or_bytes: str | bytes | os.PathLike[str] | onnx.ModelProto,
@@ -98,6 +99,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             # were set: this one after ONNX Runtime's session.
             self._files = files.pop_all() if os.name == "nt" else None
 
+    @memory.no_garbage_collection()
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """As in ``onnxruntime.InferenceSession``. The files of a large model are written again.
 

@@ -18,6 +18,7 @@ from paths import MODELS
 
 import quark_numba
 from quark_numba import ModelError, optimize, to_tensor_proto
+from quark_numba.compiling import threads
 from quark_numba.element_types import find
 from quark_numba.models import model_files, tensors
 
@@ -268,6 +269,21 @@ def test_equal_nodes_on_one_weight_are_folded_once(tmp_path, is_large):
     (add,) = after.graph.node
     assert add.input[0] == add.input[1]
     assert [each.name for each in after.graph.initializer] == [add.input[0]]
+
+
+@pytest.mark.parametrize("keep_codes", [False, True])
+def test_weights_are_folded_on_one_thread(keep_codes, tmp_path, monkeypatch):
+    """Numba's other threads would wait in a loop between the parts of a weight."""
+
+    def number_of_threads():
+        raise AssertionError
+
+    block_format = block_model(weight_of(1024, 256), "MXQuantizeDequantize", element_dtype="fp4_e2m1", axis=0)
+    for each in (pair_model(weight_of(1024, 256), "bfloat16", ()), block_format):
+        apart(each, tmp_path / "m.onnx")
+        with monkeypatch.context() as patch:
+            patch.setattr(threads, "_number_of_threads", number_of_threads)
+            optimize(tmp_path / "m.onnx", tmp_path / "out.onnx", keep_codes=keep_codes)
 
 
 # Files that change, disks that fill up, processes that are killed.
