@@ -7,27 +7,32 @@ from dataclasses import replace
 from ..declaration import Attribute, Operator
 from ..dynamic_blocks.key import FLOAT8E4M3FN, MXFP8, NVFP4
 from ..dynamic_blocks.operators import quantizer
-from ..element_types import FLOAT8E8M0
+from ..element_types import FLOAT8E8M0, UINT8, ElementType, named
 from ..linear.operators import operator
-from ..linear.versions import dequantize, quantize
+from ..linear.versions import Version
 
 _DOMAIN = "trt"
-_FLOATS = "float32 float16 bfloat16"
+_FLOATS = named("float32 float16 bfloat16")
 
 
 def _quantize_linear(name: str, *, has_zero_point: bool) -> Operator:
-    version = quantize(_DOMAIN, name, 1, _FLOATS, "x", "float8e4m3fn", "axis saturate")
-    return operator(version._replace(has_zero_point=has_zero_point, uint8_holds=FLOAT8E4M3FN))
+    codes = (FLOAT8E4M3FN,)
+    version = Version("quantize", _DOMAIN, name, 1, _FLOATS, _FLOATS, codes, codes, ("axis", "saturate"), scale_as_x=True)
+    return operator(version, has_zero_point=has_zero_point, uint8_holds=FLOAT8E4M3FN)
+
+
+def _dequantize(name: str, codes: tuple[ElementType, ...], scale: tuple[ElementType, ...], *attributes: str) -> Version:
+    return Version("dequantize", _DOMAIN, name, 1, codes, scale, codes, _FLOATS, attributes, scale_as_x=False)
 
 
 def _dequantize_linear(name: str, codes: str) -> Operator:
-    version = dequantize(_DOMAIN, name, 1, f"{codes} uint8", _FLOATS, _FLOATS, "axis block_size")
-    return operator(version._replace(uint8_holds=FLOAT8E4M3FN))
+    version = _dequantize(name, (*named(codes), UINT8), _FLOATS, "axis", "block_size")
+    return operator(version, uint8_holds=FLOAT8E4M3FN)
 
 
 def _mxfp8_dequantize_linear(name: str) -> Operator:
-    version = dequantize(_DOMAIN, name, 1, "float8e4m3fn", "uint8", _FLOATS, "axis block_size output_dtype")
-    of_linear = operator(version._replace(has_zero_point=False, uint8_holds=FLOAT8E8M0))
+    version = _dequantize(name, (FLOAT8E4M3FN,), (UINT8,), "axis", "block_size", "output_dtype")
+    of_linear = operator(version, has_zero_point=False, uint8_holds=FLOAT8E8M0)
     defaults = {"axis": -1, "block_size": MXFP8.block_size, "output_dtype": 1}
     attributes = (Attribute(each.name, defaults[each.name], each.doc) for each in of_linear.attributes)
     return replace(of_linear, attributes=tuple(attributes))

@@ -16,8 +16,8 @@ from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, INT32, UINT8, ElementType, find
 from .dispatch import TABLE
 from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, inferred_block_size, loop_shape
-from .key import PRECISIONS, Key, Operation, select
-from .versions import DEFAULTS, LATEST_OPSET, VERSIONS, Operand, Version, types, version_of_opset
+from .key import PRECISIONS, Key, select
+from .versions import DEFAULTS, LATEST_OPSET, VERSIONS, Operand, Operation, Version, types, version_of_opset
 
 # Below this many elements one thread finishes before a second one wakes up.
 _PARALLEL_SIZE = 1 << 17

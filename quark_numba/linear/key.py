@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..element_types import BFLOAT16, FLOAT8E8M0, FLOAT16, FLOAT32, FLOAT64, INT32, ElementType
-
-Operation = Literal["quantize", "dequantize", "quantize_dequantize"]
+from .versions import Operation
 
 # The types in which the division of quantize may be computed. The product of dequantize is always in float32.
 PRECISIONS = (FLOAT32, FLOAT16, BFLOAT16, FLOAT64)

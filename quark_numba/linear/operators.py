@@ -64,8 +64,8 @@ _ATTRIBUTES = {
 }
 
 
-def operator(version: Version) -> Operator:
-    """Return the declaration of a version."""
+def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: ElementType | None = None) -> Operator:
+    """Return the declaration of a version. `uint8_holds`: see ``declaration.Operator``."""
     x, scale, zero_point = _NAMES[version.operation]
     is_own, is_round_trip = version.domain == OWN_DOMAIN, version.operation == "quantize_dequantize"
     scale_variable = "T1" if version.scale_as_x else "T2"
@@ -94,31 +94,32 @@ def operator(version: Version) -> Operator:
         inputs=(
             Parameter(x, "T1", _X[version.operation]),
             Parameter(scale, scale_variable, _BLOCKED_SCALE if "block_size" in version.attributes else _SCALE),
-            *([given] if version.has_zero_point else []),
+            *([given] if has_zero_point else []),
         ),
         outputs=(Parameter("y", y_variable, "Of the shape of x."),),
         # Quark omits axis where it is ignored.
         attributes=tuple(
             Attribute(name, DEFAULTS[name], _ATTRIBUTES[name], is_always_written=is_own) for name in version.attributes
         ),
-        call=functools.partial(_call, version),
+        call=functools.partial(_call, version, uint8_holds),
         infer=functools.partial(_infer, version),
         faults={
             number: message.format(**names, **shapes, axis="{axis}", block_size="{block_size}")
             for number, message in FAULTS.items()
-            if version.has_zero_point or number != ZERO_POINT_SHAPE
+            if has_zero_point or number != ZERO_POINT_SHAPE
         },
-        formats={each.name: each for each in version.quantized if held(version.uint8_holds, each) is each},
-        format_of=functools.partial(_format_of, version),
+        formats={each.name: each for each in version.quantized if held(uint8_holds, each) is each},
+        format_of=functools.partial(_format_of, version, uint8_holds),
         column=scale_variable,
-        meaning=functools.partial(_meaning, version),
+        meaning=functools.partial(_meaning, version, uint8_holds),
         attributes_of_shapes=_axis_of_shapes,
-        uint8_holds=version.uint8_holds,
+        uint8_holds=uint8_holds,
     )
 
 
 def _call(
     version: Version,
+    uint8_holds: ElementType | None,
     x: NDArray[Any],
     scale: NDArray[Any],
     zero_point: NDArray[Any] | None = None,
@@ -138,18 +139,17 @@ def _call(
         expected = "a block_size" if "block_size" in version.attributes else "a scalar or one dimension"
         raise ValueError(f"{name} has shape {np.shape(scale)}; expected {expected}")
     if version.operation == "dequantize":
-        x, scale, zero_point = (_held_codes(version, each) for each in (x, scale, zero_point))
+        x, scale, zero_point = (_held_codes(uint8_holds, each) for each in (x, scale, zero_point))
         if version.domain and len(version.y) == 1:
             attributes["output_dtype"] = version.y[0].number
-    elif version.uint8_holds and zero_point is None:
+    elif uint8_holds and zero_point is None:
         attributes["output_dtype"] = version.y[0].number
     call: Callable[..., NDArray[Any]] = getattr(calls, version.operation)
     return call(x, scale, zero_point, **attributes)
 
 
-def _held_codes(version: Version, array: Any) -> Any:
+def _held_codes(holds: ElementType | None, array: Any) -> Any:
     """Return an array of uint8 as the codes that it holds."""
-    holds = version.uint8_holds
     return array.view(holds.dtype) if holds and array is not None and array.dtype == UINT8.dtype else array
 
 
@@ -190,7 +190,9 @@ def _check_shapes(
 _MEANINGS = {"quantize": Quantize, "dequantize": Dequantize, "quantize_dequantize": RoundTrip}
 
 
-def _meaning(version: Version, inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> Affine[AnyOperand]:
+def _meaning(
+    version: Version, uint8_holds: ElementType | None, inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]
+) -> Affine[AnyOperand]:
     x, scale, zero_point = (*inputs, None)[:3]
     assert x is not None
     assert scale is not None
@@ -198,7 +200,7 @@ def _meaning(version: Version, inputs: Sequence[AnyOperand], attributes: Mapping
     element_type = zero_point.element_type if zero_point is not None else None
     if version.operation == "dequantize":
         element_type, computes_in = element_type or x.element_type, output_dtype
-        element_type = element_type and held(version.uint8_holds, element_type)
+        element_type = element_type and held(uint8_holds, element_type)
     else:
         if zero_point is None:
             element_type = output_dtype or version.y[0]
@@ -228,12 +230,14 @@ def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
     return found
 
 
-def _format_of(version: Version, types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
+def _format_of(
+    version: Version, uint8_holds: ElementType | None, types: Sequence[str | None], attributes: Mapping[str, Any]
+) -> str:
     """Return the name of the quantized type: the type of the zero point, or of the codes to dequantize; "?" if unknown."""
     x, _, zero_point = (*types, None, None, None)[:3]
     if version.operation == "dequantize":
         name = zero_point or x or "?"
-        return version.uint8_holds.name if version.uint8_holds and name == UINT8.name else name
+        return uint8_holds.name if uint8_holds and name == UINT8.name else name
     return zero_point or (version.y[0].name if len(types) < 3 else "?")
 
 

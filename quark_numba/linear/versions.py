@@ -1,5 +1,4 @@
-"""The versions of ONNX's, Quark's and the package's own operators of the wing, each with its element types and attributes.
-Other dialects make theirs with the functions of this module."""
+"""All versions of the wing's operators, each with its element types and attributes."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ import functools
 from typing import Literal, NamedTuple
 
 from ..element_types import ElementType, named
-from .key import Operation
 
+Operation = Literal["quantize", "dequantize", "quantize_dequantize"]
 Operand = Literal["x", "scale", "quantized", "y"]
 
 # The domain of the operators that `optimize` writes.
@@ -32,28 +31,24 @@ class Version(NamedTuple):
     y: tuple[ElementType, ...]
     attributes: tuple[str, ...]
     scale_as_x: bool  # whether the scale must have the type of x
-    has_zero_point: bool = True
-    uint8_holds: ElementType | None = None  # see declaration.Operator
 
 
-def quantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
-    """Return a version of an operator that quantizes. `scale` is "x" if the scale must have the type of x."""
+def _quantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
     scales, codes = named(x if scale == "x" else scale), named(y)
     return Version(
         "quantize", domain, name, since_version, named(x), scales, codes, codes, tuple(attributes.split()), scale == "x"
     )
 
 
-def dequantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
-    """Return a version of an operator that dequantizes."""
+def _dequantize(domain: str, name: str, since_version: int, x: str, scale: str, y: str, attributes: str) -> Version:
     codes = named(x)
     return Version(
         "dequantize", domain, name, since_version, codes, named(scale), codes, named(y), tuple(attributes.split()), False
     )
 
 
-_onnx_quantize = functools.partial(quantize, "", "QuantizeLinear")
-_onnx_dequantize = functools.partial(dequantize, "", "DequantizeLinear")
+_onnx_quantize = functools.partial(_quantize, "", "QuantizeLinear")
+_onnx_dequantize = functools.partial(_dequantize, "", "DequantizeLinear")
 
 _10 = "uint8 int8"
 _19 = f"{_10} float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz"
@@ -81,10 +76,13 @@ VERSIONS = (
     _onnx_dequantize(24, f"{_23} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
     _onnx_dequantize(25, f"{_25} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
     _onnx_dequantize(28, f"{_28} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
-    quantize("com.amd.quark", "ExtendedQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
-    dequantize("com.amd.quark", "ExtendedDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
+    _quantize("com.amd.quark", "ExtendedQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
+    _dequantize("com.amd.quark", "ExtendedDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
+    # The names of older models.
+    _quantize("com.vai.quantize", "VitisQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
+    _dequantize("com.vai.quantize", "VitisDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
     # What `optimize` writes.
-    dequantize(
+    _dequantize(
         OWN_DOMAIN,
         "DequantizeLinear",
         1,
