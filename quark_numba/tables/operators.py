@@ -26,7 +26,8 @@ def operator(
     def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         """y is like x."""
         found = rule(operation, attributes)
-        x, table, *_, last = (each.shape if each else None for each in tensors)
+        shapes = [each.shape if each else None for each in tensors]
+        x, table, last = shapes[0], shapes[1], shapes[-1]
         if x is not None and table is not None and last is not None:
             # An unknown number of rows is replaced by 1, which always fits, and an unknown dimension of x by one that fits.
             known = [[1 if length is None else length for length in shape] for shape in (table, last)]
@@ -34,7 +35,7 @@ def operator(
             of_x = [rows if length is None else length for length in x]
             fault, axis, *_ = shape_of(found.is_nearest, found.axis, of_x, *known)
             if fault:
-                raise ValueError(found.message(fault, axis, [shape_text(each and each.shape) for each in tensors]))
+                raise ValueError(found.message(fault, axis, [*map(shape_text, shapes)]))
         return [Tensor(FLOAT32, x)]
 
     return Operator(

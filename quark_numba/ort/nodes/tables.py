@@ -55,6 +55,7 @@ def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
     values, shapes = array_at(stack(INPUTS), INPUTS, np.int64), array_at(stack(2 * INPUTS), 2 * INPUTS, np.int64)
+    shapes[:] = 0  # messages read that of the third input, too
     is_nearest = state.is_nearest != 0
     count = np.int64(3) if is_nearest else np.int64(2)
     has_many = context.inputs_of(state, context_address, count, values, shapes, stack(INPUTS * context.MAX_RANK))
