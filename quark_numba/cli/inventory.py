@@ -12,6 +12,7 @@ from onnx import helper
 
 from ..catalog import OPERATORS
 from ..declaration import Operator
+from ..dialects import refused
 from ..errors import ModelError
 from ..models import model_files
 from ..rewriting.onnx_runtime import has_operator
@@ -25,6 +26,11 @@ class QuantizationNodes:
     element_type: str
     count: int
     run_by: str
+
+    @property
+    def why(self) -> str:
+        """Why nobody runs them, if that is known."""
+        return (self.run_by == "nobody" and refused.reason(*self.operator.split("::", 1))) or ""
 
 
 def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:

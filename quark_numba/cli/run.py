@@ -123,16 +123,20 @@ def _run(options: argparse.Namespace) -> int:
     models = [(path, quantization_nodes(path)) for path in (options.model, options.reference) if path]
     nodes = models[0][1]
     if not options.json:
-        rows = [[each.operator, each.element_type, str(each.count), each.run_by] for each in nodes]
+        rows = [[each.operator, each.element_type, str(each.count), _who(each)] for each in nodes]
         columns = ["operator", "type", ">nodes", "run by"]
         print_table(f"Quantization nodes of {options.model}", columns, rows or [["none", "", "", ""]])
     measured = _measure(options, models)
     if options.json:
-        json_nodes = [asdict(each) | {"run_by": each.run_by} for each in nodes]
+        json_nodes = [asdict(each) | ({"why": each.why} if each.why else {}) for each in nodes]
         print_json({"model": options.model, "nodes": json_nodes, **measured.json()})
     else:
         _print(measured)
     return 0 if measured.expected is None or measured.expected.holds else 1
+
+
+def _who(nodes: QuantizationNodes) -> str:
+    return f"{nodes.run_by}: {nodes.why}" if nodes.why else nodes.run_by
 
 
 def _measure(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> Measurements:

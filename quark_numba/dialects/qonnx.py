@@ -142,4 +142,7 @@ _OWN = (
     _MULTI_THRESHOLD,
 )
 
+# All domains in which models have these operators.
+DOMAINS = (_DOMAIN, *_OLDER_DOMAINS)
+
 OPERATORS = (*_OWN, *(each.renamed(domain, each.name) for domain in _OLDER_DOMAINS for each in _OWN))

@@ -75,6 +75,11 @@ _MODES = {
     "HALF_EVEN": "ROUND",
     "ROUND_TO_ZERO": "DOWN",
 }
+_REFUSED_MODES = {
+    "DPU": "QONNX does not define it",
+    "STOCHASTIC_ROUND": "its result is random",
+    "LEARNED_ROUND": "what was learned is not in the node",
+}
 ROUNDING_MODES = tuple(dict.fromkeys(_MODES.values()))
 
 
@@ -97,5 +102,7 @@ def select(form: str, rounding_mode: str = "ROUND") -> Key:
         raise ValueError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
     if mode is None or (mode != "ROUND" and not FORMS[form].has_modes):
         expected = ", ".join(_MODES) if FORMS[form].has_modes else "ROUND"
-        raise ValueError(f"rounding_mode is {rounding_mode!r}; expected one of {expected}")
+        why = _REFUSED_MODES.get(rounding_mode.upper())
+        refused = f", which is refused, as {why}" if why else ""
+        raise ValueError(f"rounding_mode is {rounding_mode!r}{refused}; expected one of {expected}")
     return Key(form, mode)

@@ -16,6 +16,7 @@ from onnx import helper, shape_inference
 
 from ..catalog import OPERATORS
 from ..declaration import Dequantize, Meaning, Operator, Quantize
+from ..dialects import refused
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
 from ..errors import reraise_of_signal_handler
@@ -138,7 +139,8 @@ class Graph:
             return
         if operator is None:
             if not has_operator(node.domain, node.op_type):
-                self.leave(node, "neither ONNX Runtime nor this package has this operator")
+                why = refused.reason(node.domain, node.op_type)
+                self.leave(node, why or "neither ONNX Runtime nor this package has this operator")
             return
         inputs, outputs = len(node.inputs), len(node.outputs)
         most = operator.most_inputs or inputs

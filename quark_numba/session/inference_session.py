@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 
 from ..compiling import memory
+from ..dialects import refused
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
 from ..ort import entry, register
@@ -52,7 +53,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     Raises
     ------
     ModelError
-        If it is not an ONNX model, a tensor cannot be read, or the temporary folder has not enough room.
+        If it is not an ONNX model, a tensor cannot be read, or the temporary folder has not enough room; or if ONNX Runtime
+        refuses it, and it has an operator that is known to run nowhere.
     ValueError
         If `cache` is set for a model without a path.
     RuntimeError
@@ -148,10 +150,18 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **
         model.CopyFrom(source)
     read = model_files.Source(model, folder or None, path, outside, state)
     replaced = initializers.replaced(model, options, outside)
+    refusal = _refusal(model.graph) or next(filter(None, map(_refusal, model.functions)), "")
     del model
     with prepared(read, options, providers, replaced=replaced, **how) as made:
         del read
-        yield source if made.source is None else made.source
+        try:
+            yield source if made.source is None else made.source
+        except Exception as error:
+            reraise_of_signal_handler(error)
+            # Only now: a library that the user registered may run the operator.
+            if refusal:
+                raise ModelError(refusal) from error
+            raise
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:
@@ -163,6 +173,20 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
     if isinstance(source, (str, os.PathLike)):
         return os.fspath(source).endswith(".ort") or not os.path.exists(source)
     return False
+
+
+def _refusal(graph: onnx.GraphProto | onnx.FunctionProto) -> str:
+    """Return why a model with this graph cannot run, if an operator is the reason; "": no reason is known."""
+    for node in graph.node:
+        why = refused.reason(node.domain, node.op_type)
+        if why:
+            return f"node {node.name or node.output[0]!r} is a {node.domain}::{node.op_type}, which cannot run: {why}"
+        for attribute in node.attribute:
+            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                found = _refusal(subgraph)
+                if found:
+                    return found
+    return ""
 
 
 def _model(source: Any) -> onnx.ModelProto:

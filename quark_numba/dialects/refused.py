@@ -1,0 +1,29 @@
+"""Operators that quantizers write and that neither ONNX Runtime nor this package can run, with the reasons."""
+
+from __future__ import annotations
+
+from .qonnx import DOMAINS as _QONNX
+
+_OF_COMPILERS = "it is a step of FINN's or hls4ml's compiler, and no exporter writes it"
+_OF_EXPORTER = "it is a step of ModelOpt's exporter, which replaces it before it writes a model"
+_AIMET = "it holds the address of an object in the process that made it; export QuantizeLinear and DequantizeLinear from AIMET"
+
+_REASONS = {
+    **{
+        (domain, name): reason
+        for domain in _QONNX
+        for name, reason in {
+            "QuantLSTMCell": "nothing says what it computes but the code of Brevitas; export the layer without it",
+            **dict.fromkeys(("QuantAvgPool2d", "XnorPopcountMatMul", "Im2Col", "MaxPoolNHWC"), _OF_COMPILERS),
+            **dict.fromkeys(("GenericPartition", "DebugMarker"), _OF_COMPILERS),
+        }.items()
+    },
+    **{("qonnx.custom_op.channels_last", name): _OF_COMPILERS for name in ("Conv", "BatchNormalization", "MaxPool")},
+    **{(domain, "QcQuantizeOp"): _AIMET for domain in ("aimet.customop.cpu", "aimet.customop.cuda", "aimet.customop")},
+    **{("trt", f"TRT_{name}"): _OF_EXPORTER for name in ("FP4QDQ", "INT4QuantizeLinear", "INT4DequantizeLinear")},
+}
+
+
+def reason(domain: str, name: str) -> str | None:
+    """Return why nobody can run an operator; None: nothing is known of it."""
+    return _REASONS.get((domain, name))
