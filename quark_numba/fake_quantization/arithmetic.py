@@ -88,13 +88,11 @@ _whole = inline(_is_whole)
 
 
 def _bounds_of(bits: Any, signed: Any, narrow: Any) -> Any:
-    """Return the lowest and highest code, in float64. One bit with a sign has the codes -1 and 1: then the first number is the
-    higher one, which no other format has."""
+    """Return the lowest and highest code, in float64."""
     less = _f64(1) if narrow != 0 else _f64(0)
     if signed != 0:
         half = _power(bits - 1)
-        low, high = less - half, half - 1
-        return (_f64(1), _f64(-1)) if bits == 1 else (low, high)
+        return less - half, half - 1
     return _f64(0), _power(bits) - 1 - less
 
 
@@ -104,8 +102,11 @@ _MOST_BITS = 64
 
 
 def _prepare_integer(scale: Any, zero_point: Any, bits: Any, signed: Any, narrow: Any) -> Any:
+    """One bit with a sign has the codes -1 and 1: then the first bound is the higher one, which no other format has."""
     is_valid = _whole(bits, 1, _MOST_BITS)
     low, high = _bounds(bits if is_valid else _f64(8), signed, narrow)
+    if bits == 1 and signed != 0:
+        low, high = _f64(1), _f64(-1)
     return is_valid, (_f32(scale), _f32(zero_point), _f32(low), _f32(high))
 
 
@@ -176,9 +177,7 @@ def _truncation(x: Any, numbers: Any) -> Any:
     """y = (round(clamp(rint(x / scale + zero_point) / step)) - new zero point) * new scale (QONNX, Trunc-1 and Trunc-2)."""
     scale, zero_point, step, low, high, out_zero_point, out_scale = numbers
     v = _f32(np.rint(_f32(_f32(x / scale) + zero_point)) / step)
-    two_levels = low if v >= _f32(0) else high
-    code = two_levels if low > high else rounded(_clamp(v, low, high))
-    return _f32(_f32(code - out_zero_point) * out_scale)
+    return _f32(_f32(rounded(_clamp(v, low, high)) - out_zero_point) * out_scale)
 
 
 def _prepare_minifloat(

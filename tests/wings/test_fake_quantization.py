@@ -6,6 +6,7 @@ import oracle
 import pytest
 import samples
 from fake_quantization_nodes import QONNX, Node, random_node
+from marks import default_of
 from onnx import checker, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx_models import INFERS, session
@@ -39,20 +40,30 @@ def call(node):
     return operator.call(*node.inputs, **operator.values(node.attributes))
 
 
-def nodes_of_probes(step=1):
-    for probe in list(probes())[::step]:
-        inputs = [each if each.ndim else each.reshape(()) for each in probe.inputs]
-        yield probe, Node(probe.domain, probe.operator, probe.attributes, inputs)
+# Each rounding mode has a kernel, and by default only nodes of these modes run in sessions.
+DEFAULT_MODES = ("ROUND", "FLOOR")
 
 
-def test_probes():
+def has_default_mode(attributes):
+    return attributes.get("rounding_mode", "ROUND").upper() in DEFAULT_MODES
+
+
+of_qonnx = pytest.mark.parametrize("operator", [each.name for each in OF_DIALECTS if each.domain == QONNX])
+
+
+def node_of_probe(probe):
+    return Node(probe.domain, probe.operator, probe.attributes, probe.inputs)
+
+
+@of_qonnx
+def test_probes(operator):
     """Results have the bits that QONNX's executor gave, the sign of zero included."""
-    for probe, node in nodes_of_probes():
+    for probe in probes(operator):
         if probe.number in FRACTIONAL_BIT_WIDTH:
             with pytest.raises(ValueError, match=r"bit_width 4\.2.*; expected a bit width that is a whole number"):
-                call(node)
+                call(node_of_probe(probe))
         elif is_affordable(probe.output):
-            assert_same_bits(call(node), probe.output)
+            assert_same_bits(call(node_of_probe(probe)), probe.output)
 
 
 def is_affordable(array):
@@ -60,9 +71,13 @@ def is_affordable(array):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.full)])
-def test_probes_in_sessions(step):
-    for probe, node in nodes_of_probes(step):
+@of_qonnx
+@pytest.mark.parametrize("modes", ["default", pytest.param("all", marks=pytest.mark.full)])
+def test_probes_in_sessions(operator, modes):
+    for probe in probes(operator):
+        if modes == "default" and not has_default_mode(probe.attributes):
+            continue
+        node = node_of_probe(probe)
         made = session(node.model())
         if probe.number in FRACTIONAL_BIT_WIDTH:
             with pytest.raises(Exception, match=r"Quant: the format is not valid; expected a bit width that is a whole number"):
@@ -84,10 +99,9 @@ def test_random_nodes(operator, first):
 @firsts
 @pytest.mark.parametrize("threads", [1, 2])
 def test_random_nodes_in_sessions(operator, first, threads):
-    """By default only nodes of some rounding modes run, as each has a kernel."""
     for seed in seeds(first):
         node = random_node(operator.domain, operator.name, seed)
-        if not first and node.attributes.get("rounding_mode", "ROUND").upper() not in ("ROUND", "FLOOR", "HALF_UP"):
+        if not (first or has_default_mode(node.attributes)):
             continue
         constants = bool(seed % 2)
         made = session(node.model(constants=constants), threads=threads)
@@ -122,7 +136,7 @@ def test_layouts_of_arrays(operator):
 
 @pytest.mark.parametrize(
     "name",
-    ["Quant", "MultiThreshold", *(pytest.param(each.name, marks=pytest.mark.full) for each in OF_DIALECTS)],
+    default_of([each.name for each in OF_DIALECTS], "Quant"),
 )
 @pytest.mark.compiled
 def test_large_arrays(name):
