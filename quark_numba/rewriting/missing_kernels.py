@@ -17,7 +17,8 @@ REPLACED = "replaced: ONNX Runtime lacks its types"
 def rewrite(graph: Graph) -> None:
     if not graph.standard_ops:
         for node in graph.nodes():
-            if node.is_standard and node.is_valid and not is_run_by_onnx_runtime(node, graph.meaning(node)):
+            is_valid = node.is_valid and not graph.reasons.get(node, "").startswith("not valid")
+            if node.is_standard and is_valid and not is_run_by_onnx_runtime(node, graph.meaning(node)):
                 try:
                     _replace(graph, node)
                 except Left as error:
