@@ -71,9 +71,9 @@ def _stand_in(
     y_types = [each.element_type for each in (inferred, *more)]
     if hidden is not None:  # ONNX Runtime runs the stand-ins, and has no Cast to all types
         y_types = [UINT8 if each and not _has_cast(each) else each for each in y_types]
-    element_type, *others = y_types
+    element_type, *rest = y_types
     types |= {name: each.number for name, each in zip(node.output, y_types, strict=False) if each}
-    for name, each in zip(node.output[1:], others, strict=False):
+    for name, each in zip(node.output[1:], rest, strict=False):
         if name and each:
             yield from _of_unknown_shape(name, each, hidden)
     x, y = node.input[0], node.output[0]
