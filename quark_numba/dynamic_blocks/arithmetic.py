@@ -10,6 +10,7 @@ import numpy as np
 
 from ..compiling.jit import inline
 from ..element_types import codecs
+from ..linear import exponents
 from .key import NVFP4, Key
 
 _u32, _f32 = np.uint32, np.float32
@@ -80,12 +81,7 @@ def _mxfp8_code(key: Key) -> Any:
 def _mxfp8_factor(key: Key) -> Any:
     """Return the function: (the biased exponent of a block, any number) -> the value of the code 1; 255 is NaN."""
 
-    def factor_of(code: Any, tensor_scale: Any) -> Any:
-        bits = _u32(_u32(code) << _u32(23))
-        bits = _u32(0x400000) if bits == _u32(0) else bits
-        return _u32(0x7FC00000 if bits == _INFINITY else bits).view(_f32)
-
-    return inline(factor_of)
+    return inline(lambda code, tensor_scale: exponents.value_of(code))
 
 
 def _converter(key: Key) -> Any:

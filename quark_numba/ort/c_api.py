@@ -52,6 +52,7 @@ class OrtApi(IntEnum):
     KernelInfoGetAttributeArray_int64 = 163
     KernelInfo_GetInputCount = 230
     KernelInfo_GetInputTypeInfo = 234
+    KernelInfo_GetOutputTypeInfo = 235
     HasSessionConfigEntry = 237
     KernelInfo_GetNodeName = 244
     KernelInfoGetConstantInput_tensor = 249
@@ -213,23 +214,29 @@ def inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
     """For each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is no tensor; and the shape, as far as
     it is known."""
     get_count = function(api, OrtApi.KernelInfo_GetInputCount, c_void_p, c_void_p, POINTER(c_size_t))
-    get_info = function(api, OrtApi.KernelInfo_GetInputTypeInfo, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
+    count = c_size_t()
+    check(api, get_count(info, ctypes.byref(count)))
+    return [_tensor(api, OrtApi.KernelInfo_GetInputTypeInfo, info, index) for index in range(count.value)]
+
+
+def output_type(api: int, info: int, index: int) -> int:
+    """The ONNXTensorElementDataType of an output of an OrtKernelInfo's node, 0 if it is no tensor."""
+    return _tensor(api, OrtApi.KernelInfo_GetOutputTypeInfo, info, index)[0]
+
+
+def _tensor(api: int, get: OrtApi, info: int, index: int) -> tuple[int, list[int | None] | None]:
+    get_info = function(api, get, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
     to_tensor = function(api, OrtApi.CastTypeInfoToTensorInfo, c_void_p, c_void_p, POINTER(c_void_p))
     get_type = function(api, OrtApi.GetTensorElementType, c_void_p, c_void_p, POINTER(c_int))
     release = function(api, OrtApi.ReleaseTypeInfo, None, c_void_p)
-    count, result = c_size_t(), []
-    check(api, get_count(info, ctypes.byref(count)))
-    for index in range(count.value):
-        type_info, tensor_info, number = c_void_p(), c_void_p(), c_int()
-        check(api, get_info(info, index, ctypes.byref(type_info)))
-        check(api, to_tensor(type_info, ctypes.byref(tensor_info)))
-        shape = None
-        if tensor_info:
-            check(api, get_type(tensor_info, ctypes.byref(number)))
-            shape = _shape(api, tensor_info)
-        release(type_info)
-        result.append((number.value, shape))
-    return result
+    type_info, tensor_info, number, shape = c_void_p(), c_void_p(), c_int(), None
+    check(api, get_info(info, index, ctypes.byref(type_info)))
+    check(api, to_tensor(type_info, ctypes.byref(tensor_info)))
+    if tensor_info:
+        check(api, get_type(tensor_info, ctypes.byref(number)))
+        shape = _shape(api, tensor_info)
+    release(type_info)
+    return number.value, shape
 
 
 def _shape(api: int, info: Any) -> list[int | None] | None:

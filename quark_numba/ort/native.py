@@ -18,7 +18,7 @@ from ..catalog import OPERATORS
 from ..compiling.lock import created
 from ..compiling.memory import release_compiler
 from ..declaration import Operator, Overload, Tensor
-from ..element_types import ELEMENT_TYPES, ElementType
+from ..element_types import ELEMENT_TYPES, UINT8, ElementType, names
 from . import c_api
 from .c_api import OrtApi, OrtCustomOp, keep
 from .library.load import NotAvailableError, check_platform, load
@@ -144,6 +144,11 @@ def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
     return result
 
 
+def _have_any_type(operator: Operator, overload: Overload) -> list[bool]:
+    """For each output: whether ONNX Runtime is told that it may have any type."""
+    return [each is operator.uint8_holds for each in overload.outputs]
+
+
 _CHARACTERISTICS = {"required": c_api.REQUIRED, "optional": c_api.OPTIONAL, "variadic": c_api.VARIADIC}
 
 
@@ -152,7 +157,7 @@ def _structure(operator: Operator, overload: Overload) -> OrtCustomOp:
 
     # A model may say uint8 instead of the type that uint8 holds. ONNX Runtime refuses a model that says anything else than what
     # it infers, and infers nothing for an output of any type. Only an optional output may have any type.
-    has_any_type = [each is operator.uint8_holds for each in overload.outputs]
+    has_any_type = _have_any_type(operator, overload)
     return keep(
         OrtCustomOp(
             version=c_api.CUSTOM_OP_VERSION,
@@ -195,6 +200,7 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
         operator = custom_op.operator
         if operator.is_checked_at_load or not operator.inputs[-1].is_homogeneous:
             _check_inputs(operator, c_api.inputs(api, info), attributes)
+        _check_outputs(custom_op, info)
         given = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in attributes.items())
         address = _state(op, given).ctypes.data
         prepare = getattr(_node(operator.wing), "prepare", None)
@@ -228,6 +234,15 @@ def _check_inputs(
             raise TypeError(f"input {index} is no tensor of an element type that {operator.full_name} takes")
         inputs.append(Tensor(element_type, shape))
     operator.infer(inputs, attributes)
+
+
+def _check_outputs(custom_op: _CustomOp, info: int) -> None:
+    """Check the element types of outputs of any type: a tensor of another type may have too little memory. Raises TypeError."""
+    api, _, operator, overload, _ = custom_op
+    for index, any_type in enumerate(_have_any_type(operator, overload)):
+        allowed = [overload.outputs[index], UINT8]
+        if any_type and c_api.output_type(api, info, index) not in map(c_api.element_type, allowed):
+            raise TypeError(f"{operator.outputs[index].name} is declared as another type; expected {names(allowed)}")
 
 
 @functools.cache

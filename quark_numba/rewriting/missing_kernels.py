@@ -22,7 +22,7 @@ def rewrite(graph: Graph) -> None:
                 try:
                     _replace(graph, node)
                 except Left as error:
-                    graph.reasons[node] = str(error)
+                    graph.reasons.setdefault(node, str(error))
 
 
 def _replace(graph: Graph, node: Node) -> None:

@@ -90,13 +90,18 @@ def run(one_node_session, **feeds):
     lacks."""
     values = {name: ort_value(np.array(array, order="C")) for name, array in feeds.items()}
     (y,) = one_node_session.run_with_ort_values(["y"], values)
-    row = find(y.element_type())
-    size = math.prod(y.shape())
-    codes = np.frombuffer(ctypes.string_at(y.data_ptr(), -(-size * row.bits // 8)), np.uint8)
+    return array_of(y)
+
+
+def array_of(value):
+    """Return the array of an OrtValue of any element type."""
+    row = find(value.element_type())
+    size = math.prod(value.shape())
+    codes = np.frombuffer(ctypes.string_at(value.data_ptr(), -(-size * row.bits // 8)), np.uint8)
     if row.bits < 8:
         codes = np.stack([codes >> shift for shift in range(0, 8, row.bits)], axis=-1).reshape(-1) & (2**row.bits - 1)
         codes = codes[:size]
-    return codes.view(row.dtype).reshape(y.shape())
+    return codes.view(row.dtype).reshape(value.shape())
 
 
 def ort_value(array):

@@ -10,8 +10,8 @@ import numpy as np
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
 from ...declaration import Operator, Overload
-from ...element_types import FLOAT64, INT32
-from ...linear import granularity
+from ...element_types import FLOAT8E8M0, FLOAT64, INT32
+from ...linear import exponents, granularity
 from ...linear import key as keys
 from ...linear.dispatch import TABLE
 from ...linear.granularity import NO_FAULT
@@ -74,9 +74,12 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 def functions(overload: Overload, key: keys.Key) -> dict[str, Any]:
     """The C functions of the state."""
+    scale = overload.inputs[1]
     return {
         "task": TABLE[key].task,
-        "widen_scale": widen_function(overload.inputs[1], key.scale_dtype),
+        "widen_scale": (
+            exponents.widen_function(key.scale_dtype) if scale is FLOAT8E8M0 else widen_function(scale, key.scale_dtype)
+        ),
         "widen_zero_point": widen_function(key.quantized, key.zero_point_dtype),
     }
 

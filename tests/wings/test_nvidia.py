@@ -1,0 +1,475 @@
+"""The operators of TensorRT, on arrays, in sessions and in onnx's evaluator, against the oracle."""
+
+import functools
+import itertools
+
+import ml_dtypes
+import numpy as np
+import nvidia_oracle
+import onnx
+import pytest
+from marks import default_of
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from onnx_models import array_of, model, ort_value, session
+from oracle import assert_same_bits
+
+import quark_numba
+from quark_numba.catalog import OPERATORS
+from quark_numba.dynamic_blocks import calls
+from quark_numba.dynamic_blocks.key import MXFP8, NVFP4
+from quark_numba.element_types import find
+
+f32 = np.float32
+BFLOAT16, FLOAT8, FLOAT4 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
+
+ORACLES = {
+    "QuantizeLinear": nvidia_oracle.quantize,
+    "TRT_FP8QuantizeLinear": nvidia_oracle.quantize,
+    "DequantizeLinear": nvidia_oracle.dequantize,
+    "TRT_FP8DequantizeLinear": nvidia_oracle.dequantize,
+    "TRT_FP4DynamicQuantize": nvidia_oracle.fp4_dynamic_quantize,
+    "TRT_MXFP8DynamicQuantize": nvidia_oracle.mxfp8_dynamic_quantize,
+    "TRT_MXFP8DequantizeLinear": nvidia_oracle.mxfp8_dequantize,
+}
+
+
+def nvfp4_round_trip(x, scale, *, axis=-1, block_size=16):
+    codes, scales = nvidia_oracle.fp4_dynamic_quantize(x, scale, axis=axis, block_size=block_size)
+    factors = nvidia_oracle.dequantize_linear(scales, np.float32(scale))
+    return nvidia_oracle.dequantize_linear(codes, factors, axis=axis, block_size=block_size)
+
+
+def mxfp8_round_trip(x, *, axis=-1, block_size=32):
+    attributes = {"axis": axis, "block_size": block_size}
+    return nvidia_oracle.mxfp8_dequantize(*nvidia_oracle.mxfp8_dynamic_quantize(x, **attributes), **attributes)
+
+
+OWN = {"NVFP4QuantizeDequantize": nvfp4_round_trip, "MXFP8QuantizeDequantize": mxfp8_round_trip}
+
+
+def expected_of(name, inputs, attributes):
+    found = (ORACLES | OWN)[name](*inputs, **attributes)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def type_name(array):
+    return find(array.dtype).name
+
+
+def one_node(name, inputs, attributes, expected, declared=None):
+    """Return a model of one node. `declared`: the element type that it declares for the first output."""
+    operator = OPERATORS.find("quark_numba" if name in OWN else "trt", name)
+    names = [parameter.name for parameter, _ in zip(operator.inputs, inputs, strict=False)]
+    outputs = [parameter.name for parameter in operator.outputs]
+    types = [type_name(each) for each in expected]
+    types[0] = declared or types[0]
+    node = helper.make_node(name, names, outputs, domain=operator.domain, **attributes)
+    return model(
+        [node],
+        [(each, type_name(array), None) for each, array in zip(names, inputs, strict=True)],
+        [(each, of_type, None) for each, of_type in zip(outputs, types, strict=True)],
+        domains=[operator.domain],
+        opset=23,
+    )
+
+
+def with_shapes(made, arrays):
+    """Declare the shapes of inputs and outputs."""
+    for value, array in zip((*made.graph.input, *made.graph.output), arrays, strict=True):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, array.shape))
+    return made
+
+
+def outputs_of(made, inputs, **options):
+    ran = session(made, **options)
+    names = [each.name for each in made.graph.input]
+    feeds = {name: ort_value(np.array(each, order="C")) for name, each in zip(names, inputs, strict=True)}
+    found = ran.run_with_ort_values([each.name for each in made.graph.output], feeds)
+    return [array_of(each) for each in found]
+
+
+def check(name, inputs, attributes, **options):
+    expected = expected_of(name, inputs, attributes)
+    made = one_node(name, inputs, attributes, expected)
+    if attributes.get("output_dtype", 1) != 1:  # ONNX Runtime takes a type from an attribute only where it knows a shape
+        made = with_shapes(made, [*inputs, *expected])
+    for found, y in zip(outputs_of(made, inputs, **options), expected, strict=True):
+        assert_same_bits(found, y)
+    operator = OPERATORS.find("quark_numba" if name in OWN else "trt", name)
+    found = operator.call(*inputs, **operator.values(attributes))
+    for of_call, y in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
+        assert_same_bits(of_call, y)
+
+
+# Random nodes.
+
+SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-40, 2.0**-126, 3.4e38, -3.4e38]
+
+
+def values(rng, shape, dtype):
+    """Return numbers of one of many magnitudes, some of them special."""
+    x = rng.normal(0, 1, shape) * 2.0 ** rng.integers(-140, 120)
+    if rng.random() < 0.5:
+        x = rng.normal(0, 3, shape)
+    if rng.random() < 0.5 and x.size:
+        places = rng.integers(0, x.size, max(1, x.size // 40))
+        x.reshape(-1)[places] = rng.choice(SPECIAL, len(places))
+    with np.errstate(over="ignore"):
+        return x.astype(f32).astype(dtype)
+
+
+def shape_and_blocks(rng, usual):
+    """Return a shape, an axis, and a block size that divides it."""
+    rank = int(rng.integers(1, 5))
+    shape = rng.integers(1, 9, rank).tolist()
+    axis, block_size = int(rng.integers(-rank, rank)), int(rng.choice([usual, usual, 1, 2, 3, 5, 7, 64]))
+    shape[axis] = block_size * int(rng.integers(1, 5))
+    if rng.random() < 0.1:
+        shape[int(rng.integers(rank))] = 0
+    return shape, axis, block_size
+
+
+def random_node(name, rng):
+    """Return inputs and attributes of a node."""
+    dtype = [f32, f32, np.float16, BFLOAT16][rng.integers(4)]
+    if name in ("QuantizeLinear", "TRT_FP8QuantizeLinear"):
+        x = values(rng, rng.integers(0, 9, rng.integers(0, 4)), dtype)
+        scale = np.array(2.0 ** rng.uniform(-14, 14), dtype)
+        attributes = {"saturate": int(rng.random() < 0.8)} if rng.random() < 0.5 else {}
+        zero_point = [np.zeros((), FLOAT8)] if name == "QuantizeLinear" and rng.random() < 0.7 else []
+        return [x, scale, *zero_point], attributes
+    if name in ("DequantizeLinear", "TRT_FP8DequantizeLinear"):
+        codes = ["float8e4m3fn", "uint8", "int8", "int4", "uint4", "float4e2m1"]
+        row = find(str(rng.choice(codes[: 2 if name.startswith("TRT") else None])))
+        shape, axis, block_size = shape_and_blocks(rng, 16)
+        x = rng.integers(0, 2**row.bits, shape, np.uint8).view(row.dtype)
+        kind = rng.integers(3)
+        of_scale = () if kind == 0 else [shape[axis]] if kind == 1 else shape
+        attributes = [{}, {"axis": axis}, {"axis": axis, "block_size": block_size}][kind]
+        if kind == 2:
+            of_scale = [length // block_size if i == axis % len(shape) else length for i, length in enumerate(shape)]
+        scale = rng.normal(0, 1, of_scale).astype(dtype)
+        zero_point = [rng.integers(0, 2**row.bits, of_scale, np.uint8).view(row.dtype)] if rng.random() < 0.3 else []
+        return [x, scale, *zero_point], attributes
+    shape, axis, block_size = shape_and_blocks(rng, 16 if "FP4" in name else 32)
+    attributes = {"axis": axis, "block_size": block_size}
+    if name == "TRT_MXFP8DequantizeLinear":
+        of_scale = [length // block_size if i == axis % len(shape) else length for i, length in enumerate(shape)]
+        codes = rng.integers(0, 256, shape, np.uint8).view(FLOAT8)
+        attributes["output_dtype"] = int(rng.choice([1, 10, 16]))
+        return [codes, rng.integers(0, 256, of_scale, np.uint8)], attributes
+    x = values(rng, shape, f32 if name in OWN else dtype)
+    scale = np.array(2.0 ** rng.uniform(-30, 10), f32).reshape([(), (1,)][rng.integers(2)])
+    return [x, scale] if "FP4" in name else [x], attributes
+
+
+@pytest.mark.parametrize("seed", default_of(range(60), 0, 1, 2, 3))
+@pytest.mark.parametrize("name", [*ORACLES, *OWN])
+def test_random_nodes(name, seed):
+    rng = np.random.default_rng([seed, len(name)])
+    for _ in range(10):
+        inputs, attributes = random_node(name, rng)
+        check(name, inputs, attributes)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("name", ["TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize", *OWN])
+def test_large_nodes(name, threads):
+    """Every thread writes whole bytes of its own, whatever the sizes of blocks and rows are."""
+    rng = np.random.default_rng(0)
+    for shape, axis, block_size in [
+        ((300, 512), -1, 16),
+        ((96, 1001), 0, 32),
+        ((15 * 7, 5, 211), 0, 15),
+        ((33 * 9, 333), 0, 9),
+        ((201, 3 * 33), 1, 33),
+        ((3, 64, 4097), 1, 64),
+        ((1, 3000 * 27), 1, 3000),
+    ]:
+        x = rng.normal(0, 10, shape).astype(f32)
+        inputs = [x, f32(0.01)] if "FP4" in name else [x]
+        attributes = {"axis": axis, "block_size": block_size}
+        expected = expected_of(name, inputs, attributes)
+        for found, y in zip(
+            outputs_of(one_node(name, inputs, attributes, expected), inputs, threads=threads), expected, strict=True
+        ):
+            assert_same_bits(found, y)
+
+
+# Special values.
+
+
+def test_ties_and_bounds():
+    """Ties of codes and of scales go to even, and both saturate."""
+    x = np.zeros((6, 16), f32)
+    x[0, :13] = 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -0.25, -0.75, -1.25, 6, -6, -0.0
+    x[1] = 6 * np.linspace(1, 2, 17)[:16]  # the scale is a tie
+    x[2, 0] = 6 * 448 * 1.5
+    x[3, 0] = 6 * 2.0**-9 / 3
+    x[4, :2] = np.inf, 1
+    x[5, :2] = np.nan, 1
+    check("TRT_FP4DynamicQuantize", [x, f32(1)], {})
+    codes, scales = quark_numba.nvfp4_quantize(x)
+    assert codes[0].astype(f32).tolist() == [0, 1, 1, 2, 2, 4, 4, 0, -1, -1, 6, -6, 0, 0, 0, 0]
+    assert np.signbit(codes[0].astype(f32)).nonzero()[0].tolist() == [7, 8, 9, 11, 12]
+    assert scales.astype(f32).reshape(-1)[[0, 2, 3, 4]].tolist() == [1, 448, 2.0**-9, 448]
+    assert np.isnan(scales[5].astype(f32))
+    assert set(codes[5].astype(f32)) == {6}
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan, 1e-45, 1e-38, 3e38, 2.0**-130])
+def test_scales_of_tensors(scale):
+    """Scales of 0, Inf and NaN follow IEEE arithmetic."""
+    x = np.array([[0] * 16, [1] * 16, [-np.inf] * 16, [1e-40] * 16, SPECIAL + [2.0] * 6], f32)
+    for name in ("TRT_FP4DynamicQuantize", "NVFP4QuantizeDequantize"):
+        check(name, [x, f32(scale)], {})
+
+
+def test_exponents():
+    """The exponent is the least one whose scale brings the largest element to at most 448."""
+    largest = f32(448 * 2.0 ** np.arange(-158, 120))
+    near = [np.nextafter(largest, f32(way)) for way in (0, np.inf)]
+    x = np.zeros((3 * len(largest) + 2, 32), f32)
+    x[:, 3] = np.concatenate([*near, largest, f32([np.nan, 0])])
+    check("TRT_MXFP8DynamicQuantize", [x], {})
+    check("MXFP8QuantizeDequantize", [x], {})
+    codes, scales = quark_numba.mxfp8_quantize(f32([448] * 32))
+    assert (codes.astype(f32)[0], scales.astype(f32).tolist()) == (448, [1])
+    codes, scales = quark_numba.mxfp8_quantize(np.nextafter(f32([448] * 32), f32(np.inf)))
+    assert (codes.astype(f32)[0], scales.astype(f32).tolist()) == (224, [2])
+
+
+def test_every_code_and_exponent():
+    codes = np.repeat(np.arange(256, dtype=np.uint8)[None], 256, 0).view(FLOAT8)
+    exponents = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 8, 1)
+    for output_dtype in (1, 10, 16):
+        check("TRT_MXFP8DequantizeLinear", [codes, exponents], {"output_dtype": output_dtype})
+
+
+# Declared types.
+
+
+@pytest.mark.parametrize("has_zero_point", [True, False])
+@pytest.mark.parametrize("declared", ["uint8", "float8e4m3fn"])
+def test_models_declare_codes_as_uint8(declared, has_zero_point):
+    """Exported models say uint8 for codes of float8e4m3fn. Both give the same, and so does a dequantize node behind it."""
+    x = f32([[1, -2, 0.3], [400, np.nan, 1e9]])
+    inputs = [x, f32(0.5), np.zeros((), FLOAT8)][: 2 + has_zero_point]
+    expected = expected_of("QuantizeLinear", inputs, {})
+    (found,) = outputs_of(one_node("QuantizeLinear", inputs, {}, expected, declared), inputs)
+    assert found.dtype == find(declared).dtype
+    assert_same_bits(found.view(FLOAT8), expected[0])
+    pair = [
+        helper.make_node("TRT_FP8QuantizeLinear", ["x", "s"], ["q"], domain="trt"),
+        helper.make_node("TRT_FP8DequantizeLinear", ["q", "s"], ["y"], domain="trt"),
+    ]
+    made = model(pair, ["x", ("s", "float32", [])], ["y"], domains=["trt"])
+    made.graph.value_info.append(helper.make_tensor_value_info("q", find(declared).number, None))
+    (y,) = outputs_of(made, inputs[:2])
+    assert_same_bits(y, nvidia_oracle.dequantize(expected[0], f32(0.5)))
+    del made.graph.value_info[:]
+    (y,) = quark_numba.InferenceSession(made).run(None, {"x": x, "s": np.array(0.5, f32)})
+    assert_same_bits(y, nvidia_oracle.dequantize(expected[0], f32(0.5)))
+
+
+@pytest.mark.parametrize("declared", ["int4", "int8", "float32", "string"])
+def test_codes_of_other_types_are_refused(declared):
+    """A tensor of another type may have too little memory."""
+    inputs = [np.zeros(3, f32), f32(1)]
+    made = one_node("TRT_FP8QuantizeLinear", inputs, {}, [np.zeros(3, FLOAT8)], declared)
+    with pytest.raises(Exception, match="y is declared as another type; expected float8e4m3fn or uint8"):
+        session(made)
+
+
+@pytest.mark.parametrize("name", [*ORACLES, *OWN])
+def test_onnxs_tools(name):
+    """The schemas infer the types and shapes of all outputs, and the evaluator computes them."""
+    quark_numba.register_schemas()
+    inputs, attributes = random_node(name, np.random.default_rng(3))
+    expected = expected_of(name, inputs, attributes)
+    made = with_shapes(one_node(name, inputs, attributes, expected), [*inputs, *expected])
+    onnx.checker.check_model(made, full_check=True)
+    for value in made.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    found = ReferenceEvaluator(made, new_ops=quark_numba.reference_ops()).run(None, dict(zip(names(made), inputs, strict=True)))
+    inferred = onnx.shape_inference.infer_shapes(made).graph.output
+    for y, each, value in zip(expected, found, inferred, strict=True):
+        assert_same_bits(each, y)
+        assert [dimension.dim_value for dimension in value.type.tensor_type.shape.dim] == list(y.shape)
+
+
+def names(made):
+    return [each.name for each in made.graph.input]
+
+
+# Arrays.
+
+
+@pytest.mark.parametrize("quantize", [quark_numba.nvfp4_quantize, quark_numba.mxfp8_quantize])
+def test_layouts(quantize):
+    """Any strides, memory order and byte order."""
+    x = np.random.default_rng(0).normal(0, 4, (32, 6, 64)).astype(f32)
+    for axis in (0, -1):
+        expected = quantize(x, axis=axis)
+        views = np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], x[::-1][::-1], x.astype(">f4"), x.tolist()
+        for view in views:
+            for found, y in zip(quantize(view, axis=axis), expected, strict=True):
+                assert_same_bits(found, y)
+
+
+def test_arrays_on_several_threads():
+    x = np.random.default_rng(0).normal(0, 4, (1000, 256)).astype(f32)
+    for form, axis in itertools.product((NVFP4, MXFP8), (0, 1)):
+        attributes = {"axis": axis, "block_size": 8}
+        of_oracle = {NVFP4: nvfp4_round_trip, MXFP8: lambda x, scale, **given: mxfp8_round_trip(x, **given)}[form]
+        assert_same_bits(calls.round_trip(form, x, f32(0.25), **attributes), of_oracle(x, f32(0.25), **attributes))
+
+
+def test_values_of_codes():
+    x = np.random.default_rng(0).normal(0, 4, (6, 64)).astype(f32)
+    codes, scales = quark_numba.nvfp4_quantize(x, 0.01)
+    for output_dtype in ("float32", "float16", "bfloat16"):
+        y = quark_numba.nvfp4_dequantize(codes, scales, 0.01, output_dtype=output_dtype)
+        assert_same_bits(y, nvfp4_round_trip(x, f32(0.01), axis=-1, block_size=16).astype(find(output_dtype).dtype))
+    codes, scales = quark_numba.mxfp8_quantize(x)
+    y = quark_numba.mx_dequantize(codes, scales, axis=-1)
+    assert_same_bits(y, mxfp8_round_trip(x, axis=-1, block_size=32))
+
+
+def test_dask():
+    da = pytest.importorskip("dask.array")
+    x = np.random.default_rng(0).normal(0, 4, (20, 96)).astype(f32)
+    lazy = da.from_array(x, chunks=(7, 32))
+    for quantize in (functools.partial(quark_numba.nvfp4_quantize, tensor_scale=0.01), quark_numba.mxfp8_quantize):
+        for found, y in zip(quantize(lazy), quantize(x), strict=True):
+            assert isinstance(found, da.Array)
+            assert (found.dtype, found.shape) == (y.dtype, y.shape)
+            assert_same_bits(found.compute(), y)
+    codes, scales = quark_numba.nvfp4_quantize(lazy, 0.01)
+    y = quark_numba.nvfp4_dequantize(codes, scales, 0.01)
+    assert_same_bits(y.compute(), nvfp4_round_trip(x, f32(0.01), axis=-1, block_size=16))
+    with pytest.raises(ValueError, match="ends at 24, within a block of 16; expected ends at multiples"):
+        quark_numba.nvfp4_quantize(lazy.rechunk((20, 24)))
+    codes, _ = quark_numba.nvfp4_quantize(lazy.rechunk((20, 24)), 0.01, rechunk=True)
+    assert_same_bits(codes.compute(), quark_numba.nvfp4_quantize(x, 0.01)[0])
+
+
+def test_xarray():
+    xr = pytest.importorskip("xarray")
+    x = xr.DataArray(
+        np.random.default_rng(0).normal(0, 4, (4, 64)).astype(f32), dims=("row", "column"), coords={"row": range(4)}
+    )
+    codes, scales = quark_numba.nvfp4_quantize(x)
+    assert (codes.dims, scales.dims) == (x.dims, ("row", "column_block"))
+    assert codes.coords["row"].values.tolist() == scales.coords["row"].values.tolist() == [0, 1, 2, 3]
+    assert_same_bits(scales.values, quark_numba.nvfp4_quantize(x.values)[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: quark_numba.nvfp4_quantize(np.zeros((3, 40), f32)), ValueError, r"x has shape \(3, 40\); .* block_size, 16"),
+        (lambda: quark_numba.mxfp8_quantize(np.zeros((3, 40), f32)), ValueError, r"along axis -1 that .* block_size, 32"),
+        (lambda: quark_numba.nvfp4_quantize(f32(1)), ValueError, r"axis is -1, out of range for x of shape \(\)"),
+        (lambda: quark_numba.nvfp4_quantize(np.zeros(16, f32), axis=1), ValueError, r"axis is 1, out of range"),
+        (lambda: quark_numba.nvfp4_quantize(np.zeros(16, f32), f32([1, 2])), ValueError, r"tensor_scale has shape \(2,\)"),
+        (lambda: quark_numba.nvfp4_quantize(np.zeros(16)), TypeError, "x has element type float64"),
+        (lambda: quark_numba.nvfp4_quantize(np.zeros(16, f32), block_size=0), ValueError, "block_size is 0; expected a pos"),
+        (lambda: quark_numba.nvfp4_quantize(np.zeros(16, f32), np.ones(1)), TypeError, "tensor_scale has element type"),
+        (lambda: quark_numba.nvfp4_dequantize(np.zeros(16, f32), np.zeros(1, FLOAT8)), TypeError, "codes has element type"),
+        (lambda: quark_numba.nvfp4_dequantize(np.zeros(16, FLOAT4), np.zeros(1, f32)), TypeError, "scales has element type"),
+        (
+            lambda: quark_numba.nvfp4_dequantize(np.zeros(32, FLOAT4), np.zeros(1, FLOAT8)),
+            ValueError,
+            r"scales has shape \(1,\); expected \(2,\) for codes of shape \(32,\)",
+        ),
+        (
+            lambda: quark_numba.nvfp4_dequantize(np.zeros(40, FLOAT4), np.zeros(3, FLOAT8)),
+            ValueError,
+            r"codes has shape \(40,\); expected a length",
+        ),
+    ],
+)
+def test_wrong_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# Errors of sessions.
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "attributes", "message"),
+    [
+        (
+            "TRT_FP4DynamicQuantize",
+            [np.zeros((3, 40), f32), f32(1)],
+            {},
+            r"x has shape \(3, 40\); expected a length along axis -1 that is a multiple of block_size, 16",
+        ),
+        ("TRT_FP4DynamicQuantize", [np.zeros((), f32), f32(1)], {}, r"axis is -1, out of range for x of shape \(\)"),
+        ("TRT_FP4DynamicQuantize", [np.zeros(16, f32), f32([1, 2])], {}, r"scale has shape \(2,\); expected one element"),
+        (
+            "TRT_MXFP8DynamicQuantize",
+            [np.zeros((32, 2), f32)],
+            {"axis": 2},
+            r"axis is 2, out of range for x of shape \(32, 2\)",
+        ),
+        (
+            "TRT_MXFP8DequantizeLinear",
+            [np.zeros((2, 64), FLOAT8), np.zeros((2, 3), np.uint8)],
+            {},
+            "block_size is 32; expected",
+        ),
+        (
+            "TRT_FP8DequantizeLinear",
+            [np.zeros((2, 3), FLOAT8), f32([1, 2])],
+            {"axis": 1},
+            r"x_scale has shape \(2,\); expected",
+        ),
+    ],
+)
+def test_errors_of_runs(name, inputs, attributes, message):
+    types = {"TRT_FP4DynamicQuantize": (FLOAT4, FLOAT8), "TRT_MXFP8DynamicQuantize": (FLOAT8, np.uint8)}
+    made = one_node(name, inputs, attributes, [np.zeros(0, each) for each in types.get(name, (f32,))])
+    with pytest.raises(Exception, match=f"trt::{name}: {message}"):
+        outputs_of(made, inputs)
+    operator = OPERATORS.find("trt", name)
+    with pytest.raises(ValueError, match=message):
+        operator.call(*inputs, **operator.values(attributes))
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "message"),
+    [
+        ("TRT_FP4DynamicQuantize", {"scale_type": 1}, r"scale_type is 1; expected 17 \(float8e4m3fn\)"),
+        ("TRT_MXFP8DynamicQuantize", {"output_dtype": 19}, r"output_dtype is 19; expected 17 \(float8e4m3fn\)"),
+        ("TRT_FP4DynamicQuantize", {"block_size": 0}, "block_size is 0; expected a positive integer"),
+        ("TRT_MXFP8DynamicQuantize", {"block_size": -4}, "block_size is -4; expected a positive integer"),
+    ],
+)
+def test_wrong_attributes(name, attributes, message):
+    inputs = [np.zeros(32, f32), f32(1)][: 2 if "FP4" in name else 1]
+    types = {"TRT_FP4DynamicQuantize": (FLOAT4, FLOAT8), "TRT_MXFP8DynamicQuantize": (FLOAT8, np.uint8)}
+    made = one_node(name, inputs, attributes, [np.zeros(0, each) for each in types[name]])
+    with pytest.raises(Exception, match=message):
+        session(made)
+    operator = OPERATORS.find("trt", name)
+    with pytest.raises(ValueError, match=message):
+        operator.call(*inputs, **operator.values(attributes))
+
+
+@pytest.mark.parametrize("name", ["TRT_FP4QDQ", "TRT_INT4QuantizeLinear", "TRT_INT4DequantizeLinear"])
+def test_steps_of_the_exporter_are_refused(name, tmp_path):
+    """Nobody runs the operators that only the exporter's own steps need: a session names them, and so does the inventory."""
+    from quark_numba.cli.inventory import quantization_nodes
+
+    made = model([helper.make_node(name, ["x"], ["y"], domain="trt")], ["x"], ["y"], domains=["trt"])
+    with pytest.raises(Exception, match=f"trt:{name}"):
+        session(made)
+    with pytest.raises(Exception, match=f"trt:{name}"):
+        quark_numba.InferenceSession(made)
+    onnx.save(made, tmp_path / "m.onnx")
+    (counted,) = quantization_nodes(tmp_path / "m.onnx")
+    assert (counted.operator, counted.run_by) == (f"trt::{name}", "nobody")
