@@ -7,7 +7,7 @@ from typing import Any
 
 from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter
 from ..fake_quantization.operators import operator
-from ..tables.arithmetic import NEAREST
+from ..tables.key import NEAREST
 from ..tables.operators import operator as table_operator
 
 _DOMAIN = "mct_quantizers"

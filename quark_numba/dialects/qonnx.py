@@ -7,7 +7,7 @@ from typing import Any
 
 from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter
 from ..fake_quantization.operators import ROUNDING_MODE, operator
-from ..tables.arithmetic import COUNT
+from ..tables.key import COUNT
 from ..tables.operators import operator as table_operator
 
 _DOMAIN = "qonnx.custom_op.general"

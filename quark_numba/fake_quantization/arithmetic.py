@@ -13,26 +13,16 @@ from typing import Any
 import numpy as np
 
 from ..compiling.jit import inline
-from .key import FORMS, Key
+from .key import Key
 
 _f32, _f64 = np.float32, np.float64
 _INF = _f32(np.inf)
 
 
-def dtype_of(key: Key) -> Any:
-    """Return the dtype of a format's numbers."""
-    return _f64 if FORMS[key.form].is_double else _f32
-
-
 @functools.cache
 def preparer(key: Key) -> Any:
     """Return the function (*parameters) -> (whether they are valid, the numbers)."""
-    return inline(_PREPARERS[key.form][0])
-
-
-def count_numbers(key: Key) -> int:
-    """Return how many numbers `preparer` makes."""
-    return _PREPARERS[key.form][1]
+    return inline(_PREPARERS[key.form])
 
 
 @functools.cache
@@ -271,16 +261,15 @@ def _offset(x: Any, numbers: Any) -> Any:
     return _f32(step * rounded((_clamp(_f64(x), low, high) - low) / step) + low)
 
 
-# By form: the function, and how many numbers it makes.
-_PREPARERS: dict[str, tuple[Callable[..., Any], int]] = {
-    "integer": (_prepare_integer, 4),
-    "codes": (_prepare_codes, 3),
-    "bipolar": (_prepare_bipolar, 1),
-    "truncation": (_prepare_truncation, 7),
-    "minifloat": (_prepare_minifloat, 5),
-    "threshold": (_prepare_threshold, 3),
-    "range": (_prepare_range, 3),
-    "offset range": (_prepare_offset_range, 3),
+_PREPARERS: dict[str, Callable[..., Any]] = {
+    "integer": _prepare_integer,
+    "codes": _prepare_codes,
+    "bipolar": _prepare_bipolar,
+    "truncation": _prepare_truncation,
+    "minifloat": _prepare_minifloat,
+    "threshold": _prepare_threshold,
+    "range": _prepare_range,
+    "offset range": _prepare_offset_range,
 }
 
 _CONVERTERS: dict[str, Callable[..., Any]] = {

@@ -15,10 +15,9 @@ from ..arrays.labels import keeps_labels
 from ..compiling.threads import run_on_threads
 from ..element_types import ELEMENT_TYPES, FLOAT32
 from ..element_types.operands import INT64
-from .arithmetic import count_numbers, dtype_of
 from .dispatch import TABLE
 from .granularity import first_place, last_place
-from .key import FORMS, Key, select
+from .key import FORMS, Key, count_numbers, dtype_of, select
 
 # The element types of parameters.
 _TYPES = (FLOAT32, *(each for each in ELEMENT_TYPES if each.is_integer and each.bits >= 8), INT64)

@@ -16,8 +16,8 @@ from ..compiling import jit
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from ..compiling.text import function_of
-from .arithmetic import converter, count_numbers, dtype_of, preparer
-from .key import FORMS, Key
+from .arithmetic import converter, preparer
+from .key import FORMS, Key, count_numbers, dtype_of
 
 # Names in the templates. A compilation binds them.
 convert: Any = None  # arithmetic.converter: (x, numbers) -> y

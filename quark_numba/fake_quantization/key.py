@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Form(NamedTuple):
     """A way to describe a format: the names of its parameters, in the order in which functions take them.
 
-    `single` are the parameters that have one element. The others broadcast to x. `is_double` tells whether the arithmetic is in
-    float64. `expected` says which values of the parameters are valid, for messages. `rounding_modes` are the modes that a node
-    may have."""
+    `numbers` is how many numbers the kernels take, which follow from the parameters. `single` are the parameters that have one
+    element; the others broadcast to x. `expected` says which values of the parameters are valid, for messages. `is_double` tells
+    whether the arithmetic is in float64, `has_modes` whether a node may have another rounding mode than ROUND."""
 
     name: str
+    numbers: int
     parameters: tuple[str, ...]
     single: tuple[str, ...]
     expected: str
@@ -28,20 +31,23 @@ FORMS = {
     for form in (
         Form(
             "integer",
+            4,
             ("scale", "zero_point", "bit_width", "signed", "narrow"),
             ("bit_width", "signed", "narrow"),
             _BITS,
         ),
-        Form("codes", ("scale", "low", "high"), (), "any numbers", has_modes=False),
-        Form("bipolar", ("scale",), (), "any numbers", has_modes=False),
+        Form("codes", 3, ("scale", "low", "high"), (), "any numbers", has_modes=False),
+        Form("bipolar", 1, ("scale",), (), "any numbers", has_modes=False),
         Form(
             "truncation",
+            7,
             ("scale", "zero_point", "in_bits", "out_scale", "out_bits", "signed", "narrow"),
             ("in_bits", "out_bits", "signed", "narrow"),
             _BITS,
         ),
         Form(
             "minifloat",
+            5,
             (
                 *("scale", "exponent_bits", "mantissa_bits", "exponent_bias", "max_val"),
                 *("has_inf", "has_nan", "saturation"),
@@ -52,14 +58,16 @@ FORMS = {
         ),
         Form(
             "threshold",
+            3,
             ("threshold", "bit_width", "signed"),
             ("bit_width", "signed"),
             f"a threshold above 0, and {_BITS}",
             has_modes=False,
         ),
-        Form("range", ("min", "max", "bit_width"), ("bit_width",), f"min below max, and {_BITS}", has_modes=False),
+        Form("range", 3, ("min", "max", "bit_width"), ("bit_width",), f"min below max, and {_BITS}", has_modes=False),
         Form(
             "offset range",
+            3,
             ("min", "max", "bit_width"),
             ("bit_width",),
             f"min below max, and {_BITS}",
@@ -93,6 +101,16 @@ class Key(NamedTuple):
     def name(self) -> str:
         """A name for symbols, different for each key."""
         return f"fake_{self.form.replace(' ', '_')}_{self.rounding_mode.lower()}"
+
+
+def count_numbers(key: Key) -> int:
+    """Return how many numbers describe a format in the kernels."""
+    return FORMS[key.form].numbers
+
+
+def dtype_of(key: Key) -> Any:
+    """Return the dtype of these numbers."""
+    return np.float64 if FORMS[key.form].is_double else np.float32
 
 
 def select(form: str, rounding_mode: str = "ROUND") -> Key:

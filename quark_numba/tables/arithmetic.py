@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..compiling.jit import inline
-
-# The operations: to count the thresholds that x reaches, or to take the nearest value.
-COUNT, NEAREST = OPERATIONS = "count", "nearest"
+from .key import COUNT, NEAREST
 
 _f32 = np.float32
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ..arrays.arguments import flat, float32_arrays
 from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32
-from .arithmetic import COUNT, NEAREST
 from .dispatch import TABLE
 from .granularity import BY_RANK, COUNT_FAULTS, NEAREST_FAULTS, NO_AXIS, THRESHOLD, shape_of, size_of
+from .key import COUNT, NEAREST
 
 # Below this many elements one thread finishes before a second one wakes up.
 _PARALLEL_SIZE = 1 << 16

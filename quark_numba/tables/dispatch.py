@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ..compiling.kernel import Table
-from .arithmetic import OPERATIONS
+from .key import OPERATIONS
 
 TABLE = Table(OPERATIONS, __package__)

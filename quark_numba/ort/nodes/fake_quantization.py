@@ -13,10 +13,9 @@ from ...declaration import FakeQuantize, Operator, Overload
 from ...element_types import FLOAT32, INT32
 from ...element_types.operands import INT64
 from ...fake_quantization import granularity
-from ...fake_quantization.arithmetic import count_numbers
 from ...fake_quantization.dispatch import TABLE
 from ...fake_quantization.kernels import CHUNK, WORK, prepare_function
-from ...fake_quantization.key import FORMS, Key
+from ...fake_quantization.key import FORMS, Key, count_numbers
 from ...fake_quantization.operators import VALUES, key_of
 from . import context
 from .context import MAX_RANK
