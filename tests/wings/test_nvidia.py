@@ -164,6 +164,7 @@ def random_node(name, rng):
     return [x, scale] if "FP4" in name else [x], attributes
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("seed", default_of(range(60), 0, 1, 2, 3))
 @pytest.mark.parametrize("name", [*ORACLES, *OWN])
 def test_random_nodes(name, seed):
@@ -173,6 +174,7 @@ def test_random_nodes(name, seed):
         check(name, inputs, attributes)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("name", ["TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize", *OWN])
 def test_large_nodes(name, threads):
@@ -200,6 +202,7 @@ def test_large_nodes(name, threads):
 # Special values.
 
 
+@pytest.mark.compiled
 def test_ties_and_bounds():
     """Ties of codes and of scales go to even, and both saturate."""
     x = np.zeros((6, 16), f32)
@@ -218,6 +221,7 @@ def test_ties_and_bounds():
     assert set(codes[5].astype(f32)) == {6}
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan, 1e-45, 1e-38, 3e38, 2.0**-130])
 def test_scales_of_tensors(scale):
     """Scales of 0, Inf and NaN follow IEEE arithmetic."""
@@ -250,6 +254,7 @@ def test_every_code_and_exponent():
 # Declared types.
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("has_zero_point", [True, False])
 @pytest.mark.parametrize("declared", ["uint8", "float8e4m3fn"])
 def test_models_declare_codes_as_uint8(declared, has_zero_point):
@@ -273,6 +278,7 @@ def test_models_declare_codes_as_uint8(declared, has_zero_point):
     assert_same_bits(y, nvidia_oracle.dequantize(expected[0], f32(0.5)))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("declared", ["int4", "int8", "float32", "string"])
 def test_codes_of_other_types_are_refused(declared):
     """A tensor of another type may have too little memory."""
@@ -399,6 +405,7 @@ def test_wrong_arguments(call, error, message):
 # Errors of sessions.
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("name", "inputs", "attributes", "message"),
     [
@@ -440,6 +447,7 @@ def test_errors_of_runs(name, inputs, attributes, message):
         operator.call(*inputs, **operator.values(attributes))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("name", "attributes", "message"),
     [
@@ -460,6 +468,7 @@ def test_wrong_attributes(name, attributes, message):
         operator.call(*inputs, **operator.values(attributes))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("name", ["TRT_FP4QDQ", "TRT_INT4QuantizeLinear", "TRT_INT4DequantizeLinear"])
 def test_steps_of_the_exporter_are_refused(name, tmp_path):
     """Nobody runs the operators that only the exporter's own steps need: a session names them, and so does the inventory."""
