@@ -230,6 +230,7 @@ def test_scales_of_tensors(scale):
         check(name, [x, f32(scale)], {})
 
 
+@pytest.mark.compiled
 def test_exponents():
     """The exponent is the least one whose scale brings the largest element to at most 448."""
     largest = f32(448 * 2.0 ** np.arange(-158, 120))
@@ -244,6 +245,7 @@ def test_exponents():
     assert (codes.astype(f32)[0], scales.astype(f32).tolist()) == (224, [2])
 
 
+@pytest.mark.compiled
 def test_every_code_and_exponent():
     codes = np.repeat(np.arange(256, dtype=np.uint8)[None], 256, 0).view(FLOAT8)
     exponents = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 8, 1)
