@@ -39,6 +39,12 @@ def rewrite(graph: Graph) -> None:
     graph.each(lambda node: _compute(graph, node, known))
 
 
+def fold_scales(graph: Graph) -> None:
+    """Fold the nodes that compute nothing but scales of other nodes."""
+    known: Known = {}
+    graph.each(lambda node: _compute(graph, node, known) if _is_scale(node) else None)
+
+
 def _compute(graph: Graph, node: Node, known: Known) -> None:
     meaning = graph.meaning(node)
     before = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None

@@ -678,3 +678,28 @@ def test_branches_and_outputs_that_are_constants():
     assert outputs["a_y"].sqnr_db == pytest.approx(tensor.own_sqnr_db)
     assert outputs["y"].sqnr_db == pytest.approx(tensor.own_sqnr_db, abs=1e-3)
     assert {each.name: each.off_sqnr_db for each in found.sweep}["a"] == math.inf
+
+
+@pytest.mark.parametrize("is_optimised", [False, True])
+def test_blocks_with_computed_scales(is_optimised, tmp_path):
+    """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are no tensors
+    of their own."""
+    path = MODELS / "nvidia" / "nvfp4_m.onnx"
+    if is_optimised:
+        quark_numba.optimize(path, tmp_path / "m.onnx")
+        path = tmp_path / "m.onnx"
+    with np.load(MODELS / "nvidia" / "nvfp4_expected.npz") as arrays:
+        x = arrays["x"]
+    found = quark_numba.analyze(path, data=[{"input": x}])
+    activations = [each for each in found.tensors if each.kind == "activation"]
+    assert [each.type for each in activations] == ["nvfp4"] * 8
+    assert len(found.tensors) - len(activations) == (0 if is_optimised else 6)
+    (of_input,) = [each for each in activations if each.name == "input"]
+    scale = next(
+        numpy_helper.to_array(node.attribute[0].t)
+        for node in onnx.load(MODELS / "nvidia" / "nvfp4_m.onnx").graph.node
+        if node.output[0] == "/0/input_quantizer/Constant_output_0"
+    )
+    rounded = quark_numba.nvfp4_dequantize(*quark_numba.nvfp4_quantize(x, scale), scale)
+    error = (rounded.astype(np.float64) - x) ** 2
+    assert of_input.own_sqnr_db == pytest.approx(10 * np.log10((x.astype(np.float64) ** 2).sum() / error.sum()))

@@ -16,7 +16,7 @@ from ...errors import ModelError, reraise_of_signal_handler
 from ...models import model_files
 from ...models.model_files import Source
 from ...models.tensors import ComputedTensor, Rows, in_memory, is_in_memory, opened
-from ...rewriting import functions
+from ...rewriting import constants, dynamic_pairs, functions
 from ...rewriting.graph import Graph
 from ...rewriting.protos import used_names
 from .quantizers import Array, Quantizer, Twin, find_quantizers
@@ -94,7 +94,10 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
 def _graph(source: Source) -> Graph:
     intermediate = source.lazy()
     intermediate.graph.sort()
-    return Graph(intermediate, keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
+    graph = Graph(intermediate, keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
+    constants.fold_scales(graph)
+    dynamic_pairs.rewrite(graph)
+    return graph
 
 
 def _has_graph(attribute: onnx.AttributeProto) -> bool:

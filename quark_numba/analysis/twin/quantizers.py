@@ -250,9 +250,9 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     parameters: dict[str, Any]
     form: Linear | Block | Values
     if isinstance(meaning, BlockRoundTrip):
-        form = _block(meaning)
         type_name, parameters, bits = meaning.format, {"axis": meaning.axis, "block_size": meaning.block_size}, meaning.bits
         apply = graph.as_function(node)
+        form = _block(meaning) if meaning.operator in BLOCK_FORMATS else Values(bits, apply, _NO_LIMITS)
     elif isinstance(meaning, FakeQuantize):
         given = _given(meaning)
         apply, parameters = graph.as_function(node), {name: _range(each) for name, each in given.items()}
