@@ -1,14 +1,16 @@
-"""Models that Brevitas and Model Compression Toolkit wrote, as they are, in sessions of the native backend."""
+"""Models that Brevitas, Model Compression Toolkit and ModelOpt wrote, as they are, in sessions of the native backend."""
 
 import re
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
-from onnx_models import model, session
+from onnx_models import array_of, model, ort_value, session
 from oracle import assert_same_bits
 from other_quantizers import HAS_SAME_SUMS, expectation, models_of, outputs_of, quantization_nodes
+from paths import MODELS
 
 import quark_numba
 from quark_numba.cli import inventory
@@ -18,7 +20,10 @@ from quark_numba.rewriting.optimize import optimized
 pytestmark = pytest.mark.compiled
 
 # The largest difference from the vendor's outputs, for outputs of up to 1. MCT's runtime takes six digits of attributes.
-TOLERANCES = {"qonnx": 1e-6, "mct": 1e-3}
+TOLERANCES = {"qonnx": 1e-6, "mct": 1e-3, "nvidia": 1e-6}
+
+# The models with ONNX's own DequantizeLinear in types that ONNX Runtime's CPU provider lacks.
+NEEDS_STANDARD_OPS = ("nvfp4_m",)
 
 
 @pytest.mark.parametrize("path", models_of(*TOLERANCES), ids=lambda path: path.stem)
@@ -26,7 +31,8 @@ def test_models(path):
     """Each quantization node gives the bits of the oracle for its inputs, and the model gives the vendor's outputs."""
     source = onnx.load(path)
     feeds, expected = expectation(path)
-    outputs = session(path).run(None, feeds)
+    options = {"standard_ops": path.stem in NEEDS_STANDARD_OPS}
+    outputs = session(path, **options).run(None, feeds)
     tolerance = TOLERANCES[path.parent.name] if HAS_SAME_SUMS and not path.stem.endswith("_qcdq") else 0.1
     for y, y_of_vendor in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(y, y_of_vendor, rtol=0, atol=tolerance * max(1, np.nanmax(np.abs(y_of_vendor))))
@@ -38,12 +44,28 @@ def test_models(path):
     del source.graph.output[:]
     source.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(seen))
     if nodes:
-        known |= dict(zip(sorted(seen), session(source, threads=1).run(None, feeds), strict=True))
+        values = {name: ort_value(x) for name, x in feeds.items()}
+        found = session(source, threads=1, **options).run_with_ort_values(sorted(seen), values)
+        known |= dict(zip(sorted(seen), map(array_of, found), strict=True))
     for node in nodes:
         for name, y in zip(
             node.output, outputs_of(node, [known[each] for each in node.input], source.opset_import), strict=True
         ):
-            assert_same_bits(known[name], y)
+            assert_same_bits(known[name].view(y.dtype), y)  # models of ModelOpt say uint8 for float8e4m3fn
+
+
+def test_a_model_that_needs_standard_ops():
+    """ONNX Runtime has no DequantizeLinear of float4e2m1. It says so, unless this package runs ONNX's own operators, or the
+    session optimises the model."""
+    path = MODELS / "nvidia" / "nvfp4_m.onnx"
+    with pytest.raises(Exception, match="Could not find an implementation for DequantizeLinear"):
+        session(path)
+    feeds, (expected,) = expectation(path)
+    for threads in (1, 2):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        (y,) = quark_numba.InferenceSession(path, options).run(None, feeds)
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-6 if HAS_SAME_SUMS else 0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""The passes `dynamic_pairs` and `missing_kernels`: blocks with computed scales, and ONNX's nodes that ONNX Runtime lacks."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import model
+from other_quantizers import expectation
+from paths import MODELS
+from rewritten_models import assert_same_values, constant, operators
+
+import quark_numba
+from quark_numba.element_types import find
+from quark_numba.rewriting.constants import CONSTANT, KEPT
+from quark_numba.rewriting.dynamic_pairs import FUSED, SHARED
+from quark_numba.rewriting.missing_kernels import REPLACED
+from quark_numba.rewriting.optimize import optimized
+
+pytestmark = pytest.mark.compiled
+
+X = np.random.default_rng(40).normal(0, 3, (3, 64)).astype(np.float32)
+DEQUANTIZE = "ai.onnx::DequantizeLinear"
+
+
+def nvfp4(x="x", *, y="y", scale="scale", axis=-1, block_size=16, first=None, second=None):
+    """Return the three nodes. `first` and `second` are more attributes of the dequantize nodes."""
+    attributes = {"axis": axis, "block_size": block_size}
+    return [
+        helper.make_node("TRT_FP4DynamicQuantize", [x, "scale"], ["codes", "blocks"], domain="trt", **attributes),
+        helper.make_node("DequantizeLinear", ["blocks", scale], ["factors"], **(first or {})),
+        helper.make_node("DequantizeLinear", ["codes", "factors"], [y], **(attributes | (second or {}))),
+    ]
+
+
+def mxfp8(x="x", *, y="y", **attributes):
+    return [
+        helper.make_node("TRT_MXFP8DynamicQuantize", [x], ["codes", "blocks"], domain="trt"),
+        helper.make_node("TRT_MXFP8DequantizeLinear", ["codes", "blocks"], [y], domain="trt", **attributes),
+    ]
+
+
+def of_nodes(nodes, outputs=(("z", "float32", X.shape),), scale=0.01, **options):
+    initializers = [constant("scale", scale, np.float32)]
+    return model(nodes, [("x", "float32", X.shape)], outputs, initializers=initializers, domains=["trt"], opset=23, **options)
+
+
+RELU = helper.make_node("Relu", ["y"], ["z"])
+
+
+@pytest.mark.parametrize("standard_ops", [False, True])
+def test_three_nodes_become_one(standard_ops):
+    before = of_nodes([*nvfp4(), RELU])
+    result = optimized(before, standard_ops=standard_ops)
+    assert operators(result.model) == ["NVFP4QuantizeDequantize", "Relu"]
+    assert result.done == {("trt::TRT_FP4DynamicQuantize", FUSED): 1, (DEQUANTIZE, FUSED): 2}
+    assert_same_values(before, result.model, {"x": X}, standard_ops=True)
+    onnx.checker.check_model(result.model)
+
+
+def test_two_nodes_become_one():
+    before = of_nodes([*mxfp8(), RELU])
+    result = optimized(before)
+    assert operators(result.model) == ["MXFP8QuantizeDequantize", "Relu"]
+    assert result.done == {("trt::TRT_MXFP8DynamicQuantize", FUSED): 1, ("trt::TRT_MXFP8DequantizeLinear", FUSED): 1}
+    assert_same_values(before, result.model, {"x": X})
+
+
+def test_special_values():
+    x = X.copy()
+    x[0, :8] = np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38, -1e-38
+    for nodes in (nvfp4(), mxfp8()):
+        before = of_nodes([*nodes, RELU])
+        assert_same_values(before, optimized(before).model, {"x": x}, standard_ops=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+def test_any_axis(axis):
+    other = axis - 2 if axis >= 0 else axis + 2
+    before = of_nodes([*nvfp4(axis=axis, block_size=1, second={"axis": other}), RELU])
+    after = optimized(before).model
+    assert operators(after) == ["NVFP4QuantizeDequantize", "Relu"]
+    assert_same_values(before, after, {"x": X}, standard_ops=True)
+
+
+def test_equal_dequantize_nodes_are_shared():
+    twice = helper.make_node("DequantizeLinear", ["codes", "factors"], ["y2"], axis=1, block_size=16)
+    before = of_nodes([*nvfp4(), twice, helper.make_node("Add", ["y", "y2"], ["z"])])
+    result = optimized(before)
+    assert operators(result.model) == ["NVFP4QuantizeDequantize", "Add"]
+    assert result.done[DEQUANTIZE, SHARED] == 1
+    assert_same_values(before, result.model, {"x": X}, standard_ops=True)
+
+
+def test_scales_of_another_shape():
+    """One scale is a scalar, the other has a dimension."""
+    before = of_nodes([*nvfp4(scale="scale_too"), RELU])
+    before.graph.initializer.append(constant("scale_too", [0.01], np.float32))
+    after = optimized(before).model
+    assert operators(after) == ["NVFP4QuantizeDequantize", "Relu"]
+    assert [each.name for each in after.graph.initializer] == ["scale"]
+    assert_same_values(before, after, {"x": X}, standard_ops=True)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "why"),
+    [
+        ([*nvfp4(scale="other"), RELU], ["z"], f"{DEQUANTIZE} behind its scales has another scale"),
+        ([*nvfp4(second={"block_size": 20}), RELU], ["z"], f"{DEQUANTIZE} behind it has other blocks"),
+        ([*nvfp4(), RELU], ["z", ("codes", "float4e2m1", None)], "its codes or scales are an output of its graph"),
+        ([*nvfp4(), RELU], ["z", ("blocks", "float8e4m3fn", None)], "its codes or scales are an output of its graph"),
+        ([nvfp4()[0]], [("codes", "float4e2m1", None)], "nothing uses its codes or its scales"),
+        ([*mxfp8(output_dtype=10)], [("y", "float16", X.shape)], "trt::TRT_MXFP8DequantizeLinear behind it is not known"),
+        ([*mxfp8(block_size=16), RELU], ["z"], "trt::TRT_MXFP8DequantizeLinear behind it has other blocks"),
+    ],
+)
+def test_what_stays(nodes, outputs, why):
+    before = of_nodes(nodes, outputs)
+    before.graph.initializer.append(constant("other", 0.02, np.float32))
+    result = optimized(before)
+    reasons = [reason for name, reason in result.left if "DynamicQuantize" in name]
+    assert len(reasons) == 1
+    assert reasons[0].startswith(why)
+
+
+def test_dequantize_nodes_that_onnx_runtime_lacks_are_replaced():
+    """They stay as nodes of this package, so that a session runs them without `standard_ops`, too."""
+    before = of_nodes([*nvfp4(scale="other"), RELU])
+    before.graph.initializer.append(constant("other", 0.02, np.float32))
+    result = optimized(before)
+    assert operators(result.model) == ["TRT_FP4DynamicQuantize", "DequantizeLinear", "DequantizeLinear", "Relu"]
+    assert [node.domain for node in result.model.graph.node] == ["trt", "", "quark_numba", ""]
+    assert result.done == {(DEQUANTIZE, REPLACED): 1}
+    (y,) = quark_numba.InferenceSession(before).run(None, {"x": X})
+    (expected,) = quark_numba.InferenceSession(before, standard_ops=True).run(None, {"x": X})
+    assert y.tobytes() == expected.tobytes()
+    assert optimized(before, standard_ops=True).done == {}
+    left = optimized(before, regions=False).left
+    assert "only the native backend has the node that would replace it" in " ".join(reason for _, reason in left)
+
+
+def weights():
+    """Return a model whose weights are NVFP4."""
+    codes, blocks = quark_numba.nvfp4_quantize(np.random.default_rng(0).normal(0, 1, (200, 96)).astype(np.float32), 0.01)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["blocks", "scale"], ["factors"]),
+        helper.make_node("DequantizeLinear", ["codes", "factors"], ["weight"], axis=-1, block_size=16),
+        helper.make_node("MatMul", ["x", "weight"], ["y"]),
+    ]
+    initializers = [constant("codes", codes), constant("blocks", blocks), constant("scale", [0.01], np.float32)]
+    values = [("x", "float32", [2, 200])], [("y", "float32", [2, 96])]
+    return model(nodes, *values, initializers=initializers, domains=[], opset=23)
+
+
+@pytest.mark.parametrize("are_inputs", [False, True])
+@pytest.mark.parametrize("keep_codes", [False, True])
+def test_weights(keep_codes, are_inputs):
+    """They are folded. With `keep_codes` the scales of the blocks are, and the codes stay."""
+    before = weights()
+    x = {"x": np.random.default_rng(1).normal(0, 1, (2, 200)).astype(np.float32)}
+    if are_inputs:
+        held = [(each.name, each.data_type, each.dims) for each in before.graph.initializer]
+        before.graph.input.extend(helper.make_tensor_value_info(*each) for each in held)
+    result = optimized(before, keep_codes=keep_codes)
+    assert operators(result.model) == (["DequantizeLinear", "MatMul"] if keep_codes else ["MatMul"])
+    assert result.done[DEQUANTIZE, CONSTANT] == 2 - keep_codes
+    if keep_codes:
+        assert result.done[DEQUANTIZE, REPLACED] == 1
+        assert result.left["quark_numba::DequantizeLinear", KEPT] == 1
+        kept = [each for each in result.model.graph.initializer if each.data_type == find("float4e2m1").number]
+        assert len(kept) == 1
+    assert [each.name for each in result.model.graph.input] == ["x"]
+    (y,) = quark_numba.InferenceSession(before, keep_codes=keep_codes).run(None, x)
+    (expected,) = quark_numba.InferenceSession(weights(), standard_ops=True).run(None, x)
+    # ONNX Runtime adds in another order if the weights are not constants.
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-3 if keep_codes else 0)
+
+
+def test_constant_inputs_are_folded():
+    for nodes in (nvfp4("w"), mxfp8("w")):
+        before = of_nodes([*nodes, helper.make_node("Add", ["x", "y"], ["z"])])
+        before.graph.initializer.append(constant("w", X))
+        after = optimized(before).model
+        assert operators(after) == ["Add"]
+        assert_same_values(before, after, {"x": X}, standard_ops=True)
+
+
+@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+def test_models_of_modelopt(name):
+    """No quantization node is left but round trips, and all values that both models have are equal."""
+    path = MODELS / "nvidia" / f"{name}_m.onnx"
+    before, (feeds, _) = onnx.load(path), expectation(path)
+    after = optimized(path).model
+    found = [(node.domain, node.op_type) for node in after.graph.node if node.domain]
+    expected = {"fp8": ("quark_numba", "Region"), "nvfp4": ("quark_numba", "NVFP4QuantizeDequantize")}[name]
+    assert found == [expected] * 8
+    assert [each.name for each in after.graph.input] == ["input"]
+    held = {each.name for each in before.graph.initializer}
+    for value in [each for each in before.graph.input if each.name in held]:
+        before.graph.input.remove(value)
+    assert len(assert_same_values(before, after, feeds, standard_ops=name == "nvfp4")) > 20
+
+
+@pytest.mark.parametrize("declared", [None, "uint8", "float8e4m3fn"])
+def test_float8_pairs(declared):
+    """A pair becomes one step of a region with its neighbours, whatever type the model gives for the codes."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero_point"], ["codes"], domain="trt", saturate=1),
+        helper.make_node("DequantizeLinear", ["codes", "scale"], ["y"], domain="trt"),
+        helper.make_node("Add", ["x", "y"], ["z"]),
+    ]
+    before = of_nodes(nodes, scale=0.3)
+    before.graph.initializer.append(constant("zero_point", [0], find("float8e4m3fn").dtype))
+    if declared:
+        before.graph.value_info.append(helper.make_tensor_value_info("codes", find(declared).number, X.shape))
+    after = optimized(before).model
+    assert operators(after) == ["Region"]
+    (z,) = quark_numba.InferenceSession(before).run(None, {"x": X})
+    codes = quark_numba.quantize(X, np.float32(0.3), output_dtype="float8e4m3fn")
+    assert z.tobytes() == (X + quark_numba.dequantize(codes, np.float32(0.3))).tobytes()
