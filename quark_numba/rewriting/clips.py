@@ -54,7 +54,10 @@ def _rewrite(graph: Graph, node: Node) -> None:
     if len(followers) != 1 or len(codes.uses()) != 1 or codes.is_graph_output() or before.node.graph is not node.node.graph:
         return
     x = before.x
-    parameters = _parameters(graph, before, quantize, dequantize, bounds)
+    try:
+        parameters = _parameters(graph, before, quantize, dequantize, bounds)
+    except ValueError as error:  # its scales do not fit its axis
+        raise Left(f"not valid: {error}") from None
     values = [
         graph.shared_constant(in_memory(parameters[name]), graph.unused_name(name), node.node)
         for name in FORMS["codes"].parameters

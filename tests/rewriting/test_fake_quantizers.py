@@ -164,6 +164,16 @@ def test_clips_that_stay():
     assert "Clip" in operators(optimize(clipped()))
 
 
+def test_a_clip_between_nodes_with_an_axis_that_x_lacks():
+    before = clipped(scale=(5,))
+    for node in before.graph.node:
+        for attribute in node.attribute:
+            attribute.i = 7
+    result = optimized(before, standard_ops=True)
+    assert "Clip" in operators(result.model)
+    assert any("not valid: the axis of the parameters is 7" in reason for _, reason in result.left)
+
+
 @pytest.mark.parametrize("path", other_quantizers.models_of("qonnx", "mct"), ids=lambda path: path.stem)
 @pytest.mark.parametrize("standard_ops", [False, True])
 def test_models_of_other_quantizers(path, standard_ops):
