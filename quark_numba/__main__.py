@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> int:
-    """Run the command and return its exit code: 130 after Ctrl-C, without a traceback. During an import, some modules turn the
-    KeyboardInterrupt into an ImportError, so the causes of an error are searched for a KeyboardInterrupt."""
+    """Run the command and return its exit code: 130 after Ctrl-C, without a traceback. Some libraries turn the
+    KeyboardInterrupt into an error of their own, so the causes of an error are searched for a KeyboardInterrupt."""
     try:
+        from .errors import interrupt
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupt)
         from .cli import main as command
 
         return command()

@@ -1,10 +1,12 @@
-"""The package's own exceptions, and a way to let the exceptions of signal handlers pass."""
+"""The package's own exceptions, and what makes the exceptions of signal handlers arrive."""
 
 from __future__ import annotations
 
+import _thread
 import signal
+import threading
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 
@@ -36,3 +38,17 @@ def _codes_of_handlers() -> Iterator[CodeType]:
             handler = type(handler).__call__
         if hasattr(handler, "__code__"):
             yield handler.__code__
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """A handler of Ctrl-C (SIGINT) for the command: raises KeyboardInterrupt as Python's own handler does, but inside an import
+    only when the import has ended. C++ that is being imported may end the process at an exception (onnx's does), and importlib
+    drops an exception in its own callbacks."""
+    while frame:
+        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+            again = threading.Timer(0.02, _thread.interrupt_main)
+            again.daemon = True
+            again.start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt

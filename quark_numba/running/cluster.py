@@ -22,7 +22,7 @@ import dask
 import distributed
 
 from ..compiling.threads import on_one_thread
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import ModelError, interrupt, reraise_of_signal_handler
 from .data import Batch
 
 # Loopback only: whoever can connect to a scheduler can run code on its cluster.
@@ -84,7 +84,7 @@ def interruptions() -> Iterator[Callable[[], None]]:
     An exception that is raised at any moment may get lost. Python drops it in a finalizer, and each future has one. asyncio
     logs it and goes on."""
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+    if before not in (signal.default_int_handler, interrupt) or threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
     came = False
@@ -92,7 +92,7 @@ def interruptions() -> Iterator[Callable[[], None]]:
     def handler(*arguments: Any) -> None:
         nonlocal came
         if came:
-            signal.default_int_handler(*arguments)
+            raise KeyboardInterrupt
         came = True
 
     def check() -> None:

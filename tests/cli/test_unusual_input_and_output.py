@@ -1,11 +1,14 @@
 """The command when its input, its output or its user is unusual."""
 
+import importlib
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from importlib.metadata import PackageNotFoundError
 
@@ -19,6 +22,7 @@ from paths import MODELS
 
 from quark_numba import cli
 from quark_numba.compiling import cache
+from quark_numba.errors import interrupt
 
 pytestmark = pytest.mark.compiled
 
@@ -346,3 +350,20 @@ def test_ctrl_c(seconds, tmp_path):
     code, _, errors = processes.interrupted(seconds, *begun, NUMBA_CACHE_DIR=str(tmp_path))
     assert b"Traceback" not in errors, errors
     assert code == 130
+
+
+def test_ctrl_c_waits_for_the_end_of_an_import(tmp_path, monkeypatch):
+    (tmp_path / "interrupted_module.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nis_whole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def import_and_wait():
+        importlib.import_module("interrupted_module")
+        time.sleep(60)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            import_and_wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sys.modules.pop("interrupted_module").is_whole
