@@ -46,9 +46,16 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     drops an exception in its own callbacks."""
     while frame:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
-            again = threading.Timer(0.02, _thread.interrupt_main)
+            again = threading.Timer(0.02, _interrupt_main)
             again.daemon = True
             again.start()
             return
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _interrupt_main() -> None:
+    if hasattr(signal, "pthread_kill"):  # this ends a sleep of the main thread, too
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+    else:
+        _thread.interrupt_main()
