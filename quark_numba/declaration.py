@@ -258,16 +258,17 @@ class FakeQuantize(Generic[AnyOperand]):
     form, rounding_mode : str
         The wing's names for the way in which the format is described, and for the rounding.
     parameters : mapping
-        What describes the format, by the names of the form: operands that broadcast to x, or numbers.
+        What describes the format, by the names of the form: operands, or numbers.
     axis : int, optional
-        The axis of x along which operands of one dimension lie, whatever the rank of x. None: they broadcast as in numpy.
+        The axis of x along which operands lie, which have one dimension then, or one element. None: each operand has one
+        element. "broadcast": they broadcast to x as in numpy.
     """
 
     x: AnyOperand
     form: str
     rounding_mode: str
     parameters: Mapping[str, AnyOperand | float]
-    axis: int | None = None
+    axis: int | Literal["broadcast"] | None = "broadcast"
 
 
 Meaning = Affine[AnyOperand] | BlockRoundTrip[AnyOperand] | DynamicQuantize[AnyOperand] | FakeQuantize[AnyOperand]

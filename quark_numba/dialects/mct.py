@@ -22,7 +22,7 @@ _CHANNELS = (
 
 
 def _axis(attributes: Mapping[str, Any]) -> int | None:
-    return int(attributes["channel_axis"]) if attributes["per_channel"] else None
+    return int(attributes["channel_axis"]) if attributes.get("per_channel") else None
 
 
 def _by_threshold(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
@@ -30,7 +30,7 @@ def _by_threshold(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -
     # Weights have a sign, whatever their attribute says.
     signed = attributes["signed"] if "threshold" in attributes else 1
     parameters = {"threshold": threshold, "bit_width": attributes["num_bits"], "signed": signed}
-    return FakeQuantize(x, "threshold", "ROUND", parameters, None if "threshold" in attributes else _axis(attributes))
+    return FakeQuantize(x, "threshold", "ROUND", parameters, _axis(attributes))
 
 
 def _activation(name: str) -> Operator:

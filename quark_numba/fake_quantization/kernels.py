@@ -24,6 +24,7 @@ convert: Any = None  # arithmetic.converter: (x, numbers) -> y
 numbers_of: Any = None  # (the numbers of all rows, the number of rows, row) -> numbers
 make: Any = None  # (the parameters of all rows, the number of rows, row, the numbers of all rows) -> whether they are valid
 convert_rows: Any = None  # run
+prepare_rows: Any = None  # prepare
 COUNT: Any = None
 DTYPE: Any = None
 PARAMETERS: Any = None
@@ -95,11 +96,7 @@ def prepare(parameters: Any, numbers: Any, rows: int) -> bool:
 def prepare_at(parameters_address: int, numbers_address: int, rows: int) -> int:
     """`prepare`, for arrays by their addresses."""
     parameters = array_at(parameters_address, rows * PARAMETERS, np.float64)
-    numbers = array_at(numbers_address, rows * COUNT, DTYPE)
-    are_valid = np.bool_(True)
-    for row in range(rows):
-        are_valid &= make(parameters, rows, row, numbers)
-    return 1 if are_valid else 0
+    return 1 if prepare_rows(parameters, array_at(numbers_address, rows * COUNT, DTYPE), rows) else 0
 
 
 def serial_kernel(key: Key) -> Any:
@@ -133,7 +130,8 @@ def prepare_function(key: Key) -> Any:
     are valid."""
     signature = types.int64(types.int64, types.int64, types.int64)
     names = {"COUNT": count_numbers(key), "DTYPE": dtype_of(key), "PARAMETERS": len(FORMS[key.form].parameters)}
-    return jit.c_function(prepare_at, f"prepare_at_{key.form.replace(' ', '_')}", signature, make=_make(key), **names)
+    names["prepare_rows"] = jit.expand(prepare, make=_make(key))
+    return jit.c_function(prepare_at, f"prepare_at_{key.form.replace(' ', '_')}", signature, **names)
 
 
 @functools.cache

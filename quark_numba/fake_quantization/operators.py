@@ -48,35 +48,47 @@ def operator(
         faults[2 * number - 1] = f"{has}; expected one that broadcasts to the shape of x, {{x_shape}}"
         faults[2 * number] = f"{has}; expected one element"
 
+    def names_of(found: FakeQuantize[Any], given: Sequence[Any]) -> dict[str, str]:
+        """The names of the inputs, by the form's names for them."""
+        pairs = zip(every, given, strict=False) if inputs and inputs[-1].option != "variadic" else ()
+        named = {id(value): each.name for each, value in pairs if value is not None}
+        return {each: named.get(id(value), each) for each, value in found.parameters.items()}
+
     def call(x: NDArray[Any], *given: NDArray[Any] | None, **attributes: Any) -> NDArray[Any]:
         found = meaning((x, *given), attributes)
+        names = names_of(found, (x, *given))
         parameters = {
-            each: np.reshape(value, lengths(value.shape, found.axis, np.ndim(x))) if isinstance(value, np.ndarray) else value
+            each: np.reshape(value, lengths(names[each], value.shape, found.axis, np.ndim(x)))
+            if isinstance(value, np.ndarray)
+            else value
             for each, value in found.parameters.items()
         }
-        return convert(key_of(found), x, parameters)
+        return convert(key_of(found), x, parameters, names=names)
 
     def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         """y is like x."""
         unknown = Tensor(None, None)
-        found = meaning([each or unknown for each in tensors], attributes)
-        x = tensors[0] or unknown
+        known = [each or unknown for each in tensors]
+        found = meaning(known, attributes)
+        names = names_of(found, known)
+        x = known[0]
         key = key_of(found)
         for each, value in found.parameters.items():
             shape = value.shape if isinstance(value, Tensor) else None
             if shape is None or None in shape:
                 continue
             if each in FORMS[key.form].single and any(length != 1 for length in shape):
-                raise ValueError(f"{each} has shape {shape_text(shape)}; expected one element")
+                raise ValueError(f"{names[each]} has shape {shape_text(shape)}; expected one element")
+            whole = lengths(names[each], shape, found.axis, None if x.shape is None else len(x.shape))
             if x.shape is None:
                 continue
-            whole = lengths(shape, found.axis, len(x.shape))
             # An unknown dimension of x is replaced by one that fits.
             padded = [1] * (len(x.shape) - len(whole)) + [*whole]
-            known = [fits if length is None else length for length, fits in zip(x.shape, padded[-len(x.shape) :], strict=False)]
-            if first_place(known, whole) < 0:
+            pairs = zip(x.shape, padded[-len(x.shape) :], strict=False)
+            fitting = [fits if length is None else length for length, fits in pairs]
+            if first_place(fitting, whole) < 0:
                 expected = f"expected one that broadcasts to the shape of x, {shape_text(x.shape)}"
-                raise ValueError(f"{each} has shape {shape_text(shape)}; {expected}")
+                raise ValueError(f"{names[each]} has shape {shape_text(shape)}; {expected}")
         return [Tensor(FLOAT32, x.shape)]
 
     return Operator(
@@ -105,9 +117,15 @@ def key_of(meaning: FakeQuantize[Any]) -> Key:
     return select(meaning.form, meaning.rounding_mode)
 
 
-def lengths(shape: Sequence[Any], axis: int | None, rank: int) -> Sequence[Any]:
-    """Return the shape that broadcasts to an x of this rank, for a parameter whose one dimension lies along `axis`."""
-    if axis is None or len(shape) != 1 or shape[0] == 1:
+def lengths(name: str, shape: Sequence[Any], axis: int | str | None, rank: int | None) -> Sequence[Any]:
+    """Return the shape that broadcasts to an x of this rank, for a parameter that lies along the `axis` of a FakeQuantize. If
+    the rank is None, only check the shape. Raise ValueError for a wrong shape."""
+    if axis == "broadcast" or all(length == 1 for length in shape):
+        return shape
+    if not isinstance(axis, int) or len(shape) != 1:
+        expected = "one element" if axis is None else "one element or one dimension"
+        raise ValueError(f"{name} has shape {shape_text(shape)}; expected {expected}")
+    if rank is None:
         return shape
     if not -rank <= axis < rank:
         raise ValueError(f"the axis of the parameters is {axis}; expected one of x, which has {rank} dimensions")

@@ -96,7 +96,7 @@ def _parameters(
     shape: Any = graph.shape(node.x)
     if scale.size != 1 and shape is None:
         raise Left("it has several scales, and the rank of its x is not known")
-    place = () if scale.size == 1 else lengths(scale.shape, quantize.axis, len(shape))
+    place = () if scale.size == 1 else lengths("scale", scale.shape, quantize.axis, len(shape))
     zeros = np.zeros(1) if zero_point is None else zero_point.astype(np.float64)
     low, high = (np.asarray(bound - np.broadcast_to(zeros.reshape(-1), scale.size), np.float32) for bound in bounds)
     return {name: each.reshape(place) for name, each in (("scale", scale), ("low", low), ("high", high))}

@@ -57,7 +57,7 @@ def _parameters(graph: Graph, node: Node, meaning: FakeQuantize[Operand]) -> tup
         elif shape is None:
             raise Left("it has several scales, and the rank of its x is not known")
         else:
-            array = array.reshape(lengths(array.shape, meaning.axis, len(shape)))
+            array = array.reshape(lengths(name, array.shape, meaning.axis, len(shape)))
             ranks.append(array.ndim)
         arrays.append(array)
     if shape is not None and max(ranks) > len(shape):

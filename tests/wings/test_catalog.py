@@ -234,3 +234,76 @@ from quark_numba.cli import warmup
 assert "toy" not in warmup._wings_of_one_kernel()
 """
     )
+
+
+PREPARE_DIALECT = """
+import tempfile, onnx
+import toy_dialect
+toy_dialect.add()
+from onnx import checker, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx_models import model, session
+
+rng = np.random.default_rng(50)
+x, w = rng.normal(0, 2, (2, 3, 5, 5)).astype(np.float32), rng.normal(0, 2, (3, 3, 1, 1)).astype(np.float32)
+steps = np.array([0.1, 0.3, 0.02], np.float32)
+
+def expected(x, bits, axis):
+    step = steps.reshape([3 if each == axis else 1 for each in range(x.ndim)])
+    highest = np.float32(2 ** (bits - 1) - 1)
+    return np.rint(np.clip(x / step, -highest, highest)) * step
+
+nodes = [
+    helper.make_node("LearnedStep", ["x", "steps"], ["a"], domain="toy.steps", axis=1, bits=4),
+    helper.make_node("LearnedStep", ["w", "steps"], ["b"], domain="toy.steps"),
+    helper.make_node("Conv", ["a", "b"], ["c"]),
+    helper.make_node("Add", ["c", "c"], ["d"]),
+    helper.make_node("LearnedStep", ["d", "step"], ["y"], domain="toy.steps", bits=16),
+]
+held = {"w": w, "steps": steps, "step": steps[:1]}
+made = model(
+    nodes,
+    [("x", "float32", [2, 3, 5, 5])],
+    [("a", "float32", [2, 3, 5, 5]), ("y", "float32", [2, 3, 5, 5])],
+    initializers=[numpy_helper.from_array(each, name) for name, each in held.items()],
+    domains=["toy.steps"],
+)
+
+def check(outputs):
+    a, y = outputs
+    assert a.tobytes() == expected(x, 4, 1).tobytes()
+    d = 2 * np.einsum("nchw,kc->nkhw", a, expected(w, 8, 0)[:, :, 0, 0])
+    np.testing.assert_allclose(y, np.rint(d / steps[0]) * steps[0], atol=steps[0] * 1.01)
+"""
+
+
+@pytest.mark.compiled
+def test_a_new_dialect_in_sessions():
+    """A dialect of one operator is a file and a line: its nodes run as they are, fold, and become steps of regions."""
+    run(
+        PREPARE_DIALECT
+        + """
+check(session(made).run(None, {"x": x}))
+optimised = quark_numba.optimize(made)
+assert [node.op_type for node in optimised.graph.node] == ["Region", "Conv", "Region"]
+check(session(optimised).run(None, {"x": x}))
+check(quark_numba.InferenceSession(made).run(None, {"x": x}))
+"""
+    )
+
+
+def test_a_new_dialect_in_onnxs_tools():
+    run(
+        PREPARE_DIALECT
+        + """
+quark_numba.register_schemas()
+checker.check_model(made, full_check=True)
+check(ReferenceEvaluator(made, new_ops=quark_numba.reference_ops()).run(None, {"x": x}))
+from quark_numba.cli import inventory, types
+with tempfile.TemporaryDirectory() as folder:
+    onnx.save(made, folder + "/m.onnx")
+    (counted,) = inventory.quantization_nodes(folder + "/m.onnx")
+assert (counted.operator, counted.count, counted.run_by) == ("toy.steps::LearnedStep", 3, "quark_numba")
+assert "toy.steps::LearnedStep" in [row["operator"] for row in types.type_rows()]
+"""
+    )

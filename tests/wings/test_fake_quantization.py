@@ -166,7 +166,7 @@ def of_own(node):
     parameters = []
     for name in FORMS[meaning.form].parameters:
         value = np.asarray(meaning.parameters[name], f32)
-        if meaning.axis is not None and value.size > 1:
+        if meaning.axis != "broadcast" and value.size > 1:
             value = oracle.along(value, meaning.axis, node.inputs[0].ndim)
         parameters.append(value)
     return {"form": meaning.form, "rounding_mode": meaning.rounding_mode}, [node.inputs[0], *parameters]
@@ -235,6 +235,7 @@ X = np.zeros((2, 3, 4), f32)
 ONE, ZERO = f32(1), f32(0)
 MODES = "expected one of ROUND, CEIL, FLOOR, UP, DOWN, HALF_UP, HALF_DOWN, HALF_EVEN, ROUND_TO_ZERO"
 TABLE = {"lut_values_bitwidth": 4, "per_channel": 1, "channel_axis": 1, "num_bits": 4, "signed": 1}
+OF_ONE = TABLE | {"per_channel": 0}
 FORMAT = {"has_inf": 0, "has_nan": 0, "saturation": 1, "has_subnormal": 1, "rounding_mode": "ROUND"}
 
 # Nodes that are refused in a run, with the messages. A shape has parentheses, or brackets where onnx infers shapes.
@@ -260,6 +261,10 @@ WRONG_INPUTS = [
     (LUT, TABLE, [X, np.ones(2, f32), np.ones(4, f32)], r"threshold has shape .4,?., x .2, 3, 4.; expected one"),
     (LUT, TABLE, [X, np.ones(2, f32), f32([1, 0, 1])], "threshold has an element that is not above 0"),
     (LUT, TABLE | {"channel_axis": 3}, [X, np.ones(2, f32), np.ones(4, f32)], "threshold has shape .4,?., x"),
+    (LUT, OF_ONE, [X, np.ones(2, f32), np.ones(3, f32)], "threshold has shape .3,?., x .2, 3, 4.; expected one"),
+    ("WeightsPOTQuantizer", OF_ONE, [X, np.ones(4, f32)], r"threshold has shape .4,?.; expected one element"),
+    ("WeightsPOTQuantizer", TABLE, [X, np.ones((1, 3, 1), f32)], r"threshold has shape .1, 3, 1.; expected one element"),
+    ("WeightsUniformQuantizer", OF_ONE, [X, ZERO, np.ones(4, f32)], r"max_range has shape .4,?.; expected one element"),
     ("WeightsPOTQuantizer", TABLE, [X, np.zeros(3, f32)], "expected a threshold above 0"),
     ("WeightsPOTQuantizer", TABLE, [X, np.ones(4, f32)], r"threshold has shape .*; expected one that broadcasts"),
     ("WeightsUniformQuantizer", TABLE, [X, np.ones(3, f32), np.zeros(3, f32)], "expected min below max"),

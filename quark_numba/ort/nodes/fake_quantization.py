@@ -24,7 +24,7 @@ from .context import MAX_RANK
 MOST = max(len(form.parameters) for form in FORMS.values())
 INPUTS = MOST + 1
 
-# The axis of operands of one dimension that broadcast as in numpy.
+# The axis of operands that broadcast as in numpy.
 NO_AXIS = np.iinfo(np.int64).min
 
 STATE = np.dtype(
@@ -82,8 +82,8 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "parameters": len(form.parameters),
         "numbers": count_numbers(key),
         "inputs": most,
-        "single": tuple(name in form.single for name in form.parameters),
-        "axis": NO_AXIS if meaning.axis is None else meaning.axis,
+        "single": tuple(name in form.single or meaning.axis is None for name in form.parameters),
+        "axis": meaning.axis if isinstance(meaning.axis, int) else NO_AXIS,
         "kinds": tuple(KINDS[each] for each in overload.inputs),  # the rest is 0: the wing's own operator has float32
     }
     for prefix, each in (("", meaning), ("fewer_", fewer)):
@@ -106,6 +106,18 @@ def functions(overload: Overload, key: Key) -> dict[str, Any]:
     return {"task": TABLE[key].task, "prepare": prepare_function(key)}
 
 
+@jit.inline
+def _along(shape: Any, axis: int, rank: int, room: Any) -> Any:
+    """Return the shape that broadcasts to x, for a parameter that lies along an axis of x: with dimensions of 1 behind it, in
+    `room`."""
+    if axis == NO_AXIS or shape.size != 1 or shape[0] == 1:
+        return shape
+    room[0] = shape[0]
+    for d in range(1, rank - axis):
+        room[d] = 1
+    return array_at(room.ctypes.data, rank - axis, np.int64)
+
+
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
@@ -123,7 +135,6 @@ def compute(state_address: int, context_address: int) -> int:
     kinds = array_at(state_address + KINDS_AT, INPUTS, np.int64)
     x_shape = array_at(shapes[0], shapes[1], np.int64)
     rank = shapes[1]
-    # Along an axis of its own, a parameter of one dimension gets dimensions of 1 behind it.
     lengths = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     axis = state.axis
     if axis != NO_AXIS and axis < 0:
@@ -134,20 +145,17 @@ def compute(state_address: int, context_address: int) -> int:
         if number == 0 or number >= count or has_many or fault != 0:
             continue
         shape = array_at(shapes[2 * number], shapes[2 * number + 1], np.int64)
-        if single[k]:
+        if single[k] or (axis != NO_AXIS and shape.size != 1):
             for d in range(shape.size):
                 if shape[d] != 1:
                     fault = 2 * number
-        if axis != NO_AXIS and shape.size == 1 and shape[0] != 1:
-            if axis < 0 or axis >= rank:
-                fault = 2 * number - 1
-                continue
-            lengths[0] = shape[0]
-            for d in range(1, rank - axis):
-                lengths[d] = 1
-            shape = array_at(lengths.ctypes.data, rank - axis, np.int64)
+        if fault == 0 and axis != NO_AXIS and (axis < 0 or axis >= rank) and shape.size == 1 and shape[0] != 1:
+            fault = 2 * number - 1
+        if fault != 0:
+            continue
+        shape = _along(shape, axis, rank, lengths)
         place = _first_place(x_shape, shape)
-        if place < 0 and fault == 0:
+        if place < 0:
             fault = 2 * number - 1
         first, last = min(first, place), max(last, _last_place(x_shape, shape))
     no_numbers = array_at(stack(1), 0, np.int64)
@@ -177,12 +185,7 @@ def compute(state_address: int, context_address: int) -> int:
             for row in range(rows):
                 parameters[k * rows + row] = numbers[k]
             continue
-        shape = array_at(shapes[2 * number], shapes[2 * number + 1], np.int64)
-        if axis != NO_AXIS and shape.size == 1 and shape[0] != 1:
-            lengths[0] = shape[0]
-            for d in range(1, rank - axis):
-                lengths[d] = 1
-            shape = array_at(lengths.ctypes.data, rank - axis, np.int64)
+        shape = _along(array_at(shapes[2 * number], shapes[2 * number + 1], np.int64), axis, rank, lengths)
         elements = np.int64(1)
         for d in range(shape.size):
             elements *= shape[d]
