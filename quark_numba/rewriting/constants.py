@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from ..catalog import OPERATORS
 from ..compiling.threads import on_one_thread
 from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
-from ..element_types import find
+from ..element_types import FLOAT32, find
 from ..models.tensors import ComputedTensor, Rows, array_of, in_memory, opened, row_axis, spans, unit_of
-from . import block_codes, pairs
+from . import block_codes, fake_quantizers, pairs
 from .graph import Graph, Known, Left, Node, Operand, call
 
 CONSTANT = "folded: a constant"
@@ -61,9 +61,9 @@ def _compute(graph: Graph, node: Node, known: Known) -> None:
             with suppress(Left):
                 _there_and_back(graph, node, meaning, known)
                 return
-        _remember(graph, node, _outputs(node, inputs, meaning, known))
+        _remember(graph, node, _outputs(graph, node, inputs, meaning, known))
         return  # the dequantize nodes are folded, too, and this node is removed with them
-    outputs = _outputs(node, inputs, meaning, known)
+    outputs = _outputs(graph, node, inputs, meaning, known)
     _remember(graph, node, outputs)
     if graph.keep_codes and isinstance(meaning, BlockRoundTrip):
         with suppress(Left):
@@ -108,13 +108,17 @@ def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known
     zero_point = quantize.zero_point and graph.tensor(quantize.zero_point.value)
     zeros = zero_point or in_memory(np.zeros(scale.shape, codes.dtype))
     pair = replace(node, operator=pairs.PAIR, attributes=pairs.attributes(quantize))
-    (y,) = _outputs(pair, [x, graph.tensor(quantize.scale.value), zeros], quantize, known)
+    (y,) = _outputs(graph, pair, [x, graph.tensor(quantize.scale.value), zeros], quantize, known)
     for follower in followers:
         graph.remember(follower.y, y)
 
 
 def _outputs(
-    node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None, known: Known
+    graph: Graph,
+    node: Node,
+    inputs: Sequence[ir.TensorProtocol | None],
+    meaning: Meaning[Operand] | None,
+    known: Known,
 ) -> Sequence[ir.TensorProtocol]:
     """Return the outputs of a node for constant inputs. Raise Left if the node is not valid."""
     x, *others = inputs
@@ -122,19 +126,27 @@ def _outputs(
     digests = (each and hashlib.sha256(array_of(each).tobytes()).digest() for each in others)
     key = node.operator, repr(node.attributes), id(x), *digests, *(each and (each.dtype, each.shape.numpy()) for each in others)
     if key not in known:
-        y = _lazily(node, x, others, meaning)
+        y = _lazily(graph, node, x, others, meaning)
         arrays = () if y else call(node, [None if each is None else array_of(each) for each in inputs])
         known[key] = x, [y] if y else [in_memory(each) for each in arrays]
     return known[key][1]
 
 
 def _lazily(
-    node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None
+    graph: Graph,
+    node: Node,
+    x: ir.TensorProtocol,
+    others: Sequence[ir.TensorProtocol | None],
+    meaning: Meaning[Operand] | None,
 ) -> ComputedTensor | None:
     """Return the output of a node as a tensor that is computed when it is read. None: it is small, or it is not known how its
     rows are computed apart. Raise Left if the node is not valid."""
     shape = x.shape.numpy()
-    if x.size * 4 <= _LARGE or not isinstance(meaning, (Affine, BlockRoundTrip)):  # a float has at most 4 bytes
+    if x.size * 4 <= _LARGE:  # a float has at most 4 bytes
+        return None
+    if isinstance(meaning, FakeQuantize):
+        return _lazily_rounded(graph, node, x, meaning)
+    if not isinstance(meaning, (Affine, BlockRoundTrip)):
         return None
     axis, block = meaning.axis % len(shape) if len(shape) > 1 else 0, meaning.block_size
     if not block and any(each is not None and len(each.shape) > 1 and each.size > 1 for each in others):
@@ -171,6 +183,36 @@ def _lazily(
     few = [length if each == axis else 1 for each, length in enumerate(shape)]
     call(node, [np.zeros(few, x_type.dtype), *(_few(each, axis, len(shape)) for each in others)])
     return y if find(first.dtype) is inferred.element_type else None
+
+
+def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:
+    """`_lazily` for a node of fake quantization, whose parameters broadcast to x."""
+    shape = x.shape.numpy()
+    try:
+        arrays, attributes = fake_quantizers.parameters(graph, node, meaning)
+    except ValueError as error:
+        raise Left(f"not valid: {error}") from None
+    if np.broadcast_shapes(shape, *(each.shape for each in arrays)) != tuple(shape):
+        raise Left("not valid: a parameter does not broadcast to x")
+    own = replace(node, operator=fake_quantizers.FAKE_QUANTIZE, attributes=attributes)
+    along = row_axis(shape) - len(shape)
+
+    def part(array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+        if array.ndim < -along or array.shape[along] == 1:
+            return array
+        index: tuple[Any, ...] = (..., slice(start, stop), *[slice(None)] * (-along - 1))
+        return array[index]
+
+    @contextmanager
+    def open_rows() -> Iterator[Rows]:
+        with opened(x) as of_x:
+
+            def rows(start: int, stop: int) -> NDArray[Any]:
+                return on_one_thread(call, own, [of_x(start, stop), *(part(each, start, stop) for each in arrays)])[0]
+
+            yield rows
+
+    return ComputedTensor(open_rows, FLOAT32, shape, unit_of(x))
 
 
 def _few(tensor: ir.TensorProtocol | None, axis: int, rank: int) -> NDArray[Any] | None:

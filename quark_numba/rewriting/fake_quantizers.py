@@ -30,7 +30,7 @@ def _rewrite(graph: Graph, node: Node, constants: dict[Any, ir.TensorProtocol]) 
     if not isinstance(meaning, FakeQuantize) or node.operator is FAKE_QUANTIZE:
         return
     try:
-        arrays, attributes = _parameters(graph, node, meaning)
+        arrays, attributes = parameters(graph, node, meaning)
     except ValueError as error:
         raise Left(f"not valid: {error}") from None
     values = []
@@ -41,9 +41,9 @@ def _rewrite(graph: Graph, node: Node, constants: dict[Any, ir.TensorProtocol]) 
     graph.reasons[made] = ALONE
 
 
-def _parameters(graph: Graph, node: Node, meaning: FakeQuantize[Operand]) -> tuple[list[NDArray[np.float32]], dict[str, str]]:
-    """Return the parameters in their order, and the attributes of the wing's own operator. Raise ValueError if they are not
-    valid, and Left if they are not known."""
+def parameters(graph: Graph, node: Node, meaning: FakeQuantize[Operand]) -> tuple[list[NDArray[np.float32]], dict[str, str]]:
+    """Return the parameters in their order, in shapes that broadcast to x, and the attributes of the wing's own operator. Raise
+    ValueError if they are not valid, and Left if they are not known."""
     key, shape = key_of(meaning), graph.shape(node.x)
     arrays, ranks = [], [0]
     for name in FORMS[key.form].parameters:

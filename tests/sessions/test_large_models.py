@@ -156,7 +156,25 @@ def computed_scales():
     return codes_model("int8", (37, 96), (37, 12), 1, 8, scale_nodes=[node], scales=scales)
 
 
+def fake_quantized_model(weight, shape, operator="Quant", domain="qonnx.custom_op.general", **attributes):
+    """Return a model of a weight with scales of a shape: of QONNX's Quant, or of an operator of mct_quantizers."""
+    arrays = {"w": weight, "s": np.random.default_rng(12).uniform(0.1, 2, shape)}
+    arrays |= {"z": np.ones(shape[1:]), "b": np.array(5)} if operator == "Quant" else {}
+    nodes = [
+        helper.make_node(operator, list(arrays), ["d"], domain=domain, **attributes),
+        helper.make_node("Add", ["d", "x"], ["y"]),
+    ]
+    initializers = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()]
+    return model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, domains=["", domain])
+
+
 MODELS_OF_ONE_WEIGHT |= {
+    "QONNX per tensor": lambda: fake_quantized_model(weight_of(*W), ()),
+    "QONNX per row": lambda: fake_quantized_model(weight_of(*W), (37, 1, 1)),
+    "QONNX per row and column": lambda: fake_quantized_model(weight_of(1, *W), (37, 6, 1)),
+    "MCT per row": lambda: fake_quantized_model(
+        weight_of(*W), (37,), "WeightsPOTQuantizer", "mct_quantizers", num_bits=4, per_channel=1, channel_axis=0
+    ),
     "codes of two bits": lambda: codes_model("uint2", (37, 5, 3), (37,), 0),
     "codes of four bits": lambda: codes_model("int4", (37, 15), (37,), 0),
     "zero points of four bits": lambda: codes_model("int4", (96, 15), (3, 15), 0, 32, zeros=np.arange(45).reshape(3, 15) % 7),
@@ -177,7 +195,9 @@ def test_parts_of_a_weight(kind, keep_codes, tmp_path, request):
     optimize(tmp_path / "m.onnx", tmp_path / "out.onnx", keep_codes=keep_codes, standard_ops=True)
     found = onnx.load(tmp_path / "out.onnx")
     assert found.graph.node == whole.graph.node
-    assert len(whole.graph.node) == 1 + keep_codes * ("BFP" not in kind) * (2 if kind == "computed scales" else 1)
+    assert len(whole.graph.node) == 1 + keep_codes * (not kind.startswith(("BFP", "QONNX", "MCT"))) * (
+        2 if kind == "computed scales" else 1
+    )
     assert [each.name for each in found.graph.initializer] == [each.name for each in whole.graph.initializer]
     for one, other in zip(found.graph.initializer, whole.graph.initializer, strict=True):
         assert (one.data_type, one.dims, one.raw_data) == (other.data_type, other.dims, other.raw_data)
