@@ -22,6 +22,7 @@ from ..catalog import OPERATORS
 from ..compiling.threads import on_one_thread
 from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
 from ..element_types import FLOAT32, find
+from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..models.tensors import ComputedTensor, Rows, array_of, in_memory, opened, row_axis, spans, unit_of
 from . import block_codes, fake_quantizers, pairs
 from .graph import Graph, Known, Left, Node, Operand, call
@@ -194,7 +195,7 @@ def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: Fak
         raise Left(f"not valid: {error}") from None
     if np.broadcast_shapes(shape, *(each.shape for each in arrays)) != tuple(shape):
         raise Left("not valid: a parameter does not broadcast to x")
-    own = replace(node, operator=fake_quantizers.FAKE_QUANTIZE, attributes=attributes)
+    own = replace(node, operator=FAKE_QUANTIZE, attributes=attributes)
     along = row_axis(shape) - len(shape)
 
     def part(array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:

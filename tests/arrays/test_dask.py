@@ -129,7 +129,24 @@ def packings(draw, function):
     return Call(quark_numba.unpack, [packed], {"shape": array.shape, "dtype": name}, 0, {2: 1, 4: 1, 6: 3}[bits])
 
 
+@st.composite
+def fake_quantize_calls(draw, function):
+    """Draw a call with scales that broadcast to x: to any of its axes, or with fewer dimensions."""
+    shape = draw(shapes)
+    x = values(shape, "float32", draw(st.integers(0, 99)))
+    of_scale = [draw(st.sampled_from([1, length])) for length in shape][draw(st.integers(0, len(shape))) :]
+    scale = np.resize(np.geomspace(2.0**-9, 2.0**9, 7, dtype=np.float32), of_scale)
+    named = {"rounding_mode": draw(st.sampled_from(["ROUND", "FLOOR"]))}
+    if function == "minifloat_quantize_dequantize":
+        return Call(
+            getattr(quark_numba, function), [x, scale], named | {"exponent_bits": 4, "mantissa_bits": 3, "exponent_bias": 7}
+        )
+    zero_point = np.resize(np.float32([0, 3, -0.5]), draw(st.sampled_from([(), of_scale])))
+    return Call(getattr(quark_numba, function), [x, scale, zero_point, np.float32(5)], named)
+
+
 CALLS = {
+    **{name: fake_quantize_calls(name) for name in ("fake_quantize", "minifloat_quantize_dequantize")},
     **{name: linear_calls(name) for name in ("quantize", "dequantize", "quantize_dequantize")},
     **{
         f"{kind}_{step}": block_calls(f"{kind}_{step}")
@@ -334,6 +351,14 @@ class TestLabels:
         assert (back.name, back.attrs, back.dims) == ("heights", {"from": "a map"}, x.dims)
         bits = quark_numba.mx_quantize_dequantize(x=x, axis="depth")
         oracle.assert_same_bits(bits.values, quark_numba.mx_quantize_dequantize(self.x, axis=2))
+
+    def test_fake_quantization_keeps_them_too(self):
+        x = self.array(self.x)
+        scale = np.linspace(0.1, 1, 9, dtype=np.float32).reshape(9, 1)
+        y = quark_numba.fake_quantize(x, scale, bit_width=4)
+        xr.testing.assert_identical(y, x.copy(data=quark_numba.fake_quantize(self.x, scale, bit_width=4)))
+        y = quark_numba.minifloat_quantize_dequantize(x, exponent_bits=3, mantissa_bits=2, exponent_bias=3)
+        assert (y.name, y.attrs, y.dims) == (x.name, x.attrs, x.dims)
 
     def test_blocks_have_a_dimension_of_their_own(self):
         x = self.array(self.x)

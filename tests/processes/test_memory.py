@@ -4,13 +4,16 @@ Arrays lie next to pages that may not be touched, so that an access beyond their
 """
 
 import ctypes
+import functools
 import gc
 import mmap
 import os
 import sys
 from itertools import product
 
+import fake_quantization_nodes
 import numpy as np
+import nvidia_nodes
 import onnxruntime
 import oracle
 import pytest
@@ -18,7 +21,7 @@ import samples
 from granularities import key_id
 from numba import types
 from onnx import helper
-from onnx_models import model, number, one_node, session
+from onnx_models import array_at, model, number, one_node, ort_value, session
 from other_operators import INPUTS, LSTM, NORMALIZATION, random_lstm
 from other_operators import one_node as other_node
 
@@ -296,6 +299,55 @@ def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_en
         binding.bind_output("y", "cpu", 0, number("float32"), list(expected.shape), y.ctypes.data)
         node.run_with_iobinding(binding)
         assert y.tobytes() == expected.tobytes()
+
+
+def dialect_nodes():
+    """Yield every operator of fake quantization, of tables and of dynamic blocks, under its newest name, with a function that
+    returns a random node for a seed: its inputs, the outputs and a model."""
+    for operator in OPERATORS:
+        if operator.wing in ("fake_quantization", "tables") and operator.domain != "quark_numba" and not operator.newer_name:
+            yield pytest.param(functools.partial(of_qonnx_or_mct, operator), id=operator.name)
+    for name in (*nvidia_nodes.ORACLES, *nvidia_nodes.OWN):
+        yield pytest.param(functools.partial(of_nvidia, name), id=name)
+
+
+def of_qonnx_or_mct(operator, seed):
+    node = fake_quantization_nodes.random_node(operator.domain, operator.name, seed)
+    if "rounding_mode" in node.attributes:  # each mode has a kernel; they differ in what they do to one element
+        node.attributes["rounding_mode"] = "ROUND"
+    return node.inputs, [node.expected()], node.model()
+
+
+def of_nvidia(name, seed):
+    inputs, attributes = nvidia_nodes.random_node(name, np.random.default_rng([seed, 35]))
+    if attributes.get("output_dtype", 1) != 1:
+        attributes["output_dtype"] = 1
+    outputs = nvidia_nodes.expected_of(name, inputs, attributes)
+    return inputs, outputs, nvidia_nodes.one_node(name, inputs, attributes, outputs)
+
+
+@guard
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize("node_of", [*dialect_nodes()])
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(11, 200, 30))])
+def test_node_of_a_dialect_stays_within_its_tensors(node_of, at_end, first):
+    for seed in range(first, first + (30 if first else 11)):
+        inputs, outputs, made = node_of(seed)
+        node = session(made)
+        binding, kept = node.io_binding(), []
+        for value, array in zip((*made.graph.input, *made.graph.output), (*inputs, *outputs), strict=True):
+            element_type = value.type.tensor_type.elem_type
+            row = find(element_type)  # None: int64
+            room = Guarded(max(1, -(-array.size * row.bits // 8) if row else array.nbytes), at_end)
+            bind = binding.bind_input if len(kept) < len(inputs) else binding.bind_output
+            if len(kept) < len(inputs) and array.size:
+                content = ort_value(np.array(array, order="C")) if row else array
+                ctypes.memmove(room.address, content.data_ptr() if row else content.ctypes.data, room.nbytes)
+            kept.append(room)
+            bind(value.name, "cpu", 0, element_type, list(array.shape), room.address)
+        node.run_with_iobinding(binding)
+        for room, array in zip(kept[len(inputs) :], outputs, strict=True):
+            oracle.assert_same_bits(array_at(room.address, find(array.dtype), array.shape), array)
 
 
 def sizes_of_layer(found, steps, batch, inputs, hidden):

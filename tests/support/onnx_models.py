@@ -95,13 +95,17 @@ def run(one_node_session, **feeds):
 
 def array_of(value):
     """Return the array of an OrtValue of any element type."""
-    row = find(value.element_type())
-    size = math.prod(value.shape())
-    codes = np.frombuffer(ctypes.string_at(value.data_ptr(), -(-size * row.bits // 8)), np.uint8)
+    return array_at(value.data_ptr(), find(value.element_type()), value.shape())
+
+
+def array_at(address, row, shape):
+    """Return the array of a tensor at an address."""
+    size = math.prod(shape)
+    codes = np.frombuffer(ctypes.string_at(address, -(-size * row.bits // 8)), np.uint8)
     if row.bits < 8:
         codes = np.stack([codes >> shift for shift in range(0, 8, row.bits)], axis=-1).reshape(-1) & (2**row.bits - 1)
         codes = codes[:size]
-    return codes.view(row.dtype).reshape(value.shape())
+    return codes.view(row.dtype).reshape(shape)
 
 
 def ort_value(array):
