@@ -2,7 +2,18 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGES = ("quark_numba", "numba", "numpy", "onnxruntime", "onnxruntime-extensions", "onnx", "ml_dtypes", "torch")
+PACKAGES = (
+    "quark_numba",
+    "numba",
+    "numpy",
+    "onnxruntime",
+    "onnxruntime-extensions",
+    "onnx",
+    "ml_dtypes",
+    "torch",
+    "qonnx",
+    "mct-quantizers",
+)
 
 
 def pytest_benchmark_update_machine_info(machine_info):

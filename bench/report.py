@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -12,6 +12,8 @@ from statistics import median
 
 from architectures import ARCHITECTURES
 from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, SIZES, Case, cases
+from models_of_quantizers import CONVOLUTIONAL, LAYOUTS, NAMES
+from test_speed_of_other_quantizers import AS_WRITTEN, FLOAT, OPTIMISED, VENDOR
 
 README = Path(__file__).with_name("README.md")
 PLOT = Path(__file__).with_name("throughput.png")
@@ -122,6 +124,17 @@ def _other(operator: str):
     return measured
 
 
+def _other_quantizers(contender: str, names: Iterable[str]):
+    def measured(results: Results) -> Iterator[tuple[float, str]]:
+        for name, threads in product(names, THREADS):
+            group = f"{name}, threads: {threads}"
+            seconds, reference = results.get(group, contender), results.get(group, FLOAT)
+            if seconds and reference:
+                yield seconds / reference, group
+
+    return measured
+
+
 def _start_up(step: str, without: str = ""):
     def measured(results: Results) -> Iterator[tuple[float, str]]:
         whole, rest = results.get(f"start-up: {step}"), results.get(f"start-up: {without}") if without else 0
@@ -206,6 +219,15 @@ TARGETS = (
     *(
         Target(f"{model}, optimised", "1.1 ×", _real_models(*map(_optimised, MODELS), models=(model,)), is_least=False)
         for model in ARCHITECTURES
+    ),
+    *(
+        Target(f"models of other quantizers, {what}", wanted, _other_quantizers(contender, names), is_least=False)
+        for what, wanted, contender, names in (
+            ("as written", "3 ×", AS_WRITTEN, NAMES),
+            ("optimised: CNNs of less than 64 channels", "1.1 ×", OPTIMISED, set(CONVOLUTIONAL) - set(LAYOUTS)),
+            ("optimised: CNNs of 64 channels and more", "0.95 ×", OPTIMISED, set(CONVOLUTIONAL) & set(LAYOUTS)),
+            ("optimised: ModelOpt's", "1.3 ×", OPTIMISED, [name for name in NAMES if name.startswith("ModelOpt")]),
+        )
     ),
     Target("loading optimised models, against loading the original", "1.5 ×", _loading, is_least=False),
     Target("block formats, 16 M elements, Gelements/s", "1 G/s", _block_formats, unit="G/s"),
@@ -320,6 +342,21 @@ def _models(results: Results) -> Iterator[str]:
     yield from _table(["model", *columns, *(f"optimised, {column}" for column in columns)], rows)
 
 
+def _quantizers(results: Results) -> Iterator[str]:
+    rows = []
+    for name in NAMES:
+        groups = [f"{name}, threads: {threads}" for threads in THREADS]
+        references = [results.get(group, FLOAT) for group in groups]
+        if all(references):
+            vendor = results.get(groups[0], VENDOR)
+            row = [f"{1e3 * each:.2f} ms" for each in references] + [f"{vendor / references[0]:.3g}" if vendor else ""]
+            for contender in (AS_WRITTEN, OPTIMISED):
+                row += [f"{results.get(group, contender) / each:.2f}" for group, each in zip(groups, references, strict=True)]
+            rows.append([name, *row])
+    columns = [f"{what}, threads: {threads}" for what in ("float model", AS_WRITTEN, OPTIMISED) for threads in THREADS]
+    yield from _table(["model", *columns[:2], f"{VENDOR}, threads: 1", *columns[2:]], rows)
+
+
 def _text(results: Results) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     yield f"{results.machine['cpu']['brand_raw']}, {results.machine['cpu']['count']} processors; {versions}; {results.date}.\n"
@@ -335,6 +372,8 @@ def _text(results: Results) -> Iterator[str]:
     yield from _others(results)
     yield "Models, against the float model in turns, medians (the classifier with batch 6); loading with a filled cache:\n"
     yield from _models(results)
+    yield "Models of other quantizers, against the float model in turns, medians:\n"
+    yield from _quantizers(results)
     yield f"![Throughput against size]({PLOT.name})"
 
 
