@@ -39,10 +39,13 @@ def large(variant, folder):
 VARIANTS = [("bf16", False), ("mx9", True), ("a8w8", False), ("a8w8", True), ("i32", True)]
 
 
-@pytest.mark.parametrize(("variant", "has_reference"), VARIANTS)
-def test_the_same_numbers(variant, has_reference, tmp_path, request):
+@pytest.mark.parametrize(
+    ("variant", "has_reference", "what_if"),
+    [*((*each, []) for each in VARIANTS), pytest.param("mx9", True, ["mxfp4_e2m1"], marks=pytest.mark.full)],
+)
+def test_the_same_numbers(variant, has_reference, what_if, tmp_path, request):
     reference = path_of("float") if has_reference else None
-    options = {"sweep": True, "by": "operator", "what_if": ["mxfp4_e2m1"], "histograms": 3}
+    options = {"sweep": True, "by": "operator", "what_if": what_if, "histograms": 3}
     whole = quark_numba.analyze(path_of(variant), reference, FEEDS, **options)
     evaluated = quark_numba.evaluate(path_of(variant), reference, FEEDS)
     request.getfixturevalue("is_large")
