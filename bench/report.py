@@ -12,8 +12,7 @@ from statistics import median
 
 from architectures import ARCHITECTURES
 from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, SIZES, Case, cases
-from models_of_quantizers import CONVOLUTIONAL, LAYOUTS, NAMES
-from test_speed_of_other_quantizers import AS_WRITTEN, FLOAT, OPTIMISED, VENDOR
+from models_of_quantizers import AS_WRITTEN, CONVOLUTIONAL, FLOAT, LAYOUTS, NAMES, OPTIMISED, VENDOR
 
 README = Path(__file__).with_name("README.md")
 PLOT = Path(__file__).with_name("throughput.png")

@@ -6,11 +6,20 @@ from functools import lru_cache
 import onnxruntime
 import pytest
 from cases import TURNS
-from models_of_quantizers import NAMES, float_model, inputs, quantized, vendors_runtime
+from models_of_quantizers import (
+    AS_WRITTEN,
+    CONTENDERS,
+    FLOAT,
+    NAMES,
+    OPTIMISED,
+    VENDOR,
+    float_model,
+    inputs,
+    quantized,
+    vendors_runtime,
+)
 
 from quark_numba import InferenceSession, register
-
-FLOAT, AS_WRITTEN, OPTIMISED, VENDOR = CONTENDERS = ("float model", "as written", "optimised", "quantizer's runtime")
 
 
 @lru_cache

@@ -311,6 +311,7 @@ def test_number_of_copies(order, copies):
     "name", default_of(["uint8", "int4", "float6e2m3", "bfloat16", "int32", "float8e4m3fn"], "uint8", "float6e2m3")
 )
 @pytest.mark.parametrize("scale_shape", [(), (64,), (64, 1024)], ids=str)
+@pytest.mark.covering
 def test_memory(name, scale_shape):
     """A call allocates its output, and at most 1 MiB more."""
     x = np.ones((64, 1 << 16), np.float32)

@@ -61,7 +61,7 @@ def calls(draw):
 
 
 # More examples need more kernels to be compiled.
-more_examples = pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.full)])
+more_examples = pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.full)])
 
 
 @more_examples

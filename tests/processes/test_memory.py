@@ -329,9 +329,10 @@ def of_nvidia(name, seed):
 @guard
 @pytest.mark.parametrize("at_end", [True, False])
 @pytest.mark.parametrize("node_of", [*dialect_nodes()])
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(11, 200, 30))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(6, 96, 30))])
+@pytest.mark.covering
 def test_node_of_a_dialect_stays_within_its_tensors(node_of, at_end, first):
-    for seed in range(first, first + (30 if first else 11)):
+    for seed in range(first, first + (30 if first else 6)):
         inputs, outputs, made = node_of(seed)
         node = session(made)
         binding, kept = node.io_binding(), []

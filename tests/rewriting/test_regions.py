@@ -217,7 +217,7 @@ BLOCK_SHAPES = [((2, 35, 4, 6), 1), ((2, 3, 5), -2), ((40, 3), 0), ((2, 64, 7, 1
 
 @pytest.mark.compiled
 @rounding_modes
-@pytest.mark.parametrize("name", default_of([*BFP, *MX], "BFP16", "MX9", "widest prime", "fp8_e4m3, 32"))
+@pytest.mark.parametrize("name", default_of([*BFP, *MX], "widest prime", "fp8_e4m3, 32"))
 @pytest.mark.covering
 def test_blocks(name, rounding_mode):
     """Regions round to block formats behind each kind of input, and behind steps that may leave blocks unchanged. Some blocks
@@ -378,7 +378,7 @@ def assert_same_floats(before, after, feeds):
 
 @pytest.mark.compiled
 def test_generated_graphs():
-    generated(20)
+    generated(8)
 
 
 @pytest.mark.compiled

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from large_models import apart
+from marks import default_of
 from onnx import helper, numpy_helper
 from onnx_models import model
 from paths import MODELS
@@ -46,7 +47,7 @@ REAL = sorted(path.stem for path in MODELS.glob("*.onnx"))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", default_of(REAL, "textline_cls_a8w8", "textline_cls_bf16", "textline_cls_mx9", "style_xint8"))
 @pytest.mark.covering
 def test_real_models(name, threads, tmp_path, request):
     """Sessions of large models give the same bits as those in memory, and files of optimised models have the same tensors."""

@@ -54,7 +54,7 @@ def check(name, inputs, attributes, **options):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("seed", default_of(range(60), 0, 1, 2, 3))
+@pytest.mark.parametrize("seed", default_of(range(60), 0, 1))
 @pytest.mark.parametrize("name", [*ORACLES, *OWN])
 def test_random_nodes(name, seed):
     rng = np.random.default_rng([seed, len(name)])
