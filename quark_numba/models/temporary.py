@@ -32,11 +32,14 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
                 break
             lock.close()
             shutil.rmtree(folder, ignore_errors=True)
+    inner = os.path.join(folder, "files")
     try:
-        inner = os.path.join(folder, "files")
         os.mkdir(inner)
         yield inner
     finally:
+        shutil.rmtree(
+            inner, ignore_errors=True
+        )  # first: without its lock, a folder with files would stay if the process is killed
         lock.close()
         shutil.rmtree(folder, ignore_errors=True)
         if os.path.exists(folder):
@@ -45,16 +48,18 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
 
 def remove_left_behind(place: str | os.PathLike[str]) -> None:
     """Remove the temporary folders of killed processes."""
-    for path in Path(place).glob(f"*{PREFIX}*/{_LOCK}"):
+    for folder in Path(place).glob(f"*{PREFIX}*"):
         with suppress(OSError):  # on Windows: a file that its process has open
-            if os.name == "posix":
-                with open(path, "r+b") as lock:
-                    if is_locked(lock) is not True:
-                        continue
-                    shutil.rmtree(path.parent, ignore_errors=True)
+            if os.name != "posix":
+                (folder / _LOCK).unlink(missing_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)
+            elif (folder / _LOCK).exists():
+                with open(folder / _LOCK, "r+b") as lock:
+                    if is_locked(lock) is True:
+                        shutil.rmtree(folder / "files", ignore_errors=True)
+                        shutil.rmtree(folder, ignore_errors=True)
             else:
-                path.unlink()
-                shutil.rmtree(path.parent, ignore_errors=True)
+                folder.rmdir()  # no other than an empty folder, in which no file was locked yet, or none any more
 
 
 def is_locked(lock: Any, *, shared: bool = False) -> bool | None:

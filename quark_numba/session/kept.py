@@ -25,7 +25,7 @@ import onnxruntime
 from ..compiling import cache
 from ..errors import ModelError
 from ..models.model_files import state_of
-from ..models.temporary import is_locked, temporary_folder
+from ..models.temporary import is_locked, remove_left_behind, temporary_folder
 
 _log = logging.getLogger(__name__)
 
@@ -176,6 +176,7 @@ def kept(
     system, or None, which is not kept. If a model cannot be kept, it is yielded as it was made."""
     with opened(entry) as found:
         if found:
+            remove_left_behind(entry.parent)
             yield str(entry / found["file"]), found["facts"]
             return
     limit()  # raises ModelError
