@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ PREFIX = "quark_numba_"
 
 # The file of a folder that its process keeps open, and locked where the system has locks that end with a process.
 _LOCK = "in use"
+
+_OF_MKDTEMP = re.compile(rf"\.?{PREFIX}[a-z0-9_]{{8}}")
 
 
 @contextmanager
@@ -37,9 +40,8 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
         os.mkdir(inner)
         yield inner
     finally:
-        shutil.rmtree(
-            inner, ignore_errors=True
-        )  # first: without its lock, a folder with files would stay if the process is killed
+        # The files go first: a folder with files but without its lock would stay for ever if this process were killed now.
+        shutil.rmtree(inner, ignore_errors=True)
         lock.close()
         shutil.rmtree(folder, ignore_errors=True)
         if os.path.exists(folder):
@@ -50,16 +52,17 @@ def remove_left_behind(place: str | os.PathLike[str]) -> None:
     """Remove the temporary folders of killed processes."""
     for folder in Path(place).glob(f"*{PREFIX}*"):
         with suppress(OSError):  # on Windows: a file that its process has open
-            if os.name != "posix":
-                (folder / _LOCK).unlink(missing_ok=True)
-                shutil.rmtree(folder, ignore_errors=True)
-            elif (folder / _LOCK).exists():
+            if not (folder / _LOCK).exists():
+                if _OF_MKDTEMP.fullmatch(folder.name):
+                    folder.rmdir()  # raises an error if it is not empty
+            elif os.name == "posix":
                 with open(folder / _LOCK, "r+b") as lock:
                     if is_locked(lock) is True:
                         shutil.rmtree(folder / "files", ignore_errors=True)
                         shutil.rmtree(folder, ignore_errors=True)
             else:
-                folder.rmdir()  # no other than an empty folder, in which no file was locked yet, or none any more
+                (folder / _LOCK).unlink()
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_locked(lock: Any, *, shared: bool = False) -> bool | None:
