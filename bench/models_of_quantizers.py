@@ -159,7 +159,8 @@ def _with_layout(model: str, operators: tuple[str, ...], layout: Callable[..., s
 
 
 def _without_quantization(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without its quantization nodes. Where these compute a constant, the result has it."""
+    """Return the model without its quantization nodes. Where these compute a constant, the result has it. Initializers are no
+    inputs of the graph: ONNX Runtime could not prepare weights for convolutions."""
     result, evaluated = onnx.ModelProto(), onnx.ModelProto()
     result.CopyFrom(model)
     graph, before = result.graph, {}
@@ -190,6 +191,9 @@ def _without_quantization(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.initializer.extend(to_tensor_proto(array, value) for value, array in zip(wanted, arrays, strict=True))
     del graph.node[:]
     graph.node.extend(kept)
+    real_inputs = [each for each in graph.input if each.name not in held]
+    del graph.input[:]
+    graph.input.extend(real_inputs)
     for each in graph.output:
         each.name = before.get(each.name, each.name)
     return result
