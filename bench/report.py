@@ -17,6 +17,7 @@ from models_of_quantizers import AS_WRITTEN, CONVOLUTIONAL, FLOAT, LAYOUTS, NAME
 README = Path(__file__).with_name("README.md")
 PLOT = Path(__file__).with_name("throughput.png")
 MARKS = "<!-- what bench/report.py writes -->", "<!-- and so far -->"
+MARKS_OF_QUANTIZERS = "<!-- what bench/report.py writes of other quantizers -->", "<!-- and so far of other quantizers -->"
 
 OURS = ("native session", "extensions session", "direct call")
 
@@ -219,15 +220,6 @@ TARGETS = (
         Target(f"{model}, optimised", "1.1 ×", _real_models(*map(_optimised, MODELS), models=(model,)), is_least=False)
         for model in ARCHITECTURES
     ),
-    *(
-        Target(f"models of other quantizers, {what}", wanted, _other_quantizers(contender, names), is_least=False)
-        for what, wanted, contender, names in (
-            ("as written", "3 ×", AS_WRITTEN, NAMES),
-            ("optimised: CNNs of less than 64 channels", "1.1 ×", OPTIMISED, set(CONVOLUTIONAL) - set(LAYOUTS)),
-            ("optimised: CNNs of 64 channels and more", "0.95 ×", OPTIMISED, set(CONVOLUTIONAL) & set(LAYOUTS)),
-            ("optimised: ModelOpt's", "1.3 ×", OPTIMISED, [name for name in NAMES if name.startswith("ModelOpt")]),
-        )
-    ),
     Target("loading optimised models, against loading the original", "1.5 ×", _loading, is_least=False),
     Target("block formats, 16 M elements, Gelements/s", "1 G/s", _block_formats, unit="G/s"),
     Target(
@@ -253,6 +245,17 @@ TARGETS = (
 )
 
 
+TARGETS_OF_QUANTIZERS = tuple(
+    Target(f"models of other quantizers, {what}", wanted, _other_quantizers(contender, names), is_least=False)
+    for what, wanted, contender, names in (
+        ("as written", "3 ×", AS_WRITTEN, NAMES),
+        ("optimised: CNNs of less than 64 channels", "1.1 ×", OPTIMISED, set(CONVOLUTIONAL) - set(LAYOUTS)),
+        ("optimised: CNNs of 64 channels and more", "0.95 ×", OPTIMISED, set(CONVOLUTIONAL) & set(LAYOUTS)),
+        ("optimised: ModelOpt's", "1.3 ×", OPTIMISED, [name for name in NAMES if name.startswith("ModelOpt")]),
+    )
+)
+
+
 def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
     yield f"| {' | '.join(header)} |"
     yield f"| --- |{' ---: |' * (len(header) - 1)}"
@@ -261,9 +264,9 @@ def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
     yield ""
 
 
-def _targets(results: Results) -> Iterator[str]:
+def _targets(results: Results, targets: Iterable[Target]) -> Iterator[str]:
     rows = []
-    for target in TARGETS:
+    for target in targets:
         found = sorted(target.measured(results), reverse=not target.is_least)
         if not found:
             continue
@@ -341,26 +344,15 @@ def _models(results: Results) -> Iterator[str]:
     yield from _table(["model", *columns, *(f"optimised, {column}" for column in columns)], rows)
 
 
-def _quantizers(results: Results) -> Iterator[str]:
-    rows = []
-    for name in NAMES:
-        groups = [f"{name}, threads: {threads}" for threads in THREADS]
-        references = [results.get(group, FLOAT) for group in groups]
-        if all(references):
-            vendor = results.get(groups[0], VENDOR)
-            row = [f"{1e3 * each:.2f} ms" for each in references] + [f"{vendor / references[0]:.3g}" if vendor else ""]
-            for contender in (AS_WRITTEN, OPTIMISED):
-                row += [f"{results.get(group, contender) / each:.2f}" for group, each in zip(groups, references, strict=True)]
-            rows.append([name, *row])
-    columns = [f"{what}, threads: {threads}" for what in ("float model", AS_WRITTEN, OPTIMISED) for threads in THREADS]
-    yield from _table(["model", *columns[:2], f"{VENDOR}, threads: 1", *columns[2:]], rows)
+def _machine(results: Results) -> Iterator[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
+    yield f"{results.machine['cpu']['brand_raw']}, {results.machine['cpu']['count']} processors; {versions}; {results.date}.\n"
 
 
 def _text(results: Results) -> Iterator[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
-    yield f"{results.machine['cpu']['brand_raw']}, {results.machine['cpu']['count']} processors; {versions}; {results.date}.\n"
+    yield from _machine(results)
     yield "Targets. Each number is a ratio of speeds within one run, or a time; met: in how many cases.\n"
-    yield from _targets(results)
+    yield from _targets(results, TARGETS)
     yield "One operator per tensor, 1 M elements, 2 threads, in Gelements/s:\n"
     yield from _operators(results, 1 << 20)
     yield "The native session by granularity, in Gelements/s:\n"
@@ -371,9 +363,24 @@ def _text(results: Results) -> Iterator[str]:
     yield from _others(results)
     yield "Models, against the float model in turns, medians (the classifier with batch 6); loading with a filled cache:\n"
     yield from _models(results)
-    yield "Models of other quantizers, against the float model in turns, medians:\n"
-    yield from _quantizers(results)
     yield f"![Throughput against size]({PLOT.name})"
+
+
+def _text_of_quantizers(results: Results) -> Iterator[str]:
+    yield from _machine(results)
+    yield from _targets(results, TARGETS_OF_QUANTIZERS)
+    rows = []
+    for name in NAMES:
+        groups = [f"{name}, threads: {threads}" for threads in THREADS]
+        references = [results.get(group, FLOAT) for group in groups]
+        if all(references):
+            vendor = results.get(groups[0], VENDOR)
+            row = [f"{1e3 * each:.2f} ms" for each in references] + [f"{vendor / references[0]:,.0f}" if vendor else ""]
+            for contender in (AS_WRITTEN, OPTIMISED):
+                row += [f"{results.get(group, contender) / each:.2f}" for group, each in zip(groups, references, strict=True)]
+            rows.append([name, *row])
+    columns = [f"{what}, threads: {threads}" for what in ("float model", AS_WRITTEN, OPTIMISED) for threads in THREADS]
+    yield from _table(["model", *columns[:2], f"{VENDOR}, threads: 1", *columns[2:]], rows)
 
 
 def _plot(results: Results) -> None:
@@ -405,10 +412,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="the JSON file of a run")
     results = Results(parser.parse_args().results)
-    before, rest = README.read_text().split(MARKS[0])
-    _, after = rest.split(MARKS[1])
-    README.write_text("\n".join([before + MARKS[0] + "\n", *_text(results), "", MARKS[1]]) + after)
-    _plot(results)
+    if results.contenders:
+        _write(MARKS, _text(results))
+        _plot(results)
+    if any(results.get(f"{name}, threads: 1", FLOAT) for name in NAMES):
+        _write(MARKS_OF_QUANTIZERS, _text_of_quantizers(results))
+
+
+def _write(marks: tuple[str, str], lines: Iterable[str]) -> None:
+    before, rest = README.read_text().split(marks[0])
+    _, after = rest.split(marks[1])
+    README.write_text("\n".join([before + marks[0] + "\n", *lines, "", marks[1]]) + after)
 
 
 if __name__ == "__main__":

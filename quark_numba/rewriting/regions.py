@@ -57,8 +57,10 @@ def rewrite(graph: Graph) -> None:
                 fused = fused_values(graph)
             merging = _Merging(graph, nodes, fused)
             regions += [(merging, *each) for each in merging.regions()]
-    # If a region has several nodes, single nodes become regions, too: no kernel outside of regions is compiled for them.
-    if any(len(region) > 1 for _, _, region in regions):
+    # If a region has several nodes, single nodes become regions, too: no kernel outside of regions is compiled for them. And
+    # only regions can lie between convolutions in their blocked layout.
+    has_convolutions = any(node.op_type == "Conv" for node in ir.traversal.RecursiveGraphIterator(graph.model.graph))
+    if has_convolutions or any(len(region) > 1 for _, _, region in regions):
         for merging, last, region in regions:
             merging.merge(last, region)
 

@@ -186,3 +186,9 @@ def test_models_of_other_quantizers(path, standard_ops):
     result = optimized(path, standard_ops=standard_ops)
     assert [each.name for each in result.model.graph.input] == [*feeds]
     assert_same_values(before, result.model, held | feeds, standard_ops=standard_ops)
+
+
+def test_single_steps_beside_convolutions_are_regions():
+    """Only regions can lie in the layout of convolutions."""
+    optimised_model = optimize(other_quantizers.MODELS / "qonnx/float_e4m3.onnx")
+    assert [node.op_type for node in optimised_model.graph.node if node.domain] == ["Region"] * 3
