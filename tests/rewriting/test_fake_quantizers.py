@@ -21,10 +21,9 @@ from quark_numba.rewriting.optimize import optimized
 pytestmark = pytest.mark.compiled
 
 QONNX, MCT = "qonnx.custom_op.general", "mct_quantizers"
-RNG = np.random.default_rng(30)
 SHAPE = (2, 5, 3, 7)
 SPECIAL = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 3.4e38, -3.4e38, 0.125, -0.125, 0.375, -0.375, 1e-39]
-X = RNG.normal(0, 3, SHAPE).astype(np.float32)
+X = np.random.default_rng(30).normal(0, 3, SHAPE).astype(np.float32)
 X.reshape(-1)[: len(SPECIAL)] = SPECIAL
 FEEDS = {"x": X}
 
@@ -66,8 +65,9 @@ def node(form, mode, shape, x="a", y="b"):
     name, domain, inputs, attributes = NODES[form]
     if FORMS[form].has_modes:
         attributes = attributes | {"rounding_mode": mode}
+    rng = np.random.default_rng(31)
     constants = [
-        constant(each, value * (RNG.choice([0.5, 1, 2], shape) if "scale" in each else np.float32(1)), np.float32)
+        constant(each, value * (rng.choice([0.5, 1, 2], shape) if "scale" in each else np.float32(1)), np.float32)
         for each, value in inputs.items()
     ]
     return helper.make_node(name, [x, *inputs], [y], domain=domain, **attributes), constants

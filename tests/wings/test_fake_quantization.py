@@ -97,14 +97,13 @@ def test_random_nodes(operator, first):
 @pytest.mark.compiled
 @operators
 @firsts
-@pytest.mark.parametrize("threads", [1, 2])
-def test_random_nodes_in_sessions(operator, first, threads):
+def test_random_nodes_in_sessions(operator, first):
     for seed in seeds(first):
         node = random_node(operator.domain, operator.name, seed)
         if not (first or has_default_mode(node.attributes)):
             continue
         constants = bool(seed % 2)
-        made = session(node.model(constants=constants), threads=threads)
+        made = session(node.model(constants=constants), threads=1 + seed // 2 % 2)
         assert_same_bits(made.run(None, node.feeds(constants=constants))[0], node.expected())
 
 
