@@ -17,6 +17,7 @@ from .key import Key
 
 _f32, _f64 = np.float32, np.float64
 _INF = _f32(np.inf)
+_LARGEST = _f64(np.finfo(np.float32).max)
 
 
 @functools.cache
@@ -190,7 +191,9 @@ def _prepare_minifloat(
     largest = (2 - _power(-places)) * _power(_power(bits) - 1 - offset)
     top = largest if largest < max_val else max_val
     beyond = top if saturation != 0 else _f64(np.inf) if has_inf != 0 else _f64(np.nan)
-    return is_valid, (_f32(scale), _f32(places), _f32(1 - offset - places), _f32(top), _f32(beyond))
+    # With 8 exponent bits `top` may be more than float32 has. Then only a quotient that rounding takes to Inf is beyond it.
+    highest = top if top < _LARGEST else _LARGEST
+    return is_valid, (_f32(scale), _f32(places), _f32(1 - offset - places), _f32(highest), _f32(beyond * _f64(_f32(scale))))
 
 
 def _minifloat(x: Any, numbers: Any) -> Any:
@@ -198,7 +201,7 @@ def _minifloat(x: Any, numbers: Any) -> Any:
 
     The step between values at v is 2 ** k. Here k + 127 is the exponent of a normal float32, or k + 149 the place of the bit of
     a subnormal one. The sum takes the exponent of v, except for a v of less than 2 ** -126, whose exponent field would be 0."""
-    scale, mantissa_bits, least, top, beyond = numbers
+    scale, mantissa_bits, least, top, y_beyond = numbers
     v = _f32(x / scale)
     magnitude = abs(v)
     exponent = np.int32(_f32(magnitude + _f32(2.0**-126)).view(np.int32) >> np.int32(23)) - np.int32(127)
@@ -208,9 +211,9 @@ def _minifloat(x: Any, numbers: Any) -> Any:
     subnormal = np.int32(np.int32(1) << np.int32(np.int32(k + np.int32(149)) & np.int32(31)))
     step = np.int32(normal if k >= np.int32(-126) else subnormal).view(np.float32)
     nearest = _f32(step * rounded(_f32(v / step)))
-    at_end = beyond if nearest > _f32(0) else _f32(-beyond)
-    value = at_end if abs(nearest) > top else nearest
-    return _f32(value * scale) if magnitude < _INF else _f32(np.nan)
+    at_end = y_beyond if nearest > _f32(0) else _f32(-y_beyond)
+    y = at_end if abs(nearest) > top else _f32(nearest * scale)
+    return y if magnitude < _INF else _f32(np.nan)
 
 
 def _prepare_threshold(threshold: Any, bits: Any, signed: Any) -> Any:

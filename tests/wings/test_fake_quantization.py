@@ -222,6 +222,19 @@ def test_constants_are_folded(operator):
         assert_same_bits(y, node.expected())
 
 
+@pytest.mark.parametrize("bias", [126, 127, 128])
+@pytest.mark.parametrize("scale", [1, 0.1, -3, 1e-30, 1e38])
+@pytest.mark.parametrize("flags", [{"saturation": 1}, {"saturation": 0, "has_inf": 1}, {"saturation": 0, "has_nan": 1}])
+def test_minifloats_that_exceed_float32(flags, scale, bias):
+    """With 8 exponent bits the largest value may be more than float32 has."""
+    x = np.array([3.4e38, -3.4028235e38, 3.3e38, 1.7e38, -1e38, 5.0, np.inf], f32)
+    x = np.concatenate([x, x * f32(min(abs(scale), 1))])
+    inputs = [x, f32(scale), f32(8), f32(4), f32(bias), f32(np.inf)]
+    attributes = {"has_inf": 0, "has_nan": 0, "has_subnormal": 1, "rounding_mode": "ROUND"} | flags
+    node = Node(QONNX, "FloatQuant", attributes, inputs)
+    assert_same_bits(call(node), node.expected())
+
+
 def test_a_bit_width_of_32_as_int32():
     """It is the number 32, and 2 ** 32 does not wrap around."""
     x = np.array([3e9, 5e9, -1], f32)
