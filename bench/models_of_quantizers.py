@@ -11,6 +11,7 @@ import onnx
 from architectures import RANGE, architecture
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from other_quantizers import MCT, MODELS, NVIDIA, QONNX_DOMAINS, expectation, reference_ops
 
 from quark_numba import nvfp4_quantize, to_tensor_proto
@@ -200,13 +201,14 @@ def _without_quantization(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def vendors_runtime(name: str) -> Callable[[], object] | None:
-    """Return a run of a model in the quantizer's own runtime. None: it has none for a CPU, or it is not installed."""
+    """Return a run of a model in the quantizer's own runtime. None: it has none for a CPU, it is not installed, or sessions of
+    the extensions backend have registered operators of the same names in this process."""
     try:
         if name.startswith("QONNX"):
             return _in_qonnx(name)
         if name.startswith("MCT"):
             return _in_mct_quantizers(name)
-    except ImportError:
+    except (ImportError, Fail):
         pass
     return None
 

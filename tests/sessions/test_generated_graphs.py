@@ -16,8 +16,8 @@ def batches(first, last, size, *marks):
     [
         *batches(0, 10, 5),
         *batches(10, 20, 10, pytest.mark.full),
-        *batches(20, 320, 20, pytest.mark.full),
-        *batches(320, 5320, 50, pytest.mark.exhaustive),
+        *batches(20, 180, 20, pytest.mark.full),
+        *batches(180, 5320, 50, pytest.mark.exhaustive),
     ],
 )
 def test_sessions_give_what_drop_in_sessions_give(seeds):
