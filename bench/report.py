@@ -124,17 +124,6 @@ def _other(operator: str):
     return measured
 
 
-def _other_quantizers(contender: str, names: Iterable[str]):
-    def measured(results: Results) -> Iterator[tuple[float, str]]:
-        for name, threads in product(names, THREADS):
-            group = f"{name}, threads: {threads}"
-            seconds, reference = results.get(group, contender), results.get(group, FLOAT)
-            if seconds and reference:
-                yield seconds / reference, group
-
-    return measured
-
-
 def _start_up(step: str, without: str = ""):
     def measured(results: Results) -> Iterator[tuple[float, str]]:
         whole, rest = results.get(f"start-up: {step}"), results.get(f"start-up: {without}") if without else 0
@@ -246,7 +235,7 @@ TARGETS = (
 
 
 TARGETS_OF_QUANTIZERS = tuple(
-    Target(f"models of other quantizers, {what}", wanted, _other_quantizers(contender, names), is_least=False)
+    Target(f"models of other quantizers, {what}", wanted, _real_models(contender, models=tuple(names)), is_least=False)
     for what, wanted, contender, names in (
         ("as written", "3 ×", AS_WRITTEN, NAMES),
         ("optimised: CNNs of less than 64 channels", "1.1 ×", OPTIMISED, set(CONVOLUTIONAL) - set(LAYOUTS)),

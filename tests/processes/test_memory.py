@@ -320,7 +320,7 @@ def of_qonnx_or_mct(operator, seed):
 
 def of_nvidia(name, seed):
     inputs, attributes = nvidia_nodes.random_node(name, np.random.default_rng([seed, 35]))
-    if attributes.get("output_dtype", 1) != 1:
+    if "output_dtype" in attributes:
         attributes["output_dtype"] = 1
     outputs = nvidia_nodes.expected_of(name, inputs, attributes)
     return inputs, outputs, nvidia_nodes.one_node(name, inputs, attributes, outputs)
