@@ -127,12 +127,44 @@ def text_detector(size: int = 160, widths: tuple[int, ...] = (12, 20, 36, 60), p
     return add.model((1, 3, size, size), add("Sigmoid", conv(joined, pyramid, 1, 3)))
 
 
+def mobile_network(size: int = 160) -> onnx.ModelProto:
+    """Return a network of inverted residuals with Relu6, which ONNX Runtime fuses into the convolutions."""
+    add = _Builder()
+    zero, six = (add.constant(np.float32(value)) for value in (0, 6))
+
+    def conv(x: str, inner: int, outer: int, kernel: int, stride: int = 1, group: int = 1, *, is_linear: bool = False) -> str:
+        weights = add.weight(outer, inner // group, kernel, kernel), add.weight(outer)
+        y = add("Conv", x, *weights, pads=[kernel // 2] * 4, strides=[stride] * 2, group=group)
+        return y if is_linear else add("Clip", y, zero, six)
+
+    x, inner = conv("x", 3, 32, 3, 2), 32
+    for width, count, first_stride in ((16, 1, 1), (24, 2, 2), (32, 3, 2), (64, 4, 2), (96, 3, 1), (160, 3, 2), (320, 1, 1)):
+        for number in range(count):
+            stride = 1 if number else first_stride
+            wide = conv(conv(x, inner, 6 * inner, 1), 6 * inner, 6 * inner, 3, stride, 6 * inner)
+            narrow = conv(wide, 6 * inner, width, 1, is_linear=True)
+            x, inner = (add("Add", x, narrow) if number else narrow), width
+    flat = add("Flatten", add("GlobalAveragePool", conv(x, 320, 1280, 1)))
+    return add.model((1, 3, size, size), add("Gemm", flat, add.weight(1280, 1000), add.weight(1000)))
+
+
+def dense_layers(width: int = 512, layers: int = 4, batch: int = 32) -> onnx.ModelProto:
+    """Return dense layers with Relu between."""
+    add = _Builder()
+    x = "x"
+    for _ in range(layers):
+        x = add("Relu", add("Gemm", x, add.weight(width, width), add.weight(width)))
+    return add.model((batch, width), add("Gemm", x, add.weight(width, width), add.weight(width)))
+
+
+# Those whose models Quark's operators quantize, and those of ONNX's own operators alone.
 ARCHITECTURES = {"transformer": transformer, "residual network": residual_network, "text detector": text_detector}
+OTHERS = {"mobile network": mobile_network, "dense layers": dense_layers}
 
 
 @lru_cache
 def architecture(name: str) -> onnx.ModelProto:
-    return ARCHITECTURES[name]()
+    return (ARCHITECTURES | OTHERS)[name]()
 
 
 def quantized(model: onnx.ModelProto, name: str) -> onnx.ModelProto:

@@ -12,12 +12,16 @@ from statistics import median
 
 from architectures import ARCHITECTURES
 from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, SIZES, Case, cases
+from models_of_onnx import ALL_OURS, ONNX_RUNTIME
+from models_of_onnx import NAMES as NAMES_OF_ONNX
+from models_of_onnx import OURS as IN_OUR_SESSION
 from models_of_quantizers import AS_WRITTEN, CONVOLUTIONAL, FLOAT, LAYOUTS, NAMES, OPTIMISED, VENDOR
 
 README = Path(__file__).with_name("README.md")
 PLOT = Path(__file__).with_name("throughput.png")
 MARKS = "<!-- what bench/report.py writes -->", "<!-- and so far -->"
 MARKS_OF_QUANTIZERS = "<!-- what bench/report.py writes of other quantizers -->", "<!-- and so far of other quantizers -->"
+MARKS_OF_ONNX = "<!-- what bench/report.py writes of ONNX's own operators -->", "<!-- and so far of ONNX's own operators -->"
 
 OURS = ("native session", "extensions session", "direct call")
 
@@ -245,6 +249,34 @@ TARGETS_OF_QUANTIZERS = tuple(
 )
 
 
+def _against_onnx_runtime(results: Results) -> Iterator[tuple[float, str]]:
+    for name, threads in product(NAMES_OF_ONNX, THREADS):
+        ours, theirs = (results.get(f"{name}, threads: {threads}", who) for who in (IN_OUR_SESSION, ONNX_RUNTIME))
+        if ours and theirs:
+            yield ours / theirs, f"{name}, threads: {threads}"
+
+
+TARGETS_OF_ONNX = (
+    *(
+        Target(f"InferenceSession, {what}", wanted, _real_models(IN_OUR_SESSION, models=tuple(names)), is_least=False)
+        for what, wanted, names in (
+            ("the classifier", "0.9 ×", [each for each in NAMES_OF_ONNX if each.startswith("classifier")]),
+            (
+                "networks of convolutions",
+                "1.05 ×",
+                [
+                    each
+                    for each in NAMES_OF_ONNX
+                    if each.split(",")[0].split()[-1] in ("network", "detector") and "float8" not in each
+                ],
+            ),
+            ("float8", "1.2 ×", [each for each in NAMES_OF_ONNX if each.endswith("float8")]),
+        )
+    ),
+    Target("InferenceSession against ONNX Runtime", "1.03 ×", _against_onnx_runtime, is_least=False),
+)
+
+
 def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
     yield f"| {' | '.join(header)} |"
     yield f"| --- |{' ---: |' * (len(header) - 1)}"
@@ -372,6 +404,22 @@ def _text_of_quantizers(results: Results) -> Iterator[str]:
     yield from _table(["model", *columns[:2], f"{VENDOR}, threads: 1", *columns[2:]], rows)
 
 
+def _text_of_onnx(results: Results) -> Iterator[str]:
+    yield from _machine(results)
+    yield from _targets(results, TARGETS_OF_ONNX)
+    rows = []
+    for name in NAMES_OF_ONNX:
+        groups = [f"{name}, threads: {threads}" for threads in THREADS]
+        references = [results.get(group, FLOAT) for group in groups]
+        if all(references):
+            row = [f"{1e3 * each:.2f} ms" for each in references]
+            for contender in (ONNX_RUNTIME, IN_OUR_SESSION, ALL_OURS):
+                row += [f"{results.get(group, contender) / each:.2f}" for group, each in zip(groups, references, strict=True)]
+            rows.append([name, *row])
+    contenders = ("float model", ONNX_RUNTIME, f"`{IN_OUR_SESSION}`", f"`{ALL_OURS}`")
+    yield from _table(["model", *(f"{what}, threads: {threads}" for what in contenders for threads in THREADS)], rows)
+
+
 def _plot(results: Results) -> None:
     import matplotlib.pyplot as plt
 
@@ -406,6 +454,8 @@ def main() -> None:
         _plot(results)
     if any(results.get(f"{name}, threads: 1", FLOAT) for name in NAMES):
         _write(MARKS_OF_QUANTIZERS, _text_of_quantizers(results))
+    if any(results.get(f"{name}, threads: 1", FLOAT) for name in NAMES_OF_ONNX):
+        _write(MARKS_OF_ONNX, _text_of_onnx(results))
 
 
 def _write(marks: tuple[str, str], lines: Iterable[str]) -> None:

@@ -11,8 +11,7 @@ from architectures import ARCHITECTURES, architecture, quantized
 from cases import TURNS
 
 from quark_numba import InferenceSession, optimize
-from quark_numba.cli.inventory import quantization_nodes
-from quark_numba.cli.measuring import create_session
+from quark_numba.running.sessions import create_session
 
 MODELS = Path(__file__).parent.parent / "tests" / "models"
 QUANTIZED = ("bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8")
@@ -46,9 +45,7 @@ def _quantized(model: str, name: str):
 
 
 def _load(model: str, variant: str, threads: int = 2):
-    # Of all it is the same what is registered, and which of ONNX Runtime's fusions are off.
-    nodes = quantization_nodes(_path("bf16"))
-    return create_session(model, nodes, threads=threads, content=_content(model, variant))
+    return create_session(_content(model, variant), model, has_own_operators=True, threads=threads)
 
 
 @lru_cache

@@ -129,7 +129,8 @@ def options_of(subcommand):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as stop:
         cli.main([subcommand, "--help"])
-    return None if stop.value.code else frozenset(re.findall(r"^  (?:-\w, )?(--[\w-]+)", out.getvalue(), re.MULTILINE))
+    lines = re.findall(r"^  (?:-\w, )?(--[\w-]+)(?:, (--no-[\w-]+))?", out.getvalue(), re.MULTILINE)
+    return None if stop.value.code else frozenset(option for line in lines for option in line if option)
 
 
 def missing_commands(text):

@@ -68,7 +68,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_standard_ops(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--standard-ops", action="store_true", help="run ONNX's own quantization operators here too, not in ONNX Runtime"
+        "--standard-ops",
+        action=argparse.BooleanOptionalAction,
+        help="rewrite ONNX's own quantization nodes, too (default: those that ONNX Runtime does not run faster on integers)",
     )
 
 

@@ -22,7 +22,7 @@ from ..catalog import OPERATORS
 from ..errors import ModelError
 from ..models import model_files
 from ..models.temporary import temporary_folder
-from ..ort import DISABLE_QUANT_QDQ, Backend, register
+from ..ort import Backend, register
 from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
 from ..session.prepared import Prepared, prepared
@@ -46,15 +46,15 @@ def optimised(
     path: str | Path,
     *,
     backend: Backend | None = None,
-    standard_ops: bool = False,
+    standard_ops: bool | None = None,
     cache: bool | str = False,
 ) -> Iterator[Prepared]:
-    """Yield the model as ``InferenceSession`` runs it, or would run it with this backend. `cache` is as there."""
+    """Yield the model as ``InferenceSession`` runs it, or would run it with this backend. `standard_ops` and `cache` are as
+    there."""
     options = onnxruntime.SessionOptions()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `create_session` issues the same warnings
-        is_native = register(options, backend=backend, standard_ops=standard_ops) == "native"
-    options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
+        is_native = register(options, backend=backend, standard_ops=bool(standard_ops)) == "native"
     read = model_files.Source.open(path)
     with prepared(read, options, cache=cache, is_native=is_native, standard_ops=standard_ops) as model:
         yield model
@@ -66,23 +66,22 @@ def create_session(
     *,
     backend: Backend | None = None,
     threads: int = 0,
-    standard_ops: bool = False,
-    content: bytes | str | None = None,
+    standard_ops: bool | None = None,
+    optimised: Prepared | None = None,
     profile: str = "",
 ) -> onnxruntime.InferenceSession:
     """Return a session of the model at `path`, with this package's operators if a quantization node needs them, and with those
-    of ONNX if ONNX Runtime cannot run them. `content`, if given, is loaded instead: the bytes or the path of another form of
-    the model. `threads` = 0 leaves their number to ONNX Runtime. `profile` is the beginning of the path to which ONNX Runtime
-    writes its profile; "": none."""
-    return create_session_of(
-        content or path,
-        str(path),
-        has_own_operators=any(counted.run_by != "ONNX Runtime" for counted in nodes),
-        backend=backend,
-        threads=threads,
-        standard_ops=standard_ops or (content is None and any(counted.needs_standard_ops for counted in nodes)),
-        profile=profile,
-    )
+    of ONNX if ONNX Runtime cannot run them. `optimised`, if given, is loaded instead. `threads` = 0 leaves their number to ONNX
+    Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
+    how: dict[str, Any] = {"backend": backend, "threads": threads, "profile": profile}
+    if optimised and optimised.source:
+        of_onnx = bool(standard_ops) or optimised.standard_ops
+        return create_session_of(
+            optimised.source, str(path), has_own_operators=True, standard_ops=of_onnx, fuses_integers=True, **how
+        )
+    has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)
+    of_onnx = bool(standard_ops) or any(counted.needs_standard_ops for counted in nodes)
+    return create_session_of(path, str(path), has_own_operators=has_own_operators, standard_ops=of_onnx, **how)
 
 
 @dataclass(frozen=True)

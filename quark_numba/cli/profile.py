@@ -32,7 +32,7 @@ def _profile(options: argparse.Namespace) -> int:
     times = {}
     how = {"backend": options.backend, "standard_ops": options.standard_ops}
     with measuring.optimised(options.model, **how, cache=options.cache) as optimised:
-        for name, content in {"before": None, "after": optimised.source}.items():
+        for name, each in {"before": None, "after": optimised}.items():
             with progress(f"profiling, {name} it is optimised"):
                 times[name] = measuring.node_times(
                     options.model,
@@ -40,7 +40,7 @@ def _profile(options: argparse.Namespace) -> int:
                     lambda session: next(arguments.open_batches(options, session)),
                     options.runs,
                     threads=options.threads,
-                    content=content,
+                    optimised=each,
                     **how,
                 )
     if options.json:

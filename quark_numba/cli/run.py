@@ -151,12 +151,12 @@ def _measure(options: argparse.Namespace, models: list[tuple[str, list[Quantizat
         for path, nodes, is_optimised in _contenders(options, models):
             with progress(f"loading {path}{' optimised' * is_optimised}") as tick:
                 start = time.perf_counter()
-                content = None
+                optimised = None
                 if is_optimised:
-                    optimisation = stack.enter_context(measuring.optimised(path, backend=options.backend, cache=options.cache))
-                    content = optimisation.source
+                    how = {"backend": options.backend, "cache": options.cache}
+                    optimised = optimisation = stack.enter_context(measuring.optimised(path, **how))
                 sessions.append(
-                    measuring.create_session(path, nodes, content=content, backend=options.backend, threads=options.threads)
+                    measuring.create_session(path, nodes, optimised=optimised, backend=options.backend, threads=options.threads)
                 )
                 loaded.append((path + ", optimised" * is_optimised, time.perf_counter() - start))
                 tick()

@@ -125,4 +125,4 @@ def _compile_sessions(model: str) -> None:
     nodes = inventory.quantization_nodes(model)
     measuring.create_session(model, nodes)
     with measuring.optimised(model) as optimised:
-        measuring.create_session(model, nodes, content=optimised.source)
+        measuring.create_session(model, nodes, optimised=optimised)

@@ -61,9 +61,9 @@ def register(
     if registered:
         if backend not in (registered, None):
             raise ValueError(f"backend is {backend!r}, but session_options are registered with {registered!r} already")
-        if standard_ops and not entry(session_options, STANDARD_OPS):
-            raise ValueError("standard_ops is True, but session_options are registered without them already")
-        return registered
+        if not standard_ops or entry(session_options, STANDARD_OPS):
+            return registered
+        backend = registered
     if standard_ops:
         if backend == "extensions":
             raise ValueError('standard_ops is True, backend "extensions"; expected "native" or None')

@@ -27,8 +27,12 @@ from .library.load import NotAvailableError, check_platform, load
 # ONNX Runtime would refuse a domain that comes twice, with a message that does not say why.
 REGISTERED = "quark_numba.backend"
 
-# The configuration entry that asks for ONNX's own operators as well. It has to be set before the library is registered.
+# The configuration entry that asks for ONNX's own operators as well. It has to be set before the library is registered, and may
+# be set before the library is registered once more.
 STANDARD_OPS = "quark_numba.standard_ops"
+
+# The configuration entry of options that have ONNX's own operators.
+_HAS_STANDARD_OPS = "quark_numba.has_standard_ops"
 
 # All custom operators by the address of their structures. They survive a reload of this module, because ONNX Runtime still
 # holds the addresses.
@@ -98,12 +102,12 @@ def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> in
             c_api.check(api, has_entry(options, entry.encode(), ctypes.byref(found)))
             return bool(found)
 
-        if has(REGISTERED):
-            return
-        for domain in OPERATORS.domains:
-            if domain or has(STANDARD_OPS):
-                c_api.check(api, add_domain(options, _domain(api, release, domain)))
-        c_api.check(api, add_entry(options, REGISTERED.encode(), b"native"))
+        marks = {REGISTERED: [each for each in OPERATORS.domains if each], _HAS_STANDARD_OPS: [""] if has(STANDARD_OPS) else []}
+        for mark, domains in marks.items():
+            if domains and not has(mark):
+                for domain in domains:
+                    c_api.check(api, add_domain(options, _domain(api, release, domain)))
+                c_api.check(api, add_entry(options, mark.encode(), b"native"))
 
     return _status(api, add, is_done)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,34 +36,12 @@ def fused_values(graph: Graph) -> dict[str, str]:
     model, it may fuse any elementwise node, so all their outputs are returned.
     """
     of_weights = {value.name for node in graph.model.graph if node.op_type in _OF_WEIGHTS for value in node.inputs[1:] if value}
-    initializers = graph.model.graph.initializers
-    zeros = {name: initializers[name].const_value for name in of_weights if name and name in initializers}
-    sizes = [tensor.nbytes for tensor in zeros.values() if tensor is not None]
-    in_file = sum(sizes) > MOST_IN_MEMORY
-    before = skeleton(
-        graph,
-        frozenset(zeros),
-        standard_ops=graph.standard_ops,
-        hide_shapes=True,
-        file="zeros" if in_file else None,
-    )
+    before, after = fused_by_onnx_runtime(graph, of_weights)
     # ONNX Runtime removes an Identity without fusing it into anything.
     nodes = (node for node in before.graph.node if _is_elementwise(node) and node.op_type != "Identity")
     elementwise = [name for node in nodes for name in node.output]
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    try:
-        with temporary_folder() if in_file else nullcontext("") as folder:
-            source: onnx.ModelProto | str = before
-            if in_file:
-                source = os.path.join(folder, "model.onnx")
-                with open(os.path.join(folder, "zeros"), "wb") as file:
-                    file.truncate(max(sizes))  # which takes no room
-                Path(source).write_bytes(before.SerializeToString())
-            after = optimised_by_onnx_runtime(source, options)
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        return dict.fromkeys(elementwise, f"{UNKNOWN}: {str(error).splitlines()[0]}")
+    if isinstance(after, str):
+        return dict.fromkeys(elementwise, f"{UNKNOWN}: {after}")
     found = {name: _is_elementwise(node) for node in after.graph.node for name in node.output}
     # Nodes come after their inputs. In reverse order, the result for a node's users is known before the node.
     users: dict[str, list[bool]] = defaultdict(list)
@@ -72,6 +51,30 @@ def fused_values(graph: Graph) -> dict[str, str]:
         for name in node.input:
             users[name].append(found.get(node.output[0], True))
     return {name: FUSED for name in elementwise if not found[name]}
+
+
+def fused_by_onnx_runtime(graph: Graph, weights: Iterable[str | None]) -> tuple[onnx.ModelProto, onnx.ModelProto | str]:
+    """Return the main graph before and after all of ONNX Runtime's fusions, or its message if it refuses the graph. Nodes that
+    it does not run have stand-ins. Large initializers named in `weights` are zeros, the others graph inputs."""
+    initializers = graph.model.graph.initializers
+    zeros = {name: initializers[name].const_value for name in weights if name and name in initializers}
+    sizes = [tensor.nbytes for tensor in zeros.values() if tensor is not None]
+    file = "zeros" if sum(sizes) > MOST_IN_MEMORY else None
+    before = skeleton(graph, frozenset(zeros), standard_ops=bool(graph.standard_ops), hide_shapes=True, file=file)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    try:
+        with temporary_folder() if file else nullcontext("") as folder:
+            source: onnx.ModelProto | str = before
+            if file:
+                source = os.path.join(folder, "model.onnx")
+                with open(os.path.join(folder, file), "wb") as content:
+                    content.truncate(max(sizes))  # which takes no room
+                Path(source).write_bytes(before.SerializeToString())
+            return before, optimised_by_onnx_runtime(source, options)
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        return before, str(error).splitlines()[0]
 
 
 def optimised_by_onnx_runtime(

@@ -113,10 +113,17 @@ class Graph:
     operator and change, `left` counts the nodes that stay by operator and reason."""
 
     def __init__(
-        self, model: ir.Model, *, keep_codes: bool, standard_ops: bool, regions: bool, replaced: frozenset[str]
+        self,
+        model: ir.Model,
+        *,
+        keep_codes: bool,
+        standard_ops: bool | None,
+        regions: bool,
+        replaced: frozenset[str],
+        integer_operators: bool = True,
     ) -> None:
         self.model, self.keep_codes, self.standard_ops, self.replaced = model, keep_codes, standard_ops, replaced
-        self.regions = regions
+        self.regions, self.integer_operators = regions, integer_operators
         self.done: Counter[tuple[str, str]] = Counter()
         self.reasons: dict[Node, str] = {}
         self._nodes: dict[ir.Node, Node] = {}

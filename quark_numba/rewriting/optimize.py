@@ -49,7 +49,7 @@ def optimize(
     out: None = None,
     *,
     keep_codes: bool = False,
-    standard_ops: bool = False,
+    standard_ops: bool | None = None,
     regions: bool = True,
 ) -> onnx.ModelProto: ...
 
@@ -60,7 +60,7 @@ def optimize(
     out: str | os.PathLike[str],
     *,
     keep_codes: bool = False,
-    standard_ops: bool = False,
+    standard_ops: bool | None = None,
     regions: bool = True,
 ) -> None: ...
 
@@ -70,7 +70,7 @@ def optimize(
     out: str | os.PathLike[str] | None = None,
     *,
     keep_codes: bool = False,
-    standard_ops: bool = False,
+    standard_ops: bool | None = None,
     regions: bool = True,
 ) -> onnx.ModelProto | None:
     """Return the model with its quantization nodes in cheaper forms, without changing one bit of their outputs. With `out`,
@@ -99,11 +99,11 @@ def optimize(
         Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run.
         Constants in Microscaling formats become codes and scales, with ``quark_numba::DequantizeLinear``, version 1, if that
         gives the same bits and ONNX Runtime has tensors of the codes. Other block formats become float constants in any case.
-    standard_ops : bool
-        Whether this package also runs ONNX's own QuantizeLinear and DequantizeLinear in sessions (see `register`). If not, the
-        nodes of these operators, including the nodes in com.microsoft, stay as they are in two cases: they quantize activations
-        anywhere in the model, as ONNX Runtime fuses them with their neighbours into integer operators; or ONNX Runtime's
-        results may differ from the specification's.
+    standard_ops : bool, optional
+        Whether nodes of ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. None: all but
+        those that ONNX Runtime fuses with their neighbours into integer operators, if the model is estimated to be faster with
+        these. Integer operators round their results in another way than the specification. True: all. False: none if they
+        quantize activations anywhere in the model, or if ONNX Runtime's results may differ from the specification's.
     regions : bool
         Whether to write ``quark_numba::Region`` and ``quark_numba::DequantizeLinear``, which only the native backend of
         `register` provides.
@@ -129,12 +129,14 @@ def optimize(
 @dataclass
 class Optimized:
     """An optimised model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
-    `rewritten` is the model whose large tensors may still have to be read or computed."""
+    `rewritten` is the model whose large tensors may still have to be read or computed. `standard_ops`: whether it has nodes of
+    ONNX's own operators that ONNX Runtime cannot run by the specification."""
 
     source: model_files.Source
     rewritten: model_files.Model
     done: Counter[tuple[str, str]]
     left: Counter[tuple[str, str]]
+    standard_ops: bool = False
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -157,11 +159,13 @@ def optimized(
     model: onnx.ModelProto | str | os.PathLike[str] | model_files.Source,
     *,
     keep_codes: bool = False,
-    standard_ops: bool = False,
+    standard_ops: bool | None = None,
     regions: bool = True,
     replaced: frozenset[str] = frozenset(),
+    integer_operators: bool = True,
 ) -> Optimized:
-    """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants."""
+    """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
+    `integer_operators`: whether sessions let ONNX Runtime fuse nodes into integer operators."""
     if isinstance(model, (str, os.PathLike)):
         source = model_files.Source.open(model)
     elif isinstance(model, onnx.ModelProto):
@@ -184,11 +188,19 @@ def optimized(
         return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
     try:
         inlined, in_functions = functions.inline(intermediate)
-        graph = Graph(intermediate, keep_codes=keep_codes, standard_ops=standard_ops, regions=regions, replaced=replaced)
+        graph = Graph(
+            intermediate,
+            keep_codes=keep_codes,
+            standard_ops=standard_ops,
+            regions=regions,
+            replaced=replaced,
+            integer_operators=integer_operators,
+        )
         for each in PASSES:
             each.rewrite(graph)
             graph.sweep()
-        return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left)
+        needs_standard_ops = standard_operators.needs_registration(graph)
+        return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left, needs_standard_ops)
     except ModelError:
         raise
     except Exception as error:  # a model that is not valid may raise anything

@@ -34,7 +34,8 @@ def stand_ins(
     types : mapping of str to int
         The element types of values, by name.
     standard_ops : bool
-        Whether ONNX's own QuantizeLinear and DequantizeLinear get stand-ins, too.
+        Whether ONNX's own QuantizeLinear and DequantizeLinear get stand-ins, too. If not, only those get them for whose types
+        ONNX Runtime has no kernels.
     hidden : list of str, optional
         If the list is given, outputs have unknown shapes, as ONNX Runtime sees the package's operators. No optimiser looks
         through a stand-in, because it is a Reshape to a shape that is a graph input. The names of these graph inputs are
@@ -44,7 +45,7 @@ def stand_ins(
     types = dict(types)
     for node in nodes:
         operator = OPERATORS.find(node.domain, node.op_type)
-        if operator is None or not (operator.domain or standard_ops):
+        if operator is None or not (operator.domain or standard_ops or not _has_kernels(node, types)):
             yield _with_subgraphs(node, types, standard_ops, hidden)
         else:
             yield from _stand_in(operator, node, types, hidden)
@@ -98,6 +99,11 @@ def _stand_in(
     if is_cast:
         assert element_type
         yield helper.make_node("Cast", [shaped], [y], to=element_type.number)
+
+
+def _has_kernels(node: onnx.NodeProto, types: Mapping[str, int]) -> bool:
+    known = (find(types.get(name, 0)) for name in (*node.input, *node.output))
+    return has_kernels(node.domain, node.op_type, [each.name for each in known if each])
 
 
 def _has_cast(element_type: ElementType) -> bool:

@@ -5,14 +5,24 @@ from __future__ import annotations
 from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Quantize
 from ..element_types import FLOAT32
 from .graph import Graph, Node, Operand
+from .integer_operators import faster_on_integers
 from .onnx_runtime import has_kernels
+
+LEFT_ON_INTEGERS = "ONNX Runtime runs it on integers, in operators of its own, which is faster"
 
 
 def rewrite(graph: Graph) -> None:
-    """Without `standard_ops`, leave all these nodes if they quantize activations anywhere in the model. Otherwise leave only
+    """With `standard_ops`, leave none of these nodes. If it is None, leave those that ONNX Runtime fuses into integer
+    operators, if the model is faster with them.
+
+    Without `standard_ops`, leave all these nodes if they quantize activations anywhere in the model. Otherwise leave only
     nodes with types for which ONNX Runtime's results may differ from the specification's. Nodes that ONNX Runtime cannot run
     are none of these, and neither are nodes that compute scales for those alone."""
     if graph.standard_ops:
+        return
+    if graph.standard_ops is None:
+        if graph.integer_operators:
+            graph.reasons |= dict.fromkeys(faster_on_integers(graph), LEFT_ON_INTEGERS)
         return
     standard = [node for node in graph.nodes() if node.is_standard]
     meanings = {node: graph.meaning(node) for node in standard if node not in graph.reasons}
@@ -23,12 +33,27 @@ def rewrite(graph: Graph) -> None:
     )
     for node, meaning in meanings.items():
         assert isinstance(meaning, Affine)
-        codes = meaning.element_type
-        wraps = codes is not None and codes.bits == 32 and not meaning.is_symmetric
         if is_integer_model:
             graph.reasons[node] = "ONNX Runtime may fuse it with its neighbours into an integer operator"
-        elif wraps or codes is None or not codes.is_integer or codes.bits < 4 or meaning.scale.element_type is not FLOAT32:
+        elif _may_differ(meaning):
             graph.reasons[node] = "ONNX Runtime's result may differ from the specification's"
+
+
+def needs_registration(graph: Graph) -> bool:
+    """Whether the model has nodes of ONNX's own operators that ONNX Runtime cannot run by the specification."""
+    for node in graph.nodes():
+        meaning = graph.meaning(node) if node.is_standard else None
+        if isinstance(meaning, Affine) and (_may_differ(meaning) or not is_run_by_onnx_runtime(node, meaning)):
+            return True
+    return False
+
+
+def _may_differ(meaning: Affine[Operand]) -> bool:
+    """Whether ONNX Runtime's result of one of ONNX's own nodes may differ from the specification's."""
+    codes = meaning.element_type
+    if codes is None or not codes.is_integer or codes.bits < 4 or meaning.scale.element_type is not FLOAT32:
+        return True
+    return codes.bits == 32 and not meaning.is_symmetric
 
 
 def is_run_by_onnx_runtime(node: Node, meaning: Meaning[Operand] | None) -> bool:

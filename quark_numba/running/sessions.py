@@ -33,6 +33,7 @@ def create_session(
     backend: Backend | None = None,
     threads: int = 0,
     standard_ops: bool = False,
+    fuses_integers: bool = False,
     profile: str = "",
     optimizations: bool = True,
     keeps_memory: bool = True,
@@ -42,7 +43,8 @@ def create_session(
 
     `name` is the model's name in messages. `threads` = 0 leaves the number of threads to ONNX Runtime. `profile` is the
     beginning of the paths of profile files, "" for none. `keeps_memory` is False for one of hundreds of sessions. `folder` has
-    the tensors in files of a model without a path. Raises ModelError.
+    the tensors in files of a model without a path. `fuses_integers`: whether ONNX Runtime may fuse its own quantization nodes
+    into integer operators although the model has operators of the package. Raises ModelError.
     """
     options = onnxruntime.SessionOptions()
     if profile:
@@ -56,7 +58,7 @@ def create_session(
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if folder:
         options.add_session_config_entry(model_files.TENSORS_FOLDER, folder)
-    if has_own_operators:
+    if has_own_operators and not fuses_integers:
         # ONNX Runtime's rewriting of quantized models does not know the package's operators. It moves 32-bit zero points into
         # its own operators, which lack these types.
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")

@@ -30,8 +30,10 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     sess_options : onnxruntime.SessionOptions, optional
         The operators are registered with these options. Initializers that were added to the options, also in the place of
         files, keep their meaning.
-    standard_ops : bool
-        As in `register` and `optimize`.
+    standard_ops : bool, optional
+        As in `optimize`. None: the package also runs the nodes of ONNX's own operators that ONNX Runtime would not run on
+        integers, and those that it would, if that is estimated to be slower. True: all of them, as in `register`. False: ONNX
+        Runtime runs them. With `sess_options` registered with `standard_ops`, None is True.
     blocked_layout : bool
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimisations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimisations.
@@ -69,7 +71,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         providers: Any = None,
         provider_options: Any = None,
         *,
-        standard_ops: bool = False,
+        standard_ops: bool | None = None,
         blocked_layout: bool = True,
         keep_codes: bool = False,
         temporary_folder: str | os.PathLike[str] | None = None,
@@ -77,7 +79,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         **named: Any,
     ) -> None:
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
-        backend = register(options, standard_ops=standard_ops)
+        backend = register(options, standard_ops=bool(standard_ops))
         if keep_codes:
             # A plan of memory would set aside room for the floats of all weights twice.
             options.enable_mem_pattern = False
@@ -156,6 +158,8 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **
     del model
     with prepared(read, options, providers, replaced=replaced, **how) as made:
         del read
+        if made.standard_ops:
+            register(options, standard_ops=True)
         try:
             yield source if made.source is None else made.source
         except Exception as error:

@@ -17,7 +17,10 @@ import onnxruntime
 from ..catalog import OPERATORS
 from ..models import model_files
 from ..models.temporary import temporary_folder
-from ..ort import entry
+from ..ort import DISABLE_QUANT_QDQ, entry
+from ..ort.c_api import STANDARD_OPS_RELEASE
+from ..ort.native import STANDARD_OPS
+from ..rewriting.onnx_runtime import RELEASE
 from ..rewriting.optimize import optimized
 from . import kept
 from .blocked_layout import ENTRIES, BlockedModel, blocked, has_regions
@@ -30,21 +33,22 @@ class Prepared:
     they are, by operator and reason.
 
     `source` is the bytes of the model, or a path that exists within the context; None: the original, which has nothing to
-    rewrite."""
+    rewrite. `standard_ops`: whether ONNX Runtime cannot run all of ONNX's own operators in it by the specification."""
 
     source: bytes | str | None
     blocked_regions: int = 0
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    standard_ops: bool = False
 
     def json(self) -> dict[str, Any]:
         """Return dicts and lists, as commands print them in JSON."""
         left = [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(self.left.items())]
-        return {"regions_in_blocked_layout": self.blocked_regions, "left": left}
+        return {"regions_in_blocked_layout": self.blocked_regions, "left": left, "standard_ops": self.standard_ops}
 
     @classmethod
     def of_json(cls, source: bytes | str | None, content: dict[str, Any]) -> Prepared:
         left = {(each["operator"], each["why"]): each["nodes"] for each in content["left"]}
-        return cls(source, content["regions_in_blocked_layout"], Counter(left))
+        return cls(source, content["regions_in_blocked_layout"], Counter(left), content["standard_ops"])
 
 
 @contextmanager
@@ -91,7 +95,7 @@ def prepared(
         "replaced": sorted(replaced),
         "level": str(options.graph_optimization_level),
         "path": options.optimized_model_filepath,
-        "entries": {name: entry(options, name) for name in ENTRIES},
+        "entries": {name: entry(options, name) for name in (*ENTRIES, STANDARD_OPS)},
     }
 
     @contextmanager
@@ -110,7 +114,7 @@ def _made(
     providers: Any,
     *,
     is_native: bool,
-    standard_ops: bool = False,
+    standard_ops: bool | None = None,
     keep_codes: bool = False,
     blocked_layout: bool = True,
     replaced: frozenset[str],
@@ -119,21 +123,32 @@ def _made(
 ) -> Iterator[Prepared]:
     """Yield a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are those
     of `prepared` and of ``InferenceSession``."""
+    if standard_ops is None:
+        standard_ops = _standard_ops(options, is_native)
     uses_blocks = blocked_layout and is_native and not replaced
     changes = not is_optimised(read.proto)
     model: model_files.Model
     left = Counter[tuple[str, str]]()
+    needs_standard_ops = bool(standard_ops)
     if changes or read.is_large:
-        result = optimized(read, standard_ops=standard_ops, keep_codes=keep_codes, regions=is_native, replaced=replaced)
+        result = optimized(
+            read,
+            standard_ops=standard_ops,
+            keep_codes=keep_codes,
+            regions=is_native,
+            replaced=replaced,
+            integer_operators=_fuses_integer_operators(options),
+        )
         model, left, changes = result.rewritten, result.left, bool(result.done)
+        needs_standard_ops |= standard_ops is None and result.standard_ops
         del result
     else:
         model = read.whole()
     if not changes and read.path and not (uses_blocks and has_regions(model)):
-        yield Prepared(None, left=left)
+        yield Prepared(None, left=left, standard_ops=needs_standard_ops)
         return
     is_large = isinstance(model, ir.Model) and model_files.is_large(model)
-    of_blocks: Any = {"providers": providers, "standard_ops": standard_ops, **named}
+    of_blocks: Any = {"providers": providers, "standard_ops": needs_standard_ops, **named}
     with temporary_folder(folder) if is_large else nullcontext("") as place:
         path = os.path.join(place, "model.onnx") if is_large else None
         proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
@@ -150,7 +165,21 @@ def _made(
         left += Counter({(REGION.full_name, f"not in the blocked layout: {why}"): count for why, count in found.left.items()})
         with nullcontext(path) if path else model_files.session_source(proto, folder) as source:
             del proto
-            yield Prepared(source, found.kept, left)
+            yield Prepared(source, found.kept, left, needs_standard_ops)
+
+
+def _standard_ops(options: onnxruntime.SessionOptions, is_native: bool) -> bool | None:
+    """Return what `standard_ops` = None means with these options; None: it depends on the model."""
+    if entry(options, STANDARD_OPS):
+        return True
+    return None if is_native and RELEASE >= STANDARD_OPS_RELEASE else False
+
+
+def _fuses_integer_operators(options: onnxruntime.SessionOptions) -> bool:
+    """Whether a session with these options fuses quantization nodes with their neighbours into integer operators."""
+    levels = onnxruntime.GraphOptimizationLevel
+    is_on = options.graph_optimization_level not in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
+    return is_on and entry(options, DISABLE_QUANT_QDQ) != "1"
 
 
 def is_optimised(model: onnx.ModelProto) -> bool:

@@ -52,9 +52,6 @@ def test_every_place_in_real_models(variant, keep_codes, inputs):
     before = onnx.load(MODELS / f"textline_cls_{variant}.onnx")
     after = optimize(before, keep_codes=keep_codes)
     names = assert_same_values(before, after, inputs)
-    if variant == "a8w8":
-        assert operators(after) == operators(before)
-        return
     quantizes = [name for name in operators(before) if "uantize" in name]
     rewritten = [name for name in operators(after) if "uantize" in name]
     assert {node.output[0] for node in after.graph.node if "uantize" in node.op_type} <= set(names)

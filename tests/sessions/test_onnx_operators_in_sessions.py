@@ -420,12 +420,17 @@ def test_registering_again():
     options = onnxruntime.SessionOptions()
     assert quark_numba.register(options, standard_ops=True) == "native"
     assert quark_numba.register(options, standard_ops=True) == quark_numba.register(options) == "native"
-    options = onnxruntime.SessionOptions()
-    quark_numba.register(options)
-    with pytest.raises(ValueError, match="standard_ops is True, but session_options are registered without"):
-        quark_numba.register(options, standard_ops=True)
     with pytest.raises(ValueError, match='standard_ops is True, backend "extensions"; expected "native" or None'):
         quark_numba.register(onnxruntime.SessionOptions(), backend="extensions", standard_ops=True)
+
+
+def test_adding_standard_ops_to_registered_options():
+    options = onnxruntime.SessionOptions()
+    source = node("quantize", "bfloat16", "bfloat16", "int8")
+    for standard_ops in (False, True, True):
+        assert quark_numba.register(options, standard_ops=standard_ops) == "native"
+    options.register_custom_ops_library(quark_numba.get_library_path())
+    onnxruntime.InferenceSession(source.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def test_an_older_onnx_runtime(monkeypatch):

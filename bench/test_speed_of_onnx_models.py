@@ -1,0 +1,49 @@
+"""Latency of models in ONNX's own operators: the float model, ONNX Runtime alone, and this package, in turns."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import onnxruntime
+import pytest
+from cases import TURNS
+from models_of_onnx import ALL_OURS, CONTENDERS, FLOAT, NAMES, ONNX_RUNTIME, float_model, inputs, quantized
+
+from quark_numba import InferenceSession
+
+
+@lru_cache(maxsize=64)
+def _run(name: str, contender: str, threads: int) -> Callable[[], object]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    source = float_model(name.partition(", ")[0]) if contender == FLOAT else quantized(name)
+    if contender in (FLOAT, ONNX_RUNTIME):
+        session = onnxruntime.InferenceSession(source.SerializeToString(), options)
+    else:
+        session = InferenceSession(source, options, standard_ops=True if contender == ALL_OURS else None)
+    feeds = inputs(name)
+    return lambda: session.run(None, feeds)
+
+
+def measure(benchmark, threads, name, contender):
+    benchmark.group = f"{name}, threads: {threads}"
+    benchmark.extra_info |= {"model": contender}
+    benchmark(_run(name, contender, threads))
+
+
+@pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.parametrize("turn", range(2 * TURNS))
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.benchmark(max_time=0.1, min_rounds=10, warmup=True, warmup_iterations=3)
+def test_model(benchmark, name, threads, turn, contender):
+    measure(benchmark, threads, name, contender)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.parametrize("name", ["classifier, a8w8", "dense layers, uint8"])
+@pytest.mark.benchmark(max_time=0.02, min_rounds=2)
+def test_model_briefly(benchmark, name, contender):
+    measure(benchmark, 2, name, contender)
