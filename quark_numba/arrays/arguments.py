@@ -82,10 +82,15 @@ def did_you_mean(given: Any, allowed: Iterable[str]) -> str:
 def flat(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
     """Return the array as kernels take it: flat, contiguous and aligned, in native byte order and storage dtype. It is copied
     only if necessary."""
+    return contiguous(array, element_type).reshape(-1).view(element_type.storage)
+
+
+def contiguous(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
+    """Return the array contiguous in C's order, aligned, and in native byte order. It is copied only if necessary."""
     flags = array.flags
-    if not (flags.c_contiguous and flags.aligned and array.dtype.isnative):
-        array = np.require(array, element_type.dtype, ["C", "A"])
-    return array.reshape(-1).view(element_type.storage)
+    if flags.c_contiguous and flags.aligned and array.dtype.isnative:
+        return array
+    return np.require(array, element_type.dtype, ["C", "A"])
 
 
 def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool = False) -> NDArray[Any]:

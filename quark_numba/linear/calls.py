@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..arrays.arguments import array, check_no_output, element_type_of, flat, index, output
+from ..arrays.arguments import array, check_no_output, contiguous, element_type_of, index, output
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
+from ..compiling.kernel import Kernel
 from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, INT32, UINT8, ElementType, find
 from .dispatch import TABLE
@@ -21,6 +22,16 @@ from .versions import DEFAULTS, LATEST_OPSET, VERSIONS, Operand, Operation, Vers
 
 # Below this many elements one thread finishes before a second one wakes up.
 _PARALLEL_SIZE = 1 << 17
+
+# The plans of earlier calls, by signature, and the most that are kept.
+_plans: dict[Any, _Plan] = {}
+_MOST_PLANS = 4096
+
+# The types of options that are equal only if they mean the same. 1.0, for example, equals 1 but is no axis.
+_OPTIONS = frozenset((int, bool, str, type, type(None)))
+
+# Bits of a numpy array's flags: C-contiguous and aligned.
+_FLAT = 0x101
 
 
 @keeps_labels
@@ -89,6 +100,11 @@ def quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
+    options = (axis, block_size, output_dtype, quantized_dtype, saturate, precision, opset)
+    signature = _signature("quantize", x, y_scale, y_zero_point, options)
+    plan = _plans.get(signature)
+    if plan:
+        return plan.run(x, y_scale, y_zero_point, out)
     version = _version("quantize", opset)
     x_array = array(x, "x", FLOAT32)
     scale = array(y_scale, "y_scale", FLOAT32, is_scale=True)
@@ -110,7 +126,7 @@ def quantize(
         )
     key = select("quantize", x_type, scale_type, quantized, quantized, saturate=saturated, precision=precision_type)
     parameters = _Parameters("y_scale", scale, "y_zero_point", zero_point, index(axis, "axis"), index(block_size, "block_size"))
-    return _convert(version, key, x_array, parameters, out, rechunk)
+    return _convert(version, key, x_array, parameters, out, rechunk, signature)
 
 
 @keeps_labels
@@ -166,6 +182,11 @@ def dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
+    options = (axis, block_size, output_dtype, opset)
+    signature = _signature("dequantize", x, x_scale, x_zero_point, options)
+    plan = _plans.get(signature)
+    if plan:
+        return plan.run(x, x_scale, x_zero_point, out)
     version = _version("dequantize", opset)
     # Python integers become the type of the zero point; without one, int32.
     x_array = array(x, "x", find(getattr(x_zero_point, "dtype", None)) or INT32)
@@ -183,7 +204,7 @@ def dequantize(
         _check_attributes(version, axis=axis, block_size=block_size, output_dtype=output_dtype)
     key = select("dequantize", quantized, scale_type, quantized, y)
     parameters = _Parameters("x_scale", scale, "x_zero_point", zero_point, index(axis, "axis"), index(block_size, "block_size"))
-    return _convert(version, key, x_array, parameters, out, rechunk)
+    return _convert(version, key, x_array, parameters, out, rechunk, signature)
 
 
 @keeps_labels
@@ -239,6 +260,11 @@ def quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
+    options = (axis, block_size, quantized_dtype, output_dtype, saturate)
+    signature = _signature("quantize_dequantize", x, scale, zero_point, options)
+    plan = _plans.get(signature)
+    if plan:
+        return plan.run(x, scale, zero_point, out)
     x_array, scale_array = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32, is_scale=True)
     for name, each in (("x", x_array), ("scale", scale_array)):
         element_type_of(each.dtype, name, (FLOAT32,))
@@ -246,7 +272,7 @@ def quantize_dequantize(
     quantized, zeros = _quantized(allowed, "zero_point", zero_point, output_dtype, quantized_dtype)
     key = select("quantize_dequantize", FLOAT32, FLOAT32, quantized, FLOAT32, saturate=_saturated(saturate))
     parameters = _Parameters("scale", scale_array, "zero_point", zeros, index(axis, "axis"), index(block_size, "block_size"))
-    return _convert(None, key, x_array, parameters, out, rechunk)
+    return _convert(None, key, x_array, parameters, out, rechunk, signature)
 
 
 class _Parameters(NamedTuple):
@@ -301,10 +327,90 @@ def _check_attributes(version: Version, **attributes: Any) -> None:
             raise ValueError(f"{name} is {value!r}; {version.name}-{version.since_version} has no such attribute")
 
 
+def _signature(operation: Operation, x: Any, scale: Any, zero_point: Any, options: tuple[Any, ...]) -> Any:
+    """Return what a call's plan depends on: the operation, the options, and the dtypes and shapes of the arrays. None: the call
+    has no plan, as an argument is something else than a numpy array, x has another memory order than C's, or an option is given
+    in an unusual way."""
+    if (
+        type(x) is not np.ndarray
+        or type(scale) is not np.ndarray
+        or x.flags.num & _FLAT != _FLAT
+        or not _OPTIONS.issuperset(map(type, options))
+    ):
+        return None
+    if zero_point is None:
+        return operation, options, x.dtype, x.shape, scale.dtype, scale.shape
+    if type(zero_point) is not np.ndarray:
+        return None
+    return operation, options, x.dtype, x.shape, scale.dtype, scale.shape, zero_point.dtype, zero_point.shape
+
+
+class _Plan:
+    """How arrays of certain dtypes and shapes are converted. It is decided by the first call, and kept for others like it.
+
+    Parameters
+    ----------
+    key : Key
+        That of the kernel.
+    loop : Loop
+    scale_dtype : numpy dtype
+    zero_point_dtype : numpy dtype, optional
+        None: the call has no zero point.
+    """
+
+    def __init__(self, key: Key, loop: Loop, scale_dtype: Any, zero_point_dtype: Any) -> None:
+        self.key, self.kernel, self.numbers = key, TABLE[key], tuple(loop)
+        self.row = loop.inner if loop.vary else 0  # parameters that vary within a loop are repeated up to this length
+        self.rounds_scale = scale_dtype == INT32.dtype and key.precision.bits < 32
+        self.is_packed = zero_point_dtype is not None and key.quantized.bits < 8
+        self.zeros = np.zeros(1, key.zero_point_dtype)
+        self.y_dtype = key.y.dtype
+        self.views = [None if each.storage == each.dtype else each.storage for each in (key.x, key.y)]
+
+    def run(
+        self, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any] | None, out: NDArray[Any] | None
+    ) -> NDArray[Any]:
+        """Return y for a C-contiguous x: `out`, or a new array."""
+        if out is None:
+            y = rows = np.empty(x.shape, self.y_dtype)
+        else:
+            _, rows, y = output(out, x, self.key.y, (scale,) if zero_point is None else (scale, zero_point))
+        self.convert(x, scale, zero_point, y)
+        if y is not rows:
+            rows[...] = y
+        return y if out is None else out
+
+    def convert(self, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any] | None, y: NDArray[Any]) -> None:
+        """Write y for a C-contiguous x to a C-contiguous array."""
+        key = self.key
+        if zero_point is None or (zero_point.size > 1 and not zero_point.view(f"u{zero_point.itemsize}").any()):
+            zero_point = self.zeros
+        elif self.is_packed:
+            # Ignore the bits above a code. ml_dtypes takes some of them for the sign of float4 and float6.
+            zero_point = _wide(key.quantized.byte_values[zero_point.view(np.uint8)], key.zero_point_dtype)
+        else:
+            zero_point = _wide(zero_point, key.zero_point_dtype)
+        if self.rounds_scale:
+            scale = _to_odd_float32(scale.astype(np.float64))  # because the kernel rounds again
+        scale = _wide(scale, key.scale_dtype)
+        if 0 < scale.size < self.row:
+            scale = np.resize(scale, self.row)
+            if zero_point.size > 1:
+                zero_point = np.resize(zero_point, self.row)
+        _run(self.kernel, _flat(x, self.views[0]), scale, zero_point, _flat(y, self.views[1]), self.numbers)
+
+
 def _convert(
-    version: Version | None, key: Key, x: NDArray[Any], parameters: _Parameters, out: NDArray[Any] | None, rechunk: bool = False
+    version: Version | None,
+    key: Key,
+    x: NDArray[Any],
+    parameters: _Parameters,
+    out: NDArray[Any] | None,
+    rechunk: bool = False,
+    signature: Any = None,
 ) -> NDArray[Any]:
-    """Allocate the result unless `out` is given, run the kernel, and return the result. For dask arrays the result is lazy."""
+    """Allocate the result unless `out` is given, run the kernel, and return the result. For dask arrays the result is lazy.
+    Keep the plan for calls with the same signature."""
     scale, zero_point = parameters.scale, parameters.zero_point
     if is_lazy(x, scale, zero_point):
         check_no_output(out)
@@ -320,21 +426,12 @@ def _convert(
         zero_point = None if zero_point is None else zero_point.T
         transposed = parameters._replace(scale=scale, zero_point=zero_point, axis=~parameters.axis)
         loop = _loop(None, x_rows.shape, transposed)
-    if zero_point is None or (zero_point.size > 1 and not zero_point.view(f"u{zero_point.itemsize}").any()):
-        wide_zero_point = np.zeros(1, key.zero_point_dtype)
-    elif key.quantized.bits < 8:
-        # Ignore the bits above a code. ml_dtypes takes some of them for the sign of float4 and float6.
-        wide_zero_point = _wide(key.quantized.byte_values[zero_point.view(np.uint8)], key.zero_point_dtype)
-    else:
-        wide_zero_point = _wide(zero_point, key.zero_point_dtype)
-    if scale.dtype == INT32.dtype and key.precision.bits < 32:
-        scale = _to_odd_float32(scale.astype(np.float64))  # because the kernel rounds again
-    wide_scale = _wide(scale, key.scale_dtype)
-    if loop.vary and 0 < wide_scale.size < loop.inner:
-        wide_scale = np.resize(wide_scale, loop.inner)
-        if wide_zero_point.size > 1:
-            wide_zero_point = np.resize(wide_zero_point, loop.inner)
-    _run(key, flat(x_rows, key.x), wide_scale, wide_zero_point, flat(y, key.y), loop)
+    plan = _Plan(key, loop, scale.dtype, None if zero_point is None else zero_point.dtype)
+    if signature and version is None and x.dtype.isnative:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[signature] = plan
+    plan.convert(contiguous(x_rows, key.x), scale, zero_point, y)
     if y is not y_rows:
         y_rows[...] = y
     return result if out is None else out
@@ -414,15 +511,23 @@ def _loop(version: Version | None, x_shape: tuple[int, ...], parameters: _Parame
     return loop
 
 
-def _run(key: Key, x: Any, scale: Any, zero_point: Any, y: Any, loop: Loop) -> None:
-    kernel, numbers = TABLE[key], tuple(loop)
+def _run(kernel: Kernel, x: Any, scale: Any, zero_point: Any, y: Any, numbers: tuple[Any, ...]) -> None:
     if x.size >= _PARALLEL_SIZE and run_on_threads(lambda slices: kernel.parallel(x, scale, zero_point, y, numbers, slices)):
         return
     kernel.serial(x, scale, zero_point, y, numbers, 0)
 
 
+def _flat(array: NDArray[Any], storage: Any) -> NDArray[Any]:
+    """Return a C-contiguous array in one dimension, viewed as the storage dtype; None: it has that dtype."""
+    if array.ndim != 1:
+        array = array.reshape(-1)
+    return array if storage is None else array.view(storage)
+
+
 def _wide(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    return array.astype(dtype, "C", copy=False).reshape(-1)
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        array = array.astype(dtype, "C")
+    return array if array.ndim == 1 else array.reshape(-1)
 
 
 def _to_odd_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -61,8 +61,8 @@ def test_table_has_every_version(operation):
 def no_kernels(monkeypatch):
     """Calls that check arguments and select a kernel, but neither compile nor run it."""
 
-    def run(key, *arguments):
-        assert key in TABLE
+    def run(kernel, *arguments):
+        assert kernel is TABLE[kernel.key]
 
     monkeypatch.setattr(calls, "_run", run)
 
