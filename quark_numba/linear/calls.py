@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from ..arrays.arguments import array, check_no_output, contiguous, element_type_of, index, output
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
-from ..compiling.kernel import Kernel
 from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, INT32, UINT8, ElementType, find
 from .dispatch import TABLE
@@ -27,14 +26,21 @@ _PARALLEL_SIZE = 1 << 17
 _plans: dict[Any, _Plan] = {}
 _MOST_PLANS = 4096
 
-# The types of options that are equal only if they mean the same. 1.0, for example, equals 1 but is no axis.
-_OPTIONS = frozenset((int, bool, str, type, type(None)))
+# The most zero points of one element that a plan keeps.
+_MOST_ZERO_POINTS = 256
 
-# Bits of a numpy array's flags: C-contiguous and aligned.
-_FLAT = 0x101
+# The types of names of element types that are equal only if they mean the same.
+_NAMES = (str, type)
+
+# Bits of the flags of numpy arrays.
+_OWNS_DATA = 0x4
+_FLAT = 0x101  # C-contiguous and aligned
+_WRITTEN = _FLAT | _OWNS_DATA | 0x400  # and writeable
+
+# Python numbers between these are float32 numbers, too.
+_LEAST, _MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 
 
-@keeps_labels
 def quantize(
     x: ArrayLike,
     y_scale: ArrayLike,
@@ -100,11 +106,46 @@ def quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    options = (axis, block_size, output_dtype, quantized_dtype, saturate, precision, opset)
-    signature = _signature("quantize", x, y_scale, y_zero_point, options)
-    plan = _plans.get(signature)
+    signature = plan = None
+    if type(axis) is int and type(block_size) is int and saturate is True and precision is None and opset is None:
+        signature = _signature("quantize", x, y_scale, y_zero_point, axis, block_size, output_dtype, quantized_dtype)
+        plan = _plans.get(signature)
     if plan:
         return plan.run(x, y_scale, y_zero_point, out)
+    return _quantize(
+        x,
+        y_scale,
+        y_zero_point,
+        signature,
+        axis=axis,
+        block_size=block_size,
+        output_dtype=output_dtype,
+        quantized_dtype=quantized_dtype,
+        saturate=saturate,
+        precision=precision,
+        opset=opset,
+        out=out,
+        rechunk=rechunk,
+    )
+
+
+@keeps_labels
+def _quantize(
+    x: ArrayLike,
+    y_scale: ArrayLike,
+    y_zero_point: ArrayLike | None,
+    signature: Any,
+    *,
+    axis: Any,
+    block_size: Any,
+    output_dtype: Any,
+    quantized_dtype: Any,
+    saturate: Any,
+    precision: Any,
+    opset: Any,
+    out: Any,
+    rechunk: Any,
+) -> NDArray[Any]:
     version = _version("quantize", opset)
     x_array = array(x, "x", FLOAT32)
     scale = array(y_scale, "y_scale", FLOAT32, is_scale=True)
@@ -129,7 +170,6 @@ def quantize(
     return _convert(version, key, x_array, parameters, out, rechunk, signature)
 
 
-@keeps_labels
 def dequantize(
     x: ArrayLike,
     x_scale: ArrayLike,
@@ -182,11 +222,40 @@ def dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    options = (axis, block_size, output_dtype, opset)
-    signature = _signature("dequantize", x, x_scale, x_zero_point, options)
-    plan = _plans.get(signature)
+    signature = plan = None
+    if type(axis) is int and type(block_size) is int and opset is None:
+        signature = _signature("dequantize", x, x_scale, x_zero_point, axis, block_size, output_dtype)
+        plan = _plans.get(signature)
     if plan:
         return plan.run(x, x_scale, x_zero_point, out)
+    return _dequantize(
+        x,
+        x_scale,
+        x_zero_point,
+        signature,
+        axis=axis,
+        block_size=block_size,
+        output_dtype=output_dtype,
+        opset=opset,
+        out=out,
+        rechunk=rechunk,
+    )
+
+
+@keeps_labels
+def _dequantize(
+    x: ArrayLike,
+    x_scale: ArrayLike,
+    x_zero_point: ArrayLike | None,
+    signature: Any,
+    *,
+    axis: Any,
+    block_size: Any,
+    output_dtype: Any,
+    opset: Any,
+    out: Any,
+    rechunk: Any,
+) -> NDArray[Any]:
     version = _version("dequantize", opset)
     # Python integers become the type of the zero point; without one, int32.
     x_array = array(x, "x", find(getattr(x_zero_point, "dtype", None)) or INT32)
@@ -207,7 +276,6 @@ def dequantize(
     return _convert(version, key, x_array, parameters, out, rechunk, signature)
 
 
-@keeps_labels
 def quantize_dequantize(
     x: ArrayLike,
     scale: ArrayLike,
@@ -260,11 +328,42 @@ def quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    options = (axis, block_size, quantized_dtype, output_dtype, saturate)
-    signature = _signature("quantize_dequantize", x, scale, zero_point, options)
-    plan = _plans.get(signature)
+    signature = plan = None
+    if type(axis) is int and type(block_size) is int and saturate is True:
+        signature = _signature("quantize_dequantize", x, scale, zero_point, axis, block_size, output_dtype, quantized_dtype)
+        plan = _plans.get(signature)
     if plan:
         return plan.run(x, scale, zero_point, out)
+    return _quantize_dequantize(
+        x,
+        scale,
+        zero_point,
+        signature,
+        axis=axis,
+        block_size=block_size,
+        quantized_dtype=quantized_dtype,
+        output_dtype=output_dtype,
+        saturate=saturate,
+        out=out,
+        rechunk=rechunk,
+    )
+
+
+@keeps_labels
+def _quantize_dequantize(
+    x: ArrayLike,
+    scale: ArrayLike,
+    zero_point: ArrayLike | None,
+    signature: Any,
+    *,
+    axis: Any,
+    block_size: Any,
+    quantized_dtype: Any,
+    output_dtype: Any,
+    saturate: Any,
+    out: Any,
+    rechunk: Any,
+) -> NDArray[Any]:
     x_array, scale_array = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32, is_scale=True)
     for name, each in (("x", x_array), ("scale", scale_array)):
         element_type_of(each.dtype, name, (FLOAT32,))
@@ -327,22 +426,30 @@ def _check_attributes(version: Version, **attributes: Any) -> None:
             raise ValueError(f"{name} is {value!r}; {version.name}-{version.since_version} has no such attribute")
 
 
-def _signature(operation: Operation, x: Any, scale: Any, zero_point: Any, options: tuple[Any, ...]) -> Any:
+def _signature(
+    operation: Operation, x: Any, scale: Any, zero_point: Any, axis: int, block_size: int, output_dtype: Any, other: Any = None
+) -> Any:
     """Return what a call's plan depends on: the operation, the options, and the dtypes and shapes of the arrays. None: the call
     has no plan, as an argument is something else than a numpy array, x has another memory order than C's, or an option is given
-    in an unusual way."""
+    in an unusual way. Scales may be numbers."""
     if (
         type(x) is not np.ndarray
-        or type(scale) is not np.ndarray
         or x.flags.num & _FLAT != _FLAT
-        or not _OPTIONS.issuperset(map(type, options))
+        or not (output_dtype is None or type(output_dtype) in _NAMES)
+        or not (other is None or type(other) in _NAMES)
     ):
         return None
+    of_scale: Any = None
+    if type(scale) is np.ndarray:
+        of_scale = scale.dtype, scale.shape
+    elif type(scale) is not np.float32 and not (type(scale) is float and _LEAST <= scale <= _MOST):
+        return None
     if zero_point is None:
-        return operation, options, x.dtype, x.shape, scale.dtype, scale.shape
+        return operation, axis, block_size, output_dtype, other, x.dtype, x.shape, of_scale
     if type(zero_point) is not np.ndarray:
         return None
-    return operation, options, x.dtype, x.shape, scale.dtype, scale.shape, zero_point.dtype, zero_point.shape
+    of_zero_point = zero_point.dtype, zero_point.shape
+    return operation, axis, block_size, output_dtype, other, x.dtype, x.shape, of_scale, of_zero_point
 
 
 class _Plan:
@@ -364,40 +471,81 @@ class _Plan:
         self.rounds_scale = scale_dtype == INT32.dtype and key.precision.bits < 32
         self.is_packed = zero_point_dtype is not None and key.quantized.bits < 8
         self.zeros = np.zeros(1, key.zero_point_dtype)
+        self.zero_points: dict[bytes, NDArray[Any]] = {}  # those of one element, as the kernel takes them, by their bytes
+        # None: an array has the dtype that the kernel takes.
+        self.scale_dtype = None if scale_dtype == key.scale_dtype else np.dtype(key.scale_dtype)
+        self.zero_point_dtype = None if zero_point_dtype == key.zero_point_dtype else np.dtype(key.zero_point_dtype)
+        self.x_storage, self.y_storage = (None if each.storage == each.dtype else each.storage for each in (key.x, key.y))
         self.y_dtype = key.y.dtype
-        self.views = [None if each.storage == each.dtype else each.storage for each in (key.x, key.y)]
 
-    def run(
-        self, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any] | None, out: NDArray[Any] | None
-    ) -> NDArray[Any]:
+    def run(self, x: Any, scale: Any, zero_point: Any, out: Any) -> NDArray[Any]:
         """Return y for a C-contiguous x: `out`, or a new array."""
+        if type(scale) is not np.ndarray:
+            number, scale = scale, np.empty(1, np.float32)
+            scale[0] = number
         if out is None:
-            y = rows = np.empty(x.shape, self.y_dtype)
-        else:
-            _, rows, y = output(out, x, self.key.y, (scale,) if zero_point is None else (scale, zero_point))
-        self.convert(x, scale, zero_point, y)
-        if y is not rows:
-            rows[...] = y
-        return y if out is None else out
+            y = np.empty(x.shape, self.y_dtype)
+            self.convert(x, scale, zero_point, y)
+            return y
+        if (
+            type(out) is np.ndarray
+            and out.flags.num & _WRITTEN == _WRITTEN
+            and out.dtype == self.y_dtype
+            and out.shape == x.shape
+            and out is not x
+            and x.flags.num & _OWNS_DATA  # then arrays that are not the same share no memory
+            and scale.flags.num & _OWNS_DATA
+            and out is not scale
+            and (zero_point is None or (zero_point.flags.num & _OWNS_DATA and out is not zero_point))
+        ):
+            self.convert(x, scale, zero_point, out)
+            return out
+        _, rows, written = output(out, x, self.key.y, (scale,) if zero_point is None else (scale, zero_point))
+        self.convert(x, scale, zero_point, written)
+        if written is not rows:
+            rows[...] = written
+        return out
 
     def convert(self, x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any] | None, y: NDArray[Any]) -> None:
         """Write y for a C-contiguous x to a C-contiguous array."""
-        key = self.key
-        if zero_point is None or (zero_point.size > 1 and not zero_point.view(f"u{zero_point.itemsize}").any()):
+        if zero_point is None:
             zero_point = self.zeros
-        elif self.is_packed:
-            # Ignore the bits above a code. ml_dtypes takes some of them for the sign of float4 and float6.
-            zero_point = _wide(key.quantized.byte_values[zero_point.view(np.uint8)], key.zero_point_dtype)
+        elif zero_point.size == 1:
+            known = self.zero_points.get(zero_point.tobytes())
+            zero_point = self._kept(zero_point) if known is None else known
         else:
-            zero_point = _wide(zero_point, key.zero_point_dtype)
+            zero_point = self._converted(zero_point) if zero_point.view(f"u{zero_point.itemsize}").any() else self.zeros
         if self.rounds_scale:
             scale = _to_odd_float32(scale.astype(np.float64))  # because the kernel rounds again
-        scale = _wide(scale, key.scale_dtype)
-        if 0 < scale.size < self.row:
+        if self.scale_dtype or scale.ndim != 1 or scale.size > 1:
+            scale = _flat(scale, self.scale_dtype)
+        if self.row and 0 < scale.size < self.row:
             scale = np.resize(scale, self.row)
             if zero_point.size > 1:
                 zero_point = np.resize(zero_point, self.row)
-        _run(self.kernel, _flat(x, self.views[0]), scale, zero_point, _flat(y, self.views[1]), self.numbers)
+        if x.ndim != 1:
+            x, y = x.reshape(-1), y.reshape(-1)
+        if self.x_storage:
+            x = x.view(self.x_storage)
+        if self.y_storage:
+            y = y.view(self.y_storage)
+        if x.size < _PARALLEL_SIZE or not run_on_threads(
+            functools.partial(self.kernel.parallel, x, scale, zero_point, y, self.numbers)
+        ):
+            self.kernel.serial(x, scale, zero_point, y, self.numbers, 0)
+
+    def _kept(self, zero_point: NDArray[Any]) -> NDArray[Any]:
+        """Return a zero point of one element as the kernel takes it, and keep it."""
+        if len(self.zero_points) == _MOST_ZERO_POINTS:
+            self.zero_points.clear()
+        return self.zero_points.setdefault(zero_point.tobytes(), self._converted(zero_point))
+
+    def _converted(self, zero_point: NDArray[Any]) -> NDArray[Any]:
+        if self.is_packed:
+            # Ignore the bits above a code. ml_dtypes takes some of them for the sign of float4 and float6.
+            zero_point = self.key.quantized.byte_values[zero_point.view(np.uint8)]
+        converted = _flat(zero_point, self.zero_point_dtype)
+        return converted.copy() if np.may_share_memory(converted, zero_point) else converted
 
 
 def _convert(
@@ -511,22 +659,12 @@ def _loop(version: Version | None, x_shape: tuple[int, ...], parameters: _Parame
     return loop
 
 
-def _run(kernel: Kernel, x: Any, scale: Any, zero_point: Any, y: Any, numbers: tuple[Any, ...]) -> None:
-    if x.size >= _PARALLEL_SIZE and run_on_threads(lambda slices: kernel.parallel(x, scale, zero_point, y, numbers, slices)):
-        return
-    kernel.serial(x, scale, zero_point, y, numbers, 0)
-
-
-def _flat(array: NDArray[Any], storage: Any) -> NDArray[Any]:
-    """Return a C-contiguous array in one dimension, viewed as the storage dtype; None: it has that dtype."""
-    if array.ndim != 1:
-        array = array.reshape(-1)
-    return array if storage is None else array.view(storage)
-
-
-def _wide(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    if array.dtype != dtype or not array.flags.c_contiguous:
+def _flat(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """Return an array in one dimension, contiguous, and of a dtype; None: it has that dtype."""
+    if dtype is not None:
         array = array.astype(dtype, "C")
+    elif array.size > 1 and not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
     return array if array.ndim == 1 else array.reshape(-1)
 
 

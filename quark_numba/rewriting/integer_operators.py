@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from ..catalog import OPERATORS
 from ..declaration import Affine, Dequantize, Quantize
 from .fusions import fused_by_onnx_runtime
 from .graph import Graph, Node, Operand, values
@@ -86,7 +87,8 @@ class _Sizes:
         constants = {each.name for each in after.initializer}
         total = 0
         for node in _nodes(after):
-            if node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.input[0] not in constants:
+            operator = OPERATORS.find(node.domain, node.op_type)
+            if operator and not operator.domain and node.input[0] not in constants:
                 total += known.setdefault(node.output[0], known.get(node.input[0], 0))
         return total
 

@@ -61,10 +61,10 @@ def test_table_has_every_version(operation):
 def no_kernels(monkeypatch):
     """Calls that check arguments and select a kernel, but neither compile nor run it."""
 
-    def run(kernel, *arguments):
-        assert kernel is TABLE[kernel.key]
+    def convert(plan, *arguments):
+        assert plan.kernel is TABLE[plan.key]
 
-    monkeypatch.setattr(calls, "_run", run)
+    monkeypatch.setattr(calls._Plan, "convert", convert)
 
 
 NAMES = [row.name for row in ELEMENT_TYPES]
