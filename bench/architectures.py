@@ -2,6 +2,7 @@
 Quark inserts: behind each activation, and between each weight and its user."""
 
 import itertools
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -127,6 +128,44 @@ def text_detector(size: int = 160, widths: tuple[int, ...] = (12, 20, 36, 60), p
     return add.model((1, 3, size, size), add("Sigmoid", conv(joined, pyramid, 1, 3)))
 
 
+def byte_classifier(length: int = 256, width: int = 64, classes: int = 20) -> onnx.ModelProto:
+    """Return a classifier of texts as bytes: convolutions in one dimension with Relu, and dense layers. Its input are the
+    embeddings of the bytes."""
+    add = _Builder()
+
+    def conv(x: str, inner: int, outer: int, kernel: int, stride: int = 1) -> str:
+        weights = add.constant(add.random.normal(0, (inner * kernel) ** -0.5, (outer, inner, kernel)).astype(np.float32))
+        y = add("Conv", x, weights, add.weight(outer), pads=[kernel // 2] * 2, strides=[stride])
+        return add("Relu", y)
+
+    x = conv("x", 32, width, 7)
+    for _ in range(3):
+        x = add("MaxPool", conv(x, width, width, 3), kernel_shape=[3], strides=[2], pads=[1, 1])
+        x = add("Add", x, conv(conv(x, width, width, 3), width, width, 3))
+    x = add("Flatten", x)
+    x = add("Relu", add("Gemm", x, add.weight(width * length // 8, 256), add.weight(256)))
+    x = add("Relu", add("Gemm", x, add.weight(256, 256), add.weight(256)))
+    return add.model((8, 32, length), add("Gemm", x, add.weight(256, classes), add.weight(classes)))
+
+
+def voice_detector(steps: int = 64, width: int = 64) -> onnx.ModelProto:
+    """Return a detector of voices: convolutions in one dimension over frames, a GRU, and a dense layer for each frame."""
+    add = _Builder()
+
+    def conv(x: str, inner: int, outer: int, stride: int = 1) -> str:
+        weights = add.constant(add.random.normal(0, (inner * 3) ** -0.5, (outer, inner, 3)).astype(np.float32))
+        return add("Relu", add("Conv", x, weights, add.weight(outer), pads=[1, 1], strides=[stride]))
+
+    x = conv(conv(conv("x", 40, 128), 128, width, 2), width, width)
+    frames = add("Transpose", x, perm=[2, 0, 1])
+    weights = (add.constant(add.random.normal(0, 0.1, (1, 3 * width, width)).astype(np.float32)) for _ in range(2))
+    bias = add.constant(add.random.normal(0, 0.1, (1, 6 * width)).astype(np.float32))
+    states = add("GRU", frames, *weights, bias, hidden_size=width, linear_before_reset=1)
+    flat = add("Reshape", states, add.constant(np.int64([-1, width])))
+    hidden = add("Relu", add("Gemm", flat, add.weight(width, width), add.weight(width)))
+    return add.model((1, 40, 2 * steps), add("Sigmoid", add("Gemm", hidden, add.weight(width, 1), add.weight(1))))
+
+
 def mobile_network(size: int = 160) -> onnx.ModelProto:
     """Return a network of inverted residuals with Relu6, which ONNX Runtime fuses into the convolutions."""
     add = _Builder()
@@ -158,7 +197,13 @@ def dense_layers(width: int = 512, layers: int = 4, batch: int = 32) -> onnx.Mod
 
 
 # Those whose models Quark's operators quantize, and those of ONNX's own operators alone.
-ARCHITECTURES = {"transformer": transformer, "residual network": residual_network, "text detector": text_detector}
+ARCHITECTURES = {
+    "transformer": transformer,
+    "residual network": residual_network,
+    "text detector": text_detector,
+    "byte classifier": byte_classifier,
+    "voice detector": voice_detector,
+}
 OTHERS = {"mobile network": mobile_network, "dense layers": dense_layers}
 
 
@@ -167,35 +212,32 @@ def architecture(name: str) -> onnx.ModelProto:
     return (ARCHITECTURES | OTHERS)[name]()
 
 
+# The operator and the attributes of Quark's block formats.
+BLOCK_FORMATS = {
+    "bfp16": ("BFPQuantizeDequantize", {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8, "rounding_mode": 0}),
+    "mx9": ("BFPQuantizeDequantize", {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16, "rounding_mode": 2}),
+    "mx6": ("BFPQuantizeDequantize", {"bfp_method": "to_bfp_prime", "bit_width": 13, "block_size": 16, "rounding_mode": 2}),
+    "mxfp8": ("MXQuantizeDequantize", {"element_dtype": "fp8_e4m3", "block_size": 32, "rounding_mode": 2}),
+    "mxfp4": ("MXQuantizeDequantize", {"element_dtype": "fp4_e2m1", "block_size": 32, "rounding_mode": 2}),
+}
+
+
 def quantized(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Return the model with a pair of Quark's operators behind every float value."""
-    element_type = find(name)
-    scale = 2 * RANGE / 2**element_type.bits if element_type.is_integer else 1.0
-    middle = 2 ** (element_type.bits - 1) if element_type.is_integer and not element_type.is_signed else 0
+    """Return the model with Quark's operators behind every float value: a pair of linear operators, or one operator of a block
+    format, which Quark lays along axis 1 and, in vectors, along axis 0."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    graph.initializer.append(to_tensor_proto(np.float32(scale), "scale"))
-    graph.initializer.append(to_tensor_proto(np.array(middle, element_type.dtype), "zero_point"))
-    floats = {"x", *(each.name for each in graph.initializer if each.data_type == 1 and each.name != "scale")}
-    nodes, renamed = [], {}
-
-    def insert(value: str) -> None:
-        for operator, inputs, output in (
-            ("Quantize", value, f"{value}_codes"),
-            ("Dequantize", f"{value}_codes", f"{value}_back"),
-        ):
-            nodes.append(
-                helper.make_node(
-                    f"Extended{operator}Linear", [inputs, "scale", "zero_point"], [output], output, domain="com.amd.quark"
-                )
-            )
-        renamed[value] = f"{value}_back"
-
+    ranks = {each.name: len(each.dims) for each in graph.initializer}
+    floats = {"x", *(each.name for each in graph.initializer if each.data_type == 1)}
+    insert = _blocks(name, ranks) if name in BLOCK_FORMATS else _pair(name, graph)
+    nodes: list[onnx.NodeProto] = []
+    renamed: dict[str, str] = {}
     for node in model.graph.node:
         for value in node.input:
             if value in floats and value not in renamed:
-                insert(value)
+                renamed[value] = f"{value}_back"
+                nodes += insert(value)
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         copy.input[:] = [renamed.get(value, value) for value in node.input]
@@ -205,3 +247,37 @@ def quantized(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     graph.node.extend(nodes)
     result.opset_import.append(helper.make_opsetid("com.amd.quark", 1))
     return result
+
+
+def _pair(name: str, graph: onnx.GraphProto) -> Callable[[str], list[onnx.NodeProto]]:
+    """Return a function that makes the linear operators of a value. Their parameters are added to the graph."""
+    element_type = find(name)
+    scale = 2 * RANGE / 2**element_type.bits if element_type.is_integer else 1.0
+    middle = 2 ** (element_type.bits - 1) if element_type.is_integer and not element_type.is_signed else 0
+    graph.initializer.append(to_tensor_proto(np.float32(scale), "scale"))
+    graph.initializer.append(to_tensor_proto(np.array(middle, element_type.dtype), "zero_point"))
+
+    def pair(value: str) -> list[onnx.NodeProto]:
+        return [
+            helper.make_node(
+                f"Extended{operator}Linear", [inputs, "scale", "zero_point"], [output], output, domain="com.amd.quark"
+            )
+            for operator, inputs, output in (
+                ("Quantize", value, f"{value}_codes"),
+                ("Dequantize", f"{value}_codes", f"{value}_back"),
+            )
+        ]
+
+    return pair
+
+
+def _blocks(name: str, ranks: Mapping[str, int]) -> Callable[[str], list[onnx.NodeProto]]:
+    """Return a function that makes the node of a block format of a value. Activations have more than one dimension."""
+    operator, attributes = BLOCK_FORMATS[name]
+
+    def blocks(value: str) -> list[onnx.NodeProto]:
+        axis = min(1, ranks.get(value, 2) - 1)
+        output = f"{value}_back"
+        return [helper.make_node(operator, [value], [output], output, domain="com.amd.quark", axis=axis, **attributes)]
+
+    return blocks
