@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,40 +60,59 @@ _STEPS: dict[str, Callable[..., Any]] = {
 }
 
 
+# The axis of channels in the blocked layout.
+CHANNELS = -3
+
+
 def run_region(*inputs: NDArray[Any], program: str, block_size: int = 0, channels: int = 0) -> NDArray[np.float32]:
     """Return the result of a program for these arrays. Raises ValueError if the text is not a program, or if it has another
     number of inputs."""
     parsed = parse(program)
     check_inputs(parsed, len(inputs))
     check_layout(parsed, block_size, channels)
-    if block_size:
-        return _run_blocked(inputs, program, block_size, channels)
-    values: list[Any] = list(inputs)
-    shape = np.broadcast_shapes(*(x.shape for x, axis in zip(inputs, parsed.axes, strict=True) if axis is None))
-    with np.errstate(all="ignore"):
-        for step in parsed.steps:
-            operands: list[Any] = [None if each is None else values[each] for each in step.operands]
-            if step.operator in BLOCK_ROUND_TRIPS:
-                operands = [np.broadcast_to(operands[0], shape)]
-            values.append(_STEPS[step.operator](*operands, **dict(step.attributes)))
-    return np.asarray(values[-1], np.float32)
-
-
-def _run_blocked(inputs: Sequence[NDArray[Any]], program: str, block_size: int, channels: int) -> NDArray[np.float32]:
-    views = []
+    views = list(inputs)
     for number, x in enumerate(inputs):
-        shape: Any = blocked_shape(x.shape, block_size, number)
-        views.append(x if shape is None else x.reshape(shape))
-    y = run_region(*views, program=program).copy()
-    if y.ndim != 5:
+        shape: Any = blocked_shape(x.shape, block_size, number) if block_size else None
+        views[number] = x if shape is None else x.reshape(shape)
+    y = _run(parsed, views, channels if block_size else None)
+    if not block_size or y.ndim != 5:
         return y
     n, blocks, h, w, lanes = y.shape
     if channels:
         own_lanes = channels - (blocks - 1) * lanes
         if not 0 < own_lanes <= lanes:
             raise ValueError(f"y has {blocks * lanes} channels; expected channel {channels} in the last block of {lanes}")
+        y = y.copy()
         y[:, -1, :, :, own_lanes:] = 0
     return y.reshape(n, blocks * lanes, h, w)
+
+
+def _run(program: Program, inputs: Sequence[NDArray[Any]], channels: int | None) -> NDArray[np.float32]:
+    """Return the result of a program. `channels` is that of the node in the blocked layout, whose tensors have five dimensions
+    here; None: they are in ONNX's layout."""
+    values: list[Any] = list(inputs)
+    shape = np.broadcast_shapes(*(x.shape for x, axis in zip(inputs, program.axes, strict=True) if axis is None))
+    with np.errstate(all="ignore"):
+        for step in program.steps:
+            call = functools.partial(_STEPS[step.operator], **dict(step.attributes))
+            operands: list[Any] = [None if each is None else values[each] for each in step.operands]
+            if step.operator in BLOCK_ROUND_TRIPS:
+                operands = [np.broadcast_to(operands[0], shape)]
+                if channels is not None and len(shape) == 5:
+                    call = functools.partial(_of_channels, call, channels)
+            values.append(call(*operands))
+    return np.asarray(values[-1], np.float32)
+
+
+def _of_channels(call: Callable[..., Any], channels: int, x: NDArray[Any]) -> NDArray[Any]:
+    """Return the result of a call on a tensor in ONNX's layout for one in the blocked layout, without the channels that this
+    adds, if any."""
+    n, blocks, h, w, lanes = x.shape
+    by_channels = x.transpose(0, 1, 4, 2, 3).reshape(n, blocks * lanes, h, w)
+    y = np.zeros_like(by_channels)
+    own = channels or blocks * lanes
+    y[:, :own] = call(by_channels[:, :own])
+    return y.reshape(n, blocks, lanes, h, w).transpose(0, 1, 3, 4, 2)
 
 
 def blocked_shape(shape: Sequence[int | None], block_size: int, number: int) -> list[int | None] | None:
@@ -116,8 +136,10 @@ def check_layout(program: Program, block_size: int, channels: int) -> None:
         raise ValueError(
             f"channels is {channels} with block_size {block_size}; expected 0, or a number of channels with blocks"
         )
-    if block_size and (program.block_steps or any(axis is not None and axis < 0 for axis in program.axes)):
-        raise ValueError("program has blocks or scales along an axis; expected none in the blocked layout")
+    if block_size and any(axis is not None and axis < 0 for axis in program.axes):
+        raise ValueError("program has scales along an axis; expected none in the blocked layout")
+    if block_size and any(dict(step.attributes)["axis"] != CHANNELS for step in program.block_steps):
+        raise ValueError(f"program has blocks along another axis than {CHANNELS}, as the blocked layout does not allow")
 
 
 def check_inputs(program: Program, count: int) -> None:

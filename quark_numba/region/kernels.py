@@ -28,9 +28,9 @@ CHUNK = 1 << 14
 # - for steps of blocks: the elements of a block; the rows of a group, into which a tile is divided; `length` and `inner` of
 #   y, as in ``block.granularity``; the number of these steps; the address of their functions, two for each; and the bytes of
 #   the program's buffers;
-# - for the blocked layout, if it adds channels to y: the channels of a block (`lanes`); how many of the last block are y's own
-#   (`own_lanes`, 0 if there is nothing to clear); the elements of y for one index of the batch; and how many of these lie
-#   before the last block of channels;
+# - for the blocked layout: the channels of a block (`lanes`, 0 in ONNX's layout). If the layout adds channels to y: how many of
+#   the last block are y's own (`own_lanes`, 0 if there is nothing to clear); the elements of y for one index of the batch; and
+#   how many of these lie before the last block of channels. With steps of blocks, `size` and `length` are without them;
 # - `has_failed`, which a task sets if it cannot allocate memory.
 WORK = np.dtype(
     [

@@ -12,6 +12,7 @@ from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
 from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
+from .lanes import load_lanes, store_lanes
 from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS, Y
 
 # The words of a run, which is a number of columns that are side by side in y too: the first column in the tile, the number of
@@ -102,7 +103,8 @@ def chunk(work_address: int, index: int) -> None:
     full = full_inputs(work_address)
     tile = tile_rows * width * 8
     runs_at = (work.streams + 1) * tile + work.buffers_size
-    room = allocate(runs_at + width * _RUN_WORDS * 8)
+    spare_at = runs_at + width * _RUN_WORDS * 8
+    room = allocate(spare_at + width * work.lanes * 4)
     if room == 0:
         work.has_failed = 1
         return
@@ -124,10 +126,19 @@ def chunk(work_address: int, index: int) -> None:
             addresses[k] = inputs[k]
             if itemsizes[k]:  # more than one element
                 addresses[k] = buffer
-                load(work_address, k, itemsizes[k], (full >> k) & 1 == 1, runs[: run_count * _RUN_WORDS], rows, width, buffer)
+                is_full = (full >> k) & 1 == 1
+                if work.lanes > 1:
+                    for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
+                        run = runs[at : at + _RUN_WORDS]
+                        load_lanes(work_address, k, is_full, run, rows, width, buffer, room + spare_at)
+                else:
+                    load(work_address, k, itemsizes[k], is_full, runs[: run_count * _RUN_WORDS], rows, width, buffer)
                 buffer += tile
         call(work.run, (addresses.ctypes.data, y_buffer, tile_rows * width))
         for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
+            if work.lanes > 1:
+                store_lanes(work_address, runs[at : at + _RUN_WORDS], rows, width, addresses[count + Y])
+                continue
             source, target = addresses[count + Y] + runs[at] * 4, work.y + runs[at + 2] * 4
             for _ in range(rows):
                 copy_bytes(source, target, runs[at + 1] * 4)

@@ -47,6 +47,7 @@ def rewrite(graph: Graph) -> None:
     if graph.model.opset_imports.get("", 0) < _FIRST_OPSET:
         return
     fused: dict[str, str] | None = None
+    has_convolutions = any(node.op_type == "Conv" for node in ir.traversal.RecursiveGraphIterator(graph.model.graph))
     for nodes in _node_lists(graph):
         for node in nodes:
             if node.domain == _REGION.domain and node.op_type in (ROUND_TRIP, FAKE_QUANTIZE) and graph.node(node) is None:
@@ -56,10 +57,9 @@ def rewrite(graph: Graph) -> None:
             if fused is None:
                 fused = fused_values(graph)
             merging = _Merging(graph, nodes, fused)
-            regions += [(merging, *each) for each in merging.regions()]
+            regions += [(merging, *each) for each in merging.regions(alone=has_convolutions)]
     # If a region has several nodes, single nodes become regions, too: no kernel outside of regions is compiled for them. And
     # only regions can lie between convolutions in their blocked layout.
-    has_convolutions = any(node.op_type == "Conv" for node in ir.traversal.RecursiveGraphIterator(graph.model.graph))
     if has_convolutions or any(len(region) > 1 for _, _, region in regions):
         for merging, last, region in regions:
             merging.merge(last, region)
@@ -83,8 +83,9 @@ class _Merging:
         self.constants: set[ir.Value] = set()  # values computed from constants alone
         self.steps: dict[ir.Node, Step] = {}  # without operands yet
 
-    def regions(self) -> Iterator[tuple[ir.Node, set[ir.Node]]]:
-        """Yield each region that contains a quantization node: its last node, and all its nodes."""
+    def regions(self, *, alone: bool) -> Iterator[tuple[ir.Node, set[ir.Node]]]:
+        """Yield each region that contains a quantization node: its last node, and all its nodes. `alone`: whether a node of a
+        block format is a region by itself."""
         for node in self.nodes:
             # ONNX Runtime computes a node of constants only once.
             if all(value is None or value in self.constants or self.graph.tensor(value) for value in node.inputs):
@@ -99,7 +100,7 @@ class _Merging:
                 region = self._grow(node)
                 taken |= region
                 names = {self.steps[each].operator for each in region}
-                is_of_blocks = len(region) > 1 and not names.isdisjoint(BLOCK_ROUND_TRIPS)
+                is_of_blocks = (alone or len(region) > 1) and not names.isdisjoint(BLOCK_ROUND_TRIPS)
                 if is_of_blocks or not names.isdisjoint((ROUND_TRIP, FAKE_QUANTIZE)):
                     yield node, region
 

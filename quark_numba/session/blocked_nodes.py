@@ -12,6 +12,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ..element_types import FLOAT32
+from ..region.calls import CHANNELS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
 from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, NOT_IN_BLOCKS, BlockedTensors, Left, perm
@@ -135,8 +136,8 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     attributes = {each.name: each for each in node.attribute}
     program = parse(attributes["program"].s.decode())
-    if program.block_steps:
-        raise Left("it has a block format")
+    if any(dict(step.attributes)["axis"] != CHANNELS for step in program.block_steps):
+        raise Left("it has blocks along another axis than that of channels")
     if any(axis is not None and axis < 0 for axis in program.axes):
         raise Left("it has scales along an axis")
     if "block_size" in attributes and attributes["block_size"].i:

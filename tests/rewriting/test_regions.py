@@ -584,6 +584,76 @@ def test_blocks_are_cut_from_what_inputs_broadcast_to(x, other):
     oracle.assert_same_bits(y, expected)
 
 
+LAYOUT_PROGRAM = """region (float x0, float x1, float[1] x2) => (float y) {
+  v0 = Mul (x0, x1)
+  v1 = com.amd.quark.OPERATOR <axis: int = -3, ATTRIBUTES> (v0)
+  v2 = Add (v1, x2)
+  y = com.amd.quark.OPERATOR <axis: int = -3, ATTRIBUTES> (v2)
+}"""
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("channels", [4, 8, 12, 16, 20, 40, 100])
+@pytest.mark.parametrize("image", [(2, 1, 1), (2, 3, 5), (1, 9, 31), (1, 40, 33)], ids=str)
+@pytest.mark.parametrize("name", ["bfp16", "mx9", "mxfp8", "mxint8"])
+@pytest.mark.covering
+def test_blocks_in_the_blocked_layout(name, image, channels, lanes):
+    """Each element has the bits that it has in ONNX's layout, and the channels that the layout adds are 0, whatever they are
+    in the inputs."""
+    operator, attributes, rounded = {
+        "bfp16": (
+            "BFPQuantizeDequantize",
+            BFP_DEFAULTS | {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8},
+            oracle.bfp,
+        ),
+        "mx9": (
+            "BFPQuantizeDequantize",
+            BFP_DEFAULTS | {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16},
+            oracle.bfp,
+        ),
+        "mxfp8": ("MXQuantizeDequantize", {"element_dtype": "fp8_e4m3", "block_size": 32, "rounding_mode": 0}, oracle.mx),
+        "mxint8": ("MXQuantizeDequantize", {"element_dtype": "int8", "block_size": 4, "rounding_mode": 2}, oracle.mx),
+    }[name]
+    text = ", ".join(
+        f'{key}: string = "{value}"' if isinstance(value, str) else f"{key}: int = {value}"
+        for key, value in sorted((("axis", -3), *attributes.items()))
+    )
+    program = LAYOUT_PROGRAM.replace("axis: int = -3, ATTRIBUTES", text).replace("OPERATOR", operator)
+    n, h, w = image
+    random = np.random.default_rng(channels)
+    x = random.normal(0, 3, (n, channels, h, w)).astype(np.float32)
+    x *= random.choice(np.float32([0, 1, 1, 1e-30, 1e30]), x.shape)
+    x[random.random(x.shape) < 0.01] = random.choice(np.float32([np.nan, np.inf, -np.inf]))
+    gate = random.normal(0, 1, (n, channels, 1, 1)).astype(np.float32)
+    node = helper.make_node(
+        "Region", ["x", "gate", "one"], ["y"], domain="quark_numba", program=program, block_size=lanes, channels=channels
+    )
+    source = model([node], ["x", "gate", ("one", "float32", [])], ["y"], domains=["quark_numba"])
+    feeds = {"x": in_lanes(x, lanes), "gate": in_lanes(gate, lanes), "one": np.array(1, np.float32)}
+    with np.errstate(all="ignore"):
+        options = {
+            ("to_bfloat16" if key == "convert_to_bfloat_before_bfp" else key): value for key, value in attributes.items()
+        }
+        expected = rounded(rounded(x * gate, axis=1, **options) + np.float32(1), axis=1, **options)
+    expected = in_lanes(expected, lanes, added=0)
+    oracle.assert_same_bits(exact_session(source).run(None, feeds)[0], expected)
+    (y,) = ReferenceEvaluator(source, new_ops=reference_ops()).run(None, feeds)
+    oracle.assert_same_bits(y, expected)
+
+
+BFP_DEFAULTS = {"rounding_mode": 0, "sub_block_size": 2, "sub_block_shift_bits": 1, "convert_to_bfloat_before_bfp": 0}
+
+
+def in_lanes(x, lanes, added=np.nan):
+    """Return a tensor in the blocked layout. Channels that the layout adds have the value `added`."""
+    n, channels, h, w = x.shape
+    count = -(-channels // lanes)
+    filled = np.full((n, count * lanes, h, w), added, np.float32)
+    filled[:, :channels] = x
+    return filled.reshape(n, count, lanes, h, w).transpose(0, 1, 3, 4, 2).reshape(n, count * lanes, h, w)
+
+
 def inferred(shapes, types=("float32", "float32", "int8"), program=PROGRAM, **attributes):
     """Return the shape of y that the operator's own inference gives."""
     (region,) = (each for each in OPERATORS if each.operation == "region")

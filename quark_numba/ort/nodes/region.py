@@ -143,14 +143,18 @@ def compute(state_address: int, context_address: int) -> int:
     y_shape = shape.ctypes.data + 8 * (MAX_RANK - rank)
     found[0], found[1] = shapes.ctypes.data + 8 * (MAX_RANK * (wrong + 1) - ranks[wrong]), ranks[wrong]
     length = inner = np.int64(0)
-    if fault == NO_FAULT and state.block:
+    lanes: Any = np.int64(0)
+    if fault == NO_FAULT and rank == 5 and state.layout:
+        lanes = shape[MAX_RANK - 1]
+    if lanes and state.block:
+        length = state.channels or lanes * shape[MAX_RANK - 4]
+        inner = shape[MAX_RANK - 3] * shape[MAX_RANK - 2]
+    elif fault == NO_FAULT and state.block:
         no_axis, length, inner = _block_shape(array_at(y_shape, rank, np.int64), state.axis, state.block)
         if no_axis != NO_FAULT:
             fault, found[0], found[1] = AXIS, y_shape, rank
-    lanes: Any = np.int64(0)
     own_lanes: Any = np.int64(0)
-    if fault == NO_FAULT and state.channels and rank == 5:
-        lanes = shape[MAX_RANK - 1]
+    if lanes and state.channels:
         own_lanes = state.channels - (shape[MAX_RANK - 4] - 1) * lanes
         if own_lanes <= 0 or own_lanes > lanes:
             fault, found[0], found[1] = CHANNELS, y_shape, rank
@@ -184,6 +188,8 @@ def compute(state_address: int, context_address: int) -> int:
     work.block, work.group, work.length, work.inner, work.has_failed = state.block, state.group, length, inner, 0
     work.formats, work.functions, work.buffers_size = state.formats, state_address + FUNCTIONS_AT, state.buffers_size
     work.lanes, work.own_lanes = lanes, own_lanes
+    if lanes and state.block:
+        work.size = shape[MAX_RANK - 5] * length * inner  # without the channels that the layout adds
     if own_lanes:
         work.batch_size = size // shape[MAX_RANK - 5]
         work.last_block = work.batch_size - work.batch_size // shape[MAX_RANK - 4]
@@ -206,7 +212,7 @@ def compute(state_address: int, context_address: int) -> int:
     else:
         chunks = (size + CHUNK - 1) // CHUNK
         if state.block:
-            chunks = _count_tile_chunks(size, state.block, length, inner)
+            chunks = _count_tile_chunks(work.size, state.block, length, inner)
         status = context.run_tasks(state, context_address, work_address, chunks, size <= SERIAL_SIZE)
     for k in range(count):
         if widened[k]:
