@@ -131,8 +131,8 @@ def _clip(has_lowest: bool, has_highest: bool) -> Any:
 
 @functools.cache
 def fast_round_trip(key: Key) -> tuple[Any, Any]:
-    """Return a faster round trip than that of ``linear``: the function (x, reciprocal, scale, zero point) -> y, or None if there
-    is none; and the function (scale, zero point) -> whether the round trip can be used with them."""
+    """Return a faster round trip than that of ``linear``: the function (x, reciprocal, scale, zero point) -> y, or None if
+    there is none; and the function (scale, zero point) -> whether the round trip can be used with them."""
     if key.quantized.name in _FLOAT8 and key.saturate:
         return _float8_round_trip(key)
     if key.quantized not in (BFLOAT16, FLOAT16) or not HAS_FMA:
