@@ -28,6 +28,7 @@ convert_all: Any = None  # `convert_by`, or `convert_in_mode` if there are sever
 convert_columns: Any = None  # `columns`, compiled
 convert_row: Any = None  # `row`, compiled
 convert_part: Any = None  # `run`, compiled
+writeable: Any = None  # from `_writeable`
 DTYPE: Any = None
 
 # The number of elements that are converted together: their exponents and steps stay in the first-level cache.
@@ -217,19 +218,19 @@ def run(x: Any, y: Any, blocks: Any, part: int, parts: int, scratch: Any) -> Non
             convert_row(x, y, blocks, start, done, exponents, shared, steps)
         while done < n:
             rows = min(block, n - done)
-            convert_columns(x, y, blocks, start + done, rows, 1, exponents, shared, steps)
+            convert_columns(x, y, blocks, start + done, rows, np.int64(1), exponents, shared, steps)
             done += rows
 
 
 def serial(x: Any, y: Any, blocks: Any) -> None:
     """Convert all of x on the caller's thread."""
-    convert_part(x, y, blocks, 0, 1, np.empty(scratch_size(blocks), np.uint32))
+    convert_part(writeable(x), y, blocks, np.int64(0), np.int64(1), np.empty(scratch_size(blocks), np.uint32))
 
 
 def parallel(x: Any, y: Any, blocks: Any, slices: int) -> None:
     """Convert all of x on Numba's threads."""
     for i in prange(slices):
-        convert_part(x, y, blocks, i, slices, np.empty(scratch_size(blocks), np.uint32))
+        convert_part(writeable(x), y, blocks, np.int64(i), slices, np.empty(scratch_size(blocks), np.uint32))
 
 
 def task(work_address: int, index: int) -> None:
@@ -259,13 +260,15 @@ def task(work_address: int, index: int) -> None:
 def serial_kernel(key: Key) -> Any:
     """Return the kernel (x, y, blocks) -> None; x and y are flat contiguous arrays of x's storage dtype, blocks is a
     ``granularity.Blocks``."""
-    return jit.kernel(serial, f"serial_{key.name}", types.void(*_arrays(key), _BLOCKS), convert_part=_run(key))
+    signature = types.void(*_arrays(key), _BLOCKS)
+    return jit.kernel(serial, f"serial_{key.name}", signature, convert_part=_run(key), writeable=_writeable(key))
 
 
 def parallel_kernel(key: Key) -> Any:
     """Return the kernel (x, y, blocks, slices) -> None."""
     signature = types.void(*_arrays(key), _BLOCKS, types.intp)
-    return jit.kernel(parallel, f"parallel_{key.name}", signature, parallel=True, convert_part=_run(key))
+    names: dict[str, Any] = {"convert_part": _run(key), "writeable": _writeable(key)}
+    return jit.kernel(parallel, f"parallel_{key.name}", signature, parallel=True, **names)
 
 
 def task_function(key: Key) -> Any:
@@ -288,6 +291,14 @@ def _run(key: Key) -> Any:
         convert_columns=jit.function(columns, f"columns_{key.name}", **names),
         convert_row=jit.function(row, f"row_{key.name}", **names),
     )
+
+
+@functools.cache
+def _writeable(key: Key) -> Any:
+    """Return the function that gives a read-only x the type that `task` has for it. Otherwise `run` would be compiled for both
+    types."""
+    dtype = key.x.storage.type
+    return jit.inline(lambda x: array_at(x.ctypes.data, x.size, dtype)) if jit.JIT_ENABLED else lambda x: x
 
 
 _BLOCKS = types.NamedUniTuple(types.int64, len(Blocks._fields), Blocks)

@@ -3,8 +3,6 @@ layout are side by side in memory. In a tile each channel is a row, as in ONNX's
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..compiling import jit
@@ -63,26 +61,27 @@ def _place(work_address: int, index: int, row: int) -> tuple[int, int]:
 
 
 @jit.function
-def load_lanes(work_address: int, k: int, is_full: bool, run: Any, rows: int, width: int, buffer: int, spare: int) -> None:
+def load_lanes(
+    work_address: int, k: int, is_full: bool, column: int, n: int, index: int, rows: int, width: int, buffer: int, spare: int
+) -> None:
     """Write the part of the tile of input k for a run of columns into its buffer, as ``tiles.load`` does. `spare` is the
     address of room for as many elements as a row has, for each lane."""
     work = record_at(work_address, WORK)
     data, lanes = array_at(work.inputs, k + 1, np.int64)[k], work.lanes
-    column, n, index = run[0], run[1], run[2]
     row = 0
     while row < rows:
         at, lane = _place(work_address, index, row)
         count = min(lanes - lane, rows - row)
-        source = data + at * 4 if is_full else spread(work_address, k, 4, at, n * lanes, spare, 0)
+        source = data + at * 4 if is_full else spread(work_address, k, np.int64(4), at, n * lanes, spare, np.int64(0))
         _to_rows(source + lane * 4, lanes, count, n, buffer + (row * width + column) * 4, width)
         row += count
 
 
 @jit.function
-def store_lanes(work_address: int, run: Any, rows: int, width: int, tile: int) -> None:
+def store_lanes(work_address: int, column: int, n: int, index: int, rows: int, width: int, tile: int) -> None:
     """Write a run of columns of the tile to y, and zeros to the lanes behind y's last channel."""
     work = record_at(work_address, WORK)
-    lanes, column, n, index = work.lanes, run[0], run[1], run[2]
+    lanes = work.lanes
     first = index // work.inner % work.length
     row = 0
     while row < rows:

@@ -136,7 +136,9 @@ class _Writer:
         y = self._target(number)
         place = sum(each.operator in BLOCK_ROUND_TRIPS for each in self.program.steps[:number])
         width = tile_width(step.block_format[1].block)
-        arguments = f"at, {self.count}, {place}, {width}, {x}.ctypes.data, {y}.ctypes.data"
+        # Numba compiles a function once for each set of literals that it is called with.
+        numbers = ", ".join(f"np.int64({each})" for each in (self.count, place, width))
+        arguments = f"at, {numbers}, {x}.ctypes.data, {y}.ctypes.data"
         lines = [f"status{number} = convert_blocks({arguments})"]
         same = _same_before(self.program, number)
         if same:

@@ -11,6 +11,7 @@ from numba import types
 from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
+from ..compiling.jit import unsigned
 from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
 from .lanes import load_lanes, store_lanes
 from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS, Y
@@ -42,35 +43,37 @@ def count_chunks(size: int, block: int, length: int, inner: int) -> int:
 
 
 @jit.function
-def load(work_address: int, k: int, itemsize: int, is_full: bool, runs: Any, rows: int, width: int, buffer: int) -> None:
-    """Write the tile of input k into its buffer."""
+def load(
+    work_address: int, k: int, itemsize: int, is_full: bool, column: int, n: int, index: int, rows: int, width: int, buffer: int
+) -> None:
+    """Write the part of the tile of input k for a run of columns into its buffer."""
     work = record_at(work_address, WORK)
     data = array_at(work.inputs, k + 1, np.int64)[k]
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     length = lengths[work.dimensions - 1]
     is_one_a_row = itemsize == 4 and length == work.inner and (masks[work.dimensions - 1] >> k) & 1 == 0
-    for at in range(0, runs.size, _RUN_WORDS):
-        column, n, index = runs[at], runs[at + 1], runs[at + 2]
-        target = buffer + column * itemsize
-        if is_full:
-            source = data + index * itemsize
-            for _ in range(rows):
+    target = buffer + column * itemsize
+    if is_full:
+        source = data + index * itemsize
+        for _ in range(rows):
+            copy_bytes(source, target, n * itemsize)
+            source += work.inner * itemsize
+            target += width * itemsize
+    elif is_one_a_row:
+        first = index // length
+        for row in range(rows):
+            offset = row_offset(first + row, k, work.dimensions, lengths, masks)
+            words = array_at(target, n, np.float32)
+            value = array_at(data + offset * 4, 1, np.float32)[0]
+            for i in range(unsigned(n)):
+                words[i] = value
+            target += width * 4
+    else:
+        for row in range(rows):
+            source = spread(work_address, k, itemsize, index + row * work.inner, n, target, np.int64(0))
+            if source != target:
                 copy_bytes(source, target, n * itemsize)
-                source += work.inner * itemsize
-                target += width * itemsize
-        elif is_one_a_row:
-            first = index // length
-            for row in range(rows):
-                offset = row_offset(first + row, k, work.dimensions, lengths, masks)
-                words = array_at(target, n, np.float32)
-                words[:] = array_at(data + offset * 4, 1, np.float32)[0]
-                target += width * 4
-        else:
-            for row in range(rows):
-                source = spread(work_address, k, itemsize, index + row * work.inner, n, target, 0)
-                if source != target:
-                    copy_bytes(source, target, n * itemsize)
-                target += width * itemsize
+            target += width * itemsize
 
 
 def chunk(work_address: int, index: int) -> None:
@@ -127,17 +130,17 @@ def chunk(work_address: int, index: int) -> None:
             if itemsizes[k]:  # more than one element
                 addresses[k] = buffer
                 is_full = (full >> k) & 1 == 1
-                if work.lanes > 1:
-                    for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
-                        run = runs[at : at + _RUN_WORDS]
-                        load_lanes(work_address, k, is_full, run, rows, width, buffer, room + spare_at)
-                else:
-                    load(work_address, k, itemsizes[k], is_full, runs[: run_count * _RUN_WORDS], rows, width, buffer)
+                for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
+                    column, m, first_index = runs[at], runs[at + 1], runs[at + 2]
+                    if work.lanes > 1:
+                        load_lanes(work_address, k, is_full, column, m, first_index, rows, width, buffer, room + spare_at)
+                    else:
+                        load(work_address, k, itemsizes[k], is_full, column, m, first_index, rows, width, buffer)
                 buffer += tile
         call(work.run, (addresses.ctypes.data, y_buffer, tile_rows * width))
         for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
             if work.lanes > 1:
-                store_lanes(work_address, runs[at : at + _RUN_WORDS], rows, width, addresses[count + Y])
+                store_lanes(work_address, runs[at], runs[at + 1], runs[at + 2], rows, width, addresses[count + Y])
                 continue
             source, target = addresses[count + Y] + runs[at] * 4, work.y + runs[at + 2] * 4
             for _ in range(rows):
