@@ -33,7 +33,7 @@ def measure(benchmark, threads, name, contender):
 
 
 @pytest.mark.parametrize("contender", CONTENDERS)
-@pytest.mark.parametrize("turn", range(2 * TURNS))
+@pytest.mark.parametrize("turn", range(TURNS))
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.benchmark(max_time=0.1, min_rounds=10, warmup=True, warmup_iterations=3)

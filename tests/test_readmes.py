@@ -245,26 +245,28 @@ def rows_of(text):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
+LINEAR, BLOCKS = ("bf16", "fp16", "i32", "u32"), ("bfp16", "mx9", "mx6", "mxfp8", "mxfp4")
+ONNX_TYPES = ("uint8", "int8", "a8w8", "a16w8", "a16w16", "a8w4", "a16w4")
+
+
 def test_the_latencies_of_the_first_readme_are_those_of_the_benchmarks():
-    """The first table has the higher of the multiples on one thread and on two. The second table has the range of all
-    multiples."""
+    """The first table has the higher of the multiples on one thread and on two, and the second table the range of all."""
     first, bench = (rows_of(text_of(ROOT / folder / "README.md")) for folder in ("", "bench"))
     measured = {model: cells for model, *cells in bench}
 
-    def multiples(model, names):
-        rows = [[float(each) for each in measured[f"{model}, {name}"]] for name in names]
-        return [[value for row in rows for value in row[start : start + 2]] for start in (0, 3)]
+    def multiples(model, names, *columns):
+        rows = [measured[row] for name in names if (row := f"{model}, {name}") in measured]
+        return [float(row[column]) for row in rows for column in columns]
 
-    names = {"bfloat16": ["bf16"], "float16": ["fp16"], "BFP16": ["bfp16"], "MX9": ["mx9"]}
+    names = {"bfloat16": "bf16", "float16": "fp16", "BFP16": "bfp16", "MX9": "mx9"}
     rows = [row for row in first if row[0] in names]
     assert len(rows) == len(names)
     for title, _, *cells in rows:
-        assert cells == [f"{max(each):.2f} ×" for each in multiples("classifier", names[title])]
-    groups = {
-        "bfloat16, float16, 32-bit integers": ["bf16", "fp16", "i32", "u32"],
-        "BFP16, MX9, MXFP8": ["bfp16", "mx9", "mxfp8"],
-    }
-    rows = [row for row in first if row[1] in groups]
-    assert len(rows) == 4
-    for model, group, *cells in rows:
-        assert cells == [f"{min(each):.2f} to {max(each):.2f} ×" for each in multiples(model, groups[group])]
+        assert cells == [f"{max(multiples('classifier', [names[title]], at, at + 1)):.2f} ×" for at in (0, 3)]
+    rows = [row for row in first if f"{row[0]}, float" in measured or f"{row[0]}, uint8" in measured]
+    assert len(rows) == 8
+    for model, *cells in rows:
+        found = [
+            multiples(model, names, at, at + 1) for names, at in ((LINEAR, 3), (BLOCKS, 3), (ONNX_TYPES, 4), (ONNX_TYPES, 2))
+        ]
+        assert cells == [f"{min(each):.2f} to {max(each):.2f} ×" if each else "" for each in found]

@@ -102,8 +102,9 @@ def optimize(
     standard_ops : bool, optional
         Whether nodes of ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. None: all but
         those that ONNX Runtime fuses with their neighbours into integer operators, if the model is estimated to be faster with
-        these. Integer operators round their results in another way than the specification. True: all. False: none if they
-        quantize activations anywhere in the model, or if ONNX Runtime's results may differ from the specification's.
+        these. Integer operators round their results in another way than the specification. True: all. False, for other
+        execution providers than the CPU's: none if they quantize activations anywhere in the model, or if ONNX Runtime's
+        results may differ from the specification's.
     regions : bool
         Whether to write ``quark_numba::Region`` and ``quark_numba::DequantizeLinear``, which only the native backend of
         `register` provides.

@@ -100,11 +100,17 @@ def has_regions(model: model_files.Model) -> bool:
     return any((node.domain, node.op_type) == (REGION.domain, REGION.name) for node in nodes)
 
 
+def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
+    """Whether a session with these arguments has no other execution provider than the CPU's."""
+    names = {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]}
+    has_providers = getattr(options, "has_providers", bool)  # ONNX Runtime 1.22 or later
+    return names == {"CPUExecutionProvider"} and not has_providers()
+
+
 def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: Mapping[str, Any]) -> int:
     """Return the number of channels in a block. Raise Left unless ONNX Runtime would lay out this session's tensors in
     blocks."""
-    names = {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]}
-    if names != {"CPUExecutionProvider"}:
+    if not runs_on_cpu_alone(options, providers):
         raise Left("the session has other execution providers than CPUExecutionProvider")
     if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
         raise Left("graph_optimization_level is not ORT_ENABLE_ALL")

@@ -23,7 +23,7 @@ from ..ort.native import STANDARD_OPS
 from ..rewriting.onnx_runtime import RELEASE
 from ..rewriting.optimize import optimized
 from . import kept
-from .blocked_layout import ENTRIES, BlockedModel, blocked, has_regions
+from .blocked_layout import ENTRIES, BlockedModel, blocked, has_regions, runs_on_cpu_alone
 from .blocked_nodes import REGION
 
 
@@ -124,7 +124,7 @@ def _made(
     """Yield a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are those
     of `prepared` and of ``InferenceSession``."""
     if standard_ops is None:
-        standard_ops = _standard_ops(options, is_native)
+        standard_ops = _standard_ops(options, providers, is_native)
     uses_blocks = blocked_layout and is_native and not replaced
     changes = not is_optimised(read.proto)
     model: model_files.Model
@@ -168,11 +168,13 @@ def _made(
             yield Prepared(source, found.kept, left, needs_standard_ops)
 
 
-def _standard_ops(options: onnxruntime.SessionOptions, is_native: bool) -> bool | None:
-    """Return what `standard_ops` = None means with these options; None: it depends on the model."""
+def _standard_ops(options: onnxruntime.SessionOptions, providers: Any, is_native: bool) -> bool | None:
+    """Return what `standard_ops` = None means with these arguments; None: it depends on the model. Other execution providers
+    than the CPU's may have integer operators that nobody can ask about."""
     if entry(options, STANDARD_OPS):
         return True
-    return None if is_native and RELEASE >= STANDARD_OPS_RELEASE else False
+    depends = is_native and RELEASE >= STANDARD_OPS_RELEASE and runs_on_cpu_alone(options, providers)
+    return None if depends else False
 
 
 def _fuses_integer_operators(options: onnxruntime.SessionOptions) -> bool:

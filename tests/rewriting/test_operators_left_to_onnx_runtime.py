@@ -174,6 +174,17 @@ def test_sessions_that_fuse_nothing(level, disabled):
         assert (ON_INTEGERS in {why for _, why in made.left}) is is_left
 
 
+def test_other_execution_providers():
+    """They may have integer operators of their own, so that all nodes stay."""
+    before = layers(["Conv", "Mul", "Mul"], shape=IMAGES)
+    for providers, is_left in [
+        (["OpenVINOExecutionProvider", "CPUExecutionProvider"], True),
+        (["CPUExecutionProvider"], False),
+    ]:
+        with prepared(Source(before), onnxruntime.SessionOptions(), providers, is_native=True) as made:
+            assert any("Linear" in operator for operator, _ in made.left) is is_left
+
+
 @pytest.mark.parametrize(
     ("kinds", "element_type", "shape", "is_exact"),
     [
