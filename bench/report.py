@@ -21,6 +21,7 @@ README = Path(__file__).with_name("README.md")
 PLOT = Path(__file__).with_name("throughput.png")
 MARKS = "<!-- what bench/report.py writes -->", "<!-- and so far -->"
 MARKS_OF_QUANTIZERS = "<!-- what bench/report.py writes of other quantizers -->", "<!-- and so far of other quantizers -->"
+MARKS_OF_MODELS = "<!-- what bench/report.py writes of Quark's models -->", "<!-- and so far of Quark's models -->"
 MARKS_OF_ONNX = "<!-- what bench/report.py writes of ONNX's own operators -->", "<!-- and so far of ONNX's own operators -->"
 
 OURS = ("native session", "extensions session", "direct call")
@@ -205,12 +206,6 @@ TARGETS = (
         _versus("native session", ("native session, per tensor",), lambda c: c.granularity != PER_TENSOR),
     ),
     Target("one element, direct call", "3 µs", _one_element, is_least=False, unit="µs"),
-    *(
-        Target(f"{model}, {what}, optimised", wanted, _real_models(*map(_optimised, names), models=(model,)), is_least=False)
-        for model in ("classifier", *ARCHITECTURES)
-        for what, wanted, names in (("16 and 32 bits", "1.0 ×", MODELS), ("block formats", "1.15 ×", BLOCK_MODELS))
-    ),
-    Target("loading optimised models, against loading the original", "1.5 ×", _loading, is_least=False),
     Target("block formats, 16 M elements, Gelements/s", "1 G/s", _block_formats, unit="G/s"),
     Target(
         "instance normalization, against ONNX Runtime's in float32",
@@ -232,6 +227,16 @@ TARGETS = (
             ("session, bf16 model", "filled", "0.5 s", "session, float model, cache filled"),
         )
     ),
+)
+
+
+TARGETS_OF_MODELS = (
+    *(
+        Target(f"{model}, {what}, optimised", wanted, _real_models(*map(_optimised, names), models=(model,)), is_least=False)
+        for model in ("classifier", *ARCHITECTURES)
+        for what, wanted, names in (("16 and 32 bits", "1.0 ×", MODELS), ("block formats", "1.15 ×", BLOCK_MODELS))
+    ),
+    Target("loading optimised models, against loading the original", "1.5 ×", _loading, is_least=False),
 )
 
 
@@ -379,9 +384,13 @@ def _text(results: Results) -> Iterator[str]:
     yield from _blocks(results)
     yield "Instance normalization and LSTM layers, 2 threads, in ms; ONNX Runtime's are its own operators in float32:\n"
     yield from _others(results)
-    yield "Models, against the float model in turns, medians (the classifier with batch 6); loading with a filled cache:\n"
-    yield from _models(results)
     yield f"![Throughput against size]({PLOT.name})"
+
+
+def _text_of_models(results: Results) -> Iterator[str]:
+    yield from _machine(results)
+    yield from _targets(results, TARGETS_OF_MODELS)
+    yield from _models(results)
 
 
 def _text_of_quantizers(results: Results) -> Iterator[str]:
@@ -449,6 +458,8 @@ def main() -> None:
     if results.contenders:
         _write(MARKS, _text(results))
         _plot(results)
+    if results.get("classifier, threads: 1", "bf16"):
+        _write(MARKS_OF_MODELS, _text_of_models(results))
     if any(results.get(f"{name}, threads: 1", FLOAT) for name in NAMES):
         _write(MARKS_OF_QUANTIZERS, _text_of_quantizers(results))
     if any(results.get(f"{name}, threads: 1", FLOAT) for name in NAMES_OF_ONNX):
