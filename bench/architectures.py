@@ -129,7 +129,7 @@ def text_detector(size: int = 160, widths: tuple[int, ...] = (12, 20, 36, 60), p
 
 
 def byte_classifier(length: int = 256, width: int = 64, classes: int = 20) -> onnx.ModelProto:
-    """Return a classifier of texts as bytes: convolutions in one dimension with Relu, and dense layers. Its input are the
+    """Return a classifier of texts as bytes: convolutions in one dimension with Relu, and dense layers. Its input is the
     embeddings of the bytes."""
     add = _Builder()
 

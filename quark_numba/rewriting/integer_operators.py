@@ -19,12 +19,13 @@ from .protos import subgraphs
 # The time that an integer operator takes beyond that of the float operator and this package's nodes around it, in nanoseconds
 # for each multiplication or element, on one thread of a processor with AVX2. Only the ratios matter. They were fitted to 11
 # architectures in uint8, in int8, and with activations in uint8 and weights in int8; `pytest bench` measures what follows.
-_OF_CONVOLUTION = {"uint8": -0.004, "int8": -0.010}  # by the type of the weights
+_OF_MATRIX_PRODUCT = {"uint8": -0.0083, "int8": -0.0122}  # by the type of the weights
+_OF_PRODUCTS = {"Conv": {"uint8": -0.004, "int8": -0.010}, "MatMul": _OF_MATRIX_PRODUCT, "Gemm": _OF_MATRIX_PRODUCT}
 _OF_IMAGE = 1.6  # of each element of the output of a convolution of at most four channels, beyond the above
-_OF_MATRIX_PRODUCT = {"uint8": -0.0083, "int8": -0.0122}
 _OF_OUTPUT = {"MatMul": -0.7, "Gemm": -0.7, "Mul": 0.35, "Softmax": 2.9}  # of each element of the output
 _OF_QUANTIZATION = 0.5  # of each element that ONNX Runtime quantizes or dequantizes between float operators
 
+# The size of an unknown dimension that is not the first: one that images and sequences have after some layers.
 _UNKNOWN = 32
 
 
@@ -70,7 +71,7 @@ def _is_fused(node: ir.Node, made: Mapping[str, onnx.NodeProto]) -> bool:
 
 class _Sizes:
     """The shapes of a model's values. An unknown dimension is taken to be 1 if it is the first, which often is that of a batch,
-    and else a size that images and sequences have after some layers."""
+    and else `_UNKNOWN`."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -98,10 +99,8 @@ def _of_operator(graph: Graph, sizes: _Sizes, node: ir.Node) -> float:
     x, weights = (*node.inputs, None)[:2]
     elements = prod(sizes.shape(node.outputs[0]))
     total = _OF_OUTPUT.get(node.op_type, 0) * elements
-    of_products: dict[str, float] = {"Conv": _OF_CONVOLUTION, "MatMul": _OF_MATRIX_PRODUCT, "Gemm": _OF_MATRIX_PRODUCT}.get(
-        node.op_type, {}
-    )
-    if weights is None or not of_products:
+    of_products = _OF_PRODUCTS.get(node.op_type)
+    if weights is None or of_products is None:
         return total
     meaning: Any = graph.meaning(graph.node(weights.producer()))
     codes = meaning.element_type.name if isinstance(meaning, Affine) and meaning.element_type else ""
