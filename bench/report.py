@@ -393,37 +393,40 @@ def _text_of_models(results: Results) -> Iterator[str]:
     yield from _models(results)
 
 
+def _against_float(
+    results: Results, names: Iterable[str], *contenders: str
+) -> Iterator[tuple[str, float, list[str], list[str]]]:
+    """Yield each model that was measured: its name, the seconds of its float model on one thread, and the cells of the float
+    model and of the contenders."""
+    for name in names:
+        groups = [f"{name}, threads: {threads}" for threads in THREADS]
+        references = [results.get(group, FLOAT) for group in groups]
+        if all(references):
+            pairs = list(zip(groups, references, strict=True))
+            ratios = [f"{results.get(group, who) / seconds:.2f}" for who in contenders for group, seconds in pairs]
+            yield name, references[0], [f"{1e3 * each:.2f} ms" for each in references], ratios
+
+
+def _columns(*contenders: str) -> list[str]:
+    return [f"{what}, threads: {threads}" for what in contenders for threads in THREADS]
+
+
 def _text_of_quantizers(results: Results) -> Iterator[str]:
     yield from _machine(results)
     yield from _targets(results, TARGETS_OF_QUANTIZERS)
     rows = []
-    for name in NAMES:
-        groups = [f"{name}, threads: {threads}" for threads in THREADS]
-        references = [results.get(group, FLOAT) for group in groups]
-        if all(references):
-            vendor = results.get(groups[0], VENDOR)
-            row = [f"{1e3 * each:.2f} ms" for each in references] + [f"{vendor / references[0]:,.0f}" if vendor else ""]
-            for contender in (AS_WRITTEN, OPTIMISED):
-                row += [f"{results.get(group, contender) / each:.2f}" for group, each in zip(groups, references, strict=True)]
-            rows.append([name, *row])
-    columns = [f"{what}, threads: {threads}" for what in ("float model", AS_WRITTEN, OPTIMISED) for threads in THREADS]
-    yield from _table(["model", *columns[:2], f"{VENDOR}, threads: 1", *columns[2:]], rows)
+    for name, reference, floats, ratios in _against_float(results, NAMES, AS_WRITTEN, OPTIMISED):
+        vendor = results.get(f"{name}, threads: 1", VENDOR)
+        rows.append([name, *floats, f"{vendor / reference:,.0f}" if vendor else "", *ratios])
+    yield from _table(["model", *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(AS_WRITTEN, OPTIMISED)], rows)
 
 
 def _text_of_onnx(results: Results) -> Iterator[str]:
     yield from _machine(results)
     yield from _targets(results, TARGETS_OF_ONNX)
-    rows = []
-    for name in NAMES_OF_ONNX:
-        groups = [f"{name}, threads: {threads}" for threads in THREADS]
-        references = [results.get(group, FLOAT) for group in groups]
-        if all(references):
-            row = [f"{1e3 * each:.2f} ms" for each in references]
-            for contender in (ONNX_RUNTIME, IN_OUR_SESSION, ALL_OURS):
-                row += [f"{results.get(group, contender) / each:.2f}" for group, each in zip(groups, references, strict=True)]
-            rows.append([name, *row])
-    contenders = ("float model", ONNX_RUNTIME, f"`{IN_OUR_SESSION}`", f"`{ALL_OURS}`")
-    yield from _table(["model", *(f"{what}, threads: {threads}" for what in contenders for threads in THREADS)], rows)
+    found = _against_float(results, NAMES_OF_ONNX, ONNX_RUNTIME, IN_OUR_SESSION, ALL_OURS)
+    rows = [[name, *floats, *ratios] for name, _, floats, ratios in found]
+    yield from _table(["model", *_columns("float model", ONNX_RUNTIME, f"`{IN_OUR_SESSION}`", f"`{ALL_OURS}`")], rows)
 
 
 def _plot(results: Results) -> None:
