@@ -130,8 +130,8 @@ def optimize(
 @dataclass
 class Optimized:
     """An optimised model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
-    `rewritten` is the model whose large tensors may still have to be read or computed. `standard_ops`: whether it has nodes of
-    ONNX's own operators that ONNX Runtime cannot run by the specification."""
+    `rewritten` is the model whose large tensors may still have to be read or computed. `standard_ops`: whether sessions
+    need ONNX's own operators of this package, as `register` has them."""
 
     source: model_files.Source
     rewritten: model_files.Model
@@ -186,7 +186,7 @@ def optimized(
     if intermediate is None:
         same = onnx.ModelProto()
         same.CopyFrom(source.whole())
-        return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
+        return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}), bool(standard_ops))
     try:
         inlined, in_functions = functions.inline(intermediate)
         graph = Graph(
@@ -200,7 +200,7 @@ def optimized(
         for each in PASSES:
             each.rewrite(graph)
             graph.sweep()
-        needs_standard_ops = standard_operators.needs_registration(graph)
+        needs_standard_ops = standard_operators.needs_registration(graph) if standard_ops is None else standard_ops
         return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left, needs_standard_ops)
     except ModelError:
         raise

@@ -33,7 +33,7 @@ class Prepared:
     they are, by operator and reason.
 
     `source` is the bytes of the model, or a path that exists within the context; None: the original, which has nothing to
-    rewrite. `standard_ops`: whether ONNX Runtime cannot run all of ONNX's own operators in it by the specification."""
+    rewrite. `standard_ops`: whether the session needs ONNX's own operators of this package."""
 
     source: bytes | str | None
     blocked_regions: int = 0
@@ -140,7 +140,7 @@ def _made(
             integer_operators=_fuses_integer_operators(options),
         )
         model, left, changes = result.rewritten, result.left, bool(result.done)
-        needs_standard_ops |= standard_ops is None and result.standard_ops
+        needs_standard_ops = result.standard_ops
         del result
     else:
         model = read.whole()
