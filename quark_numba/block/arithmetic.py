@@ -39,7 +39,8 @@ def converters(key: Key) -> dict[int, Any]:
 @functools.cache
 def quick_functions(key: Key) -> dict[str, Any]:
     """Return the functions for ordinary blocks, by their names in ``tiles``."""
-    return {"magnitude_of": _magnitude_of(key), "is_ordinary": _is_ordinary, "anchor_of": _anchor_of(key)}
+    names = {"magnitude_of": _magnitude_of(key), "is_ordinary": _is_ordinary}
+    return names | {"least_of": _least_of, "anchor_of": _anchor_of(key)}
 
 
 @functools.cache
@@ -105,12 +106,15 @@ _LEAST_ORDINARY, _MOST_ORDINARY = 127 - 64, 127 + 64
 # The largest `max_shift` of a format with ordinary blocks.
 MOST_SHIFT = 16
 
+# The bits of a float32's magnitude.
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+
 
 def _magnitude_of(key: Key) -> Any:
-    """Return the function: x as stored -> the bits of its magnitude. They compare like magnitudes; Inf and NaN are above all
-    other values."""
+    """Return the function: (x as stored, mask) -> the bits of its magnitude that are in the mask, MAGNITUDE or 0. They compare
+    like magnitudes; Inf and NaN are above all other values."""
     value_of = _value_of(key)
-    return inline(lambda x: np.uint32(np.float32(value_of(x)).view(np.uint32) & np.uint32(0x7FFFFFFF)))
+    return inline(lambda x, mask: np.uint32(np.float32(value_of(x)).view(np.uint32) & mask))
 
 
 @inline
@@ -120,17 +124,24 @@ def _is_ordinary(shared: Any) -> Any:
     return shared == np.uint32(0) or (exponent >= np.uint32(_LEAST_ORDINARY) and exponent <= np.uint32(_MOST_ORDINARY))
 
 
+@inline
+def _least_of(shared: Any, max_shift: Any) -> Any:
+    """Return the bits of the smallest power of two that `_anchor_of` may take for a sub-block of an ordinary block, whose
+    largest magnitude is `shared`: the power of the block, less `max_shift`."""
+    u32 = np.uint32
+    return u32(max(u32(shared & u32(0x7F800000)), u32(_LEAST_ORDINARY << 23)) - u32(max_shift << u32(23)))
+
+
 def _anchor_of(key: Key) -> Any:
-    """Return the function: (largest magnitude of the block, of the sub-block, max_shift, drop) -> anchor, for ordinary blocks.
+    """Return the function: (largest magnitude of the sub-block, the result of `_least_of`, drop) -> anchor, for an ordinary
+    block.
 
     For whole numbers of steps the anchor is 2**23 steps: between the anchor and twice the anchor, the float32 numbers are
-    exactly the whole numbers of steps. For a float type the anchor is its smallest normal number times the step. The exponent
-    is that of the sub-block, or of the block less `max_shift` if this is larger."""
+    exactly the whole numbers of steps. For a float type the anchor is its smallest normal number times the step."""
     u32, i32, element = np.uint32, np.int32, key.element
-    lift, smallest, exponent = i32(1 - element.bias if element else 23), u32(_LEAST_ORDINARY << 23), u32(0x7F800000)
+    lift, exponent = i32(1 - element.bias if element else 23), u32(0x7F800000)
 
-    def anchor_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
-        least = u32(max(u32(shared & exponent), smallest) - u32(max_shift << u32(23)))
+    def anchor_of(largest: Any, least: Any, drop: Any) -> Any:
         own = max(u32(largest & exponent), least)
         return u32(own + u32(u32(i32(lift - drop)) << u32(23))).view(np.float32)
 
@@ -146,7 +157,9 @@ def _quick_converter(key: Key, nearest: Any, bound_of: Any) -> Any:
         value = np.float32(value_of(x))
         magnitude = nearest(abs(value), anchor)
         bound = bound_of(anchor, bounds)
-        return encode(np.copysign(magnitude if magnitude < bound else bound, value))
+        magnitude = magnitude if magnitude < bound else bound
+        sign = np.uint32(value.view(np.uint32) & ~MAGNITUDE)
+        return encode(np.uint32(np.float32(magnitude).view(np.uint32) | sign).view(np.float32))  # it has no sign of its own
 
     return inline(convert)
 

@@ -65,13 +65,3 @@ TILE, ENOUGH_COLUMNS, MOST_ROWS = 1 << 11, 1 << 7, 1 << 7
 def tile_width(block: int) -> int:
     """Return the number of blocks side by side in a tile."""
     return max(16, TILE // block // 16 * 16, min(ENOUGH_COLUMNS, 2 * TILE // block // 16 * 16))
-
-
-def group_size(blocks: Blocks) -> int:
-    """Return the number of rows that are converted together. The rows of a tile are a multiple of it."""
-    if blocks.block > 16:
-        sub_block = blocks.sub_block if blocks.sub_block < blocks.block else 1
-        for rows in range(8, 0, -1):
-            if blocks.block % rows == 0 and rows % sub_block == 0:
-                return rows
-    return blocks.block

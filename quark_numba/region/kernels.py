@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from ..block.tiles import NO_MEMORY, ORDINARY
+from ..block.kernels import WORK as BLOCK_WORK
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, copy_bytes, record_at, stack
 from ..compiling.jit import unsigned
 from ..compiling.text import function_of
+from .block_source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS
 from .key import MOST_INPUTS, Program
-from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS, TILE, source_of, tile_size
+from .source import TILE, source_of, tile_size
 
 # The number of elements that one call of a task converts: see linear.kernels.
 CHUNK = 1 << 14
@@ -42,6 +43,9 @@ WORK = np.dtype(
         )
     ]
 )
+
+
+_BLOCK_WORK_WORDS = BLOCK_WORK.itemsize // 8
 
 
 @jit.function
@@ -198,21 +202,28 @@ def chunk(work_address: int, index: int) -> None:
 
 
 @jit.function
-def convert_blocks(at: Any, count: int, number: int, width: int, x_address: int, y_address: int) -> int:
-    """Run step `number` of the steps of blocks on a tile. Places of the tile without elements are set to zero, which affects no
-    block. Return the result of the step's function."""
-    rows, filled, columns = at[count + ROWS], at[count + FILLED_ROWS], at[count + FILLED_COLUMNS]
-    x = array_at(x_address, rows * width, np.float32)
-    if columns < width:
-        for row in range(filled):
-            for i in range(unsigned(row * width + columns), unsigned((row + 1) * width)):
-                x[i] = np.float32(0)
+def convert_blocks(at: Any, count: int, number: int, x_address: int, y_address: int, blocks: Any) -> None:
+    """Run step `number` of the steps of blocks on a tile, by the task that converts any blocks. Places of the tile without
+    elements are set to zero, which affects no block."""
+    rows, filled, columns, width = at[count + ROWS], at[count + FILLED_ROWS], at[count + FILLED_COLUMNS], blocks.inner
+    x, y = array_at(x_address, rows * width, np.float32), array_at(y_address, rows * width, np.float32)
+    if at[count + PASSES]:
+        for i in range(unsigned(rows * width)):
+            y[i] = x[i]
+        return
+    for row in range(filled):
+        for i in range(unsigned(row * width + columns), unsigned((row + 1) * width)):
+            x[i] = np.float32(0)
     for i in range(unsigned(filled * width), unsigned(rows * width)):
         x[i] = np.float32(0)
-    function, task = at[count + FUNCTIONS + 2 * number], at[count + FUNCTIONS + 2 * number + 1]
-    status = call(function, (task, x_address, y_address, rows, at[count + PASSES]))
-    at[count + HAS_FAILED] |= status == NO_MEMORY
-    return status
+    work_address = stack(_BLOCK_WORK_WORDS)
+    work = record_at(work_address, BLOCK_WORK)
+    work.x, work.y, work.size, work.parts, work.has_failed = x_address, y_address, rows * width, 1, 0
+    work.block, work.sub_block, work.max_shift, work.drop = blocks.block, blocks.sub_block, blocks.max_shift, blocks.drop
+    work.lowest, work.highest, work.rounding_mode = blocks.lowest, blocks.highest, blocks.rounding_mode
+    work.length, work.inner = rows, width
+    call(at[count + FUNCTIONS + 2 * number + 1], (work_address, 0))
+    at[count + HAS_FAILED] |= work.has_failed
 
 
 @functools.cache
@@ -225,7 +236,7 @@ def task_function(program: Program) -> Any:
     """Return the C function void (int64_t addresses, int64_t y, int64_t n) that runs a program for n elements of y;
     `addresses` is the address of an array of the addresses of the inputs' elements."""
     text, names = source_of(program)
-    names |= {"convert_blocks": convert_blocks, "ORDINARY": ORDINARY, "TILE": tile_size(program)}
+    names |= {"call": call, "convert_blocks": convert_blocks, "TILE": tile_size(program)}
     run_program = function_of(text, __name__, __file__, names)
     return jit.c_function(run_program, program.name, types.void(types.int64, types.int64, types.int64))
 

@@ -9,7 +9,7 @@ from ..compiling import jit
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from ..compiling.vectors import transpose_8
-from .kernels import WORK, spread
+from .kernels import WORK, pattern_of, row_offset, spread
 
 
 @jit.function
@@ -46,11 +46,22 @@ def load_lanes(
     """Write the part of the tile of input k for a run of columns into its buffer, as ``tiles.load`` does. `spare` is the
     address of room for as many elements as a row has, for each lane."""
     work = record_at(work_address, WORK)
+    lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     data, lanes = array_at(work.inputs, k + 1, np.int64)[k], work.lanes
+    is_one_a_channel = pattern_of(k, work.dimensions, lengths, masks) == (lanes, lanes * work.inner)
     row = 0
     while row < rows:
         at, lane = _place(work_address, index, row)
         count = min(lanes - lane, rows - row)
+        if is_one_a_channel:
+            values = data + 4 * (row_offset(at // lanes, k, work.dimensions, lengths, masks) + lane)
+            for channel in range(count):
+                value = array_at(values + 4 * channel, 1, np.float32)[0]
+                words = array_at(buffer + ((row + channel) * width + column) * 4, n, np.float32)
+                for i in range(unsigned(n)):
+                    words[i] = value
+            row += count
+            continue
         source = data + at * 4 if is_full else spread(work_address, k, np.int64(4), at, n * lanes, spare, np.int64(0))
         _transpose(source + lane * 4, lanes, n, count, buffer + (row * width + column) * 4, width)
         row += count

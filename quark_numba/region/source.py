@@ -7,22 +7,16 @@ from typing import Any
 import numpy as np
 
 from ..block.granularity import tile_width
-from ..block.tiles import closed_function
 from ..compiling.text import indented
 from ..fake_quantization.arithmetic import converter as fake_converter
 from ..fake_quantization.arithmetic import preparer
 from ..linear.arithmetic import converter
 from . import arithmetic
+from .block_source import FUNCTIONS, ROOM, QuickLoops, block_numbers, has_quick_loops
 from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program
 
 # The number of elements of a tile, which stays in the first-level cache, if the program has no steps of blocks.
 TILE = 1 << 10
-
-# The words behind the addresses of the inputs, for a program with steps of blocks: whether blocks stay as they are; the number
-# of rows of the tile; the numbers of rows and columns that hold elements of y; whether memory could not be allocated, and the
-# address of y, both written by the program; the address of the room for its buffers; and the functions of its steps of blocks,
-# two for each.
-PASSES, ROWS, FILLED_ROWS, FILLED_COLUMNS, HAS_FAILED, Y, ROOM, FUNCTIONS = range(8)
 
 
 def source_of(program: Program) -> tuple[str, dict[str, Any]]:
@@ -69,7 +63,8 @@ def tile_size(program: Program) -> int:
 
 def buffers_size(program: Program) -> int:
     """Return the bytes of a program's buffers. A buffer holds a tile of float32."""
-    return 4 * tile_size(program) * len(set(_buffers(program, _loops(program)).values()))
+    size = tile_size(program) * len(set(_buffers(program, _loops(program)).values()))
+    return 4 * max(size, QuickLoops(program).size if has_quick_loops(program) else 0)
 
 
 class _Writer:
@@ -83,7 +78,6 @@ class _Writer:
         self.loops = _loops(program)
         self.buffers = _buffers(program, self.loops)
         self.values: list[str] = []  # the expression of each value's element in a loop
-        self.arrays: dict[int, str] = {}  # by step of blocks that may return its operand: the name of its result
 
     def source(self) -> tuple[str, dict[str, Any]]:
         self._inputs()
@@ -93,13 +87,13 @@ class _Writer:
                 self._block_step(steps[0])
             else:
                 self._loop(steps)
+        quick: list[str] = []
+        if has_quick_loops(self.program):
+            quick = QuickLoops(self.program).source(self.expression, self.names)
         block_steps = len(self.program.block_steps)
-        if block_steps:
-            y = self.arrays.get(len(self.program.steps) - 1, "y")
-            self.each_tile.append(f"at[{self.count + Y}] = {y}.ctypes.data")
         words = self.count + (FUNCTIONS + 2 * block_steps if block_steps else 0)
         lines = ["def run_program(addresses, y_address, n):", f"    at = array_at(addresses, {words}, np.int64)"]
-        lines += indented([*self.once, "for start in range(0, n, TILE):"])
+        lines += indented([*self.once, *quick, "for start in range(0, n, TILE):"])
         lines += indented(indented(["m = min(TILE, n - start)", *self.each_tile]))
         return "\n".join(lines) + "\n", self.names
 
@@ -115,7 +109,7 @@ class _Writer:
 
     def _room(self) -> None:
         tile, numbers = tile_size(self.program), sorted(set(self.buffers.values()))
-        # With steps of blocks, y may be one of the buffers. So the caller allocates them, and they outlive the program.
+        # Tiles of blocks are larger, and the caller allocates the buffers.
         room = f"at[{self.count + ROOM}]" if self.program.block_steps else f"stack({buffers_size(self.program) // 8})"
         self.once.append(f"room = {room}")
         self.each_tile.append("y = array_at(y_address + 4 * start, m, np.float32)")
@@ -131,52 +125,51 @@ class _Writer:
         step = self.program.steps[number]
         (operand,) = step.operands
         assert operand is not None
-        before = operand - self.count
-        x = f"x{operand}" if before < 0 else self.arrays.get(before, self._target(before))
-        y = self._target(number)
-        place = sum(each.operator in BLOCK_ROUND_TRIPS for each in self.program.steps[:number])
-        width = tile_width(step.block_format[1].block)
+        x, y = f"x{operand}" if operand < self.count else self._target(operand - self.count), self._target(number)
+        blocks = step.block_format[1]
+        self.names[f"blocks{number}"] = blocks._replace(inner=tile_width(blocks.block))
+        place = block_numbers(self.program).index(number)
         # Numba compiles a function once for each set of literals that it is called with.
-        numbers = ", ".join(f"np.int64({each})" for each in (self.count, place, width))
-        arguments = f"at, {numbers}, {x}.ctypes.data, {y}.ctypes.data"
-        lines = [f"status{number} = convert_blocks({arguments})"]
-        same = _same_before(self.program, number)
-        if same:
-            self.names[f"is_closed{number}"] = closed_function(*step.block_format)
-            checks = [f"is_closed{number}(x{low}, x{high})" for low, high in same[1]]
-            self.once.append(f"is_unchanged{number} = {' and '.join(checks) or 'True'}")
-            given = self.arrays[number] = f"w{number}"  # a new name, because buffers are reused
-            passes = [f"{given} = {x}", f"status{number} = ORDINARY"]
-            condition = f"if is_unchanged{number} and status{same[0]} == ORDINARY:"
-            lines = [condition, *indented(passes), "else:", *indented([*lines, f"{given} = {y}"])]
-            y = given
-        self.each_tile += lines
+        arguments = f"at, np.int64({self.count}), np.int64({place}), {x}.ctypes.data, {y}.ctypes.data, blocks{number}"
+        self.each_tile.append(f"convert_blocks({arguments})")
         self.values.append(f"{y}[i]")
+
+    def expression(self, number: int, arguments: list[str]) -> str:
+        """Return the expression of a step that is not one of blocks, for an element of each operand."""
+        step, name = self.program.steps[number], f"f{number}"
+        is_new = name not in self.names
+        if step.operator == FAKE_QUANTIZE:
+            self.names |= {name: fake_converter(step.fake_key), f"p{number}": preparer(step.fake_key)}
+            x, *parameters = arguments
+            made = f"p{number}({', '.join(f'np.float64({each})' for each in parameters)})[1]"
+            if self._has_scalars(number):
+                if is_new:
+                    self.once.append(f"n{number} = {made}")
+                made = f"n{number}"
+            return f"{name}({x}, {made})"
+        if is_new and step.operator == ROUND_TRIP:
+            self.names[name] = converter(arithmetic.round_trip_key(step, self.program.inputs))
+        elif is_new:
+            self.names[name] = arithmetic.function(step, self.program.inputs)
+        return f"{name}({', '.join(arguments)})"
+
+    def _has_scalars(self, number: int) -> bool:
+        """Return whether the parameters of a step, which are inputs, have one element each."""
+        parameters = (each for each in self.program.steps[number].operands[1:] if each is not None)
+        return all(self.program.inputs[each].is_scalar for each in parameters)
 
     def _loop(self, steps: list[int]) -> None:
         exact, fast, condition = [], [], ""
         for number in steps:
             step = self.program.steps[number]
             arguments = [self.values[each] for each in step.operands if each is not None]
-            exact.append(f"v{number} = f{number}({', '.join(arguments)})")
+            exact.append(f"v{number} = {self.expression(number, arguments)}")
             fast.append(exact[-1])
             self.values.append(f"v{number}")
-            if step.operator == FAKE_QUANTIZE:
-                self.names |= {f"f{number}": fake_converter(step.fake_key), f"p{number}": preparer(step.fake_key)}
-                x, *parameters = arguments
-                made = f"p{number}({', '.join(f'np.float64({each})' for each in parameters)})[1]"
-                if "[i]" not in "".join(parameters):
-                    self.once.append(f"n{number} = {made}")
-                    made = f"n{number}"
-                exact[-1] = fast[-1] = f"v{number} = f{number}({x}, {made})"
+            if step.operator != ROUND_TRIP or not self._has_scalars(number):
                 continue
-            if step.operator != ROUND_TRIP:
-                self.names[f"f{number}"] = arithmetic.function(step, self.program.inputs)
-                continue
-            key = arithmetic.round_trip_key(step, self.program.inputs)
-            self.names[f"f{number}"] = converter(key)
-            by_reciprocal, takes = arithmetic.fast_round_trip(key)
-            if by_reciprocal is None or "[i]" in "".join(arguments[1:]):
+            by_reciprocal, takes = arithmetic.fast_round_trip(arithmetic.round_trip_key(step, self.program.inputs))
+            if by_reciprocal is None:
                 continue
             self.names |= {f"q{number}": by_reciprocal, f"has{number}": takes}
             x, scale, zero_point = arguments
@@ -196,33 +189,6 @@ class _Writer:
             self.each_tile += [f"if {condition}:", *loops[0], "else:", *loops[1]]
         else:
             self.each_tile += [loop, *indented(exact)]
-
-
-def _same_before(program: Program, number: int) -> tuple[int, list[tuple[int, int]]] | None:
-    """Return the number of an earlier step of blocks with the same format whose result reaches step `number` unchanged or only
-    clipped, and the inputs that are the bounds of each Clip between them; None if there is no such step. If the blocks of the
-    earlier step were ordinary and the bounds are values of the format, step `number` returns its operand unchanged."""
-    count, step = len(program.inputs), program.steps[number]
-    if closed_function(*step.block_format) is None:
-        return None
-    bounds: list[tuple[int, int]] = []
-    before = step
-    while True:
-        operand = before.operands[0]
-        if operand is None or operand < count:
-            return None
-        before = program.steps[operand - count]
-        if (before.operator, before.attributes) == (step.operator, step.attributes):
-            return operand - count, bounds
-        if before.operator == "Clip":
-            _, low, high = (*before.operands, None, None)[:3]
-            if low is None or high is None or not (low < count and high < count):
-                return None
-            if not (program.inputs[low].is_scalar and program.inputs[high].is_scalar):
-                return None
-            bounds.append((low, high))
-        elif before.operator not in ("Identity", "Relu"):
-            return None
 
 
 def _loops(program: Program) -> list[list[int]]:
@@ -249,11 +215,6 @@ def _buffers(program: Program, loops: list[list[int]]) -> dict[int, int]:
         for operand in step.operands
         if operand is not None
     }
-    for number in range(len(program.steps) - 1, -1, -1):
-        operand = program.steps[number].operands[0]
-        if program.steps[number].operator in BLOCK_ROUND_TRIPS and _same_before(program, number) and operand is not None:
-            kept = operand - len(program.inputs)  # this value may be the result of the step
-            last_use[kept] = max(last_use[kept], last_use.get(number, len(loops)))
     found: dict[int, int] = {}
     for number in range(len(program.steps) - 1):
         if last_use[number] > loop_of[number]:

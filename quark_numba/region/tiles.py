@@ -12,9 +12,9 @@ from ..block.granularity import tile_width
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, call, copy_bytes, record_at, release, stack
 from ..compiling.jit import unsigned
+from .block_source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS
 from .kernels import CHUNK, WORK, full_inputs, row_offset, spread
 from .lanes import load_lanes, store_lanes
-from .source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROOM, ROWS, Y
 
 # The words of a run, which is a number of columns that are side by side in y too: the first column in the tile, the number of
 # columns, and the index in y of the first element.
@@ -140,9 +140,9 @@ def chunk(work_address: int, index: int) -> None:
         call(work.run, (addresses.ctypes.data, y_buffer, tile_rows * width))
         for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
             if work.lanes > 1:
-                store_lanes(work_address, runs[at], runs[at + 1], runs[at + 2], rows, width, addresses[count + Y])
+                store_lanes(work_address, runs[at], runs[at + 1], runs[at + 2], rows, width, y_buffer)
                 continue
-            source, target = addresses[count + Y] + runs[at] * 4, work.y + runs[at + 2] * 4
+            source, target = y_buffer + runs[at] * 4, work.y + runs[at + 2] * 4
             for _ in range(rows):
                 copy_bytes(source, target, runs[at + 1] * 4)
                 source += width * 4

@@ -622,24 +622,24 @@ def test_blocks_in_the_blocked_layout(name, image, channels, lanes):
     program = LAYOUT_PROGRAM.replace("axis: int = -3, ATTRIBUTES", text).replace("OPERATOR", operator)
     n, h, w = image
     random = np.random.default_rng(channels)
-    x = random.normal(0, 3, (n, channels, h, w)).astype(np.float32)
-    x *= random.choice(np.float32([0, 1, 1, 1e-30, 1e30]), x.shape)
-    x[random.random(x.shape) < 0.01] = random.choice(np.float32([np.nan, np.inf, -np.inf]))
+    ordinary = random.normal(0, 3, (n, channels, h, w)).astype(np.float32)
+    extreme = ordinary * random.choice(np.float32([0, 1, 1, 1e-30, 1e30]), ordinary.shape)
+    extreme[random.random(extreme.shape) < 0.01] = random.choice(np.float32([np.nan, np.inf, -np.inf]))
     gate = random.normal(0, 1, (n, channels, 1, 1)).astype(np.float32)
     node = helper.make_node(
         "Region", ["x", "gate", "one"], ["y"], domain="quark_numba", program=program, block_size=lanes, channels=channels
     )
     source = model([node], ["x", "gate", ("one", "float32", [])], ["y"], domains=["quark_numba"])
-    feeds = {"x": in_lanes(x, lanes), "gate": in_lanes(gate, lanes), "one": np.array(1, np.float32)}
-    with np.errstate(all="ignore"):
-        options = {
-            ("to_bfloat16" if key == "convert_to_bfloat_before_bfp" else key): value for key, value in attributes.items()
-        }
-        expected = rounded(rounded(x * gate, axis=1, **options) + np.float32(1), axis=1, **options)
-    expected = in_lanes(expected, lanes, added=0)
-    oracle.assert_same_bits(exact_session(source).run(None, feeds)[0], expected)
-    (y,) = ReferenceEvaluator(source, new_ops=reference_ops()).run(None, feeds)
-    oracle.assert_same_bits(y, expected)
+    options = {("to_bfloat16" if key == "convert_to_bfloat_before_bfp" else key): value for key, value in attributes.items()}
+    session, evaluator = exact_session(source), ReferenceEvaluator(source, new_ops=reference_ops())
+    for x in (ordinary, extreme):
+        feeds = {"x": in_lanes(x, lanes), "gate": in_lanes(gate, lanes), "one": np.array(1, np.float32)}
+        with np.errstate(all="ignore"):
+            expected = rounded(rounded(x * gate, axis=1, **options) + np.float32(1), axis=1, **options)
+        expected = in_lanes(expected, lanes, added=0)
+        oracle.assert_same_bits(session.run(None, feeds)[0], expected)
+        (y,) = evaluator.run(None, feeds)
+        oracle.assert_same_bits(y, expected)
 
 
 BFP_DEFAULTS = {"rounding_mode": 0, "sub_block_size": 2, "sub_block_shift_bits": 1, "convert_to_bfloat_before_bfp": 0}

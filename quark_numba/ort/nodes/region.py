@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from ...block.dispatch import TABLE as BLOCK_TABLE
-from ...block.granularity import block_shape, group_size
-from ...block.tiles import tile_function
+from ...block.granularity import block_shape
+from ...block.tiles import prepare_function
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
 from ...declaration import Operator, Overload
 from ...linear.kernels import widen_function
 from ...region import granularity, tiles
 from ...region.arithmetic import input_dtypes
+from ...region.block_source import group_size
 from ...region.calls import check_layout
 from ...region.dispatch import TABLE
 from ...region.granularity import AXIS, CHANNELS, NO_FAULT, NOT_BLOCKED, OPERAND
@@ -40,7 +41,7 @@ STATE = np.dtype(
         ("axis", np.int64),  # the axis that is cut into blocks
         ("formats", np.int64),  # the number of these steps
         ("buffers_size", np.int64),  # bytes of the program's buffers, if it has such steps
-        ("functions", np.int64, 2 * MOST_STEPS),  # for each such step two C functions: for a tile, and for any blocks
+        ("functions", np.int64, 2 * MOST_STEPS),  # for each such step two C functions: `prepare`, and the task for any blocks
         ("layout", np.int64),  # channels in a block of the blocked layout; 0 if tensors are not in that layout
         ("channels", np.int64),  # in that layout: the channels of y without padding; 0 if there is no padding
     ]
@@ -81,7 +82,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         ),
         # All steps of block formats have the same block and axis.
         "block": formats[0].block if formats else 0,
-        "group": max(map(group_size, formats), default=0),
+        "group": group_size(program) if formats else 0,
         "axis": dict(steps[0].attributes)["axis"] if steps else 0,
         "formats": len(steps),
         "buffers_size": buffers_size(program),
@@ -100,7 +101,7 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
         "functions": tuple(
             function
             for block_key, blocks in formats
-            for function in (tile_function(block_key, blocks), BLOCK_TABLE[block_key].task)
+            for function in (prepare_function(block_key, blocks), BLOCK_TABLE[block_key].task)
         ),
         "widen": tuple(
             None if axis is None else widen_function(each.element_type, dtype)

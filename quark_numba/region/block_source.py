@@ -1,0 +1,283 @@
+"""The Python source of the loops over a tile, for programs with steps of blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..block.arithmetic import MAGNITUDE
+from ..block.granularity import tile_width
+from ..block.tiles import closed_function, is_quick, quick_names
+from ..compiling.text import indented
+from . import arithmetic
+from .key import BLOCK_ROUND_TRIPS, Program
+
+# The words behind the addresses of the inputs, for a program with steps of blocks: whether blocks stay as they are; the number
+# of rows of the tile, a multiple of `group_size`; the numbers of rows and columns that hold elements of y; whether memory could
+# not be allocated, written by the program; the address of the room for its buffers; and the functions of its steps of blocks,
+# two for each: `block.tiles.prepare`, and the task that converts any blocks.
+PASSES, ROWS, FILLED_ROWS, FILLED_COLUMNS, HAS_FAILED, ROOM, FUNCTIONS = range(7)
+
+
+def block_numbers(program: Program) -> list[int]:
+    """Return the numbers of a program's steps of blocks."""
+    return [number for number, step in enumerate(program.steps) if step.operator in BLOCK_ROUND_TRIPS]
+
+
+def group_size(program: Program) -> int:
+    """Return the number of rows of a tile that are converted together. They are whole sub-blocks of each step; without
+    sub-blocks they are two, so that a maximum is stored for two rows at a time."""
+    formats = [blocks for _, blocks in (step.block_format for step in program.block_steps)]
+    rows = math.lcm(*(blocks.sub_block for blocks in formats if blocks.sub_block < blocks.block))
+    return 2 if rows == 1 and all(blocks.block % 2 == 0 for blocks in formats) else rows
+
+
+def has_quick_loops(program: Program) -> bool:
+    """Return whether a program has steps of blocks, all with quick functions, and with sub-blocks of at most one size."""
+    formats = [blocks for _, blocks in (step.block_format for step in program.block_steps)]
+    sizes = {blocks.sub_block for blocks in formats if blocks.sub_block < blocks.block}
+    return bool(formats) and all(map(is_quick, formats)) and len(sizes) <= 1
+
+
+class _Loop(NamedTuple):
+    before: int | None  # the step of blocks whose elements it converts first
+    steps: list[int]
+    behind: int | None  # the step of blocks for which it finds the largest magnitudes
+
+
+class QuickLoops:
+    """The loops over a tile of ordinary blocks: one for each step of blocks, and one more. A loop converts the elements of the
+    step of blocks before it, does the elementwise steps up to the next step of blocks, and finds the largest magnitudes for
+    this one. For example, the loop between two steps of blocks of 4 without sub-blocks, and the function that makes anchors of
+    the magnitudes:
+
+        for g in range(groups):
+            o0 = g * unsigned(1024) + unsigned(0)
+            o1 = g * unsigned(1024) + unsigned(512)
+            k1 = MAGNITUDE if g * unsigned(2) + unsigned(1) < filled else np.uint32(0)
+            for i in range(columns):
+                x0_0 = x0[i + o0]
+                anchor = anchor_of0(least[i], least[i], drop0)
+                v0_0 = convert0(x0_0, anchor, bounds0)
+                v1_0 = f1(v0_0, x1)
+                m0 = magnitude_of2(v1_0, MAGNITUDE)
+                ...
+                m1 = magnitude_of2(v1_1, k1)
+                b0[i + o0] = v1_0
+                b0[i + o1] = v1_1
+                largest[i] = max(largest[i], max(m0, m1))
+        left |= call(at[11], (largest.ctypes.data, least.ctypes.data, np.int64(columns)))
+
+    Rows of the tile behind the last one with elements of y count as zeros. With sub-blocks, `maxima` has a row for each of
+    them, and an anchor follows from its largest magnitude and `least`."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.count, self.numbers = program, len(program.inputs), block_numbers(program)
+        self.formats = {number: program.steps[number].block_format for number in self.numbers}
+        block = self.formats[self.numbers[0]][1].block
+        self.width, self.group = tile_width(block), group_size(program)
+        self.tile = self.width * block
+        self.loops = self._loops(self._kept())
+        self.buffers = self._assigned()
+        self.sub_block = min(blocks.sub_block for _, blocks in self.formats.values())
+        # Behind the buffers are the largest magnitudes of blocks, the results of `prepare`, and the largest magnitudes of
+        # sub-blocks.
+        self.largest = self.tile * len(set(self.buffers.values()))
+        self.size = self.largest + 2 * self.width + block // self.sub_block * self.width  # in elements
+
+    def source(self, expression: Callable[[int, list[str]], str], names: dict[str, Any]) -> list[str]:
+        """Return the lines of the source, and add the names in it to `names`. `expression` makes the expression of an
+        elementwise step from its number and its operands'. The program has returned behind these lines if all blocks are
+        ordinary."""
+        names["MAGNITUDE"] = MAGNITUDE
+        for number, kind in self.formats.items():
+            names |= {f"{name}{number}": value for name, value in quick_names(*kind).items()}
+        at = [f"at[{self.count + word}]" for word in range(FUNCTIONS)]
+        lines = [f"groups, columns = unsigned({at[ROWS]} // {self.group}), unsigned({at[FILLED_COLUMNS]})"]
+        lines += [f"filled, left = unsigned({at[FILLED_ROWS]}), np.int64(0)"]
+        lines += ["y = array_at(y_address, n, np.float32)"]
+        lines += [f"b{k} = array_at(room + {4 * self.tile * k}, n, np.float32)" for k in range(self.largest // self.tile)]
+        rows = self.tile // self.width // self.sub_block
+        sizes = {"largest": self.width, "least": self.width, "maxima": rows * self.width}
+        for k, (name, size) in enumerate(sizes.items()):
+            lines.append(f"{name} = array_at(room + {4 * (self.largest + k * self.width)}, {size}, np.uint32)")
+        lines += _columns(["largest[i] = np.uint32(0)"])
+        for k, dtype in enumerate(map(np.dtype, arithmetic.input_dtypes(self.program))):
+            if not self.program.inputs[k].is_scalar:
+                lines.append(f"x{k} = array_at(at[{k}], n, np.{dtype.name})")
+        parts = [self._part(loop, self.loops, expression) for loop in self.loops]
+        clipped = self._clipped()
+        if clipped is not None:
+            number, bounds = clipped
+            loops = self._loops(self._kept() | {number})
+            others = [self._part(loop, loops, expression) for loop in loops]
+            first = next(k for k, part in enumerate(others) if part != parts[k])
+            last = next(k for k in range(1, len(others) + 1) if others[-k] != parts[-k]) - 1
+            names[f"is_closed{number}"] = closed_function(*self.formats[number])
+            checks = " and ".join(f"is_closed{number}(x{low}, x{high})" for low, high in bounds)
+            middles = [indented([line for part in each[first : len(each) - last] for line in part]) for each in (others, parts)]
+            parts[first : len(parts) - last] = [[f"if {checks}:", *middles[0], "else:", *middles[1]]]
+        lines += [line for part in parts for line in part]
+        return [f"if {at[PASSES]} == 0:", *indented([*lines, "if left == 0:", "    return"])]
+
+    def _kept(self) -> set[int]:
+        """Return the steps of blocks that return an operand whose blocks were ordinary."""
+        return {number for number in self.numbers if _bounds_since(self.program, number) == []}
+
+    def _clipped(self) -> tuple[int, list[tuple[int, int]]] | None:
+        """Return the first step of blocks that does so if the bounds of each Clip are values of the format, with these."""
+        found = ((number, _bounds_since(self.program, number)) for number in self.numbers)
+        return next(((number, bounds) for number, bounds in found if bounds), None)
+
+    def _loops(self, kept: set[int]) -> list[_Loop]:
+        loops: list[_Loop] = []
+        before: int | None = None
+        steps: list[int] = []
+        for number in range(len(self.program.steps)):
+            if number in self.formats and number not in kept:
+                loops.append(_Loop(before, steps, number))
+                before, steps = number, []
+            else:
+                steps.append(number)
+        return [*loops, _Loop(before, steps, None)]
+
+    def _uses(self, loops: list[_Loop]) -> tuple[dict[int, int], dict[int, int]]:
+        """Return (the loop that computes a step, the last loop that reads it), by the number of the step."""
+        computed: dict[int, int] = {}
+        read: dict[int, int] = {}
+        for place, loop in enumerate(loops):
+            for number in (loop.before, *loop.steps, loop.behind):
+                if number is None:
+                    continue
+                if number != loop.behind:
+                    computed[number] = place
+                read |= {each - self.count: place for each in self.program.steps[number].operands if each is not None}
+        return computed, read
+
+    def _assigned(self) -> dict[int, int]:
+        """Return the number of the buffer for each step whose value a later loop needs. It may be that of a value which the
+        loop reads for the last time, as the loop reads each element before it writes it."""
+        computed, read = self._uses(self.loops)
+        found: dict[int, int] = {}
+        for number in range(len(self.program.steps) - 1):
+            if read[number] > computed[number]:
+                taken = {buffer for other, buffer in found.items() if read[other] > computed[number]}
+                found[number] = min(set(range(len(self.program.steps))) - taken)
+        return found
+
+    def _part(self, loop: _Loop, loops: list[_Loop], expression: Callable[[int, list[str]], str]) -> list[str]:
+        """Return the lines of a loop, and of what goes before and behind it."""
+        computed, read = self._uses(loops)
+        last = len(self.program.steps) - 1
+        each_group: list[str] = []
+        lines: list[str] = []
+        stores: list[str] = []
+        magnitudes: list[str] = []
+        for row in range(self.group):
+            each_group.append(f"o{row} = g * unsigned({self.group * self.width}) + unsigned({row * self.width})")
+            known: dict[int, str] = {}  # by value: the name of its element
+            made = [number for number in (loop.before, *loop.steps) if number is not None]
+            for number in made:
+                operands = [each for each in self.program.steps[number].operands if each is not None]
+                arguments = [self._element(each, row, known, lines) for each in operands]
+                if number == loop.before:
+                    if row % self.formats[number][1].sub_block == 0:
+                        own = f"maxima[i + {self._sub_block(row, each_group)}]" if self._has_sub_blocks(number) else "least[i]"
+                        lines.append(f"anchor = anchor_of{number}({own}, least[i], drop{number})")
+                    value = f"convert{number}({arguments[0]}, anchor, bounds{number})"
+                else:
+                    value = arguments[0] if number in self.formats else expression(number, arguments)
+                known[self.count + number] = f"v{number}_{row}"
+                lines.append(f"v{number}_{row} = {value}")
+            if loop.behind is not None:
+                (operand,) = self.program.steps[loop.behind].operands
+                assert operand is not None
+                mask = f"k{row}" if row else "MAGNITUDE"  # a group has at least one row with elements of y
+                if row:
+                    is_filled = f"g * unsigned({self.group}) + unsigned({row}) < filled"
+                    each_group.append(f"k{row} = MAGNITUDE if {is_filled} else np.uint32(0)")
+                element = self._element(operand, row, known, lines)
+                lines.append(f"m{row} = magnitude_of{loop.behind}({element}, {mask})")
+                magnitudes.append(f"m{row}")
+            for number in made:
+                if number == last:
+                    stores.append(f"y[i + o{row}] = v{number}_{row}")
+                elif read[number] > computed[number]:
+                    stores.append(f"{self._buffer(number, row)} = v{number}_{row}")
+        if loop.behind is None:
+            return ["for g in range(groups):", *indented([*each_group, *_columns(lines + stores)])]
+        if self._has_sub_blocks(loop.behind):
+            for row in range(0, self.group, self.sub_block):
+                lines.append(f"s{row} = {_largest(magnitudes[row : row + self.sub_block])}")
+                stores.append(f"maxima[i + {self._sub_block(row, each_group)}] = s{row}")
+            magnitudes = [f"s{row}" for row in range(0, self.group, self.sub_block)]
+        stores.append(f"largest[i] = max(largest[i], {_largest(magnitudes)})")
+        function = f"at[{self.count + FUNCTIONS + 2 * self.numbers.index(loop.behind)}]"
+        check = f"left |= call({function}, (largest.ctypes.data, least.ctypes.data, np.int64(columns)))"
+        return ["for g in range(groups):", *indented([*each_group, *_columns(lines + stores)]), check]
+
+    def _element(self, operand: int, row: int, known: dict[int, str], lines: list[str]) -> str:
+        """Return the name of an operand's element. If the loop has not read it yet, a line is added that does."""
+        if operand < self.count and self.program.inputs[operand].is_scalar:
+            return f"x{operand}"
+        if operand not in known:
+            number = operand - self.count
+            known[operand] = f"x{operand}_{row}" if number < 0 else f"v{number}_{row}"
+            source = f"x{operand}[i + o{row}]" if number < 0 else self._buffer(number, row)
+            lines.append(f"{known[operand]} = {source}")
+        return known[operand]
+
+    def _buffer(self, number: int, row: int) -> str:
+        return f"b{self.buffers[number]}[i + o{row}]"
+
+    def _has_sub_blocks(self, number: int) -> bool:
+        blocks = self.formats[number][1]
+        return blocks.sub_block < blocks.block
+
+    def _sub_block(self, row: int, each_group: list[str]) -> str:
+        """Return the name of the index in `maxima` of the first column of the sub-block that begins at a row of a group. A line
+        is added that computes it."""
+        index = f"g * unsigned({self.group // self.sub_block * self.width}) + unsigned({row // self.sub_block * self.width})"
+        if f"t{row} = {index}" not in each_group:
+            each_group.append(f"t{row} = {index}")
+        return f"t{row}"
+
+
+def _columns(lines: list[str]) -> list[str]:
+    return ["for i in range(columns):", *indented(lines)]
+
+
+def _largest(names: list[str]) -> str:
+    """Return the expression for the maximum of these names, as a tree, so that no `max` waits for all the others."""
+    half = len(names) // 2
+    return f"max({_largest(names[:half])}, {_largest(names[half:])})" if half else names[0]
+
+
+def _bounds_since(program: Program, number: int) -> list[tuple[int, int]] | None:
+    """Return the inputs that are the bounds of each Clip between an earlier step of blocks with the same format and step
+    `number`, if the result of the earlier one is at most clipped between them; None otherwise. If the blocks of the earlier
+    step were ordinary, and the bounds are values of the format, step `number` returns its operand."""
+    count, step = len(program.inputs), program.steps[number]
+    if closed_function(*step.block_format) is None:
+        return None
+    bounds: list[tuple[int, int]] = []
+    before = step
+    while True:
+        operand = before.operands[0]
+        if operand is None or operand < count:
+            return None
+        before = program.steps[operand - count]
+        if (before.operator, before.attributes) == (step.operator, step.attributes):
+            return bounds
+        if before.operator == "Clip":
+            _, low, high = (*before.operands, None, None)[:3]
+            if low is None or high is None or not (low < count and high < count):
+                return None
+            if not (program.inputs[low].is_scalar and program.inputs[high].is_scalar):
+                return None
+            bounds.append((low, high))
+        elif before.operator not in ("Identity", "Relu"):
+            return None
