@@ -51,13 +51,19 @@ def load(
     data = array_at(work.inputs, k + 1, np.int64)[k]
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     length = lengths[work.dimensions - 1]
-    is_one_a_row = itemsize == 4 and length == work.inner and (masks[work.dimensions - 1] >> k) & 1 == 0
+    has_last = (masks[work.dimensions - 1] >> k) & 1 == 1
+    is_one_a_row = itemsize == 4 and length == work.inner and not has_last
+    is_one_row = has_last and index % length + n <= length
+    for d in range(work.dimensions - 1):
+        is_one_row &= (masks[d] >> k) & 1 == 0
     target = buffer + column * itemsize
-    if is_full:
-        source = data + index * itemsize
+    if is_full or (is_one_row and work.inner % length == 0):
+        source, step = data + index * itemsize, work.inner * itemsize
+        if not is_full:
+            source, step = data + index % length * itemsize, np.int64(0)
         for _ in range(rows):
             copy_bytes(source, target, n * itemsize)
-            source += work.inner * itemsize
+            source += step
             target += width * itemsize
     elif is_one_a_row:
         first = index // length
@@ -107,7 +113,7 @@ def chunk(work_address: int, index: int) -> None:
     tile = tile_rows * width * 8
     runs_at = (work.streams + 1) * tile + work.buffers_size
     spare_at = runs_at + width * _RUN_WORDS * 8
-    room = allocate(spare_at + width * work.lanes * 4)
+    room = allocate(spare_at + min(width, inner) * work.lanes * 4)
     if room == 0:
         work.has_failed = 1
         return

@@ -57,7 +57,7 @@ def rewrite(graph: Graph) -> None:
             if fused is None:
                 fused = fused_values(graph)
             merging = _Merging(graph, nodes, fused)
-            regions += [(merging, *each) for each in merging.regions(alone=has_convolutions)]
+            regions += [(merging, *each) for each in merging.regions()]
     # If a region has several nodes, single nodes become regions, too: no kernel outside of regions is compiled for them. And
     # only regions can lie between convolutions in their blocked layout.
     if has_convolutions or any(len(region) > 1 for _, _, region in regions):
@@ -83,9 +83,8 @@ class _Merging:
         self.constants: set[ir.Value] = set()  # values computed from constants alone
         self.steps: dict[ir.Node, Step] = {}  # without operands yet
 
-    def regions(self, *, alone: bool) -> Iterator[tuple[ir.Node, set[ir.Node]]]:
-        """Yield each region that contains a quantization node: its last node, and all its nodes. `alone`: whether a node of a
-        block format is a region by itself."""
+    def regions(self) -> Iterator[tuple[ir.Node, set[ir.Node]]]:
+        """Yield each region that contains a quantization node: its last node, and all its nodes."""
         for node in self.nodes:
             # ONNX Runtime computes a node of constants only once.
             if all(value is None or value in self.constants or self.graph.tensor(value) for value in node.inputs):
@@ -100,8 +99,7 @@ class _Merging:
                 region = self._grow(node)
                 taken |= region
                 names = {self.steps[each].operator for each in region}
-                is_of_blocks = (alone or len(region) > 1) and not names.isdisjoint(BLOCK_ROUND_TRIPS)
-                if is_of_blocks or not names.isdisjoint((ROUND_TRIP, FAKE_QUANTIZE)):
+                if not names.isdisjoint((ROUND_TRIP, FAKE_QUANTIZE, *BLOCK_ROUND_TRIPS)):
                     yield node, region
 
     # What can be a step.
@@ -188,8 +186,10 @@ class _Merging:
         if shape is None or len(shape) < 2 or not any(isinstance(each, int) and each > 1 for each in shape):
             raise Left("the rank of its x is not known, or it may have one element")
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)
-        if not -len(shape) <= axis < -1 or meaning.block_size > MOST_ROWS:
-            raise Left(f"its blocks lie along the last axis, or have more than {MOST_ROWS} elements")
+        if not -len(shape) <= axis < 0:
+            raise Left("not valid: its axis is out of range")
+        if meaning.block_size > MOST_ROWS:
+            raise Left(f"its blocks have more than {MOST_ROWS} elements")
         self.floats.add(node.y)
         return Step(meaning.operator, (), tuple(sorted({**meaning.attributes, "axis": axis}.items())))
 

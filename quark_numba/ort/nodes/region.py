@@ -143,7 +143,11 @@ def compute(state_address: int, context_address: int) -> int:
         fault, wrong, rank = _y_shape(shapes, ranks, axes, scalars, shape)
     y_shape = shape.ctypes.data + 8 * (MAX_RANK - rank)
     found[0], found[1] = shapes.ctypes.data + 8 * (MAX_RANK * (wrong + 1) - ranks[wrong]), ranks[wrong]
-    length = inner = np.int64(0)
+    size = np.int64(1)
+    for d in range(MAX_RANK - rank, MAX_RANK):
+        size *= shape[d]
+    length: Any = np.int64(0)
+    inner: Any = np.int64(0)
     lanes: Any = np.int64(0)
     if fault == NO_FAULT and rank == 5 and state.layout:
         lanes = shape[MAX_RANK - 1]
@@ -154,6 +158,11 @@ def compute(state_address: int, context_address: int) -> int:
         no_axis, length, inner = _block_shape(array_at(y_shape, rank, np.int64), state.axis, state.block)
         if no_axis != NO_FAULT:
             fault, found[0], found[1] = AXIS, y_shape, rank
+        elif inner == 1:
+            # A block is consecutive in memory, as the channels of one place are in the blocked layout. So y is taken for one
+            # image with a place for each block, or, if the last block of an axis is short, with a place for each axis.
+            lanes = length = state.block if length % state.block == 0 else length
+            inner = size // length if length else 0
     own_lanes: Any = np.int64(0)
     if lanes and state.channels:
         own_lanes = state.channels - (shape[MAX_RANK - 4] - 1) * lanes
@@ -164,9 +173,6 @@ def compute(state_address: int, context_address: int) -> int:
         numbers[0], numbers[1], numbers[2] = wrong, state.axis, state.channels
         return context.fault_status(state, has_many, fault, found, numbers)
 
-    size = np.int64(1)
-    for d in range(MAX_RANK - rank, MAX_RANK):
-        size *= shape[d]
     given, given_rank = y_shape, rank  # to ONNX Runtime
     if state.layout and rank == 5:
         joined = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
@@ -189,7 +195,7 @@ def compute(state_address: int, context_address: int) -> int:
     work.block, work.group, work.length, work.inner, work.has_failed = state.block, state.group, length, inner, 0
     work.formats, work.functions, work.buffers_size = state.formats, state_address + FUNCTIONS_AT, state.buffers_size
     work.lanes, work.own_lanes = lanes, own_lanes
-    if lanes and state.block:
+    if state.layout and lanes and state.block:
         work.size = shape[MAX_RANK - 5] * length * inner  # without the channels that the layout adds
     if own_lanes:
         work.batch_size = size // shape[MAX_RANK - 5]
