@@ -50,7 +50,7 @@ NUMBERS = ("input", "axis", "channels")
 
 # Up to this many elements are left to one thread, which is done before a second one would have woken up. A step takes less time
 # than a quantization alone.
-SERIAL_SIZE = 1 << 15
+SERIAL_SIZE = 1 << 14
 
 WORK_WORDS = WORK.itemsize // 8
 AXES_AT, SCALARS_AT, WIDEN_AT, ITEMSIZES_AT, FUNCTIONS_AT = (
