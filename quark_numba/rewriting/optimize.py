@@ -23,6 +23,7 @@ from . import (
     missing_kernels,
     pairs,
     regions,
+    repeated_round_trips,
     round_trips,
     standard_operators,
 )
@@ -39,6 +40,7 @@ PASSES = (
     dynamic_pairs,
     missing_kernels,
     pairs,
+    repeated_round_trips,
     regions,
 )
 
@@ -83,7 +85,8 @@ def optimize(
     - A ``QuantizeDequantizeLinear`` and the elementwise nodes beside it, such as additions and activations, are merged into one
       ``quark_numba::Region``, version 1, which runs them all in one pass over memory.
     - A quantize node behind a dequantize node with the same constant parameters is dropped if every code comes back. This is
-      proved or tried, for integers of up to 16 bits.
+      proved or tried, for integers of up to 16 bits. A round trip is dropped, too, if it returns its x, since all elements are
+      results of an equal one.
 
     Subgraphs are treated alike. Local functions with nodes of the package's operators are inlined first. Everything else stays
     as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original model.

@@ -49,9 +49,6 @@ def rewrite(graph: Graph) -> None:
     fused: dict[str, str] | None = None
     has_convolutions = any(node.op_type == "Conv" for node in ir.traversal.RecursiveGraphIterator(graph.model.graph))
     for nodes in _node_lists(graph):
-        for node in nodes:
-            if node.domain == _REGION.domain and node.op_type in (ROUND_TRIP, FAKE_QUANTIZE) and graph.node(node) is None:
-                graph.find(node)  # an earlier pass wrote it
         own = [graph.node(node) for node in nodes]
         if any(isinstance(graph.meaning(node), (RoundTrip, BlockRoundTrip, FakeQuantize)) for node in own):
             if fused is None:

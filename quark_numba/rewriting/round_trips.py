@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declaration import Dequantize, Quantize
+from ..declaration import Affine, Dequantize, Quantize
 from ..element_types import FLOAT32, ElementType
 from .graph import Graph, Node, Operand, call
 
@@ -38,17 +38,17 @@ def _drop(graph: Graph, node: Node) -> None:
     if scale.size << codes.bits > _MOST_CODES:
         return
     is_valid = zero_point is None or zero_point.size == scale.size
-    if not (is_valid and _is_exact(after, before, scale)) and not _comes_back(node, producer, codes, scale, zero_point):
+    if not (is_valid and is_exact(after, before, scale)) and not _comes_back(node, producer, codes, scale, zero_point):
         return
     node.y.replace_all_uses_with(before.x.value)
     graph.remove(node, ROUND_TRIP)
 
 
-def _is_exact(after: Quantize[Operand], before: Dequantize[Operand], scale: NDArray[Any]) -> bool:
-    """Whether it is proved that every code comes back. The proof: the difference n of a code and the zero point is an integer
-    below 2^16. With scales from 2^-126 to 2^110, neither n * scale nor its quotient by the scale overflows or gets subnormal.
-    Product and quotient have a relative error of at most 2^-24. So the quotient is off n by less than 2^-7, and is rounded to
-    n."""
+def is_exact(after: Affine[Operand], before: Affine[Operand], scale: NDArray[Any]) -> bool:
+    """Whether it is proved that every code of up to 16 bits comes back. The proof: the difference n of a code and the zero
+    point is an integer below 2^16. With scales from 2^-126 to 2^110, neither n * scale nor its quotient by the scale overflows
+    or gets subnormal. Product and quotient have a relative error of at most 2^-24. So the quotient is off n by less than 2^-7,
+    and is rounded to n."""
     if not after.scale.element_type is before.scale.element_type is FLOAT32:
         return False
     if after.has_other_type or before.has_other_type:

@@ -93,7 +93,7 @@ def test_every_overload_selects_a_kernel_and_numbers_of_its_state(operator):
             {"name": parse(PROGRAM).name},
             {"count": 4, "streams": 3, "itemsizes": (4, 0, 4, 4), "formats": 0, "block": 0, "layout": 0},
         ),
-        ("Region", (), {"program": BLOCKS}, {}, {"count": 1, "formats": 1, "block": 32, "group": 8, "axis": -2}),
+        ("Region", (), {"program": BLOCKS}, {}, {"count": 1, "formats": 1, "block": 32, "group": 2, "axis": -2}),
     ],
 )
 def test_attributes(name, types, attributes, of_key, numbers):

@@ -1,0 +1,151 @@
+"""Drop a round trip whose x has only values that an equal round trip gave, even if nodes between them moved or clipped them.
+
+For integers, the second round trip returns the bits of its x. A float type may round a small negative number to -0, which the
+second round trip turns into 0. So it is dropped only where no sign of a zero matters.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ..declaration import RoundTrip
+from ..element_types import BFLOAT16
+from .graph import Graph, Operand
+from .pairs import PAIR
+from .round_trips import is_exact
+
+REPEATED = "dropped: an equal one rounded its x already"
+
+# ONNX's operators whose outputs have only elements of their first input, or of all inputs.
+_MOVE_FIRST = (
+    *("DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice"),
+    *("SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+)
+_MOVE_ALL = ("Concat",)
+
+# ONNX's operators that add products up, beginning with 0. As 0 plus -0 is 0, no sign of a zero in a factor affects the sum.
+_PRODUCTS = ("Conv", "Gemm", "MatMul")
+
+
+def rewrite(graph: Graph) -> None:
+    for written in ir.traversal.RecursiveGraphIterator(graph.model.graph):
+        if written.op_identifier() == (PAIR.domain, PAIR.name, "") and graph.node(written) is None:
+            graph.find(written)
+    for node in graph.nodes():
+        round_trip = graph.meaning(node)
+        if not isinstance(round_trip, RoundTrip) or not _is_idempotent(round_trip) or node.y.is_graph_output():
+            continue
+        codes = round_trip.element_type
+        if not _is_rounded(graph, node.x, round_trip):
+            continue
+        if (codes and codes.is_integer) or _signs_of_zeros_are_lost(graph, node.y):
+            node.y.replace_all_uses_with(node.x)
+            graph.remove(node, REPEATED)
+
+
+def _is_idempotent(round_trip: RoundTrip[Operand]) -> bool:
+    """Whether it is proved that the results of a round trip come back from it, as numbers.
+
+    - Integers of up to 16 bits: see `is_exact`.
+    - Integers of 32 bits: the quotient is rounded to a whole number that float32 has, and saturates at two such numbers
+      (``linear.arithmetic``). A power of two times such a number is exact, and so is the quotient of the result.
+    - Float types, with zero point 0: a code is exact in float32, and so are its product with a power of two and the quotient of
+      the result. bfloat16 has float32's exponents, so that its scale has to be 1."""
+    codes, scale = round_trip.element_type, round_trip.scale.array
+    if codes is None or scale is None or scale.size != 1 or scale.dtype != np.float32 or round_trip.has_other_type:
+        return False
+    value = float(scale.reshape(()))
+    if codes.is_integer and codes.bits <= 16:
+        return value > 0 and is_exact(round_trip, round_trip, scale)
+    is_power_of_two = value > 0 and math.frexp(value)[0] == 0.5 and 2.0**-60 <= value <= 2.0**60
+    if codes.is_integer:
+        return is_power_of_two
+    return is_power_of_two and round_trip.is_symmetric and (codes is not BFLOAT16 or value == 1)
+
+
+def _is_rounded(graph: Graph, x: ir.Value, round_trip: RoundTrip[Operand]) -> bool:
+    """Whether all elements of x are results of equal round trips."""
+    waiting, seen = [x], {x}
+    while waiting:
+        producer = waiting.pop().producer()
+        if producer is None:
+            return False
+        before = graph.meaning(graph.node(producer))
+        if isinstance(before, RoundTrip):
+            if not _is_equal(before, round_trip):
+                return False
+            continue
+        if producer.domain or graph.node(producer):
+            return False
+        if producer.op_type in _MOVE_ALL:
+            sources = producer.inputs
+        elif producer.op_type in _MOVE_FIRST or _keeps_rounded(graph, producer, round_trip):
+            sources = producer.inputs[:1]
+        else:
+            return False
+        for value in sources:
+            if value is None:
+                return False
+            if value not in seen:
+                seen.add(value)
+                waiting.append(value)
+    return True
+
+
+def _signs_of_zeros_are_lost(graph: Graph, y: ir.Value) -> bool:
+    """Whether all nodes that use a value, or a value that nodes only moved its elements to, return the same bits for both signs
+    of zeros: products, and round trips, which turn -0 into 0."""
+    waiting, seen = [y], {y}
+    while waiting:
+        value = waiting.pop()
+        if value.is_graph_output():
+            return False
+        for user, index in value.uses():
+            behind = graph.meaning(graph.node(user))
+            if isinstance(behind, RoundTrip) and index == 0 and behind.element_type is not None:
+                if behind.element_type.is_integer or behind.is_symmetric:
+                    continue
+                return False
+            if user.domain or user.op_type not in (*_PRODUCTS, *_MOVE_FIRST, *_MOVE_ALL):
+                return False
+            if user.op_type not in _PRODUCTS:
+                new = [each for each in user.outputs if each not in seen]
+                seen.update(new)
+                waiting += new
+    return True
+
+
+def _is_equal(before: RoundTrip[Operand], after: RoundTrip[Operand]) -> bool:
+    is_same_type = before.element_type is after.element_type and before.saturate == after.saturate
+    return is_same_type and not before.has_other_type and after.has_same_parameters(before)
+
+
+def _keeps_rounded(graph: Graph, node: ir.Node, round_trip: RoundTrip[Operand]) -> bool:
+    """Whether a node returns elements of its first input or constants that the round trip returns as they are."""
+    if node.op_type == "Relu":
+        return _returns(round_trip, np.zeros((), np.float32))
+    if node.op_type != "Clip" or node.attributes or len(node.inputs) != 3:
+        return False
+    bounds = [None if value is None else graph.array(value) for value in node.inputs[1:]]
+    return all(bound is not None and bound.size == 1 and _returns(round_trip, bound) for bound in bounds)
+
+
+def _returns(round_trip: RoundTrip[Operand], number: NDArray[Any]) -> bool:
+    """Whether an idempotent round trip returns a float32 number as it is. Not for -0."""
+    codes, scale, zero_point = round_trip.element_type, round_trip.scale.array, round_trip.zero_point
+    assert codes
+    assert scale is not None
+    value, offset = number.astype(np.float64).item(), zero_point.array if zero_point else np.zeros(1)
+    if number.dtype != np.float32 or not math.isfinite(value) or offset is None or (value == 0 and math.copysign(1, value) < 0):
+        return False
+    quotient = value / float(scale.reshape(()))
+    if not codes.is_integer:
+        return codes.lowest <= quotient <= codes.highest and float(np.float32(quotient).astype(codes.dtype)) == quotient
+    least, most = (float(bound) - float(offset.reshape(-1)[0]) for bound in (codes.lowest, codes.highest))
+    whole = np.float32(round(quotient))
+    return bool(least <= whole <= most and whole * np.float32(scale.reshape(())) == number)

@@ -1,0 +1,134 @@
+"""The pass `repeated_round_trips`: round trips of values that an equal round trip gave are dropped."""
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+from onnx_models import model
+from rewritten_models import RELEASE, assert_same_values, constant
+
+from quark_numba import optimize, quantize_dequantize
+from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.pairs import PAIR
+from quark_numba.rewriting.repeated_round_trips import REPEATED
+
+TYPES = [name for name, row in PAIR.formats.items() if row.ort_release and row.ort_release <= RELEASE]
+IS_INTEGER = {name: isinstance(oracle.TYPES[name], oracle.Integer) for name in TYPES}
+
+# All exponents and both signs, ties, zeros, Inf, NaN, and numbers that a float type rounds to -0.
+X = np.concatenate(
+    [np.uint32(np.arange(0, 2**32, 2**17 + 2**13 + 3)).view(np.float32), np.float32([0, -0.0, 1e-9, -1e-9, -0.1])]
+)
+X = np.resize(X, (4, X.size // 16 * 4))
+
+
+def round_trip(x, y, scale="scale", zero_point="zero_point", **attributes):
+    attributes = {"axis": 0, "block_size": 0, "saturate": 1} | attributes
+    return helper.make_node("QuantizeDequantizeLinear", [x, scale, zero_point], [y], domain="quark_numba", **attributes)
+
+
+def repeated(between, name="int8", scale=0.25, zero_point=0, behind=("MatMul", ["z", "w"]), second=None, **attributes):
+    """Return a model in which the nodes `between` lie between two round trips, and what the second one gives goes to a node."""
+    nodes = [round_trip("x", "y"), *between, second or round_trip("v", "z", **attributes), helper.make_node(*behind, ["u"])]
+    own = scale if np.ndim(scale) else [scale]
+    parameters = [
+        constant("scale", own, np.float32),
+        constant("zero_point", np.full(np.shape(own), zero_point), oracle.dtype(name)),
+    ]
+    others = [constant("w", np.random.default_rng(1).normal(0, 1, (4, 3)), np.float32)]
+    others += [constant("low", 0, np.float32), constant("high", 6, np.float32), constant("odd", 1.1, np.float32)]
+    others += [constant("shape", [-1, 4], np.int64)]
+    nodes.append(round_trip("u", "end"))
+    return model(
+        nodes, [("x", "float32", X.shape)], ["end"], initializers=[*parameters, *others], domains=["quark_numba"], opset=17
+    )
+
+
+def dropped(source):
+    return sum(count for (_, what), count in optimized(source).done.items() if what == REPEATED)
+
+
+MOVES = {
+    "transpose and reshape": [
+        helper.make_node("Reshape", ["y", "shape"], ["t"]),
+        helper.make_node("Transpose", ["t"], ["s"]),
+        helper.make_node("Transpose", ["s"], ["v"]),
+    ],
+    "concat": [
+        round_trip("x", "y2"),
+        helper.make_node("Concat", ["y", "y2"], ["c"], axis=0),
+        helper.make_node("Reshape", ["c", "shape"], ["v"]),
+    ],
+    "nothing": [helper.make_node("Reshape", ["y", "shape"], ["r"]), round_trip("r", "v")],
+}
+CLIPS = {
+    "relu": [helper.make_node("Relu", ["y"], ["r"]), helper.make_node("Reshape", ["r", "shape"], ["v"])],
+    "clip": [helper.make_node("Clip", ["y", "low", "high"], ["r"]), helper.make_node("Reshape", ["r", "shape"], ["v"])],
+}
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("between", MOVES | CLIPS)
+@pytest.mark.covering
+def test_dropped_round_trips(name, between):
+    before = repeated((MOVES | CLIPS)[between], name, 1.0)
+    has_bounds = PAIR.formats[name].bits > 2  # 6 is a value of all other types
+    assert dropped(before) == (2 if between == "nothing" else between != "clip" or has_bounds)
+    assert_same_values(before, optimize(before, regions=False), {"x": X})
+    assert_same_values(before, optimize(before), {"x": X})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        repeated(MOVES["concat"], second=round_trip("v", "z", "odd")),
+        repeated(MOVES["concat"], "float8e5m2", saturate=0),
+        repeated(MOVES["concat"], "float16", 0.3),
+        repeated(MOVES["concat"], "int32", 0.3),
+        repeated(MOVES["concat"], "bfloat16", 0.5),
+        repeated(MOVES["concat"], "float16", 0.5, 1),
+        repeated(MOVES["concat"], "int8", 1e-40),
+        repeated(MOVES["concat"], "int8", [0.25] * 4, axis=1),
+        repeated([helper.make_node("Neg", ["y"], ["v"])]),
+        repeated([helper.make_node("Clip", ["y", "low", "odd"], ["v"])]),
+        repeated([helper.make_node("Clip", ["y", "low"], ["v"])]),
+        repeated([helper.make_node("Concat", ["y", "x"], ["v"], axis=0)]),
+        repeated(MOVES["concat"], "float16", behind=("Neg", ["z"])),
+        repeated(MOVES["concat"], "float16", behind=("Div", ["z", "z"])),
+    ],
+)
+def test_round_trips_that_stay(source):
+    assert not dropped(source)
+
+
+def test_an_output_of_a_float_type_stays():
+    """-0 would be left where the second round trip gives 0. An integer type gives no -0."""
+    for name, count in (("float16", 0), ("int8", 1)):
+        source = repeated(MOVES["concat"], name, 1.0, behind=("Reshape", ["z", "shape"]))
+        source.graph.output[0].name = "u"
+        del source.graph.node[-1]
+        assert dropped(source) == count
+
+
+@given(st.data(), st.sampled_from(TYPES), st.integers(-60, 60), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_what_is_dropped_returns_its_x(data, name, exponent, is_power):
+    """For each type, a round trip that the pass takes for one that changes nothing returns numbers of an equal one."""
+    scale = np.float32(2.0**exponent * (1 if is_power else data.draw(st.floats(1, 2, width=32, exclude_max=True))))
+    scale = np.float32(1) if name == "bfloat16" else scale
+    row, dtype = oracle.TYPES[name], oracle.dtype(name)
+    zero_point = data.draw(st.integers(row.lowest, row.highest)) if IS_INTEGER[name] else 0
+    if not dropped(repeated(MOVES["concat"], name, scale, zero_point)):
+        assert not is_power
+        return
+    random = np.random.default_rng(exponent + 60)
+    with np.errstate(all="ignore"):
+        x = np.concatenate([X.ravel(), np.float32(random.normal(0, 1, 2000)) * scale * np.exp2(random.integers(-3, 33, 2000))])
+        once = quantize_dequantize(np.float32(x), scale, np.array(zero_point, dtype))
+        twice = quantize_dequantize(once, scale, np.array(zero_point, dtype))
+    np.testing.assert_array_equal(twice, once)
+    if IS_INTEGER[name]:
+        oracle.assert_same_bits(twice, once)
