@@ -12,6 +12,8 @@ from numba import prange, types
 from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, record_at, release
 from ..compiling.jit import unsigned
+from ..compiling.vectors import transpose
+from ..element_types import FLOAT32
 from . import arithmetic
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD
 from .granularity import Blocks
@@ -26,7 +28,8 @@ away_from_zero: Any = None
 upward: Any = None
 convert_all: Any = None  # `convert_by`, or `convert_in_mode` if there are several rounding modes
 convert_columns: Any = None  # `columns`, compiled
-convert_row: Any = None  # `row`, compiled
+gather_blocks: Any = None  # `gather`, compiled
+scatter_blocks: Any = None  # `scatter`, compiled
 convert_part: Any = None  # `run`, compiled
 writeable: Any = None  # from `_writeable`
 DTYPE: Any = None
@@ -43,51 +46,23 @@ WORK = np.dtype([(name, np.int64) for name in ("x", "y", "size", "parts", *Block
 
 
 @jit.function
-def group_maxima(values: Any, at: Any, count: Any, group: int) -> Any:
-    """Compute the maximum of each `group` consecutive values, of the `count` values from index `at` on; `group` is a power of
-    two. Return the index at which the maxima begin, and their number.
-
-    Each round writes the maxima of pairs behind the values of the round before: with group = 4 there are two rounds. So
-    `values` has to have room for `count` more values."""
-    while group > 1:
-        to = at + count
-        count >>= unsigned(1)
-        for i in range(count):
-            values[to + i] = max(values[at + i + i], values[at + i + i + unsigned(1)])
-        at = to
-        group >>= 1
-    return at, count
-
-
-@jit.function
-def repeat_each(values: Any, at: Any, count: Any, times: int) -> Any:
-    """Repeat each of the `count` values from index `at` on `times` times, a power of two. Return the index at which the result
-    begins.
-
-    Each round doubles the values behind those of the round before: a, b becomes a, a, b, b. So `values` has to have room for
-    twice the result.
-    """
-    while times > 1:
-        to = at + count
-        for i in range(count):
-            values[to + i + i] = values[at + i]
-            values[to + i + i + unsigned(1)] = values[at + i]
-        at = to
-        count += count
-        times >>= 1
-    return at
+def runs_of(size: int, blocks: Any) -> Any:
+    """Return (runs, count, step, width, tails) of blocks whose elements are consecutive in memory (`inner` is 1). A run is
+    `count` whole blocks whose first elements are `step` apart; up to `width` of them, a unit, are converted side by side.
+    `tails` is the number of short blocks at the ends of the axes, which are divided into units alike."""
+    outer = size // blocks.length
+    whole, rest = divmod(blocks.length, blocks.block)
+    width = max(1, TILE // min(blocks.block, blocks.length))
+    tails = outer if rest else outer * 0
+    if whole >= outer:
+        return outer, whole, blocks.block, width, tails
+    return whole, outer, blocks.length, width, tails
 
 
 @jit.function
 def unit_shape(blocks: Any) -> Any:
-    """Return (width, across), which divide the work into units. Threads share the units; a thread does its units in order.
-
-    If the elements of a block are consecutive in memory (`inner` is 1), a unit is `width` elements of an axis, and an axis has
-    `across` units; all but the last one hold whole blocks only. Otherwise a unit is `width` columns of a row of blocks, and the
-    row has `across` units."""
-    if blocks.inner == 1:
-        width = max(1, TILE // blocks.block) * blocks.block
-        return width, -(-blocks.length // width)
+    """Return (width, across), which divide blocks side by side (`inner` is not 1) into units: a unit is `width` columns of a
+    row of blocks, and the row has `across` units."""
     sub_blocks = -(-min(blocks.block, blocks.length) // blocks.sub_block)
     across = -(-blocks.inner // max(1, TILE // sub_blocks))
     return -(-blocks.inner // across), across
@@ -95,12 +70,14 @@ def unit_shape(blocks: Any) -> Any:
 
 @jit.function
 def count_units(size: int, blocks: Any) -> int:
-    """Return the number of units of a tensor of `size` elements."""
+    """Return the number of units of a tensor of `size` elements. Threads share the units; a thread does its units in order."""
     if size == 0:
         return 0
+    if blocks.inner == 1:
+        runs, count, _, width, tails = runs_of(size, blocks)
+        return runs * -(-count // width) + -(-tails // width)
     _, across = unit_shape(blocks)
-    outer = size // (blocks.length * blocks.inner)
-    return outer * across if blocks.inner == 1 else outer * -(-blocks.length // blocks.block) * across
+    return size // (blocks.length * blocks.inner) * -(-blocks.length // blocks.block) * across
 
 
 @jit.function
@@ -121,7 +98,32 @@ def sub_blocks_at_a_time(blocks: Any) -> int:
 @jit.function
 def scratch_size(blocks: Any) -> int:
     """Return the number of 32-bit words that `run` needs as scratch memory."""
-    return 4 * sub_blocks_at_a_time(blocks) + 2 * TILE
+    return 2 * sub_blocks_at_a_time(blocks) + 3 * TILE
+
+
+def gather(x: Any, start: int, step: int, count: int, rows: int, tile: Any, width: int) -> None:
+    """Write `count` blocks of `rows` consecutive elements of x to the columns of a tile. The first elements of the blocks are
+    `step` apart, and rows of the tile `width`."""
+    for column in range(unsigned(count)):
+        for row in range(unsigned(rows)):
+            tile[row * unsigned(width) + column] = x[unsigned(start) + column * unsigned(step) + row]
+
+
+def scatter(tile: Any, width: int, count: int, rows: int, y: Any, start: int, step: int) -> None:
+    """Undo `gather`."""
+    for column in range(unsigned(count)):
+        for row in range(unsigned(rows)):
+            y[unsigned(start) + column * unsigned(step) + row] = tile[row * unsigned(width) + column]
+
+
+def gather_float32(x: Any, start: int, step: int, count: int, rows: int, tile: Any, width: int) -> None:
+    """`gather` for float32."""
+    transpose(x.ctypes.data + 4 * start, step, count, rows, tile.ctypes.data, width)
+
+
+def scatter_float32(tile: Any, width: int, count: int, rows: int, y: Any, start: int, step: int) -> None:
+    """`scatter` for float32."""
+    transpose(tile.ctypes.data, width, rows, count, y.ctypes.data + 4 * start, step)
 
 
 def convert_by(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any, at: Any, bounds: Any) -> None:
@@ -140,14 +142,17 @@ def convert_in_mode(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any,
         to_even(x, y, blocks, begin, n, steps, at, bounds)
 
 
-def columns(x: Any, y: Any, blocks: Any, start: int, rows: int, width: int, exponents: Any, shared: Any, steps: Any) -> None:
-    """Convert blocks side by side: `width` columns of `rows` rows. The index of their first element is `start`."""
+def columns(
+    x: Any, y: Any, blocks: Any, stride: int, start: int, rows: int, width: int, exponents: Any, shared: Any, steps: Any
+) -> None:
+    """Convert blocks side by side: `width` columns of `rows` rows, which are `stride` apart. The index of their first element
+    is `start`."""
     sub_blocks = -(-rows // blocks.sub_block)
     for i in range(sub_blocks * width):
         exponents[i] = 0
     for row in range(rows):
         at = unsigned(row // blocks.sub_block * width)
-        begin = unsigned(start + row * blocks.inner)
+        begin = unsigned(start + row * stride)
         for i in range(unsigned(width)):
             exponents[at + i] = max(exponents[at + i], exponent_of(x[begin + i]))
     for i in range(width):
@@ -164,28 +169,8 @@ def columns(x: Any, y: Any, blocks: Any, start: int, rows: int, width: int, expo
     bounds = bounds_of(blocks)
     for row in range(rows):
         at = unsigned(row // blocks.sub_block * width)
-        begin = unsigned(start + row * blocks.inner)
+        begin = unsigned(start + row * stride)
         convert_all(x, y, blocks, begin, unsigned(width), steps, at, bounds)
-
-
-def row(x: Any, y: Any, blocks: Any, start: int, n: int, exponents: Any, shared: Any, steps: Any) -> None:
-    """Convert whole blocks of consecutive elements: `n` elements from `start` on. The sizes of blocks and sub-blocks are powers
-    of two, so that each loop runs over the elements of many blocks and is long enough for vector instructions."""
-    begin = unsigned(start)
-    for i in range(unsigned(n)):
-        exponents[i] = exponent_of(x[begin + i])
-    sub_blocks_a_block = blocks.block // blocks.sub_block
-    largest, count = group_maxima(exponents, unsigned(0), unsigned(n), blocks.sub_block)
-    top, tops = group_maxima(exponents, largest, count, sub_blocks_a_block)
-    for i in range(tops):
-        shared[i] = exponents[top + i]
-    spread_out = repeat_each(shared, unsigned(0), tops, sub_blocks_a_block)
-    max_shift, drop = np.uint32(blocks.max_shift), np.int32(blocks.drop)
-    for i in range(count):
-        steps[i] = step_of(shared[spread_out + i], exponents[largest + i], max_shift, drop)
-    at = repeat_each(steps, unsigned(0), count, blocks.sub_block)
-    bounds = bounds_of(blocks)
-    convert_all(x, y, blocks, begin, unsigned(n), steps, at, bounds)
 
 
 def run(x: Any, y: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
@@ -193,33 +178,42 @@ def run(x: Any, y: Any, blocks: Any, part: int, parts: int, scratch: Any) -> Non
     if x.size == 1:  # returned as it is
         y[0] = x[0]
         return
-    length, inner, block, sub_block = blocks.length, blocks.inner, blocks.block, blocks.sub_block
-    width, across = unit_shape(blocks)
+    length, inner, block = blocks.length, blocks.inner, blocks.block
     units = count_units(x.size, blocks)
     first, last = part * units // parts, (part + 1) * units // parts
     if first == last:
         return
     room = sub_blocks_at_a_time(blocks)
-    exponents, shared = scratch[: 2 * room], scratch[2 * room : 2 * room + 2 * TILE]
-    steps = scratch[2 * room + 2 * TILE : 4 * room + 2 * TILE].view(np.float32)
-    by_halves = block <= TILE and block & (block - 1) == 0 and sub_block & (sub_block - 1) == 0
-    for unit in range(first, last):
-        down, i = divmod(unit, across)
-        if inner > 1:
+    exponents, shared = scratch[:room], scratch[room : room + TILE]
+    steps = scratch[room + TILE : 2 * room + TILE].view(np.float32)
+    x_tile = scratch[2 * room + TILE : 2 * room + 2 * TILE].view(DTYPE)
+    y_tile = scratch[2 * room + 2 * TILE : 2 * room + 3 * TILE].view(DTYPE)
+    if inner > 1:
+        width, across = unit_shape(blocks)
+        for unit in range(first, last):
+            down, i = divmod(unit, across)
             outer, b = divmod(down, -(-length // block))
             start = (outer * length + b * block) * inner + i * width
             rows, n = min(block, length - b * block), min(width, inner - i * width)
-            convert_columns(x, y, blocks, start, rows, n, exponents, shared, steps)
+            convert_columns(x, y, blocks, inner, start, rows, n, exponents, shared, steps)
+        return
+    runs, count, step, width, tails = runs_of(x.size, blocks)
+    across = -(-count // width)
+    between = block if step == length else length  # from a run to the next
+    for unit in range(first, last):
+        at, i = divmod(unit, across)
+        start, of_run, rows = at * between, count, block
+        if unit >= runs * across:
+            start, i, of_run, rows, step = length // block * block, unit - runs * across, tails, length % block, length
+        start, n = start + i * width * step, min(width, of_run - i * width)
+        if rows > TILE:
+            convert_columns(x, y, blocks, inner, start, rows, n, exponents, shared, steps)
             continue
-        start, n = down * length + i * width, min(width, length - i * width)
-        done = 0
-        if by_halves and n >= block:
-            done = n // block * block
-            convert_row(x, y, blocks, start, done, exponents, shared, steps)
-        while done < n:
-            rows = min(block, n - done)
-            convert_columns(x, y, blocks, start + done, rows, np.int64(1), exponents, shared, steps)
-            done += rows
+        # Rows of a tile begin with a cache line.
+        padded = min(-(-n // 16) * 16, TILE // rows)
+        gather_blocks(x, start, step, n, rows, x_tile, padded)
+        convert_columns(x_tile, y_tile, blocks, padded, np.int64(0), rows, n, exponents, shared, steps)
+        scatter_blocks(y_tile, padded, n, rows, y, start, step)
 
 
 def serial(x: Any, y: Any, blocks: Any) -> None:
@@ -285,11 +279,14 @@ def _run(key: Key) -> Any:
         names = {"to_even": HALF_TO_EVEN, "away_from_zero": HALF_AWAY_FROM_ZERO, "upward": HALF_UPWARD}
         convert_all = jit.inline(convert_in_mode, **{name: modes[mode] for name, mode in names.items()})
     names = arithmetic.exponent_functions(key) | {"convert_all": convert_all}
+    is_float32 = jit.JIT_ENABLED and key.x is FLOAT32
     return jit.function(
         run,
         f"run_{key.name}",
         convert_columns=jit.function(columns, f"columns_{key.name}", **names),
-        convert_row=jit.function(row, f"row_{key.name}", **names),
+        gather_blocks=jit.function(gather_float32 if is_float32 else gather, f"gather_{key.name}"),
+        scatter_blocks=jit.function(scatter_float32 if is_float32 else scatter, f"scatter_{key.name}"),
+        DTYPE=key.x.storage.type,
     )
 
 

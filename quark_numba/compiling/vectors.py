@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+
+from . import jit
+from .intrinsics import array_at
+from .jit import unsigned
 
 _INT = ir.IntType(32)
 
@@ -16,7 +21,7 @@ _VECTOR = ir.VectorType(ir.FloatType(), _SIZE)
 
 
 @intrinsic
-def transpose_8(typingctx: Any, source: Any, source_step: Any, target: Any, target_step: Any) -> Any:
+def _transpose_8(typingctx: Any, source: Any, source_step: Any, target: Any, target_step: Any) -> Any:
     """Write the transposed matrix of 8 rows of 8 float32 at address `source` to address `target`. The steps are the bytes from
     a row to the next."""
 
@@ -48,3 +53,18 @@ def transpose_8(typingctx: Any, source: Any, source_step: Any, target: Any, targ
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@jit.function
+def transpose(source: int, source_step: int, rows: int, columns: int, target: int, target_step: int) -> None:
+    """Write the transposed matrix of rows of float32. The steps are the elements from a row to the next."""
+    whole_rows, whole_columns = rows // 8 * 8, columns // 8 * 8
+    for row in range(0, whole_rows, 8):
+        for column in range(0, whole_columns, 8):
+            at, to = row * source_step + column, column * target_step + row
+            _transpose_8(source + at * 4, source_step * 4, target + to * 4, target_step * 4)
+    given, taken = array_at(source, rows * source_step, np.float32), array_at(target, columns * target_step, np.float32)
+    first_row = whole_rows if whole_columns == columns else 0
+    for row in range(unsigned(first_row), unsigned(rows)):
+        for column in range(unsigned(whole_columns if row < whole_rows else 0), unsigned(columns)):
+            taken[column * unsigned(target_step) + row] = given[row * unsigned(source_step) + column]

@@ -8,23 +8,8 @@ import numpy as np
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
-from ..compiling.vectors import transpose_8
+from ..compiling.vectors import transpose
 from .kernels import WORK, pattern_of, row_offset, spread
-
-
-@jit.function
-def _transpose(source: int, source_step: int, rows: int, columns: int, target: int, target_step: int) -> None:
-    """Write the transposed matrix of rows of float32. The steps are the elements from a row to the next."""
-    whole_rows, whole_columns = rows // 8 * 8, columns // 8 * 8
-    for row in range(0, whole_rows, 8):
-        for column in range(0, whole_columns, 8):
-            at, to = row * source_step + column, column * target_step + row
-            transpose_8(source + at * 4, source_step * 4, target + to * 4, target_step * 4)
-    given, taken = array_at(source, rows * source_step, np.float32), array_at(target, columns * target_step, np.float32)
-    first_row = whole_rows if whole_columns == columns else 0
-    for row in range(unsigned(first_row), unsigned(rows)):
-        for column in range(unsigned(whole_columns if row < whole_rows else 0), unsigned(columns)):
-            taken[column * unsigned(target_step) + row] = given[row * unsigned(source_step) + column]
 
 
 @jit.function
@@ -63,7 +48,7 @@ def load_lanes(
             row += count
             continue
         source = data + at * 4 if is_full else spread(work_address, k, np.int64(4), at, n * lanes, spare, np.int64(0))
-        _transpose(source + lane * 4, lanes, n, count, buffer + (row * width + column) * 4, width)
+        transpose(source + lane * 4, lanes, n, count, buffer + (row * width + column) * 4, width)
         row += count
 
 
@@ -77,7 +62,7 @@ def store_lanes(work_address: int, column: int, n: int, index: int, rows: int, w
     while row < rows:
         at, lane = _place(work_address, index, row)
         count = min(lanes - lane, rows - row)
-        _transpose(tile + (row * width + column) * 4, width, count, n, work.y + (at + lane) * 4, lanes)
+        transpose(tile + (row * width + column) * 4, width, count, n, work.y + (at + lane) * 4, lanes)
         row += count
         if first + row == work.length:
             y = array_at(work.y + at * 4, n * lanes, np.float32)
