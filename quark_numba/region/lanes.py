@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..compiling import jit
-from ..compiling.intrinsics import array_at, record_at
+from ..compiling.intrinsics import array_at, copy_bytes, record_at
 from ..compiling.jit import unsigned
 from ..compiling.vectors import transpose
 from .kernels import WORK, pattern_of, row_offset, spread
@@ -26,14 +26,24 @@ def _place(work_address: int, index: int, row: int) -> tuple[int, int]:
 
 @jit.function
 def load_lanes(
-    work_address: int, k: int, is_full: bool, column: int, n: int, index: int, rows: int, width: int, buffer: int, spare: int
+    work_address: int,
+    k: int,
+    itemsize: int,
+    is_full: bool,
+    column: int,
+    n: int,
+    index: int,
+    rows: int,
+    width: int,
+    buffer: int,
+    spare: int,
 ) -> None:
     """Write the part of the tile of input k for a run of columns into its buffer, as ``tiles.load`` does. `spare` is the
     address of room for as many elements as a row has, for each lane."""
     work = record_at(work_address, WORK)
     lengths, masks = array_at(work.lengths, work.dimensions, np.int64), array_at(work.masks, work.dimensions, np.int64)
     data, lanes = array_at(work.inputs, k + 1, np.int64)[k], work.lanes
-    is_one_a_channel = pattern_of(k, work.dimensions, lengths, masks) == (lanes, lanes * work.inner)
+    is_one_a_channel = itemsize == 4 and pattern_of(k, work.dimensions, lengths, masks) == (lanes, lanes * work.inner)
     row = 0
     while row < rows:
         at, lane = _place(work_address, index, row)
@@ -47,9 +57,17 @@ def load_lanes(
                     words[i] = value
             row += count
             continue
-        source = data + at * 4 if is_full else spread(work_address, k, np.int64(4), at, n * lanes, spare, np.int64(0))
-        transpose(source + lane * 4, lanes, n, count, buffer + (row * width + column) * 4, width)
+        source = data + at * itemsize
+        if not is_full:
+            source = spread(work_address, k, itemsize, at, n * lanes, spare, np.int64(0))
+        source, target = source + lane * itemsize, buffer + (row * width + column) * itemsize
         row += count
+        if itemsize == 4:
+            transpose(source, lanes, n, count, target, width)
+            continue
+        for i in range(n):
+            for channel in range(count):
+                copy_bytes(source + (i * lanes + channel) * itemsize, target + (channel * width + i) * itemsize, itemsize)
 
 
 @jit.function

@@ -113,7 +113,7 @@ def chunk(work_address: int, index: int) -> None:
     tile = tile_rows * width * 8
     runs_at = (work.streams + 1) * tile + work.buffers_size
     spare_at = runs_at + width * _RUN_WORDS * 8
-    room = allocate(spare_at + min(width, inner) * work.lanes * 4)
+    room = allocate(spare_at + min(width, inner) * work.lanes * 8)
     if room == 0:
         work.has_failed = 1
         return
@@ -139,7 +139,8 @@ def chunk(work_address: int, index: int) -> None:
                 for at in range(0, run_count * _RUN_WORDS, _RUN_WORDS):
                     column, m, first_index = runs[at], runs[at + 1], runs[at + 2]
                     if work.lanes > 1:
-                        load_lanes(work_address, k, is_full, column, m, first_index, rows, width, buffer, room + spare_at)
+                        spare = room + spare_at
+                        load_lanes(work_address, k, itemsizes[k], is_full, column, m, first_index, rows, width, buffer, spare)
                     else:
                         load(work_address, k, itemsizes[k], is_full, column, m, first_index, rows, width, buffer)
                 buffer += tile

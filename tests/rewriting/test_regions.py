@@ -133,8 +133,9 @@ def test_casts(element_type):
         )
         assert operators(after).count("Cast") == 1 - count
         if len(shape) > 2:
-            nodes = [cast, add, block_node("w", "b", "BFP16", 1), helper.make_node("Neg", ["b"], ["y"])]
-            assert_merged(model(nodes, inputs, ["y"], opset=17), {"h": h, "x": x})
+            for axis in (1, 2):
+                nodes = [cast, add, block_node("w", "b", "BFP16", axis), helper.make_node("Neg", ["b"], ["y"])]
+                assert_merged(model(nodes, inputs, ["y"], opset=17), {"h": h, "x": x})
     text = f"region ({element_type.name} x0, float x1) => (float y) {{\n  v = Cast <to: int = 1> (x0)\n  y = Sub (x1, v)\n}}"
     for h_shape in [(40, 1), (1, 3000), (1,), (40, 3000)]:
         h, x = np.resize(codes[:1000], h_shape), np.random.default_rng(5).normal(0, 1, (40, 3000)).astype(np.float32)
@@ -246,6 +247,24 @@ def test_blocks(name, rounding_mode):
         after = assert_merged(before, {"x": random.normal(0, 3, shape).astype(np.float32)} | feeds)
         for seed in range(2):
             assert_same_values(before, after, {"x": block_samples.values(shape, "float32", seed)} | feeds)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("of_blocks", [0, 1, 2])
+@pytest.mark.parametrize("name", ["int8", "uint32", "float16"])
+@pytest.mark.parametrize("shape", [(3, 5, 40), (2, 4, 37), (70, 3, 6)], ids=str)
+@pytest.mark.covering
+def test_scales_along_an_axis_beside_blocks(name, axis, of_blocks, shape):
+    """Zero points have 1 to 8 bytes an element in the program, wherever the blocks lie."""
+    random = np.random.default_rng(8)
+    scale = random.uniform(0.01, 0.1, shape[axis]).astype(np.float32)
+    zero_point = np.arange(shape[axis]).astype(oracle.dtype(name)) * (name != "float16")
+    nodes = [block_node("x", "b", "MX9", of_blocks), *pair("b", y="d", axis=axis), block_node("d", "y", "MX9", of_blocks)]
+    constants = [constant("scale", scale), constant("zero_point", zero_point, oracle.dtype(name))]
+    inputs = [("x", "float32", shape)]
+    before = model(nodes, inputs, ["y"], initializers=constants, domains=["com.amd.quark"], opset=17)
+    assert_merged(before, {"x": random.normal(0, 3, shape).astype(np.float32)})
 
 
 @pytest.mark.compiled
