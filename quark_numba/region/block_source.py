@@ -51,8 +51,8 @@ class _Loop(NamedTuple):
 class QuickLoops:
     """The loops over a tile of ordinary blocks: one for each step of blocks, and one more. A loop converts the elements of the
     step of blocks before it, does the elementwise steps up to the next step of blocks, and finds the largest magnitudes for
-    this one. For example, the loop between two steps of blocks of 4 without sub-blocks, and the function that makes anchors of
-    the magnitudes:
+    this one. For example, the loop between two steps of blocks of 4 without sub-blocks, and the call of `block.tiles.prepare`,
+    which checks the magnitudes:
 
         for g in range(groups):
             o0 = g * unsigned(1024) + unsigned(0)
