@@ -25,6 +25,9 @@ HAS_FLOAT16 = JIT_ENABLED and (_triple.startswith("aarch64") or "+f16c" in _feat
 # Without an instruction for it, fused multiply-add takes longer than a division.
 HAS_FMA = JIT_ENABLED and (_triple.startswith("aarch64") or "+fma" in _features.split(","))
 
+# Without its instructions for packing, LLVM's own way from 32 to 8 bits is used.
+HAS_AVX2 = JIT_ENABLED and "+avx2" in _features.split(",")
+
 
 @intrinsic
 def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
@@ -84,6 +87,22 @@ def record_at(typingctx: Any, address: Any, dtype: Any) -> Any:
 
     return record_type(types.int64, dtype), generate
 
+
+@intrinsic
+def _address_of(typingctx: Any, array: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(builder.gep(make_array(array)(context, builder, arguments[0]).data, [arguments[1]]), _WORD)
+
+    return types.int64(array, types.intp), generate
+
+
+def address_of(array: Any, index: int) -> int:
+    """Return the address of an element of a contiguous array. Numba takes longer to compile ``array.ctypes.data``."""
+    return int(array.ctypes.data) + index * int(array.itemsize)
+
+
+if JIT_ENABLED:
+    address_of = _address_of
 
 LINE = 64  # bytes of a cache line
 

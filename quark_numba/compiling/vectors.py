@@ -7,13 +7,64 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
 
 from . import jit
-from .intrinsics import array_at
+from .intrinsics import HAS_AVX2, array_at
 from .jit import unsigned
 
-_INT = ir.IntType(32)
+_INT, _BYTE = ir.IntType(32), ir.IntType(8)
+_QUARTER = ir.VectorType(_INT, 8)
+
+
+# The elements that `narrow` converts.
+WORDS = 32
+
+
+@intrinsic
+def words_on_stack(typingctx: Any) -> Any:
+    """Return an array of WORDS int32 on the stack, which is free again when the calling function returns. In a loop it is the
+    same array in each pass."""
+    array_type = types.Array(types.int32, 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = make_array(array_type)(context, builder)
+        size, itemsize = (context.get_constant(types.intp, number) for number in (WORDS, 4))
+        room = cgutils.alloca_once(builder, _INT, size=WORDS)
+        populate_array(array, data=room, shape=[size], strides=[itemsize], itemsize=itemsize, meminfo=None)
+        return array._getvalue()
+
+    return array_type(), generate
+
+
+@intrinsic
+def narrow(typingctx: Any, words: Any, y: Any, index: Any) -> Any:
+    """Write WORDS int32 to an array of bytes, from an index on. The numbers are within the dtype of the array."""
+    signs = "s" if y.dtype.signed else "u"
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source = make_array(words)(context, builder, arguments[0]).data
+        target = builder.gep(make_array(y)(context, builder, arguments[1]).data, [arguments[2]])
+        whole, codes = ir.VectorType(_INT, WORDS), ir.VectorType(_BYTE, WORDS)
+        if HAS_AVX2:
+            # Each instruction packs the two halves of its vectors by themselves. LLVM needs two permutations more.
+            quarter = builder.bitcast(source, _QUARTER.as_pointer())
+            parts = [builder.load(builder.gep(quarter, [_INT(i)]), align=4) for i in range(4)]
+            for name, size, bits in (("packssdw", 16, 16), (f"pack{signs}swb", 32, 8)):
+                result = ir.FunctionType(ir.VectorType(ir.IntType(bits), size), [parts[0].type] * 2)
+                pack = cgutils.get_or_insert_function(builder.module, result, f"llvm.x86.avx2.{name}")
+                parts = [builder.call(pack, pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+            mixed = builder.bitcast(parts[0], _QUARTER)
+            order = ir.Constant(_QUARTER, [0, 4, 1, 5, 2, 6, 3, 7])
+            packed = builder.bitcast(builder.shuffle_vector(mixed, mixed, order), codes)
+        else:
+            packed = builder.trunc(builder.load(builder.bitcast(source, whole.as_pointer()), align=4), codes)
+        builder.store(packed, builder.bitcast(target, codes.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(words, y, types.uintp), generate
 
 
 _SIZE = 8

@@ -10,18 +10,19 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.intrinsics import LINE, array_at, copy_streaming, fence, record_at, stack
+from ..compiling.intrinsics import LINE, address_of, array_at, copy_streaming, fence, record_at, stack
 from ..compiling.jit import unsigned
+from ..compiling.vectors import WORDS, narrow, words_on_stack
 from ..element_types import ElementType, codecs, packing
 from . import arithmetic
 from .granularity import Loop
 from .key import Key
 
 # Names in the templates. A compilation binds them.
-convert: Any = None  # arithmetic.converter: (x, scale, zero point) -> y
-convert_by_reciprocal: Any = None  # arithmetic.reciprocal_converter
+convert: Any = None  # arithmetic.converter or arithmetic.reciprocal_converter: (x, scale, zero point, ...) -> y
 has_reciprocal: Any = None  # arithmetic.has_reciprocal
-convert_run: Any = None  # constant_scale or constant_reciprocal
+convert_run: Any = None  # constant_scale
+convert_run_by_reciprocal: Any = None  # constant_scale
 convert_row: Any = None  # varying_scale
 convert_loop: Any = None  # run
 convert_pieces: Any = None  # pieces
@@ -36,6 +37,8 @@ X_BITS: Any = None
 Y_DTYPE: Any = None
 Y_ITEMSIZE: Any = None
 Y_BITS: Any = None
+IN_WORDS: Any = None
+HAS_RECIPROCAL: Any = None
 SCALE_DTYPE: Any = None
 ZERO_POINT_DTYPE: Any = None
 
@@ -45,6 +48,9 @@ STREAMING_SIZE = 1 << 24 if jit.JIT_ENABLED else np.iinfo(np.int64).max
 
 # The bytes of the buffer for streaming stores. It fits into the first-level cache.
 BUFFER = 1 << 13
+
+# With fewer elements, finding the end of a cache line takes longer than storing across lines.
+LONG = 1 << 11
 
 # The number of elements that one call of a task converts. That is 2 to 8 µs of work, small enough for an even distribution over
 # threads; a call costs some 20 ns. A chunk of any type is a whole number of bytes, so no two tasks touch the same byte.
@@ -61,21 +67,24 @@ WORK = np.dtype(
 signed = np.intp if jit.JIT_ENABLED else int
 
 
-def constant_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
-    """Convert `n` elements from index `start` on, all with one scale."""
-    for i in range(unsigned(start), unsigned(start + n)):
-        y[i] = convert(x[i], scale, zero_point)
-
-
-def constant_reciprocal(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int) -> None:
-    """Like `constant_scale`, but without divisions if the scale allows it."""
-    if has_reciprocal(scale, zero_point):
-        reciprocal = np.float32(np.float32(1) / scale)
-        for i in range(unsigned(start), unsigned(start + n)):
-            y[i] = convert_by_reciprocal(x[i], reciprocal, scale, zero_point)
-    else:
-        for i in range(unsigned(start), unsigned(start + n)):
-            y[i] = convert(x[i], scale, zero_point)
+def constant_scale(x: Any, numbers: Any, y: Any, start: int, n: int) -> None:
+    """Convert `n` elements from index `start` on, all with the same numbers: scale and zero point, or what `convert` takes."""
+    begin, end = unsigned(start), unsigned(start + n)
+    # Storing a vector across two cache lines takes twice as long. So the first of two passes ends where a line does.
+    stop = unsigned(start + -address_of(y, start) % LINE // y.itemsize) if n >= LONG else end
+    while begin < end:
+        if IN_WORDS:
+            # In a loop that reads float32, vectors have 8 elements, and LLVM narrows each to bytes with 5 instructions. Here it
+            # unrolls the inner loop, and keeps the words in registers.
+            words = words_on_stack()
+            while begin + unsigned(WORDS) <= stop:
+                for i in range(unsigned(WORDS)):
+                    words[i] = convert(x[begin + i], *numbers)
+                narrow(words, y, begin)
+                begin += unsigned(WORDS)
+        for i in range(begin, stop):
+            y[i] = convert(x[i], *numbers)
+        begin, stop = stop, end
 
 
 def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: int, first: Any) -> None:
@@ -92,12 +101,13 @@ def varying_scale(x: Any, scale: Any, zero_point: Any, y: Any, start: int, n: in
 
 
 def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> None:
-    """Convert x, which begins at element `start` of an array with this ``granularity.Loop``. Each pass of the loop converts the
-    elements that share a scale, or a row of scales. There are as many zero points as scales, or one for all."""
+    """Convert x, which begins at element `start` of an array with this ``granularity.Loop`` (a tuple or an array). Each pass of
+    the loop converts the elements that share a scale, or a row of scales. There are as many zero points as scales, or one for
+    all."""
     done, size = signed(0), x.size
     if size == 0:
         return
-    length, block, inner, rows, vary = loop
+    length, block, inner, rows, vary = loop[0], loop[1], loop[2], loop[3], loop[4]
     row = start // inner
     column = start - row * inner
     outer = row // length
@@ -116,7 +126,11 @@ def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> N
             n = n * inner - column
             n = n if n < size - done else size - done
             zero = scales if zero_point.size > 1 else 0
-            convert_run(x, scale[unsigned(scales)], zero_point[unsigned(zero)], y, done, n)
+            numbers = scale[unsigned(scales)], zero_point[unsigned(zero)]
+            if HAS_RECIPROCAL and has_reciprocal(*numbers):
+                convert_run_by_reciprocal(x, (np.float32(np.float32(1) / numbers[0]), *numbers), y, done, n)
+            else:
+                convert_run(x, numbers, y, done, n)
             row += block - in_block
             in_block = block
         done += n
@@ -208,15 +222,16 @@ def widen(source_address: int, target_address: int, count: int) -> None:
 
 def serial_kernel(key: Key) -> Any:
     """Return the kernel (x, scale, zero_point, y, loop, start) -> None. The arrays are flat and contiguous. x and y have
-    storage dtypes, scale and zero_point the key's dtypes for them. `loop` has the fields of a ``granularity.Loop``, and
-    `start` is the index of x's first element in the array that the loop describes."""
-    return jit.kernel(run, f"serial_{key.name}", types.void(*_arrays(key), _LOOP, types.intp), **_parts_of_run(key))
+    storage dtypes, scale and zero_point the key's dtypes for them. `loop` has the fields of a ``granularity.Loop`` as int64,
+    and `start` is the index of x's first element in the array that the loop describes."""
+    signature = types.void(*_arrays(key), types.intp)
+    return jit.kernel(run, f"serial_{key.name}", signature, **_names_in_run(key))
 
 
 def parallel_kernel(key: Key, streaming_size: int = STREAMING_SIZE) -> Any:
     """Return the kernel (x, scale, zero_point, y, loop, slices) -> None. From `streaming_size` bytes of y on, it uses streaming
     stores."""
-    signature = types.void(*_arrays(key), _LOOP, types.intp)
+    signature = types.void(*_arrays(key), types.intp)
     name = f"parallel_{key.name}" + (f"_{streaming_size}" if streaming_size != STREAMING_SIZE else "")
     in_pieces = jit.expand(pieces, convert_loop=_run(key))
     return jit.kernel(parallel, name, signature, parallel=True, convert_pieces=in_pieces, STREAMING_SIZE=streaming_size)
@@ -260,28 +275,26 @@ def widen_function(element_type: ElementType, dtype: Any) -> Any:
     )
 
 
-def _parts_of_run(key: Key) -> dict[str, Any]:
-    names, template = {"convert": arithmetic.converter(key)}, constant_scale
-    by_reciprocal = arithmetic.reciprocal_converter(key)
-    row = jit.expand(varying_scale, **names)
+def _names_in_run(key: Key) -> dict[str, Any]:
+    convert, by_reciprocal = arithmetic.converter(key), arithmetic.reciprocal_converter(key)
+    in_words = key.converts_to_words and jit.JIT_ENABLED
+    names = {"convert_row": jit.expand(varying_scale, convert=convert), "HAS_RECIPROCAL": by_reciprocal is not None}
     if by_reciprocal:
-        template = constant_reciprocal
-        names |= {"convert_by_reciprocal": by_reciprocal, "has_reciprocal": arithmetic.has_reciprocal(key)}
-    return {"convert_run": jit.expand(template, **names), "convert_row": row}
+        names["has_reciprocal"] = arithmetic.has_reciprocal(key)
+        names["convert_run_by_reciprocal"] = jit.expand(constant_scale, convert=by_reciprocal, IN_WORDS=in_words)
+        in_words = False  # few scales need a division
+    return names | {"convert_run": jit.expand(constant_scale, convert=convert, IN_WORDS=in_words)}
 
 
 @functools.cache
 def _run(key: Key) -> Any:
-    return jit.expand(run, **_parts_of_run(key))
-
-
-# The fields of granularity.Loop as a plain tuple. With a named tuple each call would take half a microsecond longer.
-_LOOP = types.Tuple([types.int64] * 4 + [types.boolean])
+    return jit.expand(run, **_names_in_run(key))
 
 
 def _arrays(key: Key) -> list[Any]:
-    inputs = [key.x.storage, np.dtype(key.scale_dtype), np.dtype(key.zero_point_dtype)]
-    return [
-        *(types.Array(numba.from_dtype(dtype), 1, "C", readonly=True) for dtype in inputs),
-        types.Array(numba.from_dtype(key.y.storage), 1, "C"),
-    ]
+    def array(dtype: Any, is_written: bool = False) -> Any:
+        return types.Array(numba.from_dtype(np.dtype(dtype)), 1, "C", readonly=not is_written)
+
+    inputs = (array(dtype) for dtype in (key.x.storage, key.scale_dtype, key.zero_point_dtype))
+    # A tuple of the loop's fields would take Numba longer than an array.
+    return [*inputs, array(key.y.storage, is_written=True), array(np.int64)]

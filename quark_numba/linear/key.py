@@ -42,6 +42,12 @@ class Key(NamedTuple):
         return np.float64 if self.quantized.is_integer and self.quantized.bits > 16 else np.float32
 
     @property
+    def converts_to_words(self) -> bool:
+        """Whether the conversion of an element returns the code as an int32, because y's codes have one byte. Vectors of words
+        are packed to bytes faster than LLVM does it for each (see ``vectors.narrow``)."""
+        return self.operation == "quantize" and self.y.storage.itemsize == 1
+
+    @property
     def name(self) -> str:
         """A name for symbols and files, unique to the key."""
         types = f"{self.x.name}_{self.quantized.name}_{self.y.name}_{self.precision.name}"

@@ -125,9 +125,9 @@ def test_kernel_stays_within_its_arrays(key):
         x = rng.integers(0, 2**8, np.prod(x_shape) * key.x.storage.itemsize, np.uint8).view(key.x.storage)
         scale, zero_point = np.full(rows, 0.5, key.scale_dtype), np.zeros(rows, key.zero_point_dtype)
         expected = np.empty(x.size, key.y.storage)
-        kernel(x, scale, zero_point, expected, tuple(loop), 0)
+        kernel(x, scale, zero_point, expected, np.array(loop, np.int64), 0)
         y = guarded(np.empty_like(expected), at_end)
-        kernel(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, tuple(loop), 0)
+        kernel(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, np.array(loop, np.int64), 0)
         assert y.tobytes() == expected.tobytes()
 
 
@@ -147,9 +147,9 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
         x = rng.integers(0, 2**8, size * key.x.storage.itemsize, np.uint8).view(key.x.storage)
         loop = Loop(1, 1, 7, 1, True)
         expected = np.empty(size, key.y.storage)
-        TABLE[key].serial(x, scale, zero_point, expected, tuple(loop), 0)
+        TABLE[key].serial(x, scale, zero_point, expected, np.array(loop, np.int64), 0)
         y = guarded(np.empty_like(expected), at_end)
-        streaming(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, tuple(loop), 3)
+        streaming(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, np.array(loop, np.int64), 3)
         assert y.tobytes() == expected.tobytes()
 
 

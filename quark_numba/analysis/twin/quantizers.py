@@ -388,7 +388,7 @@ def _at_once(form: Linear, zero_point: Array, saturate: bool, in_general: Callab
         if x.dtype != np.float32 or not x.flags.c_contiguous:
             return in_general(x)
         y = np.empty(x.shape, np.float32)
-        TABLE[key].serial(x.reshape(-1), scale, zero, y.reshape(-1), (1, 1, x.size, 1, False), 0)
+        TABLE[key].serial(x.reshape(-1), scale, zero, y.reshape(-1), np.array([1, 1, x.size, 1, 0], np.int64), 0)
         return y
 
     return apply
