@@ -1,3 +1,4 @@
+import os
 import sys
 import threading
 
@@ -5,9 +6,13 @@ import numba
 import pytest
 from large_models import is_large  # noqa: F401  # a fixture for all tests
 
+from quark_numba.compiling.helpers import PROCESSES
 from quark_numba.element_types import FLOAT32
 from quark_numba.linear.key import select
 from quark_numba.linear.versions import VERSIONS
+
+# Two workers of pytest-xdist keep two cores busy.
+os.environ[PROCESSES] = "1"
 
 # Rewrite the assertions of shared modules too, so that failures show the compared values.
 pytest.register_assert_rewrite("rewritten_models", "onnx_models", "oracle")

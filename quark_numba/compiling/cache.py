@@ -14,6 +14,7 @@ import pickle
 import platform
 import re
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from .memory import no_garbage_collection
 _log = logging.getLogger(__name__)
 
 SUFFIX = ".kernel"
+
+# What is called before a function is compiled that has no file.
+before_compiling: list[Callable[[], None]] = []
 
 # The length of the longest file name. A Windows path has at most 260 characters: a folder whose path is too long for such a
 # name is not used.
@@ -95,6 +99,9 @@ class _File:
                 size = hashlib.sha256().digest_size
                 if hashlib.sha256(content[size:]).digest() == content[:size]:
                     return CompileResult._rebuild(target_context, *pickle.loads(content[size:]))
+        if self.cache_path is not None:
+            for each in [*before_compiling]:
+                each()
         _log.info("compiling %s, to be kept in %s", self.name, self.cache_path or "memory alone")
         return None
 

@@ -15,9 +15,10 @@ import onnx_ir as ir
 import onnxruntime
 
 from ..catalog import OPERATORS
+from ..compiling.helpers import Helpers
 from ..models import model_files
 from ..models.temporary import temporary_folder
-from ..ort import DISABLE_QUANT_QDQ, entry
+from ..ort import DISABLE_QUANT_QDQ, ahead, entry
 from ..ort.c_api import STANDARD_OPS_RELEASE
 from ..ort.native import STANDARD_OPS
 from ..rewriting.onnx_runtime import RELEASE
@@ -123,49 +124,55 @@ def _made(
 ) -> Iterator[Prepared]:
     """Yield a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are those
     of `prepared` and of ``InferenceSession``."""
-    if standard_ops is None:
-        standard_ops = _standard_ops(options, providers, is_native)
-    uses_blocks = blocked_layout and is_native and not replaced
-    changes = not is_optimised(read.proto)
-    model: model_files.Model
-    left = Counter[tuple[str, str]]()
-    needs_standard_ops = bool(standard_ops)
-    if changes or read.is_large:
-        result = optimized(
-            read,
-            standard_ops=standard_ops,
-            keep_codes=keep_codes,
-            regions=is_native,
-            replaced=replaced,
-            integer_operators=_fuses_integer_operators(options),
-        )
-        model, left, changes = result.rewritten, result.left, bool(result.done)
-        needs_standard_ops = result.standard_ops
-        del result
-    else:
-        model = read.whole()
-    if not changes and read.path and not (uses_blocks and has_regions(model)):
-        yield Prepared(None, left=left, standard_ops=needs_standard_ops)
-        return
-    is_large = isinstance(model, ir.Model) and model_files.is_large(model)
-    of_blocks: Any = {"providers": providers, "standard_ops": needs_standard_ops, **named}
-    with temporary_folder(folder) if is_large else nullcontext("") as place:
-        path = os.path.join(place, "model.onnx") if is_large else None
-        proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
-        read.check()
-        read.forget()
-        del model
-        found = blocked(proto, options, path=path, **of_blocks) if uses_blocks else BlockedModel(None, 0, Counter())
-        proto = found.model or proto
-        if path and found.model:
-            for each in (path, f"{path}.data", os.path.join(place, "optimised.onnx")):
-                os.remove(each)
-            path = os.path.join(place, "blocked.onnx")
-            Path(path).write_bytes(proto.SerializeToString())
-        left += Counter({(REGION.full_name, f"not in the blocked layout: {why}"): count for why, count in found.left.items()})
-        with nullcontext(path) if path else model_files.session_source(proto, folder) as source:
-            del proto
-            yield Prepared(source, found.kept, left, needs_standard_ops)
+    with Helpers() as helpers:
+        if standard_ops is None:
+            standard_ops = _standard_ops(options, providers, is_native)
+        uses_blocks = blocked_layout and is_native and not replaced
+        changes = not is_optimised(read.proto)
+        if is_native:
+            helpers.begin(ahead.expected(read.proto))
+        model: model_files.Model
+        left = Counter[tuple[str, str]]()
+        needs_standard_ops = bool(standard_ops)
+        if changes or read.is_large:
+            result = optimized(
+                read,
+                standard_ops=standard_ops,
+                keep_codes=keep_codes,
+                regions=is_native,
+                replaced=replaced,
+                integer_operators=_fuses_integer_operators(options),
+            )
+            model, left, changes = result.rewritten, result.left, bool(result.done)
+            needs_standard_ops = result.standard_ops
+            del result
+        else:
+            model = read.whole()
+        if not changes and read.path and not (uses_blocks and has_regions(model)):
+            yield Prepared(None, left=left, standard_ops=needs_standard_ops)
+            return
+        is_large = isinstance(model, ir.Model) and model_files.is_large(model)
+        of_blocks: Any = {"providers": providers, "standard_ops": needs_standard_ops, **named}
+        with temporary_folder(folder) if is_large else nullcontext("") as place:
+            path = os.path.join(place, "model.onnx") if is_large else None
+            proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
+            read.check()
+            read.forget()
+            del model
+            if is_native:
+                helpers.finish(ahead.needed(proto))
+            found = blocked(proto, options, path=path, **of_blocks) if uses_blocks else BlockedModel(None, 0, Counter())
+            proto = found.model or proto
+            if path and found.model:
+                for each in (path, f"{path}.data", os.path.join(place, "optimised.onnx")):
+                    os.remove(each)
+                path = os.path.join(place, "blocked.onnx")
+                Path(path).write_bytes(proto.SerializeToString())
+            for why, count in found.left.items():
+                left[REGION.full_name, f"not in the blocked layout: {why}"] += count
+            with nullcontext(path) if path else model_files.session_source(proto, folder) as source:
+                del proto
+                yield Prepared(source, found.kept, left, needs_standard_ops)
 
 
 def _standard_ops(options: onnxruntime.SessionOptions, providers: Any, is_native: bool) -> bool | None:

@@ -1,0 +1,152 @@
+"""Helper processes, which compile side by side with the process of a session."""
+
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from paths import MODELS
+from processes import run
+
+from quark_numba.compiling import cache
+from quark_numba.compiling import helpers as helpers_module
+from quark_numba.compiling.helpers import PROCESSES, Helpers
+
+
+@pytest.fixture(autouse=True)
+def _two_processes(monkeypatch):
+    monkeypatch.setenv(PROCESSES, "2")
+
+
+def compile_something():
+    """What this process does before it compiles a function that is not in the cache."""
+    for each in [*cache.before_compiling]:
+        each()
+
+
+def wait_for(path):
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def folders(parent, count):
+    """Return work that makes so many folders in another. It fails if it is done twice."""
+    return [(os.mkdir, str(parent / str(number))) for number in range(count)]
+
+
+def test_a_helper_begins_when_this_process_compiles(tmp_path):
+    with Helpers() as helpers:
+        helpers.begin(folders(tmp_path, 2))
+        assert not helpers._threads
+        compile_something()
+        wait_for(tmp_path / "1")
+    for thread in helpers._threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_all_work_is_done_once(tmp_path):
+    work = folders(tmp_path, 50)
+    with Helpers() as helpers:
+        helpers.begin(work[:2])
+        compile_something()
+        wait_for(tmp_path / "0")
+        helpers.finish(work)
+        assert len(list(tmp_path.iterdir())) == len(work)
+
+
+def test_without_a_helper(tmp_path, monkeypatch):
+    monkeypatch.setenv(PROCESSES, "1")
+    work = folders(tmp_path, 4)
+    with Helpers() as helpers:
+        helpers.begin(work[:2])
+        compile_something()
+        helpers.finish(work[1:])
+    assert not helpers._threads
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["1", "2", "3"]  # the first one was not needed
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script")
+@pytest.mark.parametrize("script", [None, "exit 0", "head -c 1", "exec sleep 2"])
+def test_a_helper_that_fails(script, tmp_path, monkeypatch):
+    """There is none, it ends at once or after one piece of work, or it hangs."""
+    python = tmp_path / "python"
+    if script:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+    monkeypatch.setattr(helpers_module, "_PATIENCE", 0.1)
+    monkeypatch.setattr(sys, "executable", str(python))
+    (tmp_path / "made").mkdir()
+    work = folders(tmp_path / "made", 4)
+    with Helpers() as helpers:
+        helpers.begin(work[:1])
+        compile_something()
+        helpers.finish(work[1:])
+    assert {each.name for each in (tmp_path / "made").iterdir()} == {"1", "2", "3"}
+
+
+def test_an_error_in_a_helper(tmp_path):
+    """The helper goes on, and this process will see the error when it needs the function."""
+    work = folders(tmp_path, 2)
+    with Helpers() as helpers:
+        helpers.begin([(os.mkdir, str(tmp_path / "missing" / "folder")), *work])
+        compile_something()
+        wait_for(tmp_path / "1")
+        with pytest.raises(FileExistsError):
+            helpers.finish([(os.mkdir, str(tmp_path / "0"), 0o755)])
+
+
+def test_what_nothing_has_begun_is_forgotten(tmp_path):
+    with Helpers() as helpers:
+        helpers.begin(folders(tmp_path, 3))
+    compile_something()
+    assert not helpers._threads
+    assert not cache.before_compiling
+    assert not list(tmp_path.iterdir())
+
+
+def most_helpers():
+    return Helpers()._most
+
+
+def test_processes_of_a_pool_have_no_helpers(monkeypatch):
+    assert most_helpers() == 1
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(most_helpers).result() == 0
+    monkeypatch.setattr(sys, "executable", "an_application")
+    assert most_helpers() == 0
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "many", "1.5"])
+def test_a_wrong_number_of_processes(wrong, monkeypatch):
+    monkeypatch.setenv(PROCESSES, wrong)
+    with pytest.raises(ValueError, match=f"{PROCESSES} is '{wrong}'; expected a number of processes"):
+        Helpers()
+
+
+@pytest.mark.compiled
+def test_a_first_session(tmp_path):
+    """The process of the session compiles less than all that the session needs, and no helper is left."""
+    run(
+        f"""
+import logging, pathlib, subprocess
+compiled = []
+from quark_numba.compiling import cache
+cache._log.setLevel(logging.INFO)
+cache._log.addFilter(lambda record: compiled.append(record.args[0]))
+started = []
+popen = subprocess.Popen
+subprocess.Popen = lambda *arguments, **named: started.append(popen(*arguments, **named)) or started[-1]
+model = {str(MODELS / "textline_cls_bf16.onnx")!r}
+quark_numba.InferenceSession(model)
+kept = {{path.name.rsplit("_", 1)[0] for path in pathlib.Path({str(tmp_path)!r}).rglob("*.kernel")}}
+assert compiled and set(compiled) < kept, (compiled, kept)
+assert [process.poll() is None for process in started] == [False]
+""",
+        NUMBA_CACHE_DIR=str(tmp_path),
+        PYTHONWARNINGS="error",
+    )
