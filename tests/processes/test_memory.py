@@ -142,15 +142,16 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
     key = select(operation, x_type, FLOAT32, row, y_type)
     streaming = parallel_kernel(key, streaming_size=0)
     rng = np.random.default_rng(31)
-    scale, zero_point = rng.uniform(0.1, 1, 7).astype(key.scale_dtype), np.zeros(7, key.zero_point_dtype)
-    for size, at_end in product((1, 15, 2048, 5000, 6161), (True, False)):
+    for size, count, at_end in product((1, 15, 2048, 5000, 6161), (1, 7), (True, False)):
+        scale, zero_point = rng.uniform(0.1, 1, count).astype(key.scale_dtype), np.zeros(count, key.zero_point_dtype)
         x = rng.integers(0, 2**8, size * key.x.storage.itemsize, np.uint8).view(key.x.storage)
-        loop = Loop(1, 1, 7, 1, True)
+        loop = np.array(Loop(1, 1, 7, 1, True) if count == 7 else Loop(1, 1, size, 1, False), np.int64)
         expected = np.empty(size, key.y.storage)
-        TABLE[key].serial(x, scale, zero_point, expected, np.array(loop, np.int64), 0)
-        y = guarded(np.empty_like(expected), at_end)
-        streaming(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, np.array(loop, np.int64), 3)
-        assert y.tobytes() == expected.tobytes()
+        TABLE[key].serial(x, scale, zero_point, expected, loop, 0)
+        for kernel, slices in ((streaming, (3,)), (TABLE[key].serial, (0,))):
+            y = guarded(np.empty_like(expected), at_end)
+            kernel(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, loop, *slices)
+            assert y.tobytes() == expected.tobytes()
 
 
 @guard
