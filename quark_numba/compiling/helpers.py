@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -37,7 +37,7 @@ class Helpers:
     """A context in which helper processes share work.
 
     They are started when this process is about to compile a function that is not in the cache, and end with the context. A
-    failure of theirs has no consequence: what they have not compiled is compiled by this process when it is needed.
+    failure has no consequence: what was not compiled is compiled when it is needed, and fails there.
 
     Raises
     ------
@@ -48,7 +48,7 @@ class Helpers:
     def __init__(self) -> None:
         self._most = _most_helpers()
         self._waiting: SimpleQueue[Work | None] = SimpleQueue()
-        self._taken: set[Work | None] = set()
+        self._taken: set[Work] = set()
         self._threads: list[Thread] = []
 
     def __enter__(self) -> Helpers:
@@ -78,6 +78,12 @@ class Helpers:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
+    def _take(self) -> Iterator[Work]:
+        """Yield work, and wait for more, until the end."""
+        for work in iter(self._waiting.get, None):
+            self._taken.add(work)
+            yield work
+
     def _forget(self) -> None:
         with suppress(Empty):
             while True:
@@ -96,7 +102,7 @@ class Helpers:
 
     def _share(self) -> None:
         """Hand work to one helper until there is no more."""
-        work = iter(self._waiting.get, None)
+        work = self._take()
         first = next(work, None)
         if first is None:
             return
@@ -116,7 +122,6 @@ class Helpers:
             assert helper.stdin
             assert helper.stdout
             for each in chain([first], work):
-                self._taken.add(each)
                 helper.stdin.write(pickle.dumps(each))
                 helper.stdin.flush()
                 if not helper.stdout.read(1):
@@ -142,12 +147,11 @@ def serve() -> None:
     os.dup2(2, 1)  # what compilers print is no answer
     with suppress(EOFError):
         while True:
-            work = pickle.load(sys.stdin.buffer)
-            with suppress(Exception):
-                _do(work)
+            _do(pickle.load(sys.stdin.buffer))
             os.write(answers, b".")
 
 
 def _do(work: Work) -> None:
     function, *arguments = work
-    function(*arguments)
+    with suppress(Exception):
+        function(*arguments)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import chain
 
 import onnx
-from onnx.helper import get_attribute_value
 
 from ..catalog import OPERATORS
 from ..compiling.helpers import Work
@@ -23,14 +23,17 @@ def expected(model: onnx.ModelProto) -> list[Work]:
 
 
 def needed(model: onnx.ModelProto) -> list[Work]:
-    """Return what the regions of an optimised model need."""
+    """Return what the regions of an optimised model need, but for those that are not valid."""
     operators = ((node, OPERATORS.find(node.domain, node.op_type)) for node in model.graph.node)
     regions = [node for node, operator in operators if operator and operator.wing == "region"]
-    texts = {get_attribute_value(each).decode() for node in regions for each in node.attribute if each.name == "program"}
-    programs = {text: parse(text) for text in texts}
-    of_all = [_of_all_programs(kind) for kind in {bool(program.block_steps) for program in programs.values()}]
-    longest_first = sorted(texts, key=lambda text: len(programs[text].steps), reverse=True)
-    return [*dict.fromkeys(chain(*of_all)), *((_compile_program, text) for text in longest_first)]
+    programs = {}
+    for text in {each.s for node in regions for each in node.attribute if each.name == "program"}:
+        with suppress(ValueError):
+            programs[text] = parse(text.decode())
+    longest_first = sorted(programs.values(), key=lambda program: len(program.steps), reverse=True)
+    kinds = dict.fromkeys(bool(program.block_steps) for program in longest_first)
+    of_all = dict.fromkeys(chain(*map(_of_all_programs, kinds)))
+    return [*of_all, *((_compile_program, program.text) for program in longest_first)]
 
 
 def _of_all_programs(has_blocks: bool) -> list[Work]:

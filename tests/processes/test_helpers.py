@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 from paths import MODELS
-from processes import run
+from processes import note, run
 
 from quark_numba.compiling import cache
 from quark_numba.compiling import helpers as helpers_module
@@ -26,48 +26,55 @@ def compile_something():
         each()
 
 
-def wait_for(path):
+def work(folder, count):
+    """Return pieces of work that note their numbers in a file."""
+    return [(note, str(folder / "notes"), number) for number in range(count)]
+
+
+def done(folder):
+    """Return (number of the work, number of the process) for each piece that is done."""
+    path = folder / "notes"
+    return [tuple(map(int, line.split())) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for(folder, count):
     end = time.monotonic() + 60
-    while not path.exists():
+    while len(done(folder)) < count:
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def folders(parent, count):
-    """Return work that makes so many folders in another. It fails if it is done twice."""
-    return [(os.mkdir, str(parent / str(number))) for number in range(count)]
-
-
 def test_a_helper_begins_when_this_process_compiles(tmp_path):
     with Helpers() as helpers:
-        helpers.begin(folders(tmp_path, 2))
+        helpers.begin(work(tmp_path, 2))
         assert not helpers._threads
         compile_something()
-        wait_for(tmp_path / "1")
+        wait_for(tmp_path, 2)
     for thread in helpers._threads:
         thread.join(60)
         assert not thread.is_alive()
+    assert os.getpid() not in dict(done(tmp_path)).values()
 
 
 def test_all_work_is_done_once(tmp_path):
-    work = folders(tmp_path, 50)
+    needed = work(tmp_path, 50)
     with Helpers() as helpers:
-        helpers.begin(work[:2])
+        helpers.begin(needed[:2])
         compile_something()
-        wait_for(tmp_path / "0")
-        helpers.finish(work)
-        assert len(list(tmp_path.iterdir())) == len(work)
+        wait_for(tmp_path, 1)
+        helpers.finish(needed)
+        assert sorted(number for number, _ in done(tmp_path)) == list(range(50))
+    assert len({process for _, process in done(tmp_path)}) == 2
 
 
 def test_without_a_helper(tmp_path, monkeypatch):
     monkeypatch.setenv(PROCESSES, "1")
-    work = folders(tmp_path, 4)
     with Helpers() as helpers:
-        helpers.begin(work[:2])
+        helpers.begin(work(tmp_path, 2))
         compile_something()
-        helpers.finish(work[1:])
+        helpers.finish(work(tmp_path, 4)[1:])
     assert not helpers._threads
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["1", "2", "3"]  # the first one was not needed
+    assert done(tmp_path) == [(number, os.getpid()) for number in (1, 2, 3)]  # the first one was not needed
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script")
@@ -80,33 +87,32 @@ def test_a_helper_that_fails(script, tmp_path, monkeypatch):
         python.chmod(0o755)
     monkeypatch.setattr(helpers_module, "_PATIENCE", 0.1)
     monkeypatch.setattr(sys, "executable", str(python))
-    (tmp_path / "made").mkdir()
-    work = folders(tmp_path / "made", 4)
+    first, *others = work(tmp_path, 4)
     with Helpers() as helpers:
-        helpers.begin(work[:1])
+        helpers.begin([first])
         compile_something()
-        helpers.finish(work[1:])
-    assert {each.name for each in (tmp_path / "made").iterdir()} == {"1", "2", "3"}
+        helpers.finish(others)
+    assert done(tmp_path) == [(number, os.getpid()) for number in (1, 2, 3)]
 
 
-def test_an_error_in_a_helper(tmp_path):
-    """The helper goes on, and this process will see the error when it needs the function."""
-    work = folders(tmp_path, 2)
+def test_work_that_fails(tmp_path):
+    """The others are done all the same. The error comes where the function is needed."""
+    wrong = (os.mkdir, str(tmp_path / "missing" / "folder"))
     with Helpers() as helpers:
-        helpers.begin([(os.mkdir, str(tmp_path / "missing" / "folder")), *work])
+        helpers.begin([wrong, *work(tmp_path, 2)])
         compile_something()
-        wait_for(tmp_path / "1")
-        with pytest.raises(FileExistsError):
-            helpers.finish([(os.mkdir, str(tmp_path / "0"), 0o755)])
+        wait_for(tmp_path, 2)
+        helpers.finish([wrong, (os.mkdir, str(tmp_path)), *work(tmp_path, 3)])
+    assert sorted(number for number, _ in done(tmp_path)) == [0, 1, 2]
 
 
-def test_what_nothing_has_begun_is_forgotten(tmp_path):
+def test_what_has_not_begun_is_forgotten(tmp_path):
     with Helpers() as helpers:
-        helpers.begin(folders(tmp_path, 3))
+        helpers.begin(work(tmp_path, 3))
     compile_something()
     assert not helpers._threads
     assert not cache.before_compiling
-    assert not list(tmp_path.iterdir())
+    assert not done(tmp_path)
 
 
 def most_helpers():

@@ -850,8 +850,9 @@ WRONG = [
 def test_wrong_programs(program, message):
     with pytest.raises(ValueError, match=message):
         parse(program)
-    with pytest.raises(RuntimeException, match=rf"quark_numba: ValueError: (.|\n)*{message}(.|\n)* \(node 'the_node'\)"):
-        exact_session(region_model(program))
+    for make in (exact_session, quark_numba.InferenceSession):
+        with pytest.raises(RuntimeException, match=rf"quark_numba: ValueError: (.|\n)*{message}(.|\n)* \(node 'the_node'\)"):
+            make(region_model(program))
 
 
 @pytest.mark.compiled

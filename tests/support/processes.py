@@ -54,6 +54,12 @@ def fork(action):
 """
 
 
+def note(path, text):
+    """Append a line to a file: the text and the number of this process."""
+    with open(path, "a") as file:
+        file.write(f"{text} {os.getpid()}\n")
+
+
 def loaded(code, *names):
     """Return the modules among `names` that are loaded in a new process after it has run the code."""
     code = f"{code}\nimport sys\nprint(*(name for name in {names!r} if name in sys.modules))"
