@@ -69,6 +69,12 @@ def folder() -> Path | None:
     return None
 
 
+def environment() -> dict[str, str]:
+    """Return the environment variables with which another process uses the same folder."""
+    place = folder() if numba.config.CACHE_DIR else None
+    return {"NUMBA_CACHE_DIR": str(place.parent)} if place else {}
+
+
 def files() -> list[Path]:
     """Return the files of this and all other versions of the package, unfinished files of killed processes included."""
     place = folder()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import chain
 
 import onnx
 
 from ..catalog import OPERATORS
 from ..compiling.helpers import Work
+from ..errors import reraise_of_signal_handler
 from ..region import kernels, tiles
 from ..region.dispatch import TABLE
 from ..region.key import parse
@@ -28,12 +28,14 @@ def needed(model: onnx.ModelProto) -> list[Work]:
     regions = [node for node, operator in operators if operator and operator.wing == "region"]
     programs = {}
     for text in {each.s for node in regions for each in node.attribute if each.name == "program"}:
-        with suppress(ValueError):
-            programs[text] = parse(text.decode())
-    longest_first = sorted(programs.values(), key=lambda program: len(program.steps), reverse=True)
-    kinds = dict.fromkeys(bool(program.block_steps) for program in longest_first)
+        try:
+            programs[text.decode()] = parse(text.decode())
+        except Exception as error:
+            reraise_of_signal_handler(error)
+    longest_first = sorted(programs, key=lambda text: len(programs[text].steps), reverse=True)
+    kinds = dict.fromkeys(bool(programs[text].block_steps) for text in longest_first)
     of_all = dict.fromkeys(chain(*map(_of_all_programs, kinds)))
-    return [*of_all, *((_compile_program, program.text) for program in longest_first)]
+    return [*of_all, *((_compile_program, text) for text in longest_first)]
 
 
 def _of_all_programs(has_blocks: bool) -> list[Work]:

@@ -56,7 +56,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     ------
     ModelError
         If it is not an ONNX model, a tensor cannot be read, or the temporary folder has not enough room; or if ONNX Runtime
-        refuses it, and it has an operator that is known to run nowhere.
+        refuses it, and it has an operator that is known to run nowhere; or if QUARK_NUMBA_COMPILE_PROCESSES or
+        QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
     ValueError
         If `cache` is set for a model without a path.
     RuntimeError

@@ -149,6 +149,7 @@ def _made(
         else:
             model = read.whole()
         if not changes and read.path and not (uses_blocks and has_regions(model)):
+            helpers.finish([])
             yield Prepared(None, left=left, standard_ops=needs_standard_ops)
             return
         is_large = isinstance(model, ir.Model) and model_files.is_large(model)

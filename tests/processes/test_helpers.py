@@ -13,6 +13,7 @@ from processes import note, run
 from quark_numba.compiling import cache
 from quark_numba.compiling import helpers as helpers_module
 from quark_numba.compiling.helpers import PROCESSES, Helpers
+from quark_numba.errors import ModelError
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +92,8 @@ def test_a_helper_that_fails(script, tmp_path, monkeypatch):
     with Helpers() as helpers:
         helpers.begin([first])
         compile_something()
-        helpers.finish(others)
-    assert done(tmp_path) == [(number, os.getpid()) for number in (1, 2, 3)]
+        helpers.finish([*others, first])
+    assert done(tmp_path) == [(number, os.getpid()) for number in (1, 2, 3, 0)]
 
 
 def test_work_that_fails(tmp_path):
@@ -115,6 +116,40 @@ def test_what_has_not_begun_is_forgotten(tmp_path):
     assert not done(tmp_path)
 
 
+def test_a_child_of_fork_starts_none(tmp_path):
+    with Helpers() as helpers:
+        helpers.begin(work(tmp_path, 1))
+        helpers._process += 1  # as if a fork had copied it
+        compile_something()
+        assert not helpers._threads
+
+
+def test_the_limit_is_of_the_process(tmp_path):
+    """Sessions that are created at the same time have one helper together."""
+    with Helpers() as one, Helpers() as other:
+        one.begin([(time.sleep, 0.2), *work(tmp_path, 1)])
+        other.begin(work(tmp_path, 2)[1:])
+        compile_something()
+        other.finish(work(tmp_path, 2)[1:])
+        one.finish(work(tmp_path, 1))
+    assert len(one._threads) == 1
+    assert not other._threads
+    assert len(done(tmp_path)) == 2
+
+
+def test_work_that_is_not_needed_is_not_waited_for(tmp_path):
+    with Helpers() as helpers:
+        helpers.begin([*work(tmp_path, 1), (time.sleep, 50)])
+        compile_something()
+        wait_for(tmp_path, 1)
+        begin = time.monotonic()
+        helpers.finish(work(tmp_path, 1))
+        assert time.monotonic() - begin < 40
+    for thread in helpers._threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 def most_helpers():
     return Helpers()._most
 
@@ -130,7 +165,7 @@ def test_processes_of_a_pool_have_no_helpers(monkeypatch):
 @pytest.mark.parametrize("wrong", ["0", "-1", "many", "1.5"])
 def test_a_wrong_number_of_processes(wrong, monkeypatch):
     monkeypatch.setenv(PROCESSES, wrong)
-    with pytest.raises(ValueError, match=f"{PROCESSES} is '{wrong}'; expected a number of processes"):
+    with pytest.raises(ModelError, match=f"{PROCESSES} is '{wrong}'; expected a number of processes"):
         Helpers()
 
 
