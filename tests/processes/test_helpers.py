@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 
@@ -19,6 +20,11 @@ from quark_numba.errors import ModelError
 @pytest.fixture(autouse=True)
 def _two_processes(monkeypatch):
     monkeypatch.setenv(PROCESSES, "2")
+    yield
+    for thread in threading.enumerate():
+        if thread.name == helpers_module._NAME:
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def compile_something():
@@ -51,9 +57,6 @@ def test_a_helper_begins_when_this_process_compiles(tmp_path):
         assert not helpers._threads
         compile_something()
         wait_for(tmp_path, 2)
-    for thread in helpers._threads:
-        thread.join(60)
-        assert not thread.is_alive()
     assert os.getpid() not in dict(done(tmp_path)).values()
 
 
@@ -145,9 +148,6 @@ def test_work_that_is_not_needed_is_not_waited_for(tmp_path):
         begin = time.monotonic()
         helpers.finish(work(tmp_path, 1))
         assert time.monotonic() - begin < 40
-    for thread in helpers._threads:
-        thread.join(60)
-        assert not thread.is_alive()
 
 
 def most_helpers():
