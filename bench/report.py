@@ -225,6 +225,8 @@ TARGETS = (
             ("first call", "filled", "0.3 s", ""),
             ("first call, 1 M elements", "filled", "0.3 s", ""),
             ("session, bf16 model", "filled", "0.5 s", "session, float model, cache filled"),
+            ("InferenceSession, bf16 model", "empty", "1.5 s", ""),
+            ("InferenceSession, MX9 model", "empty", "2.5 s", ""),
         )
     ),
 )
