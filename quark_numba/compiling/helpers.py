@@ -21,6 +21,7 @@ from typing import Any
 from ..errors import ModelError
 from . import cache
 from .lock import created
+from .threads import number_of_processors
 
 # The environment variable with the number of processes that compile at the same time, this one included.
 PROCESSES = "QUARK_NUMBA_COMPILE_PROCESSES"
@@ -162,8 +163,7 @@ def _most_helpers() -> int:
         raise ModelError(f"{PROCESSES} is {given!r}; expected a number of processes")
     if parent_process() or getattr(sys, "frozen", False) or not Path(sys.executable or "").stem.startswith("python"):
         return 0
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(given) - 1 if given else min(_MOST_HELPERS, cpus - 1)
+    return int(given) - 1 if given else min(_MOST_HELPERS, number_of_processors() - 1)
 
 
 def serve() -> None:

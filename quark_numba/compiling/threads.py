@@ -47,6 +47,11 @@ def run_on_threads(parallel: Callable[[int], None]) -> bool:
     return True
 
 
+def number_of_processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _number_of_threads() -> int:
     """Return the number of Numba's threads for this thread, which may have set it. Numba starts its pool under a lock that
     processes share, and a signal handler that raises would leave it locked. So the pool is started once, on a thread that runs

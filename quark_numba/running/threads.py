@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from ..compiling.threads import on_one_thread
+from ..compiling.threads import number_of_processors, on_one_thread
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,6 +40,4 @@ def in_order(function: Callable[[T], R], items: Iterable[T], threads: int, stopp
 
 def number_of_threads(threads: int) -> int:
     """Return `threads`, or for 0 the number of processors that this process may use."""
-    if threads:
-        return threads
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return threads or number_of_processors()
