@@ -75,7 +75,7 @@ def create_session(
     Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
     how: dict[str, Any] = {"backend": backend, "threads": threads, "profile": profile}
     if optimised and optimised.source:
-        of_onnx = bool(standard_ops) or optimised.standard_ops
+        of_onnx = bool(standard_ops)
         return create_session_of(
             optimised.source, str(path), has_own_operators=True, standard_ops=of_onnx, fuses_integers=True, **how
         )

@@ -129,6 +129,7 @@ class ElementType:
 
 FLOAT32 = ElementType("float32", 1, np.dtype(np.float32))
 UINT8 = ElementType("uint8", 2, np.dtype(np.uint8))
+INT8 = ElementType("int8", 3, np.dtype(np.int8))
 INT32 = ElementType("int32", 6, np.dtype(np.int32))
 FLOAT16 = ElementType("float16", 10, np.dtype(np.float16))
 FLOAT64 = ElementType("float64", 11, np.dtype(np.float64))
@@ -138,7 +139,7 @@ FLOAT8E8M0 = ElementType("float8e8m0", 24, np.dtype(ml_dtypes.float8_e8m0fnu), o
 ELEMENT_TYPES = (
     FLOAT32,
     UINT8,
-    ElementType("int8", 3, np.dtype(np.int8)),
+    INT8,
     ElementType("uint16", 4, np.dtype(np.uint16)),
     ElementType("int16", 5, np.dtype(np.int16)),
     INT32,

@@ -59,6 +59,9 @@ _28 = f"{_25} float6e2m3 float6e3m2"
 _FULL = "float32 float16 bfloat16"
 _EXTENDED = "uint8 int8 uint16 int16 uint32 int32 float16 bfloat16"
 
+_QUANTIZE_28 = (f"{_FULL} int32", f"{_FULL} int32 float8e8m0", _28, "axis saturate block_size output_dtype precision")
+_DEQUANTIZE_28 = (f"{_28} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype")
+
 VERSIONS = (
     _onnx_quantize(10, "float32 int32", "float32", _10, ""),
     _onnx_quantize(13, "float32 int32", "float32", _10, "axis"),
@@ -67,7 +70,7 @@ VERSIONS = (
     _onnx_quantize(23, f"{_FULL} int32", f"{_FULL} int32", _23, "axis saturate block_size output_dtype precision"),
     _onnx_quantize(24, f"{_FULL} int32", f"{_FULL} int32 float8e8m0", _23, "axis saturate block_size output_dtype precision"),
     _onnx_quantize(25, f"{_FULL} int32", f"{_FULL} int32 float8e8m0", _25, "axis saturate block_size output_dtype precision"),
-    _onnx_quantize(28, f"{_FULL} int32", f"{_FULL} int32 float8e8m0", _28, "axis saturate block_size output_dtype precision"),
+    _onnx_quantize(28, *_QUANTIZE_28),
     _onnx_dequantize(10, f"{_10} int32", "float32", "float32", ""),
     _onnx_dequantize(13, f"{_10} int32", "float32", "float32", "axis"),
     _onnx_dequantize(19, f"{_19} int32", _FULL, _FULL, "axis"),
@@ -75,22 +78,16 @@ VERSIONS = (
     _onnx_dequantize(23, f"{_23} int32", _FULL, _FULL, "axis block_size output_dtype"),
     _onnx_dequantize(24, f"{_23} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
     _onnx_dequantize(25, f"{_25} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
-    _onnx_dequantize(28, f"{_28} int32", f"{_FULL} float8e8m0", _FULL, "axis block_size output_dtype"),
+    _onnx_dequantize(28, *_DEQUANTIZE_28),
     _quantize("com.amd.quark", "ExtendedQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
     _dequantize("com.amd.quark", "ExtendedDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
     # The names of older models.
     _quantize("com.vai.quantize", "VitisQuantizeLinear", 1, "float32", "float32", _EXTENDED, "axis"),
     _dequantize("com.vai.quantize", "VitisDequantizeLinear", 1, _EXTENDED, "float32", "float32", "axis"),
-    # What `optimize` writes.
-    _dequantize(
-        OWN_DOMAIN,
-        "DequantizeLinear",
-        1,
-        "int8 float8e4m3fn float8e5m2 float6e2m3 float6e3m2 float4e2m1",
-        "float32 float8e8m0",
-        "float32",
-        "axis block_size",
-    ),
+    # What `optimize` writes. The first two are ONNX's newest versions under names that ONNX Runtime's optimisers do not know.
+    # These look for nodes named QuantizeLinear and DequantizeLinear, in any domain.
+    _quantize(OWN_DOMAIN, "Quantize", 1, *_QUANTIZE_28),
+    _dequantize(OWN_DOMAIN, "Dequantize", 1, *_DEQUANTIZE_28),
     Version(
         operation="quantize_dequantize",
         domain=OWN_DOMAIN,

@@ -11,13 +11,16 @@ import onnx_ir as ir
 
 from ..compiling.threads import on_one_thread
 from ..declaration import BlockRoundTrip
+from ..element_types import FLOAT32
 from ..element_types.tensors import to_bytes
 from ..models.tensors import ComputedTensor, Rows, in_memory, opened, row_axis, spans, unit_of
 from .graph import Graph, Known, Left, Node, Operand, call
-from .missing_kernels import DEQUANTIZE
 from .onnx_runtime import RELEASE
+from .own_operators import OWN
 
 STORED = "quantized: constant codes and scales"
+
+_DEQUANTIZE = OWN["dequantize"]
 
 
 def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Known) -> Node:
@@ -38,11 +41,12 @@ def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Know
         graph.shared_constant(tensor, graph.unused_name(f"{node.y.name}_{what}"), node.node)
         for tensor, what in ((codes, "codes"), (scales, "scale"))
     ]
-    return graph.replace(node, DEQUANTIZE, inputs, _attributes(meaning, len(codes.shape)), STORED)
+    return graph.replace(node, _DEQUANTIZE, inputs, _attributes(meaning, len(codes.shape)), STORED)
 
 
 def _attributes(meaning: BlockRoundTrip[Operand], rank: int) -> Mapping[str, int]:
-    return {"axis": meaning.axis % rank if rank > 1 else 0, "block_size": meaning.block_size}
+    axis = meaning.axis % rank if rank > 1 else 0
+    return {"axis": axis, "block_size": meaning.block_size, "output_dtype": FLOAT32.number}
 
 
 def _codes_and_scales(
@@ -65,7 +69,7 @@ def _codes_and_scales(
     with opened(x) as of_x:
         for part in (of_x(*span) for span in spans(codes)):
             of_codes, of_scales = on_one_thread(stored.of, part)
-            y = on_one_thread(DEQUANTIZE.call, of_codes, of_scales, **attributes)
+            y = on_one_thread(_DEQUANTIZE.call, of_codes, of_scales, **attributes)
             (expected,) = on_one_thread(call, node, [part])
             # A product with a NaN may have any sign.
             if np.isnan(of_scales.astype(np.float32)).any() or not np.array_equal(to_bytes(y), to_bytes(expected)):

@@ -60,7 +60,7 @@ def fused_by_onnx_runtime(graph: Graph, weights: Iterable[str | None]) -> tuple[
     zeros = {name: initializers[name].const_value for name in weights if name and name in initializers}
     sizes = [tensor.nbytes for tensor in zeros.values() if tensor is not None]
     file = "zeros" if sum(sizes) > MOST_IN_MEMORY else None
-    before = skeleton(graph, frozenset(zeros), standard_ops=bool(graph.standard_ops), hide_shapes=True, file=file)
+    before = skeleton(graph, frozenset(zeros), hide_shapes=True, file=file)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:

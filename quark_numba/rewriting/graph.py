@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnx
@@ -120,10 +120,10 @@ class Graph:
         standard_ops: bool | None,
         regions: bool,
         replaced: frozenset[str],
-        integer_operators: bool = True,
+        integers: Literal["here", "anywhere", "nowhere"] = "nowhere",
     ) -> None:
         self.model, self.keep_codes, self.standard_ops, self.replaced = model, keep_codes, standard_ops, replaced
-        self.regions, self.integer_operators = regions, integer_operators
+        self.regions, self.integers = regions, integers
         self.done: Counter[tuple[str, str]] = Counter()
         self.reasons: dict[Node, str] = {}
         self._nodes: dict[ir.Node, Node] = {}
@@ -282,6 +282,10 @@ class Graph:
         if self._inferred is None:
             self._inferred = inferred_values(self)
         return self._inferred.get(value)
+
+    def forget_inferred(self) -> None:
+        """Let types and shapes be inferred again, after nodes of other operators were written."""
+        self._inferred = None
 
     # What nodes mean.
 
@@ -464,7 +468,6 @@ def skeleton(
     graph: Graph,
     zeros: frozenset[str] = frozenset(),
     *,
-    standard_ops: bool = True,
     hide_shapes: bool = False,
     file: str | None = None,
 ) -> onnx.ModelProto:
@@ -498,13 +501,12 @@ def skeleton(
             types[value.name] = dtype.value
     nodes = map(ir.serde.serialize_node, model.graph)
     hidden: list[str] = []
-    to.node.extend(stand_ins(nodes, types, standard_ops=standard_ops, hidden=hidden if hide_shapes else None))
+    to.node.extend(stand_ins(nodes, types, hidden=hidden if hide_shapes else None))
     to.input.extend(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in hidden)
-    if hide_shapes:
-        made = (
-            value for node in model.graph for value in node.outputs if value.name and value.type and value.shape is not None
-        )
-        to.value_info.extend(ir.serde.serialize_value(value) for value in made if not value.is_graph_output())
+    # Without them onnx does not know the shapes behind nodes of other domains.
+    known = (value for node in model.graph if hide_shapes or node.domain for value in node.outputs)
+    made = (value for value in known if value.name and value.type and value.shape is not None)
+    to.value_info.extend(ir.serde.serialize_value(value) for value in made if not value.is_graph_output())
     return result
 
 

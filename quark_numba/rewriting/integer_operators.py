@@ -1,134 +1,658 @@
-"""The nodes of ONNX's own operators that ONNX Runtime fuses with their neighbours into integer operators, and whether these are
-faster than float operators between this package's nodes."""
+"""Rewrite groups of ONNX's own 8-bit nodes, with the operators between them, into ONNX Runtime's integer operators.
+
+ONNX Runtime would fuse such nodes itself. But it goes by what it finds in the optimised model, and also fuses float tensors
+that were never 8 bits. Here an operator is rewritten only if the integer operator gives what the nodes as written give: its
+sums are exact, and one float32 factor scales them. So a code differs by at most one, and only if the result is within a
+thousandth of a step of the middle between two codes.
+
+Codes connect the operators of a group. It is rewritten as a whole if that is estimated to be faster (``integer_costs``). Its
+codes become uint8, because ONNX Runtime is slow with int8 activations on x86-64: int8 codes plus 128 are the same numbers with
+another zero point. Codes of weights become int8 if ONNX Runtime multiplies uint8 with int8 exactly, else uint8."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from math import prod
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import onnx
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from ..catalog import OPERATORS
 from ..declaration import Affine, Dequantize, Quantize
-from .fusions import fused_by_onnx_runtime
-from .graph import Graph, Node, Operand, values
-from .protos import subgraphs
+from ..element_types import FLOAT32, INT8, INT32, UINT8, ElementType
+from ..models.tensors import ComputedTensor, Rows, in_memory, opened, unit_of
+from .graph import Graph, Left, Node, Operand
+from .integer_costs import of_operator, of_quantization
+from .onnx_runtime import multiplies_exactly
+from .own_operators import OWN
 
-# The time that an integer operator takes beyond that of the float operator and this package's nodes around it, in nanoseconds
-# for each multiplication or element, on one thread of a processor with AVX2. Only the ratios matter. They were fitted to 11
-# architectures in uint8, in int8, and with activations in uint8 and weights in int8; `pytest bench` measures what follows.
-_OF_MATRIX_PRODUCT = {"uint8": -0.0083, "int8": -0.0122}  # by the type of the weights
-_OF_PRODUCTS = {"Conv": {"uint8": -0.004, "int8": -0.010}, "MatMul": _OF_MATRIX_PRODUCT, "Gemm": _OF_MATRIX_PRODUCT}
-_OF_IMAGE = 1.6  # of each element of the output of a convolution of at most four channels, beyond the above
-_OF_OUTPUT = {"MatMul": -0.7, "Gemm": -0.7, "Mul": 0.35, "Softmax": 2.9}  # of each element of the output
-_OF_QUANTIZATION = 0.5  # of each element that ONNX Runtime quantizes or dequantizes between float operators
+REWRITTEN = "rewritten: an operator of ONNX Runtime on integers"
 
-# The size of an unknown dimension that is not the first: one that images and sequences have after some layers.
-_UNKNOWN = 32
+# "here": where this processor multiplies integers exactly; "anywhere": where every processor does; "nowhere".
+Integers = Literal["here", "anywhere", "nowhere"]
 
+_MICROSOFT = "com.microsoft"
+_FIRST_OPSET = 10
 
-def faster_on_integers(graph: Graph) -> set[Node]:
-    """Return the nodes of ONNX's own operators that ONNX Runtime fuses into integer operators. Return none if the model is
-    estimated to be faster without any integer operator.
+# Scales between these, and their products and quotients, are normal numbers of float32.
+_LEAST_SCALE, _LARGEST_SCALE = 2.0**-40, 2.0**40
 
-    ONNX Runtime optimises the model without its large tensors, and writes the result. An operator behind a dequantize node was
-    fused if its output is missing there, or has a producer of another kind. If ONNX Runtime refuses the model, all nodes that
-    quantize or dequantize 8 bits count as fused."""
-    nodes = {node: meaning for node in graph.nodes() if node.is_standard and isinstance(meaning := graph.meaning(node), Affine)}
-    eight_bits = [node for node, meaning in nodes.items() if meaning.element_type and meaning.element_type.bits == 8]
-    if not any(_is_of_activations(graph, node, nodes) for node in eight_bits):
-        return set()
-    _, after = fused_by_onnx_runtime(graph, graph.model.graph.initializers)
-    if isinstance(after, str):
-        return set(eight_bits)
-    made = {name: node for node in _nodes(after.graph) for name in node.output}
-    dequantized = [node for node, meaning in nodes.items() if isinstance(meaning, Dequantize)]
-    users = dict.fromkeys(user for node in dequantized for user, _ in node.y.uses() if graph.node(user) not in nodes)
-    fused = {user: user.outputs[0] for user in users if _is_fused(user, made)}
-    sizes = _Sizes(graph)
-    gain = sum(_of_operator(graph, sizes, user) for user in fused) + _OF_QUANTIZATION * sizes.quantized(after.graph)
-    if not fused or gain > 0:
-        return set()
-    found = {node for node in dequantized if any(user in fused for user, _ in node.y.uses())}
-    for y in fused.values():
-        if y.name not in made:
-            found |= {own for user, _ in y.uses() if (own := graph.node(user)) in nodes}
-    return _with_neighbours(graph, found, nodes)
+# The most products of two codes in a sum, of which each is at most 255 * 255. The sum and a bias fit int32.
+_MOST_PRODUCTS, _LARGEST_BIAS = 1 << 14, 1 << 30
+
+# A product of codes of uint8 and int8 is at most 255 * 64 then, and the sum of two of them fits 16 bits.
+_NARROW = 64
+
+# QLinearAdd scales codes, zero points included, by the quotient of two scales, and adds up: 8 * 255 * 3 * 2^-24 < 1/1000.
+_LARGEST_QUOTIENT = 8.0
+
+# Sums and products of codes, up to 2^20 in float64, that are nearer to a tie count as ties.
+_OF_TIE = 2.0**-30
 
 
-def _is_of_activations(graph: Graph, node: Node, nodes: Mapping[Node, Affine[Operand]]) -> bool:
-    """Whether a node quantizes a tensor that is not constant, or dequantizes codes that no node quantized."""
-    is_quantized = isinstance(nodes[node], Dequantize) and graph.node(node.x.producer()) in nodes
-    return not is_quantized and not nodes[node].x.is_constant
+@dataclass(frozen=True)
+class _Source:
+    """What an operator's input dequantizes, possibly moved: a dequantize node, and the nodes between it and the operator."""
+
+    node: Node
+    meaning: Affine[Operand]
+    moves: tuple[ir.Node, ...]  # the first behind the dequantize node
+
+    @property
+    def scale(self) -> NDArray[Any]:
+        scale = self.meaning.scale.array
+        assert scale is not None
+        return scale
+
+    @property
+    def zero_point(self) -> int:
+        zero_point = None if self.meaning.zero_point is None else self.meaning.zero_point.array
+        return 0 if zero_point is None else int(zero_point.reshape(-1)[0])
+
+    @property
+    def codes(self) -> ElementType:
+        assert self.meaning.element_type
+        return self.meaning.element_type
+
+    @property
+    def is_constant(self) -> bool:
+        return self.meaning.x.is_constant
 
 
-def _is_fused(node: ir.Node, made: Mapping[str, onnx.NodeProto]) -> bool:
-    y = node.outputs[0].name or ""
-    return y not in made or made[y].op_type != node.op_type
+@dataclass(frozen=True)
+class _Operator:
+    """An operator that can run on integers.
+
+    `sources` are the inputs that it dequantizes, and `types` those of their codes in the integer operator. Behind it there are
+    `clips`, nodes that only clip, and `quantize`, whose meaning is `meaning`. `bounds` are the codes to which the clips clip;
+    None: all codes occur. `bias` is int32."""
+
+    node: ir.Node
+    rule: _Rule
+    sources: tuple[_Source, ...]
+    types: tuple[ElementType, ...]
+    clips: tuple[ir.Node, ...]
+    quantize: Node
+    meaning: Affine[Operand]
+    bounds: tuple[int, int] | None = None
+    bias: ir.TensorProtocol | None = None
 
 
-class _Sizes:
-    """The shapes of a model's values. An unknown dimension is taken to be 1 if it is the first, which often is that of a batch,
-    and else `_UNKNOWN`."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def shape(self, value: ir.Value | None) -> list[int]:
-        shape = None if value is None else self.graph.shape(value)
-        # Some models say -1 where a dimension is unknown.
-        known = [each if isinstance(each, int) and each > 0 else None for each in shape or ()]
-        return [each or (_UNKNOWN if place else 1) for place, each in enumerate(known)]
-
-    def quantized(self, after: onnx.GraphProto) -> int:
-        """Return the number of elements that nodes of the model after fusions quantize and dequantize in a run."""
-        known: dict[str, int] = {each.name or "": prod(self.shape(each)) for each in values(self.graph.model)}
-        constants = {each.name for each in after.initializer}
-        total = 0
-        for node in _nodes(after):
-            operator = OPERATORS.find(node.domain, node.op_type)
-            if operator and not operator.domain and node.input[0] not in constants:
-                total += known.setdefault(node.output[0], known.get(node.input[0], 0))
-        return total
+def rewrite(graph: Graph) -> None:
+    version = graph.model.opset_imports.get("", 0)
+    if graph.standard_ops is not None or graph.integers == "nowhere" or version < _FIRST_OPSET:
+        return
+    found: dict[Node, _Operator] = {}  # by the quantize node behind it
+    for node in ir.traversal.RecursiveGraphIterator(graph.model.graph):
+        rule = _RULES.get(node.op_type) if not node.domain else None
+        if rule:
+            try:
+                operator = rule.match(graph, node)
+            except Left:
+                continue
+            found[operator.quantize] = operator
+    rewriting = _Rewriting(graph, [each for group in _groups(found) if _is_faster(graph, group) for each in group])
+    rewriting.run()
 
 
-def _of_operator(graph: Graph, sizes: _Sizes, node: ir.Node) -> float:
-    """Return the time that an operator on integers takes beyond that of its float form."""
-    x, weights = (*node.inputs, None)[:2]
-    elements = prod(sizes.shape(node.outputs[0]))
-    total = _OF_OUTPUT.get(node.op_type, 0) * elements
-    of_products = _OF_PRODUCTS.get(node.op_type)
-    if weights is None or of_products is None:
-        return total
-    meaning: Any = graph.meaning(graph.node(weights.producer()))
-    codes = meaning.element_type.name if isinstance(meaning, Affine) and meaning.element_type else ""
-    factor = of_products.get(codes, of_products["uint8"])
-    shape = sizes.shape(weights)
-    if node.op_type != "Conv":
-        return total + factor * elements * (sizes.shape(x) or [1])[-1]
-    is_image = len(shape) > 1 and 1 < shape[1] <= 4
-    return total + elements * (factor * prod(shape[1:]) + _OF_IMAGE * is_image)
+# What can be rewritten.
 
 
-def _with_neighbours(graph: Graph, nodes: Iterable[Node], standard: Mapping[Node, Affine[Operand]]) -> set[Node]:
-    """Return the nodes, and all others of ONNX's own operators that have codes in common with them."""
-    found: set[Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            is_quantize = isinstance(standard[node], Quantize)
-            near = [user for user, _ in node.y.uses()] if is_quantize else [node.x.producer()]
-            waiting += [own for each in near if (own := graph.node(each)) and own in standard]
+def _source(graph: Graph, value: ir.Value | None) -> _Source:
+    """Return what a value dequantizes. Raise Left if it is anything else, or not known well enough."""
+    moves: list[ir.Node] = []
+    producer = None if value is None else value.producer()
+    while producer is not None and producer.op_identifier() in _MOVES and producer.inputs[0] is not None:
+        moves.insert(0, producer)
+        producer = producer.inputs[0].producer()
+    node = graph.node(producer)
+    meaning = graph.meaning(node)
+    if node is None or node in graph.reasons or not node.is_standard or not isinstance(meaning, Dequantize):
+        raise Left("an input is not dequantized")
+    _check_parameters(meaning)
+    quantize = graph.node(node.x.producer())
+    if quantize and quantize.operator.operation == "quantize" and graph.tensor(quantize.x) is not None:
+        raise Left("its codes are those of a float constant")
+    if meaning.element_type is INT8 and not meaning.x.is_constant:
+        # Only what is quantized in the model can be quantized to uint8 instead.
+        before = graph.meaning(quantize)
+        if quantize is None or quantize in graph.reasons or not isinstance(before, Quantize):
+            raise Left("its codes are not quantized in the model")
+        _check_quantize(graph, quantize, before)
+    found = _Source(node, meaning, tuple(moves))
+    if found.scale.size > 1 and any(each.op_type != "Transpose" for each in moves):
+        raise Left("a move may mix scales")
     return found
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and its subgraphs."""
-    for node in graph.node:
-        yield node
-        for each in subgraphs(node):
-            yield from _nodes(each)
+def _check_parameters(meaning: Affine[Operand]) -> None:
+    """Raise Left unless a node has constant parameters that integer operators take."""
+    codes, scale, zero_point = meaning.element_type, meaning.scale.array, None
+    if codes is None or not codes.is_integer or codes.bits > 8 or meaning.block_size or meaning.has_other_type:
+        raise Left("its codes are not of 8 bits")
+    if scale is None or scale.dtype != FLOAT32.dtype or scale.ndim > 1 or not scale.size:
+        raise Left("its scale is not known")
+    if meaning.zero_point is not None:
+        zero_point = meaning.zero_point.array
+        if zero_point is None or zero_point.shape != scale.shape or np.any(zero_point != zero_point.reshape(-1)[0]):
+            raise Left("its zero points are not known, or differ")
+    if not np.all((scale >= _LEAST_SCALE) & (scale <= _LARGEST_SCALE)):
+        raise Left("its scale is extreme")
+
+
+def _check_quantize(graph: Graph, node: Node, meaning: Affine[Operand]) -> None:
+    """Raise Left unless a node quantizes float32 to 8 bits with one scale. Only dequantize nodes may use int8 codes."""
+    _check_parameters(meaning)
+    assert meaning.element_type
+    if not node.is_standard or meaning.element_type.bits != 8 or meaning.scale.array is None or meaning.scale.array.size != 1:
+        raise Left("it quantizes to other codes")
+    if graph.inferred_type(node.x) is not FLOAT32:
+        raise Left("its x is not known to be float32")
+    if meaning.element_type is INT8:
+        for user, index in node.y.uses():
+            after = graph.node(user)
+            of_after = graph.meaning(after)
+            is_left = after is None or not after.is_standard or after in graph.reasons
+            if is_left or index or not isinstance(of_after, Dequantize):
+                raise Left("its codes have other users")
+            _check_parameters(of_after)
+        if node.y.is_graph_output():
+            raise Left("its codes are an output of its graph")
+
+
+def _behind(graph: Graph, node: ir.Node) -> tuple[tuple[ir.Node, ...], Node, Affine[Operand], tuple[int, int] | None]:
+    """Return the nodes that clip the output of a node, the quantize node behind them with its meaning, and the codes to which
+    they clip its own; None: all codes may occur. Raise Left if the output has other users."""
+    clips: list[ir.Node] = []
+    low, high = -math.inf, math.inf
+    value = node.outputs[0]
+    while True:
+        uses = [*value.uses()]
+        if len(uses) != 1 or value.is_graph_output() or uses[0][0].graph is not node.graph or uses[0][1]:
+            raise Left("its output is not quantized alone")
+        user = uses[0][0]
+        if (bounds := _clip_bounds(graph, user)) is None:
+            break
+        clips.append(user)
+        low, high = (min(max(each, bounds[0]), bounds[1]) for each in (low, high))
+        value = user.outputs[0]
+    quantize = graph.node(user)
+    meaning = graph.meaning(quantize)
+    if quantize is None or quantize in graph.reasons or not isinstance(meaning, Quantize):
+        raise Left("its output is not quantized")
+    _check_quantize(graph, quantize, meaning)
+    # Quantizing is monotonic, so that clipping first gives what clipping the codes gives.
+    codes = meaning.element_type
+    assert codes
+    steps = np.rint(np.array([low, high], np.float32) / _scale_of(meaning))
+    first, last = (int(each) for each in np.clip(steps + _zero_point_of(meaning), codes.lowest, codes.highest))
+    return tuple(clips), quantize, meaning, None if (first, last) == (codes.lowest, codes.highest) else (first, last)
+
+
+def _clip_bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
+    """Return the bounds of a node that clips; None: it does something else."""
+    if node.op_identifier() == ("", "Relu", ""):
+        return 0.0, math.inf
+    if node.op_identifier() != ("", "Clip", ""):
+        return None
+    found = [node.attributes.get_float("min", -math.inf), node.attributes.get_float("max", math.inf)]
+    for index, value in enumerate(node.inputs[1:3]):
+        array = None if value is None else graph.array(value)
+        if value is not None:
+            if array is None or array.size != 1 or array.dtype != np.float32 or np.isnan(array).any():
+                return None
+            found[index] = float(array.reshape(()))
+    return (found[0], found[1]) if found[0] <= found[1] else None
+
+
+def _groups(found: Mapping[Node, _Operator]) -> Iterator[list[_Operator]]:
+    """Yield the operators that codes connect, each group in the order of the model."""
+    parents: dict[Any, Any] = {}
+
+    def root(each: Any) -> Any:
+        while parents.setdefault(each, each) is not each:
+            each = parents[each]
+        return each
+
+    for operator in found.values():
+        for source in operator.sources:
+            if not source.is_constant:
+                parents[root(source.meaning.x.value)] = root(operator.quantize.y)
+    groups: dict[Any, list[_Operator]] = {}
+    for operator in found.values():
+        groups.setdefault(root(operator.quantize.y), []).append(operator)
+    yield from groups.values()
+
+
+def _is_faster(graph: Graph, group: Sequence[_Operator]) -> bool:
+    total, own = 0.0, {each.node for each in group}
+    made = {each.quantize for each in group}
+    taken: dict[ir.Value, None] = {}
+    for each in group:
+        total += of_operator(graph, each.node, (*each.types, UINT8)[1].name)
+        taken |= dict.fromkeys(source.meaning.x.value for source in each.sources if not source.is_constant)
+    # The codes that the group takes from outside, and those that it gives to float operators.
+    total += sum(of_quantization(graph, value) for value in taken if graph.node(value.producer()) not in made)
+    for each in group:
+        behind = [user for user, _ in each.quantize.y.uses()]
+        total += sum(of_quantization(graph, user.outputs[0]) for user in behind if not _feeds_only(user.outputs[0], own))
+    return total < 0
+
+
+def _feeds_only(value: ir.Value, nodes: set[ir.Node]) -> bool:
+    """Whether only these nodes use a value, or what moves it."""
+    users = [user for user, _ in value.uses()]
+    is_moved = all(user in nodes or (user.op_identifier() in _MOVES and _feeds_only(user.outputs[0], nodes)) for user in users)
+    return bool(users) and not value.is_graph_output() and is_moved
+
+
+def _type_of_weights(graph: Graph, source: _Source) -> ElementType:
+    """Return the type that the codes of weights have in an integer operator."""
+    if not source.is_constant:
+        return UINT8
+    if graph.integers == "here" and multiplies_exactly():
+        return INT8
+    array = graph.array(source.meaning.x.value) if source.codes.is_signed else None
+    is_narrow = array is not None and array.size > 0 and np.abs(array.astype(np.int16)).max() <= _NARROW
+    return INT8 if is_narrow and abs(source.zero_point) <= _NARROW else UINT8
+
+
+# The rules.
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How operators of one name are matched and written. `inputs`: how many inputs are dequantized; None: all. `check` raises
+    Left if an operator that matched otherwise is not rewritten. `has_weights`: whether the second input is multiplied with the
+    first one, and may have several scales. `has_bias`: whether the third input is a bias."""
+
+    inputs: int | None
+    write: Callable[[_Rewriting, _Operator], None]
+    check: Callable[[Graph, _Operator], None] = lambda graph, operator: None
+    has_weights: bool = False
+    has_bias: bool = False
+
+    def match(self, graph: Graph, node: ir.Node) -> _Operator:
+        count = len(node.inputs) if self.inputs is None else self.inputs
+        if not 0 < count <= len(node.inputs) or len(node.outputs) != 1:
+            raise Left("it has other inputs or outputs")
+        sources = tuple(_source(graph, value) for value in node.inputs[:count])
+        clips, quantize, meaning, bounds = _behind(graph, node)
+        if bounds and graph.model.opset_imports[""] < 12:
+            raise Left("Clip has no codes")
+        if any(source.codes.bits != 8 and not source.is_constant for source in sources):
+            raise Left("an input has codes of fewer bits")
+        if all(source.is_constant for source in sources):
+            raise Left("it is a constant")
+        if any(source.scale.size != 1 for source in sources[: 1 if self.has_weights else None]):
+            raise Left("an input has several scales")
+        types = [UINT8] * count
+        if self.has_weights:
+            types[1] = _type_of_weights(graph, sources[1])
+        bias = node.inputs[count] if self.has_bias and len(node.inputs) > count else None
+        of_bias = _bias(graph, bias, sources) if bias else None
+        operator = _Operator(node, self, sources, tuple(types), clips, quantize, meaning, bounds, of_bias)
+        self.check(graph, operator)
+        return operator
+
+
+def _bias(graph: Graph, value: ir.Value, sources: Sequence[_Source]) -> ir.TensorProtocol:
+    """Return the int32 codes of a bias. Raise Left unless they have the scale of the products, but for a rounding of it."""
+    node = graph.node(value.producer())
+    meaning = graph.meaning(node)
+    if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
+        raise Left("its bias is not dequantized from int32")
+    codes, scale = graph.array(meaning.x.value), meaning.scale.array
+    if codes is None or scale is None or meaning.has_other_type or scale.dtype != FLOAT32.dtype or meaning.block_size:
+        raise Left("its bias is not constant")
+    products = sources[0].scale.astype(np.float64).reshape(-1) * sources[1].scale.astype(np.float64).reshape(-1)
+    # An element whose scale is off by this much is off by less than half of a rounding to float32.
+    if codes.ndim != 1 or scale.size not in (1, products.size) or not np.allclose(scale.reshape(-1), products, 2.0**-23, 0):
+        raise Left("its bias has another scale than its products")
+    if np.abs(codes.astype(np.int64)).max(initial=0) > _LARGEST_BIAS:
+        raise Left("its bias is too large")
+    return in_memory(codes)
+
+
+def _weights_shape(graph: Graph, source: _Source, along: int | None = None) -> list[int]:
+    """Return the shape of weights behind their moves. Raise Left unless they are constant, with one scale or, if `along` is an
+    axis, one for each index along it."""
+    tensor = graph.tensor(source.meaning.x.value)
+    if tensor is None or any(move.op_type != "Transpose" for move in source.moves):
+        raise Left("its weights are not constant")
+    shape = [*tensor.shape.numpy()]
+    axes = [*range(len(shape))]
+    for move in source.moves:
+        perm = move.attributes.get_ints("perm") or axes[::-1]
+        shape, axes = ([each[place] for place in perm] for each in (shape, axes))
+    if source.scale.size != 1:
+        is_along = along is not None and len(shape) > along and axes[along] == source.meaning.axis % len(axes)
+        if along is None or not is_along or source.scale.size != shape[along]:
+            raise Left("its scales lie along another axis")
+    return shape
+
+
+def _check_conv(graph: Graph, operator: _Operator) -> None:
+    shape = _weights_shape(graph, operator.sources[1], along=0)
+    if operator.sources[0].is_constant or len(shape) < 3 or math.prod(shape[1:]) > _MOST_PRODUCTS:
+        raise Left("its sums may not fit int32")
+
+
+def _check_gemm(graph: Graph, operator: _Operator) -> None:
+    attributes = operator.node.attributes
+    turned = int(attributes.get_int("transB") or 0)
+    shape = _weights_shape(graph, operator.sources[1], along=1 - turned)
+    if attributes.get_float("alpha", 1.0) != 1 or (operator.bias and attributes.get_float("beta", 1.0) != 1):
+        raise Left("it scales its products")
+    if operator.sources[0].is_constant or attributes.get_int("transA") or len(shape) != 2:
+        raise Left("its first input is turned, or constant")
+    if shape[turned] > _MOST_PRODUCTS:
+        raise Left("its sums may not fit int32")
+    if operator.bias is not None and operator.bias.shape.numpy() != (shape[1 - turned],):
+        raise Left("its bias has another shape")
+
+
+def _check_matmul(graph: Graph, operator: _Operator) -> None:
+    b = operator.sources[1]
+    if b.is_constant:
+        shape = _weights_shape(graph, b, along=1)
+        products: Any = shape[0] if len(shape) == 2 else None
+    else:
+        a = operator.node.inputs[0]
+        of_a = graph.shape(a) if a else None
+        products = of_a[-1] if of_a and b.scale.size == 1 else None
+    if not isinstance(products, int) or not 0 <= products <= _MOST_PRODUCTS:
+        raise Left("the number of its products is not known, or too large")
+
+
+def _check_binary(graph: Graph, operator: _Operator) -> None:
+    """Raise Left unless the operator gives the codes of the specification wherever two codes are equally near.
+
+    QLinearAdd and QLinearMul add the zero point before they round, half to even. That gives another code than rounding first if
+    the zero point is odd and the sum or product is a tie. Whether there are ties shows for all pairs of codes."""
+    a, b = operator.sources
+    of_y = float(_scale_of(operator.meaning))
+    steps = [np.arange(256.0) - (each.zero_point + 128 * each.codes.is_signed) for each in (a, b)]
+    scales = [float(each.scale.reshape(-1)[0]) for each in (a, b)]
+    if operator.node.op_type == "Add":
+        quotients = [each / of_y for each in scales]
+        if max(quotients) > _LARGEST_QUOTIENT:
+            raise Left("its scale is too small for the sum")
+        exact = steps[0][:, None] * quotients[0] + steps[1] * quotients[1]
+    else:
+        exact = steps[0][:, None] * steps[1] * (scales[0] * scales[1] / of_y)
+    if max(abs(float(exact.min())), abs(float(exact.max()))) > 2.0**20:
+        raise Left("its scale is too small")
+    is_odd = _zero_point_of(operator.meaning) % 2
+    if is_odd and np.any(np.abs(exact - np.floor(exact) - 0.5) < _OF_TIE):
+        raise Left("two codes may be equally near")
+
+
+def _check_pool(graph: Graph, operator: _Operator) -> None:
+    given = operator.node.attributes
+    if operator.node.op_type == "AveragePool" and (
+        given.get_int("ceil_mode") or set(given.get_ints("dilations", [1])) != {1} or "auto_pad" in given
+    ):
+        raise Left("it pads or skips elements")
+    shape = graph.shape(operator.node.inputs[0]) if operator.node.inputs[0] else None
+    if shape is None or len(shape) < 3:
+        raise Left("the rank of its x is not known")
+    sizes: Any = given.get_ints("kernel_shape") if operator.node.op_type == "AveragePool" else shape[2:]
+    if not sizes or not all(isinstance(each, int) and each > 0 for each in sizes) or math.prod(sizes) > _MOST_PRODUCTS:
+        raise Left("the number of its elements is not known, or too large")
+
+
+def _check_same_codes(graph: Graph, operator: _Operator) -> None:
+    """Raise Left unless inputs and output have one scale and one zero point."""
+    for source in operator.sources:
+        if source.scale.reshape(-1)[0] != _scale_of(operator.meaning):
+            raise Left("it quantizes with another scale")
+        if (source.zero_point, source.codes) != (_zero_point_of(operator.meaning), operator.meaning.element_type):
+            raise Left("it quantizes with another zero point")
+
+
+def _check_max_pool(graph: Graph, operator: _Operator) -> None:
+    _check_same_codes(graph, operator)
+    if graph.model.opset_imports[""] < 12 or operator.sources[0].is_constant:
+        raise Left("MaxPool has no codes")
+
+
+def _write_conv(rewriting: _Rewriting, operator: _Operator) -> None:
+    inputs = [value for source in rewriting.operands(operator) for value in source]
+    inputs += rewriting.of_y(operator)
+    if operator.bias is not None:
+        inputs.append(rewriting.constant(operator, operator.bias, "bias"))
+    rewriting.put(operator, "", "QLinearConv", inputs, operator.node.attributes)
+
+
+def _write_matmul(rewriting: _Rewriting, operator: _Operator) -> None:
+    inputs = [value for source in rewriting.operands(operator) for value in source]
+    rewriting.put(operator, "", "QLinearMatMul", [*inputs, *rewriting.of_y(operator)])
+
+
+def _write_gemm(rewriting: _Rewriting, operator: _Operator) -> None:
+    inputs: list[ir.Value | None] = [value for source in rewriting.operands(operator) for value in source]
+    inputs.append(None if operator.bias is None else rewriting.constant(operator, operator.bias, "bias"))
+    attributes = {"transB": ir.AttrInt64("transB", operator.node.attributes.get_int("transB") or 0)}
+    rewriting.put(operator, _MICROSOFT, "QGemm", [*inputs, *rewriting.of_y(operator)], attributes)
+
+
+def _write_elements(rewriting: _Rewriting, operator: _Operator) -> None:
+    inputs = [value for source in rewriting.operands(operator) for value in source]
+    name = f"QLinear{operator.node.op_type}"
+    attributes = dict(operator.node.attributes)
+    if operator.node.op_type == "GlobalAveragePool":
+        attributes["channels_last"] = ir.AttrInt64("channels_last", 0)
+    rewriting.put(operator, _MICROSOFT, name, [*inputs, *rewriting.of_y(operator)], attributes)
+
+
+def _write_concat(rewriting: _Rewriting, operator: _Operator) -> None:
+    inputs = [value for source in rewriting.operands(operator) for value in source]
+    inputs = [*rewriting.of_y(operator), *inputs]
+    rewriting.put(operator, _MICROSOFT, "QLinearConcat", inputs, operator.node.attributes)
+
+
+def _write_codes(rewriting: _Rewriting, operator: _Operator) -> None:
+    """Write an operator that takes codes as it is."""
+    codes = [operand[0] for operand in rewriting.operands(operator)]
+    inputs = [*codes, *operator.node.inputs[len(codes) :]]
+    rewriting.put(operator, "", operator.node.op_type, inputs, operator.node.attributes)
+
+
+def _scale_of(meaning: Affine[Operand]) -> np.float32:
+    """Return the only scale of a node."""
+    scale = meaning.scale.array
+    assert scale is not None
+    return np.float32(scale.reshape(()))
+
+
+def _zero_point_of(meaning: Affine[Operand]) -> int:
+    zero_point = None if meaning.zero_point is None else meaning.zero_point.array
+    return 0 if zero_point is None else int(zero_point.reshape(-1)[0])
+
+
+# Operators of ONNX whose output has only elements of their first input, and whose other inputs do not depend on it.
+_MOVES = {("", name, "") for name in ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")}
+
+_RULES = {
+    "Conv": _Rule(2, _write_conv, _check_conv, has_weights=True, has_bias=True),
+    "MatMul": _Rule(2, _write_matmul, _check_matmul, has_weights=True),
+    "Gemm": _Rule(2, _write_gemm, _check_gemm, has_weights=True, has_bias=True),
+    "Add": _Rule(2, _write_elements, _check_binary),
+    "Mul": _Rule(2, _write_elements, _check_binary),
+    "AveragePool": _Rule(1, _write_elements, _check_pool),
+    "GlobalAveragePool": _Rule(1, _write_elements, _check_pool),
+    "Concat": _Rule(None, _write_concat),
+    "MaxPool": _Rule(1, _write_codes, _check_max_pool),
+    **{name: _Rule(1, _write_codes, _check_same_codes) for _, name, _ in _MOVES},
+}
+
+
+class _Rewriting:
+    """The change of a graph: the operators that are rewritten, and the codes that are made on the way."""
+
+    def __init__(self, graph: Graph, operators: Sequence[_Operator]) -> None:
+        self.graph = graph
+        places = {node: place for place, node in enumerate(ir.traversal.RecursiveGraphIterator(graph.model.graph))}
+        self.operators = sorted(operators, key=lambda each: places[each.node])
+        self.made: dict[Node, ir.Value] = {}  # by the quantize node that gave the codes before
+        self.shifted: dict[Any, ir.TensorProtocol] = {}  # by the tensor of codes, the type and the shift
+
+    def run(self) -> None:
+        for operator in self.operators:
+            operator.rule.write(self, operator)
+        for operator in self.operators:
+            self._reconnect(operator.quantize, self.made[operator.quantize])
+        for operator in self.operators:
+            for node in (*reversed(operator.clips), operator.node):
+                self.graph.remove_node(node, REWRITTEN)
+            for source in operator.sources:
+                for move in reversed(source.moves):
+                    if move.graph and not move.outputs[0].uses() and not move.outputs[0].is_graph_output():
+                        self.graph.remove_node(move, REWRITTEN)
+        if self.operators:
+            self.graph.forget_inferred()
+
+    def operands(self, operator: _Operator) -> list[tuple[ir.Value, ir.Value, ir.Value]]:
+        """Return the codes, the scale and the zero point of each input."""
+        sources = zip(operator.sources, operator.types, strict=True)
+        return [self._operand(operator, source, codes) for source, codes in sources]
+
+    def _operand(self, operator: _Operator, source: _Source, codes: ElementType) -> tuple[ir.Value, ir.Value, ir.Value]:
+        shift = 128 * (source.codes.is_signed - codes.is_signed)
+        tensor = self.graph.tensor(source.meaning.x.value)
+        quantize = self.graph.node(source.node.x.producer())
+        if tensor is not None and (shift or source.codes is not codes):
+            changed = self.shifted.setdefault((id(tensor), codes, shift), _shifted(tensor, codes, shift))
+            value = self.graph.shared_constant(changed, self.graph.unused_name(f"{source.node.x.name}_codes"), operator.node)
+        elif quantize in self.made:
+            value = self.made[quantize]
+        elif shift:
+            assert quantize
+            value = self.made[quantize] = self._quantized_anew(quantize)
+        else:
+            value = source.node.x
+        for move in source.moves:
+            moved = ir.node(move.op_type, [value, *move.inputs[1:]], name=move.name)
+            moved.attributes.update(move.attributes)
+            self._insert(operator.node, moved, value, move.outputs[0])
+            value = moved.outputs[0]
+        zero_point = np.array(source.zero_point + shift).astype(codes.dtype)
+        zeros = np.full(source.scale.shape, zero_point)
+        return value, source.meaning.scale.value, self.constant(operator, in_memory(zeros), "zero_point")
+
+    def of_y(self, operator: _Operator) -> list[ir.Value]:
+        """Return the scale and the zero point of the output."""
+        shift = 128 * (operator.meaning.element_type is INT8)
+        zero_point = np.full(operator.meaning.scale.array.shape, _zero_point_of(operator.meaning) + shift, np.uint8)  # type: ignore[union-attr]
+        return [operator.meaning.scale.value, self.constant(operator, in_memory(zero_point), "zero_point")]
+
+    def constant(self, operator: _Operator, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        return self.graph.constant(tensor, self.graph.unused_name(f"{operator.node.outputs[0].name}_{name}"), operator.node)
+
+    def put(
+        self,
+        operator: _Operator,
+        domain: str,
+        name: str,
+        inputs: Iterable[ir.Value | None],
+        attributes: Mapping[str, ir.Attr] | None = None,
+    ) -> None:
+        """Write the integer operator in front of the one that it replaces, with a Clip of its codes if that is needed."""
+        node = ir.node(name, [*inputs], domain=domain, name=operator.node.name)
+        node.attributes.update(attributes or {})
+        node.metadata_props.update(operator.node.metadata_props)
+        self._insert(operator.node, node, None, operator.quantize.y)
+        if domain:
+            self.graph.model.opset_imports.setdefault(domain, 1)
+        if operator.bounds:
+            shift = 128 * (operator.meaning.element_type is INT8)
+            bounds = [self.constant(operator, in_memory(np.array(each + shift, np.uint8)), "bound") for each in operator.bounds]
+            clip = ir.node("Clip", [node.outputs[0], *bounds])
+            self._insert(operator.node, clip, None, operator.quantize.y)
+            node = clip
+        self.made[operator.quantize] = node.outputs[0]
+
+    def _insert(self, before: ir.Node, node: ir.Node, like: ir.Value | None, shape_of: ir.Value) -> None:
+        """Insert a node whose output has codes of the type of `like`, uint8 by default, and the shape of another value."""
+        y, graph = node.outputs[0], before.graph
+        assert graph
+        y.name = self.graph.unused_name(f"{shape_of.name}_codes")
+        y.type = like.type if like is not None and like.type else ir.TensorType(ir.DataType.UINT8)
+        if (shape := self.graph.shape(shape_of)) is not None:
+            y.shape = ir.Shape([None if isinstance(each, int) and each < 0 else each for each in shape])
+        graph.insert_before(before, node)
+
+    def _quantized_anew(self, quantize: Node) -> ir.Value:
+        """Return codes of uint8 in the place of int8."""
+        meaning = self.graph.meaning(quantize)
+        assert isinstance(meaning, Affine)
+        own, of_graph = OWN["quantize"], quantize.node.graph
+        assert of_graph
+        inputs = [quantize.x, meaning.scale.value, self._zero_point(quantize, meaning)]
+        node = ir.node(own.name, inputs, own.values({}), domain=own.domain)
+        self._insert(quantize.node, node, None, quantize.y)
+        self.graph.model.opset_imports.setdefault(own.domain, own.since_version)
+        self.graph.find(node)
+        return node.outputs[0]
+
+    def _zero_point(self, node: Node, meaning: Affine[Operand]) -> ir.Value:
+        """Return the zero points that a node of int8 needs for the same numbers in uint8."""
+        scale = meaning.scale.array
+        assert scale is not None
+        zero_point = in_memory(np.full(scale.shape, _zero_point_of(meaning) + 128, np.uint8))
+        return self.graph.constant(zero_point, self.graph.unused_name(f"{node.y.name}_zero_point"), node.node)
+
+    def _reconnect(self, quantize: Node, codes: ir.Value) -> None:
+        """Let the users of a quantize node take the codes of an integer operator, and remove the node."""
+        meaning = self.graph.meaning(quantize)
+        assert isinstance(meaning, Affine)
+        if meaning.element_type is INT8:
+            own = OWN["dequantize"]
+            for user, _ in quantize.y.uses():
+                node = self.graph.node(user)
+                after = self.graph.meaning(node)
+                assert node is not None
+                assert isinstance(after, Affine)
+                inputs = [codes, after.scale.value, self._zero_point(node, after)]
+                self.graph.replace(node, own, inputs, own.values({"axis": after.axis}), REWRITTEN)
+        else:
+            name = quantize.y.name
+            quantize.y.replace_all_uses_with(codes, replace_graph_outputs=True)
+            quantize.y.name, codes.name = None, name
+        if quantize.node.graph:  # else it was removed with the last of its users
+            self.graph.remove(quantize, REWRITTEN)
+
+
+def _shifted(tensor: ir.TensorProtocol, codes: ElementType, shift: int) -> ir.TensorProtocol:
+    """Return codes plus a number, in another type, which are computed when they are read."""
+
+    @contextmanager
+    def open_rows() -> Iterator[Rows]:
+        with opened(tensor) as rows:
+            yield lambda start, stop: (rows(start, stop).astype(np.int16) + shift).astype(codes.dtype)
+
+    return ComputedTensor(open_rows, codes, tensor.shape.numpy(), unit_of(tensor))

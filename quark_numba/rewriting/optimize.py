@@ -20,7 +20,8 @@ from . import (
     fake_quantizers,
     functions,
     gathers,
-    missing_kernels,
+    integer_operators,
+    own_operators,
     pairs,
     regions,
     repeated_round_trips,
@@ -28,18 +29,20 @@ from . import (
     standard_operators,
 )
 from .graph import Graph
+from .integer_operators import Integers
 
 # The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
 PASSES = (
     standard_operators,
+    integer_operators,
     clips,
     constants,
     gathers,
     round_trips,
     fake_quantizers,
     dynamic_pairs,
-    missing_kernels,
     pairs,
+    own_operators,
     repeated_round_trips,
     regions,
 )
@@ -100,16 +103,16 @@ def optimize(
         the result is larger than 2 GiB. The memory that is needed does not grow with tensors in files.
     keep_codes : bool
         Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run.
-        Constants in Microscaling formats become codes and scales, with ``quark_numba::DequantizeLinear``, version 1, if that
+        Constants in Microscaling formats become codes and scales, with ``quark_numba::Dequantize``, version 1, if that
         gives the same bits and ONNX Runtime has tensors of the codes. Other block formats become float constants in any case.
     standard_ops : bool, optional
-        Whether nodes of ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. None: all but
-        those that ONNX Runtime fuses with their neighbours into integer operators, if the model is estimated to be faster with
-        these. Integer operators round their results in another way than the specification. True: all. False, for other
-        execution providers than the CPU's: none if they quantize activations anywhere in the model, or if ONNX Runtime's
-        results may differ from the specification's.
+        Whether nodes of ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. None: all of
+        them, and groups of 8-bit nodes become ONNX Runtime's integer operators if these are estimated to be faster. Their codes
+        may differ by one, where a result is within a thousandth of a step of the middle between two. True: all, and without
+        integer operators. False, for other execution providers than the CPU's: none if they quantize activations anywhere in
+        the model, or if ONNX Runtime's results may differ from the specification's.
     regions : bool
-        Whether to write ``quark_numba::Region`` and ``quark_numba::DequantizeLinear``, which only the native backend of
+        Whether to write ``quark_numba::Region``, ``Quantize`` and ``Dequantize``, which only the native backend of
         `register` provides.
 
     Returns
@@ -133,14 +136,12 @@ def optimize(
 @dataclass
 class Optimized:
     """An optimised model, and numbers of nodes: `done` by operator and change, `left` by operator and reason to stay.
-    `rewritten` is the model whose large tensors may still have to be read or computed. `standard_ops`: whether sessions
-    need ONNX's own operators of this package, as `register` has them."""
+    `rewritten` is the model whose large tensors may still have to be read or computed."""
 
     source: model_files.Source
     rewritten: model_files.Model
     done: Counter[tuple[str, str]]
     left: Counter[tuple[str, str]]
-    standard_ops: bool = False
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -166,10 +167,10 @@ def optimized(
     standard_ops: bool | None = None,
     regions: bool = True,
     replaced: frozenset[str] = frozenset(),
-    integer_operators: bool = True,
+    integers: Integers = "anywhere",
 ) -> Optimized:
     """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
-    `integer_operators`: whether sessions let ONNX Runtime fuse nodes into integer operators."""
+    `integers`: where integer operators have to be exact, if they may be used at all."""
     if isinstance(model, (str, os.PathLike)):
         source = model_files.Source.open(model)
     elif isinstance(model, onnx.ModelProto):
@@ -189,22 +190,22 @@ def optimized(
     if intermediate is None:
         same = onnx.ModelProto()
         same.CopyFrom(source.whole())
-        return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}), bool(standard_ops))
+        return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
     try:
         inlined, in_functions = functions.inline(intermediate)
         graph = Graph(
             intermediate,
             keep_codes=keep_codes,
-            standard_ops=standard_ops,
+            # Without the native backend nothing could run what ONNX Runtime is not to see.
+            standard_ops=False if standard_ops is None and not regions else standard_ops,
             regions=regions,
             replaced=replaced,
-            integer_operators=integer_operators,
+            integers=integers,
         )
         for each in PASSES:
             each.rewrite(graph)
             graph.sweep()
-        needs_standard_ops = standard_operators.needs_registration(graph) if standard_ops is None else standard_ops
-        return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left, needs_standard_ops)
+        return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left)
     except ModelError:
         raise
     except Exception as error:  # a model that is not valid may raise anything

@@ -21,10 +21,10 @@ _NEW = "::quark_numba"
 
 
 def stand_ins(
-    nodes: Iterable[onnx.NodeProto], types: Mapping[str, int], *, standard_ops: bool, hidden: list[str] | None = None
+    nodes: Iterable[onnx.NodeProto], types: Mapping[str, int], *, hidden: list[str] | None = None
 ) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph, with stand-ins for nodes of the package's operators, also in subgraphs. Outputs keep their
-    names, element types and shapes, but not their values.
+    """Yield the nodes of a graph, with stand-ins for nodes of the package's operators, ONNX's own among them, also in
+    subgraphs. Outputs keep their names, element types and shapes, but not their values.
 
     Parameters
     ----------
@@ -33,9 +33,6 @@ def stand_ins(
         its output is unknown.
     types : mapping of str to int
         The element types of values, by name.
-    standard_ops : bool
-        Whether ONNX's own QuantizeLinear and DequantizeLinear get stand-ins, too. If not, only those get them for whose types
-        ONNX Runtime has no kernels.
     hidden : list of str, optional
         If the list is given, outputs have unknown shapes, as ONNX Runtime sees the package's operators. No optimiser looks
         through a stand-in, because it is a Reshape to a shape that is a graph input. The names of these graph inputs are
@@ -45,8 +42,8 @@ def stand_ins(
     types = dict(types)
     for node in nodes:
         operator = OPERATORS.find(node.domain, node.op_type)
-        if operator is None or not (operator.domain or standard_ops or not _has_kernels(node, types)):
-            yield _with_subgraphs(node, types, standard_ops, hidden)
+        if operator is None:
+            yield _with_subgraphs(node, types, hidden)
         else:
             yield from _stand_in(operator, node, types, hidden)
 
@@ -101,11 +98,6 @@ def _stand_in(
         yield helper.make_node("Cast", [shaped], [y], to=element_type.number)
 
 
-def _has_kernels(node: onnx.NodeProto, types: Mapping[str, int]) -> bool:
-    known = (find(types.get(name, 0)) for name in (*node.input, *node.output))
-    return has_kernels(node.domain, node.op_type, [each.name for each in known if each])
-
-
 def _has_cast(element_type: ElementType) -> bool:
     return has_kernels("", "Cast", [element_type.name])
 
@@ -123,9 +115,7 @@ def _of_unknown_shape(y: str, element_type: ElementType, hidden: list[str] | Non
     yield helper.make_node("Cast", [made], [y], to=element_type.number)
 
 
-def _with_subgraphs(
-    node: onnx.NodeProto, types: Mapping[str, int], standard_ops: bool, hidden: list[str] | None
-) -> onnx.NodeProto:
+def _with_subgraphs(node: onnx.NodeProto, types: Mapping[str, int], hidden: list[str] | None) -> onnx.NodeProto:
     if not any(each.HasField("g") or each.graphs for each in node.attribute):
         return node
     result = onnx.NodeProto()
@@ -135,5 +125,5 @@ def _with_subgraphs(
             before = onnx.GraphProto()
             before.CopyFrom(graph)
             del graph.node[:]
-            graph.node.extend(stand_ins(before.node, types, standard_ops=standard_ops, hidden=hidden))
+            graph.node.extend(stand_ins(before.node, types, hidden=hidden))
     return result

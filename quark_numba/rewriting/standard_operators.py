@@ -5,24 +5,18 @@ from __future__ import annotations
 from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Quantize
 from ..element_types import FLOAT32
 from .graph import Graph, Node, Operand
-from .integer_operators import faster_on_integers
 from .onnx_runtime import has_kernels
 
-LEFT_ON_INTEGERS = "ONNX Runtime runs it on integers, in operators of its own, which is faster"
+_FUSED = "ONNX Runtime may fuse it with its neighbours into an integer operator"
+_QUANTIZED_ANEW = "ONNX Runtime might quantize its folded output anew, to fuse it into an integer operator"
 
 
 def rewrite(graph: Graph) -> None:
-    """With `standard_ops`, leave none of these nodes. If it is None, leave those that ONNX Runtime fuses into integer
-    operators, if the model is faster with them.
-
-    Without `standard_ops`, leave all these nodes if they quantize activations anywhere in the model. Otherwise leave only
-    nodes with types for which ONNX Runtime's results may differ from the specification's. Nodes that ONNX Runtime cannot run
-    are none of these, and neither are nodes that compute scales for those alone."""
-    if graph.standard_ops:
-        return
-    if graph.standard_ops is None:
-        if graph.integer_operators:
-            graph.reasons |= dict.fromkeys(faster_on_integers(graph), LEFT_ON_INTEGERS)
+    """With `standard_ops` = False, leave all these nodes if they quantize activations anywhere in the model, and with them all
+    quantized constants: ONNX Runtime fuses both, and quantizes a float constant beside them. Otherwise leave only nodes with
+    types for which ONNX Runtime's results may differ from the specification's. Nodes that ONNX Runtime cannot run are none of
+    these, and neither are nodes that compute scales for those alone."""
+    if graph.standard_ops is not False:
         return
     standard = [node for node in graph.nodes() if node.is_standard]
     meanings = {node: graph.meaning(node) for node in standard if node not in graph.reasons}
@@ -34,18 +28,12 @@ def rewrite(graph: Graph) -> None:
     for node, meaning in meanings.items():
         assert isinstance(meaning, Affine)
         if is_integer_model:
-            graph.reasons[node] = "ONNX Runtime may fuse it with its neighbours into an integer operator"
+            graph.reasons[node] = _FUSED
         elif _may_differ(meaning):
             graph.reasons[node] = "ONNX Runtime's result may differ from the specification's"
-
-
-def needs_registration(graph: Graph) -> bool:
-    """Whether the model has nodes of ONNX's own operators that ONNX Runtime cannot run by the specification."""
-    for node in graph.nodes():
-        meaning = graph.meaning(node) if node.is_standard else None
-        if isinstance(meaning, Affine) and (_may_differ(meaning) or not is_run_by_onnx_runtime(node, meaning)):
-            return True
-    return False
+    if is_integer_model:
+        others = [node for node in graph.nodes() if node not in graph.reasons and node not in missing]
+        graph.reasons |= dict.fromkeys([node for node in others if _is_computed_from_constants(graph, node)], _QUANTIZED_ANEW)
 
 
 def _may_differ(meaning: Affine[Operand]) -> bool:
@@ -77,3 +65,9 @@ def _is_onnx_runtimes(graph: Graph, codes: Operand) -> bool:
     if producer is None or not isinstance(quantize, Quantize):
         return not codes.is_constant
     return producer.is_standard and not quantize.x.is_constant
+
+
+def _is_computed_from_constants(graph: Graph, node: Node) -> bool:
+    """Whether the package's nodes compute the x of a node from constants."""
+    producer = graph.node(node.x.producer())
+    return graph.tensor(node.x) is not None if producer is None else _is_computed_from_constants(graph, producer)

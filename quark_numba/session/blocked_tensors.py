@@ -185,7 +185,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
             graph.initializer.append(each)
         else:
             graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
-    graph.node.extend(stand_ins(model.graph.node, {}, standard_ops=True))
+    graph.node.extend(stand_ins(model.graph.node, {}))
     for node in graph.node:
         if (node.domain, node.op_type) == ("com.microsoft", "FusedConv"):
             node.domain, node.op_type = "", "Conv"

@@ -31,9 +31,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         The operators are registered with these options. Initializers that were added to the options, also in the place of
         files, keep their meaning.
     standard_ops : bool, optional
-        As in `optimize`. None: the package also runs the nodes of ONNX's own operators that ONNX Runtime would not run on
-        integers, and those that it would, if that is estimated to be slower. True: all of them, as in `register`. False: ONNX
-        Runtime runs them. With `sess_options` registered with `standard_ops`, None is True.
+        As in `optimize`, but integer operators need to be exact on this processor alone. False also holds for None if the
+        session has other execution providers than the CPU's. With `sess_options` registered with `standard_ops`, None is True.
     blocked_layout : bool
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimisations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimisations.
@@ -159,8 +158,6 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **
     del model
     with prepared(read, options, providers, replaced=replaced, **how) as made:
         del read
-        if made.standard_ops:
-            register(options, standard_ops=True)
         try:
             yield source if made.source is None else made.source
         except Exception as error:

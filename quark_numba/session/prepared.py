@@ -19,9 +19,7 @@ from ..compiling.helpers import Helpers
 from ..models import model_files
 from ..models.temporary import temporary_folder
 from ..ort import DISABLE_QUANT_QDQ, ahead, entry
-from ..ort.c_api import STANDARD_OPS_RELEASE
 from ..ort.native import STANDARD_OPS
-from ..rewriting.onnx_runtime import RELEASE
 from ..rewriting.optimize import optimized
 from . import kept
 from .blocked_layout import ENTRIES, BlockedModel, blocked, has_regions, runs_on_cpu_alone
@@ -34,22 +32,21 @@ class Prepared:
     they are, by operator and reason.
 
     `source` is the bytes of the model, or a path that exists within the context; None: the original, which has nothing to
-    rewrite. `standard_ops`: whether the session needs ONNX's own operators of this package."""
+    rewrite."""
 
     source: bytes | str | None
     blocked_regions: int = 0
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
-    standard_ops: bool = False
 
     def json(self) -> dict[str, Any]:
         """Return dicts and lists, as commands print them in JSON."""
         left = [{"operator": operator, "nodes": count, "why": why} for (operator, why), count in sorted(self.left.items())]
-        return {"regions_in_blocked_layout": self.blocked_regions, "left": left, "standard_ops": self.standard_ops}
+        return {"regions_in_blocked_layout": self.blocked_regions, "left": left}
 
     @classmethod
     def of_json(cls, source: bytes | str | None, content: dict[str, Any]) -> Prepared:
         left = {(each["operator"], each["why"]): each["nodes"] for each in content["left"]}
-        return cls(source, content["regions_in_blocked_layout"], Counter(left), content["standard_ops"])
+        return cls(source, content["regions_in_blocked_layout"], Counter(left))
 
 
 @contextmanager
@@ -126,14 +123,13 @@ def _made(
     of `prepared` and of ``InferenceSession``."""
     with Helpers() as helpers:
         if standard_ops is None:
-            standard_ops = _standard_ops(options, providers, is_native)
+            standard_ops = _standard_ops(options, providers)
         uses_blocks = blocked_layout and is_native and not replaced
         changes = not is_optimised(read.proto)
         if is_native:
             helpers.begin(ahead.expected(read.proto))
         model: model_files.Model
         left = Counter[tuple[str, str]]()
-        needs_standard_ops = bool(standard_ops)
         if changes or read.is_large:
             result = optimized(
                 read,
@@ -141,19 +137,18 @@ def _made(
                 keep_codes=keep_codes,
                 regions=is_native,
                 replaced=replaced,
-                integer_operators=_fuses_integer_operators(options),
+                integers="here" if _has_integer_operators(options) else "nowhere",
             )
             model, left, changes = result.rewritten, result.left, bool(result.done)
-            needs_standard_ops = result.standard_ops
             del result
         else:
             model = read.whole()
         if not changes and read.path and not (uses_blocks and has_regions(model)):
             helpers.finish([])
-            yield Prepared(None, left=left, standard_ops=needs_standard_ops)
+            yield Prepared(None, left=left)
             return
         is_large = isinstance(model, ir.Model) and model_files.is_large(model)
-        of_blocks: Any = {"providers": providers, "standard_ops": needs_standard_ops, **named}
+        of_blocks: Any = {"providers": providers, "standard_ops": bool(standard_ops), **named}
         with temporary_folder(folder) if is_large else nullcontext("") as place:
             path = os.path.join(place, "model.onnx") if is_large else None
             proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
@@ -173,20 +168,20 @@ def _made(
                 left[REGION.full_name, f"not in the blocked layout: {why}"] += count
             with nullcontext(path) if path else model_files.session_source(proto, folder) as source:
                 del proto
-                yield Prepared(source, found.kept, left, needs_standard_ops)
+                yield Prepared(source, found.kept, left)
 
 
-def _standard_ops(options: onnxruntime.SessionOptions, providers: Any, is_native: bool) -> bool | None:
+def _standard_ops(options: onnxruntime.SessionOptions, providers: Any) -> bool | None:
     """Return what `standard_ops` = None means with these arguments; None: it depends on the model. Other execution providers
-    than the CPU's may have integer operators that nobody can ask about."""
+    than the CPU's may have integer operators of their own."""
     if entry(options, STANDARD_OPS):
         return True
-    depends = is_native and RELEASE >= STANDARD_OPS_RELEASE and runs_on_cpu_alone(options, providers)
-    return None if depends else False
+    return None if runs_on_cpu_alone(options, providers) else False
 
 
-def _fuses_integer_operators(options: onnxruntime.SessionOptions) -> bool:
-    """Whether a session with these options fuses quantization nodes with their neighbours into integer operators."""
+def _has_integer_operators(options: onnxruntime.SessionOptions) -> bool:
+    """Whether ONNX Runtime fuses quantization nodes into integer operators in sessions with these options. If not, nobody wants
+    them."""
     levels = onnxruntime.GraphOptimizationLevel
     is_on = options.graph_optimization_level not in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC)
     return is_on and entry(options, DISABLE_QUANT_QDQ) != "1"

@@ -1,0 +1,66 @@
+"""Rename nodes of ONNX's own QuantizeLinear and DequantizeLinear.
+
+ONNX Runtime's optimisers know these nodes by their names, whatever their domain. Beside rewritten nodes they do what they would
+not do in the model as written. They quantize folded weights anew, turn a dequantize node and a MatMul into a product that
+quantizes its other input, or end the process. The operators are the same under both names, so that inputs and attributes
+stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from ..catalog import OPERATORS
+from ..declaration import Operator
+from ..element_types import UINT8
+from ..linear.operators import OPERATORS as LINEAR
+from ..linear.versions import OWN_DOMAIN
+from .graph import Graph, Node
+from .standard_operators import is_run_by_onnx_runtime
+
+RENAMED = "renamed: this package runs it"
+
+_NAMES = ("QuantizeLinear", "DequantizeLinear")
+
+# The package's counterparts of ONNX's own operators, by operation.
+OWN: Mapping[str, Operator] = {each.operation: each for each in LINEAR if each.domain == OWN_DOMAIN}
+
+
+def rewrite(graph: Graph) -> None:
+    """Rename all these nodes, and with `standard_ops` = False only those that ONNX Runtime cannot run. TensorRT's nodes of the
+    same names are renamed if their tensors have the type of the codes."""
+    if not graph.regions:  # only the native backend has the package's counterparts
+        return
+    for node in graph.nodes():
+        is_valid = node.is_valid and not graph.reasons.get(node, "").startswith("not valid")
+        if not is_valid or node.operator.name not in _NAMES or _is_held(graph, node):
+            continue
+        if graph.standard_ops is False and node.is_standard and is_run_by_onnx_runtime(node, graph.meaning(node)):
+            continue
+        reason = graph.reasons.get(node)
+        inputs = [value for value in node.node.inputs if value is not None]  # only the last one may be left out
+        new = graph.replace(node, OWN[node.operator.operation], inputs, node.attributes, RENAMED)
+        if reason:
+            graph.reasons[new] = reason
+    if graph.standard_ops is not False:
+        for function in graph.model.functions.values():
+            _rename(function)
+
+
+def _is_held(graph: Graph, node: Node) -> bool:
+    """Whether the codes of a node may be in a tensor of another type, or of a graph output that is declared so."""
+    codes = node.y if node.operator.operation == "quantize" else node.x
+    return node.operator.uint8_holds is not None and (codes.is_graph_output() or graph.type(codes) in (None, UINT8))
+
+
+def _rename(function: ir.Function) -> None:
+    """Rename the nodes of a local function. Its attributes may refer to those of a call."""
+    for node in ir.traversal.RecursiveGraphIterator(function.graph):
+        operator = OPERATORS.find(node.domain, node.op_type)
+        if operator and not operator.domain:
+            own = OWN[operator.operation]
+            node.domain, node.op_type = own.domain, own.name
+            for attribute in own.attributes:
+                node.attributes.setdefault(attribute.name, ir.AttrInt64(attribute.name, attribute.default))
+            function.opset_imports.setdefault(own.domain, own.since_version)
