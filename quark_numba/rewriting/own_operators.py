@@ -8,20 +8,24 @@ stay."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 import onnx_ir as ir
 
 from ..catalog import OPERATORS
-from ..declaration import Operator
+from ..declaration import Operator, Quantize
 from ..element_types import UINT8
 from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
-from .graph import Graph, Node
+from .graph import Graph, Left, Node
+from .pairs import zeros
 from .standard_operators import is_run_by_onnx_runtime
 
 RENAMED = "renamed: this package runs it"
 
 _NAMES = ("QuantizeLinear", "DequantizeLinear")
+_ONLY_NATIVE = "ONNX Runtime lacks its types, and only the native backend has the node that would replace it"
 
 # The package's counterparts of ONNX's own operators, by operation.
 OWN: Mapping[str, Operator] = {each.operation: each for each in LINEAR if each.domain == OWN_DOMAIN}
@@ -30,20 +34,29 @@ OWN: Mapping[str, Operator] = {each.operation: each for each in LINEAR if each.d
 def rewrite(graph: Graph) -> None:
     """Rename all these nodes, and with `standard_ops` = False only those that ONNX Runtime cannot run. TensorRT's nodes of the
     same names are renamed if their tensors have the type of the codes."""
-    if not graph.regions:  # only the native backend has the package's counterparts
-        return
+    zero_points: dict[Any, ir.Value] = {}
     for node in graph.nodes():
         is_valid = node.is_valid and not graph.reasons.get(node, "").startswith("not valid")
         if not is_valid or node.operator.name not in _NAMES or _is_held(graph, node):
             continue
-        if graph.standard_ops is False and node.is_standard and is_run_by_onnx_runtime(node, graph.meaning(node)):
+        is_run = node.is_standard and is_run_by_onnx_runtime(node, graph.meaning(node))
+        if is_run and graph.standard_ops is False:
+            continue
+        if not graph.regions:
+            if node.is_standard and not is_run:
+                graph.reasons[node] = _ONLY_NATIVE
             continue
         reason = graph.reasons.get(node)
         inputs = [value for value in node.node.inputs if value is not None]  # only the last one may be left out
+        meaning = graph.meaning(node)
+        if isinstance(meaning, Quantize) and len(inputs) == 2 and meaning.element_type is not UINT8:
+            # A session infers the type of the codes from the zero point, and from the attribute only if it knows x's shape.
+            with suppress(Left):
+                inputs.append(zeros(graph, node, meaning, zero_points))
         new = graph.replace(node, OWN[node.operator.operation], inputs, node.attributes, RENAMED)
         if reason:
             graph.reasons[new] = reason
-    if graph.standard_ops is not False:
+    if graph.regions and graph.standard_ops is not False:
         for function in graph.model.functions.values():
             _rename(function)
 

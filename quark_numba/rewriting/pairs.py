@@ -69,7 +69,7 @@ def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
         return
     first, *others = fusible_followers(graph, node, quantize)
     zero_point = quantize.zero_point or _affine(graph, first).zero_point
-    of_pair = zero_point.value if zero_point else _zero_point(graph, node, quantize, zero_points)
+    of_pair = zero_point.value if zero_point else zeros(graph, node, quantize, zero_points)
     for other in others:
         other.y.replace_all_uses_with(first.y)
         graph.remove(other, SHARED)
@@ -101,17 +101,18 @@ def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Af
         raise Left("its x and its scale are not both known to be float32")
 
 
-def _zero_point(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> ir.Value:
+def zeros(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> ir.Value:
     """Return zeros for a node without a zero point. Nodes that need equal zeros share one tensor. Raise Left if their shape is
     not known."""
-    codes, of_node, array, scale = quantize.element_type, node.node.graph, quantize.scale.array, quantize.scale.value
+    codes, of_node, array = quantize.element_type, node.node.graph, quantize.scale.array
     assert codes
-    if array is None and (scale.shape is None or not scale.shape.is_static()):
+    known = graph.shape(quantize.scale.value) if array is None else array.shape
+    if known is None or not all(isinstance(each, int) and each >= 0 for each in known):
         raise Left("it has no zero point, and the shape of its scale is not known")
-    shape = array.shape if array is not None else scale.shape.numpy() if scale.shape else ()
+    shape: Any = tuple(known)
     key = of_node, codes, shape
     if key not in zero_points:
         assert of_node
-        zeros, name = np.zeros(shape, codes.dtype), graph.unused_name(f"zero_point_{codes.name}")
-        zero_points[key] = graph.constant(in_memory(zeros), name, next(iter(of_node)))
+        name = graph.unused_name(f"zero_point_{codes.name}")
+        zero_points[key] = graph.constant(in_memory(np.zeros(shape, codes.dtype)), name, next(iter(of_node)))
     return zero_points[key]

@@ -1,4 +1,4 @@
-"""The passes `dynamic_pairs` and `missing_kernels`: blocks with computed scales, and ONNX's nodes that ONNX Runtime lacks."""
+"""The passes `dynamic_pairs` and `own_operators`: blocks with computed scales, and nodes that ONNX Runtime lacks."""
 
 import numpy as np
 import onnx
@@ -13,8 +13,8 @@ import quark_numba
 from quark_numba.element_types import find
 from quark_numba.rewriting.constants import CONSTANT, KEPT
 from quark_numba.rewriting.dynamic_pairs import FUSED, SHARED
-from quark_numba.rewriting.missing_kernels import REPLACED
 from quark_numba.rewriting.optimize import optimized
+from quark_numba.rewriting.own_operators import RENAMED
 
 pytestmark = pytest.mark.compiled
 
@@ -122,18 +122,18 @@ def test_what_stays(nodes, outputs, why):
     assert reasons[0].startswith(why)
 
 
-def test_dequantize_nodes_that_onnx_runtime_lacks_are_replaced():
-    """They stay as nodes of this package, so that a session runs them without `standard_ops`, too."""
+def test_nodes_that_onnx_runtime_lacks_are_renamed():
+    """So a session runs them without `standard_ops`."""
     before = of_nodes([*nvfp4(scale="other"), RELU])
     before.graph.initializer.append(constant("other", 0.02, np.float32))
     result = optimized(before)
-    assert operators(result.model) == ["TRT_FP4DynamicQuantize", "DequantizeLinear", "DequantizeLinear", "Relu"]
-    assert [node.domain for node in result.model.graph.node] == ["trt", "", "quark_numba", ""]
-    assert result.done == {(DEQUANTIZE, REPLACED): 1}
+    assert operators(result.model) == ["TRT_FP4DynamicQuantize", "Dequantize", "Dequantize", "Relu"]
+    assert result.done == {(DEQUANTIZE, RENAMED): 2}
     (y,) = quark_numba.InferenceSession(before).run(None, {"x": X})
     (expected,) = quark_numba.InferenceSession(before, standard_ops=True).run(None, {"x": X})
     assert y.tobytes() == expected.tobytes()
-    assert optimized(before, standard_ops=True).done == {}
+    assert optimized(before, standard_ops=True).done == result.done
+    assert optimized(before, standard_ops=False).done == {(DEQUANTIZE, RENAMED): 1}
     left = optimized(before, regions=False).left
     assert "only the native backend has the node that would replace it" in " ".join(reason for _, reason in left)
 
@@ -161,11 +161,11 @@ def test_weights(keep_codes, are_inputs):
         held = [(each.name, each.data_type, each.dims) for each in before.graph.initializer]
         before.graph.input.extend(helper.make_tensor_value_info(*each) for each in held)
     result = optimized(before, keep_codes=keep_codes)
-    assert operators(result.model) == (["DequantizeLinear", "MatMul"] if keep_codes else ["MatMul"])
+    assert operators(result.model) == (["Dequantize", "MatMul"] if keep_codes else ["MatMul"])
     assert result.done[DEQUANTIZE, CONSTANT] == 2 - keep_codes
     if keep_codes:
-        assert result.done[DEQUANTIZE, REPLACED] == 1
-        assert result.left["quark_numba::DequantizeLinear", KEPT] == 1
+        assert result.done[DEQUANTIZE, RENAMED] == 1
+        assert result.left["quark_numba::Dequantize", KEPT] == 1
         kept = [each for each in result.model.graph.initializer if each.data_type == find("float4e2m1").number]
         assert len(kept) == 1
     assert [each.name for each in result.model.graph.input] == ["x"]

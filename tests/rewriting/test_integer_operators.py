@@ -1,0 +1,414 @@
+"""The pass `integer_operators`: groups of 8-bit nodes that become ONNX Runtime's integer operators, and what they compute."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import compose, helper
+from onnx_models import model
+from rewritten_models import assert_same_values, constant, exact_session, operators, pair, scale_and_zero_point
+
+import quark_numba
+from quark_numba import optimize
+from quark_numba.element_types import find
+from quark_numba.models.model_files import Source
+from quark_numba.ort import DISABLE_QUANT_QDQ, entry
+from quark_numba.rewriting import integer_operators
+from quark_numba.rewriting.onnx_runtime import multiplies_exactly
+from quark_numba.rewriting.optimize import optimized
+from quark_numba.session.prepared import prepared
+
+pytestmark = pytest.mark.compiled
+
+IMAGE, ROWS = (2, 6, 8, 8), (5, 24)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Every group is rewritten, whether that is faster or not."""
+    monkeypatch.setattr(integer_operators, "_is_faster", lambda graph, group: True)
+
+
+class Layers:
+    """A model with quantized inputs and outputs around operators. Scales are powers of two, so that all results are exact, and
+    many of them ties."""
+
+    def __init__(self, activations="uint8", weights="int8", zero_points=(100, 37), opset=21):
+        self.random = np.random.default_rng(3)
+        self.activations, self.weights, self.opset = activations, weights, opset
+        shift = 128 if activations == "int8" else 0
+        self.zero_points = [each - shift for each in zero_points]
+        self.nodes, self.constants, self.inputs = [], [], []
+
+    def constant(self, name, values, dtype):
+        self.constants.append(constant(name, values, dtype))
+        return name
+
+    def quantized(self, x, y, scale, zero_point):
+        """Add a pair behind x."""
+        parameters = [
+            self.constant(f"{y}_scale", scale, np.float32),
+            self.constant(f"{y}_zero_point", zero_point, find(self.activations).dtype),
+        ]
+        self.nodes += pair(x, f"{y}_codes", y, parameters, domain="")
+        return y
+
+    def input(self, name, shape, scale=0.5):
+        self.inputs.append((name, "float32", shape))
+        return self.quantized(name, f"{name}_back", scale, self.zero_points[0])
+
+    def weight(self, shape, axis=None, name="w", scales=(0.25, 0.125, 0.5)):
+        codes = self.random.integers(-7, 8, shape) if "4" in self.weights else self.random.integers(-128, 128, shape)
+        codes = (codes + (0 if self.weights.startswith("int") else -codes.min())).astype(find(self.weights).dtype)
+        scale = np.resize(scales, shape[axis]) if axis is not None else scales[0]
+        zeros = np.full(np.shape(scale), 5 if self.weights == "uint8" else 0)
+        names = [
+            self.constant(f"{name}_codes", codes, codes.dtype),
+            self.constant(f"{name}_scale", scale, np.float32),
+            self.constant(f"{name}_zero_point", zeros, codes.dtype),
+        ]
+        self.nodes.append(helper.make_node("DequantizeLinear", names, [name], **({} if axis is None else {"axis": axis})))
+        return name, scale
+
+    def bias(self, scale, size):
+        codes = self.random.integers(-900, 900, size)
+        names = [self.constant("b_codes", codes, np.int32), self.constant("b_scale", np.float32(0.5) * scale, np.float32)]
+        self.nodes.append(helper.make_node("DequantizeLinear", names, ["b"], **({"axis": 0} if np.ndim(scale) else {})))
+        return "b"
+
+    def put(self, operator, *inputs, y="v", **attributes):
+        self.nodes.append(helper.make_node(operator, inputs, [y], **attributes))
+        return y
+
+    def model(self, y):
+        return model(self.nodes, self.inputs, [y], initializers=self.constants, domains=[], opset=self.opset)
+
+
+def check(before, integer, shapes, integers="here"):
+    """Check that a model becomes these operators, and gives what ONNX Runtime gives of it node by node."""
+    own = ("Quantize", "Dequantize", "QuantizeDequantizeLinear")
+    assert [name for name in operators(optimized(before, integers=integers).model) if name not in own] == [*integer]
+    random = np.random.default_rng(4)
+    feeds = {name: random.integers(-160, 161, shape).astype(np.float32) / 4 for name, shape in shapes.items()}
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    expected = onnxruntime.InferenceSession(before.SerializeToString(), options).run(None, feeds)
+    after = exact_session(optimized(before, integers=integers).model)
+    for actual in (after.run(None, feeds), quark_numba.InferenceSession(before).run(None, feeds)):
+        for one, other in zip(actual, expected, strict=True):
+            assert one.dtype == other.dtype
+            assert np.array_equal(one, other)
+
+
+ZERO_POINTS = [(100, 37), (0, 255), (129, 128)]
+
+
+@pytest.mark.parametrize("zero_points", ZERO_POINTS)
+@pytest.mark.parametrize("weights", ["int8", "uint8", "int4", "uint4"])
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+@pytest.mark.parametrize("axis", [None, 0, -4])
+@pytest.mark.parametrize("group", [1, 6])
+@pytest.mark.parametrize("integers", ["here", "anywhere"])
+@pytest.mark.covering
+def test_conv(always, integers, group, axis, activations, weights, zero_points):
+    layers = Layers(activations, weights, zero_points)
+    w, scale = layers.weight((12, 6 // group, 3, 3), axis)
+    inputs = [layers.input("x", IMAGE), w, layers.bias(scale, 12)]
+    v = layers.put("Conv", *inputs, group=group, pads=[1, 0, 2, 1], strides=[1, 2], dilations=[2, 1])
+    before = layers.model(layers.quantized(v, "y", 64, layers.zero_points[1]))
+    check(before, ["QLinearConv"], {"x": IMAGE}, integers=integers)
+
+
+@pytest.mark.parametrize("zero_points", ZERO_POINTS)
+@pytest.mark.parametrize("weights", ["int8", "uint8", "int4"])
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+@pytest.mark.parametrize("has_axis", [False, True])
+@pytest.mark.parametrize("kind", ["MatMul", "Gemm", "transB", "Transpose"])
+@pytest.mark.parametrize("integers", ["here", "anywhere"])
+@pytest.mark.covering
+def test_products_of_matrices(always, integers, kind, has_axis, activations, weights, zero_points):
+    layers = Layers(activations, weights, zero_points)
+    turned = kind in ("transB", "Transpose")
+    w, scale = layers.weight((9, 24) if turned else (24, 9), (0 if turned else 1) if has_axis else None)
+    if kind == "Transpose":
+        w = layers.put("Transpose", w, y="turned")
+    inputs = [layers.input("x", ROWS), w]
+    if kind in ("Gemm", "transB"):
+        v = layers.put("Gemm", *inputs, layers.bias(scale, 9), transB=int(turned))
+    else:
+        v = layers.put("MatMul", *inputs)
+    before = layers.model(layers.quantized(v, "y", 32, layers.zero_points[1]))
+    integer = ["QLinearMatMul"] if kind in ("MatMul", "Transpose") else ["QGemm"]
+    check(before, [*["Transpose"] * (kind == "Transpose"), *integer], {"x": ROWS}, integers=integers)
+
+
+@pytest.mark.parametrize("zero_points", ZERO_POINTS)
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+@pytest.mark.parametrize("kind", ["MatMul", "Add", "Mul", "Concat"])
+def test_two_activations(always, kind, activations, zero_points):
+    """QLinearAdd and QLinearMul round ties in another way if the zero point of the output is odd, so that they are not used."""
+    layers = Layers(activations, zero_points=zero_points)
+    shapes = {"x": (2, 6, 8, 8), "x2": (8, 8)} if kind in ("Add", "Mul") else {"x": IMAGE, "x2": IMAGE}
+    inputs = [layers.input(name, shape, scale) for (name, shape), scale in zip(shapes.items(), (0.5, 0.25), strict=True)]
+    v = layers.put(kind, *inputs, **({"axis": 1} if kind == "Concat" else {}))
+    of_y = {"MatMul": 32, "Add": 1, "Mul": 8, "Concat": 1}[kind]
+    before = layers.model(layers.quantized(v, "y", of_y, layers.zero_points[1]))
+    has_ties = kind in ("Add", "Mul") and zero_points[1] % 2
+    check(before, ["Region"] if has_ties else [f"QLinear{kind}"], shapes)
+
+
+@pytest.mark.parametrize("zero_points", ZERO_POINTS)
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+@pytest.mark.parametrize("kind", ["GlobalAveragePool", "AveragePool", "MaxPool", "Reshape", "Transpose"])
+def test_one_activation(always, kind, activations, zero_points):
+    layers = Layers(activations, zero_points=(zero_points[0], zero_points[0]))
+    inputs, attributes = [layers.input("x", IMAGE, 0.5)], {}
+    if kind in ("AveragePool", "MaxPool"):
+        attributes = {"kernel_shape": [2, 2], "strides": [2, 1], "pads": [1, 0, 0, 1]}
+    if kind == "Reshape":
+        inputs.append(layers.constant("shape", [2, -1], np.int64))
+    v = layers.put(kind, *inputs, **attributes)
+    before = layers.model(layers.quantized(v, "y", 0.125 if "Average" in kind else 0.5, layers.zero_points[0]))
+    check(before, [f"QLinear{kind}" if "Average" in kind else kind], {"x": IMAGE})
+
+
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+@pytest.mark.parametrize(
+    ("clips", "zero_point", "is_clipped"),
+    [
+        ([("Relu", None)], 0, False),
+        ([("Relu", None)], 77, True),
+        ([("Clip", (0, 6))], 0, True),
+        ([("Clip", (-1e9, 6)), ("Relu", None)], 128, True),
+        ([("Clip", (-9000, 9000))], 128, False),
+    ],
+)
+def test_clips_of_codes(always, clips, zero_point, is_clipped, activations):
+    layers = Layers(activations, zero_points=(100, zero_point))
+    v = layers.put("MatMul", layers.input("x", ROWS), layers.weight((24, 9))[0])
+    for number, (kind, bounds) in enumerate(clips):
+        names = [layers.constant(f"bound{number}_{each}", each, np.float32) for each in bounds or ()]
+        v = layers.put(kind, v, *names, y=f"v{number}")
+    before = layers.model(layers.quantized(v, "y", 2, layers.zero_points[1]))
+    check(before, ["QLinearMatMul", *["Clip"] * is_clipped], {"x": ROWS})
+
+
+def test_a_group_of_int8_becomes_uint8(always):
+    """Only the nodes at its borders are left of those that quantize."""
+    layers = Layers("int8")
+    x = layers.input("x", IMAGE)
+    y = layers.quantized(layers.put("Conv", x, layers.weight((6, 6, 1, 1))[0]), "y", 64, 0)
+    t = layers.quantized(layers.put("Transpose", y, y="t0", perm=[0, 2, 3, 1]), "t", 64, 0)
+    u = layers.quantized(layers.put("Mul", t, t, y="u0"), "u", 64 * 64, 12)
+    z = layers.put("Softmax", u, y="z")
+    before = layers.model(z)
+    after = optimized(before, integers="here").model
+    assert operators(after) == ["Quantize", "QLinearConv", "Transpose", "QLinearMul", "Dequantize", "Softmax"]
+    assert {each.data_type for each in after.graph.initializer if "zero_point" in each.name} == {onnx.TensorProto.UINT8, 3}
+    feeds = {"x": np.random.default_rng(5).integers(-64, 64, IMAGE).astype(np.float32)}
+    np.testing.assert_allclose(
+        quark_numba.InferenceSession(before).run(None, feeds)[0], exact_session(before).run(None, feeds)[0], 1e-6
+    )
+
+
+def test_codes_that_the_model_shows_keep_their_type(always):
+    layers = Layers("int8")
+    layers.quantized(layers.put("MatMul", layers.input("x", ROWS), layers.weight((24, 9))[0]), "y", 2, 3)
+    before = layers.model("y")
+    before.graph.output.append(helper.make_tensor_value_info("y_codes", onnx.TensorProto.INT8, None))
+    check(before, ["MatMul"], {"x": ROWS})
+    layers = Layers("uint8")
+    layers.quantized(layers.put("MatMul", layers.input("x", ROWS), layers.weight((24, 9))[0]), "y", 2, 3)
+    before = layers.model("y")
+    before.graph.output.append(helper.make_tensor_value_info("y_codes", onnx.TensorProto.UINT8, None))
+    check(before, ["QLinearMatMul"], {"x": ROWS})
+
+
+def _of_matmul(**changed):
+    """Return a model of a product whose parts are changed: the scale or the zero points of the weights, or the bias."""
+    layers = Layers()
+    w, _ = layers.weight((24, 9), 1)
+    b = layers.bias(np.resize(changed.get("bias", [0.25, 0.125, 0.5]), 9).astype(np.float32), 9)
+    constants = {each.name: each for each in layers.constants}
+    if "zero_points" in changed:
+        constants["w_zero_point"].CopyFrom(constant("w_zero_point", changed["zero_points"], np.int8))
+    if "scale" in changed:
+        constants["w_scale"].CopyFrom(constant("w_scale", np.full(9, changed["scale"]), np.float32))
+    v = layers.put("Gemm", layers.input("x", ROWS), w, b, **changed.get("attributes", {}))
+    return layers.model(layers.quantized(v, "y", 2, 100))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"bias": [0.5]},
+        {"zero_points": [*range(9)]},
+        {"scale": 2.0**-60},
+        {"attributes": {"alpha": 2.0}},
+        {"attributes": {"beta": 2.0}},
+    ],
+    ids=str,
+)
+def test_what_integer_operators_do_not_give(always, changed):
+    check(_of_matmul(**changed), ["Gemm"], {"x": ROWS})
+
+
+def test_sums_that_do_not_fit(always):
+    layers = Layers()
+    w, _ = layers.weight((1 << 15, 2))
+    before = layers.model(layers.quantized(layers.put("MatMul", layers.input("x", (1, 1 << 15)), w), "y", 2, 100))
+    assert "QLinearMatMul" not in operators(optimized(before).model)
+
+
+@pytest.mark.parametrize("largest", [64, 65])
+def test_weights_have_int8_where_products_are_exact(always, largest):
+    """Without VNNI, ONNX Runtime adds two products of uint8 and int8 in 16 bits."""
+    for integers in ("here", "anywhere"):
+        layers = Layers()
+        layers.weight((24, 9))
+        codes = np.full((24, 9), -largest, np.int8)
+        layers.constants[0].CopyFrom(constant("w_codes", codes))
+        before = layers.model(layers.quantized(layers.put("MatMul", layers.input("x", ROWS), "w"), "y", 64, 100))
+        after = optimized(before, integers=integers).model
+        (node,) = [each for each in after.graph.node if each.op_type == "QLinearMatMul"]
+        (weights,) = [each for each in after.graph.initializer if each.name == node.input[3]]
+        is_exact = largest == 64 or (integers == "here" and multiplies_exactly())
+        assert weights.data_type == (onnx.TensorProto.INT8 if is_exact else onnx.TensorProto.UINT8)
+        check(before, ["QLinearMatMul"], {"x": ROWS}, integers=integers)
+
+
+def test_results_differ_by_one_code_beside_ties_alone(always):
+    """With any scales, integer operators and the specification differ only where the exact result is nearly a tie."""
+    random = np.random.default_rng(6)
+    for _ in range(20):
+        layers = Layers(zero_points=(int(random.integers(256)), int(random.integers(256))))
+        scale = np.float32(random.uniform(0.01, 0.1))
+        w, of_w = layers.weight((24, 9), 1, scales=random.uniform(0.01, 0.1, 9))
+        of_y = np.float32(random.uniform(0.05, 0.2))
+        v = layers.put("MatMul", layers.input("x", (500, 24), scale), w)
+        before = layers.model(layers.quantized(v, "y", of_y, layers.zero_points[1]))
+        x = random.normal(0, 2, (500, 24)).astype(np.float32)
+        (y,) = exact_session(optimized(before, integers="here").model).run(None, {"x": x})
+        codes = {each.name: each for each in layers.constants}
+        weights = onnx.numpy_helper.to_array(codes["w_codes"]).astype(np.float64) * of_w.astype(np.float32).astype(np.float64)
+        steps = (np.rint(x / scale) + layers.zero_points[0]).clip(0, 255) - layers.zero_points[0]
+        exact = (steps * np.float64(scale)) @ weights / np.float64(of_y)
+        expected = (np.rint(exact) + layers.zero_points[1]).clip(0, 255) - layers.zero_points[1]
+        away = np.abs(np.abs(exact - np.floor(exact)) - 0.5) > 1e-3
+        assert np.array_equal((y / of_y).round()[away], expected[away])
+        assert np.abs((y / of_y).round() - expected).max() <= 1
+
+
+# Which groups are faster.
+
+
+def layers(kinds, element_type="uint8", shape=(4, 64), weights="int8"):
+    """Return a model of layers of MatMul, Mul, Erf or Conv between pairs of quantize and dequantize nodes."""
+    random = np.random.default_rng(51)
+    middle = 0 if element_type.startswith("int") else 2 ** (find(element_type).bits - 1)
+    scale = 16 / 2 ** find(element_type).bits
+    initializers = scale_and_zero_point(element_type, scale, middle)
+    initializers += [constant("weight_scale", 0.01, np.float32), constant("weight_zero_point", 0, find(weights).dtype)]
+    nodes, x = pair("x", "codes", "x_back", domain=""), "x_back"
+    for number, kind in enumerate(kinds):
+        inputs = [x]
+        if kind in ("MatMul", "Conv"):
+            of_weight = (shape[1], shape[1]) if kind == "MatMul" else (shape[1], shape[1], 3, 3)
+            codes = random.integers(0, 4, of_weight).astype(find(weights).dtype)
+            initializers.append(constant(f"weight_{number}", codes))
+            parameters = [f"weight_{number}", "weight_scale", "weight_zero_point"]
+            nodes.append(helper.make_node("DequantizeLinear", parameters, [f"weight_{number}_back"]))
+            inputs.append(f"weight_{number}_back")
+        if kind == "Mul":
+            inputs.append(x)
+        attributes = {"pads": [1] * 4} if kind == "Conv" else {}
+        nodes.append(helper.make_node(kind, inputs, [f"y_{number}"], **attributes))
+        nodes += pair(f"y_{number}", f"codes_{number}", f"y_{number}_back", domain="")
+        x = f"y_{number}_back"
+    return model(nodes, [("x", "float32", shape)], [(x, "float32", shape)], initializers=initializers, domains=[])
+
+
+IMAGES = (1, 8, 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "element_type", "shape", "integer"),
+    [
+        (["MatMul"] * 3, "uint8", (4, 64), "QLinearMatMul"),
+        (["MatMul"] * 3, "int8", (4, 64), "QLinearMatMul"),
+        (["MatMul"] * 3, "uint16", (4, 64), ""),
+        (["MatMul"] * 3, "float8e4m3fn", (4, 64), ""),
+        (["Conv", "Mul", "Mul"], "uint8", IMAGES, ""),
+        (["Conv", "Conv"], "uint8", (1, 64, 12, 12), "QLinearConv"),
+        (["Erf", "Erf"], "uint8", (4, 64), ""),
+    ],
+)
+def test_what_is_faster_on_integers(kinds, element_type, shape, integer):
+    before = layers(kinds, element_type, shape)
+    after = optimized(before).model
+    assert operators(after).count(integer) == (len(kinds) if integer else 0)
+    x = np.random.default_rng(52).normal(0, 1, shape).astype(np.float32)
+    if not integer:
+        assert_same_values(before, after, {"x": x}, standard_ops=True)
+
+
+def test_groups_are_rewritten_by_themselves():
+    """Products of matrices become integer operators, and 16-bit nodes beside them regions."""
+    before, others = layers(["MatMul"] * 3), layers(["Mul"], "uint16")
+    joined = compose.merge_models(
+        before, compose.add_prefix(others, "wide_"), io_map=[(before.graph.output[0].name, "wide_x")], outputs=["wide_y_0_back"]
+    )
+    kinds = operators(optimize(joined))
+    assert kinds == ["Quantize", *["QLinearMatMul"] * 3, "Dequantize", "Region"]
+    x = np.random.default_rng(53).normal(0, 1, (4, 64)).astype(np.float32)
+    (y,), (expected,) = (each.run(None, {"x": x}) for each in (quark_numba.InferenceSession(joined), exact_session(joined)))
+    np.testing.assert_allclose(y, expected, rtol=0, atol=0.0625 + 1e-3)  # a step of 8 bits
+
+
+def test_unknown_shapes():
+    """Some dimensions are unknown, and some models say -1 there."""
+    for name in ("batch", -1):
+        for kinds, shape, is_faster in [(["MatMul"] * 4, (4, 64), True), (["Conv", "Mul", "Mul"], IMAGES, False)]:
+            before = layers(kinds, shape=shape)
+            for dimension in (before.graph.input[0].type.tensor_type.shape.dim[index] for index in {0, len(shape) - 2} - {1}):
+                dimension.Clear()
+                if name == -1:
+                    dimension.dim_value = name
+                else:
+                    dimension.dim_param = name
+            assert any(each.startswith("QLinear") for each in operators(optimize(before))) is is_faster
+
+
+def test_subgraphs():
+    """Nodes of a branch are found as well."""
+    inner = onnx.shape_inference.infer_shapes(layers(["MatMul"] * 2)).graph
+    branch = helper.make_graph(inner.node, "branch", [], inner.output, inner.initializer, value_info=inner.value_info)
+    same = helper.make_tensor_value_info("same", onnx.TensorProto.FLOAT, None)
+    plain = helper.make_graph([helper.make_node("Identity", ["x"], ["same"])], "plain", [], [same])
+    nodes = [helper.make_node("If", ["condition"], ["y"], then_branch=branch, else_branch=plain)]
+    before = model(nodes, [("condition", "bool", []), ("x", "float32", (4, 64))], [("y", "float32", None)], domains=[])
+    after = optimize(before)
+    (attribute,) = [each for each in after.graph.node[0].attribute if each.name == "then_branch"]
+    assert [each.op_type for each in attribute.g.node] == ["Quantize", "QLinearMatMul", "QLinearMatMul", "Dequantize"]
+    feeds = {"condition": np.array(True), "x": np.random.default_rng(54).normal(0, 1, (4, 64)).astype(np.float32)}
+    (y,), (expected,) = (each.run(None, feeds) for each in (quark_numba.InferenceSession(before), exact_session(before)))
+    np.testing.assert_allclose(y, expected, rtol=0, atol=0.07)
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
+@pytest.mark.parametrize("disabled", [False, True])
+def test_sessions_without_integer_operators(level, disabled):
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    if disabled:
+        options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
+    before = layers(["MatMul"])
+    with prepared(Source(before), options, is_native=True) as made:
+        has_integers = not disabled and level in ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+        assert ("QLinearMatMul" in operators(onnx.load_from_string(made.source))) is has_integers
+
+
+def test_the_options_stay():
+    options = onnxruntime.SessionOptions()
+    quark_numba.InferenceSession(layers(["MatMul"]), options)
+    assert entry(options, DISABLE_QUANT_QDQ) is None

@@ -1,0 +1,166 @@
+"""The passes `standard_operators` and `own_operators`: which of ONNX's own nodes are left to ONNX Runtime, and the names of the
+others."""
+
+import ml_dtypes
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import helper, parser
+from onnx_models import model
+from rewritten_models import X, assert_same_values, constant, operators, pair, scale_and_zero_point
+
+import quark_numba
+from quark_numba import optimize
+from quark_numba.models.model_files import Source
+from quark_numba.rewriting.optimize import optimized
+from quark_numba.session.prepared import prepared
+
+pytestmark = pytest.mark.compiled
+
+
+def test_integer_models_are_onnx_runtimes():
+    nodes = [*pair(domain=""), helper.make_node("Relu", ["y"], ["z"])]
+    values = [("x", "float32", X.shape)], [("z", "float32", X.shape)]
+    before = model(nodes, *values, initializers=scale_and_zero_point(), domains=[])
+    result = optimized(before, standard_ops=False, regions=False)
+    assert operators(result.model) == operators(before)
+    assert {text for _, text in result.left} == {"ONNX Runtime may fuse it with its neighbours into an integer operator"}
+    before.graph.value_info.append(helper.make_tensor_value_info("x", 1, X.shape))
+    result = optimized(before, standard_ops=True, regions=False)
+    assert operators(result.model) == ["QuantizeDequantizeLinear", "Relu"]
+    assert_same_values(before, result.model, {"x": X})
+
+
+def test_what_onnx_runtime_computes_otherwise_is_its_own():
+    """Operators stay if ONNX Runtime's result may differ from the specification's, for example with float8 types."""
+    nodes = [*pair("weight", domain=""), helper.make_node("Add", ["x", "y"], ["z"])]
+    initializers = [constant("weight", [-1e-9, 3.0], np.float32), *scale_and_zero_point("float8e4m3fn")]
+    before = model(nodes, ["x"], ["z"], initializers=initializers, domains=[])
+    assert operators(optimize(before, standard_ops=False)) == operators(before)
+    for standard_ops in (True, None):
+        assert operators(optimize(before, standard_ops=standard_ops)) == ["Add"]
+
+
+def test_int32_zero_points_are_onnx_runtimes():
+    """In ONNX Runtime, the difference between an int32 code and its zero point wraps around."""
+    nodes = [helper.make_node("DequantizeLinear", ["codes", "scale", "zero_point"], ["y"], domain="com.microsoft")]
+    nodes.append(helper.make_node("Add", ["x", "y"], ["z"]))
+    for zero_point, left in [(5, True), (0, False)]:
+        initializers = [
+            *scale_and_zero_point("int32", 0.3, zero_point),
+            constant("codes", [[[2**31 - 1]], [[-(2**31)]]], np.int32),
+        ]
+        before = model(nodes, ["x"], ["z"], initializers=initializers, domains=["com.microsoft"])
+        assert (operators(optimize(before, standard_ops=False)) == operators(before)) is left
+        if not left:  # older releases of ONNX Runtime refuse to run the model with zero point 5
+            assert_same_values(before, optimize(before), {"x": X})
+
+
+@pytest.mark.parametrize("standard_ops", [None, True])
+def test_no_node_keeps_a_name_that_onnx_runtimes_optimisers_know(standard_ops):
+    """Neither in branches nor in local functions that are not inlined."""
+    before = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
+        g (bool c, int8[2, 4] x) => (float[] o, float[] p) <float s = {0.5}, int8[1] z = {1}, float[1] t = {0.25}> {
+          o = If (c) <
+            then_branch: graph = yes () => (float[] y) { y = DequantizeLinear (x, t, z) },
+            else_branch: graph = no () => (float[] n) { k = com.microsoft.DequantizeLinear (x, t, z) n = Neg (k) } >
+          p = local.f (o, s)
+        }
+        <domain: "local", opset_import: ["" : 10]> f (a, s) => (b) {
+          q = QuantizeLinear (a, s)
+          b = DequantizeLinear (q, s)
+          r = Resize (a, s)
+        }
+        """)
+    before.opset_import.add(domain="com.microsoft", version=1)
+    after = optimized(before, standard_ops=standard_ops).model
+    branches = [attribute.g for node in after.graph.node for attribute in node.attribute if attribute.HasField("g")]
+    found = [node.op_type for graph in (*branches, *after.functions) for node in graph.node]
+    assert sorted(found) == ["Dequantize", "Dequantize", "Dequantize", "Neg", "Quantize", "Resize"]
+    assert "quark_numba" in {each.domain for each in after.functions[0].opset_import}
+
+
+def test_types_of_codes_are_known_without_shapes():
+    """A session infers the type of codes from the zero point, which is written where the model gives a type alone."""
+    before = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[] x, int8[] z, float s) => (float[] y) {
+          q = QuantizeLinear <output_dtype = 3> (x, s)
+          y = DequantizeLinear (q, s, z)
+        }""")
+    x = np.random.default_rng(0).normal(0, 9, (3, 5)).astype(np.float32)
+    feeds = {"x": x, "z": np.array(3, np.int8), "s": np.array(0.25, np.float32)}
+    (y,) = quark_numba.InferenceSession(before).run(None, feeds)
+    assert np.array_equal(y, (np.rint(x / 0.25).clip(-128, 127) - 3) * 0.25)
+
+
+def test_other_execution_providers():
+    """They may have integer operators of their own, so that all nodes stay."""
+    nodes = [*pair(domain=""), helper.make_node("Relu", ["y"], ["z"])]
+    values = [("x", "float32", X.shape)], [("z", "float32", X.shape)]
+    before = model(nodes, *values, initializers=scale_and_zero_point(), domains=[])
+    for providers, is_left in [
+        (["OpenVINOExecutionProvider", "CPUExecutionProvider"], True),
+        (["CPUExecutionProvider"], False),
+    ]:
+        with prepared(Source(before), onnxruntime.SessionOptions(), providers, is_native=True) as made:
+            assert any("Linear" in operator for operator, _ in made.left) is is_left
+
+
+def test_constants_beside_onnx_runtimes_nodes_stay_quantized():
+    """ONNX Runtime would quantize floats anew, to 8 bits."""
+    nodes = [
+        *pair(domain=""),
+        *pair("weight", "weight_codes", "w", ("fine", "wide_zero_point")),
+        helper.make_node("MatMul", ["y", "w"], ["v"]),
+        *pair("v", "v_codes", "z", domain=""),
+    ]
+    weight = np.random.default_rng(1).integers(-1000, 1001, (6, 5)).astype(np.float32) / 1024
+    initializers = [*scale_and_zero_point("int8", 0.125), constant("weight", weight), constant("fine", 2.0**-10, np.float32)]
+    initializers.append(constant("wide_zero_point", 0, np.int16))
+    before = model(nodes, [("x", "float32", X.shape)], ["z"], initializers=initializers)
+    result = optimized(before, standard_ops=False)
+    assert operators(result.model) == operators(before)
+    for standard_ops in (None, True, False):
+        (z,) = quark_numba.InferenceSession(before, standard_ops=standard_ops).run(None, {"x": X})
+        x = np.rint(X / 0.125).clip(-128, 127) * 0.125
+        assert np.array_equal(z, np.rint(x @ weight.astype(np.float64) / 0.125).clip(-128, 127) * 0.125)
+
+
+@pytest.mark.parametrize("standard_ops", [None, True])
+def test_no_optimiser_quantizes_the_input_of_kept_codes(standard_ops):
+    """ONNX Runtime turns a DequantizeLinear in front of a MatMul into a product that quantizes its other input."""
+    random = np.random.default_rng(2)
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=1), helper.make_node("MatMul", ["x", "d"], ["y"])]
+    codes, scale = random.integers(-8, 8, (64, 32)).astype(ml_dtypes.int4), np.exp2(random.integers(-4, 0, 32))
+    before = model(
+        nodes,
+        [("x", "float32", [3, 64])],
+        ["y"],
+        initializers=[constant("w", codes), constant("s", scale, np.float32)],
+        domains=[],
+    )
+    x = random.integers(-99, 99, (3, 64)).astype(np.float32) / 64
+    for keep_codes in (True, False):
+        after = optimize(before, keep_codes=keep_codes, standard_ops=standard_ops)
+        options = onnxruntime.SessionOptions()
+        quark_numba.register(options)
+        for session in (
+            quark_numba.InferenceSession(before, keep_codes=keep_codes, standard_ops=standard_ops),
+            onnxruntime.InferenceSession(after.SerializeToString(), options),
+        ):
+            assert np.array_equal(session.run(None, {"x": x})[0], x @ (codes.astype(np.float64) * scale))
+
+
+def test_codes_of_a_type_that_onnx_runtime_lacks():
+    """Codes of a type that ONNX Runtime lacks are an output of the graph."""
+    nodes = [helper.make_node("QuantizeLinear", ["x", "scale", "zero_point"], ["y"])]
+    scale = constant("scale", 0.5, ml_dtypes.bfloat16)
+    zero_point = constant("zero_point", 0, np.int8)
+    before = model(
+        nodes, [("x", "bfloat16", [4])], [("y", "int8", [4])], initializers=[scale, zero_point], domains=[], opset=25
+    )
+    x = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.float32([1, 2, -3, 900]).astype(ml_dtypes.bfloat16), 16)
+    for standard_ops in (None, False):
+        loaded = quark_numba.InferenceSession(before, standard_ops=standard_ops)
+        (y,) = loaded.run_with_ort_values(None, {"x": x})
+        assert y.numpy().tolist() == [2, 4, -6, 127]
