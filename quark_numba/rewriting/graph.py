@@ -136,6 +136,7 @@ class Graph:
         self._inferred: dict[ir.Value, Inferred] | None = None
         # Some exporters list weights as graph inputs, too, as IR version 3 wanted it. These become constants alone, so that a
         # session refuses to be fed with them. If every input has an initializer, these are the defaults of real inputs.
+        self._inputs = [*model.graph.inputs]
         weights = [value for value in model.graph.inputs if value.is_initializer()]
         if model.ir_version >= 4 and len(weights) < len(model.graph.inputs):
             for value in weights:
@@ -382,6 +383,10 @@ class Graph:
         self.model.opset_imports.setdefault(operator.domain, operator.since_version)
         self.find(new)
         return self._nodes[new]
+
+    def restore_inputs(self) -> None:
+        """Let the model have all its inputs again, for a model that stays as it is."""
+        self.model.graph.inputs[:] = self._inputs
 
     def remove(self, node: Node, what: str) -> None:
         """Remove a node that nothing uses, and the constants and the package's nodes that only this node used."""

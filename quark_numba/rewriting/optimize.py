@@ -109,8 +109,8 @@ def optimize(
         Whether nodes of ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. None: all of
         them, and groups of 8-bit nodes become ONNX Runtime's integer operators if these are estimated to be faster. Their codes
         may differ by one, where a result is within a thousandth of a step of the middle between two. True: all, and without
-        integer operators. False, for other execution providers than the CPU's: none if they quantize activations anywhere in
-        the model, or if ONNX Runtime's results may differ from the specification's.
+        integer operators. False, for other execution providers than the CPU's: none of those for which ONNX Runtime's results
+        may differ from the specification's. If they quantize activations anywhere, the whole model stays as it is.
     regions : bool
         Whether to write ``quark_numba::Region``, ``Quantize`` and ``Dequantize``, which only the native backend of
         `register` provides.
@@ -202,7 +202,7 @@ def optimized(
             replaced=replaced,
             integers=integers,
         )
-        for each in PASSES:
+        for each in (own_operators,) if standard_operators.stays(graph) else PASSES:
             each.rewrite(graph)
             graph.sweep()
         return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left)

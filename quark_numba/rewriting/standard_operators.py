@@ -8,32 +8,42 @@ from .graph import Graph, Node, Operand
 from .onnx_runtime import has_kernels
 
 _FUSED = "ONNX Runtime may fuse it with its neighbours into an integer operator"
-_QUANTIZED_ANEW = "ONNX Runtime might quantize its folded output anew, to fuse it into an integer operator"
+_BESIDE = "ONNX Runtime may fuse ONNX's own nodes beside it into integer operators"
+
+
+def stays(graph: Graph) -> bool:
+    """Whether the model stays as it is, since ONNX Runtime is to run ONNX's own nodes, and these quantize activations.
+
+    ONNX Runtime fuses such nodes with what is around them, and quantizes float tensors there. So all other nodes stay, too.
+    Only nodes that ONNX Runtime cannot run may get another name."""
+    if graph.standard_ops is not False:
+        return False
+    missing, meanings = _nodes(graph)
+    if not any(isinstance(meaning, Dequantize) and _is_onnx_runtimes(graph, meaning.x) for meaning in meanings.values()):
+        return False
+    others = [node for node in graph.nodes() if node not in graph.reasons and node not in missing]
+    graph.reasons |= {node: _FUSED if node in meanings else _BESIDE for node in others}
+    graph.restore_inputs()
+    return True
 
 
 def rewrite(graph: Graph) -> None:
-    """With `standard_ops` = False, leave all these nodes if they quantize activations anywhere in the model, and with them all
-    quantized constants: ONNX Runtime fuses both, and quantizes a float constant beside them. Otherwise leave only nodes with
-    types for which ONNX Runtime's results may differ from the specification's. Nodes that ONNX Runtime cannot run are none of
-    these, and neither are nodes that compute scales for those alone."""
-    if graph.standard_ops is not False:
-        return
-    standard = [node for node in graph.nodes() if node.is_standard]
-    meanings = {node: graph.meaning(node) for node in standard if node not in graph.reasons}
+    """With `standard_ops` = False, leave nodes with types for which ONNX Runtime's results may differ from the specification's.
+    Nodes that ONNX Runtime cannot run are none of these, and neither are nodes that compute scales for those alone."""
+    if graph.standard_ops is False:
+        for node, meaning in _nodes(graph)[1].items():
+            if _may_differ(meaning):
+                graph.reasons[node] = "ONNX Runtime's result may differ from the specification's"
+
+
+def _nodes(graph: Graph) -> tuple[set[Node], dict[Node, Affine[Operand]]]:
+    """Return ONNX's own nodes that ONNX Runtime cannot run, and the others with their meanings. Nodes that compute nothing but
+    scales of the former are neither."""
+    found = {node: graph.meaning(node) for node in graph.nodes() if node.is_standard and node not in graph.reasons}
+    meanings = {node: meaning for node, meaning in found.items() if isinstance(meaning, Affine)}
     missing = {node for node, meaning in meanings.items() if not is_run_by_onnx_runtime(node, meaning)}
-    meanings = {node: each for node, each in meanings.items() if node not in missing and not _is_scale_of(graph, node, missing)}
-    is_integer_model = any(
-        isinstance(meaning, Dequantize) and _is_onnx_runtimes(graph, meaning.x) for meaning in meanings.values()
-    )
-    for node, meaning in meanings.items():
-        assert isinstance(meaning, Affine)
-        if is_integer_model:
-            graph.reasons[node] = _FUSED
-        elif _may_differ(meaning):
-            graph.reasons[node] = "ONNX Runtime's result may differ from the specification's"
-    if is_integer_model:
-        others = [node for node in graph.nodes() if node not in graph.reasons and node not in missing]
-        graph.reasons |= dict.fromkeys([node for node in others if _is_computed_from_constants(graph, node)], _QUANTIZED_ANEW)
+    of_missing = {node for node in meanings if node not in missing and _is_scale_of(graph, node, missing)}
+    return missing, {node: meaning for node, meaning in meanings.items() if node not in missing | of_missing}
 
 
 def _may_differ(meaning: Affine[Operand]) -> bool:
@@ -65,9 +75,3 @@ def _is_onnx_runtimes(graph: Graph, codes: Operand) -> bool:
     if producer is None or not isinstance(quantize, Quantize):
         return not codes.is_constant
     return producer.is_standard and not quantize.x.is_constant
-
-
-def _is_computed_from_constants(graph: Graph, node: Node) -> bool:
-    """Whether the package's nodes compute the x of a node from constants."""
-    producer = graph.node(node.x.producer())
-    return graph.tensor(node.x) is not None if producer is None else _is_computed_from_constants(graph, producer)

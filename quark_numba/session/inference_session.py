@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +15,14 @@ from ..compiling import memory
 from ..dialects import refused
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
-from ..ort import entry, register
+from ..ort import DISABLE_QUANT_QDQ, entry, register
 from . import initializers
 from .prepared import prepared
+
+_log = logging.getLogger(__name__)
+
+# ONNX Runtime's optimisers of quantization nodes that DISABLE_QUANT_QDQ does not turn off.
+_OF_CLIPS = ("ClipQuantRewrite", "ReluQuantRewrite")
 
 
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # which has no types
@@ -94,7 +100,13 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             source = files.enter_context(make(providers))
             self._has_files = source != path_or_bytes and isinstance(source, str)
             with _of_files(source, options) if self._has_files else contextlib.nullcontext():
-                super().__init__(source, options, providers, provider_options, **named)
+                try:
+                    super().__init__(source, options, providers, provider_options, **named)
+                except Exception as error:
+                    reraise_of_signal_handler(error)
+                    with _without_fusions(options, error):
+                        disabled = {"disabled_optimizers": [*(named.get("disabled_optimizers") or ()), *_OF_CLIPS]}
+                        super().__init__(source, options, providers, provider_options, **named | disabled)
             # It would keep a model in memory, which only the files of a path are made from again.
             self._make = make if self._has_files and isinstance(path_or_bytes, (str, os.PathLike)) else None
             # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they
@@ -120,6 +132,24 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             with _of_files(self._model_path, self._options):
                 super().set_providers(providers, provider_options)
             self._files = files.pop_all() if os.name == "nt" else None
+
+
+@contextlib.contextmanager
+def _without_fusions(options: onnxruntime.SessionOptions, refusal: Exception) -> Iterator[None]:
+    """For the context, let ONNX Runtime fuse no quantization nodes: it refuses some models only for what it makes of these.
+    Raise the first refusal if it refuses this model in any case."""
+    before = entry(options, DISABLE_QUANT_QDQ)
+    if before == "1":
+        raise refusal
+    options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
+    try:
+        yield
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        raise refusal from None
+    finally:
+        options.add_session_config_entry(DISABLE_QUANT_QDQ, before or "0")
+    _log.warning("ONNX Runtime fuses no quantization nodes in this session, as it refused the model with them: %s", refusal)
 
 
 @contextlib.contextmanager

@@ -106,8 +106,8 @@ def test_other_execution_providers():
             assert any("Linear" in operator for operator, _ in made.left) is is_left
 
 
-def test_constants_beside_onnx_runtimes_nodes_stay_quantized():
-    """ONNX Runtime would quantize floats anew, to 8 bits."""
+def test_what_is_beside_onnx_runtimes_nodes_stays():
+    """ONNX Runtime would quantize folded weights anew, to 8 bits."""
     nodes = [
         *pair(domain=""),
         *pair("weight", "weight_codes", "w", ("fine", "wide_zero_point")),
