@@ -70,7 +70,7 @@ def add_standard_ops(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--standard-ops",
         action=argparse.BooleanOptionalAction,
-        help="rewrite ONNX's own quantization nodes, too (default: those that ONNX Runtime does not run faster on integers)",
+        help="run all of ONNX's own quantization nodes in float, or none (default: on integers where that is faster)",
     )
 
 
