@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Backend", "get_library_path", "register"]
 
-# ONNX Runtime's entry that keeps its optimiser from moving, fusing and dropping quantization nodes.
+# ONNX Runtime's entries that keep its optimisers from moving, fusing and dropping quantization nodes. The first does not reach
+# the optimisers that the second names.
 DISABLE_QUANT_QDQ = "session.disable_quant_qdq"
+DISABLED_OPTIMIZERS = "optimization.disable_specified_optimizers"
+NO_FUSIONS = {DISABLE_QUANT_QDQ: "1", DISABLED_OPTIMIZERS: "ClipQuantRewrite;ReluQuantRewrite"}
 
 Backend = Literal["native", "extensions"]
 
@@ -36,9 +39,10 @@ def register(
     standard_ops : bool
         Also replace ONNX Runtime's QuantizeLinear and DequantizeLinear (native only; ONNX Runtime 1.31 or later). The
         replacements have all types of opset 10 to 25. Its CPU provider refuses bfloat16 and float4e2m1 data, bfloat16 and
-        float8e8m0 scales, int32 x, `precision` and `output_dtype`. This also sets `session.disable_quant_qdq`, unless
-        `session_options` have that entry. Otherwise ONNX Runtime would fuse quantization nodes with their neighbours into
-        integer operators, which lack these types. With it the model computes in float, as it is written.
+        float8e8m0 scales, int32 x, `precision` and `output_dtype`. This also sets `session.disable_quant_qdq` and
+        `optimization.disable_specified_optimizers`, unless `session_options` have these entries. Otherwise ONNX Runtime would
+        fuse quantization nodes with their neighbours into integer operators, which lack these types. So the model computes in
+        float, as it is written.
 
     Returns
     -------
@@ -81,8 +85,9 @@ def register(
         else:
             if standard_ops:
                 session_options.add_session_config_entry(STANDARD_OPS, "1")
-                if entry(session_options, DISABLE_QUANT_QDQ) is None:
-                    session_options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
+                for name, value in NO_FUSIONS.items():
+                    if entry(session_options, name) is None:
+                        session_options.add_session_config_entry(name, value)
             session_options.register_custom_ops_library(path)
             return "native"
     from . import extensions

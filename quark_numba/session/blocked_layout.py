@@ -23,7 +23,7 @@ from onnx import helper
 
 from ..errors import reraise_of_signal_handler
 from ..models import model_files
-from ..ort import entry, register
+from ..ort import DISABLED_OPTIMIZERS, entry, register
 from ..rewriting.fusions import optimised_by_onnx_runtime
 from ..rewriting.protos import used_names
 from .blocked_nodes import REGION, WAYS
@@ -31,15 +31,16 @@ from .blocked_tensors import BlockedTensors, Left
 from .blocks import NCHWC, block_size
 
 # The entries of session options that change ONNX Runtime's optimisations.
-_DISABLED_OPTIMIZERS = "session.disable_specified_optimizers"
 ENTRIES = (
+    "optimization.constant_folding_max_output_size_in_bytes",
     "optimization.enable_cast_chain_elimination",
     "optimization.enable_gelu_approximation",
     "optimization.minimal_build_optimizations",
     "session.disable_aot_function_inlining",
     "session.disable_double_qdq_remover",
+    "session.disable_qdq_constant_folding",
     "session.disable_quant_qdq",
-    _DISABLED_OPTIMIZERS,
+    DISABLED_OPTIMIZERS,
     "session.enable_quant_qdq_cleanup",
 )
 
@@ -116,7 +117,7 @@ def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: M
         raise Left("graph_optimization_level is not ORT_ENABLE_ALL")
     if options.optimized_model_filepath:
         raise Left("optimized_model_filepath is set")
-    disabled = {*(named.get("disabled_optimizers") or ()), *(entry(options, _DISABLED_OPTIMIZERS) or "").split(";")}
+    disabled = {*(named.get("disabled_optimizers") or ()), *(entry(options, DISABLED_OPTIMIZERS) or "").split(";")}
     if "NchwcTransformer" in disabled:
         raise Left("NchwcTransformer is disabled")
     try:

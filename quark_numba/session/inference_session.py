@@ -15,14 +15,11 @@ from ..compiling import memory
 from ..dialects import refused
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
-from ..ort import DISABLE_QUANT_QDQ, entry, register
+from ..ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, NO_FUSIONS, entry, register
 from . import initializers
 from .prepared import prepared
 
 _log = logging.getLogger(__name__)
-
-# ONNX Runtime's optimisers of quantization nodes that DISABLE_QUANT_QDQ does not turn off.
-_OF_CLIPS = ("ClipQuantRewrite", "ReluQuantRewrite")
 
 
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # which has no types
@@ -105,8 +102,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                 except Exception as error:
                     reraise_of_signal_handler(error)
                     with _without_fusions(options, error):
-                        disabled = {"disabled_optimizers": [*(named.get("disabled_optimizers") or ()), *_OF_CLIPS]}
-                        super().__init__(source, options, providers, provider_options, **named | disabled)
+                        super().__init__(source, options, providers, provider_options, **named)
             # It would keep a model in memory, which only the files of a path are made from again.
             self._make = make if self._has_files and isinstance(path_or_bytes, (str, os.PathLike)) else None
             # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they
@@ -138,17 +134,20 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 def _without_fusions(options: onnxruntime.SessionOptions, refusal: Exception) -> Iterator[None]:
     """For the context, let ONNX Runtime fuse no quantization nodes: it refuses some models only for what it makes of these.
     Raise the first refusal if it refuses this model in any case."""
-    before = entry(options, DISABLE_QUANT_QDQ)
-    if before == "1":
+    before = {name: entry(options, name) for name in NO_FUSIONS}
+    if before == NO_FUSIONS:
         raise refusal
-    options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
+    for name, value in NO_FUSIONS.items():
+        others = before[name] if name == DISABLED_OPTIMIZERS else None
+        options.add_session_config_entry(name, ";".join(filter(None, [value, others])))
     try:
         yield
     except Exception as error:
         reraise_of_signal_handler(error)
         raise refusal from None
     finally:
-        options.add_session_config_entry(DISABLE_QUANT_QDQ, before or "0")
+        for name, default in ((DISABLE_QUANT_QDQ, "0"), (DISABLED_OPTIMIZERS, "")):
+            options.add_session_config_entry(name, before[name] or default)
     _log.warning("ONNX Runtime fuses no quantization nodes in this session, as it refused the model with them: %s", refusal)
 
 

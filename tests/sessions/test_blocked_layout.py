@@ -306,7 +306,7 @@ def test_when_it_is_left_alone(tmp_path):
     ):
         assert blocked_layout.blocked(source, options(), *arguments, **named).left == {reason: 4}
     given = options()
-    given.add_session_config_entry("session.disable_specified_optimizers", "A;NchwcTransformer")
+    given.add_session_config_entry("optimization.disable_specified_optimizers", "A;NchwcTransformer")
     assert blocked_layout.blocked(source, given).left == {"NchwcTransformer is disabled": 4}
     assert blocked_layout.blocked(source, options(), [("CPUExecutionProvider", {})]).kept == 4
     assert blocked_layout.blocked(onnx.ModelProto(), options()) == (None, 0, {})
