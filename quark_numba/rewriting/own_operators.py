@@ -8,7 +8,6 @@ stay."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import onnx_ir as ir
@@ -18,7 +17,8 @@ from ..declaration import Operator, Quantize
 from ..element_types import UINT8
 from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
-from .graph import Graph, Left, Node
+from .graph import Graph, Left, Node, Operand
+from .onnx_runtime import has_kernels
 from .pairs import zeros
 from .standard_operators import is_run_by_onnx_runtime
 
@@ -51,14 +51,33 @@ def rewrite(graph: Graph) -> None:
         meaning = graph.meaning(node)
         if isinstance(meaning, Quantize) and len(inputs) == 2 and meaning.element_type is not UINT8:
             # A session infers the type of the codes from the zero point, and from the attribute only if it knows x's shape.
-            with suppress(Left):
+            try:
                 inputs.append(zeros(graph, node, meaning, zero_points))
+            except Left:
+                inputs += _computed_zeros(graph, node, meaning)
         new = graph.replace(node, OWN[node.operator.operation], inputs, node.attributes, RENAMED)
         if reason:
             graph.reasons[new] = reason
     if graph.regions and graph.standard_ops is not False:
         for function in graph.model.functions.values():
             _rename(function)
+
+
+def _computed_zeros(graph: Graph, node: Node, meaning: Quantize[Operand]) -> list[ir.Value]:
+    """Return zeros of the shape of a scale, which is known in a run alone; nothing if ONNX Runtime cannot make them."""
+    codes, of_graph = meaning.element_type, node.node.graph
+    assert of_graph
+    if codes is None or not has_kernels("", "Cast", [codes.name]):
+        return []
+    value = meaning.scale.value
+    steps = {"Shape": ir.DataType.INT64, "ConstantOfShape": ir.DataType.FLOAT, "Cast": ir.DataType(codes.number)}
+    for name, dtype in steps.items():
+        attributes = {"to": codes.number} if name == "Cast" else {}
+        made = ir.node(name, [value], attributes)
+        (value,) = made.outputs
+        value.name, value.type = graph.unused_name(f"{node.y.name}_zero_point"), ir.TensorType(dtype)
+        of_graph.insert_before(node.node, made)
+    return [value]
 
 
 def _is_held(graph: Graph, node: Node) -> bool:

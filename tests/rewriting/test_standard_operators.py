@@ -12,6 +12,7 @@ from rewritten_models import X, assert_same_values, constant, operators, pair, s
 import quark_numba
 from quark_numba import optimize
 from quark_numba.models.model_files import Source
+from quark_numba.ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, entry
 from quark_numba.rewriting.optimize import optimized
 from quark_numba.session.prepared import prepared
 
@@ -80,13 +81,17 @@ def test_no_node_keeps_a_name_that_onnx_runtimes_optimisers_know(standard_ops):
     assert "quark_numba" in {each.domain for each in after.functions[0].opset_import}
 
 
-def test_types_of_codes_are_known_without_shapes():
+@pytest.mark.parametrize("scale", ["float s", "float[] s"])
+def test_types_of_codes_are_known_without_shapes(scale):
     """A session infers the type of codes from the zero point, which is written where the model gives a type alone."""
-    before = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
-        g (float[] x, int8[] z, float s) => (float[] y) {
-          q = QuantizeLinear <output_dtype = 3> (x, s)
-          y = DequantizeLinear (q, s, z)
-        }""")
+    before = parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[] x, int8[] z, {scale}) => (float[] y) {{
+          t = Identity (s)
+          q = QuantizeLinear <output_dtype = 3> (x, t)
+          y = DequantizeLinear (q, t, z)
+        }}""")
+    for each in before.graph.input[: 3 if "[]" in scale else 2]:
+        each.type.tensor_type.ClearField("shape")
     x = np.random.default_rng(0).normal(0, 9, (3, 5)).astype(np.float32)
     feeds = {"x": x, "z": np.array(3, np.int8), "s": np.array(0.25, np.float32)}
     (y,) = quark_numba.InferenceSession(before).run(None, feeds)
@@ -164,3 +169,37 @@ def test_codes_of_a_type_that_onnx_runtime_lacks():
         loaded = quark_numba.InferenceSession(before, standard_ops=standard_ops)
         (y,) = loaded.run_with_ort_values(None, {"x": x})
         assert y.numpy().tolist() == [2, 4, -6, 127]
+
+
+def test_a_model_that_onnx_runtime_refuses_for_its_fusions(caplog):
+    """ONNX Runtime's optimiser of Clip knows no codes of 4 bits in com.microsoft."""
+    nodes = [*pair(y="d", domain="com.microsoft"), helper.make_node("Clip", ["d", "low", "high"], ["c"])]
+    nodes += pair("c", "codes_of_c", domain="com.microsoft")
+    initializers = [*scale_and_zero_point("int4", 0.5, -3), constant("low", 0, np.float32), constant("high", 5, np.float32)]
+    before = model(nodes, [("x", "float32", X.shape)], ["y"], initializers=initializers, domains=["com.microsoft"], opset=13)
+    with pytest.raises(Exception, match="clip_quantizelinear"):
+        onnxruntime.InferenceSession(before.SerializeToString())
+    expected = (np.rint(X / 0.5).clip(-5, 10) * 0.5).clip(0, 5)
+    options = onnxruntime.SessionOptions()
+    quark_numba.register(options, standard_ops=True)
+    drop_in = onnxruntime.InferenceSession(before.SerializeToString(), options)
+    assert np.array_equal(drop_in.run(None, {"x": X})[0], expected)
+    for standard_ops, is_logged in [(None, False), (True, False), (False, True)]:
+        caplog.clear()
+        options = onnxruntime.SessionOptions()
+        (y,) = quark_numba.InferenceSession(before, options, standard_ops=standard_ops).run(None, {"x": X})
+        assert np.array_equal(y, expected)
+        assert ("refused the model" in caplog.text) is is_logged
+        if not standard_ops:
+            assert entry(options, DISABLE_QUANT_QDQ) in (None, "0")
+            assert not entry(options, DISABLED_OPTIMIZERS)
+
+
+def test_a_model_that_is_refused_in_any_case():
+    nodes = [*pair(domain=""), helper.make_node("Reshape", ["y", "shape"], ["z"])]
+    before = model(
+        nodes, ["x"], ["z"], initializers=[*scale_and_zero_point(), constant("shape", [2.5], np.float32)], domains=[]
+    )
+    for standard_ops in (None, True, False):
+        with pytest.raises(Exception, match="Reshape"):
+            quark_numba.InferenceSession(before, standard_ops=standard_ops)
