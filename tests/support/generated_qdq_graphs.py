@@ -245,7 +245,7 @@ class Builder(generated_graphs.Builder):
         axis = self.one(right) if has_axis and right and self.chance(0.85) else int(self.random.integers(len(shape)))
         kind = "int8" if is_float else kind
         domain = self.one(self.domains(kind))
-        if not has_axis or kind in FLOAT8 or kind == "bfloat16" or (self.opset < 13 and domain == ONNX):
+        if not has_axis or 0 in shape or kind in FLOAT8 or kind == "bfloat16" or (self.opset < 13 and domain == ONNX):
             axis = None
         numbers, codes, p = self.weight_codes(shape, fan_in, kind, domain, axis=axis)
         if kind == "int4" and domain == ONNX and len(shape) == 2 and self.opset >= 21 and self.chance(0.4):
@@ -255,7 +255,7 @@ class Builder(generated_graphs.Builder):
         self.weight_grid = max(1, -math.floor(math.log2(p.scale.min())))
         self.weight_scale = None if p.block_size or is_float else p.scale
         rest = lambda k: np.abs(w).sum(axis=tuple(set(range(w.ndim)) - {k}))  # noqa: E731
-        sums = max(1.0, *(float(rest(k).max()) for k in right or range(w.ndim)))
+        sums = max(1.0, *(float(rest(k).max(initial=0)) for k in right or range(w.ndim)))
         if is_float:
             return self.constant(w), sums
         if self.chance(0.25) and kind != "int32" and not p.block_size:
@@ -288,6 +288,8 @@ class Builder(generated_graphs.Builder):
     # Nodes whose older versions have attributes in place of inputs.
 
     def put(self, operator, *inputs, count=1, domain="", **attributes):
+        if operator == "Resize" and self.opset < 13 and len(inputs) == 4:
+            inputs = [*inputs[:2], self.constant([1, 1, 2, 2], np.float32)]  # instead of sizes, which the oracle lacks here
         if self.opset < 11 and operator in ("Clip", "Pad") and not domain:
             arrays = {each.name: onnx.numpy_helper.to_array(each) for each in self.initializers}
             x, *others = inputs
@@ -365,6 +367,7 @@ def lookup(b, x):
     """A function of 8-bit codes, whose result is quantized to 8 bits: a table of codes."""
     x = b.pair(x, b.one(["int8", "uint8"]))
     y = b.unary(b.one(["Sigmoid", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid"]), x, bound=max(1, x.bound), grid=x.grid + 8)
+    b.shapes.pop(y.name, None)  # no output: only its codes are exact
     return b.pair(y, b.one(["int8", "uint8"]))
 
 
@@ -441,8 +444,7 @@ def integer_operator(b, x):
         return None
     kind = b.one(["int8", "uint8", "uint8"])
     p = b.parameters(kind, x.shape, x.bound, x.grid, per_tensor=True, domain=ONNX)
-    p = p._replace(scale=p.scale.reshape(()), zero_point=p.zero_point.reshape(()))
-    p = p._replace(scale_name=b.parameter(p.scale), zero_point_name=b.parameter(p.zero_point))
+    p = scalar(b, p)
     if len(x.shape) == 2 and x.shape[1] < 400 and b.opset >= 11 and b.chance(0.2):
         return dynamic(b, x)
     codes = b.node("Quantize", x, p)
@@ -450,6 +452,12 @@ def integer_operator(b, x):
     x = x._replace(name=codes, bound=bound, grid=grid)
     has_weight = (len(x.shape) == 2 or 3 <= len(x.shape) <= 4) and x.shape[1] <= 600 and b.chance(0.6)
     return (product if has_weight else coded_operator)(b, x, p, kind)
+
+
+def scalar(b, p):
+    """Return parameters without dimensions."""
+    p = p._replace(scale=p.scale.reshape(()), zero_point=p.zero_point.reshape(()))
+    return p._replace(scale_name=b.parameter(p.scale), zero_point_name=b.parameter(p.zero_point))
 
 
 def named(p):
@@ -467,8 +475,7 @@ def product(b, x, p, kind):
     of_axis = b.chance(0.3) and not is_matrix and not is_integer
     _, codes, w = b.weight_codes(shape, fan_in, "int8" if kind == "int8" else b.one(["int8", "uint8"]), ONNX, axis=0 if of_axis else None)
     if not of_axis:
-        w = w._replace(scale=w.scale.reshape(()), zero_point=w.zero_point.reshape(()))
-        w = w._replace(scale_name=b.parameter(w.scale), zero_point_name=b.parameter(w.zero_point))
+        w = scalar(b, w)
     weight = b.constant(codes, w.zero_point.dtype)
     sums = max(1.0, float(np.abs((codes - w.zero_point.flat[0].astype(float)) * w.scale.max()).sum() / outer * 4))
     out = (x.shape[0], outer, *x.shape[2:])
@@ -480,8 +487,7 @@ def product(b, x, p, kind):
         scale = b.parameter(np.asarray(p.scale * w.scale, np.float32))
         return b.new(y, b.put("Mul", b.put("Cast", y_codes, to=TensorProto.FLOAT), scale))
     q = b.parameters(kind, out, y.bound / 8, y.grid, per_tensor=True, domain=ONNX)
-    q = q._replace(scale=q.scale.reshape(()), zero_point=q.zero_point.reshape(()))
-    q = q._replace(scale_name=b.parameter(q.scale), zero_point_name=b.parameter(q.zero_point))
+    q = scalar(b, q)
     bias = [b.constant(b.random.integers(-500, 500, outer), np.int32)] if b.chance(0.5) else []
     if is_matrix and b.chance(0.5):
         c = bias or [""]
@@ -505,9 +511,9 @@ def coded_operator(b, x, p, kind):
     count = math.prod(x.shape[2:])
     if form == "QLinearGlobalAveragePool" and b.exact and count & (count - 1):
         form = "QLinearAveragePool"
-    q = b.parameters(kind, x.shape, x.bound, x.grid, per_tensor=True, domain=ONNX)
-    q = q._replace(scale=q.scale.reshape(()), zero_point=q.zero_point.reshape(()))
-    q = q._replace(scale_name=b.parameter(q.scale), zero_point_name=b.parameter(q.zero_point))
+    q = scalar(b, b.parameters(kind, x.shape, x.bound, x.grid, per_tensor=True, domain=ONNX))
+    if "Pool" in form:  # ONNX Runtime rounds averages with their zero point: with an even one, ties go to the same code
+        q = scalar(b, q._replace(zero_point=np.asarray(MIDDLES.get(kind, 0), q.zero_point.dtype)))
     if form in ("QLinearAdd", "QLinearMul"):
         y = b.put(form, x, *named(p), x, *named(p), *named(q), domain=MICROSOFT)
     elif form == "QLinearConcat":
@@ -531,8 +537,8 @@ def dynamic(b, x):
     codes, scale, zero_point = b.put("DynamicQuantizeLinear", b.put("Concat", x, ends, axis=1), count=3)
     inner, outer = x.shape[1] + 2, b.one([8, 16])
     _, numbers, w = b.weight_codes((inner, outer), inner, b.one(["int8", "uint8"]), ONNX)
-    w = w._replace(zero_point=w.zero_point.reshape(()))
-    y = b.put("MatMulInteger", codes, b.constant(numbers, w.zero_point.dtype), zero_point, b.parameter(w.zero_point))
+    w = scalar(b, w)
+    y = b.put("MatMulInteger", codes, b.constant(numbers, w.zero_point.dtype), zero_point, w.zero_point_name)
     y = b.put("Mul", b.put("Mul", b.put("Cast", y, to=TensorProto.FLOAT), scale), b.constant(w.scale.max()))
     sums = float(np.abs(numbers).sum(0).max() * w.scale.max()) + 1
     return b.new(x, y, (x.shape[0], outer), 16 * sums, 4 - math.floor(math.log2(w.scale.max())))

@@ -120,6 +120,21 @@ def average_pool(x, *, kernel_shape, count_include_pad=0, ceil_mode=0, **window)
     return sums / windows(np.ones(x.shape), kernel_shape, int(count_include_pad), **window).sum(axes)
 
 
+def over_space(function):
+    return lambda x: function(x, tuple(range(2, x.ndim)), keepdims=True)
+
+
+def mean(x, axes, *, keepdims=True):
+    """Return the mean in float64, NaN of no numbers."""
+    count = math.prod(x.shape[k] for k in axes)
+    return x.sum(axes, np.float64, keepdims=keepdims) / np.float64(count)
+
+
+def reduce_mean(x, given=None, *, axes=None, keepdims=1, noop_with_empty_axes=0):
+    chosen = axes if given is None else given.tolist()
+    return mean(x, tuple(range(x.ndim)) if chosen is None else tuple(k % x.ndim for k in chosen), keepdims=bool(keepdims))
+
+
 # Operators on codes: the result of the float operator on dequantized codes, quantized.
 
 
@@ -156,7 +171,7 @@ def qlinear_average_pool(x, sx, zx, sy, zy, **named):
 
 
 def qlinear_global_average_pool(x, sx, zx, sy, zy):
-    return coded(real(x, sx, zx).mean(tuple(range(2, x.ndim)), keepdims=True), sy, zy)
+    return coded(over_space(mean)(real(x, sx, zx)), sy, zy)
 
 
 def qlinear_unary(function):
@@ -209,6 +224,9 @@ FUNCTIONS = {
     (ONNX, "Flatten"): flatten,
     (ONNX, "MaxPool"): max_pool,
     (ONNX, "AveragePool"): in_float32(average_pool),
+    (ONNX, "GlobalMaxPool"): over_space(np.max),
+    (ONNX, "GlobalAveragePool"): in_float32(over_space(mean)),
+    (ONNX, "ReduceMean"): in_float32(reduce_mean),
     (ONNX, "QLinearConv"): qlinear_conv,
     (ONNX, "QLinearMatMul"): qlinear_matmul,
     (ONNX, "ConvInteger"): conv_integer,
