@@ -1,5 +1,5 @@
-"""Sessions of generated graphs of ONNX's own quantization operators, of dialects and of block formats, in every mode, against plain
-ONNX Runtime without optimisations and an oracle. The rules are in `qdq_sessions`."""
+"""Sessions of generated graphs of ONNX's own quantization operators, of dialects and of block formats, in every mode, against
+plain ONNX Runtime without optimisations and an oracle. The rules are in `qdq_sessions`."""
 
 import pytest
 import qdq_sessions
@@ -19,7 +19,7 @@ def batches(first, last, size, *marks):
 
 
 def assert_right(worker, graphs, seeds):
-    """``python tests/support/qdq_sessions.py FIRST LAST --reduce`` shows the smallest parts of graphs with the same findings."""
+    """``python tests/support/qdq_sessions.py FIRST LAST --reduce`` shows the smallest parts of graphs with these findings."""
     failures, refused = [], []
     for seed in seeds:
         status, found = worker.check(seed, qdq_sessions.modes_of(seed), graphs)

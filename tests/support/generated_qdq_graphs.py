@@ -2,15 +2,14 @@
 other quantization nodes around them, integer operators that a user wrote, and codes that pass through other operators. Imports
 nothing of the package.
 
-`case(seed)` returns a model, several feeds, and whether it is *exact*, as in `generated_graphs`: scales are powers of two, and all
-sums have less than 24 bits. Ties occur."""
+`case(seed)` returns a model, several feeds, and whether it is *exact*, as in `generated_graphs`: scales are powers of two, and
+all sums have less than 24 bits. Ties occur."""
 
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import generated_graphs
-import ml_dtypes
 import numpy as np
 import onnx
 import oracle
@@ -81,8 +80,10 @@ class Builder(generated_graphs.Builder):
         self.rate = self.one([1, 1, 0.75, 0.4])
         self.kind = self.one(["image"] * 4 + ["wide image"] * 3 + ["wide table"] * 3 + ["line", "tokens", "table"])
         self.is_dynamic = self.chance(0.5)
+        self.has_output_dtypes, self.has_sums = self.opset >= 21 and self.chance(0.15), True
         self.shared, self.used, self.codes, self.code_types, self.scale_of = {}, [], [], {}, {}
         self.makers, self.functions = {}, {}
+        self.used_domains, self.value_infos = {MICROSOFT, QUARK}, {}
         self.weight_scale, self.has_own_initializers = None, False
 
     # Parameters.
@@ -140,7 +141,9 @@ class Builder(generated_graphs.Builder):
         middle = MIDDLES.get(kind, 0)
         if isinstance(row, oracle.Integer):
             zero_point = self.one([middle] * 4 + [0, 0, middle + 3 if row.bits > 4 else 1, row.lowest, middle])
-            zero_point = np.full(size, zero_point) if self.chance(0.7) or not size else self.random.integers(-1, 2, size) + middle
+            zero_point = (
+                np.full(size, zero_point) if self.chance(0.7) or not size else self.random.integers(-1, 2, size) + middle
+            )
             zero_point = zero_point.clip(row.lowest, row.highest)
             span = max(row.highest - int(zero_point.min()), int(zero_point.max()) - row.lowest, 1)
             exponent = math.ceil(math.log2(bound / span)) + self.one([-3, -2, -1, -1, 0, 0, 1])
@@ -166,7 +169,7 @@ class Builder(generated_graphs.Builder):
         if p.domain != QUARK and not p.zero_point.astype(np.float64).any() and self.chance(0.3):
             if operation == "Dequantize" or p.kind == "uint8":
                 inputs.pop()
-            elif p.domain == ONNX and self.opset >= 21:
+            elif p.domain == ONNX and self.has_output_dtypes:
                 inputs.pop()
                 attributes["output_dtype"] = helper.np_dtype_to_tensor_dtype(p.zero_point.dtype)
         if operation == "Quantize" and p.kind in FLOAT8 and self.chance(0.2):
@@ -223,7 +226,9 @@ class Builder(generated_graphs.Builder):
         most = most if kind != "bfloat16" else 6
         budget = 2.0 ** (6 if oracle.TYPES[self.type].bits > 8 else 11)
         most = max(1, min(most, budget / 4))
-        numbers = self.random.integers(-most, most + 1, shape) * (self.random.random(shape) < 2 * budget / (most * max(1, fan_in)))
+        numbers = self.random.integers(-most, most + 1, shape) * (
+            self.random.random(shape) < 2 * budget / (most * max(1, fan_in))
+        )
         p = self.parameters(kind, shape, 0.5, 2, per_tensor=axis is None, domain=domain, axis=axis)
         middle = self.one([MIDDLES.get(kind, 0)] * 5 + [1, -1])
         zero_point = np.full(p.zero_point.shape, middle if row.bits == 8 and kind not in FLOAT8 else MIDDLES.get(kind, 0))
@@ -296,6 +301,7 @@ class Builder(generated_graphs.Builder):
             values = [arrays[each].tolist() for each in others]
             attributes |= dict(zip(("min", "max") if operator == "Clip" else ("pads", "value"), values, strict=False))
             inputs = [x]
+        self.used_domains.add(domain)
         return super().put(operator, *inputs, count=count, domain=domain, **attributes)
 
     # Inputs.
@@ -317,7 +323,9 @@ class Builder(generated_graphs.Builder):
     def code_input(self, shape, declared):
         """An input of codes, and the dequantized value."""
         kind = self.one(["int8", "uint8", "int8", "uint8", *(["int16", "uint16"] * (self.opset >= 21))])
-        p = self.parameters(kind, shape, 4.0, 2, per_tensor=self.chance(0.9), domain=self.one([ONNX, ONNX, *self.domains(kind)]))
+        p = self.parameters(
+            kind, shape, 4.0, 2, per_tensor=self.chance(0.9), domain=self.one([ONNX, ONNX, *self.domains(kind)])
+        )
         name, row = self.name("q"), oracle.TYPES[kind]
         self.inputs.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(row.dtype)), declared))
         middle, most = MIDDLES.get(kind, 0), 120 if row.bits == 8 else 1000
@@ -473,7 +481,9 @@ def product(b, x, p, kind):
     fan_in = math.prod(shape) // outer
     is_integer = b.chance(0.4)  # ConvInteger or MatMulInteger
     of_axis = b.chance(0.3) and not is_matrix and not is_integer
-    _, codes, w = b.weight_codes(shape, fan_in, "int8" if kind == "int8" else b.one(["int8", "uint8"]), ONNX, axis=0 if of_axis else None)
+    _, codes, w = b.weight_codes(
+        shape, fan_in, "int8" if kind == "int8" else b.one(["int8", "uint8"]), ONNX, axis=0 if of_axis else None
+    )
     if not of_axis:
         w = scalar(b, w)
     weight = b.constant(codes, w.zero_point.dtype)
@@ -483,7 +493,9 @@ def product(b, x, p, kind):
     grid = -math.floor(math.log2(p.scale.min())) - math.floor(math.log2(w.scale.min()))
     y = Value("", out, x.bound * sums + 2, grid)
     if is_integer:
-        y_codes = b.put("MatMulInteger" if is_matrix else "ConvInteger", x, weight, p.zero_point_name, w.zero_point_name, **window)
+        y_codes = b.put(
+            "MatMulInteger" if is_matrix else "ConvInteger", x, weight, p.zero_point_name, w.zero_point_name, **window
+        )
         scale = b.parameter(np.asarray(p.scale * w.scale, np.float32))
         return b.new(y, b.put("Mul", b.put("Cast", y_codes, to=TensorProto.FLOAT), scale))
     q = b.parameters(kind, out, y.bound / 8, y.grid, per_tensor=True, domain=ONNX)
@@ -533,7 +545,11 @@ def dynamic(b, x):
     """DynamicQuantizeLinear of values with the extremes 0 and 255/16, which make its scale a power of two."""
     top = np.float32(255 / 16)
     x = b.unary("Clip", x, b.constant(np.float32(0)), b.constant(top))
-    ends = b.put("Expand", b.constant(np.array([[0, top]], np.float32)), b.put("Concat", b.put("Slice", b.put("Shape", x), *(b.integers([k]) for k in (0, 1))), b.integers([2]), axis=0))
+    ends = b.put(
+        "Expand",
+        b.constant(np.array([[0, top]], np.float32)),
+        b.put("Concat", b.put("Slice", b.put("Shape", x), *(b.integers([k]) for k in (0, 1))), b.integers([2]), axis=0),
+    )
     codes, scale, zero_point = b.put("DynamicQuantizeLinear", b.put("Concat", x, ends, axis=1), count=3)
     inner, outer = x.shape[1] + 2, b.one([8, 16])
     _, numbers, w = b.weight_codes((inner, outer), inner, b.one(["int8", "uint8"]), ONNX)
@@ -556,10 +572,10 @@ def body(b, x, others):
             y = b.pair(y)
         elif form == "binary":
             y = b.binary(b.one(["Add", "Mul", "Max"]), y, b.one(others) if others else b.value_of(b.numbers(())))
-        elif form == "conv" and 3 <= len(x.shape) <= 4 and 0 < x.shape[1] <= 66 and min(x.shape) > 0:
+        elif form == "conv" and b.has_sums and 3 <= len(x.shape) <= 4 and 0 < x.shape[1] <= 66 and min(x.shape) > 0:
             groups = b.one([1, x.shape[1]])
             y = b.convolution(y, x.shape[1], [1] * (len(x.shape) - 2), groups)
-        elif form == "matmul" and len(x.shape) > 1 and 0 < x.shape[-1] <= 128:
+        elif form == "matmul" and b.has_sums and len(x.shape) > 1 and 0 < x.shape[-1] <= 128:
             y = generated_graphs.matmul_to(b, b.small(y, 10), x.shape[-1])
             y = b.pair(y._replace(grid=y.grid + 8, bound=y.bound * 64), "int8")
         elif form == "twice":
@@ -577,6 +593,7 @@ def subgraph(b, make, inputs=(), others=()):
     """Return a value and the graph that makes it. The initializers of the graph are mostly its own."""
     count, live, own_codes = len(b.initializers), len(b.live), len(b.codes)
     y, graph = generated_graphs.subgraph(b, make, inputs, others)
+    graph.value_info.extend(b.value_infos[name] for node in graph.node for name in node.output if name in b.value_infos)
     if b.chance(0.7):
         b.has_own_initializers = True
         graph.initializer.extend(b.initializers[count:])
@@ -608,7 +625,9 @@ def loop(b, x):
     x = b.pair(x, "int8")
     names, again = [b.name("i"), b.name("go"), b.name("state")], b.name("again")
     kinds = [TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT]
-    inputs = [helper.make_tensor_value_info(name, kind, [] if kind != 1 else None) for name, kind in zip(names, kinds, strict=True)]
+    inputs = [
+        helper.make_tensor_value_info(name, kind, [] if kind != 1 else None) for name, kind in zip(names, kinds, strict=True)
+    ]
     state = Value(names[2], x.shape, max(x.bound, 256.0), 8)
 
     def make():
@@ -702,9 +721,12 @@ def finished(b, seed):
         ir_version = b.one([3, 4, 6, 7][b.has_own_initializers :])
     share = 1 if ir_version == 3 else b.one([0, 0, 0, 0.3])
     if share:  # initializers that a feed may replace
-        inputs += [helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in initializers if b.chance(share)]
-    graph = helper.make_graph(b.nodes, f"seed {seed}", inputs, infos, initializers)
-    domains = sorted({ONNX, MICROSOFT, QUARK, *b.functions, *(node.domain for node in b.nodes)} - {ONNX})
+        inputs += [
+            helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in initializers if b.chance(share)
+        ]
+    known = [b.value_infos[name] for name in made if name in b.value_infos and name not in outputs]
+    graph = helper.make_graph(b.nodes, f"seed {seed}", inputs, infos, initializers, value_info=known)
+    domains = sorted(b.used_domains - {ONNX})
     opsets = [helper.make_opsetid("", b.opset), *(helper.make_opsetid(each, 1) for each in domains)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version, functions=list(b.functions.values()))
     batches = [b.batch, b.batch, 2 * b.batch, 0] if b.is_dynamic else [b.batch, b.batch]

@@ -13,7 +13,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from onnx import helper, inliner
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from other_quantizers import from_onnx
+from onnx.reference.ops import op_resize
+from other_quantizers import from_onnx, reference_ops
 
 MICROSOFT, QUARK, ONNX = "com.microsoft", "com.amd.quark", ""
 NAMES = {np.dtype(row.dtype): name for name, row in oracle.TYPES.items()}
@@ -64,6 +65,11 @@ def dynamic_quantize(x):
     scale = np.float32((np.float32(high) - np.float32(low)) / np.float32(255))
     zero_point = np.uint8(np.clip(np.rint(-low / scale if scale else 0), 0, 255))
     return oracle.quantize(x, scale, zero_point, "uint8"), scale, zero_point
+
+
+def bfp(x, *, bfp_method, block_size=8, sub_block_size=2, sub_block_shift_bits=1, convert_to_bfloat_before_bfp=0, **named):
+    named |= {"sub_block_size": sub_block_size, "sub_block_shift_bits": sub_block_shift_bits, "block_size": block_size}
+    return oracle.bfp(x, bfp_method=bfp_method, to_bfloat16=bool(convert_to_bfloat_before_bfp), **named)
 
 
 # Convolutions and pools, in float64.
@@ -217,6 +223,8 @@ FUNCTIONS = {
     (MICROSOFT, "DequantizeLinear"): dequantize,
     (QUARK, "ExtendedQuantizeLinear"): quantize,
     (QUARK, "ExtendedDequantizeLinear"): dequantize,
+    (QUARK, "BFPQuantizeDequantize"): bfp,
+    (QUARK, "MXQuantizeDequantize"): oracle.mx,
     (ONNX, "DynamicQuantizeLinear"): dynamic_quantize,
     (ONNX, "Conv"): in_float32(conv),
     (ONNX, "ConvTranspose"): in_float32(conv_transpose),
@@ -261,4 +269,18 @@ class _Operator(OpRun):
         return tuple(map(np.asarray, result)) if isinstance(result, tuple) else (np.asarray(result),)
 
 
-CLASSES = [type(name, (_Operator,), {"op_domain": domain}) for domain, name in FUNCTIONS]
+class Resize(op_resize.Resize):
+    """With opset 10, whose scales are the second input."""
+
+    op_domain = ""
+
+    def _run(self, x, roi=None, scales=None, sizes=None, **attributes):
+        if scales is None and sizes is None:
+            for axis, times in enumerate(roi):
+                x = np.repeat(x, int(times), axis)
+            return (x,)
+        return super()._run(x, roi, scales, sizes, **attributes)
+
+
+CLASSES = [each for each in reference_ops() if each.op_domain] + [Resize]
+CLASSES += [type(name, (_Operator,), {"op_domain": domain}) for domain, name in FUNCTIONS]

@@ -2,12 +2,14 @@
 
     python tests/support/qdq_sessions.py FIRST LAST [--jobs 2] [--graphs qdq|dialects|blocks] [--modes all|NAME,...] [--reduce]
 
-compares each mode with plain ONNX Runtime at ORT_DISABLE_ALL, which computes the operators one by one, and this with the oracle.
+compares each mode with plain ONNX Runtime at ORT_DISABLE_ALL, which computes the operators one by one, and this with the
+oracle.
 
 - No mode ends the process, and none refuses a model or a feed that ORT_DISABLE_ALL runs. Shapes and types agree.
-- In an exact graph all values are equal (-0 equals 0, NaN equals NaN). With `standard_ops=False`, they may also equal those of plain
-  ONNX Runtime at ORT_ENABLE_ALL; where that itself ends the process or refuses the model, nothing is demanded.
-- In other graphs a code may flip, and all values behind it change: the average difference is at most 2^-4 of the largest value."""
+- In an exact graph all values are equal (-0 equals 0, NaN equals NaN). With `standard_ops=False`, they may also equal those of
+  plain ONNX Runtime at ORT_ENABLE_ALL; where that itself ends the process or refuses the model, nothing is demanded.
+- In other graphs a code may flip, and all values behind it change: the average difference is at most 2^-4 of the largest value.
+"""
 
 import argparse
 import collections
@@ -17,7 +19,6 @@ import multiprocessing
 import os
 import queue
 import re
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +28,7 @@ import generated_graphs
 import numpy as np
 import onnx
 import onnxruntime
+import qdq_oracle
 from onnx import helper
 
 LEVELS = onnxruntime.GraphOptimizationLevel
@@ -69,7 +71,8 @@ def ours(model, level=ALL, threads=1, **named):
 
 
 def optimized(model, **named):
-    return session(quark_numba().optimize(model, **named), options(standard_ops=False))
+    own = named.get("standard_ops") or False
+    return session(quark_numba().optimize(model, **named), options(standard_ops=own))
 
 
 def through_files(model, folder):
@@ -162,7 +165,7 @@ def modes_of(seed):
 # The check of a case, in the child process.
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """Plain ONNX Runtime refuses the model or all feeds."""
 
 
@@ -171,7 +174,7 @@ def references(case):
     try:
         made = plain(case.model, NONE)
     except Exception as error:
-        raise Refused(str(error)) from None
+        raise RefusedError(str(error)) from None
     kept = []
     for feed in case.feeds:
         try:
@@ -179,19 +182,19 @@ def references(case):
         except Exception as error:
             refusal = error
     if not kept:
-        raise Refused(str(refusal))
+        raise RefusedError(str(refusal))
     return map(list, zip(*kept, strict=True))
 
 
-def checked(case, modes, announce, oracle=None):
+def checked(case, modes, announce):
     """Return the findings of a case as (mode, kind, description)."""
     announce(REFERENCE)
     feeds, expected = references(case)
     found, accepted = [], [expected]
-    if oracle and case.exact:
+    if case.exact:
         announce("oracle")
         try:
-            accepted.append([oracle(case.model, feed) for feed in feeds])
+            accepted.append([qdq_oracle.outputs_of(case.model, feed) for feed in feeds])
             found += [("oracle", *each) for each in differences(case, accepted[1], [expected])]
         except Exception as error:
             found.append(("oracle", "error", f"{type(error).__name__}: {error}"))
@@ -237,7 +240,7 @@ def differences(case, results, accepted):
 
 
 def equal(one, other):
-    return (one == other) | ((one != one) & (other != other))  # noqa: PLR0124
+    return (one == other) | ((one != one) & (other != other))
 
 
 def is_far(one, other):
@@ -247,15 +250,15 @@ def is_far(one, other):
         return usual.any() and difference[usual].mean() > np.abs(other.astype(np.float64)[usual]).max() / 16
 
 
-def _case_and_oracle(graphs, seed):
+def case_of(graphs, seed):
+    """Return the case of a seed. `graphs`: "qdq", "dialects" or "blocks"."""
     if graphs == "qdq":
         import generated_qdq_graphs
-        import qdq_oracle
 
-        return generated_qdq_graphs.case(seed), qdq_oracle.outputs_of
+        return generated_qdq_graphs.case(seed)
     import generated_dialect_graphs
 
-    return generated_dialect_graphs.case(seed, graphs), None
+    return generated_dialect_graphs.case(seed, graphs)
 
 
 def _serve(connection, errors):
@@ -267,15 +270,12 @@ def _serve(connection, errors):
         while True:
             graphs, seed, case, modes = connection.recv()
             try:
-                oracle = None
-                if case is None:
-                    case, oracle = _case_and_oracle(graphs, seed)
-                found = checked(case, modes, lambda mode: connection.send(("mode", mode)), oracle)
-                connection.send(("done", (case.exact, case.built, found)))
-            except Refused as error:
+                case = case or case_of(graphs, seed)
+                connection.send(("done", checked(case, modes, lambda mode: connection.send(("mode", mode)))))
+            except RefusedError as error:
                 connection.send(("refused", str(error)))
             except Exception as error:
-                connection.send(("done", (False, [], [("case", "error of the test", f"{type(error).__name__}: {error}")])))
+                connection.send(("done", [("case", "error of the test", f"{type(error).__name__}: {error}")]))
 
 
 class Worker:
@@ -305,7 +305,7 @@ class Worker:
         while True:
             status, result, mode = self._ask((graphs, seed, case, modes))
             if status == "done":
-                return "checked", found + result[2]
+                return "checked", found + result
             if status == "refused":
                 return "refused", result
             if mode in (REFERENCE, None):
@@ -319,7 +319,7 @@ class Worker:
 
     def _ends_alone(self, seed, graphs, case):
         """Whether the process ends in plain ONNX Runtime, too."""
-        case = case or _case_and_oracle(graphs, seed)[0]
+        case = case or case_of(graphs, seed)
         process = multiprocessing.get_context("spawn").Process(target=_run_plain, args=(case.model,))
         process.start()
         process.join(SECONDS)
@@ -358,13 +358,14 @@ def _run_plain(model):
 # The smallest part of a graph that has the same finding.
 
 
-def smaller(worker, case, mode, kind):
-    """Return the smallest part of a case that still has a finding of this kind in a mode: nodes are cut off at the end of the
-    graph, then at its beginning."""
+def smaller(worker, case, wanted):
+    """Return the smallest part of a case that still has a finding of a kind (see `kind_of`): nodes are cut off at the end of
+    the graph, then at its beginning."""
+    mode = wanted.split(":")[0]
 
     def shows(part):
         status, found = worker.check(case.seed, [mode], case=part)
-        return status == "checked" and any(each[1] == kind for each in found)
+        return status == "checked" and any(kind_of(*each) == wanted for each in found)
 
     made = [name for node in case.model.graph.node for name in node.output if name]
     values = {}
@@ -449,7 +450,13 @@ def _main():
     parser.add_argument("--reduce", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("QUARK_NUMBA_COMPILE_PROCESSES", "1")
-    seeds, kinds, counts, lock, start = queue.Queue(), collections.defaultdict(list), collections.Counter(), threading.Lock(), time.time()
+    seeds, kinds, counts, lock, start = (
+        queue.Queue(),
+        collections.defaultdict(list),
+        collections.Counter(),
+        threading.Lock(),
+        time.time(),
+    )
     for seed in range(given.first, given.last):
         seeds.put(seed)
 
@@ -468,7 +475,7 @@ def _main():
                     counts["refused: " + kind_of("", "", found)] += 1
                     continue
                 for mode, kind, what in found:
-                    kinds[kind_of(mode, kind, what)].append((seed, mode, kind))
+                    kinds[kind_of(mode, kind, what)].append(seed)
                     print(seed, mode, kind, what.replace("\n", " ")[:300], sep=" | ", flush=True)
         worker.close()
 
@@ -479,14 +486,15 @@ def _main():
         thread.join()
     seconds = time.time() - start
     for kind, places in sorted(kinds.items(), key=lambda each: -len(each[1])):
-        print(f"{len(places):5} {kind}: {sorted({place[0] for place in places})[:12]}")
+        print(f"{len(places):5} {kind}: {sorted(places)[:12]}")
     print(*(f"{count} {status}" for status, count in counts.most_common(12)), sep="\n")
     print(f"{given.last - given.first} graphs in {seconds:.0f} seconds, {(given.last - given.first) / seconds:.2f} a second")
     if given.reduce:
         worker = Worker()
-        for kind, ((seed, mode, what), *_) in kinds.items():
-            part = smaller(worker, _case_and_oracle(given.graphs, seed)[0], mode, what) if mode in MODES else None
-            print(f"\n{kind}, seed {seed}:\n{part and text_of(part)}", flush=True)
+        for kind, seeds in kinds.items():
+            case = case_of(given.graphs, seeds[0])
+            part = smaller(worker, case, kind) if kind.split(":")[0] in MODES else case
+            print(f"\n{kind}, seed {seeds[0]}:\n{text_of(part)}", flush=True)
         worker.close()
 
 
