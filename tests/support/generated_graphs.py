@@ -447,7 +447,7 @@ def gate(b, x):
 
 
 def global_pool(b, x):
-    if not 3 <= len(x.shape) <= 5:
+    if not 3 <= len(x.shape) <= 5 or not x.size:
         return None
     count = math.prod(x.shape[2:])
     shape = (*x.shape[:2], *[1] * (len(x.shape) - 2))

@@ -84,6 +84,7 @@ class Builder(generated_graphs.Builder):
         self.shared, self.used, self.codes, self.code_types, self.scale_of = {}, [], [], {}, {}
         self.makers, self.functions = {}, {}
         self.used_domains, self.value_infos = {MICROSOFT, QUARK}, {}
+        self.made_weights = {}
         self.weight_scale, self.has_own_initializers = None, False
 
     # Parameters.
@@ -243,6 +244,16 @@ class Builder(generated_graphs.Builder):
         return numbers, numbers + offset, p
 
     def weight(self, shape, fan_in):
+        """Return the name of a weight, mostly dequantized codes, and the largest sum of magnitudes. Some weights are shared."""
+        if (shape, fan_in) in self.made_weights and self.chance(0.3):
+            name, sums, self.weight_grid, self.weight_scale = self.made_weights[shape, fan_in]
+            return name, sums
+        name, sums = self.new_weight(shape, fan_in)
+        if not self.depth:
+            self.made_weights[shape, fan_in] = name, sums, self.weight_grid, self.weight_scale
+        return name, sums
+
+    def new_weight(self, shape, fan_in):
         kind = self.weight_kind if self.weight_kind != "mixed" and self.chance(0.85) else self.one(["float", *self.kinds])
         is_float = kind == "float"
         right = [k for k, n in enumerate(shape) if math.prod(shape) == fan_in * n]
@@ -693,8 +704,6 @@ def case(seed, builder=Builder, builders=None):
         tries += 1
         x = b.live[-1] if b.chance(0.75) else b.one(b.live)
         build = makers[b.random.choice(len(makers), p=weights)]
-        if b.opset < 11 and build.__name__ in ("pad", "hard_swish_in_parts"):
-            continue
         y = build(b, x)
         if y is None or y.size > 20_000:
             continue
