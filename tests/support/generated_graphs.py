@@ -96,6 +96,7 @@ class Builder:
         self.nodes, self.initializers, self.folded, self.weights = [], [], [], set()
         self.inputs, self.feeds, self.live, self.shapes, self.built = [], {}, [], {}, []
         self.count, self.depth = 0, 0
+        self.weight_grid = 2  # of the weight made last
 
     # Random draws.
 
@@ -301,7 +302,7 @@ class Builder:
         """Add a convolution. `attributes` may have pads for both sides, strides, dilations, and auto_pad."""
         spatial = len(x.shape) - 2
         weight, sums = self.weight((channels, x.shape[1] // groups, *kernel), x.shape[1] // groups * math.prod(kernel))
-        x = self.small(x, 20 - math.log2(sums))
+        x = self.small(x, 22 - self.weight_grid - math.log2(sums))
         pads, strides = attributes.get("pads", [0] * 2 * spatial), attributes.get("strides", [1] * spatial)
         dilations = attributes.get("dilations", [1] * spatial)
         if "auto_pad" in attributes:
@@ -313,9 +314,13 @@ class Builder:
             ]
         inputs = [x, weight]
         if bias if bias is not None else self.chance(0.5):
-            inputs.append(self.constant(self.numbers(channels)))
+            inputs.append(self.bias(channels, x))
         name = self.put("Conv", *inputs, group=groups, kernel_shape=list(kernel), **attributes)
-        return self.new(x, name, (x.shape[0], channels, *lengths), x.bound * sums + 2, x.grid + 2)
+        return self.new(x, name, (x.shape[0], channels, *lengths), x.bound * sums + 2, x.grid + self.weight_grid)
+
+    def bias(self, channels, x):
+        """Return the name of a bias for the weight made last and this input."""
+        return self.constant(self.numbers(channels))
 
 
 def tensor(array, name):
@@ -361,11 +366,11 @@ def conv_transpose(b, x):
     groups = b.one([1, 1, x.shape[1] if x.shape[1] < 9 else 1])
     outer, spatial, k = b.one([3, 5, 8, 16]), len(x.shape) - 2, b.one([2, 3])
     weight, sums = b.weight((x.shape[1], outer, *[k] * spatial), x.shape[1] * k)
-    x = b.small(x, 20 - math.log2(sums))
-    inputs = [x, weight, *([b.constant(b.numbers(outer * groups))] if b.chance(0.5) else [])]
+    x = b.small(x, 22 - b.weight_grid - math.log2(sums))
+    inputs = [x, weight, *([b.bias(outer * groups, x)] if b.chance(0.5) else [])]
     name = b.put("ConvTranspose", *inputs, group=groups, strides=[2] * spatial, kernel_shape=[k] * spatial)
     shape = (x.shape[0], outer * groups, *((n - 1) * 2 + k for n in x.shape[2:]))
-    return b.new(x, name, shape, x.bound * sums + 2, x.grid + 2)
+    return b.new(x, name, shape, x.bound * sums + 2, x.grid + b.weight_grid)
 
 
 def constant_operand(b, x):
@@ -442,7 +447,7 @@ def gate(b, x):
 
 
 def global_pool(b, x):
-    if not 3 <= len(x.shape) <= 5:
+    if not 3 <= len(x.shape) <= 5 or not x.size:
         return None
     count = math.prod(x.shape[2:])
     shape = (*x.shape[:2], *[1] * (len(x.shape) - 2))
@@ -688,8 +693,8 @@ def matmul(b, x):
         return None
     outer = b.one([8, 16, 5])
     weight, sums = b.weight((x.shape[-1], outer), x.shape[-1])
-    x = b.small(x, 20 - math.log2(sums))
-    y = b.new(x, b.put("MatMul", x, weight), (*x.shape[:-1], outer), x.bound * sums, x.grid + 2)
+    x = b.small(x, 22 - b.weight_grid - math.log2(sums))
+    y = b.new(x, b.put("MatMul", x, weight), (*x.shape[:-1], outer), x.bound * sums, x.grid + b.weight_grid)
     return b.binary("Add", y, b.value_of(b.numbers(outer))) if b.chance(0.6) else y
 
 
@@ -698,11 +703,11 @@ def gemm(b, x):
         return None
     inner, outer = math.prod(x.shape[1:]), b.one([8, 5])
     weight, sums = b.weight((outer, inner), inner)
-    x = b.small(x, 20 - math.log2(sums))
+    x = b.small(x, 22 - b.weight_grid - math.log2(sums))
     if len(x.shape) > 2:
         x = b.new(x, b.put("Flatten", x), (x.shape[0], inner))
-    name = b.put("Gemm", x, weight, b.constant(b.numbers(outer)), transB=1)
-    return b.new(x, name, (x.shape[0], outer), x.bound * sums + 2, x.grid + 2)
+    name = b.put("Gemm", x, weight, b.bias(outer, x), transB=1)
+    return b.new(x, name, (x.shape[0], outer), x.bound * sums + 2, x.grid + b.weight_grid)
 
 
 def attention(b, x):

@@ -1,0 +1,502 @@
+"""Sessions of generated graphs in every mode, each case in a process whose end is a finding.
+
+    python tests/support/qdq_sessions.py FIRST LAST [--jobs 2] [--graphs qdq|dialects|blocks] [--modes all|NAME,...] [--reduce]
+
+compares each mode with plain ONNX Runtime at ORT_DISABLE_ALL, which computes the operators one by one, and this with the
+oracle.
+
+- No mode ends the process, and none refuses a model or a feed that ORT_DISABLE_ALL runs. Shapes and types agree.
+- In an exact graph all values are equal (-0 equals 0, NaN equals NaN). With `standard_ops=False`, they may also equal those of
+  plain ONNX Runtime at ORT_ENABLE_ALL; where that itself ends the process or refuses the model, nothing is demanded.
+- In other graphs a code may flip, and all values behind it change: the average difference is at most 2^-4 of the largest value.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import queue
+import re
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import generated_graphs
+import numpy as np
+import onnx
+import onnxruntime
+import qdq_oracle
+from onnx import helper
+
+LEVELS = onnxruntime.GraphOptimizationLevel
+ALL, NONE = LEVELS.ORT_ENABLE_ALL, LEVELS.ORT_DISABLE_ALL
+REFERENCE, PLAIN, SECONDS = "plain, DISABLE_ALL", "plain, ENABLE_ALL", 300
+
+
+# Sessions.
+
+
+def options(level=ALL, threads=1, standard_ops=None):
+    """Return session options. With `standard_ops` False or True, they are registered."""
+    result = onnxruntime.SessionOptions()
+    result.graph_optimization_level, result.intra_op_num_threads, result.log_severity_level = level, threads, 4
+    result.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if standard_ops is not None:
+        quark_numba().register(result, standard_ops=standard_ops)
+    return result
+
+
+def quark_numba():
+    import quark_numba
+
+    return quark_numba
+
+
+def session(model, given=None):
+    source = model if isinstance(model, str) else model.SerializeToString()
+    return onnxruntime.InferenceSession(source, given or options(), ["CPUExecutionProvider"])
+
+
+def plain(model, level):
+    """A session without the package's operators, if the model has none."""
+    has_own = any(each.domain not in ("", "com.microsoft", "local") for each in model.opset_import)
+    return session(model, options(level, standard_ops=False if has_own else None))
+
+
+def ours(model, level=ALL, threads=1, **named):
+    return quark_numba().InferenceSession(model, options(level, threads), ["CPUExecutionProvider"], **named)
+
+
+def optimized(model, **named):
+    own = named.get("standard_ops") or False
+    return session(quark_numba().optimize(model, **named), options(standard_ops=own))
+
+
+def through_files(model, folder):
+    before, after = folder / "model.onnx", folder / "optimized.onnx"
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    onnx.save(copy, before, save_as_external_data=True, location="tensors.bin", size_threshold=0)
+    quark_numba().optimize(before, after)
+    return session(str(after), options(standard_ops=False))
+
+
+def cached(model, folder):
+    path, sessions = folder / "model.onnx", []
+    onnx.save(model, path)
+    for _ in range(2):
+        sessions.append(ours(str(path), cache=folder / "cache"))
+    return sessions
+
+
+# Ways to run a session.
+
+
+def run(made, feeds):
+    return [made.run(None, feed) for feed in feeds]
+
+
+def run_async(made, feeds):
+    def one(feed):
+        done = queue.Queue()
+        made.run_async(None, feed, lambda results, _, error: done.put((results, error)), None)
+        results, error = done.get(timeout=60)
+        if error:
+            raise RuntimeError(error)
+        return results
+
+    return [one(feed) for feed in feeds]
+
+
+def run_bound(made, feeds):
+    def one(feed):
+        binding = made.io_binding()
+        for name, array in feed.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        for each in made.get_outputs():
+            binding.bind_output(each.name)
+        made.run_with_iobinding(binding)
+        return binding.copy_outputs_to_cpu()
+
+    return [one(feed) for feed in feeds]
+
+
+def run_in_threads(made, feeds):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda feed: made.run(None, feed), feeds * 3))
+    return results[-len(feeds) :]
+
+
+# A mode makes one session or several from a model and a folder, and runs them.
+MODES = {
+    "default": (lambda model, folder: ours(model), run),
+    "standard_ops=True": (lambda model, folder: ours(model, standard_ops=True), run),
+    "optimize, plain": (lambda model, folder: optimized(model), run),
+    "standard_ops=False": (lambda model, folder: ours(model, standard_ops=False), run),
+    "optimize, standard_ops=False": (lambda model, folder: optimized(model, standard_ops=False), run),
+    "optimize, standard_ops=True": (lambda model, folder: optimized(model, standard_ops=True), run),
+    "optimize, keep_codes": (lambda model, folder: optimized(model, keep_codes=True), run),
+    "keep_codes": (lambda model, folder: ours(model, keep_codes=True), run),
+    "keep_codes, standard_ops=True": (lambda model, folder: ours(model, keep_codes=True, standard_ops=True), run),
+    "cache": (cached, run),
+    "EXTENDED": (lambda model, folder: ours(model, LEVELS.ORT_ENABLE_EXTENDED), run),
+    "BASIC": (lambda model, folder: ours(model, LEVELS.ORT_ENABLE_BASIC), run),
+    "DISABLE_ALL": (lambda model, folder: ours(model, NONE), run),
+    "files": (through_files, run),
+    "drop-in, standard_ops=True": (lambda model, folder: session(model, options(standard_ops=True)), run),
+    "2 threads": (lambda model, folder: ours(model, threads=2), run),
+    "4 threads": (lambda model, folder: ours(model, threads=4), run),
+    "run_async": (lambda model, folder: ours(model, threads=2), run_async),
+    "IO binding": (lambda model, folder: ours(model), run_bound),
+    "threads of Python": (lambda model, folder: ours(model), run_in_threads),
+}
+ALWAYS = list(MODES)[:3]
+
+
+def modes_of(seed):
+    """Return the modes of a seed: some always, and four others."""
+    others = [each for each in MODES if each not in ALWAYS]
+    return ALWAYS + [others[k] for k in np.random.default_rng([7, seed]).permutation(len(others))[:4]]
+
+
+# The check of a case, in the child process.
+
+
+class RefusedError(Exception):
+    """Plain ONNX Runtime refuses the model or all feeds."""
+
+
+def references(case):
+    """Return the feeds that plain ONNX Runtime runs, and its results."""
+    try:
+        made = plain(case.model, NONE)
+    except Exception as error:
+        raise RefusedError(str(error)) from None
+    kept = []
+    for feed in case.feeds:
+        try:
+            kept.append((feed, made.run(None, feed)))
+        except Exception as error:
+            refusal = error
+    if not kept:
+        raise RefusedError(str(refusal))
+    return map(list, zip(*kept, strict=True))
+
+
+def checked(case, modes, announce):
+    """Return the findings of a case as (mode, kind, description)."""
+    announce(REFERENCE)
+    feeds, expected = references(case)
+    found, accepted = [], [expected]
+    if case.exact:
+        announce("oracle")
+        try:
+            accepted.append([qdq_oracle.outputs_of(case.model, feed) for feed in feeds])
+            found += [("oracle", *each) for each in differences(case, accepted[1], [expected])]
+        except Exception as error:
+            found.append(("oracle", "error", f"{type(error).__name__}: {error}"))
+    for mode in modes:
+        announce(mode)
+        wrong = of_mode(case, mode, feeds, accepted)
+        if wrong and "standard_ops=False" in mode:
+            announce(PLAIN)
+            try:
+                wrong = of_mode(case, mode, feeds, [*accepted, run(plain(case.model, ALL), feeds)])
+            except Exception:
+                wrong = []
+        found += [(mode, *each) for each in wrong]
+    return found
+
+
+def of_mode(case, mode, feeds, accepted):
+    make, run_it = MODES[mode]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            made = make(case.model, Path(folder))
+            results = [run_it(each, [*feeds, feeds[0]]) for each in (made if isinstance(made, list) else [made])]
+        except Exception as error:
+            return [("error", f"{type(error).__name__}: {error}")]
+    return [found for each in results for found in differences(case, each, [[*one, one[0]] for one in accepted])][:1]
+
+
+def differences(case, results, accepted):
+    """Return the first difference from all of the accepted results, as a list of (kind, description)."""
+    names = [each.name for each in case.model.graph.output]
+    for k, result in enumerate(results):
+        for name, array, *others in zip(names, result, *(each[k] for each in accepted), strict=True):
+            if any(array.shape != other.shape or array.dtype != other.dtype for other in others):
+                return [("shape", f"{name}: {array.dtype}{array.shape}, expected {others[0].dtype}{others[0].shape}")]
+            wrong = np.logical_and.reduce([~equal(array, other) for other in others])
+            if case.exact and wrong.any():
+                at = tuple(int(n) for n in np.argwhere(wrong)[0])
+                what = f"{int(wrong.sum())} of {wrong.size}; at {at} {array[at]!r}, expected {others[0][at]!r}"
+                return [("values", f"{name}, feed {k}: {what}")]
+            if not case.exact and array.size and array.dtype != bool and is_far(array, others[0]):
+                return [("far", f"{name}, feed {k}")]
+    return []
+
+
+def equal(one, other):
+    return (one == other) | ((one != one) & (other != other))
+
+
+def is_far(one, other):
+    with np.errstate(all="ignore"):
+        difference = np.abs(one.astype(np.float64) - other.astype(np.float64))
+        usual = np.isfinite(difference)
+        return usual.any() and difference[usual].mean() > np.abs(other.astype(np.float64)[usual]).max() / 16
+
+
+def case_of(graphs, seed):
+    """Return the case of a seed. `graphs`: "qdq", "dialects" or "blocks"."""
+    if graphs == "qdq":
+        import generated_qdq_graphs
+
+        return generated_qdq_graphs.case(seed)
+    import generated_dialect_graphs
+
+    return generated_dialect_graphs.case(seed, graphs)
+
+
+def _serve(connection, errors):
+    """Check cases from a connection until it is closed. What libraries print goes to a file."""
+    with open(errors, "ab") as file:
+        os.dup2(file.fileno(), 2)
+        os.dup2(file.fileno(), 1)
+    with contextlib.suppress(EOFError):
+        while True:
+            graphs, seed, case, modes = connection.recv()
+            try:
+                case = case or case_of(graphs, seed)
+                connection.send(("done", checked(case, modes, lambda mode: connection.send(("mode", mode)))))
+            except RefusedError as error:
+                connection.send(("refused", str(error)))
+            except Exception as error:
+                connection.send(("done", [("case", "error of the test", f"{type(error).__name__}: {error}")]))
+
+
+class Worker:
+    """A child process that checks cases, and another one after its end."""
+
+    def __init__(self):
+        self.errors = tempfile.NamedTemporaryFile(suffix=".txt")  # noqa: SIM115
+        self._start()
+
+    def _start(self):
+        context = multiprocessing.get_context("spawn")
+        self.connection, other = context.Pipe()
+        self.process = context.Process(target=_serve, args=(other, self.errors.name), daemon=False)
+        self.process.start()
+        other.close()
+
+    def close(self):
+        self.connection.close()
+        self.process.join(5)
+        self.process.kill()
+        self.errors.close()
+
+    def check(self, seed, modes, graphs="qdq", case=None):
+        """Return (status, findings): "checked", or "refused" and why. A mode in which the process ends is a finding, and the
+        other modes are checked in a new process."""
+        found, modes = [], list(modes)
+        while True:
+            status, result, mode = self._ask((graphs, seed, case, modes))
+            if status == "done":
+                return "checked", found + result
+            if status == "refused":
+                return "refused", result
+            if mode in (REFERENCE, None):
+                return "refused", "the process ends in plain ONNX Runtime"
+            if mode == PLAIN:  # of the mode before, of which nothing is demanded
+                modes = [each for each in modes if "standard_ops=False" not in each]
+                continue
+            modes = [each for each in modes if each != mode]
+            if "standard_ops=False" not in mode or not self._ends_alone(seed, graphs, case):
+                found.append((mode, status, result))
+
+    def _ends_alone(self, seed, graphs, case):
+        """Whether the process ends in plain ONNX Runtime, too."""
+        case = case or case_of(graphs, seed)
+        process = multiprocessing.get_context("spawn").Process(target=_run_plain, args=(case.model,))
+        process.start()
+        process.join(SECONDS)
+        return process.exitcode != 0
+
+    def _ask(self, request):
+        """Return (status, result, mode)."""
+        mode, until = None, time.monotonic() + SECONDS
+        size = os.path.getsize(self.errors.name)
+        try:
+            self.connection.send(request)
+            while self.connection.poll(until - time.monotonic()):
+                status, result = self.connection.recv()
+                if status != "mode":
+                    return status, result, mode
+                mode, until = result, time.monotonic() + SECONDS
+            status, what = "hang", f"{SECONDS} seconds"
+        except (EOFError, OSError):
+            self.process.join()
+            status = "end of the process"
+            with open(self.errors.name, "rb") as file:
+                file.seek(size)
+                what = f"exit code {self.process.exitcode}: {file.read()[-300:].decode(errors='replace').strip()}"
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+        self._start()
+        return status, what, mode
+
+
+def _run_plain(model):
+    with contextlib.suppress(Exception):
+        plain(model, ALL)
+
+
+# The smallest part of a graph that has the same finding.
+
+
+def smaller(worker, case, wanted):
+    """Return the smallest part of a case that still has a finding of a kind (see `kind_of`): nodes are cut off at the end of
+    the graph, then at its beginning."""
+    mode = wanted.split(":")[0]
+
+    def shows(part):
+        status, found = worker.check(case.seed, [mode], case=part)
+        return status == "checked" and any(kind_of(*each) == wanted for each in found)
+
+    made = [name for node in case.model.graph.node for name in node.output if name]
+    values = {}
+    for name in made:  # of types that numpy has
+        with contextlib.suppress(Exception):
+            model = _with_outputs(case.model, {name: None})
+            values[name] = [plain(model, NONE).run(None, feed)[0] for feed in case.feeds]
+    best, fed = case, []
+    for name in values:
+        part = _part(case, values, [], name)
+        if shows(part):
+            best = part
+            break
+    else:
+        return best
+    for value in reversed([each for each in values if each != name]):
+        part = _part(case, values, [*fed, value], name)
+        if shows(part):
+            best, fed = part, [*fed, value]
+    return best
+
+
+def _part(case, values, fed, output):
+    """Return a case with the values `fed` as inputs and one output."""
+    model = _with_outputs(case.model, {output: values[output][0]})
+    graph, needed, kept = model.graph, {output}, []
+    for node in reversed(graph.node):
+        if not needed.isdisjoint(set(node.output) - set(fed)):
+            kept.append(node)
+            needed.update(generated_graphs.used_names([node]))
+    nodes = list(reversed(kept))
+    inputs = [each for each in graph.input if each.name in needed]
+    inputs += [_info(name, values[name][0]) for name in fed if name in needed]
+    initializers = [each for each in graph.initializer if each.name in needed]
+    for field, kept in (("node", nodes), ("input", inputs), ("initializer", initializers)):
+        graph.ClearField(field)
+        getattr(graph, field).extend(kept)
+    names = {each.name for each in inputs}
+    feeds = [
+        {name: array for name, array in (feed | {each: values[each][k] for each in fed}).items() if name in names}
+        for k, feed in enumerate(case.feeds)
+    ]
+    return type(case)(case.seed, case.exact, model, feeds, case.built)
+
+
+def _with_outputs(model, outputs):
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    infos = [onnx.ValueInfoProto(name=name) if array is None else _info(name, array) for name, array in outputs.items()]
+    result.graph.ClearField("output")
+    result.graph.output.extend(infos)
+    return result
+
+
+def _info(name, array):
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
+
+
+def text_of(case):
+    import compared_sessions
+
+    feeds = [{name: (str(array.dtype), array.shape) for name, array in feed.items()} for feed in case.feeds]
+    return f"{compared_sessions.text_of(case.model)}\n# feeds: {feeds}"
+
+
+# The command line.
+
+
+def kind_of(mode, kind, what):
+    """Return the kind under which a finding is counted: the message without numbers and names."""
+    what = "" if kind in ("values", "far", "shape") else re.sub(r"[-\w]*\d\w*|'[^']*'|\"[^\"]*\"|\(\w+\)", "*", what)[-160:]
+    return f"{mode}: {kind} {what}".strip()
+
+
+def _main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("first", type=int)
+    parser.add_argument("last", type=int)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--graphs", default="qdq")
+    parser.add_argument("--modes")
+    parser.add_argument("--reduce", action="store_true")
+    given = parser.parse_args()
+    os.environ.setdefault("QUARK_NUMBA_COMPILE_PROCESSES", "1")
+    seeds, kinds, counts, lock, start = (
+        queue.Queue(),
+        collections.defaultdict(list),
+        collections.Counter(),
+        threading.Lock(),
+        time.time(),
+    )
+    for seed in range(given.first, given.last):
+        seeds.put(seed)
+
+    def work():
+        worker = Worker()
+        while True:
+            try:
+                seed = seeds.get_nowait()
+            except queue.Empty:
+                break
+            modes = modes_of(seed) if not given.modes else list(MODES) if given.modes == "all" else given.modes.split(";")
+            status, found = worker.check(seed, modes, given.graphs)
+            with lock:
+                counts[status] += 1
+                if status == "refused":
+                    counts["refused: " + kind_of("", "", found)] += 1
+                    continue
+                for mode, kind, what in found:
+                    kinds[kind_of(mode, kind, what)].append(seed)
+                    print(seed, mode, kind, what.replace("\n", " ")[:300], sep=" | ", flush=True)
+        worker.close()
+
+    threads = [threading.Thread(target=work) for _ in range(given.jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.time() - start
+    for kind, places in sorted(kinds.items(), key=lambda each: -len(each[1])):
+        print(f"{len(places):5} {kind}: {sorted(places)[:12]}")
+    print(*(f"{count} {status}" for status, count in counts.most_common(12)), sep="\n")
+    print(f"{given.last - given.first} graphs in {seconds:.0f} seconds, {(given.last - given.first) / seconds:.2f} a second")
+    if given.reduce:
+        worker = Worker()
+        for kind, seeds in kinds.items():
+            case = case_of(given.graphs, seeds[0])
+            part = smaller(worker, case, kind) if kind.split(":")[0] in MODES else case
+            print(f"\n{kind}, seed {seeds[0]}:\n{text_of(part)}", flush=True)
+        worker.close()
+
+
+if __name__ == "__main__":
+    _main()
