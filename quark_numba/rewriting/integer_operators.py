@@ -46,6 +46,9 @@ _MOST_PRODUCTS, _LARGEST_BIAS = 1 << 14, 1 << 30
 # A product of codes of uint8 and int8 is at most 255 * 64 then, and the sum of two of them fits 16 bits.
 _NARROW = 64
 
+# The most elements of an average of which all sums are tried.
+_MOST_POOLED = 81
+
 # QLinearAdd scales codes, zero points included, by the quotient of two scales, and adds up: 8 * 255 * 3 * 2^-24 < 1/1000.
 _LARGEST_QUOTIENT = 8.0
 
@@ -389,10 +392,8 @@ def _check_matmul(graph: Graph, operator: _Operator) -> None:
 
 
 def _check_binary(graph: Graph, operator: _Operator) -> None:
-    """Raise Left unless the operator gives the codes of the specification wherever two codes are equally near.
-
-    QLinearAdd and QLinearMul add the zero point before they round, half to even. That gives another code than rounding first if
-    the zero point is odd and the sum or product is a tie. Whether there are ties shows for all pairs of codes."""
+    """Raise Left unless QLinearAdd or QLinearMul gives the codes of the specification for all pairs of codes, but for those
+    beside ties."""
     a, b = operator.sources
     of_y = float(_scale_of(operator.meaning))
     steps = [np.arange(256.0) - (each.zero_point + 128 * each.codes.is_signed) for each in (a, b)]
@@ -406,8 +407,13 @@ def _check_binary(graph: Graph, operator: _Operator) -> None:
         exact = steps[0][:, None] * steps[1] * (scales[0] * scales[1] / of_y)
     if max(abs(float(exact.min())), abs(float(exact.max()))) > 2.0**20:
         raise Left("its scale is too small")
-    is_odd = _zero_point_of(operator.meaning) % 2
-    if is_odd and np.any(np.abs(exact - np.floor(exact) - 0.5) < _OF_TIE):
+    _check_ties(operator, exact)
+
+
+def _check_ties(operator: _Operator, exact: NDArray[np.float64]) -> None:
+    """Raise Left if two codes may be equally near to a result, and the operator adds an odd zero point before it rounds half to
+    even. Then it takes the other code. `exact` are all results, in steps of the output."""
+    if _zero_point_of(operator.meaning) % 2 and np.any(np.abs(exact - np.floor(exact) - 0.5) < _OF_TIE):
         raise Left("two codes may be equally near")
 
 
@@ -423,6 +429,15 @@ def _check_pool(graph: Graph, operator: _Operator) -> None:
     sizes: Any = given.get_ints("kernel_shape") if operator.node.op_type == "AveragePool" else shape[2:]
     if not sizes or not all(isinstance(each, int) and each > 0 for each in sizes) or math.prod(sizes) > _MOST_PRODUCTS:
         raise Left("the number of its elements is not known, or too large")
+    if operator.node.op_type == "AveragePool":
+        most = math.prod(sizes)
+        if most > _MOST_POOLED:
+            raise Left("its sums are too many to try")
+        sums = np.arange(-255 * most, 255 * most + 1) * (
+            float(operator.sources[0].scale.reshape(-1)[0]) / float(_scale_of(operator.meaning))
+        )
+        for count in range(1, most + 1):  # at the edges there are fewer elements
+            _check_ties(operator, sums / count)
 
 
 def _check_same_codes(graph: Graph, operator: _Operator) -> None:
@@ -556,19 +571,28 @@ class _Rewriting:
         else:
             value = source.node.x
         for move in source.moves:
-            moved = ir.node(move.op_type, [value, *move.inputs[1:]], name=move.name)
+            moved = ir.node(move.op_type, [value, *move.inputs[1:]])
             moved.attributes.update(move.attributes)
             self._insert(operator.node, moved, value, move.outputs[0])
             value = moved.outputs[0]
         zero_point = np.array(source.zero_point + shift).astype(codes.dtype)
-        zeros = np.full(source.scale.shape, zero_point)
-        return value, source.meaning.scale.value, self.constant(operator, in_memory(zeros), "zero_point")
+        scale, zeros = self._parameters(operator, source.meaning, zero_point)
+        return value, scale, zeros
 
     def of_y(self, operator: _Operator) -> list[ir.Value]:
         """Return the scale and the zero point of the output."""
         shift = 128 * (operator.meaning.element_type is INT8)
-        zero_point = np.full(operator.meaning.scale.array.shape, _zero_point_of(operator.meaning) + shift, np.uint8)  # type: ignore[union-attr]
-        return [operator.meaning.scale.value, self.constant(operator, in_memory(zero_point), "zero_point")]
+        return self._parameters(operator, operator.meaning, np.array(_zero_point_of(operator.meaning) + shift, np.uint8))
+
+    def _parameters(self, operator: _Operator, meaning: Affine[Operand], zero_point: NDArray[Any]) -> list[ir.Value]:
+        """Return a scale and a zero point. Some integer operators take only scalars if there is one."""
+        scale = meaning.scale.array
+        assert scale is not None
+        shape = scale.shape if scale.size > 1 else ()
+        same = (
+            meaning.scale.value if scale.shape == shape else self.constant(operator, in_memory(scale.reshape(shape)), "scale")
+        )
+        return [same, self.constant(operator, in_memory(np.full(shape, zero_point)), "zero_point")]
 
     def constant(self, operator: _Operator, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         return self.graph.constant(tensor, self.graph.unused_name(f"{operator.node.outputs[0].name}_{name}"), operator.node)
