@@ -507,7 +507,8 @@ def skeleton(
     nodes = map(ir.serde.serialize_node, model.graph)
     hidden: list[str] = []
     to.node.extend(stand_ins(nodes, types, hidden=hidden if hide_shapes else None))
-    to.input.extend(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in hidden)
+    # Nodes of two branches may have the same names.
+    to.input.extend(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in dict.fromkeys(hidden))
     # Without them onnx does not know the shapes behind nodes of other domains.
     known = (value for node in model.graph if hide_shapes or node.domain for value in node.outputs)
     made = (value for value in known if value.name and value.type and value.shape is not None)

@@ -13,7 +13,7 @@ from onnx_models import model, one_node, run, session
 import quark_numba
 from quark_numba import ModelError, optimize
 from quark_numba.cli import inventory
-from quark_numba.rewriting import constants, functions, pairs, round_trips
+from quark_numba.rewriting import constants, functions, pairs, regions, round_trips
 from quark_numba.rewriting.optimize import optimized
 
 pytestmark = pytest.mark.compiled
@@ -147,7 +147,7 @@ def test_the_model_that_is_mutated():
     expected = session(whole).run(None, {"x": x})[0]
     assert quark_numba.InferenceSession(whole).run(None, {"x": x})[0].tobytes() == expected.tobytes()
     done = {what for _, what in optimized(whole).done}
-    assert done == {constants.CONSTANT, functions.INLINED, round_trips.ROUND_TRIP, pairs.FUSED}
+    assert done == {constants.CONSTANT, functions.INLINED, round_trips.ROUND_TRIP, pairs.FUSED, regions.MERGED}
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.exhaustive)])

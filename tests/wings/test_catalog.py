@@ -117,7 +117,7 @@ def test_nothing_asks_for_the_class_of_an_operator():
     for path in PACKAGE.rglob("*.py"):
         source = path.read_text()
         assert not re.search(r"isinstance\([^)]*\b(Operator|Version)\b", source), path
-        if path.parent.name not in ("linear", "block", "dialects"):
+        if path.parent.name not in ("linear", "block", "dialects") and path.name != "own_operators.py":
             assert not re.search(r'"(Vitis|Extended)?(Quantize|Dequantize)Linear"', source), path
 
 
