@@ -35,6 +35,10 @@ _MOST_COPIED = 1 << 10
 Known = dict[Any, tuple[ir.TensorProtocol, Sequence[ir.TensorProtocol]]]
 
 
+# Where integer operators have to be exact: on this processor, on all of them, or they are not used.
+Integers = Literal["here", "anywhere", "nowhere"]
+
+
 class Left(Exception):  # noqa: N818
     """A node stays as it is; the message gives the reason."""
 
@@ -120,7 +124,7 @@ class Graph:
         standard_ops: bool | None,
         regions: bool,
         replaced: frozenset[str],
-        integers: Literal["here", "anywhere", "nowhere"] = "nowhere",
+        integers: Integers = "nowhere",
     ) -> None:
         self.model, self.keep_codes, self.standard_ops, self.replaced = model, keep_codes, standard_ops, replaced
         self.regions, self.integers = regions, integers

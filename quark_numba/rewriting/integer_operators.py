@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -31,9 +31,6 @@ from .own_operators import OWN
 
 REWRITTEN = "rewritten: an operator of ONNX Runtime on integers"
 
-# "here": where this processor multiplies integers exactly; "anywhere": where every processor does; "nowhere".
-Integers = Literal["here", "anywhere", "nowhere"]
-
 _MICROSOFT = "com.microsoft"
 _FIRST_OPSET = 10
 
@@ -43,14 +40,18 @@ _LEAST_SCALE, _LARGEST_SCALE = 2.0**-40, 2.0**40
 # The most products of two codes in a sum, of which each is at most 255 * 255. The sum and a bias fit int32.
 _MOST_PRODUCTS, _LARGEST_BIAS = 1 << 14, 1 << 30
 
+# A bias of so many steps of the output. Its scale is the product of two scales but for a rounding, 2^-23 of it at most.
+_MOST_BIAS_STEPS = 1 << 12
+
 # A product of codes of uint8 and int8 is at most 255 * 64 then, and the sum of two of them fits 16 bits.
 _NARROW = 64
 
 # The most elements of an average of which all sums are tried.
 _MOST_POOLED = 81
 
-# QLinearAdd scales codes, zero points included, by the quotient of two scales, and adds up: 8 * 255 * 3 * 2^-24 < 1/1000.
-_LARGEST_QUOTIENT = 8.0
+# QLinearAdd multiplies codes and zero points by the quotients of scales, and adds up. With quotients of at most 4, no product
+# is beyond 1,020 and no sum beyond 4,335. So all roundings together are off by less than 2^14 * 2^-24 < 1/1000.
+_LARGEST_QUOTIENT = 4.0
 
 # Sums and products of codes, up to 2^20 in float64, that are nearer to a tie count as ties.
 _OF_TIE = 2.0**-30
@@ -316,14 +317,15 @@ class _Rule:
         if self.has_weights:
             types[1] = _type_of_weights(graph, sources[1])
         bias = node.inputs[count] if self.has_bias and len(node.inputs) > count else None
-        of_bias = _bias(graph, bias, sources) if bias else None
+        of_bias = _bias(graph, bias, sources, _scale_of(meaning)) if bias else None
         operator = _Operator(node, self, sources, tuple(types), clips, quantize, meaning, bounds, of_bias)
         self.check(graph, operator)
         return operator
 
 
-def _bias(graph: Graph, value: ir.Value, sources: Sequence[_Source]) -> ir.TensorProtocol:
-    """Return the int32 codes of a bias. Raise Left unless they have the scale of the products, but for a rounding of it."""
+def _bias(graph: Graph, value: ir.Value, sources: Sequence[_Source], of_y: np.float32) -> ir.TensorProtocol:
+    """Return the int32 codes of a bias. Raise Left unless they have the scale of the products, but for a rounding of it. `of_y`
+    is the scale of the output."""
     node = graph.node(value.producer())
     meaning = graph.meaning(node)
     if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
@@ -332,10 +334,10 @@ def _bias(graph: Graph, value: ir.Value, sources: Sequence[_Source]) -> ir.Tenso
     if codes is None or scale is None or meaning.has_other_type or scale.dtype != FLOAT32.dtype or meaning.block_size:
         raise Left("its bias is not constant")
     products = sources[0].scale.astype(np.float64).reshape(-1) * sources[1].scale.astype(np.float64).reshape(-1)
-    # An element whose scale is off by this much is off by less than half of a rounding to float32.
     if codes.ndim != 1 or scale.size not in (1, products.size) or not np.allclose(scale.reshape(-1), products, 2.0**-23, 0):
         raise Left("its bias has another scale than its products")
-    if np.abs(codes.astype(np.int64)).max(initial=0) > _LARGEST_BIAS:
+    magnitudes = np.abs(codes.astype(np.float64))
+    if np.any(magnitudes > _LARGEST_BIAS) or (codes.size and np.any(magnitudes * products > _MOST_BIAS_STEPS * of_y)):
         raise Left("its bias is too large")
     return in_memory(codes)
 
@@ -349,7 +351,7 @@ def _weights_shape(graph: Graph, source: _Source, along: int | None = None) -> l
     shape = [*tensor.shape.numpy()]
     axes = [*range(len(shape))]
     for move in source.moves:
-        perm = move.attributes.get_ints("perm") or axes[::-1]
+        perm = move.attributes.get_ints("perm") or range(len(shape))[::-1]
         shape, axes = ([each[place] for place in perm] for each in (shape, axes))
     if source.scale.size != 1:
         is_along = along is not None and len(shape) > along and axes[along] == source.meaning.axis % len(axes)

@@ -28,8 +28,7 @@ from . import (
     round_trips,
     standard_operators,
 )
-from .graph import Graph
-from .integer_operators import Integers
+from .graph import Graph, Integers
 
 # The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
 PASSES = (
