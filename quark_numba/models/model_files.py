@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 from onnx import external_data_helper
 
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import ModelError, WriteError, reraise_of_signal_handler
 from . import tensors
 from .temporary import PREFIX, temporary_folder
 
@@ -258,6 +258,11 @@ class Source:
             load_tensors(result, self._folder, self._name, self._leave)
         return result
 
+    def again(self) -> Source:
+        """Return the same model, read again from its path."""
+        assert self.path is not None
+        return Source(load(self.path, external_data=False), self._folder, self.path, self._leave, self._state)
+
     def forget(self) -> None:
         """Let go of the model, which then is no longer in memory."""
         self.proto = onnx.ModelProto()
@@ -400,13 +405,13 @@ def is_large(model: ir.Model) -> bool:
 
 
 def write_apart(model: ir.Model, path: str) -> onnx.ModelProto:
-    """Write a model, and its initializers to ``path.data``, one at a time. Return the model without them. Raise ModelError if
+    """Write a model, and its initializers to ``path.data``, one at a time. Return the model without them. Raise WriteError if
     the disk has not enough room."""
     lazy = [(value, tensor) for value in model.graph.initializers.values() if (tensor := _apart(value))]
     needed = sum(tensor.nbytes + _PAGE for _, tensor in lazy)
     free = shutil.disk_usage(os.path.dirname(path)).free
     if free < needed:
-        raise ModelError(f"{os.path.dirname(path)}: {needed / 1e9:.2f} GB are needed, and {free / 1e9:.2f} GB are free")
+        raise WriteError(f"{os.path.dirname(path)}: {needed / 1e9:.2f} GB are needed, and {free / 1e9:.2f} GB are free")
     data = os.path.basename(path) + ".data"
     with _named(os.path.dirname(path)), open(f"{path}.data", "wb") as file:
         for value, tensor in lazy:
@@ -423,11 +428,11 @@ def write_apart(model: ir.Model, path: str) -> onnx.ModelProto:
 
 @contextmanager
 def _named(folder: str) -> Iterator[None]:
-    """Raise ModelError with the name of the folder if it cannot be written to, for instance because the disk is full."""
+    """Raise WriteError with the name of the folder if it cannot be written to, for instance because the disk is full."""
     try:
         yield
     except OSError as error:
-        raise ModelError(f"{folder}: {error.strerror or error}") from error
+        raise WriteError(f"{folder}: {error.strerror or error}") from error
 
 
 def appended(tensor: onnx.TensorProto, folder: str, location: str) -> onnx.TensorProto:
@@ -488,7 +493,8 @@ def _write(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> N
                 raise
     except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
         reraise_of_signal_handler(error)
-        raise ModelError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
+        kind = WriteError if isinstance(error, (OSError, WriteError)) else ModelError
+        raise kind(f"{name}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _stat(path: str) -> os.stat_result | None:

@@ -202,10 +202,15 @@ def test_other_things_in_the_folder_of_the_cache(tmp_path):
     place = tmp_path / "quark_numba"
     (place / f"folder{cache.SUFFIX}").mkdir(parents=True)
     (place / f"dangling{cache.SUFFIX}").symlink_to("nothing")
-    (place / f"half{cache.SUFFIX}.123").write_bytes(b"half")
+    half = place / f"quantize_int8_0123456789ab_0123456789ab{cache.SUFFIX}.123"
+    half.write_bytes(b"quark_num")
+    others = [place / f"notes{cache.SUFFIX}.md", place / half.name.removesuffix(".123"), place / half.with_suffix(".5")]
+    for each in others:
+        each.write_text("of somebody else")
     assert json.loads(finished("info", "--json", **environment).stdout)["kernels in the cache"] == "1, 0.0 MB"
     assert finished("info", "--clear-cache", **environment).returncode == 0
-    assert not (place / f"half{cache.SUFFIX}.123").exists()
+    assert not half.exists()
+    assert [each.read_text() for each in others] == ["of somebody else"] * 3
 
 
 def test_the_optimised_model_beside_it(capsys):
