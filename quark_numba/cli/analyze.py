@@ -71,6 +71,7 @@ def _analyze(options: argparse.Namespace) -> int:
     from ..analysis.page import check_plots, page
     from ..models import model_files
 
+    arguments.check_written(options, "csv", "html", "exclude_config", "resume")
     if options.html:
         check_plots()
     with counted_progress("analysing") as progress:

@@ -167,6 +167,16 @@ def open_batches(options: argparse.Namespace, session: InferenceSession) -> Iter
     return iter(data.open_data(inputs, **data_arguments(options)))
 
 
+def check_written(options: argparse.Namespace, *written: str) -> None:
+    """Raise ModelError if a file that these options name is one that the command reads, or is to be written twice."""
+    from ..models import model_files
+
+    def given(*names: str) -> list[str]:
+        return [path for name in names if (path := getattr(options, name, None))]
+
+    model_files.check_written(given(*written), given("model", "reference"), given("inputs", "data", "expected"))
+
+
 def check_data(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Refuse combinations of options that argparse accepts: --dim is for random inputs, --batch for data, --limit for several
     batches."""

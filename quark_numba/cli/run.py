@@ -120,6 +120,7 @@ def _json_errors(errors: Mapping[str, ErrorSums]) -> list[dict[str, Any]]:
 def _run(options: argparse.Namespace) -> int:
     from .inventory import quantization_nodes
 
+    arguments.check_written(options, "outputs")
     models = [(path, quantization_nodes(path)) for path in (options.model, options.reference) if path]
     nodes = models[0][1]
     if not options.json:

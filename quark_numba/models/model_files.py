@@ -460,6 +460,36 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
     _write(path, lambda written: Path(written).write_bytes(content))
 
 
+def is_one_of(path: str | os.PathLike[str], others: Iterable[str | os.PathLike[str]]) -> bool:
+    """Whether a path leads to one of other files that exist, by whatever name: writing to it would change that file."""
+    with suppress(OSError, ValueError):
+        own = os.stat(path)
+        return stat.S_ISREG(own.st_mode) and any(os.path.samestat(own, each) for other in others if (each := _stat(other)))
+    return False
+
+
+def check_written(
+    written: Iterable[str], models: Iterable[str | os.PathLike[str]], others: Iterable[str | os.PathLike[str]]
+) -> None:
+    """Raise ModelError if a file is to be written that is read, or to be written twice. Read are models, their tensors, and
+    others, which may be folders of files."""
+    paths: list[str] = []
+    for path in written:
+        if os.path.realpath(path) in map(os.path.realpath, paths) or is_one_of(path, paths):
+            raise ModelError(f"{path}: to be written twice; expected different files")
+        paths.append(path)
+    if not any(map(os.path.isfile, paths)):
+        return  # so there is nothing to be lost
+    read = [each for other in others for each in (Path(other).glob("*") if os.path.isdir(other) else [other])]
+    for model in models:
+        folder = os.path.dirname(os.path.abspath(model))
+        read += [model, *(os.path.join(folder, each) for each in locations(load(model, external_data=False)))]
+    for path in paths:
+        for each in read:
+            if is_one_of(path, [each]):
+                raise ModelError(f"{path}: it is {os.fspath(each)}, which is read; expected another file")
+
+
 def _is_special(path: str | os.PathLike[str]) -> bool:
     return os.path.exists(path) and not os.path.isfile(path)
 
@@ -497,10 +527,10 @@ def _write(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> N
         raise kind(f"{name}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _stat(path: str) -> os.stat_result | None:
+def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
     try:
         return os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 

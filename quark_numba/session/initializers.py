@@ -91,10 +91,10 @@ def _probe(tensors: Sequence[TensorProto]) -> bytes:
 
 
 def _session(probe: bytes, options: onnxruntime.SessionOptions) -> Any:
-    """Return a session of the probe, without a profile."""
-    profiles = options.enable_profiling
+    """Return a session of the probe, which writes neither a profile nor a model."""
+    before = options.enable_profiling, options.optimized_model_filepath
     try:
-        options.enable_profiling = False
+        options.enable_profiling, options.optimized_model_filepath = False, ""
         return onnxruntime.InferenceSession(probe, options, ["CPUExecutionProvider"])
     finally:
-        options.enable_profiling = profiles
+        options.enable_profiling, options.optimized_model_filepath = before

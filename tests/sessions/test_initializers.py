@@ -201,6 +201,18 @@ def test_the_options_stay_as_they_are(tmp_path):
     del kept
 
 
+@pytest.mark.parametrize("names", ["", "w"])
+def test_the_optimised_model_may_replace_the_original(names, tmp_path):
+    """As in ONNX Runtime. What asks ONNX Runtime for the replaced initializers writes nothing there."""
+    onnx.save(in_files(small(""), names), tmp_path / "m.onnx")
+    options, kept = options_with({name: arrays()[name] for name in names})
+    options.optimized_model_filepath = str(tmp_path / "m.onnx")
+    session = quark_numba.InferenceSession(tmp_path / "m.onnx", options)
+    assert [each.name for each in session.get_outputs()] == ["y"]
+    assert options.optimized_model_filepath == str(tmp_path / "m.onnx")
+    del kept
+
+
 def test_profiles_of_others_stay(tmp_path, monkeypatch):
     """Another session may begin one while the options are probed."""
     options, kept = options_with({"w": arrays()["w"]})
