@@ -279,7 +279,7 @@ def state_of(path: str | os.PathLike[str]) -> State:
     """Return what changes if a file is changed."""
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no file has such a name
         return []
     return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
 

@@ -152,7 +152,11 @@ class Optimized:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model, which may lose its tensors. Raise ModelError if it cannot be written, or if this would change the
         original model or its tensors, except in its place."""
-        target, original = os.path.realpath(path), self.source.path
+        original = self.source.path
+        try:
+            target = os.path.realpath(path)
+        except ValueError as error:  # no file has such a name
+            raise ModelError(f"{os.fspath(path)}: {error}") from None
         if original is None or os.path.realpath(original) != target:
             for each in (target, f"{target}.data"):
                 for what, files in (("has tensors of", self.source.files), ("is", [original] if original else [])):

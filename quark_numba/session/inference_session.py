@@ -169,6 +169,8 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **
             # Only now: a library that the user registered may run the operator.
             if refusal:
                 raise ModelError(refusal) from error
+            if isinstance(error, UnicodeDecodeError):  # the message of ONNX Runtime, which quotes a damaged model
+                raise ModelError(f"not a valid model: {error.object.decode(errors='backslashreplace')}") from error
             raise
 
 

@@ -197,6 +197,58 @@ def test_no_output_at_all():
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["run", ""], "model"),
+        (["run", BF16, "--outputs", ""], "outputs"),
+        (["run", BF16, "--optimize", "--cache", ""], "cache"),
+        (["profile", BF16, "--cache="], "cache"),
+        (["warmup", "--model", ""], "model"),
+        (["optimize", "", "out.onnx"], "model"),
+        (["optimize", BF16, ""], "out"),
+        (["info", "--cache", "", "--clear-cache"], "cache"),
+        (["analyze", BF16, "--random", "1", "--exclude-config", ""], "exclude-config"),
+        (["evaluate", BF16, "--random", "1", "--outputs", "y", ""], "outputs"),
+    ],
+    ids=str,
+)
+def test_empty_names(words, name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert f"argument {name}: it is empty; expected a name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["run", BF16, "--cache"], "optimize"),
+        (["run", BF16, "--cache", "folder"], "optimize"),
+        (["run", BF16, "--tolerance", "1"], "expected"),
+        (["run", BF16, "--batch", "1"], "data"),
+        (["analyze", BF16, "--random", "1", "--exclude", "3"], "exclude-config"),
+    ],
+    ids=str,
+)
+def test_options_that_would_be_ignored(words, needed, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert f"only allowed with argument --{needed}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_models_without_room(tmp_path, capsys):
+    """It is not taken for the output, and the model runs."""
+    (tmp_path / "file").touch()
+    words = ["run", BF16, "--optimize", "--runs", "1", "--cache", str(tmp_path / "file" / "cache")]
+    done = finished(*words)
+    assert done.returncode == 0
+    assert f"{tmp_path / 'file' / 'cache'}: a model cannot be kept: " in str(done.stderr)
+
+
 def test_other_things_in_the_folder_of_the_cache(tmp_path):
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
     place = tmp_path / "quark_numba"
