@@ -24,6 +24,7 @@ from typing import Any
 
 import onnxruntime
 
+from ..catalog import OPERATORS
 from ..compiling import cache
 from ..errors import ModelError, WriteError
 from ..models.model_files import state_of
@@ -99,7 +100,8 @@ def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[
     found = {
         "files": [_digest(folder, os.path.abspath(path)) for path in paths],
         "options": options,
-        "versions": [onnxruntime.__version__, *map(_version, _DISTRIBUTIONS), _sources()],
+        "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_version, _DISTRIBUTIONS), _sources()],
+        "operators": [(each.full_name, each.since_version) for each in OPERATORS],  # those from outside of the package, too
         "processor": [platform.machine(), *host],
     }
     return _name(json.dumps(found, sort_keys=True))

@@ -1,5 +1,6 @@
 """Models that InferenceSession keeps for later sessions (`cache`)."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from onnx_models import model
 from paths import MODELS
 
 import quark_numba
-from quark_numba import ModelError, cli
+from quark_numba import ModelError, catalog, cli
 from quark_numba.models import model_files, tensors
 from quark_numba.session import initializers, kept, prepared
 
@@ -419,6 +420,20 @@ def test_providers_of_the_options_count(tmp_path, prepares):
     assert in_blocks(others[:1], None) == [False, True]
     assert in_blocks([], [others[0], "CPUExecutionProvider"]) == [False, True]
     assert len(prepares) == 2
+
+
+def test_operators_from_outside_of_the_package_count(tmp_path, monkeypatch):
+    """What is rewritten depends on them. So does it on the build of ONNX Runtime, of which there are several of a version."""
+    write(tmp_path / "m.onnx", 1)
+    keys = [kept.key(tmp_path, [tmp_path / "m.onnx"], {})]
+    versions = {name: [*each] for name, each in catalog.OPERATORS._versions.items()}
+    monkeypatch.setattr(catalog.OPERATORS, "_versions", versions)
+    newest = catalog.OPERATORS.newest(DOMAIN)[0]
+    catalog.OPERATORS.add(dataclasses.replace(newest, since_version=newest.since_version + 1))
+    keys.append(kept.key(tmp_path, [tmp_path / "m.onnx"], {}))
+    monkeypatch.setattr(onnxruntime, "get_build_info", lambda: "another build")
+    keys.append(kept.key(tmp_path, [tmp_path / "m.onnx"], {}))
+    assert len({*keys}) == 3
 
 
 WITH_A_SET = """
