@@ -87,11 +87,13 @@ def files() -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether this package wrote a file, of which a killed process may have written the beginning alone."""
+    """Whether this package wrote a file, of which a killed process may have written the beginning alone. Earlier versions began
+    files with the checksum of the rest."""
     with suppress(OSError):
         if _NAME.fullmatch(path.name) and path.is_file():
-            with path.open("rb") as file:
-                return _MARK.startswith(file.read(len(_MARK)))
+            content, size = path.read_bytes(), hashlib.sha256().digest_size
+            is_of_earlier = len(content) > size and hashlib.sha256(content[size:]).digest() == content[:size]
+            return _MARK.startswith(content[: len(_MARK)]) or is_of_earlier
     return False
 
 
