@@ -14,6 +14,10 @@ class ModelError(Exception):
     """The model, or what it is run with, cannot be used; the message gives the reason."""
 
 
+class WriteError(ModelError):
+    """A file cannot be written, because the disk is full, for instance."""
+
+
 def reraise_of_signal_handler(error: BaseException) -> None:
     """Raise the exception of a signal handler, of a time limit for instance, if `error` is that exception or was caused by it.
     Call this before an exception of any kind is taken for a fault of a model or a file: an exception of a signal handler says

@@ -28,7 +28,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         parser = _parser()
         options = parser.parse_args(words)
-        arguments.check_data(parser, options)
+        arguments.check(parser, options)
         with warnings.catch_warnings(), _compiling_is_told():
             warnings.simplefilter("default")
             warnings.showwarning = lambda message, *_, **__: tell("yellow", "warning", message)
@@ -42,7 +42,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:  # from writing the output: the disk is full, or the reader has closed the pipe
         is_closed = isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL)
         if not is_closed:
-            tell("red", "error", f"the output cannot be written: {error.strerror}")
+            what = error.filename or "the output cannot be written"
+            tell("red", "error", f"{what}: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # The number of tensors whose histograms are on the page.
 _HISTOGRAMS = 8
 
+# The number of worst tensors whose nodes are excluded.
+_EXCLUDED = 5
+
 
 def add_parser(commands: Any) -> None:
     from ..analysis.experiments.formats import FORMATS
@@ -60,9 +63,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--exclude",
         type=arguments.positive,
-        default=5,
         metavar="N",
-        help="the number of worst tensors for --exclude-config (default: 5)",
+        help=f"the number of worst tensors for --exclude-config (default: {_EXCLUDED})",
     )
 
 
@@ -71,6 +73,7 @@ def _analyze(options: argparse.Namespace) -> int:
     from ..analysis.page import check_plots, page
     from ..models import model_files
 
+    arguments.check_written(options, "csv", "html", "exclude_config", "resume")
     if options.html:
         check_plots()
     with counted_progress("analysing") as progress:
@@ -94,7 +97,7 @@ def _analyze(options: argparse.Namespace) -> int:
     if options.exclude_config:
         model_files.write(
             options.exclude_config,
-            json.dumps({"exclude": _excluded(analysis, options.exclude, options.model)}, indent=2).encode(),
+            json.dumps({"exclude": _excluded(analysis, options.exclude or _EXCLUDED, options.model)}, indent=2).encode(),
         )
     if options.json:
         print_json({"model": options.model, "reference": options.reference, **asdict(analysis)})

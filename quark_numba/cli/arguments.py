@@ -167,9 +167,25 @@ def open_batches(options: argparse.Namespace, session: InferenceSession) -> Iter
     return iter(data.open_data(inputs, **data_arguments(options)))
 
 
-def check_data(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse combinations of options that argparse accepts: --dim is for random inputs, --batch for data, --limit for several
-    batches."""
+def check_written(options: argparse.Namespace, *written: str) -> None:
+    """Raise ModelError if a file that these options name is one that the command reads, or is to be written twice."""
+    from ..models import model_files
+
+    def given(*names: str) -> list[str]:
+        return [path for name in names if (path := getattr(options, name, None))]
+
+    model_files.check_written(given(*written), given("model", "reference"), given("inputs", "data", "expected"))
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse what argparse accepts: names that are empty, options that would be ignored, and combinations: --dim is for random
+    inputs, --batch for data, --limit for several batches."""
+    for name, value in vars(options).items():
+        if value == "" or (isinstance(value, list) and "" in value):
+            parser.error(f"argument {name.replace('_', '-')}: it is empty; expected a name")
+    for given, needed in (("cache", "optimize"), ("tolerance", "expected"), ("exclude", "exclude_config"), ("batch", "data")):
+        if getattr(options, given, None) not in (None, False) and not getattr(options, needed, True):
+            parser.error(f"argument --{given}: only allowed with argument --{needed.replace('_', '-')}")
     for given, what in (("dim", "inputs"), ("dim", "data"), ("batch", "inputs"), ("batch", "random"), ("limit", "inputs")):
         if getattr(options, given, None) and getattr(options, what, None):
             parser.error(f"argument --{given}: not allowed with argument --{what}")

@@ -68,6 +68,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from ..analysis.evaluate import evaluate
     from ..running.data import load_function
 
+    arguments.check_written(options, "resume")
     with counted_progress("evaluating") as progress:
         evaluation = evaluate(
             options.model,

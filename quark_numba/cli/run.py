@@ -37,7 +37,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--tolerance",
         type=arguments.tolerance,
-        default=0.0,
         metavar="T",
         help="the largest difference from --expected that is allowed (default: 0)",
     )
@@ -120,6 +119,7 @@ def _json_errors(errors: Mapping[str, ErrorSums]) -> list[dict[str, Any]]:
 def _run(options: argparse.Namespace) -> int:
     from .inventory import quantization_nodes
 
+    arguments.check_written(options, "outputs")
     models = [(path, quantization_nodes(path)) for path in (options.model, options.reference) if path]
     nodes = models[0][1]
     if not options.json:
@@ -212,7 +212,7 @@ def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> Expected
     compared = compare(outputs, read_arrays(options.expected, list(outputs), "output"))
     for name, reason in compared.reasons.items():
         raise ModelError(f"output {name} {reason}")
-    return Expected(options.expected, options.tolerance, compared.errors)
+    return Expected(options.expected, options.tolerance or 0.0, compared.errors)
 
 
 def _print(measured: Measurements) -> None:

@@ -31,6 +31,11 @@ _log = logging.getLogger(__name__)
 
 SUFFIX = ".kernel"
 
+# The beginning of a file, and the names of files: the function, two digests, and of unfinished files the process. What does not
+# have both is somebody else's.
+_MARK = b"quark_numba kernel\n"
+_NAME = re.compile(rf".+_[0-9a-f]{{12}}_[0-9a-f]{{12}}\{SUFFIX}(\.[0-9]+)?")
+
 # What is called before a function is compiled that has no file.
 before_compiling: list[Callable[[], None]] = []
 
@@ -78,7 +83,18 @@ def environment() -> dict[str, str]:
 def files() -> list[Path]:
     """Return the files of this and all other versions of the package, unfinished files of killed processes included."""
     place = folder()
-    return sorted(path for path in place.glob(f"*{SUFFIX}*") if path.is_file()) if place else []
+    return sorted(filter(_is_own, place.glob(f"*{SUFFIX}*"))) if place else []
+
+
+def _is_own(path: Path) -> bool:
+    """Whether this package wrote a file, of which a killed process may have written the beginning alone. Earlier versions began
+    files with the checksum of the rest."""
+    with suppress(OSError):
+        if _NAME.fullmatch(path.name) and path.is_file():
+            content, size = path.read_bytes(), hashlib.sha256().digest_size
+            is_of_earlier = len(content) > size and hashlib.sha256(content[size:]).digest() == content[:size]
+            return _MARK.startswith(content[: len(_MARK)]) or is_of_earlier
+    return False
 
 
 def sizes() -> list[int]:
@@ -102,9 +118,9 @@ class _File:
         if self.cache_path is not None:
             with suppress(Exception):  # a damaged file may raise anything
                 content = self._path(signature, target_context.codegen()).read_bytes()
-                size = hashlib.sha256().digest_size
-                if hashlib.sha256(content[size:]).digest() == content[:size]:
-                    return CompileResult._rebuild(target_context, *pickle.loads(content[size:]))
+                start = len(_MARK) + hashlib.sha256().digest_size
+                if content[:start] == _MARK + hashlib.sha256(content[start:]).digest():
+                    return CompileResult._rebuild(target_context, *pickle.loads(content[start:]))
         if self.cache_path is not None:
             for each in [*before_compiling]:
                 each()
@@ -119,7 +135,7 @@ class _File:
         written = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             self.cache_path.mkdir(parents=True, exist_ok=True)
-            written.write_bytes(hashlib.sha256(content).digest() + content)
+            written.write_bytes(_MARK + hashlib.sha256(content).digest() + content)
             written.replace(path)
         except OSError as error:
             if os.name == "posix" or not path.exists():  # on Windows, another process may have written it and hold it open

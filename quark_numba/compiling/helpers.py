@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
@@ -11,11 +12,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from multiprocessing import parent_process
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Thread, Timer
 from typing import Any
 
 from ..errors import ModelError
@@ -34,6 +34,14 @@ _PATIENCE = 60.0
 
 _NAME = "quark_numba helper"
 
+# What a helper writes when it is ready, and the seconds that it may take until then.
+_READY, _START = b"quark_numba", 20.0
+
+# The programs that were started as Python and were no helpers. They are not started again.
+_failed: set[str] = set()
+
+_log = logging.getLogger(__name__)
+
 # A function and its arguments, which pickle can name. It compiles functions that this process can load from the cache.
 Work = tuple[Any, ...]
 
@@ -41,8 +49,9 @@ Work = tuple[Any, ...]
 class Helpers:
     """A context in which helper processes share work.
 
-    They are started when this process is about to compile a function that is not in the cache, and end with the context. This
-    process does again what a helper fails at. If it fails, too, the error is raised where the function is needed.
+    They are started when this process is about to compile a function that is not in the cache, and end with the context. They
+    take work when they are ready. This process does again what a helper fails at. If it fails, too, the error is raised where
+    the function is needed. After a helper has failed, this process starts no more.
 
     Raises
     ------
@@ -58,6 +67,7 @@ class Helpers:
         self._done: set[Work] = set()
         self._threads: list[Thread] = []
         self._helpers: list[subprocess.Popen[bytes]] = []
+        self._starting: list[subprocess.Popen[bytes]] = []  # those of them that are not ready
         self._is_ended = False
 
     def __enter__(self) -> Helpers:
@@ -88,6 +98,9 @@ class Helpers:
         end = time.monotonic() + _PATIENCE
         while self._is_busy_with(needed) and time.monotonic() < end:
             time.sleep(0.005)
+        if self._is_busy_with(needed):
+            _log.warning("a helper process did not answer for %.0f s: %s", _PATIENCE, sys.executable)
+            _failed.add(sys.executable)
         for helper in self._helpers:
             helper.kill()
         for each in needed:
@@ -105,10 +118,12 @@ class Helpers:
     def _end(self) -> None:
         self._is_ended = True
         self._waiting.put(None)
+        for helper in [*self._starting]:
+            helper.kill()
 
     def _start(self) -> None:
         """Start helpers, at most one for each piece of work. Sessions that are created at the same time share the limit."""
-        if self._is_ended or os.getpid() != self._process:
+        if self._is_ended or os.getpid() != self._process or sys.executable in _failed:
             return
         running = sum(thread.name == _NAME for thread in threading.enumerate())
         for _ in range(min(self._most - running, self._waiting.qsize())):
@@ -127,33 +142,60 @@ class Helpers:
 
     def _share(self) -> None:
         """Hand work to one helper until there is no more."""
-        work = self._take()
-        first = next(work, None)
-        if first is None:
-            return
-        # Isolated (-I), it heeds no environment variable of Python's. The folders of modules are those of this process.
-        code = f"import sys; sys.path[:] = {[*map(str, sys.path)]!r}; from {__name__} import serve; serve()"
+        program, folder = sys.executable, Path(__file__).parents[2]
+        # Isolated (-I), it heeds no environment variable of Python's, and has no current folder among those of modules.
+        code = f"import sys; sys.path[:] = {_folders(str(folder))!r}; from {__name__} import serve; serve()"
+        is_alive = False
         with (
             suppress(Exception),  # it cannot be started, or it has been ended
             subprocess.Popen(
-                [sys.executable, "-I", "-c", code],
+                [program, "-I", "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                cwd=folder,
                 env=os.environ | {PROCESSES: "1"} | cache.environment(),
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # of Windows
             ) as helper,
         ):
-            self._helpers.append(helper)
-            assert helper.stdin
-            assert helper.stdout
-            for each in chain([first], work):
-                helper.stdin.write(pickle.dumps(each))
-                helper.stdin.flush()
-                if not helper.stdout.read(1):
-                    break
-                self._done.add(each)
+            try:
+                is_alive = self._is_ready(helper)
+                for each in self._take() if is_alive else ():
+                    assert helper.stdin
+                    assert helper.stdout
+                    is_alive = False
+                    helper.stdin.write(pickle.dumps(each))
+                    helper.stdin.flush()
+                    if not helper.stdout.read(1):
+                        break
+                    is_alive = True
+                    self._done.add(each)
+            finally:
+                helper.kill()
+        if not is_alive and not self._is_ended:
+            _failed.add(program)
+            _log.info("a helper process failed, and no more are started: %s", program)
+
+    def _is_ready(self, helper: subprocess.Popen[bytes]) -> bool:
+        """Wait until a helper has begun, and return whether it has. Nobody waits for this."""
+        self._starting.append(helper)
+        self._helpers.append(helper)
+        limit = Timer(_START, helper.kill)
+        limit.start()
+        if self._is_ended:
             helper.kill()
+        try:
+            return bool(helper.stdout and helper.stdout.read(len(_READY)) == _READY)
+        finally:
+            limit.cancel()
+            self._starting.remove(helper)
+
+
+def _folders(own: str) -> list[str]:
+    """Return the folders of modules for a helper: those of this process, without the current one and others that mean something
+    else when the current folder is changed. The folder of this package is among them."""
+    folders = [each for each in map(str, sys.path) if os.path.isabs(each)]
+    return folders if own in folders else [own, *folders]
 
 
 def _most_helpers() -> int:
@@ -161,7 +203,8 @@ def _most_helpers() -> int:
     given = os.environ.get(PROCESSES, "")
     if given and not (given.isdecimal() and int(given)):
         raise ModelError(f"{PROCESSES} is {given!r}; expected a number of processes")
-    if parent_process() or getattr(sys, "frozen", False) or not Path(sys.executable or "").stem.startswith("python"):
+    program = Path(sys.executable or "")
+    if parent_process() or getattr(sys, "frozen", False) or not (program.stem.startswith("python") and program.is_absolute()):
         return 0
     return int(given) - 1 if given else min(_MOST_HELPERS, number_of_processors() - 1)
 
@@ -171,6 +214,7 @@ def serve() -> None:
     returned."""
     answers = os.dup(1)
     os.dup2(2, 1)  # what compilers print is no answer
+    os.write(answers, _READY)
     with suppress(EOFError):
         while True:
             _do(pickle.load(sys.stdin.buffer))

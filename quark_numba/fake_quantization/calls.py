@@ -50,7 +50,7 @@ def fake_quantize(
     scale, zero_point : array_like of float32
         They broadcast to x as in numpy: one element for all, or shape (C, 1, 1, 1) for one element for each index of axis 0.
     bit_width : number
-        A whole number of at least 1. One bit with a sign has the codes -1 and 1.
+        A whole number from 1 to 64. One bit with a sign has the codes -1 and 1.
     signed : bool
         Whether codes are from -2 ** (bit_width - 1) to 2 ** (bit_width - 1) - 1, or from 0 to 2 ** bit_width - 1.
     narrow : bool

@@ -23,7 +23,8 @@ class Form(NamedTuple):
     has_modes: bool = True
 
 
-_BITS = "a bit width that is a whole number of at least 1"
+MOST_BITS = 64
+_BITS = f"a bit width that is a whole number from 1 to {MOST_BITS}"
 
 # What each form computes is in `arithmetic`.
 FORMS = {

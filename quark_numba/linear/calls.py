@@ -26,7 +26,9 @@ _PARALLEL_SIZE = 1 << 17
 _plans: dict[Any, _Plan] = {}
 _MOST_PLANS = 4096
 
-# The most zero points of one element that a plan keeps.
+# Zero points of one element, as kernels take them, by their bytes, for each kind of conversion; and the most of a kind that are
+# kept. Plans share them: their number does not grow with that of plans.
+_zero_points: dict[Any, dict[bytes, NDArray[Any]]] = {}
 _MOST_ZERO_POINTS = 256
 
 # The types of names of element types that are equal only if they mean the same.
@@ -471,7 +473,7 @@ class _Plan:
         self.rounds_scale = scale_dtype == INT32.dtype and key.precision.bits < 32
         self.is_packed = zero_point_dtype is not None and key.quantized.bits < 8
         self.zeros = np.zeros(1, key.zero_point_dtype)
-        self.zero_points: dict[bytes, NDArray[Any]] = {}  # those of one element, as the kernel takes them, by their bytes
+        self.zero_points = _zero_points.setdefault((key.quantized, zero_point_dtype, key.zero_point_dtype), {})
         # None: an array has the dtype that the kernel takes.
         self.scale_dtype = None if scale_dtype == key.scale_dtype else np.dtype(key.scale_dtype)
         self.zero_point_dtype = None if zero_point_dtype == key.zero_point_dtype else np.dtype(key.zero_point_dtype)
@@ -538,7 +540,7 @@ class _Plan:
 
     def _kept(self, zero_point: NDArray[Any]) -> NDArray[Any]:
         """Return a zero point of one element as the kernel takes it, and keep it."""
-        if len(self.zero_points) == _MOST_ZERO_POINTS:
+        if len(self.zero_points) >= _MOST_ZERO_POINTS:
             self.zero_points.clear()
         return self.zero_points.setdefault(zero_point.tobytes(), self._converted(zero_point))
 

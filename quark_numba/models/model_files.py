@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 from onnx import external_data_helper
 
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import ModelError, WriteError, reraise_of_signal_handler
 from . import tensors
 from .temporary import PREFIX, temporary_folder
 
@@ -258,6 +258,11 @@ class Source:
             load_tensors(result, self._folder, self._name, self._leave)
         return result
 
+    def again(self) -> Source:
+        """Return the same model, read again from its path."""
+        assert self.path is not None
+        return Source(load(self.path, external_data=False), self._folder, self.path, self._leave, self._state)
+
     def forget(self) -> None:
         """Let go of the model, which then is no longer in memory."""
         self.proto = onnx.ModelProto()
@@ -274,7 +279,7 @@ def state_of(path: str | os.PathLike[str]) -> State:
     """Return what changes if a file is changed."""
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no file has such a name
         return []
     return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
 
@@ -400,13 +405,13 @@ def is_large(model: ir.Model) -> bool:
 
 
 def write_apart(model: ir.Model, path: str) -> onnx.ModelProto:
-    """Write a model, and its initializers to ``path.data``, one at a time. Return the model without them. Raise ModelError if
+    """Write a model, and its initializers to ``path.data``, one at a time. Return the model without them. Raise WriteError if
     the disk has not enough room."""
     lazy = [(value, tensor) for value in model.graph.initializers.values() if (tensor := _apart(value))]
     needed = sum(tensor.nbytes + _PAGE for _, tensor in lazy)
     free = shutil.disk_usage(os.path.dirname(path)).free
     if free < needed:
-        raise ModelError(f"{os.path.dirname(path)}: {needed / 1e9:.2f} GB are needed, and {free / 1e9:.2f} GB are free")
+        raise WriteError(f"{os.path.dirname(path)}: {needed / 1e9:.2f} GB are needed, and {free / 1e9:.2f} GB are free")
     data = os.path.basename(path) + ".data"
     with _named(os.path.dirname(path)), open(f"{path}.data", "wb") as file:
         for value, tensor in lazy:
@@ -423,11 +428,11 @@ def write_apart(model: ir.Model, path: str) -> onnx.ModelProto:
 
 @contextmanager
 def _named(folder: str) -> Iterator[None]:
-    """Raise ModelError with the name of the folder if it cannot be written to, for instance because the disk is full."""
+    """Raise WriteError with the name of the folder if it cannot be written to, for instance because the disk is full."""
     try:
         yield
     except OSError as error:
-        raise ModelError(f"{folder}: {error.strerror or error}") from error
+        raise WriteError(f"{folder}: {error.strerror or error}") from error
 
 
 def appended(tensor: onnx.TensorProto, folder: str, location: str) -> onnx.TensorProto:
@@ -453,6 +458,36 @@ def _apart(value: ir.Value) -> ir.TensorProtocol | None:
 def write(path: str | os.PathLike[str], content: bytes) -> None:
     """Write content to a file, whole or not at all, as `save` does."""
     _write(path, lambda written: Path(written).write_bytes(content))
+
+
+def is_one_of(path: str | os.PathLike[str], others: Iterable[str | os.PathLike[str]]) -> bool:
+    """Whether a path leads to one of other files that exist, by whatever name: writing to it would change that file."""
+    with suppress(OSError, ValueError):
+        own = os.stat(path)
+        return stat.S_ISREG(own.st_mode) and any(os.path.samestat(own, each) for other in others if (each := _stat(other)))
+    return False
+
+
+def check_written(
+    written: Iterable[str], models: Iterable[str | os.PathLike[str]], others: Iterable[str | os.PathLike[str]]
+) -> None:
+    """Raise ModelError if a file is to be written that is read, or to be written twice. Read are models, their tensors, and
+    others, which may be folders of files."""
+    paths: list[str] = []
+    for path in written:
+        if os.path.realpath(path) in map(os.path.realpath, paths) or is_one_of(path, paths):
+            raise ModelError(f"{path}: to be written twice; expected different files")
+        paths.append(path)
+    if not any(map(os.path.isfile, paths)):
+        return  # so there is nothing to be lost
+    read = [each for other in others for each in (Path(other).glob("*") if os.path.isdir(other) else [other])]
+    for model in models:
+        folder = os.path.dirname(os.path.abspath(model))
+        read += [model, *(os.path.join(folder, each) for each in locations(load(model, external_data=False)))]
+    for path in paths:
+        for each in read:
+            if is_one_of(path, [each]):
+                raise ModelError(f"{path}: it is {os.fspath(each)}, which is read; expected another file")
 
 
 def _is_special(path: str | os.PathLike[str]) -> bool:
@@ -488,13 +523,14 @@ def _write(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> N
                 raise
     except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
         reraise_of_signal_handler(error)
-        raise ModelError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
+        kind = WriteError if isinstance(error, (OSError, WriteError)) else ModelError
+        raise kind(f"{name}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _stat(path: str) -> os.stat_result | None:
+def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
     try:
         return os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 

@@ -14,10 +14,16 @@ from typing import Any
 
 PREFIX = "quark_numba_"
 
-# The file of a folder that its process keeps open, and locked where the system has locks that end with a process.
-_LOCK = "in use"
+_SUFFIX = ".tmp"
 
-_OF_MKDTEMP = re.compile(rf"\.?{PREFIX}[a-z0-9_]{{8}}")
+_NAME = re.compile(rf"\.?{PREFIX}[a-z0-9_]{{8}}\{_SUFFIX}")
+
+# The file of a folder that its process keeps open, and locked where the system has locks that end with a process; and what is
+# in it. A folder of the same name without it is somebody else's.
+_LOCK, _MARK = "in use", b"quark_numba made this folder, and removes it when it is no longer used.\n"
+
+# The folder within it for the files.
+_FILES = "files"
 
 
 @contextmanager
@@ -28,15 +34,16 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
     place = os.path.abspath(parent or tempfile.gettempdir())
     remove_left_behind(place)
     while True:
-        folder = tempfile.mkdtemp(prefix=prefix, dir=place)
+        folder = tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=place)
         with suppress(FileNotFoundError):  # another process took it for one that was left behind
-            lock = open(os.path.join(folder, _LOCK), "wb")  # noqa: SIM115  # closed below
+            lock = open(os.path.join(folder, _LOCK), "wb", buffering=0)  # noqa: SIM115  # closed below
             if is_locked(lock) is not False and os.path.exists(lock.name):
                 break
             lock.close()
             shutil.rmtree(folder, ignore_errors=True)
-    inner = os.path.join(folder, "files")
+    inner = os.path.join(folder, _FILES)
     try:
+        lock.write(_MARK)
         os.mkdir(inner)
         yield inner
     finally:
@@ -49,20 +56,29 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
 
 
 def remove_left_behind(place: str | os.PathLike[str]) -> None:
-    """Remove the temporary folders of killed processes."""
-    for folder in Path(place).glob(f"*{PREFIX}*"):
+    """Remove the temporary folders of killed processes, and nothing that this module did not make."""
+    for folder in Path(place).glob(f"*{PREFIX}*{_SUFFIX}"):
         with suppress(OSError):  # on Windows: a file that its process has open
-            if not (folder / _LOCK).exists():
-                if _OF_MKDTEMP.fullmatch(folder.name):
-                    folder.rmdir()  # raises an error if it is not empty
-            elif os.name == "posix":
+            if not _NAME.fullmatch(folder.name) or folder.is_symlink():
+                continue
+            if (folder / _LOCK).exists():
                 with open(folder / _LOCK, "r+b") as lock:
-                    if is_locked(lock) is True:
-                        shutil.rmtree(folder / "files", ignore_errors=True)
-                        shutil.rmtree(folder, ignore_errors=True)
-            else:
-                (folder / _LOCK).unlink()
-                shutil.rmtree(folder, ignore_errors=True)
+                    mark = lock.read(len(_MARK) + 1)
+                    if mark not in (_MARK, b"") or is_locked(lock) is not True:
+                        continue
+                    if os.name == "posix":
+                        _empty(folder, mark)
+                if os.name != "posix":  # no file that is open can be removed
+                    (folder / _LOCK).unlink()
+                    _empty(folder, mark)
+            folder.rmdir()  # raises an error if it is not empty
+
+
+def _empty(folder: Path, mark: bytes) -> None:
+    """Remove what `temporary_folder` puts into a folder. The lock without a mark is older than all files."""
+    if mark:
+        shutil.rmtree(folder / _FILES, ignore_errors=True)
+    (folder / _LOCK).unlink(missing_ok=True)
 
 
 def is_locked(lock: Any, *, shared: bool = False) -> bool | None:

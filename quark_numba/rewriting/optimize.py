@@ -150,11 +150,18 @@ class Optimized:
         return result
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model, which may lose its tensors. Raise ModelError if it cannot be written."""
-        target = os.path.realpath(path)
-        is_same = self.source.path is not None and os.path.realpath(self.source.path) == target
-        if not is_same and f"{target}.data" in map(os.path.realpath, self.source.files):
-            raise ModelError(f"{target}.data has tensors of the original model; expected another name for the optimised one")
+        """Write the model, which may lose its tensors. Raise ModelError if it cannot be written, or if this would change the
+        original model or its tensors, except in its place."""
+        original = self.source.path
+        try:
+            target = os.path.realpath(path)
+        except ValueError as error:  # no file has such a name
+            raise ModelError(f"{os.fspath(path)}: {error}") from None
+        if original is None or os.path.realpath(original) != target:
+            for each in (target, f"{target}.data"):
+                for what, files in (("has tensors of", self.source.files), ("is", [original] if original else [])):
+                    if model_files.is_one_of(each, files):
+                        raise ModelError(f"{each} {what} the original model; expected another name for the optimised one")
         model_files.save(self.rewritten, path, apart=self.source.is_apart, check=self.source.check)
 
 

@@ -49,8 +49,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     cache : bool or path
         Whether to keep the optimised model for later sessions, in the user's cache (True) or in a folder. The kept model is as
         large as its tensors. It is found by a digest of the original's files, the options, the processor and the versions. A
-        damaged one is made again. The models used least recently are removed beyond 64 GB, or the gigabytes in the environment
-        variable QUARK_NUMBA_CACHE_GB. ``quark-numba info`` prints the folder and its size.
+        damaged one is made again. One that cannot be kept gives a warning (`logging`), and the session runs without. The models
+        used least recently are removed beyond 64 GB, or the gigabytes in the environment variable QUARK_NUMBA_CACHE_GB.
+        ``quark-numba info`` prints the folder and its size.
     providers, provider_options, named
         As in ``onnxruntime.InferenceSession``.
 
@@ -58,10 +59,10 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     ------
     ModelError
         If it is not an ONNX model, a tensor cannot be read, or the temporary folder has not enough room; or if ONNX Runtime
-        refuses it, and it has an operator that is known to run nowhere; or if QUARK_NUMBA_COMPILE_PROCESSES or
-        QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
-    ValueError
-        If `cache` is set for a model without a path.
+        refuses it, and it has an operator that is known to run nowhere; or if `cache` cannot be a folder; or if
+        QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
+    TypeError, ValueError
+        If `cache` is no path, or set for a model without a path.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well, for instance if the file does not exist.
     """
@@ -194,6 +195,8 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **
             # Only now: a library that the user registered may run the operator.
             if refusal:
                 raise ModelError(refusal) from error
+            if isinstance(error, UnicodeDecodeError):  # the message of ONNX Runtime, which quotes a damaged model
+                raise ModelError(f"not a valid model: {error.object.decode(errors='backslashreplace')}") from error
             raise
 
 

@@ -3,8 +3,6 @@ initializers are made to find them."""
 
 from __future__ import annotations
 
-import glob
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -76,19 +74,12 @@ def _cannot_be_asked(options: onnxruntime.SessionOptions) -> bool:
 
 def _error(tensors: Mapping[str, TensorProto], names: Iterable[str], options: onnxruntime.SessionOptions) -> Exception | None:
     """Return the exception of a session of a model with these initializers; None: the session works."""
-    before, probe = _profiles(options), _probe([tensors[name] for name in names])
     try:
-        _session(probe, options)
+        _session(_probe([tensors[name] for name in names]), options)
     except Exception as error:
         reraise_of_signal_handler(error)
-        for path in _profiles(options) - before:  # no session is left to end the profile
-            os.remove(path)
         return error
     return None
-
-
-def _profiles(options: onnxruntime.SessionOptions) -> set[str]:
-    return {*glob.glob(f"{glob.escape(options.profile_file_prefix)}*")} if options.enable_profiling else set()
 
 
 def _probe(tensors: Sequence[TensorProto]) -> bytes:
@@ -100,8 +91,10 @@ def _probe(tensors: Sequence[TensorProto]) -> bytes:
 
 
 def _session(probe: bytes, options: onnxruntime.SessionOptions) -> Any:
-    """Return a session of the probe. The file of its profile is removed."""
-    session = onnxruntime.InferenceSession(probe, options, ["CPUExecutionProvider"])
-    if options.enable_profiling:
-        os.remove(session.end_profiling())
-    return session
+    """Return a session of the probe, which writes neither a profile nor a model."""
+    before = options.enable_profiling, options.optimized_model_filepath
+    try:
+        options.enable_profiling, options.optimized_model_filepath = False, ""
+        return onnxruntime.InferenceSession(probe, options, ["CPUExecutionProvider"])
+    finally:
+        options.enable_profiling, options.optimized_model_filepath = before

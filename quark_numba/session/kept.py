@@ -5,13 +5,15 @@ and the versions. Processes may use a folder at the same time. An entry is made 
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
 import logging
 import os
 import platform
-import shutil
+import re
+import reprlib
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,8 +24,9 @@ from typing import Any
 
 import onnxruntime
 
+from ..catalog import OPERATORS
 from ..compiling import cache
-from ..errors import ModelError
+from ..errors import ModelError, WriteError
 from ..models.model_files import state_of
 from ..models.temporary import is_locked, remove_left_behind, temporary_folder
 
@@ -34,6 +37,9 @@ _MANIFEST = "kept.json"
 
 # An entry's file that sessions lock while they open the others.
 _LOCK = "lock"
+
+# An entry's file that says whose folder it is, and its content. Nothing without it is removed.
+_MARKER, _MARK = "kept by quark_numba", b"quark_numba made this folder, and may remove it.\n"
 
 # The suffix of the files with the digests of original models.
 _DIGESTS = ".digests"
@@ -46,15 +52,34 @@ _RACY_NS = 2 * 10**9
 
 _CHUNK = 1 << 20
 
-# The length of the name of an entry.
-_KEY = 32
+# Names begin with this, so that they do not look like the names of others, and go on with so many hexadecimal digits.
+_PREFIX, _DIGITS = "quark_numba-", 20
+
+_NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{{_DIGITS}}}")
+
+# A model and its facts. The model is bytes, a path, or None: the original.
+Made = tuple[str | bytes | None, dict[str, Any]]
 
 _DISTRIBUTIONS = ("onnx", "onnx-ir", "numpy", "numba", "llvmlite", "ml_dtypes")
 
 
 def folder_of(given: bool | str | os.PathLike[str]) -> Path:
-    """Return the folder that an argument `cache` means: True is one in the user's cache."""
-    return cache.own_folder() / "models" if isinstance(given, bool) else Path(given).absolute()
+    """Return the folder that an argument `cache` means: True is one in the user's cache. Raise TypeError or ModelError if it
+    cannot be a folder."""
+    if isinstance(given, bool):
+        return cache.own_folder() / "models"
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
+        raise TypeError(f"cache is a {type(given).__name__}; expected True, False or the path of a folder")
+    name = os.fspath(given)
+    try:
+        if not name:
+            raise ValueError("it is empty")
+        os.stat(name)
+    except (ValueError, OSError) as error:
+        if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP):
+            reason = getattr(error, "strerror", None) or error
+            raise ModelError(f"cache is {reprlib.repr(name)}; expected the path of a folder: {reason}") from None
+    return Path(name).absolute()
 
 
 def limit() -> float:
@@ -75,10 +100,15 @@ def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[
     found = {
         "files": [_digest(folder, os.path.abspath(path)) for path in paths],
         "options": options,
-        "versions": [onnxruntime.__version__, *map(_version, _DISTRIBUTIONS), _sources()],
+        "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_version, _DISTRIBUTIONS), _sources()],
+        "operators": [(each.full_name, each.since_version) for each in OPERATORS],  # those from outside of the package, too
         "processor": [platform.machine(), *host],
     }
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:_KEY]
+    return _name(json.dumps(found, sort_keys=True))
+
+
+def _name(text: str) -> str:
+    return _PREFIX + hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:_DIGITS]
 
 
 @functools.cache
@@ -96,11 +126,10 @@ def _version(name: str) -> str:
 
 
 def _digest(folder: Path, path: str) -> str:
-    record = folder / (hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:_KEY] + _DIGESTS)
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(record.read_text())
-        if known["state"] == state_of(path):
-            return str(known["sha256"])
+    record = folder / (_name(path) + _DIGESTS)
+    known = _known(record)
+    if known.get("state") == state_of(path):
+        return str(known["sha256"])
     now, before = time.time_ns(), state_of(path)
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -109,10 +138,20 @@ def _digest(folder: Path, path: str) -> str:
     if now - max(before[2:]) > _RACY_NS:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            written = record.with_name(f"{record.name}.{os.getpid()}")
-            written.write_text(json.dumps({"path": path, "state": before, "sha256": digest}))
-            written.replace(record)
+            with temporary_folder(folder) as place:
+                written = Path(place, record.name)
+                written.write_text(json.dumps({"path": path, "state": before, "sha256": digest}))
+                written.replace(record)
     return digest
+
+
+def _known(record: Path) -> dict[str, Any]:
+    """Return the content of a file with a digest; {}: it is none. Its name follows from the path in it."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        content = json.loads(record.read_text())
+        if record.name == _name(content["path"]) + _DIGESTS and {"state", "sha256"} <= {*content}:
+            return dict(content)
+    return {}
 
 
 @contextmanager
@@ -126,9 +165,8 @@ def opened(entry: Path) -> Iterator[dict[str, Any] | None]:
             facts = _checked(entry) if is_locked(lock, shared=True) is not False and _is_of(lock, entry) else None
         if facts is None:
             files.close()
-            if entry.exists():
+            if os.path.exists(entry) and remove(entry):
                 _log.info("%s: a kept model is damaged, and is made again", entry)
-                remove(entry)
         yield facts
 
 
@@ -167,65 +205,76 @@ def _write_manifest(entry: Path, manifest: dict[str, Any]) -> None:
 
 
 @contextmanager
-def kept(
-    entry: Path, make: Callable[[], AbstractContextManager[tuple[str | bytes | None, dict[str, Any]]]]
-) -> Iterator[tuple[str | bytes | None, dict[str, Any]]]:
+def kept(entry: Path, make: Callable[[Path | None], AbstractContextManager[Made]]) -> Iterator[Made]:
     """Yield the path of a kept model, and the facts that were kept with it. If there is none, make and keep it.
 
-    `make` returns a context with a model and its facts. The model is bytes, a path in a folder of its own in the same file
-    system, or None, which is not kept. If a model cannot be kept, it is yielded as it was made."""
+    `make` takes the place of its temporary folders, None for the default, and returns a context. A path is in a folder of its
+    own in that place; None is not kept. If a model cannot be kept, a warning names the folder, and the model is yielded as it
+    was made."""
     with opened(entry) as found:
         if found:
             remove_left_behind(entry.parent)
             yield str(entry / found["file"]), found["facts"]
             return
     limit()  # raises ModelError
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ModelError(f"{entry.parent}: {error.strerror}") from None
-    with make() as (model, facts), ExitStack() as files:
-        if model is None:
-            yield model, facts
-            return
-        if isinstance(model, bytes):
-            path = Path(files.enter_context(temporary_folder(entry.parent)), "model.onnx")
-            path.write_bytes(model)
+    with ExitStack() as files:
+        made = None
+        try:
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            made = files.enter_context(make(entry.parent))
+            in_entry = _keep(entry, made, files)
+        except (OSError, WriteError) as error:
+            reason = getattr(error, "strerror", None) or error
         else:
-            path = Path(model)
-        if _keep(entry, path, facts, files):
-            yield str(entry / path.name), facts
+            yield in_entry
             return
         found = files.enter_context(opened(entry))  # another process may have made it meanwhile
-        yield str(entry / found["file"]) if found else model, facts
+        if found:
+            yield str(entry / found["file"]), found["facts"]
+            return
+        _log.warning("%s: a model cannot be kept: %s", entry.parent, reason)
+        yield made or files.enter_context(make(None))
 
 
-def _keep(entry: Path, path: Path, facts: dict[str, Any], files: ExitStack) -> bool:
-    """Make an entry of the folder of a model, which then is no longer there. Nobody removes it until `files` are closed. Return
-    False if another process was faster or there is no room."""
-    made = path.parent
-    try:
-        of_files = {each.name: [state_of(each), _checksum(each)] for each in made.iterdir()}
-        (made / _MANIFEST).write_text(json.dumps({"files": of_files, "file": path.name, "facts": facts}))
-        (made / _LOCK).touch()
-        if os.name == "posix":  # the lock moves with the folder; Windows moves no folder with an open file
-            is_locked(files.enter_context((made / _LOCK).open("rb")), shared=True)
-        os.rename(made, entry)
-        if os.name != "posix":
-            files.enter_context((entry / _LOCK).open("rb"))
-    except OSError as error:
-        if not entry.exists():
-            _log.warning("%s: a model cannot be kept: %s", entry.parent, error.strerror)
-        return False
+def _keep(entry: Path, made: Made, files: ExitStack) -> Made:
+    """Make an entry of a model and its facts, and return them as they are there. Nobody removes the entry until `files` are
+    closed. Raise OSError if it cannot be written, or if there is an entry by now."""
+    model, facts = made
+    if model is None:
+        return made
+    if isinstance(model, bytes):
+        path = Path(files.enter_context(temporary_folder(entry.parent)), "model.onnx")
+        path.write_bytes(model)
+    else:
+        path = Path(model)
+    folder = path.parent
+    of_files = {each.name: [state_of(each), _checksum(each)] for each in folder.iterdir()}
+    (folder / _MANIFEST).write_text(json.dumps({"files": of_files, "file": path.name, "facts": facts}))
+    (folder / _MARKER).write_bytes(_MARK)
+    (folder / _LOCK).touch()
+    if os.name == "posix":  # the lock moves with the folder; Windows moves no folder with an open file
+        is_locked(files.enter_context((folder / _LOCK).open("rb")), shared=True)
+    os.rename(folder, entry)
+    if os.name != "posix":
+        files.enter_context((entry / _LOCK).open("rb"))
     make_room(entry.parent, apart_from=entry)
-    return True
+    return str(entry / path.name), facts
+
+
+def _is_own(entry: Path) -> bool:
+    """Whether a folder is an entry, whatever its state."""
+    with suppress(OSError):
+        if _NAME.fullmatch(entry.name) and not entry.is_symlink():
+            with open(entry / _MARKER, "rb") as marker:
+                return marker.read(len(_MARK) + 1) == _MARK
+    return False
 
 
 def entries(folder: Path) -> list[tuple[Path, int, float]]:
     """Return the entries of a folder, each with its bytes and the time of its last use, the oldest first. What a killed removal
     left of an entry counts as the oldest."""
     found = []
-    for entry in folder.glob("[0-9a-f]" * _KEY):
+    for entry in filter(_is_own, folder.glob(f"{_PREFIX}*")):
         with suppress(OSError):
             size = sum(each.stat().st_size for each in entry.iterdir())
             manifest = entry / _MANIFEST
@@ -244,28 +293,41 @@ def make_room(folder: Path, apart_from: Path) -> None:
 
 def clear(folder: Path) -> None:
     """Remove all entries that are not in use, and the digests."""
-    for entry, _, _ in entries(folder):
-        remove(entry)
-    for record in folder.glob(f"*{_DIGESTS}*"):
+    for entry in folder.glob(f"{_PREFIX}*"):
+        if _NAME.fullmatch(entry.name):
+            remove(entry)
+    for record in filter(_known, folder.glob(f"{_PREFIX}*{_DIGESTS}")):
         with suppress(OSError):
             record.unlink()
 
 
 def remove(entry: Path) -> bool:
-    """Remove an entry, unless a session is just opening it. Return whether it is gone."""
+    """Remove an entry, unless a session is just opening it, or somebody else made the folder. Return whether it is gone."""
+    if not _is_own(entry):
+        with suppress(OSError):
+            entry.rmdir()  # raises an error if it is not empty
+        return not os.path.exists(entry)
     try:
         with (entry / _LOCK).open("r+b") as lock:
             if is_locked(lock) is False or not _is_of(lock, entry):
                 return False
             if os.name == "posix":
-                shutil.rmtree(entry, ignore_errors=True)
+                _remove_files(entry)
     except FileNotFoundError:  # without its lock it is damaged, and nobody uses it
-        shutil.rmtree(entry, ignore_errors=True)
+        _remove_files(entry)
     except OSError:
         return False
     if os.name != "posix":  # no file that is open can be removed
-        shutil.rmtree(entry, ignore_errors=True)
-    return not entry.exists()
+        _remove_files(entry)
+    return not os.path.exists(entry)
+
+
+def _remove_files(entry: Path) -> None:
+    """Remove an entry, its marker last: what a killed process leaves of an entry has to have it."""
+    with suppress(OSError):
+        for each in sorted(entry.iterdir(), key=lambda each: each.name == _MARKER):
+            each.unlink(missing_ok=True)
+        entry.rmdir()
 
 
 def _is_of(lock: Any, entry: Path) -> bool:

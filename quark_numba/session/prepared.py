@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +80,7 @@ def prepared(
     ValueError
         If `cache` is set for a model without a path.
     """
-    if not cache:
+    if cache is None or cache is False:
         with _made(read, options, providers, folder=folder, replaced=replaced, **how) as made:
             yield made
         return
@@ -88,8 +88,9 @@ def prepared(
         raise ValueError("cache is set, but the model has no path; expected the path of a model")
     place = kept.folder_of(cache)
     of_options = {
-        **{name: repr(value) for name, value in how.items()},
-        "providers": repr(providers or ["CPUExecutionProvider"]),
+        # The order of a set changes from process to process.
+        **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in how.items()},
+        "runs_on_cpu_alone": runs_on_cpu_alone(options, providers),
         "replaced": sorted(replaced),
         "level": str(options.graph_optimization_level),
         "path": options.optimized_model_filepath,
@@ -97,8 +98,9 @@ def prepared(
     }
 
     @contextmanager
-    def make() -> Iterator[tuple[bytes | str | None, dict[str, Any]]]:
-        with _made(read, options, providers, folder=place, replaced=replaced, **how) as made:
+    def make(apart: Path | None) -> Iterator[kept.Made]:
+        source = read if apart else read.again()
+        with _made(source, options, providers, folder=apart or folder, replaced=replaced, **how) as made:
             yield made.source, made.json() | {"original": os.path.abspath(read.path or "")}
 
     with kept.kept(place / kept.key(place, [read.path, *read.files], of_options), make) as found:

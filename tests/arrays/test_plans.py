@@ -1,5 +1,7 @@
 """Plans: a second call of arrays with the same dtypes, shapes and options takes a shorter way, with the same result."""
 
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -98,6 +100,36 @@ def test_what_has_no_plan():
 
 class Subclass(np.ndarray):
     """Numbers with a behaviour of their own."""
+
+
+def test_a_limit_that_was_passed(monkeypatch):
+    """As two threads pass it that add at the same time."""
+    zero_point = np.array([5], np.int32)
+    quark_numba.quantize(X, 0.1, zero_point)
+    (plan,) = calls._plans.values()
+    monkeypatch.setattr(calls, "_MOST_ZERO_POINTS", len(plan.zero_points) - 1)
+    zero_point[:] = 10**6
+    quark_numba.quantize(X, 0.1, zero_point)
+    assert len(plan.zero_points) == 1
+
+
+def test_plans_share_zero_points():
+    """Many plans with many zero points take little memory."""
+    scale = np.asarray(SCALES["tensor"])
+
+    def fill(sizes):
+        for size in sizes:
+            x = np.zeros(size, np.float32)
+            for number in range(200):
+                quark_numba.quantize(x, scale, np.array([number], np.int32))
+
+    fill(range(1, 3))
+    tracemalloc.start()
+    fill(range(3, 103))
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(calls._plans) == 102
+    assert grown < 102 * 8192
 
 
 def test_plans_are_limited(monkeypatch):

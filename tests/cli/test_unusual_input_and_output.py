@@ -1,5 +1,6 @@
 """The command when its input, its output or its user is unusual."""
 
+import hashlib
 import importlib
 import json
 import os
@@ -197,15 +198,75 @@ def test_no_output_at_all():
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["run", ""], "model"),
+        (["run", BF16, "--outputs", ""], "outputs"),
+        (["run", BF16, "--optimize", "--cache", ""], "cache"),
+        (["profile", BF16, "--cache="], "cache"),
+        (["warmup", "--model", ""], "model"),
+        (["optimize", "", "out.onnx"], "model"),
+        (["optimize", BF16, ""], "out"),
+        (["info", "--cache", "", "--clear-cache"], "cache"),
+        (["analyze", BF16, "--random", "1", "--exclude-config", ""], "exclude-config"),
+        (["evaluate", BF16, "--random", "1", "--outputs", "y", ""], "outputs"),
+    ],
+    ids=str,
+)
+def test_empty_names(words, name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert f"argument {name}: it is empty; expected a name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["run", BF16, "--cache"], "optimize"),
+        (["run", BF16, "--cache", "folder"], "optimize"),
+        (["run", BF16, "--tolerance", "1"], "expected"),
+        (["run", BF16, "--batch", "1"], "data"),
+        (["analyze", BF16, "--random", "1", "--exclude", "3"], "exclude-config"),
+    ],
+    ids=str,
+)
+def test_options_that_would_be_ignored(words, needed, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert f"only allowed with argument --{needed}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_models_without_room(tmp_path, capsys):
+    """It is not taken for the output, and the model runs."""
+    (tmp_path / "file").touch()
+    words = ["run", BF16, "--optimize", "--runs", "1", "--cache", str(tmp_path / "file" / "cache")]
+    done = finished(*words)
+    assert done.returncode == 0
+    assert f"{tmp_path / 'file' / 'cache'}: a model cannot be kept: " in str(done.stderr)
+
+
 def test_other_things_in_the_folder_of_the_cache(tmp_path):
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
     place = tmp_path / "quark_numba"
     (place / f"folder{cache.SUFFIX}").mkdir(parents=True)
     (place / f"dangling{cache.SUFFIX}").symlink_to("nothing")
-    (place / f"half{cache.SUFFIX}.123").write_bytes(b"half")
-    assert json.loads(finished("info", "--json", **environment).stdout)["kernels in the cache"] == "1, 0.0 MB"
+    half = place / f"quantize_int8_0123456789ab_0123456789ab{cache.SUFFIX}.123"
+    half.write_bytes(b"quark_num")
+    earlier = place / f"quantize_int8_0123456789ab_0123456789ac{cache.SUFFIX}"
+    earlier.write_bytes(hashlib.sha256(b"code").digest() + b"code")
+    others = [place / f"notes{cache.SUFFIX}.md", place / half.name.removesuffix(".123"), place / half.with_suffix(".5")]
+    for each in others:
+        each.write_text("of somebody else")
+    assert json.loads(finished("info", "--json", **environment).stdout)["kernels in the cache"] == "2, 0.0 MB"
     assert finished("info", "--clear-cache", **environment).returncode == 0
-    assert not (place / f"half{cache.SUFFIX}.123").exists()
+    assert not half.exists()
+    assert not earlier.exists()
+    assert [each.read_text() for each in others] == ["of somebody else"] * 3
 
 
 def test_the_optimised_model_beside_it(capsys):

@@ -4,9 +4,11 @@ import os
 import stat
 import threading
 
+import numpy as np
 import onnx
 import pytest
-from onnx_models import one_node
+from onnx import helper, numpy_helper
+from onnx_models import model, one_node
 
 from quark_numba import cli
 
@@ -20,6 +22,74 @@ pytestmark = [
 def optimize(tmp_path):
     onnx.save(one_node("quantize", "int8"), tmp_path / "in.onnx")
     return lambda out: cli.main(["optimize", str(tmp_path / "in.onnx"), str(out)])
+
+
+def in_files(path, *, location):
+    """Write a model whose large tensor is in a file, and an input."""
+    w = numpy_helper.from_array(np.ones((30, 40), np.float32), "w")
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    whole = model([node], [("x", "float32", [2, 30])], ["y"], initializers=[w], domains=[])
+    onnx.save(whole, path, save_as_external_data=True, location=location)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Models, inputs and expected outputs, which commands read."""
+    monkeypatch.chdir(tmp_path)
+    in_files("m.onnx", location="m.weights")
+    in_files("float.onnx", location="float.weights")
+    os.mkdir("data")
+    for name in ("in.npz", "data/0.npz", "data/1.npz"):
+        np.savez(name, x=np.ones((2, 30), np.float32))
+    np.savez("expected.npz", y=np.full((2, 40), 30, np.float32))
+    for name in ("m.onnx", "m.weights", "float.onnx", "float.weights", "in.npz", "data/0.npz", "data/1.npz", "expected.npz"):
+        if not name.endswith("weights"):  # onnx refuses tensors in a file with several names
+            os.link(name, f"{name}.hard".replace("/", "_"))
+        os.symlink(name, f"{name}.symbolic".replace("/", "_"))
+    return tmp_path
+
+
+RUN = ["run", "m.onnx", "--reference", "float.onnx", "--runs", "1"]
+ANALYZE = ["analyze", "m.onnx", "--reference", "float.onnx", "--data", "data"]
+OVER_INPUTS = [
+    *([*RUN, "--inputs", "in.npz", "--expected", "expected.npz", "--outputs", name] for name in ("in.npz", "expected.npz")),
+    *([*RUN, "--outputs", name] for name in ("m.onnx", "m.weights", "./m.onnx", "float.onnx", "float.weights", "m.onnx.hard")),
+    *([*RUN, "--outputs", name] for name in ("m.weights.symbolic", "float.weights.symbolic")),
+    [*RUN, "--data", "data/0.npz", "--outputs", "data/0.npz"],
+    [*RUN, "--data", "data", "--limit", "1", "--outputs", "data_1.npz.hard"],
+    *([*ANALYZE, option, "float.weights"] for option in ("--csv", "--html", "--exclude-config", "--resume")),
+    *([*ANALYZE, "--csv", name] for name in ("m.onnx.symbolic", "m.weights.symbolic", "data/1.npz", "data_0.npz.symbolic")),
+    ["evaluate", *ANALYZE[1:], "--resume", "m.weights"],
+    ["optimize", "m.onnx", "m.weights"],
+    ["optimize", "m.onnx", "m.weights.symbolic"],
+    ["optimize", "m.onnx", "m.onnx.hard"],
+]
+
+
+@pytest.mark.parametrize("words", OVER_INPUTS, ids=" ".join)
+def test_no_output_replaces_an_input(words, folder, capsys):
+    """No file that the command reads is changed, whatever its name is."""
+    before = {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+    assert cli.main(words) == 1
+    assert "expected another" in capsys.readouterr().err
+    assert {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()} == before
+
+
+@pytest.mark.parametrize("second", ["table", "./table", "linked"])
+def test_outputs_are_different_files(second, folder, capsys):
+    if second == "linked":
+        (folder / "table").touch()
+        os.link("table", "linked")
+    assert cli.main([*ANALYZE, "--csv", "table", "--exclude-config", second]) == 1
+    assert f"{second}: to be written twice; expected different files" in capsys.readouterr().err
+
+
+def test_outputs_beside_inputs(folder):
+    """Other files are written and replaced, also in a folder of data."""
+    for _ in range(2):
+        assert cli.main([*RUN, "--inputs", "data/0.npz", "--outputs", "data/out.npz"]) == 0
+        assert cli.main([*RUN, "--inputs", "data/0.npz", "--outputs", "/dev/null"]) == 0
+    np.testing.assert_array_equal(np.load("data/out.npz")["y"], np.full((2, 40), 30))
 
 
 def test_links_are_followed(optimize, tmp_path):

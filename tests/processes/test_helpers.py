@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 from paths import MODELS
 from processes import note, run
 
+import quark_numba
 from quark_numba.compiling import cache
 from quark_numba.compiling import helpers as helpers_module
 from quark_numba.compiling.helpers import PROCESSES, Helpers
@@ -97,6 +99,104 @@ def test_a_helper_that_fails(script, tmp_path, monkeypatch):
         compile_something()
         helpers.finish([*others, first])
     assert done(tmp_path) == [(number, os.getpid()) for number in (1, 2, 3, 0)]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script")
+@pytest.mark.parametrize("script", ["exit 0", "echo hello; exec sleep 1000", "exec sleep 1000"])
+def test_a_helper_that_fails_is_not_started_again(script, tmp_path, monkeypatch):
+    """Not by any session of the process. Nobody waits for one that is not ready."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho >>{tmp_path}/started\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(helpers_module, "_START", 0.5, raising=False)
+    monkeypatch.setattr(sys, "executable", str(python))
+    begin = time.monotonic()
+    for _ in range(3):
+        with Helpers() as helpers:
+            helpers.begin(work(tmp_path, 1))
+            compile_something()
+            for thread in helpers._threads:
+                thread.join(20)
+            compile_something()
+            helpers.finish(work(tmp_path, 2))
+    assert time.monotonic() - begin < 20
+    assert (tmp_path / "started").read_text() == "\n"
+    assert done(tmp_path) == [(number, os.getpid()) for number in (0, 1) * 3]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script")
+def test_a_helper_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 1000\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    begin = time.monotonic()
+    with Helpers() as helpers:
+        helpers.begin(work(tmp_path, 1))
+        compile_something()
+        time.sleep(0.2)
+        helpers.finish(work(tmp_path, 1))
+    assert time.monotonic() - begin < 20
+    assert done(tmp_path) == [(0, os.getpid())]
+
+
+def test_a_helper_that_hangs_is_told(tmp_path, monkeypatch, caplog):
+    """The program is Python, and its work takes too long."""
+    monkeypatch.setattr(helpers_module, "_PATIENCE", 0.2)
+    monkeypatch.setattr(helpers_module, "_failed", set(), raising=False)
+    slow = (time.sleep, 1.5)
+    with Helpers() as helpers:
+        helpers.begin([slow, *work(tmp_path, 1)])
+        compile_something()
+        while slow not in helpers._taken:
+            time.sleep(0.01)
+        helpers.finish([slow])
+        assert f"a helper process did not answer for 0 s: {sys.executable}" in caplog.text
+    with Helpers() as helpers:
+        helpers.begin(work(tmp_path, 1))
+        compile_something()
+        assert not helpers._threads
+
+
+CHANGES = """
+import os, sys
+import onnx, onnxruntime, numba, onnx_ir, pickle, socket, subprocess, tempfile, secrets
+from quark_numba import InferenceSession
+import quark_numba.ort.ahead
+os.chdir(sys.argv[1])
+sys.path.append("relative")
+InferenceSession(sys.argv[2])
+"""
+
+
+@pytest.mark.compiled
+def test_a_helper_imports_nothing_from_the_current_folder(tmp_path):
+    """A program that came by -c has the current folder among those of modules, and may change it."""
+    evil, ran = tmp_path / "evil", tmp_path / "ran"
+    (evil / "relative").mkdir(parents=True)
+    for folder in (evil, evil / "relative"):
+        for name in ("pickle", "socket", "subprocess", "tempfile", "secrets", "numpy", "numba", "quark_numba"):
+            (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r})\nraise ImportError")
+    command = [sys.executable, "-c", CHANGES, evil, MODELS / "textline_cls_bf16.onnx"]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), PROCESSES: "3"}
+    root = os.path.dirname(os.path.dirname(quark_numba.__file__))  # the package is found without the current folder, too
+    subprocess.run(command, env=environment | {"PYTHONPATH": root}, cwd=tmp_path, check=True)
+    assert not ran.exists()
+
+
+def test_the_folders_of_modules(monkeypatch):
+    """Relative ones are left out. That of the package comes first if it was found by one of them."""
+    own, here = os.path.dirname(os.path.dirname(quark_numba.__file__)), os.path.abspath("here")
+    monkeypatch.setattr(sys, "path", ["", here, ".", "there", own, "../elsewhere"])
+    assert helpers_module._folders(own) == [here, own]
+    monkeypatch.setattr(sys, "path", ["", here])
+    assert helpers_module._folders(own) == [own, here]
+
+
+def test_a_program_without_a_folder(monkeypatch):
+    """It would be looked for in the current folder."""
+    monkeypatch.setattr(sys, "executable", "python3")
+    assert most_helpers() == 0
 
 
 def test_work_that_fails(tmp_path):

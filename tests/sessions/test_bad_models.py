@@ -1,6 +1,7 @@
 """Broken models give ONNX Runtime's error and no crash, and other sessions go on."""
 
 import warnings
+from contextlib import suppress
 
 import mutated_models
 import numpy as np
@@ -9,6 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from onnx_models import model, one_node, run, session
+from paths import MODELS
 
 import quark_numba
 from quark_numba import ModelError, optimize
@@ -150,24 +152,67 @@ def test_the_model_that_is_mutated():
     assert done == {constants.CONSTANT, functions.INLINED, round_trips.ROUND_TRIP, pairs.FUSED, regions.MERGED}
 
 
+def drop_in(path):
+    with suppress(UnicodeDecodeError):
+        return session(path, threads=1)
+    raise ModelError
+
+
+def test_a_name_that_is_not_utf_8(tmp_path):
+    """ONNX Runtime quotes the name in a message that Python cannot decode."""
+    content = (MODELS / "textline_cls_bf16.onnx").read_bytes()
+    assert b"kernel_shape" in content
+    content = content.replace(b"kernel_shape", b"kernel\xffshape", 1)
+    (tmp_path / "m.onnx").write_bytes(content)
+    for source in (content, tmp_path / "m.onnx"):
+        with pytest.raises(ModelError, match=r"not a valid model: .*kernel\\xffshape"):
+            quark_numba.InferenceSession(source, enable_fallback=False)
+
+
+@pytest.mark.parametrize("location", ["a\0b", "x" * 5000, "", "."])
+def test_locations_that_no_file_has(location, tmp_path):
+    broken = one_node("quantize", "int8")
+    tensor = broken.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[3], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(broken.SerializeToString())
+    for use in (
+        lambda: quark_numba.InferenceSession(path),
+        lambda: quark_numba.InferenceSession(path, cache=tmp_path / "cache"),
+        lambda: optimize(path),
+        lambda: quark_numba.evaluate(path, random=1),
+    ):
+        with pytest.raises(ModelError, match="tensor w"):
+            use()
+
+
+def test_paths_that_no_file_has(tmp_path):
+    onnx.save(one_node("quantize", "int8"), tmp_path / "m.onnx")
+    for wrong in ("a\0b", "x" * 5000):
+        with pytest.raises(ModelError):
+            optimize(wrong)
+        with pytest.raises(ModelError):
+            optimize(tmp_path / "m.onnx", wrong)
+
+
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 def test_mutated_models(count, tmp_path):
-    """Mutated models run, or raise an error of this package or of ONNX Runtime. ONNX Runtime raises UnicodeDecodeError for
-    names that are not UTF-8."""
+    """Mutated models run, or raise an error of this package or of ONNX Runtime. ONNX Runtime's own session raises
+    UnicodeDecodeError for names that are not UTF-8."""
     whole, path, refused = mutated_models.sound(), tmp_path / "mutated.onnx", 0
     for seed in range(count):
         path.write_bytes(mutated_models.mutated(np.random.default_rng(seed), whole))
         for use in (
             lambda: inventory.quantization_nodes(path),
             lambda: optimize(path),
-            lambda: session(path, threads=1),
+            lambda: drop_in(path),
             lambda: quark_numba.InferenceSession(path, silent_options(), enable_fallback=False),
         ):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     use()
-            except (ModelError, UnicodeDecodeError):
+            except ModelError:
                 refused += 1
             except Exception as error:
                 if not type(error).__module__.startswith("onnxruntime"):

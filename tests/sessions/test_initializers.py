@@ -13,6 +13,7 @@ from paths import MODELS
 
 import quark_numba
 from quark_numba import ModelError
+from quark_numba.session import initializers
 
 pytestmark = pytest.mark.compiled
 
@@ -197,6 +198,38 @@ def test_the_options_stay_as_they_are(tmp_path):
     session.end_profiling()
     assert len(os.listdir(tmp_path)) == 1
     assert options.enable_profiling
+    del kept
+
+
+@pytest.mark.parametrize("names", ["", "w"])
+def test_the_optimised_model_may_replace_the_original(names, tmp_path):
+    """As in ONNX Runtime. What asks ONNX Runtime for the replaced initializers writes nothing there."""
+    onnx.save(in_files(small(""), names), tmp_path / "m.onnx")
+    options, kept = options_with({name: arrays()[name] for name in names})
+    options.optimized_model_filepath = str(tmp_path / "m.onnx")
+    session = quark_numba.InferenceSession(tmp_path / "m.onnx", options)
+    assert [each.name for each in session.get_outputs()] == ["y"]
+    assert options.optimized_model_filepath == str(tmp_path / "m.onnx")
+    del kept
+
+
+def test_profiles_of_others_stay(tmp_path, monkeypatch):
+    """Another session may begin one while the options are probed."""
+    options, kept = options_with({"w": arrays()["w"]})
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    probe, others = initializers._session, []
+
+    def while_another_begins(*arguments):
+        others.append(tmp_path / f"profile of another {len(others)}")
+        others[-1].touch()
+        return probe(*arguments)
+
+    monkeypatch.setattr(initializers, "_session", while_another_begins)
+    session = quark_numba.InferenceSession(small(["w"]), options)
+    session.end_profiling()
+    assert others
+    assert all(each.exists() for each in others)
+    assert len(os.listdir(tmp_path)) == len(others) + 1
     del kept
 
 

@@ -1,5 +1,6 @@
 """Models that InferenceSession keeps for later sessions (`cache`)."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,8 +18,8 @@ from onnx_models import model
 from paths import MODELS
 
 import quark_numba
-from quark_numba import ModelError, cli
-from quark_numba.models import model_files
+from quark_numba import ModelError, catalog, cli
+from quark_numba.models import model_files, tensors
 from quark_numba.session import initializers, kept, prepared
 
 pytestmark = pytest.mark.compiled
@@ -221,19 +222,235 @@ def test_the_models_used_least_recently_go_first(path, monkeypatch):
     assert not list(folder.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_to(path, monkeypatch, caplog):
-    (path.parent / "file").touch()
-    with pytest.raises(ModelError, match="file/cache"):
-        quark_numba.InferenceSession(path, cache=path.parent / "file" / "cache")
+def failing(function, fails, reason):
+    """A function that fails where `fails` holds for its arguments."""
 
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
+    def either(*arguments, **named):
+        if fails(*arguments, **named):
+            raise OSError(28, reason)
+        return function(*arguments, **named)
 
-    monkeypatch.setattr(os, "rename", full)
-    session = quark_numba.InferenceSession(path, cache=path.parent / "cache")
+    return either
+
+
+def in_cache(path, *_, **__):
+    return "cache" in Path(path).parts
+
+
+FULL = "No space left on device"
+
+
+def without_room(patch, folder):
+    free = {True: 10, False: 10**9}
+    patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, free[in_cache(path)]))
+    patch.setattr(Path, "write_bytes", failing(Path.write_bytes, in_cache, FULL))
+
+
+def without_room_for_tensors(patch, folder):
+    patch.setattr(tensors, "write_to", failing(tensors.write_to, lambda _, file: in_cache(file.name), FULL))
+    patch.setattr(Path, "write_bytes", failing(Path.write_bytes, in_cache, FULL))
+
+
+UNWRITABLE = {
+    "a file in its place": lambda patch, folder: folder.touch(),
+    "a file in the place of its parent": lambda patch, folder: (folder.parent.rmdir(), folder.parent.touch()),
+    "read-only": lambda patch, folder: patch.setattr(os, "mkdir", failing(os.mkdir, in_cache, "Read-only file system")),
+    "no room": without_room,
+    "no room for tensors": without_room_for_tensors,
+    "no room for the manifest": lambda patch, folder: patch.setattr(
+        Path, "write_text", failing(Path.write_text, in_cache, FULL)
+    ),
+    "no new name": lambda patch, folder: patch.setattr(os, "rename", failing(os.rename, in_cache, FULL)),
+}
+
+
+@pytest.mark.parametrize("cause", list(UNWRITABLE))
+def test_a_folder_that_cannot_be_written_to(path, cause, monkeypatch, caplog):
+    """The session runs all the same, and the folder is named."""
+    folder = path.parent / "parent" / "cache"
+    folder.parent.mkdir()
+    with monkeypatch.context() as patch:
+        UNWRITABLE[cause](patch, folder)
+        session = quark_numba.InferenceSession(path, cache=folder, temporary_folder=path.parent)
     assert result(session) == [0, 1, 2, 3, 4, 5, 6]
-    assert "a model cannot be kept: No space left on device" in caplog.text
-    assert not kept.entries(path.parent / "cache")
+    (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert warning.startswith(f"{folder}: a model cannot be kept: ")
+    del session
+    assert not kept.entries(folder)
+    assert not [*path.parent.rglob("quark_numba_*")]
+
+
+LIMITED = """
+import resource, signal, sys
+import numpy as np
+import quark_numba
+quark_numba.InferenceSession(sys.argv[1])  # compiles
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+session = quark_numba.InferenceSession(sys.argv[1], cache=sys.argv[2])
+print(session.run(None, {"x": np.zeros(4000, np.float32)})[0][:7].tolist())
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no limit of the size of files")
+def test_a_file_that_the_system_refuses(tmp_path):
+    write(tmp_path / "m.onnx", 1)
+    command = [sys.executable, "-c", LIMITED, tmp_path / "m.onnx", tmp_path / "cache"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n", done.stderr
+    assert f"{tmp_path / 'cache'}: a model cannot be kept: File too large" in done.stderr
+    assert not kept.entries(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("wrong", ["x" * 5000, "a\0b", ""])
+def test_a_wrong_folder(path, wrong):
+    with pytest.raises(ModelError, match=r"cache is '.*'; expected the path of a folder: "):
+        quark_numba.InferenceSession(path, cache=wrong)
+
+
+@pytest.mark.parametrize("wrong", [5, 1.0, b"folder", ["folder"]])
+def test_a_folder_of_a_wrong_type(path, wrong):
+    with pytest.raises(TypeError, match=f"cache is a {type(wrong).__name__}; expected True, False or the path of a folder"):
+        quark_numba.InferenceSession(path, cache=wrong)
+
+
+def contents(folder):
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+FOREIGN = (
+    "0123456789abcdef0123456789abcdef/artifacts/weights.bin",  # as MLflow and uuid4().hex name folders
+    "0123456789abcdef0123456789abcdef/kept.json",
+    "fedcba9876543210fedcba9876543210/weights.bin",
+    "my.digests.txt",
+    "0123456789abcdef0123456789abcdef.digests",
+    f"quark_numba-{20 * '0'}/weights.bin",
+    f"quark_numba-{20 * '1'}/kept by quark_numba",
+    f"quark_numba-{20 * '1'}/lock",
+    f"quark_numba-{20 * '2'}.digests",
+    f"quark_numba-{20 * '3'}",
+    "quark_numba_training/in use",
+    "quark_numba_models.tmp/notes",
+    "quark_numba_weights1.tmp/in use",
+    "quark_numba_weights1.tmp/files/weights.bin",
+)
+
+
+def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
+    """Names like those of kept models, or even the same, are not enough."""
+    folder, theirs = tmp_path / "cache", tmp_path / "theirs"
+    monkeypatch.setattr(kept, "_RACY_NS", -(10**9))  # keep the digests of files that were just written
+    quark_numba.InferenceSession(path, cache=folder)
+    own, *_ = (each for each, _, _ in kept.entries(folder))
+    record, *_ = folder.glob("*.digests")
+    for name in FOREIGN:
+        (theirs / name).parent.mkdir(parents=True, exist_ok=True)
+        (theirs / name).write_text("precious")
+    shutil.copy(record, theirs / f"quark_numba-{20 * '4'}.digests")  # another name than that of its path
+    shutil.copytree(theirs, folder, dirs_exist_ok=True)
+    (folder / "quark_numba_datasets").mkdir()
+    monkeypatch.setenv("QUARK_NUMBA_CACHE_GB", "0")
+    write(path, 2)
+    quark_numba.InferenceSession(path, cache=folder)  # makes room
+    assert not own.exists()
+    monkeypatch.setattr("quark_numba.compiling.cache.files", list)
+    assert record.exists()
+    assert cli.main(["info", "--json", "--cache", str(folder), "--clear-cache"]) == 0
+    assert contents(folder) == contents(theirs)
+    assert (folder / "quark_numba_datasets").is_dir()
+
+
+def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, caplog):
+    """It stays, and the session runs without a kept model."""
+    folder = path.parent / "cache"
+    quark_numba.InferenceSession(path, cache=folder)
+    entry = entry_of(folder)
+    shutil.rmtree(entry)
+    entry.mkdir()
+    (entry / "weights.bin").write_text("precious")
+    assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
+    assert contents(entry) == {"weights.bin": b"precious"}
+    assert f"{folder}: a model cannot be kept: " in caplog.text
+
+
+def test_what_a_killed_removal_leaves(path, monkeypatch):
+    """The next session or removal removes it, since the mark goes last."""
+    folder = path.parent / "cache"
+    quark_numba.InferenceSession(path, cache=folder)
+    entry = entry_of(folder)
+    unlink = Path.unlink
+    for count in range(len(list(entry.iterdir()))):
+        left = iter(range(count))
+
+        def killed(path, *, left=left, **named):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            unlink(path, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", killed)
+            with pytest.raises(KeyboardInterrupt):
+                kept.remove(entry)
+        assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
+        assert entry_of(folder) == entry
+    kept.remove(entry)
+    entry.mkdir()  # as if the process had been killed after the mark
+    kept.clear(folder)
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:Specified 'providers'")
+@pytest.mark.skipif(not hasattr(onnxruntime.SessionOptions, "add_provider"), reason="ONNX Runtime 1.22 or later")
+def test_providers_of_the_options_count(tmp_path, prepares):
+    """A session with other providers than the CPU's has no blocked layout, also if the options name them."""
+    others = [each for each in onnxruntime.get_available_providers() if each != "CPUExecutionProvider"]
+    if not others:
+        pytest.skip("ONNX Runtime has no other provider")
+
+    def in_blocks(of_options, of_session):
+        options = onnxruntime.SessionOptions()
+        for each in of_options:
+            options.add_provider(each, {})
+        quark_numba.InferenceSession(MODELS / "textline_cls_bf16.onnx", options, of_session, cache=tmp_path)
+        facts = [json.loads((entry / "kept.json").read_text())["facts"] for entry, _, _ in kept.entries(tmp_path)]
+        return sorted(each["regions_in_blocked_layout"] > 0 for each in facts)
+
+    assert in_blocks([], None) == [True]
+    assert in_blocks([], ["CPUExecutionProvider"]) == [True]
+    assert in_blocks(others[:1], None) == [False, True]
+    assert in_blocks([], [others[0], "CPUExecutionProvider"]) == [False, True]
+    assert len(prepares) == 2
+
+
+def test_operators_from_outside_of_the_package_count(tmp_path, monkeypatch):
+    """What is rewritten depends on them. So does it on the build of ONNX Runtime, of which there are several of a version."""
+    write(tmp_path / "m.onnx", 1)
+    keys = [kept.key(tmp_path, [tmp_path / "m.onnx"], {})]
+    versions = {name: [*each] for name, each in catalog.OPERATORS._versions.items()}
+    monkeypatch.setattr(catalog.OPERATORS, "_versions", versions)
+    newest = catalog.OPERATORS.newest(DOMAIN)[0]
+    catalog.OPERATORS.add(dataclasses.replace(newest, since_version=newest.since_version + 1))
+    keys.append(kept.key(tmp_path, [tmp_path / "m.onnx"], {}))
+    monkeypatch.setattr(onnxruntime, "get_build_info", lambda: "another build")
+    keys.append(kept.key(tmp_path, [tmp_path / "m.onnx"], {}))
+    assert len({*keys}) == 3
+
+
+WITH_A_SET = """
+import sys
+import quark_numba
+names = {"MatMulAddFusion", "GeluFusion", "LayerNormFusion"}
+quark_numba.InferenceSession(sys.argv[1], cache=sys.argv[2], disabled_optimizers=names)
+"""
+
+
+def test_a_set_of_optimizers(tmp_path):
+    """Its order is another in each process."""
+    write(tmp_path / "m.onnx", 1)
+    for seed in "0123":
+        command = [sys.executable, "-c", WITH_A_SET, tmp_path / "m.onnx", tmp_path / "cache"]
+        subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, check=True)
+    assert len([each for each in (tmp_path / "cache").iterdir() if each.is_dir()]) == 1
 
 
 def test_a_model_without_a_path(path):

@@ -240,6 +240,37 @@ def test_a_target_that_has_tensors_of_the_original(tmp_path, is_large):
     assert arrays_of(tmp_path / "a.onnx").keys() == {"d"}
 
 
+@pytest.mark.parametrize(
+    ("target", "link"),
+    [(target, link) for target in ("weights.onnx", "a.onnx") for link in (None, "symbolic")] + [("a.onnx", "hard")],
+)
+def test_a_target_that_is_read(tmp_path, is_large, target, link):
+    """The target is the original model or its tensors, perhaps by another name. Nothing is written."""
+    onnx.save(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "a.onnx", save_as_external_data=True, location="weights.onnx")
+    out = tmp_path / target
+    if link:
+        out = tmp_path / "out" / "linked.onnx"
+        out.parent.mkdir()
+        (os.symlink if link == "symbolic" else os.link)(tmp_path / target, out)
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir() if each.is_file()}
+    if target == "a.onnx" and link != "hard":
+        optimize(tmp_path / "a.onnx", out)  # in its place
+        assert arrays_of(tmp_path / "a.onnx").keys() == {"d"}
+        return
+    what = "is" if target == "a.onnx" else "has tensors of"
+    with pytest.raises(ModelError, match=rf"\.onnx {what} the original model; expected another name"):
+        optimize(tmp_path / "a.onnx", out)
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir() if each.is_file()} == before
+
+
+def test_a_file_for_tensors_that_is_the_original(tmp_path, is_large):
+    apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "b.onnx.data")
+    before = (tmp_path / "b.onnx.data").read_bytes()
+    with pytest.raises(ModelError, match=r"b\.onnx\.data is the original model; expected another name"):
+        optimize(tmp_path / "b.onnx.data", tmp_path / "b.onnx")
+    assert (tmp_path / "b.onnx.data").read_bytes() == before
+
+
 @pytest.mark.parametrize(("key", "value"), [("offset", "-5"), ("offset", "x"), ("length", "-1")])
 def test_entries_that_are_not_valid(tmp_path, key, value):
     before = MODELS_OF_ONE_WEIGHT["per tensor"]()
