@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .element_types.tensors import from_tensor_proto, to_tensor_proto
     from .errors import ModelError
     from .fake_quantization.calls import fake_quantize, minifloat_quantize_dequantize
+    from .library.build import build_library
     from .linear.calls import dequantize, quantize, quantize_dequantize
     from .normalization.calls import instance_normalization
     from .onnx_tools.evaluator import reference_ops
@@ -37,6 +38,7 @@ __all__ = [
     "bfp_dequantize",
     "bfp_quantize",
     "bfp_quantize_dequantize",
+    "build_library",
     "dequantize",
     "evaluate",
     "fake_quantize",
@@ -74,6 +76,7 @@ _MODULES = {
     "bfp_dequantize": ".block.storage",
     "bfp_quantize": ".block.storage",
     "bfp_quantize_dequantize": ".block.calls",
+    "build_library": ".library.build",
     "dequantize": ".linear.calls",
     "evaluate": ".analysis.evaluate",
     "fake_quantize": ".fake_quantization.calls",

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 
 from ..errors import ModelError
 from ..version import __version__
-from . import analyze, arguments, evaluate, info, optimize, profile, run, types, warmup
+from . import analyze, arguments, build_library, evaluate, info, optimize, profile, run, types, warmup
 from .printing import tell
 
 # In the order of the help. Each has `add_parser`, which adds its subparser and sets the default `action`: a function that takes
 # the options and returns the exit code. Whatever imports numba, onnx or onnxruntime is imported by the action.
-_COMMANDS = (run, profile, evaluate, analyze, optimize, warmup, types, info)
+_COMMANDS = (run, profile, evaluate, analyze, optimize, build_library, warmup, types, info)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -23,6 +23,9 @@ from . import cache
 from .lock import created
 from .threads import number_of_processors
 
+# The folder that this package is in.
+PACKAGES = Path(__file__).parents[2]
+
 # The environment variable with the number of processes that compile at the same time, this one included.
 PROCESSES = "QUARK_NUMBA_COMPILE_PROCESSES"
 
@@ -142,19 +145,17 @@ class Helpers:
 
     def _share(self) -> None:
         """Hand work to one helper until there is no more."""
-        program, folder = sys.executable, Path(__file__).parents[2]
-        # Isolated (-I), it heeds no environment variable of Python's, and has no current folder among those of modules.
-        code = f"import sys; sys.path[:] = {_folders(str(folder))!r}; from {__name__} import serve; serve()"
+        command, environment = program(f"from {__name__} import serve; serve()")
         is_alive = False
         with (
             suppress(Exception),  # it cannot be started, or it has been ended
             subprocess.Popen(
-                [program, "-I", "-c", code],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env=os.environ | {PROCESSES: "1"} | cache.environment(),
+                cwd=PACKAGES,
+                env=environment | {PROCESSES: "1"},
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # of Windows
             ) as helper,
         ):
@@ -173,8 +174,8 @@ class Helpers:
             finally:
                 helper.kill()
         if not is_alive and not self._is_ended:
-            _failed.add(program)
-            _log.info("a helper process failed, and no more are started: %s", program)
+            _failed.add(sys.executable)
+            _log.info("a helper process failed, and no more are started: %s", sys.executable)
 
     def _is_ready(self, helper: subprocess.Popen[bytes]) -> bool:
         """Wait until a helper has begun, and return whether it has. Nobody waits for this."""
@@ -189,6 +190,13 @@ class Helpers:
         finally:
             limit.cancel()
             self._starting.remove(helper)
+
+
+def program(code: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a process that runs Python code with the modules and the cache of this one."""
+    # Isolated (-I), it heeds no environment variable of Python's, and has no current folder among those of modules.
+    code = f"import sys; sys.path[:] = {_folders(str(PACKAGES))!r}; {code}"
+    return [sys.executable, "-I", "-c", code], os.environ | cache.environment()
 
 
 def _folders(own: str) -> list[str]:

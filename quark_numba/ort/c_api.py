@@ -47,6 +47,7 @@ class OrtApi(IntEnum):
     ReleaseStatus = 93
     ReleaseTypeInfo = 98
     ReleaseTensorTypeAndShapeInfo = 99
+    ReleaseCustomOpDomain = 101
     AddSessionConfigEntry = 130
     KernelInfoGetAttributeArray_float = 162
     KernelInfoGetAttributeArray_int64 = 163
@@ -98,7 +99,7 @@ class OrtApiBase(ctypes.Structure):
     _fields_ = [("GetApi", GetApi), ("GetVersionString", GetVersionString)]
 
 
-_FUNCTIONS = """
+CUSTOM_OP_FUNCTIONS = """
     CreateKernel GetName GetExecutionProviderType GetInputType GetInputTypeCount GetOutputType GetOutputTypeCount KernelCompute
     KernelDestroy GetInputCharacteristic GetOutputCharacteristic GetInputMemoryType GetVariadicInputMinArity
     GetVariadicInputHomogeneity GetVariadicOutputMinArity GetVariadicOutputHomogeneity CreateKernelV2 KernelComputeV2
@@ -112,7 +113,7 @@ class OrtCustomOp(ctypes.Structure):
 
     _fields_ = [
         ("version", c_uint32),
-        *((name, c_void_p) for name in _FUNCTIONS),
+        *((name, c_void_p) for name in CUSTOM_OP_FUNCTIONS),
         ("name", c_void_p),
         ("input_count", c_int64),
         ("output_count", c_int64),

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +17,7 @@ from ..compiling.lock import created
 from ..compiling.memory import release_compiler
 from ..declaration import Operator, Overload, Tensor
 from ..element_types import ELEMENT_TYPES, UINT8, ElementType, names
-from . import c_api
+from . import c_api, operators
 from .c_api import OrtApi, OrtCustomOp, keep
 from .library.load import NotAvailableError, check_platform, load
 
@@ -34,9 +32,27 @@ STANDARD_OPS = "quark_numba.standard_ops"
 # The configuration entry of options that have ONNX's own operators.
 _HAS_STANDARD_OPS = "quark_numba.has_standard_ops"
 
+# The configuration entry of options whose sessions never run. Their nodes get no kernels; `needs` lists what these would need.
+LISTS_NEEDS = "quark_numba.lists_needs"
+
 # All custom operators by the address of their structures. They survive a reload of this module, because ONNX Runtime still
 # holds the addresses.
 _custom_ops: dict[int, _CustomOp] = globals().get("_custom_ops", {})
+
+
+class Need(NamedTuple):
+    """What the kernel of a node needs: an overload of an operator, by the names of element types, and all attributes."""
+
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[tuple[str, Any], ...]
+    types: tuple[int, ...] | None  # the ONNXTensorElementDataType of each input, if the overload does not say it
+    constants: tuple[int, ...] | None  # the number of elements of each constant input, 0 for others, if they are prepared
+
+
+needs: dict[Need, None] = {}  # in their order
 
 
 def get_library_path() -> str:
@@ -106,7 +122,7 @@ def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> in
         for mark, domains in marks.items():
             if domains and not has(mark):
                 for domain in domains:
-                    c_api.check(api, add_domain(options, _domain(api, release, domain)))
+                    c_api.check(api, add_domain(options, _domain(api, release, domain, has(LISTS_NEEDS))))
                 c_api.check(api, add_entry(options, mark.encode(), b"native"))
 
     return _status(api, add, is_done)
@@ -130,10 +146,11 @@ class _CustomOp(NamedTuple):
     operator: Operator
     overload: Overload
     structure: OrtCustomOp
+    lists_needs: bool
 
 
 @functools.cache
-def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
+def _domain(api: int, release: tuple[int, ...], domain: str, lists_needs: bool) -> c_void_p:
     """An OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
     overloads' types to check types, and to infer the types of outputs that the model does not declare."""
     create_domain = c_api.function(api, OrtApi.CreateCustomOpDomain, c_void_p, c_char_p, POINTER(c_void_p))
@@ -143,25 +160,15 @@ def _domain(api: int, release: tuple[int, ...], domain: str) -> c_void_p:
     for operator in OPERATORS.newest(domain):
         for overload in operator.overloads(lambda element_type: element_type.has_tensors(release)):
             structure = _structure(operator, overload)
-            _custom_ops[ctypes.addressof(structure)] = _CustomOp(api, release, operator, overload, structure)
+            _custom_ops[ctypes.addressof(structure)] = _CustomOp(api, release, operator, overload, structure, lists_needs)
             c_api.check(api, add_operator(result, ctypes.byref(structure)))
     return result
-
-
-def _have_any_type(operator: Operator, overload: Overload) -> list[bool]:
-    """For each output: whether ONNX Runtime is told that it may have any type."""
-    return [each is operator.uint8_holds for each in overload.outputs]
-
-
-_CHARACTERISTICS = {"required": c_api.REQUIRED, "optional": c_api.OPTIONAL, "variadic": c_api.VARIADIC}
 
 
 def _structure(operator: Operator, overload: Overload) -> OrtCustomOp:
     from . import callbacks
 
-    # A model may say uint8 instead of the type that uint8 holds. ONNX Runtime refuses a model that says anything else than what
-    # it infers, and infers nothing for an output of any type. Only an optional output may have any type.
-    has_any_type = _have_any_type(operator, overload)
+    described = operators.describe(operator, overload)
     return keep(
         OrtCustomOp(
             version=c_api.CUSTOM_OP_VERSION,
@@ -173,13 +180,8 @@ def _structure(operator: Operator, overload: Overload) -> OrtCustomOp:
             input_count=len(operator.inputs),
             output_count=len(overload.outputs),
             is_homogeneous=operator.inputs[-1].is_homogeneous,
-            input_types=_words([*map(c_api.element_type, overload.inputs), c_api.ANY_TYPE]),
-            output_types=_words(
-                c_api.ANY_TYPE if any_type else c_api.element_type(each)
-                for each, any_type in zip(overload.outputs, has_any_type, strict=True)
-            ),
-            input_characteristics=_words(_CHARACTERISTICS[each.option] for each in operator.inputs),
-            output_characteristics=_words(c_api.OPTIONAL if any_type else c_api.REQUIRED for any_type in has_any_type),
+            # Addresses of arrays.
+            **{name: _words(each) for name, each in described._asdict().items()},
             python=_python_functions(),
         )
     )
@@ -206,13 +208,25 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
             _check_inputs(operator, c_api.inputs(api, info), attributes)
         _check_outputs(custom_op, info)
         given = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in attributes.items())
+        prepare = getattr(operators.node_of(operator.wing), "prepare", None)
+        if custom_op.lists_needs:
+            _list_need(custom_op, given, api, info, bool(prepare))
+            return
         address = _state(op, given).ctypes.data
-        prepare = getattr(_node(operator.wing), "prepare", None)
         if prepare:
             address = _prepared(prepare, operator, address, c_api.constants(api, info, len(operator.inputs)))
         c_void_p.from_address(result).value = address
 
     return _status(api, create, is_done, lambda: f" (node {c_api.node_name(api, info)!r})")
+
+
+def _list_need(custom_op: _CustomOp, given: tuple[tuple[str, Any], ...], api: int, info: int, is_prepared: bool) -> None:
+    operator, overload = custom_op.operator, custom_op.overload
+    operators.state_of(operator, overload, dict(given), compiles=False)  # raises ValueError for wrong attributes
+    types = None if operator.inputs[-1].is_homogeneous else tuple(number for number, _ in c_api.inputs(api, info))
+    sizes = tuple(size for _, size in c_api.constants(api, info, len(operator.inputs))) if is_prepared else None
+    inputs, outputs = (tuple(each.name for each in side) for side in overload)
+    needs[Need(operator.domain, operator.name, inputs, outputs, given, types, sizes)] = None
 
 
 def _prepared(prepare: Callable[..., int], operator: Operator, state: int, constants: Sequence[tuple[int, int]]) -> int:
@@ -242,8 +256,8 @@ def _check_inputs(
 
 def _check_outputs(custom_op: _CustomOp, info: int) -> None:
     """Check the element types of outputs of any type: a tensor of another type may have too little memory. Raises TypeError."""
-    api, _, operator, overload, _ = custom_op
-    for index, any_type in enumerate(_have_any_type(operator, overload)):
+    api, operator, overload = custom_op.api, custom_op.operator, custom_op.overload
+    for index, any_type in enumerate(operators.have_any_type(operator, overload)):
         allowed = [overload.outputs[index], UINT8]
         if any_type and c_api.output_type(api, info, index) not in map(c_api.element_type, allowed):
             raise TypeError(f"{operator.outputs[index].name} is declared as another type; expected {names(allowed)}")
@@ -253,17 +267,13 @@ def _check_outputs(custom_op: _CustomOp, info: int) -> None:
 def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     """The state of all nodes with this operator, these types and attributes. There are few states, so none is ever freed."""
     from . import callbacks
-    from .nodes import context
 
-    api, release, operator, overload, structure = _custom_ops[op]
-    node = _node(operator.wing)
-    state = keep(np.zeros((), node.STATE))
+    api, release, operator, overload, structure, _ = _custom_ops[op]
+    node = operators.node_of(operator.wing)
+    state = keep(operators.state_of(operator, overload, dict(attributes)))
     state["api"] = api
     state["has_shape_reference"] = release >= c_api.SHAPE_REFERENCE_RELEASE
-    state["messages"] = _messages(operator).ctypes.data
-    overload = operator.held(overload)
-    selection = node.select(operator, overload, dict(attributes))
-    context.fill(state, selection.numbers, node.functions(overload, selection.key))
+    state["messages"] = operators.messages_of(operator).ctypes.data
     # This is early enough: ONNX Runtime reads these functions only when a node runs or is destroyed.
     structure.KernelComputeV2 = callbacks.compiled(node.compute, f"compute_{operator.wing}")
     if hasattr(node, "destroy"):
@@ -272,21 +282,9 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     return state
 
 
-def _node(wing: str) -> ModuleType:
-    """The module with the node of a wing."""
-    return OPERATORS.nodes.get(wing) or importlib.import_module(f"{__package__}.nodes.{wing}")
-
-
-@functools.cache
-def _messages(operator: Operator) -> NDArray[np.int64]:
-    from .nodes import context
-
-    return context.messages_of(operator, _node(operator.wing).NUMBERS)
-
-
 def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> None:
     """OrtCustomOp::InferOutputShapeFn: set the type of y, for operators that take it from an attribute."""
-    api, _, operator, _, _ = _custom_ops[op]
+    api, operator = _custom_ops[op].api, _custom_ops[op].operator
     set_type = c_api.function(api, OrtApi.SetTensorElementType, c_void_p, c_void_p, c_int)
     set_output = c_api.function(api, OrtApi.ShapeInferContext_SetOutputTypeShape, c_void_p, c_void_p, c_size_t, c_void_p)
     # ONNX Runtime ignores a status that is returned here: if this fails, it falls back to its own inference.

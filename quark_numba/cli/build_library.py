@@ -1,0 +1,35 @@
+"""The subcommand `build-library`: models, and the library that runs them outside of Python."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .printing import progress, tell
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("build-library", help="write models and a library that runs them outside of Python")
+    parser.set_defaults(action=_build)
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="ONNX models")
+    parser.add_argument("-o", "--out", metavar="FOLDER", required=True, help="the folder of the models and of the library")
+    parser.add_argument(
+        "--target", metavar="NAME", help="a system, as linux-aarch64 (default: this machine); others need ziglang"
+    )
+    parser.add_argument("--cpu", metavar="NAME", help="x86-64, x86-64-v2, -v3, -v4 or native (default: v3, here native)")
+    parser.add_argument("--as-written", action="store_true", help="do not optimise the models")
+
+
+def _build(options: argparse.Namespace) -> int:
+    from ..errors import ModelError
+    from ..library.build import build_library
+
+    with progress(f"building {options.out}"):
+        try:
+            library = build_library(
+                options.models, options.out, target=options.target, cpu=options.cpu, optimize=not options.as_written
+            )
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+    tell("green", "written", f"{library}, {library.stat().st_size:,} bytes; README.txt beside it says how to register it")
+    return 0

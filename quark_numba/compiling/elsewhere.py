@@ -1,0 +1,145 @@
+"""Compilation for another machine: what Numba compiles after `begin` becomes object files, and nothing of it runs here.
+
+This is for a process that does nothing else. It has to call `begin` before it imports what imports the intrinsics, which
+depend on the processor."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import llvmlite.binding as ll
+from llvmlite import ir
+from numba.core import codegen, config
+
+
+class Machine(NamedTuple):
+    """A system and a processor, by LLVM's names."""
+
+    triple: str
+    cpu: str
+    features: str  # as "+avx,+avx2"; "": what the processor has
+
+
+# By the address that compiled functions seem to have: the library of each, and its name. No number of a state is so large.
+_functions: dict[int, tuple[Any, str]] = {}
+_FIRST_ADDRESS = 0x4000_0000_0000_0000
+
+# What the wrapper of a function calls if the function raises. LLVM's passes remove the call from a function that never does.
+_RAISES = "quark_numba_raises"
+
+
+class _Engine:
+    """In the place of LLVM's execution engine: it takes modules, and makes nothing of them."""
+
+    def __init__(self, target_machine: Any) -> None: ...
+
+    def is_symbol_defined(self, name: str) -> bool:
+        return True
+
+    def _nothing(self, *_: Any) -> None: ...
+
+    add_module = add_global_mapping = finalize_object = set_object_cache = _load_defined_symbols = _nothing
+
+
+class _Library(codegen.JITCodeLibrary):  # type: ignore[misc]  # which has no types
+    def get_pointer_to_function(self, name: str) -> int:
+        self._ensure_finalized()
+        address = _FIRST_ADDRESS + len(_functions)
+        _functions[address] = self, name
+        return address
+
+    def serialize_using_object_code(self) -> Any:
+        return self.serialize_using_bitcode()  # there is no object code
+
+
+def begin(machine: Machine) -> None:
+    """Compile for `machine` from now on."""
+
+    class Codegen(codegen.JITCPUCodegen):  # type: ignore[misc]
+        _library_class = _Library
+
+        def _customize_tm_options(self, options: dict[str, Any]) -> None:
+            options |= {"cpu": machine.cpu, "features": machine.features, "reloc": "pic", "codemodel": "default"}
+
+        def magic_tuple(self) -> tuple[str, str, str]:
+            # Kept functions of this kind are not those of sessions, which hold what the code generator changed.
+            return machine.triple, f"{machine.cpu} elsewhere", machine.features
+
+        def set_env(self, *_: Any) -> None: ...
+
+    ll.initialize_all_targets()
+    ll.initialize_all_asmprinters()
+    ll.get_process_triple = lambda: machine.triple
+    ll.create_mcjit_compiler = lambda module, target_machine, **_: target_machine
+    config.CPU_NAME, config.CPU_FEATURES = machine.cpu, machine.features
+    codegen.JitEngine, codegen.JITCPUCodegen = _Engine, Codegen
+
+
+def symbol_of(address: int) -> str:
+    """Return the symbol of a function in its object file: the function's name and the digest of its sources."""
+    return re.sub(r"\W", "_", _functions[address][0].name)
+
+
+def count_arguments(address: int) -> int:
+    library, name = _functions[address]
+    return len([*library.get_function(_native(name)).arguments]) - 2
+
+
+def _native(name: str) -> str:
+    """Return the name of the function that Numba's C wrapper calls. It takes the addresses of the result and of an exception
+    before its arguments, and returns whether it raised."""
+    return name.removeprefix("cfunc.")
+
+
+def object_file(address: int) -> bytes:
+    """Return the object file of a function from words to a word. Nothing is left of Python's or of Numba's handling of errors:
+    it needs malloc, free, memcpy, memset, and what the function itself calls.
+
+    Raises
+    ------
+    RuntimeError
+        If the function may raise an exception.
+    """
+    library, name = _functions[address]
+    symbol, native = symbol_of(address), _native(name)
+    module = library._get_module_for_linking().clone()
+    module.link_in(ll.parse_assembly(str(_wrapper(symbol, native, count_arguments(address), module.triple))))
+    for old, new in (("NRT_Allocate", "malloc"), ("NRT_Free", "free")):
+        if any(each.name == old for each in module.functions):
+            module.get_function(old).name = new
+    for each in (*module.functions, *module.global_variables):
+        if not each.is_declaration and each.name != symbol:
+            each.linkage = "internal"
+    # Numba's own functions raise for what the callers never do. LLVM sees that once it has them before its eyes.
+    for each in module.functions:
+        if not each.is_declaration and each.name.startswith("_ZN5numba"):
+            each.add_function_attribute("alwaysinline")
+    module.get_function(symbol).visibility = "hidden"
+    machine = library.codegen._tm
+    passes = ll.create_pass_builder(machine, ll.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(module, passes)
+    if any(each.name == _RAISES for each in module.functions):
+        raise RuntimeError(f"{symbol} may raise an exception, which has no place in a library")
+    return bytes(machine.emit_object(module))
+
+
+def _wrapper(symbol: str, native: str, count: int, triple: str) -> ir.Module:
+    module, word, pointer = ir.Module(), ir.IntType(64), ir.IntType(8).as_pointer()
+    module.triple = triple
+    of_native = ir.FunctionType(ir.IntType(32), [word.as_pointer(), pointer.as_pointer(), *[word] * count])
+    called = ir.Function(module, of_native, native)
+    raises = ir.Function(module, ir.FunctionType(ir.VoidType(), []), _RAISES)
+    # Records on the stack count no references, but Numba writes code for the case that they do.
+    destructor = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer]), "NRT_MemInfo_call_dtor")
+    builder = ir.IRBuilder(destructor.append_basic_block())
+    builder.call(module.declare_intrinsic("llvm.trap", (), ir.FunctionType(ir.VoidType(), [])), [])
+    builder.ret_void()
+    function = ir.Function(module, ir.FunctionType(word, [word] * count), symbol)
+    builder = ir.IRBuilder(function.append_basic_block())
+    result, exception = builder.alloca(word), builder.alloca(pointer)
+    status = builder.call(called, [result, exception, *function.args])
+    with builder.if_then(builder.icmp_signed("!=", status, status.type(0))):
+        builder.call(raises, [])
+    builder.ret(builder.load(result))
+    return module

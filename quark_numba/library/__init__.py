@@ -1,0 +1,1 @@
+"""Stand-alone libraries: the operators of models for programs outside of Python."""

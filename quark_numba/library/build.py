@@ -1,0 +1,166 @@
+"""`build_library`: models and the library that runs them outside of Python."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import onnxruntime
+
+from ..compiling import helpers
+from ..errors import ModelError, reraise_of_signal_handler
+from ..models import model_files
+from ..ort import native, register
+from ..rewriting.optimize import optimized
+from . import child, targets
+
+NAME = "quark_operators"
+COMMAND = "quark-numba build-library MODEL... -o FOLDER"
+
+_listing = threading.Lock()
+
+
+def build_library(
+    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    cpu: str | None = None,
+    optimize: bool = True,
+) -> Path:
+    """Write models, and one library with the operators that they need, for programs outside of Python: whatever uses ONNX
+    Runtime registers the library with ``RegisterCustomOpsLibrary``.
+
+    The folder gets a file for each model, under its name, the library ``quark_operators.so``, ``.dll`` or ``.dylib``, and
+    ``README.txt`` with the line that registers it. The models are optimised as by `optimize`, without the blocked layout that
+    `InferenceSession` adds: that depends on the processor and on ONNX Runtime's version.
+
+    Parameters
+    ----------
+    models : path, or a sequence of paths
+        ONNX models with different file names. Their nodes of ONNX's own operators stay ONNX Runtime's.
+    path : path
+        The folder. It is created, and files of the same names are replaced.
+    target : str, optional
+        "linux-x86-64", "linux-aarch64", "windows-x86-64", "windows-aarch64", "macos-x86-64" or "macos-arm64", linked by zig
+        (``pip install 'quark_numba[build]'``). None: this machine, for which a C compiler on the PATH serves as well.
+    cpu : str, optional
+        "x86-64", "x86-64-v2", "x86-64-v3" (the default of a named target) or "x86-64-v4"; "native" (the default without a
+        target): this processor. Registering the library on a processor that lacks the instructions gives an error. AArch64 has
+        one choice.
+    optimize : bool
+        Whether the models are optimised. False: they stay as written.
+
+    Returns
+    -------
+    The path of the library.
+
+    Raises
+    ------
+    ModelError
+        If a model cannot be read or ONNX Runtime refuses it; if there is no linker, or it fails; if a file cannot be written.
+    RuntimeError
+        If the native backend is not available: sessions tell what the models need.
+    ValueError
+        If there is no model, if two have the same file name, or if there is no such target or processor.
+    """
+    paths = [Path(models)] if isinstance(models, (str, os.PathLike)) else [Path(each) for each in models]
+    names = [each.name for each in paths]
+    if not paths:
+        raise ValueError("models is empty; expected the path of a model, or several")
+    if len({*names}) < len(names):
+        raise ValueError(f"models has two files of one name: {', '.join(names)}")
+    name, cpu = targets.check(target, cpu)
+    command = targets.linker(target)
+    folder = Path(path).absolute()
+    try:
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".quark_numba_") as place:
+                return _build(paths, folder, Path(place), name, cpu, command, optimize)
+        finally:
+            if is_new:
+                with suppress(OSError):  # it is not empty
+                    folder.rmdir()
+    except OSError as error:
+        raise ModelError(f"{error.filename or folder}: {error.strerror}") from error
+
+
+def _build(
+    paths: Sequence[Path], folder: Path, place: Path, name: str, cpu: str, command: Sequence[str], optimize: bool
+) -> Path:
+    """Build everything in `place`, and move it to the folder."""
+    done, work = place / "done", place / "work"
+    done.mkdir()
+    work.mkdir()
+    for each in paths:
+        if any(model_files.is_one_of(str(folder / f"{each.name}{end}"), [str(each)]) for end in ("", ".data")):
+            raise ModelError(f"{each} is in {folder}; expected another folder")
+        if optimize:
+            optimized(each).save(done / each.name)
+        else:
+            source = model_files.Source.open(each)
+            model_files.save(source.whole(), done / each.name, apart=source.is_apart, check=source.check)
+    machine, checks = targets.machine_of(name, cpu)
+    needs = _needs([done / each.name for each in paths])
+    job = child.Job(machine, cpu, checks, needs, COMMAND, str(work))
+    program, environment = helpers.program(f"from {child.__name__} import main; main()")
+    result = subprocess.run(
+        program,
+        input=pickle.dumps(job),
+        capture_output=True,
+        check=False,
+        cwd=helpers.PACKAGES,
+        # Intel's vectors of functions are not everywhere.
+        env=environment | {"NUMBA_DISABLE_INTEL_SVML": "1"},
+    )
+    if result.returncode:
+        why = result.stderr.decode(errors="replace").strip()[-2000:]
+        raise ModelError(f"the functions cannot be compiled for {name}, {cpu} (exit code {result.returncode}): {why}")
+    library = NAME + targets.TARGETS[name].suffix
+    targets.link(command, name, work, done / library)
+    (done / "README.txt").write_text(_readme(library, [each.name for each in paths], name, cpu), encoding="utf-8")
+    for each in done.iterdir():
+        each.replace(folder / each.name)
+    return folder / library
+
+
+def _needs(models: Sequence[Path]) -> list[native.Need]:
+    """Return what the nodes of models need. Without ONNX Runtime's optimisations no node is lost."""
+    with _listing:
+        native.needs.clear()
+        for each in models:
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = 4
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.add_session_config_entry(native.LISTS_NEEDS, "1")
+            register(options, backend="native")
+            try:
+                onnxruntime.InferenceSession(str(each), options, providers=["CPUExecutionProvider"])
+            except Exception as error:
+                reraise_of_signal_handler(error)
+                raise ModelError(f"{each.name}: ONNX Runtime refuses it: {error}") from error
+        return [*native.needs]
+
+
+def _readme(library: str, models: Sequence[str], name: str, cpu: str) -> str:
+    return f"""{library} has the operators of {", ".join(models)} for ONNX Runtime 1.20 or later on {name}, {cpu}.
+Register it before you create a session. It needs nothing of Python.
+
+C       OrtApi: api->RegisterCustomOpsLibrary_V2(session_options, ORT_TSTR("./{library}"));
+C++     session_options.RegisterCustomOpsLibrary(ORT_TSTR("./{library}"));
+C#      sessionOptions.RegisterCustomOpLibrary("./{library}");
+Java    sessionOptions.registerCustomOpLibrary("./{library}");
+Node    onnxruntime-node's session options have no entry for such libraries so far; use one of the others.
+Python  session_options.register_custom_ops_library("./{library}")
+
+A model with int32 zero points may need the configuration entry session.disable_quant_qdq = 1.
+For other models build a library of all of them: {COMMAND}
+"""

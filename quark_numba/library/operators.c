@@ -1,0 +1,425 @@
+/* The operators of a stand-alone library: what ONNX Runtime calls when it registers the library and creates its kernels.
+
+   This file never changes. What differs from library to library is in tables.h, which quark_numba writes: numbers of ONNX
+   Runtime's C API, the functions compiled from kernels, and for each operator the nodes that the library can run. A node is
+   compared with these; its kernel is a copy of the state that belongs to it. The library keeps nothing else, starts no thread
+   and reads no environment variable. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int64_t word; /* a number or an address, as compiled functions take them */
+typedef const void *const *api_table;
+
+enum kind { INT, FLOAT, STRING };
+
+struct value {
+    int64_t number; /* of a FLOAT its bits */
+    const char *text;
+};
+
+struct attribute {
+    const char *name;
+    enum kind kind;
+    int is_required;
+    struct value standard; /* the default */
+};
+
+/* A node that the library can run. */
+struct node {
+    const struct value *values;   /* of all attributes */
+    const void *const *state;     /* the words of its state, into which `create` writes the addresses of this process */
+    size_t state_words;
+    const int *types;             /* of all inputs, -1 at the end; null: the overload says enough */
+    const int64_t *constants;     /* for each input the number of its elements if it is a constant, or 0; null: any */
+};
+
+struct operator_ {
+    const char *domain, *name;
+    const struct attribute *attributes;
+    size_t attribute_count, input_count, output_count;
+    const uint8_t *inputs, *outputs; /* OrtCustomOpInputOutputCharacteristic */
+    int is_homogeneous;
+    const word (*messages)[2]; /* null: there is no node of the operator */
+    word (*compute)(word state, word context);
+    word (*prepare)(word state, word constants);
+    word (*destroy)(word state);
+};
+
+struct feature {
+    unsigned leaf, subleaf, register_, bit;
+    const char *name;
+};
+
+/* There are hundreds of overloads, so that they hold indices instead of addresses, which a linker would have to relocate. */
+#define OVERLOAD                                                                                                           \
+    struct overload {                                                                                                      \
+        uint16_t of, first_node, node_count;                                                                               \
+        uint8_t first_release;      /* of ONNX Runtime: 24 is 1.24 */                                                      \
+        uint8_t types[MOST_TYPES];  /* ONNXTensorElementDataType of inputs, then of outputs; ANY_TYPE: any */              \
+        uint8_t held[MOST_OUTPUTS]; /* of each output of any type the type that it has unless it is uint8 */               \
+    }
+
+#include "tables.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+#define CALL(api, index, ...) (((word (*)())(api)[index])(__VA_ARGS__))
+#define CHECK(expression) do { word status_ = (expression); if (status_) return status_; } while (0)
+
+struct custom_op {
+    struct { uint32_t version; const void *functions[FUNCTIONS]; } table; /* struct OrtCustomOp */
+    const struct overload *overload;
+    api_table api;
+    int has_shape_reference;
+};
+
+static const struct operator_ *operator_of(const struct custom_op *self) { return &OPERATORS[self->overload->of]; }
+
+struct registered {
+    api_table api;
+    word domains[DOMAINS];
+    struct custom_op operators[];
+};
+
+struct kernel {
+    word (*compute)(word state, word context);
+    word (*destroy)(word state);
+    word state; /* `own`, or what the operator's `prepare` made of it */
+    word own[];
+};
+
+/* Text of a limited length: what does not fit is left out. */
+struct text {
+    char characters[1024];
+    size_t length;
+};
+
+static void add(struct text *text, const char *more) {
+    size_t length = strlen(more), room = sizeof text->characters - 1 - text->length;
+    if (length > room) length = room;
+    memcpy(text->characters + text->length, more, length);
+    text->characters[text->length += length] = 0;
+}
+
+static struct text start(const char *beginning) {
+    struct text text;
+    text.length = 0;
+    add(&text, beginning);
+    return text;
+}
+
+static void add_number(struct text *text, int64_t number) {
+    char digits[24], *at = digits + sizeof digits - 1;
+    uint64_t rest = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
+    *at = 0;
+    do *--at = (char)('0' + rest % 10); while (rest /= 10);
+    if (number < 0) *--at = '-';
+    add(text, at);
+}
+
+static word fail(api_table api, const struct text *text) {
+    return CALL(api, CreateStatus, (word)ORT_FAIL, (word)text->characters);
+}
+
+static void add_node(struct text *text, api_table api, word info) {
+    char name[256] = "";
+    size_t size = sizeof name;
+    word status = CALL(api, KernelInfo_GetNodeName, info, (word)name, (word)&size);
+    if (status) CALL(api, ReleaseStatus, status);
+    else { add(text, " (node '"); add(text, name); add(text, "')"); }
+}
+
+/* Read an attribute, or else its default. A text is allocated, unless it is the default. */
+static word read_attribute(api_table api, word info, const struct attribute *attribute, struct value *result) {
+    struct text text = start("quark_numba: attribute ");
+    int64_t number = 0;
+    float real = 0;
+    size_t size = 0;
+    word status, name = (word)attribute->name;
+    *result = (struct value){0, 0};
+    if (attribute->kind == INT) status = CALL(api, KernelInfoGetAttribute_int64, info, name, (word)&number);
+    else if (attribute->kind == FLOAT) {
+        status = CALL(api, KernelInfoGetAttribute_float, info, name, (word)&real);
+        uint32_t bits;
+        memcpy(&bits, &real, sizeof bits);
+        number = bits;
+    } else {
+        status = CALL(api, KernelInfoGetAttribute_string, info, name, (word)0, (word)&size);
+        if (!status) {
+            char *characters = malloc(size + 1);
+            if (!characters) { add(&text, attribute->name); add(&text, ": there is no memory"); return fail(api, &text); }
+            characters[0] = characters[size] = 0;
+            status = CALL(api, KernelInfoGetAttribute_string, info, name, (word)characters, (word)&size);
+            result->text = characters;
+        }
+    }
+    result->number = number;
+    if (!status) return 0;
+    const char *why = (const char *)CALL(api, GetErrorMessage, status);
+    int is_missing = strstr(why, "No attribute with") != 0;
+    add(&text, attribute->name);
+    add(&text, is_missing ? " is missing" : ": ");
+    if (!is_missing) add(&text, why);
+    CALL(api, ReleaseStatus, status);
+    if (!is_missing || attribute->is_required) { add_node(&text, api, info); return fail(api, &text); }
+    *result = attribute->standard;
+    return 0;
+}
+
+/* The element type of an input or output; ANY_TYPE if it is no tensor. */
+static word type_of(api_table api, word info, int get, size_t index, int *type) {
+    word type_info = 0, tensor = 0, status;
+    *type = ANY_TYPE;
+    CHECK(CALL(api, get, info, (word)index, (word)&type_info));
+    status = CALL(api, CastTypeInfoToTensorInfo, type_info, (word)&tensor);
+    if (!status && tensor) status = CALL(api, GetTensorElementType, tensor, (word)type);
+    CALL(api, ReleaseTypeInfo, type_info);
+    return status;
+}
+
+/* The address and the number of elements of an input; zeros if it is no constant. */
+static word constant_of(api_table api, word info, size_t index, word result[2]) {
+    int is_constant = 0;
+    word value = 0, shape = 0, status;
+    result[0] = result[1] = 0;
+    CHECK(CALL(api, KernelInfoGetConstantInput_tensor, info, (word)index, (word)&is_constant, (word)&value));
+    if (!is_constant) return 0;
+    CHECK(CALL(api, GetTensorTypeAndShape, value, (word)&shape));
+    status = CALL(api, GetTensorShapeElementCount, shape, (word)&result[1]);
+    CALL(api, ReleaseTensorTypeAndShapeInfo, shape);
+    CHECK(status);
+    return CALL(api, GetTensorMutableData, value, (word)&result[0]);
+}
+
+static int is_same(const struct operator_ *of, const struct value *found, const struct value *expected) {
+    for (size_t i = 0; i < of->attribute_count; i++) {
+        int is_text = of->attributes[i].kind == STRING;
+        if (is_text ? strcmp(found[i].text, expected[i].text) != 0 : found[i].number != expected[i].number) return 0;
+    }
+    return 1;
+}
+
+static word has_inputs(api_table api, word info, const struct operator_ *of, const struct node *node, int *result) {
+    *result = 0;
+    if (node->types) {
+        size_t count = 0, i = 0;
+        CHECK(CALL(api, KernelInfo_GetInputCount, info, (word)&count));
+        for (; node->types[i] >= 0; i++) {
+            int type;
+            if (i >= count) return 0;
+            CHECK(type_of(api, info, KernelInfo_GetInputTypeInfo, i, &type));
+            if (type != node->types[i]) return 0;
+        }
+        if (i != count) return 0;
+    }
+    for (size_t i = 0; node->constants && i < of->input_count; i++) {
+        word constant[2];
+        CHECK(constant_of(api, info, i, constant));
+        if (constant[1] != node->constants[i]) return 0;
+    }
+    *result = 1;
+    return 0;
+}
+
+static word lacks(const struct custom_op *self, word info, const struct value *found) {
+    const struct operator_ *of = operator_of(self);
+    struct text text = start("quark_numba: this library lacks ");
+    add(&text, of->domain);
+    add(&text, "::");
+    add(&text, of->name);
+    for (size_t i = 0; i < of->input_count; i++) {
+        add(&text, i ? ", " : " of ");
+        add(&text, TYPES[self->overload->types[i]]);
+    }
+    for (size_t i = 0; i < of->attribute_count; i++) {
+        add(&text, i ? ", " : " with ");
+        add(&text, of->attributes[i].name);
+        if (of->attributes[i].kind == FLOAT) continue;
+        add(&text, " = ");
+        if (of->attributes[i].kind == INT) add_number(&text, found[i].number);
+        else add(&text, found[i].text);
+    }
+    add(&text, ", or these inputs; build one of all models: ");
+    add(&text, COMMAND);
+    add_node(&text, self->api, info);
+    return fail(self->api, &text);
+}
+
+static word make_kernel(const struct custom_op *self, word info, const struct node *node, word *result) {
+    const struct operator_ *of = operator_of(self);
+    struct text text = start("quark_numba: there is no memory");
+    word constants[2 * MOST_INPUTS];
+    for (size_t i = 0; of->prepare && i < of->input_count; i++) CHECK(constant_of(self->api, info, i, constants + 2 * i));
+    struct kernel *kernel = malloc(sizeof *kernel + node->state_words * sizeof(word));
+    if (!kernel) return fail(self->api, &text);
+    memcpy(kernel->own, node->state, node->state_words * sizeof(word));
+    kernel->own[STATE_API] = (word)self->api;
+    kernel->own[STATE_HAS_SHAPE_REFERENCE] = self->has_shape_reference;
+    kernel->own[STATE_MESSAGES] = (word)of->messages;
+    kernel->compute = of->compute;
+    kernel->destroy = of->destroy;
+    kernel->state = (word)kernel->own;
+    if (of->prepare) kernel->state = of->prepare(kernel->state, (word)constants);
+    if (!kernel->state) { free(kernel); return fail(self->api, &text); }
+    *result = (word)kernel;
+    return 0;
+}
+
+static word create(const struct custom_op *self, api_table api, word info, word *result) {
+    const struct overload *overload = self->overload;
+    const struct operator_ *of = operator_of(self);
+    struct value found[MOST_ATTRIBUTES + 1];
+    size_t read = 0;
+    word status = 0;
+    *result = 0;
+    (void)api; /* the one that the operators were registered with, which has the functions of API_VERSION */
+    for (size_t i = 0; i < of->output_count; i++)
+        if (overload->types[of->input_count + i] == ANY_TYPE) {
+            int type;
+            CHECK(type_of(self->api, info, KernelInfo_GetOutputTypeInfo, i, &type));
+            if (type != UINT8_TYPE && type != overload->held[i]) {
+                struct text text = start("quark_numba: an output is declared as another type");
+                add_node(&text, self->api, info);
+                return fail(self->api, &text);
+            }
+        }
+    while (!status && read < of->attribute_count) {
+        status = read_attribute(self->api, info, &of->attributes[read], &found[read]);
+        read++;
+    }
+    const struct node *node = 0;
+    const struct node *each = NODES + overload->first_node, *end = each + overload->node_count;
+    for (; !status && !node && each < end; each++)
+        if (is_same(of, found, each->values)) {
+            int fits;
+            status = has_inputs(self->api, info, of, each, &fits);
+            if (!status && fits) node = each;
+        }
+    if (!status) status = node ? make_kernel(self, info, node, result) : lacks(self, info, found);
+    for (size_t i = 0; i < read; i++)
+        if (found[i].text != of->attributes[i].standard.text) free((void *)found[i].text);
+    return status;
+}
+
+static word compute(const struct kernel *kernel, word context) { return kernel->compute(kernel->state, context); }
+
+static void destroy(struct kernel *kernel) {
+    if (kernel && kernel->destroy) kernel->destroy(kernel->state);
+    free(kernel);
+}
+
+static const char *get_name(const struct custom_op *self) { return operator_of(self)->name; }
+static const char *get_provider(const struct custom_op *self) { (void)self; return 0; /* the CPU's */ }
+static size_t input_count(const struct custom_op *self) { return operator_of(self)->input_count; }
+static size_t output_count(const struct custom_op *self) { return operator_of(self)->output_count; }
+static int input_type(const struct custom_op *self, size_t i) { return self->overload->types[i]; }
+static int output_type(const struct custom_op *self, size_t i) { return self->overload->types[operator_of(self)->input_count + i]; }
+static int input_option(const struct custom_op *self, size_t i) { return operator_of(self)->inputs[i]; }
+static int output_option(const struct custom_op *self, size_t i) { return operator_of(self)->outputs[i]; }
+static int memory_type(const struct custom_op *self, size_t i) { (void)self; (void)i; return 0; /* OrtMemTypeDefault */ }
+static int fewest_inputs(const struct custom_op *self) { (void)self; return 1; /* of a variadic input */ }
+static int is_homogeneous(const struct custom_op *self) { return operator_of(self)->is_homogeneous; }
+
+static const void *const functions[FUNCTIONS] = {
+    [GetName] = get_name,
+    [GetExecutionProviderType] = get_provider,
+    [GetInputType] = input_type,
+    [GetInputTypeCount] = input_count,
+    [GetInputCharacteristic] = input_option,
+    [GetInputMemoryType] = memory_type,
+    [GetVariadicInputMinArity] = fewest_inputs,
+    [GetVariadicInputHomogeneity] = is_homogeneous,
+    [GetOutputType] = output_type,
+    [GetOutputTypeCount] = output_count,
+    [GetOutputCharacteristic] = output_option,
+    [CreateKernelV2] = create,
+    [KernelComputeV2] = compute,
+    [KernelDestroy] = destroy,
+};
+
+/* The name of an instruction set that this processor or system lacks and the library needs; null if there is none. */
+static const char *lacking(void) {
+#if defined(__x86_64__)
+    unsigned a, b, c, d, state = 0;
+    __asm__ volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(1), "c"(0));
+    if (c >> 27 & 1) __asm__ volatile("xgetbv" : "=a"(state), "=d"(d) : "c"(0)); /* the registers that the system saves */
+    for (size_t i = 0; i + 1 < COUNT(FEATURES); i++) {
+        const struct feature *each = &FEATURES[i];
+        unsigned found[4], needed = strncmp(each->name, "avx512", 6) == 0 ? 0xe6 : 6;
+        __asm__ volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(each->leaf & 0x80000000u), "c"(0));
+        if (a < each->leaf) return each->name;
+        __asm__ volatile("cpuid" : "=a"(found[0]), "=b"(found[1]), "=c"(found[2]), "=d"(found[3])
+                         : "a"(each->leaf), "c"(each->subleaf));
+        if (!(found[each->register_] >> each->bit & 1)) return each->name;
+        if (strncmp(each->name, "avx", 3) == 0 && (state & needed) != needed) return each->name;
+    }
+#endif
+    return 0;
+}
+
+static struct registered *kept; /* of the first ONNX Runtime of the process */
+
+static word make(api_table api, int release, struct registered **result) {
+    struct text text = start("quark_numba: there is no memory");
+    struct registered *made = malloc(sizeof *made + COUNT(OVERLOADS) * sizeof made->operators[0]);
+    if (!made) return fail(api, &text);
+    made->api = api;
+    for (size_t i = 0; i < DOMAINS; i++) CHECK(CALL(api, CreateCustomOpDomain, (word)DOMAIN_NAMES[i], (word)&made->domains[i]));
+    for (size_t i = 0; i < COUNT(OVERLOADS); i++) {
+        struct custom_op *each = &made->operators[i];
+        each->table.version = CUSTOM_OP_VERSION;
+        memcpy(each->table.functions, functions, sizeof functions);
+        each->overload = &OVERLOADS[i];
+        each->api = api;
+        each->has_shape_reference = release >= SHAPE_REFERENCE_RELEASE;
+        if (release < OVERLOADS[i].first_release) continue;
+        size_t domain = 0;
+        while (strcmp(DOMAIN_NAMES[domain], operator_of(each)->domain) != 0) domain++;
+        CHECK(CALL(api, CustomOpDomain_Add, made->domains[domain], (word)each));
+    }
+    *result = made;
+    return 0;
+}
+
+#ifndef _WIN32
+/* When the library is unloaded. */
+__attribute__((destructor)) static void release(void) {
+    if (!kept) return;
+    for (size_t i = 0; i < DOMAINS; i++) CALL(kept->api, ReleaseCustomOpDomain, kept->domains[i]);
+    free(kept);
+}
+#define EXPORT __attribute__((visibility("default")))
+#else
+#define EXPORT __declspec(dllexport)
+#endif
+
+EXPORT word RegisterCustomOps(word options, const void *const *base) {
+    api_table api = ((api_table(*)(uint32_t))base[0])(API_VERSION);
+    const char *version = ((const char *(*)(void))base[1])();
+    struct text text = start("quark_numba: ");
+    if (!api) {
+        add(&text, "the library needs ONNX Runtime " FIRST_RELEASE " or later; this is ");
+        add(&text, version);
+        return fail(((api_table(*)(uint32_t))base[0])(1), &text);
+    }
+    const char *missing = lacking();
+    if (missing) {
+        add(&text, "the library was built for " CPU ", and this processor lacks ");
+        add(&text, missing);
+        add(&text, "; build it with another --cpu");
+        return fail(api, &text);
+    }
+    int is_there = 0, release = 0;
+    CHECK(CALL(api, HasSessionConfigEntry, options, (word)REGISTERED, (word)&is_there));
+    if (is_there) return 0;
+    for (const char *at = strchr(version, '.'); at && *++at >= '0' && *at <= '9';) release = 10 * release + *at - '0';
+    struct registered *found = __atomic_load_n(&kept, __ATOMIC_ACQUIRE), *none = 0;
+    if (!found || found->api != api) {
+        CHECK(make(api, release, &found));
+        __atomic_compare_exchange_n(&kept, &none, found, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+    }
+    for (size_t i = 0; i < DOMAINS; i++) CHECK(CALL(api, AddCustomOpDomain, options, found->domains[i]));
+    return CALL(api, AddSessionConfigEntry, options, (word)REGISTERED, (word)"library");
+}

@@ -1,0 +1,186 @@
+"""The tables of a library, as C: all overloads of all operators, and for those that nodes need, what the nodes are and their
+states. ``operators.c`` describes their structures."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..catalog import OPERATORS
+from ..compiling import elsewhere
+from ..declaration import Attribute, Operator, Overload
+from ..element_types import ELEMENT_TYPES, UINT8
+from ..ort import c_api, callbacks, operators
+from ..ort.native import REGISTERED, Need
+from ..ort.nodes import context
+from .targets import Check
+
+_DOMAINS = [each for each in OPERATORS.domains if each]
+_NEWEST = [each for domain in _DOMAINS for each in OPERATORS.newest(domain)]
+
+
+class Tables:
+    """The tables. `functions` are the addresses of the functions that they name, by symbol."""
+
+    def __init__(self, needs: Iterable[Need]) -> None:
+        self.functions: dict[str, int] = {}
+        self._arrays: list[str] = []
+        self._operators: list[str] = []
+        self._overloads: list[str] = []
+        self._nodes: list[str] = []
+        self._needs: defaultdict[tuple[Any, ...], list[Need]] = defaultdict(list)
+        for need in needs:
+            self._needs[need.domain, need.name].append(need)
+        for operator in _NEWEST:
+            self._add(operator)
+
+    def _array(self, kind: str, items: Sequence[str], suffix: str = "") -> str:
+        """Add an array, and return its name; 0, a null pointer, if it is empty."""
+        if not items:
+            return "0"
+        name = f"array_{len(self._arrays)}"
+        self._arrays.append(f"static const {kind} {name}[]{suffix} = {_list(items)};\n")
+        return name
+
+    def _symbol(self, address: int) -> str:
+        """Return the symbol of a function. Several functions under one name are the same."""
+        name = elsewhere.symbol_of(address)
+        self.functions.setdefault(name, address)
+        return name
+
+    def _add(self, operator: Operator) -> None:
+        overloads = [*operator.overloads(lambda element_type: element_type.has_tensors())]
+        first = operators.describe(operator, overloads[0])
+        attributes = [
+            _list([_text(each.name), each.kind, str(int(each.default is None)), _value(each, each.default)])
+            for each in operator.attributes
+        ]
+        needs = self._needs[operator.domain, operator.name]
+        messages, functions = "0", ["0"] * 3
+        if needs:
+            node = operators.node_of(operator.wing)
+            found = [(ctypes.string_at(address, size), size) for address, size in operators.messages_of(operator).tolist()]
+            messages = self._array("word", [_list([f"(word){_text(text)}", str(size)]) for text, size in found], "[2]")
+            functions = [
+                self._symbol(callbacks.compiled(getattr(node, each), f"{each}_{operator.wing}")) if hasattr(node, each) else "0"
+                for each in ("compute", "prepare", "destroy")
+            ]
+        counts = [len(attributes), len(operator.inputs), len(operator.outputs)]
+        options = [
+            self._array("uint8_t", [*map(str, each)]) for each in (first.input_characteristics, first.output_characteristics)
+        ]
+        for overload in overloads:
+            names = [tuple(each.name for each in side) for side in overload]
+            self._add_overload(operator, overload, [each for each in needs if [each.inputs, each.outputs] == names])
+        texts = [_text(operator.domain), _text(operator.name), self._array("struct attribute", attributes)]
+        is_homogeneous = str(int(operator.inputs[-1].is_homogeneous))
+        self._operators.append(_list([*texts, *map(str, counts), *options, is_homogeneous, messages, *functions]))
+
+    def _add_overload(self, operator: Operator, overload: Overload, needs: Sequence[Need]) -> None:
+        first_node = len(self._nodes)
+        for need in needs:
+            self._add_node(operator, overload, need)
+        types = operators.describe(operator, overload)
+        # The release that has tensors of all these types.
+        release = max([each.ort_release or (0, 0) for side in overload for each in side], default=(0, 0))[1]
+        numbers = len(self._operators), first_node, len(needs), release
+        codes = [*types.input_types, *types.output_types], [c_api.element_type(each) for each in overload.outputs]
+        self._overloads.append(_list([*map(str, numbers), *(_list([*map(str, each)]) for each in codes)]))
+
+    def _add_node(self, operator: Operator, overload: Overload, need: Need) -> None:
+        given = dict(need.attributes)
+        plain, state = (
+            _words(operators.state_of(operator, overload, given, compiles=compiles).tobytes()) for compiles in (False, True)
+        )
+        # A word that compiling changes is the address of a function.
+        words = [
+            f"(void *){self._symbol(word) if word != before else _number(word)}"
+            for before, word in zip(plain, state, strict=True)
+        ]
+        fields = [
+            self._array("struct value", [_value(each, given[each.name]) for each in operator.attributes]),
+            self._array("void *const", words),
+            str(len(words)),
+            "0" if need.types is None else self._array("int", [*map(str, need.types), "-1"]),
+            "0" if need.constants is None else self._array("int64_t", [*map(str, need.constants)]),
+        ]
+        self._nodes.append(_list(fields))
+
+    def header(self, cpu: str, checks: Iterable[Check], command: str) -> str:
+        """Return the content of tables.h, in ASCII."""
+        constants = {
+            **{each.name: int(each) for each in c_api.OrtApi},
+            **{name: i for i, name in enumerate(c_api.CUSTOM_OP_FUNCTIONS)},
+            **{f"STATE_{name.upper()}": i for i, (name, _) in enumerate(context.STATE)},
+            "FUNCTIONS": len(c_api.CUSTOM_OP_FUNCTIONS),
+            "API_VERSION": c_api.API_VERSION,
+            "CUSTOM_OP_VERSION": c_api.CUSTOM_OP_VERSION,
+            "SHAPE_REFERENCE_RELEASE": c_api.SHAPE_REFERENCE_RELEASE[1],
+            "ORT_FAIL": c_api.ORT_FAIL,
+            "ANY_TYPE": c_api.ANY_TYPE,
+            "UINT8_TYPE": c_api.element_type(UINT8),
+            "DOMAINS": len(_DOMAINS),
+            "MOST_ATTRIBUTES": max(len(each.attributes) for each in _NEWEST),
+            "MOST_INPUTS": max(len(each.inputs) for each in _NEWEST),
+            "MOST_OUTPUTS": max(len(each.outputs) for each in _NEWEST),
+            "MOST_TYPES": max(len(each.inputs) + len(each.outputs) for each in _NEWEST),
+        }
+        texts = {"FIRST_RELEASE": c_api.FIRST_RELEASE, "REGISTERED": REGISTERED, "CPU": cpu, "COMMAND": command}
+        names = {c_api.element_type(each): each.name for each in ELEMENT_TYPES if each.has_tensors()} | {c_api.ANY_TYPE: "?"}
+        features = [_list([*(f"{each}u" for each in where), _text(name)]) for name, where in checks]
+        arrays = {
+            "char *const TYPES": [_text(names.get(number, "")) for number in range(max(names) + 1)],
+            "char *const DOMAIN_NAMES": [*map(_text, _DOMAINS)],
+            "struct feature FEATURES": [*features, "{0, 0, 0, 0, 0}"],
+            "struct operator_ OPERATORS": self._operators,
+            "struct node NODES": self._nodes or ["{0}"],
+            "struct overload OVERLOADS": self._overloads,
+        }
+        return "".join(
+            [
+                "/* Written by quark_numba: the tables of one library. */\n",
+                f"enum {_list([f'{name} = {number}' for name, number in constants.items()])};\nOVERLOAD;\n",
+                *(f"#define {name} {_text(text)}\n" for name, text in texts.items()),
+                *(
+                    f"extern word {name}({', '.join(['word'] * elsewhere.count_arguments(address))});\n"
+                    for name, address in self.functions.items()
+                ),
+                *self._arrays,
+                *(f"static const {name}[] = {_list(items)};\n" for name, items in arrays.items()),
+            ]
+        )
+
+
+def _list(items: Sequence[str]) -> str:
+    return f"{{{', '.join(items)}}}"
+
+
+def _text(text: str | bytes) -> str:
+    """Return a text as C writes it, in ASCII."""
+    content = text.encode() if isinstance(text, str) else text
+    return '"' + "".join(chr(each) if chr(each).isalnum() and each < 128 else f"\\{each:03o}" for each in content) + '"'
+
+
+def _number(number: int) -> str:
+    """Return an int64 as C writes it. The lowest has no decimal form."""
+    return str(number) if abs(number) < 1 << 31 else f"(int64_t){number & (1 << 64) - 1:#x}u"
+
+
+def _value(attribute: Attribute, value: Any) -> str:
+    """Return the value of an attribute; None: there is none."""
+    if value is None:
+        return "{0, 0}"
+    if attribute.kind == "STRING":
+        return f"{{0, {_text(value)}}}"
+    if attribute.kind == "FLOAT":
+        (value,) = struct.unpack("<I", struct.pack("<f", value))
+    elif attribute.kind != "INT":
+        raise RuntimeError(f"attribute {attribute.name} is of the kind {attribute.kind}, which libraries lack")
+    return f"{{{_number(value)}, 0}}"
+
+
+def _words(content: bytes) -> list[int]:
+    return [word for (word,) in struct.iter_unpack("<q", content + bytes(-len(content) % 8))]

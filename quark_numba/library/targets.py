@@ -1,0 +1,137 @@
+"""The systems and processors that libraries are built for, and their linkers."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..compiling.elsewhere import Machine
+from ..errors import ModelError
+
+
+class Target(NamedTuple):
+    """A system: its triple, how zig names it, the end of the names of its libraries, and its processors, the default first."""
+
+    triple: str
+    zig: str
+    suffix: str
+    cpus: tuple[str, ...]
+
+
+_X86_64 = ("x86-64-v3", "x86-64", "x86-64-v2", "x86-64-v4")
+
+TARGETS = {
+    # The oldest glibc that has what the library needs, and all that ONNX Runtime runs on.
+    "linux-x86-64": Target("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17", ".so", _X86_64),
+    "linux-aarch64": Target("aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.17", ".so", ("generic",)),
+    "windows-x86-64": Target("x86_64-w64-windows-gnu", "x86_64-windows-gnu", ".dll", _X86_64),
+    "windows-aarch64": Target("aarch64-w64-windows-gnu", "aarch64-windows-gnu", ".dll", ("generic",)),
+    "macos-x86-64": Target("x86_64-apple-macosx11.0.0", "x86_64-macos.11.0", ".dylib", _X86_64),
+    # Not "arm64-…": kernels know the processor by the triple's first word.
+    "macos-arm64": Target("aarch64-apple-macosx11.0.0", "aarch64-macos.11.0", ".dylib", ("apple-m1",)),
+}
+
+_HERE = {
+    "linux-x86_64": "linux-x86-64",
+    "linux-aarch64": "linux-aarch64",
+    "win-amd64": "windows-x86-64",
+    "win-arm64": "windows-aarch64",
+}
+
+NATIVE = "native"
+
+# An instruction set by LLVM's name, and where CPUID tells of it: leaf, subleaf, register (0 is EAX), bit.
+Check = tuple[str, tuple[int, int, int, int]]
+
+# The instruction sets of x86-64 that LLVM uses by itself.
+_BITS = {
+    (1, 0, 2): "sse3 0, ssse3 9, fma 12, cx16 13, sse4.1 19, sse4.2 20, movbe 22, popcnt 23, avx 28, f16c 29",
+    (7, 0, 1): "bmi 3, avx2 5, bmi2 8, avx512f 16, avx512dq 17, adx 19, avx512ifma 21, avx512cd 28, avx512bw 30, avx512vl 31",
+    (7, 0, 2): "avx512vbmi 1, avx512vbmi2 6, gfni 8, avx512vnni 11, avx512bitalg 12, avx512vpopcntdq 14",
+    (7, 0, 3): "avx512vp2intersect 8, avx512fp16 23",
+    (7, 1, 0): "avxvnni 4, avx512bf16 5, avxifma 23",
+    (0x80000001, 0, 2): "sahf 0, lzcnt 5, sse4a 6, xop 11, fma4 16",
+}
+CPUID = {name: (*where, int(bit)) for where, bits in _BITS.items() for name, bit in (each.split() for each in bits.split(", "))}
+
+_V2 = ("cx16", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt")
+_V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_LEVELS: dict[str, tuple[str, ...]] = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
+
+
+def here() -> str:
+    """Return the name of this system. Raise ModelError if it is none of the targets."""
+    found = _HERE.get(sysconfig.get_platform())
+    if found is None:
+        raise ModelError(f"this machine is {sysconfig.get_platform()}; expected one of {', '.join(_HERE)}")
+    return found
+
+
+def machine_of(name: str, cpu: str) -> tuple[Machine, list[Check]]:
+    """Return the machine of a target and a processor, and the instructions to check there, with their places in CPUID."""
+    target = TARGETS[name]
+    features: Sequence[str] = _LEVELS.get(cpu, ())
+    text = ",".join(f"+{each}" for each in features)
+    if cpu == NATIVE:
+        import llvmlite.binding as ll
+        from numba.core.codegen import get_host_cpu_features
+
+        text = get_host_cpu_features()
+        features = [each[1:] for each in text.split(",") if each.startswith("+")]
+        cpu = ll.get_host_cpu_name()
+    checks = [(each, CPUID[each]) for each in features if each in CPUID] if "x86-64" in name else []
+    return Machine(target.triple, cpu, text), checks
+
+
+def check(target: str | None, cpu: str | None) -> tuple[str, str]:
+    """Return the names of the target and the processor. Raise ValueError if there is no such target or processor."""
+    name = here() if target is None else target
+    if name not in TARGETS:
+        raise ValueError(f"target is {target!r}; expected one of {', '.join(TARGETS)}, or None for this machine")
+    cpus = TARGETS[name].cpus
+    # What CPUID does not tell cannot be checked when the library is loaded.
+    allowed = (NATIVE, *cpus) if target is None and "x86-64" in name else cpus
+    found = allowed[0] if cpu is None else cpu
+    if found not in allowed:
+        raise ValueError(f"cpu is {cpu!r}; expected {' or '.join(allowed)} for {name}")
+    return name, found
+
+
+def linker(target: str | None) -> list[str]:
+    """Return the beginning of the command that compiles C and links for a target; None: this machine, for which a C compiler on
+    the PATH will do. Raise ModelError if there is none."""
+    name = here() if target is None else target
+    compiler = None
+    if target is None and TARGETS[name].suffix == ".so":
+        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler:
+        return [compiler]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[name].zig]
+    instead = "a C compiler on the PATH, or " if target is None else ""
+    raise ModelError(f"a library for {name} needs {instead}zig: pip install 'quark_numba[build]'")
+
+
+def link(command: Sequence[str], name: str, folder: Path, library: Path) -> None:
+    """Compile operators.c with the tables in a folder, and link it with the objects there. Raise ModelError if this fails."""
+    flags = ["-shared", "-O2", "-std=gnu11", "-fvisibility=hidden", "-w", "-I", str(folder)]
+    flags += {".so": ["-fPIC", "-Wl,--no-undefined", "-Wl,-z,noexecstack", "-s"], ".dylib": ["-fPIC", "-s"], ".dll": ["-s"]}[
+        library.suffix
+    ]
+    if "ziglang" in command:
+        flags.append("-fno-sanitize=all")
+    objects = sorted(map(str, folder.glob("*.o")))
+    source = str(Path(__file__).with_name("operators.c"))
+    math = ["-lm"] if library.suffix == ".so" else []
+    result = subprocess.run(
+        [*command, *flags, "-o", str(library), source, *objects, *math], capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        raise ModelError(f"the library for {name} cannot be linked: {result.stderr.strip()[-2000:]}")

@@ -1,0 +1,75 @@
+"""What ONNX Runtime is told of operators, and the states of nodes: the same in this process and in stand-alone libraries."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..catalog import OPERATORS
+from ..declaration import Operator, Overload
+from . import c_api
+
+_CHARACTERISTICS = {"required": c_api.REQUIRED, "optional": c_api.OPTIONAL, "variadic": c_api.VARIADIC}
+
+
+class Description(NamedTuple):
+    """The types (ONNXTensorElementDataType) and the characteristics of the inputs and outputs of an overload."""
+
+    input_types: list[int]
+    output_types: list[int]
+    input_characteristics: list[int]
+    output_characteristics: list[int]
+
+
+def describe(operator: Operator, overload: Overload) -> Description:
+    """The description of an overload. A model may say uint8 instead of the type that uint8 holds. ONNX Runtime refuses a model
+    that says anything else than what it infers, and infers nothing for an output of any type. Only an optional output may have
+    any type."""
+    has_any_type = have_any_type(operator, overload)
+    missing = len(operator.inputs) - len(overload.inputs)  # those of any type
+    return Description(
+        [*map(c_api.element_type, overload.inputs), *[c_api.ANY_TYPE] * missing],
+        [
+            c_api.ANY_TYPE if any_type else c_api.element_type(each)
+            for each, any_type in zip(overload.outputs, has_any_type, strict=True)
+        ],
+        [_CHARACTERISTICS[each.option] for each in operator.inputs],
+        [c_api.OPTIONAL if any_type else c_api.REQUIRED for any_type in has_any_type],
+    )
+
+
+def have_any_type(operator: Operator, overload: Overload) -> list[bool]:
+    """For each output: whether ONNX Runtime is told that it may have any type."""
+    return [each is operator.uint8_holds for each in overload.outputs]
+
+
+def node_of(wing: str) -> ModuleType:
+    """The module with the node of a wing."""
+    return OPERATORS.nodes.get(wing) or importlib.import_module(f"{__package__}.nodes.{wing}")
+
+
+@functools.cache
+def messages_of(operator: Operator) -> NDArray[np.int64]:
+    """The addresses and lengths of an operator's messages, in their order."""
+    from .nodes import context
+
+    return context.messages_of(operator, node_of(operator.wing).NUMBERS)
+
+
+def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any], *, compiles: bool = True) -> NDArray[Any]:
+    """A new state of nodes with these types and attributes: what the wing selects, and the addresses of the functions, if it
+    `compiles`. Raises ValueError for wrong attributes."""
+    from .nodes import context
+
+    node = node_of(operator.wing)
+    state = np.zeros((), node.STATE)
+    overload = operator.held(overload)
+    selection = node.select(operator, overload, attributes)
+    context.fill(state, selection.numbers, node.functions(overload, selection.key) if compiles else {})
+    return state
