@@ -118,8 +118,11 @@ def object_file(address: int) -> bytes:
     module.get_function(symbol).visibility = "hidden"
     machine = library.codegen._tm
     passes = ll.create_pass_builder(machine, ll.create_pipeline_tuning_options(speed_level=3))
-    passes.getModulePassManager().run(module, passes)
-    if any(each.name == _RAISES for each in module.functions):
+    for _ in range(2):  # what a function returns may be known only when all passes have gone through it
+        passes.getModulePassManager().run(module, passes)
+        if not any(each.name == _RAISES for each in module.functions):
+            break
+    else:
         raise RuntimeError(f"{symbol} may raise an exception, which has no place in a library")
     return bytes(machine.emit_object(module))
 

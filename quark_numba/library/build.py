@@ -133,12 +133,13 @@ def _build(
 
 
 def _needs(models: Sequence[Path]) -> list[native.Need]:
-    """Return what the nodes of models need. Without ONNX Runtime's optimisations no node is lost."""
+    """Return what the nodes of models need."""
     with _listing:
         native.needs.clear()
         for each in models:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 4
+            # With ONNX Runtime's optimisations nodes would be lost that other options keep.
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry(native.LISTS_NEEDS, "1")
             register(options, backend="native")

@@ -33,7 +33,7 @@ struct node {
     const void *const *state;     /* the words of its state, into which `create` writes the addresses of this process */
     size_t state_words;
     const int *types;             /* of all inputs, -1 at the end; null: the overload says enough */
-    const int64_t *constants;     /* for each input the number of its elements if it is a constant, or 0; null: any */
+    const int64_t *sizes;         /* for each input the number of elements that it has if it is a constant; null: any */
 };
 
 struct operator_ {
@@ -214,10 +214,10 @@ static word has_inputs(api_table api, word info, const struct operator_ *of, con
         }
         if (i != count) return 0;
     }
-    for (size_t i = 0; node->constants && i < of->input_count; i++) {
+    for (size_t i = 0; node->sizes && i < of->input_count; i++) {
         word constant[2];
         CHECK(constant_of(api, info, i, constant));
-        if (constant[1] != node->constants[i]) return 0;
+        if (constant[1] != 0 && constant[1] != node->sizes[i]) return 0;
     }
     *result = 1;
     return 0;

@@ -105,7 +105,7 @@ class Tables:
             self._array("void *const", words),
             str(len(words)),
             "0" if need.types is None else self._array("int", [*map(str, need.types), "-1"]),
-            "0" if need.constants is None else self._array("int64_t", [*map(str, need.constants)]),
+            "0" if need.sizes is None else self._array("int64_t", [*map(str, need.sizes), *["0"] * len(operator.inputs)]),
         ]
         self._nodes.append(_list(fields))
 

@@ -195,7 +195,7 @@ def task(work_address: int, index: int) -> None:
         # Convert all at once, or piece by piece into a buffer from which whole cache lines are streamed to y.
         is_streaming = work.size * Y_ITEMSIZE >= STREAMING_SIZE and work.y % LINE == 0
         buffer = stack(BUFFER // 8)
-        step = BUFFER // Y_ITEMSIZE if is_streaming else size
+        step = BUFFER // Y_ITEMSIZE if is_streaming else max(size, 1)  # 0 would raise: libraries have no place for errors
         for at in range(0, size, step):
             n = size - at if size - at < step else step
             target = work.y + (start + at) * Y_ITEMSIZE

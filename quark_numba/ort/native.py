@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ class Need(NamedTuple):
     outputs: tuple[str, ...]
     attributes: tuple[tuple[str, Any], ...]
     types: tuple[int, ...] | None  # the ONNXTensorElementDataType of each input, if the overload does not say it
-    constants: tuple[int, ...] | None  # the number of elements of each constant input, 0 for others, if they are prepared
+    sizes: tuple[int, ...] | None  # the number of elements of each input, 0 if it is unknown, for operators that prepare them
 
 
 needs: dict[Need, None] = {}  # in their order
@@ -223,8 +224,10 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
 def _list_need(custom_op: _CustomOp, given: tuple[tuple[str, Any], ...], api: int, info: int, is_prepared: bool) -> None:
     operator, overload = custom_op.operator, custom_op.overload
     operators.state_of(operator, overload, dict(given), compiles=False)  # raises ValueError for wrong attributes
-    types = None if operator.inputs[-1].is_homogeneous else tuple(number for number, _ in c_api.inputs(api, info))
-    sizes = tuple(size for _, size in c_api.constants(api, info, len(operator.inputs))) if is_prepared else None
+    found = c_api.inputs(api, info)
+    types = None if operator.inputs[-1].is_homogeneous else tuple(number for number, _ in found)
+    # An input may be a constant with other options of the session.
+    sizes = tuple(math.prod(each or 0 for each in shape or [0]) for _, shape in found) if is_prepared else None
     inputs, outputs = (tuple(each.name for each in side) for side in overload)
     needs[Need(operator.domain, operator.name, inputs, outputs, given, types, sizes)] = None
 
