@@ -15,6 +15,7 @@ import pytest
 
 import quark_numba
 from quark_numba import cli
+from quark_numba.library import targets
 from quark_numba.ort.c_api import FIRST_RELEASE, STANDARD_OPS_RELEASE
 
 ROOT = Path(__file__).parent.parent
@@ -113,7 +114,7 @@ def commands(text):
             words = [word.rpartition("/")[2] for word in code.split()]
             if "quark-numba" in words:
                 words = words[words.index("quark-numba") + 1 :]
-                if words and re.fullmatch(r"[a-z]+", words[0]):
+                if words and re.fullmatch(r"[a-z-]+", words[0]):
                     subcommand = words[0]
                     yield subcommand, None
             elif not code.startswith("--"):
@@ -150,6 +151,11 @@ EXAMPLES = [path for path in READMES if python_of(text_of(path)).strip()]
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
 def test_examples_run(path, tmp_path):
     """The examples of a page run from top to bottom, in one process."""
+    if "build_library" in python_of(text_of(path)):
+        try:
+            targets.linker(None)
+        except quark_numba.ModelError as error:
+            pytest.skip(str(error))
     shutil.copy(ROOT / "tests" / "models" / "textline_cls_bf16.onnx", tmp_path / "model.onnx")
     script = tmp_path / "README.py"
     script.write_text(python_of(text_of(path)), encoding="utf-8")
@@ -159,7 +165,7 @@ def test_examples_run(path, tmp_path):
 
 
 def test_there_are_examples():
-    folders = ("analysis", "arrays", "onnx_tools", "ort", "rewriting", "running", "session")
+    folders = ("analysis", "arrays", "library", "onnx_tools", "ort", "rewriting", "running", "session")
     assert {ROOT / "README.md", *(ROOT / "quark_numba" / each / "README.md" for each in folders)} <= set(EXAMPLES)
 
 
