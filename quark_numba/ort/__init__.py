@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import c_api
 from .library.load import NotAvailableError
-from .native import REGISTERED, STANDARD_OPS, get_library_path
+from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, get_library_path
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -83,6 +83,7 @@ def register(
                 session_options.add_session_config_entry(STANDARD_OPS, "1")
                 if entry(session_options, DISABLE_QUANT_QDQ) is None:
                     session_options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
+            session_options.add_session_config_entry(ALL_DOMAINS, "1")
             session_options.register_custom_ops_library(path)
             return "native"
     from . import extensions
