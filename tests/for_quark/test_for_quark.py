@@ -247,8 +247,10 @@ def test_quantized_models_and_their_outputs_are_those_of_quarks_library(ours, qu
 
 
 def assert_same_but_for_zeros(actual, expected):
-    """Every bit is the same, but that +0 may be -0. All NaNs count as the same."""
-    oracle.assert_same_bits(np.where(actual == 0, 0, actual).astype(np.float32), np.where(expected == 0, 0, expected))
+    """Every bit is the same, but that +0 may be -0, and a NaN any other one."""
+    oracle.assert_same_bits(
+        *(np.where(each == 0, np.float32(0), np.where(np.isnan(each), np.float32("nan"), each)) for each in (actual, expected))
+    )
 
 
 @with_compiler
