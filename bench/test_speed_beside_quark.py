@@ -93,7 +93,7 @@ def test_model_briefly(benchmark, name, contender):
 @pytest.mark.parametrize("configuration", FINE_TUNED)
 @pytest.mark.parametrize("turn", range(TURNS))
 @pytest.mark.parametrize("contender", [QUARK, ONE_LINE])
-def test_fine_tuning(benchmark, configuration, turn, contender):
+def test_fine_tuning(benchmark, tmp_path, configuration, turn, contender):
     """Each is a process, as both define operators of the same names; the time is that of Quark's call."""
     _quarks_library()
     words = ["-m", "quark_numba.for_quark"] if contender == ONE_LINE else []
@@ -102,6 +102,6 @@ def test_fine_tuning(benchmark, configuration, turn, contender):
     benchmark.group = f"beside Quark: {configuration}"
     benchmark.extra_info |= {"model": contender}
     done = benchmark.pedantic(
-        lambda: subprocess.run(command, env=environment, capture_output=True, text=True, check=True), rounds=1
+        lambda: subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True), rounds=1
     )
     benchmark.extra_info["seconds"] = [float(done.stdout.splitlines()[-1])]

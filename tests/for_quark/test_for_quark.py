@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,9 @@ def python(*words, path=None, **environment):
     """Run Python without a compiler, or with `path`, which has one, and return what it printed."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX")}
     environment = {**inherited, "PATH": path or "", "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}", **environment}
-    done = subprocess.run([sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, timeout=900)
+    command = [sys.executable, *map(str, words)]
+    with tempfile.TemporaryDirectory() as folder:  # Quark writes files where it runs
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout, done.stderr
 
