@@ -11,19 +11,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from beside_quark import CLASSIFIER, CONTENDERS, FINE_TUNED, FLOAT, NAMES, ONE_LINE, QUARK, SESSION, STEPS
 from cases import TURNS
 
 import quark_numba
 
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "tests" / "models"
-FLOAT, QUARK, ONE_LINE, SESSION = CONTENDERS = "float", "Quark's library", "one line changed", "InferenceSession"
-CLASSIFIER = "textline_cls"
-# The models with operators of Quark's that its library runs.
-FORMATS = ("bf16", "fp16", "u32", "i32", "bfp16", "mx9", "mxfp8")
-NAMES = [*(f"{CLASSIFIER}_{each}" for each in FORMATS), "style_bf16", "style_xint8", "tagger_u16"]
-FINE_TUNED, STEPS = ("BFP16_ADAQUANT", "MX9_ADAQUANT"), 100
-
 pytestmark = pytest.mark.skipif(
     find_spec("quark") is None or find_spec("torch") is None, reason="amd-quark and torch are not here"
 )

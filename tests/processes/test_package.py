@@ -138,12 +138,12 @@ for module, names in ((os, "stat lstat open listdir scandir readlink access"), (
 @pytest.mark.compiled
 @pytest.mark.skipif(sys.platform != "linux", reason="it takes away what Linux has")
 def test_a_system_without_what_linux_has():
-    """Every module can be imported, except the one for clusters, because dask's psutil reads /proc. Calls, and sessions of both
-    backends, give the right results."""
+    """Every module can be imported, except the one for clusters, because dask's psutil reads /proc, and that of PyTorch's
+    operators. Calls, and sessions of both backends, give the right results."""
     code = f"""{TAKEN_AWAY}
 import importlib, pkgutil, quark_numba
 for module in pkgutil.walk_packages(quark_numba.__path__, "quark_numba."):
-    if not module.name.endswith(("__main__", "running.cluster")):
+    if not module.name.endswith(("__main__", "running.cluster", "torch_operators")):
         importlib.import_module(module.name)
 assert not os.path.exists("/proc/self/task")
 {processes.PREPARE}
