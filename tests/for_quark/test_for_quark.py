@@ -19,10 +19,8 @@ from paths import MODELS, ROOT, SUPPORT
 HERE = Path(__file__).parent
 
 has_quark = all(map(importlib.util.find_spec, ("quark", "torch")))
-with_quark = pytest.mark.skipif(
-    not has_quark,
-    reason="Quark or PyTorch is not installed; tests/for_quark/make_environment.sh makes an environment with both",
-)
+REASON = "Quark or PyTorch is not installed; tests/for_quark/make_environment.sh makes an environment with both"
+with_quark = pytest.mark.skipif(not has_quark, reason=REASON)
 with_compiler = pytest.mark.skipif(
     not (has_quark and shutil.which("c++")), reason="Quark's library cannot be compiled: no Quark, no PyTorch or no c++"
 )
@@ -298,7 +296,7 @@ def samples():
 
 @pytest.fixture(scope="module")
 def torch_operators():
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason=REASON)
     from quark_numba.for_quark import torch_operators
 
     return torch_operators
