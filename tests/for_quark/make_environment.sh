@@ -10,9 +10,8 @@ made_of=$(sha256sum < "$0")
 if [ "$(cat "$folder/made_of" 2> /dev/null)" != "$made_of" ]; then
   rm -rf "$folder"
   "$python" -m venv "$folder"
-  # PyPI's builds for Linux bring gigabytes of CUDA's libraries. Those named +cpu do not; they are in PyTorch's own index.
-  "$folder/bin/pip" install --quiet torch==2.13.0+cpu ||
-    "$folder/bin/pip" install --quiet --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu
+  # Builds for Linux without +cpu bring gigabytes of CUDA's libraries. PIP_EXTRA_INDEX_URL may name an index that has this one.
+  "$folder/bin/pip" install --quiet torch==2.13.0+cpu
   "$folder/bin/pip" install --quiet amd-quark==0.13
   echo "$made_of" > "$folder/made_of"
 fi
