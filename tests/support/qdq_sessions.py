@@ -6,8 +6,9 @@ compares each mode with plain ONNX Runtime at ORT_DISABLE_ALL, which computes th
 oracle.
 
 - No mode ends the process, and none refuses a model or a feed that ORT_DISABLE_ALL runs. Shapes and types agree.
-- In an exact graph all values are equal (-0 equals 0, NaN equals NaN). With `standard_ops=False`, they may also equal those of
-  plain ONNX Runtime at ORT_ENABLE_ALL; where that itself ends the process or refuses the model, nothing is demanded.
+- In an exact graph all values are equal (-0 equals 0, NaN equals NaN). With `standard_ops=False`, and in drop-in sessions,
+  they may also equal those of plain ONNX Runtime at ORT_ENABLE_ALL; where that itself ends the process or refuses the model,
+  nothing is demanded.
 - In other graphs a code may flip, and all values behind it change: the average difference is at most 2^-4 of the largest value.
 """
 
