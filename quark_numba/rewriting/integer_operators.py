@@ -622,9 +622,7 @@ class _Rewriting:
 
     def _zero_point(self, node: Node, meaning: Affine[Operand]) -> ir.Value:
         """Return the zero points that a node of int8 needs for the same numbers in uint8."""
-        scale = meaning.scale.array
-        assert scale is not None
-        zero_point = in_memory(np.full(scale.shape, _zero_point_of(meaning) + 128, np.uint8))
+        zero_point = in_memory(np.full(_scales_of(meaning).shape, _zero_point_of(meaning) + 128, np.uint8))
         return self.graph.constant(zero_point, self.graph.unused_name(f"{node.y.name}_zero_point"), node.node)
 
     def _reconnect(self, quantize: Node, codes: ir.Value) -> None:
