@@ -13,6 +13,7 @@ PACKAGES = (
     "torch",
     "qonnx",
     "mct-quantizers",
+    "amd-quark",
 )
 
 

@@ -11,6 +11,10 @@ from pathlib import Path
 from statistics import median
 
 from architectures import ARCHITECTURES, BLOCK_FORMATS
+from beside_quark import CONTENDERS as ALL_BESIDE_QUARK
+from beside_quark import FINE_TUNED, STEPS
+from beside_quark import FLOAT as FLOAT_BESIDE_QUARK
+from beside_quark import NAMES as BESIDE_QUARK
 from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, SIZES, Case, cases
 from models_of_onnx import ALL_OURS, ONNX_RUNTIME
 from models_of_onnx import NAMES as NAMES_OF_ONNX
@@ -23,6 +27,7 @@ MARKS = "<!-- what bench/report.py writes -->", "<!-- and so far -->"
 MARKS_OF_QUANTIZERS = "<!-- what bench/report.py writes of other quantizers -->", "<!-- and so far of other quantizers -->"
 MARKS_OF_MODELS = "<!-- what bench/report.py writes of Quark's models -->", "<!-- and so far of Quark's models -->"
 MARKS_OF_ONNX = "<!-- what bench/report.py writes of ONNX's own operators -->", "<!-- and so far of ONNX's own operators -->"
+MARKS_BESIDE_QUARK = "<!-- what bench/report.py writes of Quark's library -->", "<!-- and so far of Quark's library -->"
 
 OURS = ("native session", "extensions session", "direct call")
 
@@ -431,6 +436,26 @@ def _text_of_onnx(results: Results) -> Iterator[str]:
     yield from _table(["model", *_columns("float model", ONNX_RUNTIME, f"`{IN_OUR_SESSION}`", f"`{ALL_OURS}`")], rows)
 
 
+def _text_beside_quark(results: Results) -> Iterator[str]:
+    yield from _machine(results)
+    rows = []
+    for name, threads in product(BESIDE_QUARK, THREADS):
+        group = f"beside Quark: {name}, threads: {threads}"
+        seconds, reference = [results.get(group, each) for each in ALL_BESIDE_QUARK], results.get(group, FLOAT_BESIDE_QUARK)
+        if seconds[1] and seconds[-1]:
+            shown = [f"{1e3 * reference:.1f} ms" if reference else ""]
+            shown += [f"{each / reference:.2f}" if reference else f"{1e3 * each:.1f} ms" for each in seconds[1:]]
+            rows.append([f"{name}, threads: {threads}", *shown, f"{seconds[1] / seconds[-1]:.1f}"])
+    yield from _table(["model", *ALL_BESIDE_QUARK, f"{ALL_BESIDE_QUARK[1]} ÷ {ALL_BESIDE_QUARK[-1]}"], rows)
+    rows = []
+    for name in FINE_TUNED:
+        theirs, ours = (results.get(f"beside Quark: {name}", each) for each in ALL_BESIDE_QUARK[1:3])
+        if theirs and ours:
+            rows.append([f"{name}, {STEPS} steps a layer", f"{theirs:.1f} s", f"{ours:.1f} s", f"{ours / theirs:.2f}"])
+    if rows:
+        yield from _table(["fine-tuning", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
+
+
 def _plot(results: Results) -> None:
     import matplotlib.pyplot as plt
 
@@ -467,6 +492,8 @@ def main() -> None:
         _write(MARKS_OF_MODELS, _text_of_models(results))
     if any(results.get(f"{name}, threads: 1", FLOAT) for name in NAMES):
         _write(MARKS_OF_QUANTIZERS, _text_of_quantizers(results))
+    if any(group.startswith("beside Quark: ") for group, _ in results.seconds):
+        _write(MARKS_BESIDE_QUARK, _text_beside_quark(results))
     if any(results.get(f"{name}, threads: 1", FLOAT) for name in NAMES_OF_ONNX):
         _write(MARKS_OF_ONNX, _text_of_onnx(results))
 

@@ -6,6 +6,7 @@ import _thread
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
@@ -16,6 +17,31 @@ class ModelError(Exception):
 
 class WriteError(ModelError):
     """A file cannot be written, because the disk is full, for instance."""
+
+
+class MissingPackageError(ModuleNotFoundError):
+    """A package is not installed that only some of this one needs; the message says what to install."""
+
+
+# What to install where a module is missing that only some of the package needs.
+_PROVIDERS = {
+    "onnxruntime": "ONNX Runtime is not installed. One of these packages provides it: onnxruntime (pip install "
+    "'quark_numba[onnxruntime]'), onnxruntime-vitisai, onnxruntime-gpu, onnxruntime-directml, onnxruntime-openvino, or another "
+    "build for a device; only one of them at a time",
+    "onnxruntime_extensions": "onnxruntime-extensions is not installed, which does without the native backend: pip install "
+    "'quark_numba[extensions]'",
+}
+
+
+@contextmanager
+def missing_packages_are_named() -> Iterator[None]:
+    """Let the error of an import in the context say which packages provide the missing module."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in _PROVIDERS:
+            raise
+        raise MissingPackageError(_PROVIDERS[error.name], name=error.name) from None
 
 
 def reraise_of_signal_handler(error: BaseException) -> None:

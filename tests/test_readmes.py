@@ -3,6 +3,7 @@ versions and latencies are those of `pyproject.toml` and of the benchmarks."""
 
 import contextlib
 import functools
+import importlib.util
 import io
 import re
 import shutil
@@ -101,7 +102,7 @@ def missing_files(path, text):
 def missing_names(text):
     for piece in pieces_of_code(text):
         for name in re.findall(r"\bquark_numba\.(\w+)", piece):
-            if not hasattr(quark_numba, name):
+            if not hasattr(quark_numba, name) and not importlib.util.find_spec(f"quark_numba.{name}"):
                 yield name
 
 
@@ -211,7 +212,10 @@ def test_what_is_missing_is_found(text, missing):
 
 
 PROJECT = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
-LOWER_BOUNDS = dict(dependency.split(">=") for dependency in PROJECT["dependencies"])
+EXTRAS = PROJECT["optional-dependencies"]
+LOWER_BOUNDS = dict(
+    dependency.split(">=") for dependency in (*PROJECT["dependencies"], *EXTRAS["onnxruntime"], *EXTRAS["extensions"])
+)
 
 
 def wrong_bounds(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -28,7 +29,9 @@ def keeps_labels(call: Call) -> Call:
     """Return `call` with support for DataArrays. If its first argument is a DataArray or a tuple of them, its results are
     DataArrays with the same name, dimensions, coordinates and attributes, and `axis` may be the name of a dimension. A result
     with a value per block has a new dimension in place of that one."""
-    first: str = call.__code__.co_varnames[0]
+    parameters = inspect.signature(call).parameters
+    first = next(iter(parameters))
+    default = parameters["axis"].default if "axis" in parameters else 1
 
     @functools.wraps(call)
     def labelled(*arguments: Any, **named: Any) -> Any:
@@ -38,7 +41,7 @@ def keeps_labels(call: Call) -> Call:
         x: Any = given[0] if isinstance(given, tuple) and given else given
         if not _is_labelled(x):
             return call(*arguments, **named)
-        axis = named.get("axis", 1)
+        axis = named.get("axis", default)
         if isinstance(axis, str):
             if axis not in x.dims:
                 raise ValueError(f"axis is {axis!r}; expected an integer, or a dimension of {first}: {', '.join(x.dims)}")

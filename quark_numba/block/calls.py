@@ -90,7 +90,7 @@ def bfp_quantize_dequantize(
         sub_block_shift_bits=index(sub_block_shift_bits, "sub_block_shift_bits"),
         convert_to_bfloat_before_bfp=index(convert_to_bfloat_before_bfp, "convert_to_bfloat_before_bfp"),
     )
-    return _convert(key, blocks, x_array, axis, out, rechunk)
+    return convert(key, blocks, x_array, axis, out, rechunk)
 
 
 @keeps_labels
@@ -146,7 +146,7 @@ def mx_quantize_dequantize(
         block_size=index(block_size, "block_size"),
         rounding_mode=index(rounding_mode, "rounding_mode"),
     )
-    return _convert(key, blocks, x_array, axis, out, rechunk)
+    return convert(key, blocks, x_array, axis, out, rechunk)
 
 
 def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
@@ -164,9 +164,10 @@ def axis_of(shape: tuple[int, ...], axis: Any) -> int:
     return axis % len(shape) if len(shape) > 1 else 0
 
 
-def _convert(
+def convert(
     key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, out: NDArray[Any] | None, rechunk: bool = False
 ) -> NDArray[Any]:
+    """Return x rounded to a format, in `out` if there is one."""
     axis = axis_of(x.shape, axis)
     if is_lazy(x):
         check_no_output(out)
@@ -186,7 +187,7 @@ def _convert(
 def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, rechunk: bool) -> Any:
     function = functools.partial(rounded_block, key, blocks, axis=axis)
     if x.npartitions == 1 or x.size == 1:
-        function = functools.partial(_convert, key, blocks, axis=axis, out=None)
+        function = functools.partial(convert, key, blocks, axis=axis, out=None)
     elif not any(length > 1 for length in x.shape):  # of no or of one element?
         check_sizes(x, "x", range(x.ndim))
     (y,) = map_chunks(function, x, [Result(key.x.dtype)], axis=axis, block=blocks.block, rechunk=rechunk)
@@ -197,8 +198,8 @@ def rounded_block(key: Key, blocks: Blocks, x: NDArray[Any], axis: int) -> NDArr
     """Return x, a part of an array, rounded. A single element is rounded as a block of its own, although the public calls
     return an array of one element as it is."""
     if x.size != 1:
-        return _convert(key, blocks, x, axis, None)
-    return _convert(key, blocks, np.append(x, x.dtype.type(0)), 0, None)[:1].reshape(x.shape)
+        return convert(key, blocks, x, axis, None)
+    return convert(key, blocks, np.append(x, x.dtype.type(0)), 0, None)[:1].reshape(x.shape)
 
 
 def _run(key: Key, blocks: Blocks, x: Any, y: Any) -> None:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ..errors import ModelError
+from ..errors import MissingPackageError, ModelError, missing_packages_are_named
 from ..version import __version__
 from . import analyze, arguments, build_library, evaluate, info, optimize, profile, run, types, warmup
 from .printing import tell
@@ -29,14 +29,14 @@ def main(words: Sequence[str] | None = None) -> int:
         parser = _parser()
         options = parser.parse_args(words)
         arguments.check(parser, options)
-        with warnings.catch_warnings(), _compiling_is_told():
+        with warnings.catch_warnings(), _compiling_is_told(), missing_packages_are_named():
             warnings.simplefilter("default")
             warnings.showwarning = lambda message, *_, **__: tell("yellow", "warning", message)
             code: int = options.action(options)
             if sys.stdout:
                 sys.stdout.flush()
             return code
-    except ModelError as error:
+    except (ModelError, MissingPackageError) as error:
         tell("red", "error", error)
         return 1
     except OSError as error:  # from writing the output: the disk is full, or the reader has closed the pipe

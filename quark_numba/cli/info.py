@@ -10,8 +10,10 @@ from ..errors import ModelError
 from ..version import __version__
 from . import arguments
 from .printing import print_json, print_table
+from .quark_library import library_of_quark
 
 _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
+_QUARK, _MISSING = "amd-quark", "not installed"
 
 
 def add_parser(commands: Any) -> None:
@@ -24,7 +26,6 @@ def add_parser(commands: Any) -> None:
 
 def _info(options: argparse.Namespace) -> int:
     import numba
-    import onnxruntime
 
     from ..compiling import cache
     from ..ort import get_library_path
@@ -40,16 +41,19 @@ def _info(options: argparse.Namespace) -> int:
         backend, reason = "native", "the default where it is available"
     except RuntimeError as error:
         backend, reason = "extensions", f"the native backend is not available: {error}"
+    release, device = _onnxruntime()
     facts = {
         "quark_numba": __version__,
         "Python": platform.python_version(),
         **{name: _version(name) for name in _DISTRIBUTIONS},
-        "onnxruntime": onnxruntime.__version__,  # from any distribution, such as onnxruntime-gpu
+        "onnxruntime": release,
         "machine": f"{platform.system()} {platform.machine()}",
         "backend": backend,
         "why": reason,
         "threads of direct calls": numba.get_num_threads(),
-        "threads of a session": f"the session's own; {onnxruntime.get_device()} provider",
+        "threads of a session": f"the session's own{device}",
+        "amd-quark": _version(_QUARK),
+        "operators of amd-quark": library_of_quark() if _version(_QUARK) != _MISSING else "",
         "cache": str(cache.folder() or "none: no folder is writable"),
         "kernels in the cache": _count_and_size(sizes),
         "folder of models": str(models),
@@ -60,6 +64,19 @@ def _info(options: argparse.Namespace) -> int:
     else:
         print_table("", ["", ""], [[name, str(value)] for name, value in facts.items()])
     return 0
+
+
+def _onnxruntime() -> tuple[str, str]:
+    """The version of ONNX Runtime, with the packages that provide it if they have other names; and a note on its device."""
+    from importlib.metadata import packages_distributions
+
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        return _MISSING, ""
+    others = sorted({*packages_distributions().get("onnxruntime", ())} - {"onnxruntime"})
+    providers = f", from {' and '.join(others)}" if others else ""
+    return onnxruntime.__version__ + providers, f"; {onnxruntime.get_device()} provider"
 
 
 def _count_and_size(sizes: list[int]) -> str:
@@ -82,4 +99,4 @@ def _version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:
-        return "not installed"
+        return _MISSING

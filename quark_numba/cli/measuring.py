@@ -75,10 +75,8 @@ def create_session(
     Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
     how: dict[str, Any] = {"backend": backend, "threads": threads, "profile": profile}
     if optimised and optimised.source:
-        of_onnx = bool(standard_ops)
-        return create_session_of(
-            optimised.source, str(path), has_own_operators=True, standard_ops=of_onnx, fuses_integers=True, **how
-        )
+        how |= {"has_own_operators": True, "standard_ops": bool(standard_ops), "fuses_integers": True}
+        return create_session_of(optimised.source, str(path), **how)
     has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)
     of_onnx = bool(standard_ops) or any(counted.needs_standard_ops for counted in nodes)
     return create_session_of(path, str(path), has_own_operators=has_own_operators, standard_ops=of_onnx, **how)

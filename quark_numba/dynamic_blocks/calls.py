@@ -102,7 +102,7 @@ def mxfp8_quantize(
     x: ArrayLike, *, axis: int = -1, block_size: int = 32, rechunk: bool = False
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the codes and the scales of x in MXFP8, as TRT_MXFP8DynamicQuantize of TensorRT computes them. `mx_dequantize`
-    returns their values.
+    returns their values; its default `axis` is 1, so that it has to be given the axis.
 
     `mx_quantize` follows OCP's specification: its scale brings the largest element into the highest binade of the element type,
     where it may be above the largest value. Here the scale is the least power of two, from 2**-127 to 2**127, that brings the

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..errors import MissingPackageError, missing_packages_are_named
 from . import c_api
 from .library.load import NotAvailableError
-from .native import REGISTERED, STANDARD_OPS, get_library_path
+from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, get_library_path
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -54,8 +55,11 @@ def register(
         If an argument is not one of the above, or differs from that of an earlier call with the same options.
     RuntimeError
         If the native backend is required, by name or for `standard_ops`, and not available. The message gives the reason.
+    ModuleNotFoundError
+        If ONNX Runtime is not installed, or onnxruntime-extensions is needed and not installed.
     """
-    import onnxruntime
+    with missing_packages_are_named():
+        import onnxruntime
 
     if not isinstance(session_options, onnxruntime.SessionOptions):
         raise TypeError(f"session_options is a {type(session_options).__name__}; expected onnxruntime.SessionOptions")
@@ -88,14 +92,21 @@ def register(
                 for name, value in NO_FUSIONS.items():
                     if entry(session_options, name) is None:
                         session_options.add_session_config_entry(name, value)
+            session_options.add_session_config_entry(ALL_DOMAINS, "1")
             session_options.register_custom_ops_library(path)
             return "native"
     from . import extensions
 
+    try:
+        path = extensions.get_library_path()
+    except MissingPackageError as error:
+        if backend is None:
+            raise MissingPackageError(f"the native backend is not available ({reason}), and {error}", name=error.name) from None
+        raise
     if backend is None:
         message = f"the native backend is not available ({reason}); onnxruntime-extensions lacks {extensions.MISSING}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
-    session_options.register_custom_ops_library(extensions.get_library_path())
+    session_options.register_custom_ops_library(path)
     session_options.add_session_config_entry(REGISTERED, "extensions")
     return "extensions"
 

@@ -18,9 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime_extensions
 from numpy.typing import NDArray
-from onnxruntime_extensions import _ocos
 
 from ..catalog import OPERATORS
 from ..compiling.jit import JIT_ENABLED
@@ -28,15 +26,13 @@ from ..compiling.lock import created
 from ..compiling.threads import on_one_thread
 from ..declaration import Attribute, Operator, Overload
 from ..element_types import FLOAT32, ElementType, named, names
+from ..errors import missing_packages_are_named
 from . import callbacks
 
 _log = logging.getLogger(__name__)
 
-_KINDS = {
-    "INT": onnxruntime_extensions.PyCustomOpDef.dt_int64,
-    "FLOAT": onnxruntime_extensions.PyCustomOpDef.dt_float,
-    "STRING": onnxruntime_extensions.PyCustomOpDef.dt_string,
-}
+# The kinds of attributes, and their names in PyCustomOpDef.
+_KINDS = {"INT": "dt_int64", "FLOAT": "dt_float", "STRING": "dt_string"}
 
 
 def carries(element_type: ElementType) -> bool:
@@ -58,6 +54,9 @@ MISSING = (
 
 def get_library_path() -> str:
     """The path of onnxruntime-extensions' library, once the operators are declared in it."""
+    with missing_packages_are_named():
+        import onnxruntime_extensions
+
     created(_declare)
     return str(onnxruntime_extensions.get_library_path())
 
@@ -65,6 +64,9 @@ def get_library_path() -> str:
 @functools.cache
 def _declare() -> None:
     """Declare the operators, once: if the same types were declared again, all later sessions would fail."""
+    import onnxruntime_extensions
+    from onnxruntime_extensions import _ocos
+
     bodies: dict[int, Callable[..., tuple[NDArray[Any], ...]]] = {}
     declared_as: dict[int, tuple[Operator, Overload]] = {}
     for operator in filter(has, OPERATORS):
@@ -75,7 +77,7 @@ def _declare() -> None:
                 op_type=operator.full_name,
                 inputs=[each.number for each in overload.inputs],
                 outputs=[each.number for each in overload.outputs],
-                attrs={each.name: _KINDS[each.kind] for each in attributes},
+                attrs={each.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[each.kind]) for each in attributes},
             )(body)
             bodies[id(declared)] = body
             declared_as[id(declared)] = operator, overload

@@ -36,6 +36,13 @@ _HAS_STANDARD_OPS = "quark_numba.has_standard_ops"
 # The configuration entry of options whose sessions never run. Their nodes get no kernels; `needs` lists what these would need.
 LISTS_NEEDS = "quark_numba.lists_needs"
 
+# The configuration entry that asks for all domains where the library is limited to some, and that of options that have these.
+ALL_DOMAINS = "quark_numba.all_domains"
+_HAS_LIMITED = "quark_numba.has_limited"
+
+# The domains that the library registers with options that do not ask for all; empty: all.
+_limit: frozenset[str] = frozenset()
+
 # All custom operators by the address of their structures. They survive a reload of this module, because ONNX Runtime still
 # holds the addresses.
 _custom_ops: dict[int, _CustomOp] = globals().get("_custom_ops", {})
@@ -72,6 +79,14 @@ def get_library_path() -> str:
     if path is None:
         raise NotAvailableError(reason)
     return path
+
+
+def limit_library(domains: Iterable[str]) -> None:
+    """From now on the library registers only these domains, except with options that ask for all, as those of `register` do.
+
+    ONNX Runtime keeps each domain that was ever registered in the process, and names them all in the models that it writes."""
+    global _limit
+    _limit = frozenset(domains)
 
 
 @functools.cache
@@ -119,7 +134,12 @@ def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> in
             c_api.check(api, has_entry(options, entry.encode(), ctypes.byref(found)))
             return bool(found)
 
-        marks = {REGISTERED: [each for each in OPERATORS.domains if each], _HAS_STANDARD_OPS: [""] if has(STANDARD_OPS) else []}
+        others = [each for each in OPERATORS.domains if each and each not in _limit]
+        marks = {
+            _HAS_LIMITED: [] if has(REGISTERED) else sorted(_limit),
+            REGISTERED: [] if _limit and not has(ALL_DOMAINS) else others,
+            _HAS_STANDARD_OPS: [""] if has(STANDARD_OPS) else [],
+        }
         for mark, domains in marks.items():
             if domains and not has(mark):
                 for domain in domains:

@@ -12,9 +12,9 @@ another zero point. Codes of weights become int8 if ONNX Runtime multiplies uint
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,8 @@ _MOST_BIAS_STEPS = 1 << 12
 # A product of codes of uint8 and int8 is at most 255 * 64 then, and the sum of two of them fits 16 bits.
 _NARROW = 64
 
-# The most elements of an average of which all sums are tried.
-_MOST_POOLED = 81
+# The most elements of an average, times the quotient of scales: 64 * 255 * 2^-24 < 1/1000 is off by the additions of floats.
+_MOST_POOLED = 64
 
 # QLinearAdd multiplies codes and zero points by the quotients of scales, and adds up. With quotients of at most 4, no product
 # is beyond 1,020 and no sum beyond 4,335. So all roundings together are off by less than 2^14 * 2^-24 < 1/1000.
@@ -66,17 +66,6 @@ class _Source:
     moves: tuple[ir.Node, ...]  # the first behind the dequantize node
 
     @property
-    def scale(self) -> NDArray[Any]:
-        scale = self.meaning.scale.array
-        assert scale is not None
-        return scale
-
-    @property
-    def zero_point(self) -> int:
-        zero_point = None if self.meaning.zero_point is None else self.meaning.zero_point.array
-        return 0 if zero_point is None else int(zero_point.reshape(-1)[0])
-
-    @property
     def codes(self) -> ElementType:
         assert self.meaning.element_type
         return self.meaning.element_type
@@ -90,14 +79,14 @@ class _Source:
 class _Operator:
     """An operator that can run on integers.
 
-    `sources` are the inputs that it dequantizes, and `types` those of their codes in the integer operator. Behind it there are
-    `clips`, nodes that only clip, and `quantize`, whose meaning is `meaning`. `bounds` are the codes to which the clips clip;
-    None: all codes occur. `bias` is int32."""
+    `sources` are the inputs that it dequantizes. In the integer operator their codes are uint8, and those of the second input
+    have the type `of_weights`. Behind it there are `clips`, nodes that only clip, and `quantize`, whose meaning is `meaning`.
+    `bounds` are the codes to which the clips clip; None: all codes occur. `bias` is int32."""
 
     node: ir.Node
     rule: _Rule
     sources: tuple[_Source, ...]
-    types: tuple[ElementType, ...]
+    of_weights: ElementType
     clips: tuple[ir.Node, ...]
     quantize: Node
     meaning: Affine[Operand]
@@ -112,14 +101,16 @@ def rewrite(graph: Graph) -> None:
     found: dict[Node, _Operator] = {}  # by the quantize node behind it
     for node in ir.traversal.RecursiveGraphIterator(graph.model.graph):
         rule = _RULES.get(node.op_type) if not node.domain else None
-        if rule:
+        if rule and (rule.domain, rule.name or node.op_type, "") not in graph.model.functions:
             try:
                 operator = rule.match(graph, node)
             except Left:
                 continue
             found[operator.quantize] = operator
-    rewriting = _Rewriting(graph, [each for group in _groups(found) if _is_faster(graph, group) for each in group])
-    rewriting.run()
+    chosen = [each for group in _groups(found) if _is_faster(graph, group) for each in group]
+    if chosen:
+        graph.model.graph.sort()  # ONNX Runtime takes nodes in any order
+        _Rewriting(graph, chosen).run()
 
 
 # What can be rewritten.
@@ -146,10 +137,7 @@ def _source(graph: Graph, value: ir.Value | None) -> _Source:
         if quantize is None or quantize in graph.reasons or not isinstance(before, Quantize):
             raise Left("its codes are not quantized in the model")
         _check_quantize(graph, quantize, before)
-    found = _Source(node, meaning, tuple(moves))
-    if found.scale.size > 1 and any(each.op_type != "Transpose" for each in moves):
-        raise Left("a move may mix scales")
-    return found
+    return _Source(node, meaning, tuple(moves))
 
 
 def _check_parameters(meaning: Affine[Operand]) -> None:
@@ -256,7 +244,7 @@ def _is_faster(graph: Graph, group: Sequence[_Operator]) -> bool:
     made = {each.quantize for each in group}
     taken: dict[ir.Value, None] = {}
     for each in group:
-        total += of_operator(graph, each.node, (*each.types, UINT8)[1].name)
+        total += of_operator(graph, each.node, each.of_weights.name)
         taken |= dict.fromkeys(source.meaning.x.value for source in each.sources if not source.is_constant)
     # The codes that the group takes from outside, and those that it gives to float operators.
     total += sum(of_quantization(graph, value) for value in taken if graph.node(value.producer()) not in made)
@@ -268,9 +256,14 @@ def _is_faster(graph: Graph, group: Sequence[_Operator]) -> bool:
 
 def _feeds_only(value: ir.Value, nodes: set[ir.Node]) -> bool:
     """Whether only these nodes use a value, or what moves it."""
-    users = [user for user, _ in value.uses()]
-    is_moved = all(user in nodes or (user.op_identifier() in _MOVES and _feeds_only(user.outputs[0], nodes)) for user in users)
-    return bool(users) and not value.is_graph_output() and is_moved
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        others = [user for user, _ in each.uses() if user not in nodes]
+        if each.is_graph_output() or not each.uses() or any(user.op_identifier() not in _MOVES for user in others):
+            return False
+        waiting += [user.outputs[0] for user in others]
+    return True
 
 
 def _type_of_weights(graph: Graph, source: _Source) -> ElementType:
@@ -281,7 +274,7 @@ def _type_of_weights(graph: Graph, source: _Source) -> ElementType:
         return INT8
     array = graph.array(source.meaning.x.value) if source.codes.is_signed else None
     is_narrow = array is not None and array.size > 0 and np.abs(array.astype(np.int16)).max() <= _NARROW
-    return INT8 if is_narrow and abs(source.zero_point) <= _NARROW else UINT8
+    return INT8 if is_narrow and abs(_zero_point_of(source.meaning)) <= _NARROW else UINT8
 
 
 # The rules.
@@ -289,15 +282,32 @@ def _type_of_weights(graph: Graph, source: _Source) -> ElementType:
 
 @dataclass(frozen=True)
 class _Rule:
-    """How operators of one name are matched and written. `inputs`: how many inputs are dequantized; None: all. `check` raises
-    Left if an operator that matched otherwise is not rewritten. `has_weights`: whether the second input is multiplied with the
-    first one, and may have several scales. `has_bias`: whether the third input is a bias."""
+    """How operators of one name are matched and written.
 
+    Parameters
+    ----------
+    domain, name : str
+        The integer operator. Without a name it is the operator itself, which takes codes as well.
+    inputs : int, optional
+        How many inputs are dequantized; None: all.
+    check : callable
+        Raises Left if an operator that matched otherwise is not rewritten.
+    order : str
+        The order of the inputs. x: codes, scale and zero point of each input; y: scale and zero point of the output; b: the
+        bias, which is the operator's third input; codes: codes alone, and all other inputs.
+    attributes : tuple of str, optional
+        The attributes that the integer operator has; None: all.
+    has_weights : bool
+        Whether the first input is multiplied with the second one, which may have several scales.
+    """
+
+    domain: str
+    name: str
     inputs: int | None
-    write: Callable[[_Rewriting, _Operator], None]
-    check: Callable[[Graph, _Operator], None] = lambda graph, operator: None
+    check: Callable[[Graph, _Operator], None]
+    order: str = "x y"
+    attributes: tuple[str, ...] | None = ()
     has_weights: bool = False
-    has_bias: bool = False
 
     def match(self, graph: Graph, node: ir.Node) -> _Operator:
         count = len(node.inputs) if self.inputs is None else self.inputs
@@ -311,21 +321,17 @@ class _Rule:
             raise Left("an input has codes of fewer bits")
         if all(source.is_constant for source in sources):
             raise Left("it is a constant")
-        if any(source.scale.size != 1 for source in sources[: 1 if self.has_weights else None]):
+        if any(_scales_of(source.meaning).size != 1 for source in sources[: 1 if self.has_weights else None]):
             raise Left("an input has several scales")
-        types = [UINT8] * count
-        if self.has_weights:
-            types[1] = _type_of_weights(graph, sources[1])
-        bias = node.inputs[count] if self.has_bias and len(node.inputs) > count else None
-        of_bias = _bias(graph, bias, sources, _scale_of(meaning)) if bias else None
-        operator = _Operator(node, self, sources, tuple(types), clips, quantize, meaning, bounds, of_bias)
+        of_weights = _type_of_weights(graph, sources[1]) if self.has_weights else UINT8
+        operator = _Operator(node, self, sources, of_weights, clips, quantize, meaning, bounds)
         self.check(graph, operator)
-        return operator
+        bias = node.inputs[count] if "b" in self.order.split() and len(node.inputs) > count else None
+        return replace(operator, bias=_bias(graph, bias, operator)) if bias else operator
 
 
-def _bias(graph: Graph, value: ir.Value, sources: Sequence[_Source], of_y: np.float32) -> ir.TensorProtocol:
-    """Return the int32 codes of a bias. Raise Left unless they have the scale of the products, but for a rounding of it. `of_y`
-    is the scale of the output."""
+def _bias(graph: Graph, value: ir.Value, operator: _Operator) -> ir.TensorProtocol:
+    """Return the int32 codes of a bias. Raise Left unless they have the scale of the products, but for a rounding of it."""
     node = graph.node(value.producer())
     meaning = graph.meaning(node)
     if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
@@ -333,8 +339,11 @@ def _bias(graph: Graph, value: ir.Value, sources: Sequence[_Source], of_y: np.fl
     codes, scale = graph.array(meaning.x.value), meaning.scale.array
     if codes is None or scale is None or meaning.has_other_type or scale.dtype != FLOAT32.dtype or meaning.block_size:
         raise Left("its bias is not constant")
-    products = sources[0].scale.astype(np.float64).reshape(-1) * sources[1].scale.astype(np.float64).reshape(-1)
-    if codes.ndim != 1 or scale.size not in (1, products.size) or not np.allclose(scale.reshape(-1), products, 2.0**-23, 0):
+    of_x, of_weights = (_scales_of(source.meaning).astype(np.float64).reshape(-1) for source in operator.sources)
+    products, of_y = of_x * of_weights, _scale_of(operator.meaning)
+    if codes.ndim != 1 or products.size not in (1, codes.size) or scale.size not in (1, codes.size):
+        raise Left("its bias has another shape")
+    if not np.allclose(scale.reshape(-1), products, 2.0**-23, 0):
         raise Left("its bias has another scale than its products")
     magnitudes = np.abs(codes.astype(np.float64))
     if np.any(magnitudes > _LARGEST_BIAS) or (codes.size and np.any(magnitudes * products > _MOST_BIAS_STEPS * of_y)):
@@ -353,44 +362,47 @@ def _weights_shape(graph: Graph, source: _Source, along: int | None = None) -> l
     for move in source.moves:
         perm = move.attributes.get_ints("perm") or range(len(shape))[::-1]
         shape, axes = ([each[place] for place in perm] for each in (shape, axes))
-    if source.scale.size != 1:
+    scales = _scales_of(source.meaning)
+    if scales.size != 1:
         is_along = along is not None and len(shape) > along and axes[along] == source.meaning.axis % len(axes)
-        if along is None or not is_along or source.scale.size != shape[along]:
+        if along is None or not is_along or scales.size != shape[along]:
             raise Left("its scales lie along another axis")
     return shape
 
 
+def _check_products(products: Any) -> None:
+    """Raise Left unless the sums of so many products fit int32. Without a product there is no sum: ONNX Runtime's integer
+    operators leave the memory of the output as it is then."""
+    if not isinstance(products, int) or not 1 <= products <= _MOST_PRODUCTS:
+        raise Left("the number of its products is not known, or too large, or 0")
+
+
 def _check_conv(graph: Graph, operator: _Operator) -> None:
     shape = _weights_shape(graph, operator.sources[1], along=0)
-    if operator.sources[0].is_constant or len(shape) < 3 or math.prod(shape[1:]) > _MOST_PRODUCTS:
-        raise Left("its sums may not fit int32")
+    _check_products(math.prod(shape[1:]) if len(shape) >= 3 else None)
 
 
 def _check_gemm(graph: Graph, operator: _Operator) -> None:
     attributes = operator.node.attributes
-    turned = int(attributes.get_int("transB") or 0)
+    turned = bool(attributes.get_int("transB"))
     shape = _weights_shape(graph, operator.sources[1], along=1 - turned)
-    if attributes.get_float("alpha", 1.0) != 1 or (operator.bias and attributes.get_float("beta", 1.0) != 1):
+    has_bias = len(operator.node.inputs) > 2 and operator.node.inputs[2] is not None
+    if attributes.get_float("alpha", 1.0) != 1 or (has_bias and attributes.get_float("beta", 1.0) != 1):
         raise Left("it scales its products")
-    if operator.sources[0].is_constant or attributes.get_int("transA") or len(shape) != 2:
-        raise Left("its first input is turned, or constant")
-    if shape[turned] > _MOST_PRODUCTS:
-        raise Left("its sums may not fit int32")
-    if operator.bias is not None and operator.bias.shape.numpy() != (shape[1 - turned],):
-        raise Left("its bias has another shape")
+    if attributes.get_int("transA") or len(shape) != 2:
+        raise Left("its first input is turned")
+    _check_products(shape[turned])
 
 
 def _check_matmul(graph: Graph, operator: _Operator) -> None:
     b = operator.sources[1]
     if b.is_constant:
         shape = _weights_shape(graph, b, along=1)
-        products: Any = shape[0] if len(shape) == 2 else None
+        _check_products(shape[0] if len(shape) == 2 else None)
     else:
         a = operator.node.inputs[0]
         of_a = graph.shape(a) if a else None
-        products = of_a[-1] if of_a and b.scale.size == 1 else None
-    if not isinstance(products, int) or not 0 <= products <= _MOST_PRODUCTS:
-        raise Left("the number of its products is not known, or too large")
+        _check_products(of_a[-1] if of_a and _scales_of(b.meaning).size == 1 else None)
 
 
 def _check_binary(graph: Graph, operator: _Operator) -> None:
@@ -398,8 +410,8 @@ def _check_binary(graph: Graph, operator: _Operator) -> None:
     beside ties."""
     a, b = operator.sources
     of_y = float(_scale_of(operator.meaning))
-    steps = [np.arange(256.0) - (each.zero_point + 128 * each.codes.is_signed) for each in (a, b)]
-    scales = [float(each.scale.reshape(-1)[0]) for each in (a, b)]
+    steps = [np.arange(256.0) - (_zero_point_of(each.meaning) + 128 * each.codes.is_signed) for each in (a, b)]
+    scales = [float(_scale_of(each.meaning)) for each in (a, b)]
     if operator.node.op_type == "Add":
         quotients = [each / of_y for each in scales]
         if max(quotients) > _LARGEST_QUOTIENT:
@@ -432,12 +444,11 @@ def _check_pool(graph: Graph, operator: _Operator) -> None:
     if not sizes or not all(isinstance(each, int) and each > 0 for each in sizes) or math.prod(sizes) > _MOST_PRODUCTS:
         raise Left("the number of its elements is not known, or too large")
     if operator.node.op_type == "AveragePool":
-        most = math.prod(sizes)
-        if most > _MOST_POOLED:
-            raise Left("its sums are too many to try")
-        sums = np.arange(-255 * most, 255 * most + 1) * (
-            float(operator.sources[0].scale.reshape(-1)[0]) / float(_scale_of(operator.meaning))
-        )
+        # QLinearAveragePool adds floats.
+        most, quotient = math.prod(sizes), float(_scale_of(operator.sources[0].meaning)) / float(_scale_of(operator.meaning))
+        if most * max(1.0, quotient) > _MOST_POOLED:
+            raise Left("its sums are too large")
+        sums = np.arange(-255 * most, 255 * most + 1) * quotient
         for count in range(1, most + 1):  # at the edges there are fewer elements
             _check_ties(operator, sums / count)
 
@@ -445,65 +456,31 @@ def _check_pool(graph: Graph, operator: _Operator) -> None:
 def _check_same_codes(graph: Graph, operator: _Operator) -> None:
     """Raise Left unless inputs and output have one scale and one zero point."""
     for source in operator.sources:
-        if source.scale.reshape(-1)[0] != _scale_of(operator.meaning):
+        if _scale_of(source.meaning) != _scale_of(operator.meaning):
             raise Left("it quantizes with another scale")
-        if (source.zero_point, source.codes) != (_zero_point_of(operator.meaning), operator.meaning.element_type):
+        if (_zero_point_of(source.meaning), source.codes) != (_zero_point_of(operator.meaning), operator.meaning.element_type):
             raise Left("it quantizes with another zero point")
 
 
 def _check_max_pool(graph: Graph, operator: _Operator) -> None:
     _check_same_codes(graph, operator)
-    if graph.model.opset_imports[""] < 12 or operator.sources[0].is_constant:
+    if graph.model.opset_imports[""] < 12:
         raise Left("MaxPool has no codes")
 
 
-def _write_conv(rewriting: _Rewriting, operator: _Operator) -> None:
-    inputs = [value for source in rewriting.operands(operator) for value in source]
-    inputs += rewriting.of_y(operator)
-    if operator.bias is not None:
-        inputs.append(rewriting.constant(operator, operator.bias, "bias"))
-    rewriting.put(operator, "", "QLinearConv", inputs, operator.node.attributes)
+def _check_nothing(graph: Graph, operator: _Operator) -> None:
+    """Every operator that matches is rewritten."""
 
 
-def _write_matmul(rewriting: _Rewriting, operator: _Operator) -> None:
-    inputs = [value for source in rewriting.operands(operator) for value in source]
-    rewriting.put(operator, "", "QLinearMatMul", [*inputs, *rewriting.of_y(operator)])
-
-
-def _write_gemm(rewriting: _Rewriting, operator: _Operator) -> None:
-    inputs: list[ir.Value | None] = [value for source in rewriting.operands(operator) for value in source]
-    inputs.append(None if operator.bias is None else rewriting.constant(operator, operator.bias, "bias"))
-    attributes = {"transB": ir.AttrInt64("transB", operator.node.attributes.get_int("transB") or 0)}
-    rewriting.put(operator, _MICROSOFT, "QGemm", [*inputs, *rewriting.of_y(operator)], attributes)
-
-
-def _write_elements(rewriting: _Rewriting, operator: _Operator) -> None:
-    inputs = [value for source in rewriting.operands(operator) for value in source]
-    name = f"QLinear{operator.node.op_type}"
-    attributes = dict(operator.node.attributes)
-    if operator.node.op_type == "GlobalAveragePool":
-        attributes["channels_last"] = ir.AttrInt64("channels_last", 0)
-    rewriting.put(operator, _MICROSOFT, name, [*inputs, *rewriting.of_y(operator)], attributes)
-
-
-def _write_concat(rewriting: _Rewriting, operator: _Operator) -> None:
-    inputs = [value for source in rewriting.operands(operator) for value in source]
-    inputs = [*rewriting.of_y(operator), *inputs]
-    rewriting.put(operator, _MICROSOFT, "QLinearConcat", inputs, operator.node.attributes)
-
-
-def _write_codes(rewriting: _Rewriting, operator: _Operator) -> None:
-    """Write an operator that takes codes as it is."""
-    codes = [operand[0] for operand in rewriting.operands(operator)]
-    inputs = [*codes, *operator.node.inputs[len(codes) :]]
-    rewriting.put(operator, "", operator.node.op_type, inputs, operator.node.attributes)
+def _scales_of(meaning: Affine[Operand]) -> NDArray[Any]:
+    scales = meaning.scale.array
+    assert scales is not None
+    return scales
 
 
 def _scale_of(meaning: Affine[Operand]) -> np.float32:
     """Return the only scale of a node."""
-    scale = meaning.scale.array
-    assert scale is not None
-    return np.float32(scale.reshape(()))
+    return np.float32(_scales_of(meaning).reshape(()))
 
 
 def _zero_point_of(meaning: Affine[Operand]) -> int:
@@ -514,17 +491,19 @@ def _zero_point_of(meaning: Affine[Operand]) -> int:
 # Operators of ONNX whose output has only elements of their first input, and whose other inputs do not depend on it.
 _MOVES = {("", name, "") for name in ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")}
 
+_OF_CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_OF_POOL = ("count_include_pad", "kernel_shape", "pads", "strides")
 _RULES = {
-    "Conv": _Rule(2, _write_conv, _check_conv, has_weights=True, has_bias=True),
-    "MatMul": _Rule(2, _write_matmul, _check_matmul, has_weights=True),
-    "Gemm": _Rule(2, _write_gemm, _check_gemm, has_weights=True, has_bias=True),
-    "Add": _Rule(2, _write_elements, _check_binary),
-    "Mul": _Rule(2, _write_elements, _check_binary),
-    "AveragePool": _Rule(1, _write_elements, _check_pool),
-    "GlobalAveragePool": _Rule(1, _write_elements, _check_pool),
-    "Concat": _Rule(None, _write_concat),
-    "MaxPool": _Rule(1, _write_codes, _check_max_pool),
-    **{name: _Rule(1, _write_codes, _check_same_codes) for _, name, _ in _MOVES},
+    "Conv": _Rule("", "QLinearConv", 2, _check_conv, "x y b", _OF_CONV, has_weights=True),
+    "MatMul": _Rule("", "QLinearMatMul", 2, _check_matmul, has_weights=True),
+    "Gemm": _Rule(_MICROSOFT, "QGemm", 2, _check_gemm, "x b y", ("transB",), has_weights=True),
+    "Add": _Rule(_MICROSOFT, "QLinearAdd", 2, _check_binary),
+    "Mul": _Rule(_MICROSOFT, "QLinearMul", 2, _check_binary),
+    "AveragePool": _Rule(_MICROSOFT, "QLinearAveragePool", 1, _check_pool, attributes=_OF_POOL),
+    "GlobalAveragePool": _Rule(_MICROSOFT, "QLinearGlobalAveragePool", 1, _check_pool),
+    "Concat": _Rule(_MICROSOFT, "QLinearConcat", None, _check_nothing, "y x", ("axis",)),
+    "MaxPool": _Rule("", "", 1, _check_max_pool, "codes", None),
+    **{name: _Rule("", "", 1, _check_same_codes, "codes", None) for _, name, _ in _MOVES},
 }
 
 
@@ -540,9 +519,9 @@ class _Rewriting:
 
     def run(self) -> None:
         for operator in self.operators:
-            operator.rule.write(self, operator)
-        for operator in self.operators:
-            self._reconnect(operator.quantize, self.made[operator.quantize])
+            self._write(operator)
+        for quantize, codes in self.made.items():
+            self._reconnect(quantize, codes)
         for operator in self.operators:
             for node in (*reversed(operator.clips), operator.node):
                 self.graph.remove_node(node, REWRITTEN)
@@ -550,13 +529,36 @@ class _Rewriting:
                 for move in reversed(source.moves):
                     if move.graph and not move.outputs[0].uses() and not move.outputs[0].is_graph_output():
                         self.graph.remove_node(move, REWRITTEN)
-        if self.operators:
-            self.graph.forget_inferred()
+        self.graph.forget_inferred()
 
-    def operands(self, operator: _Operator) -> list[tuple[ir.Value, ir.Value, ir.Value]]:
-        """Return the codes, the scale and the zero point of each input."""
-        sources = zip(operator.sources, operator.types, strict=True)
-        return [self._operand(operator, source, codes) for source, codes in sources]
+    def _write(self, operator: _Operator) -> None:
+        """Write the integer operator, with a Clip of its codes if that is needed, in front of the quantize node: there all its
+        inputs exist, and nothing uses its output yet."""
+        rule, of_node, meaning = operator.rule, operator.node, operator.meaning
+        types = [UINT8, operator.of_weights, *[UINT8] * len(operator.sources)]
+        operands = [self._operand(operator, *each) for each in zip(operator.sources, types, strict=False)]
+        shift = 128 * (meaning.element_type is INT8)
+        parts: dict[str, list[ir.Value | None]] = {
+            "x": [value for operand in operands for value in operand],
+            "y": [*self._parameters(operator, meaning, _zero_point_of(meaning) + shift, UINT8)] if "y" in rule.order else [],
+            "b": [self._constant(operator, operator.bias, "bias") if operator.bias is not None else None],
+            "codes": [*(value for value, *_ in operands), *of_node.inputs[len(operands) :]],
+        }
+        inputs = [value for part in rule.order.split() for value in parts[part]]
+        while inputs[-1] is None:
+            inputs.pop()
+        node = ir.node(rule.name or of_node.op_type, inputs, domain=rule.domain, name=of_node.name)
+        given = of_node.attributes
+        node.attributes.update({name: given[name] for name in given if rule.attributes is None or name in rule.attributes})
+        node.metadata_props.update(of_node.metadata_props)
+        if rule.domain:
+            self.graph.model.opset_imports.setdefault(rule.domain, 1)
+        self._insert(operator.quantize.node, node, None, operator.quantize.y)
+        if operator.bounds:
+            bounds = (in_memory(np.array(each + shift, np.uint8)) for each in operator.bounds)
+            node = ir.node("Clip", [node.outputs[0], *(self._constant(operator, each, "bound") for each in bounds)])
+            self._insert(operator.quantize.node, node, None, operator.quantize.y)
+        self.made[operator.quantize] = node.outputs[0]
 
     def _operand(self, operator: _Operator, source: _Source, codes: ElementType) -> tuple[ir.Value, ir.Value, ir.Value]:
         shift = 128 * (source.codes.is_signed - codes.is_signed)
@@ -575,52 +577,25 @@ class _Rewriting:
         for move in source.moves:
             moved = ir.node(move.op_type, [value, *move.inputs[1:]])
             moved.attributes.update(move.attributes)
-            self._insert(operator.node, moved, value, move.outputs[0])
+            self._insert(operator.quantize.node, moved, value, move.outputs[0])
             value = moved.outputs[0]
-        zero_point = np.array(source.zero_point + shift).astype(codes.dtype)
-        scale, zeros = self._parameters(operator, source.meaning, zero_point)
-        return value, scale, zeros
+        return value, *self._parameters(operator, source.meaning, _zero_point_of(source.meaning) + shift, codes)
 
-    def of_y(self, operator: _Operator) -> list[ir.Value]:
-        """Return the scale and the zero point of the output."""
-        shift = 128 * (operator.meaning.element_type is INT8)
-        return self._parameters(operator, operator.meaning, np.array(_zero_point_of(operator.meaning) + shift, np.uint8))
-
-    def _parameters(self, operator: _Operator, meaning: Affine[Operand], zero_point: NDArray[Any]) -> list[ir.Value]:
+    def _parameters(
+        self, operator: _Operator, meaning: Affine[Operand], zero_point: int, codes: ElementType
+    ) -> tuple[ir.Value, ir.Value]:
         """Return a scale and a zero point. Some integer operators take only scalars if there is one."""
-        scale = meaning.scale.array
-        assert scale is not None
-        shape = scale.shape if scale.size > 1 else ()
-        same = (
-            meaning.scale.value if scale.shape == shape else self.constant(operator, in_memory(scale.reshape(shape)), "scale")
+        scales, value = _scales_of(meaning), meaning.scale.value
+        shape = scales.shape if scales.size > 1 else ()
+        if scales.shape != shape:
+            value = self._constant(operator, in_memory(scales.reshape(shape)), "scale")
+        zeros = in_memory(np.full(shape, zero_point).astype(codes.dtype))
+        return value, self._constant(operator, zeros, "zero_point")
+
+    def _constant(self, operator: _Operator, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        return self.graph.constant(
+            tensor, self.graph.unused_name(f"{operator.node.outputs[0].name}_{name}"), operator.quantize.node
         )
-        return [same, self.constant(operator, in_memory(np.full(shape, zero_point)), "zero_point")]
-
-    def constant(self, operator: _Operator, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-        return self.graph.constant(tensor, self.graph.unused_name(f"{operator.node.outputs[0].name}_{name}"), operator.node)
-
-    def put(
-        self,
-        operator: _Operator,
-        domain: str,
-        name: str,
-        inputs: Iterable[ir.Value | None],
-        attributes: Mapping[str, ir.Attr] | None = None,
-    ) -> None:
-        """Write the integer operator in front of the one that it replaces, with a Clip of its codes if that is needed."""
-        node = ir.node(name, [*inputs], domain=domain, name=operator.node.name)
-        node.attributes.update(attributes or {})
-        node.metadata_props.update(operator.node.metadata_props)
-        self._insert(operator.node, node, None, operator.quantize.y)
-        if domain:
-            self.graph.model.opset_imports.setdefault(domain, 1)
-        if operator.bounds:
-            shift = 128 * (operator.meaning.element_type is INT8)
-            bounds = [self.constant(operator, in_memory(np.array(each + shift, np.uint8)), "bound") for each in operator.bounds]
-            clip = ir.node("Clip", [node.outputs[0], *bounds])
-            self._insert(operator.node, clip, None, operator.quantize.y)
-            node = clip
-        self.made[operator.quantize] = node.outputs[0]
 
     def _insert(self, before: ir.Node, node: ir.Node, like: ir.Value | None, shape_of: ir.Value) -> None:
         """Insert a node whose output has codes of the type of `like`, uint8 by default, and the shape of another value."""
@@ -647,9 +622,7 @@ class _Rewriting:
 
     def _zero_point(self, node: Node, meaning: Affine[Operand]) -> ir.Value:
         """Return the zero points that a node of int8 needs for the same numbers in uint8."""
-        scale = meaning.scale.array
-        assert scale is not None
-        zero_point = in_memory(np.full(scale.shape, _zero_point_of(meaning) + 128, np.uint8))
+        zero_point = in_memory(np.full(_scales_of(meaning).shape, _zero_point_of(meaning) + 128, np.uint8))
         return self.graph.constant(zero_point, self.graph.unused_name(f"{node.y.name}_zero_point"), node.node)
 
     def _reconnect(self, quantize: Node, codes: ir.Value) -> None:

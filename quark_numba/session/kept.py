@@ -22,8 +22,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
-
 from ..catalog import OPERATORS
 from ..compiling import cache
 from ..errors import ModelError, WriteError
@@ -95,6 +93,7 @@ def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[
     """Return the name of the entry for a model with these files and options. The digests of files are kept in the folder, and
     computed again if the size, the inode or a time of a file is another."""
     import llvmlite.binding
+    import onnxruntime
 
     host = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
     found = {

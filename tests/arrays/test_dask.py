@@ -376,6 +376,17 @@ class TestLabels:
         back = quark_numba.mx_dequantize(codes, scales, axis="column", block_size=4)
         assert back.attrs == x.attrs
 
+    @pytest.mark.parametrize("call", ["nvfp4_quantize", "mxfp8_quantize", "mx_quantize"])
+    def test_an_omitted_axis_is_that_of_the_call(self, call):
+        quantize = getattr(quark_numba, call)
+        codes, scales = quantize(self.array(self.x), block_size=3)
+        expected = quantize(self.x, block_size=3)
+        along = "column" if call == "mx_quantize" else "depth"
+        assert codes.dims == ("row", "column", "depth")
+        assert scales.dims == tuple(f"{each}_block" if each == along else each for each in codes.dims)
+        oracle.assert_same_bits(codes.values, expected[0])
+        oracle.assert_same_bits(scales.values, expected[1])
+
     def test_wrong_dimensions(self):
         x = self.array(self.x)
         with pytest.raises(ValueError, match=r"axis is 'height'; expected .* row, column, depth"):

@@ -1,21 +1,115 @@
 """The package as a whole: which modules an import loads, and which processors and folders the package needs."""
 
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import processes
 import pytest
-from paths import ROOT, TESTS
+from paths import MODELS, ROOT, TESTS
 
 import quark_numba
+
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REQUIREMENTS = [re.match(r"[\w-]+", each)[0] for each in _PROJECT["dependencies"]]
 
 
 def test_import_loads_neither_numba_nor_onnxruntime():
     code = "import quark_numba; from quark_numba import quantize, dequantize, register, get_library_path"
     assert processes.loaded(code, "numba", "onnxruntime", "onnxruntime_extensions", "onnx") == []
+
+
+WITHOUT = "import sys; sys.modules['onnxruntime'] = sys.modules['onnxruntime_extensions'] = None\n"
+
+
+@pytest.mark.compiled
+def test_arrays_need_no_onnx_runtime():
+    code = f"""{WITHOUT}
+import numpy as np, onnx, quark_numba
+x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
+codes = quark_numba.quantize(x, 0.01, np.int8(0))
+assert np.abs(quark_numba.dequantize(codes, 0.01, np.int8(0)) - x).max() < 0.01
+quark_numba.bfp_quantize_dequantize(x), quark_numba.mx_quantize_dequantize(x)
+quark_numba.pack(quark_numba.quantize(x, 0.5, output_dtype="int4"))
+quark_numba.to_tensor_proto(codes), quark_numba.register_schemas(), quark_numba.reference_ops(), quark_numba.get_library_path()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("used", ["InferenceSession", "evaluate", "analyze", "optimize", "register(None)"])
+def test_without_onnx_runtime_the_error_names_the_packages_that_provide_it(used):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{WITHOUT}import quark_numba; quark_numba.{used}"], capture_output=True, text=True
+    )
+    assert "ONNX Runtime is not installed. One of these packages provides it: onnxruntime (pip install" in done.stderr
+    assert "'quark_numba[onnxruntime]'), onnxruntime-vitisai, onnxruntime-gpu, onnxruntime-directml" in done.stderr
+
+
+@pytest.mark.compiled
+def test_the_command_without_onnx_runtime():
+    def command(*words):
+        code = f"{WITHOUT}from quark_numba import cli; sys.exit(cli.main({words!r}))"
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert json.loads(command("info", "--json").stdout)["onnxruntime"] == "not installed"
+    assert command("types", "--json").returncode == 0
+    done = command("run", str(MODELS / "textline_cls_bf16.onnx"))
+    assert done.returncode == 1
+    assert "error: ONNX Runtime is not installed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.compiled
+def test_without_either_backend_both_reasons_are_named():
+    code = """
+import sys
+sys.modules["onnxruntime_extensions"] = None
+import onnxruntime, quark_numba
+quark_numba.register(onnxruntime.SessionOptions())
+"""
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "the native backend is not available (NUMBA_DISABLE_JIT is set), and onnxruntime-extensions is not" in done.stderr
+    assert "pip install 'quark_numba[extensions]'" in done.stderr
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(os.name == "nt", reason="it makes symbolic links")
+def test_another_package_provides_onnx_runtime(tmp_path):
+    """All packages of this environment, but that ONNX Runtime is of another name: no requirement is missing, sessions work."""
+    import onnxruntime
+
+    site = tmp_path / "site"
+    site.mkdir()
+    for path in Path(onnxruntime.__file__).parents[1].iterdir():
+        if not path.name.startswith(("onnxruntime-", "quark_numba", "__editable__")) and path.suffix != ".pth":
+            (site / path.name).symlink_to(path)
+    metadata = site / "onnxruntime_device-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-device\nVersion: 1.0\n")
+    (metadata / "top_level.txt").write_text("onnxruntime\n")
+    code = f"""
+import importlib.metadata, json, sys
+sys.path[:0] = [{str(site)!r}, {str(ROOT)!r}]
+names = {{each.name for each in importlib.metadata.distributions()}}
+assert "onnxruntime" not in names and "onnxruntime-device" in names, names
+for requirement in {REQUIREMENTS!r}:
+    importlib.metadata.version(requirement)
+import numpy as np, onnxruntime, quark_numba
+x = np.load({str(MODELS / "textline_cls_expected.npz")!r})["x"]
+quark_numba.InferenceSession({str(MODELS / "textline_cls_bf16.onnx")!r}).run(None, {{"x": x}})
+from quark_numba import cli
+cli.main(["info", "--json"])
+"""
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["onnxruntime"] == f"{onnxruntime.__version__}, from onnxruntime-device"
 
 
 def test_public_names():
@@ -44,12 +138,12 @@ for module, names in ((os, "stat lstat open listdir scandir readlink access"), (
 @pytest.mark.compiled
 @pytest.mark.skipif(sys.platform != "linux", reason="it takes away what Linux has")
 def test_a_system_without_what_linux_has():
-    """Every module can be imported, except the one for clusters, because dask's psutil reads /proc. Calls, and sessions of both
-    backends, give the right results."""
+    """Every module can be imported, except the one for clusters, because dask's psutil reads /proc, and that of PyTorch's
+    operators. Calls, and sessions of both backends, give the right results."""
     code = f"""{TAKEN_AWAY}
 import importlib, pkgutil, quark_numba
 for module in pkgutil.walk_packages(quark_numba.__path__, "quark_numba."):
-    if not module.name.endswith(("__main__", "running.cluster")):
+    if not module.name.endswith(("__main__", "running.cluster", "torch_operators")):
         importlib.import_module(module.name)
 assert not os.path.exists("/proc/self/task")
 {processes.PREPARE}

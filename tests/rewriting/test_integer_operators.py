@@ -86,15 +86,18 @@ class Layers:
 
 def check(before, integer, shapes, integers="here"):
     """Check that a model becomes these operators, and gives what ONNX Runtime gives of it node by node."""
-    own = ("Quantize", "Dequantize", "QuantizeDequantizeLinear")
-    assert [name for name in operators(optimized(before, integers=integers).model) if name not in own] == [*integer]
+    own, after = ("Quantize", "Dequantize", "QuantizeDequantizeLinear", "Constant"), optimized(before, integers=integers).model
+    assert [name for name in operators(after) if name not in own] == [*integer]
+    known = {each.name for each in (*after.graph.input, *after.graph.initializer)} | {""}
+    for node in after.graph.node:
+        assert known.issuperset(node.input)
+        known.update(node.output)
     random = np.random.default_rng(4)
     feeds = {name: random.integers(-160, 161, shape).astype(np.float32) / 4 for name, shape in shapes.items()}
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     expected = onnxruntime.InferenceSession(before.SerializeToString(), options).run(None, feeds)
-    after = exact_session(optimized(before, integers=integers).model)
-    for actual in (after.run(None, feeds), quark_numba.InferenceSession(before).run(None, feeds)):
+    for actual in (exact_session(after).run(None, feeds), quark_numba.InferenceSession(before).run(None, feeds)):
         for one, other in zip(actual, expected, strict=True):
             assert one.dtype == other.dtype
             assert np.array_equal(one, other)
@@ -253,6 +256,66 @@ def _of_matmul(**changed):
 )
 def test_what_integer_operators_do_not_give(always, changed):
     check(_of_matmul(**changed), ["Gemm"], {"x": ROWS})
+
+
+def test_sums_of_no_products(always):
+    """ONNX Runtime's integer operators leave the memory of the output as it is."""
+    for kind in ("MatMul", "Gemm"):
+        layers = Layers()
+        w, _ = layers.weight((0, 9))
+        before = layers.model(layers.quantized(layers.put(kind, layers.input("x", (5, 0)), w), "y", 2, 100))
+        check(before, [kind], {"x": (5, 0)})
+
+
+@pytest.mark.parametrize("kind", ["Conv", "Gemm"])
+def test_scales_along_the_other_axis(always, kind):
+    """All scales are the same, but there are as many as inputs."""
+    layers = Layers()
+    shape, x = ((8, 6, 1, 1), IMAGE) if kind == "Conv" else ((24, 9), ROWS)
+    w, scale = layers.weight(shape, axis=1 if kind == "Conv" else 0, scales=[0.25])
+    v = layers.put(kind, layers.input("x", x), w, layers.bias(scale[0], 8 if kind == "Conv" else 9))
+    integer = ["Region", "Conv", "Region"] if kind == "Conv" else [kind]
+    check(layers.model(layers.quantized(v, "y", 64, 100)), integer, {"x": x})
+
+
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+def test_nodes_in_any_order(always, activations):
+    """Constants are nodes in front of the quantize node that uses them; ONNX Runtime takes nodes in any order."""
+    layers = Layers(activations)
+    y = layers.quantized(layers.put("MatMul", layers.input("x", ROWS), layers.weight((24, 9))[0]), "y", 2, 3)
+    z = layers.quantized(layers.put("MatMul", y, layers.weight((9, 7), name="w2")[0], y="v2"), "z", 64, 3)
+    before = layers.model(z)
+    for name in ("y_scale", "y_zero_point", "z_scale", "z_zero_point"):
+        (tensor,) = [each for each in before.graph.initializer if each.name == name]
+        before.graph.initializer.remove(tensor)
+        place = next(k for k, each in enumerate(before.graph.node) if name in each.input)
+        before.graph.node.insert(place, helper.make_node("Constant", [], [name], value=tensor))
+    before.graph.value_info.extend(onnx.shape_inference.infer_shapes(before).graph.value_info)
+    kept = ["QLinearMatMul", "QLinearMatMul"]
+    check(before, kept, {"x": ROWS})
+    for last in range(2):
+        nodes = [*before.graph.node]
+        nodes.insert(0, nodes.pop(-1 - last))
+        del before.graph.node[:]
+        before.graph.node.extend(nodes)
+    check(before, kept, {"x": ROWS})
+
+
+def test_long_chains_of_moves(always):
+    layers = Layers()
+    y = layers.quantized(layers.put("MatMul", layers.input("x", ROWS), layers.weight((24, 9))[0]), "y", 2, 3)
+    for number in range(1100):
+        y = layers.put("Identity", y, y=f"moved{number}")
+    assert "QLinearMatMul" in operators(optimize(layers.model(y)))
+
+
+def test_attributes_that_the_integer_operator_lacks(always):
+    layers = Layers()
+    v = layers.put("AveragePool", layers.input("x", IMAGE), kernel_shape=[2, 2], dilations=[1, 1], ceil_mode=0)
+    check(layers.model(layers.quantized(v, "y", 0.5, 100)), ["QLinearAveragePool"], {"x": IMAGE})
+    layers = Layers()
+    v = layers.put("Gemm", layers.input("x", ROWS), layers.weight((9, 24))[0], transB=2)
+    check(layers.model(layers.quantized(v, "y", 2, 100)), ["QGemm"], {"x": ROWS})
 
 
 def test_sums_that_do_not_fit(always):

@@ -1,0 +1,101 @@
+"""Latency of Quark's models with Quark's own library, which is compiled first, in one process and in turns with the float model
+and with this package; and the time that Quark's fine-tuning takes with its operators and with ours."""
+
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from beside_quark import CLASSIFIER, CONTENDERS, FINE_TUNED, FLOAT, NAMES, ONE_LINE, QUARK, SESSION, STEPS
+from cases import TURNS
+
+import quark_numba
+
+ROOT = Path(__file__).parent.parent
+MODELS = ROOT / "tests" / "models"
+pytestmark = pytest.mark.skipif(
+    find_spec("quark") is None or find_spec("torch") is None, reason="amd-quark and torch are not here"
+)
+
+
+@lru_cache
+def _quarks_library() -> str:
+    """The path of Quark's library, compiled by another process: Quark would change the log of this one."""
+    import torch  # noqa: F401  # whose libraries Quark's needs
+
+    code = "import quark.onnx; print(quark.onnx.get_library_path())"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # ninja's
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"Quark's library cannot be compiled: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout.splitlines()[-1]
+
+
+@lru_cache
+def _run(name: str, contender: str, threads: int):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    for entry in ("session.disable_quant_qdq", "session.force_spinning_stop"):  # the first one for int32
+        options.add_session_config_entry(entry, "1")
+    is_classifier = name.startswith(CLASSIFIER)
+    if contender == FLOAT and not is_classifier:
+        return None
+    path = MODELS / f"{CLASSIFIER}_float.onnx" if contender == FLOAT else MODELS / f"{name}.onnx"
+    if contender == QUARK:
+        options.register_custom_ops_library(_quarks_library())
+    elif contender == ONE_LINE:
+        options.register_custom_ops_library(quark_numba.get_library_path())
+    create = quark_numba.InferenceSession if contender == SESSION else onnxruntime.InferenceSession
+    session = create(str(path), options)
+    with np.load(MODELS / f"{CLASSIFIER if is_classifier else name}_expected.npz") as arrays:
+        feeds = {"x": arrays["x"] if is_classifier else arrays["x"][0]}
+    return lambda: session.run(None, feeds)
+
+
+def measure(benchmark, name, threads, contender):
+    run = _run(name, contender, threads)
+    if run is None:
+        pytest.skip("there is no float model")
+    benchmark.group = f"beside Quark: {name}, threads: {threads}"
+    benchmark.extra_info |= {"model": contender}
+    benchmark(run)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("turn", range(TURNS))
+@pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.benchmark(max_time=0.2, min_rounds=3, warmup=True, warmup_iterations=1)
+def test_model(benchmark, name, threads, turn, contender):
+    measure(benchmark, name, threads, contender)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.benchmark(max_time=0.02, min_rounds=2)
+def test_model_briefly(benchmark, name, contender):
+    measure(benchmark, name, 2, contender)
+
+
+@pytest.mark.parametrize("configuration", FINE_TUNED)
+@pytest.mark.parametrize("turn", range(TURNS))
+@pytest.mark.parametrize("contender", [QUARK, ONE_LINE])
+def test_fine_tuning(benchmark, tmp_path, configuration, turn, contender):
+    """Each is a process, as both define operators of the same names; the time is that of Quark's call."""
+    _quarks_library()
+    words = ["-m", "quark_numba.for_quark"] if contender == ONE_LINE else []
+    command = [sys.executable, *words, str(ROOT / "bench" / "fine_tune.py"), configuration, str(STEPS)]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    benchmark.group = f"beside Quark: {configuration}"
+    benchmark.extra_info |= {"model": contender}
+    done = benchmark.pedantic(
+        lambda: subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True), rounds=1
+    )
+    benchmark.extra_info["seconds"] = [float(done.stdout.splitlines()[-1])]
