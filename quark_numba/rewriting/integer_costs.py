@@ -14,7 +14,7 @@ from .graph import Graph
 _OF_MATRIX_PRODUCT = {"uint8": -0.0083, "int8": -0.0122}  # by the type of the weights
 _OF_PRODUCTS = {"Conv": {"uint8": -0.004, "int8": -0.010}, "MatMul": _OF_MATRIX_PRODUCT, "Gemm": _OF_MATRIX_PRODUCT}
 _OF_IMAGE = 1.6  # of each element of the output of a convolution of at most four channels, beyond the above
-_OF_OUTPUT = {"MatMul": -0.7, "Gemm": -0.7, "Mul": 0.35}  # of each element of the output
+_OF_OUTPUT = {"MatMul": -0.7, "Gemm": -0.7, "Mul": 0.35, "Div": 0.35}  # of each element of the output
 _OF_QUANTIZATION = 0.5  # of each element that is quantized or dequantized between float and integer operators
 
 # The size of an unknown dimension that is not the first: one that images and sequences have after some layers.

@@ -294,7 +294,8 @@ class _Rule:
         Raises Left if an operator that matched otherwise is not rewritten.
     order : str
         The order of the inputs. x: codes, scale and zero point of each input; y: scale and zero point of the output; b: the
-        bias, which is the operator's third input; codes: codes alone, and all other inputs.
+        bias, which is the operator's third input; d: the reciprocal of the divisor, as the code 1 with a scale; codes: codes
+        alone, and all other inputs.
     attributes : tuple of str, optional
         The attributes that the integer operator has; None: all.
     has_weights : bool
@@ -424,10 +425,34 @@ def _check_binary(graph: Graph, operator: _Operator) -> None:
     _check_ties(operator, exact)
 
 
-def _check_ties(operator: _Operator, exact: NDArray[np.float64]) -> None:
-    """Raise Left if two codes may be equally near to a result, and the operator adds an odd zero point before it rounds half to
-    even. Then it takes the other code. `exact` are all results, in steps of the output."""
-    if _zero_point_of(operator.meaning) % 2 and np.any(np.abs(exact - np.floor(exact) - 0.5) < _OF_TIE):
+def _check_division(graph: Graph, operator: _Operator) -> None:
+    """Raise Left unless the divisor is a constant with whose reciprocal QLinearMul gives the codes of the specification, but for
+    those beside ties."""
+    (source,), divisor = operator.sources, _divisor(graph, operator.node)
+    if divisor is None or not _LEAST_SCALE <= divisor <= _LARGEST_SCALE:
+        raise Left("its divisor is not a constant, or extreme")
+    steps = np.arange(256.0) - (_zero_point_of(source.meaning) + 128 * source.codes.is_signed)
+    exact = steps * (float(_scale_of(source.meaning)) / divisor / float(_scale_of(operator.meaning)))
+    if np.abs(exact).max() > 2.0**20:
+        raise Left("its scale is too small")
+    # The reciprocal of a power of two is exact.
+    _check_ties(operator, exact, needs_none=math.frexp(divisor)[0] != 0.5)
+
+
+def _divisor(graph: Graph, node: ir.Node) -> float | None:
+    """Return the only element of what a node divides by; None: it is not known, or adds dimensions to x."""
+    x, value = node.inputs[:2]
+    array = None if value is None else graph.array(value)
+    shape = None if x is None else graph.shape(x)
+    if array is None or array.size != 1 or array.dtype != FLOAT32.dtype or (array.ndim and array.ndim > len(shape or ())):
+        return None
+    return float(array.reshape(()))
+
+
+def _check_ties(operator: _Operator, exact: NDArray[np.float64], needs_none: bool = False) -> None:
+    """Raise Left if two codes may be equally near to a result, and there may be none, or the operator adds an odd zero point
+    before it rounds half to even. Then it takes the other code. `exact` are all results, in steps of the output."""
+    if (needs_none or _zero_point_of(operator.meaning) % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _OF_TIE):
         raise Left("two codes may be equally near")
 
 
@@ -499,6 +524,7 @@ _RULES = {
     "Gemm": _Rule(_MICROSOFT, "QGemm", 2, _check_gemm, "x b y", ("transB",), has_weights=True),
     "Add": _Rule(_MICROSOFT, "QLinearAdd", 2, _check_binary),
     "Mul": _Rule(_MICROSOFT, "QLinearMul", 2, _check_binary),
+    "Div": _Rule(_MICROSOFT, "QLinearMul", 1, _check_division, "x d y"),
     "AveragePool": _Rule(_MICROSOFT, "QLinearAveragePool", 1, _check_pool, attributes=_OF_POOL),
     "GlobalAveragePool": _Rule(_MICROSOFT, "QLinearGlobalAveragePool", 1, _check_pool),
     "Concat": _Rule(_MICROSOFT, "QLinearConcat", None, _check_nothing, "y x", ("axis",)),
@@ -542,6 +568,7 @@ class _Rewriting:
             "x": [value for operand in operands for value in operand],
             "y": [*self._parameters(operator, meaning, _zero_point_of(meaning) + shift, UINT8)] if "y" in rule.order else [],
             "b": [self._constant(operator, operator.bias, "bias") if operator.bias is not None else None],
+            "d": self._reciprocal(operator) if "d" in rule.order.split() else [],
             "codes": [*(value for value, *_ in operands), *of_node.inputs[len(operands) :]],
         }
         inputs = [value for part in rule.order.split() for value in parts[part]]
@@ -591,6 +618,13 @@ class _Rewriting:
             value = self._constant(operator, in_memory(scales.reshape(shape)), "scale")
         zeros = in_memory(np.full(shape, zero_point).astype(codes.dtype))
         return value, self._constant(operator, zeros, "zero_point")
+
+    def _reciprocal(self, operator: _Operator) -> list[ir.Value | None]:
+        """Return the code 1, the reciprocal of the divisor as its scale, and the zero point 0."""
+        divisor = _divisor(self.graph, operator.node)
+        assert divisor
+        parts = np.array(1, np.uint8), np.array(1 / divisor, np.float32), np.array(0, np.uint8)
+        return [self._constant(operator, in_memory(each), "reciprocal") for each in parts]
 
     def _constant(self, operator: _Operator, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         return self.graph.constant(

@@ -162,6 +162,21 @@ def test_two_activations(always, kind, activations, zero_points):
 
 @pytest.mark.parametrize("zero_points", ZERO_POINTS)
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
+@pytest.mark.parametrize(
+    ("divisor", "is_integer"),
+    [(4, True), ([8], True), (12, False), (6.1, True), (-4, False), (0, False), ([[[[[4]]]]], False), ([4, 2] * 4, False)],
+)
+def test_division(always, divisor, is_integer, activations, zero_points):
+    """A division by a constant becomes QLinearMul with its reciprocal, unless that is inexact and there are ties."""
+    layers = Layers(activations, zero_points=zero_points)
+    v = layers.put("Div", layers.input("x", IMAGE), layers.constant("divisor", divisor, np.float32))
+    before = layers.model(layers.quantized(v, "y", 0.25, layers.zero_points[1]))
+    is_integer &= divisor == 6.1 or not zero_points[1] % 2
+    check(before, ["QLinearMul" if is_integer else "Region"], {"x": IMAGE})
+
+
+@pytest.mark.parametrize("zero_points", ZERO_POINTS)
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
 @pytest.mark.parametrize("kind", ["GlobalAveragePool", "AveragePool", "MaxPool", "Reshape", "Transpose"])
 def test_one_activation(always, kind, activations, zero_points):
     layers = Layers(activations, zero_points=(zero_points[0], zero_points[0]))

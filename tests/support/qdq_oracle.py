@@ -107,11 +107,13 @@ def conv(x, w, bias=None, *, group=1, kernel_shape=None, **window):
 def conv_transpose(x, w, bias=None, *, group=1, strides=None, kernel_shape=None, pads=None):
     rank = w.ndim - 2
     strides, pads = strides or [1] * rank, pads or [0] * 2 * rank
-    wide = np.zeros((*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], strides, strict=True))))
+    lengths = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], strides, strict=True)]  # below 0 if x has no elements
+    wide = np.zeros((*x.shape[:2], *(max(each, 0) for each in lengths)))
     wide[(..., *(slice(None, None, s) for s in strides))] = x
     turned = w.reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2)
     turned = turned.reshape(group * w.shape[1], w.shape[0] // group, *w.shape[2:])[(..., *[slice(None, None, -1)] * rank)]
-    around = [k - 1 - pad for k, pad in zip([*w.shape[2:]] * 2, pads, strict=True)]
+    missing = [0] * rank + [min(each, 0) for each in lengths]
+    around = [k - 1 - pad + less for k, pad, less in zip([*w.shape[2:]] * 2, pads, missing, strict=True)]
     return conv(wide, turned, bias, group=group, pads=around)
 
 
@@ -165,7 +167,14 @@ def qgemm(a, sa, za, b, sb, zb, c, sy=None, zy=None, *, alpha=1.0, transA=0, tra
 
 
 def qlinear_binary(operator):
-    return lambda a, sa, za, b, sb, zb, sy, zy: coded(operator(real(a, sa, za), real(b, sb, zb)), sy, zy)
+    """These operators are ONNX Runtime's own, and add the zero point before they round."""
+
+    def codes(a, sa, za, b, sb, zb, sy, zy):
+        limits = np.iinfo(zy.dtype)
+        y = np.rint(operator(real(a, sa, za), real(b, sb, zb)) / np.float64(sy) + np.float64(zy))
+        return np.clip(y, limits.min, limits.max).astype(zy.dtype)
+
+    return codes
 
 
 def qlinear_concat(sy, zy, *inputs, axis):
@@ -212,6 +221,16 @@ def flatten(x, *, axis=1):
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
+def concat(*inputs, axis):
+    """Return the concatenation of all inputs that have elements. ONNX Runtime does not look at the shapes of others."""
+    given = [each for each in inputs if each.size]
+    if given:
+        return np.concatenate(given, axis)
+    shape = [*inputs[0].shape]
+    shape[axis] = sum(each.shape[axis] for each in inputs)
+    return np.zeros(shape, inputs[0].dtype)
+
+
 def in_float32(function):
     return lambda x, *others, **named: function(x, *others, **named).astype(np.float32)
 
@@ -228,6 +247,7 @@ FUNCTIONS = {
     (ONNX, "DynamicQuantizeLinear"): dynamic_quantize,
     (ONNX, "Conv"): in_float32(conv),
     (ONNX, "ConvTranspose"): in_float32(conv_transpose),
+    (ONNX, "Concat"): concat,
     (ONNX, "Reshape"): reshape,
     (ONNX, "Flatten"): flatten,
     (ONNX, "MaxPool"): max_pool,

@@ -228,8 +228,11 @@ def checked(case, modes, announce):
 
 def may_be_refused(node):
     """Whether a drop-in session may refuse a node or one in its subgraphs, as READMEs say: with `output_dtype` and without a
-    zero point (quark_numba/ort), or TensorRT's under ONNX's names (quark_numba/dialects)."""
-    if len(node.input) < 3 and any(each.name == "output_dtype" for each in node.attribute):
+    zero point, a DequantizeLinear without one, behind which ONNX Runtime may write such a node (quark_numba/ort), or TensorRT's
+    under ONNX's names (quark_numba/dialects)."""
+    if len(node.input) < 3 and (
+        any(each.name == "output_dtype" for each in node.attribute) or (node.domain, node.op_type) == ("", "DequantizeLinear")
+    ):
         return True
     if node.domain == "trt" and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
         return True
