@@ -426,8 +426,8 @@ def _check_binary(graph: Graph, operator: _Operator) -> None:
 
 
 def _check_division(graph: Graph, operator: _Operator) -> None:
-    """Raise Left unless the divisor is a constant with whose reciprocal QLinearMul gives the codes of the specification, but for
-    those beside ties."""
+    """Raise Left unless the divisor is a constant, with whose reciprocal QLinearMul gives the codes of the specification, but
+    for those beside ties."""
     (source,), divisor = operator.sources, _divisor(graph, operator.node)
     if divisor is None or not _LEAST_SCALE <= divisor <= _LARGEST_SCALE:
         raise Left("its divisor is not a constant, or extreme")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx
@@ -98,12 +98,10 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             source = files.enter_context(make(providers))
             self._has_files = source != path_or_bytes and isinstance(source, str)
             with _of_files(source, options) if self._has_files else contextlib.nullcontext():
-                try:
-                    super().__init__(source, options, providers, provider_options, **named)
-                except Exception as error:
-                    reraise_of_signal_handler(error)
-                    with _without_fusions(options, error):
-                        super().__init__(source, options, providers, provider_options, **named)
+                _create(
+                    options,
+                    lambda: super(InferenceSession, self).__init__(source, options, providers, provider_options, **named),
+                )
             # It would keep a model in memory, which only the files of a path are made from again.
             self._make = make if self._has_files and isinstance(path_or_bytes, (str, os.PathLike)) else None
             # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they
@@ -119,22 +117,32 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         RuntimeError
             If the session was made from a large model in memory, which it does not keep.
         """
+
+        def create() -> None:
+            super(InferenceSession, self).set_providers(providers, provider_options)
+
         if not self._has_files:
-            super().set_providers(providers, provider_options)
+            _create(self._options, create)
             return
         if self._make is None:
             raise RuntimeError("the session was made from a large model in memory, and does not keep it; make a new session")
         with contextlib.ExitStack() as files:
             self._model_path = files.enter_context(self._make(providers))
             with _of_files(self._model_path, self._options):
-                super().set_providers(providers, provider_options)
+                _create(self._options, create)
             self._files = files.pop_all() if os.name == "nt" else None
 
 
-@contextlib.contextmanager
-def _without_fusions(options: onnxruntime.SessionOptions, refusal: Exception) -> Iterator[None]:
-    """For the context, let ONNX Runtime fuse no quantization nodes: it refuses some models only for what it makes of these.
-    Raise the first refusal if it refuses this model in any case."""
+def _create(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> None:
+    """Create ONNX Runtime's session, without its fusions of quantization nodes if it refuses the model with them: it refuses
+    some models only for what it makes of these. Raise the first refusal if it refuses the model in any case."""
+    try:
+        create()
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        refusal = error
+    else:
+        return
     before = {name: entry(options, name) for name in NO_FUSIONS}
     if before == NO_FUSIONS:
         raise refusal
@@ -142,7 +150,7 @@ def _without_fusions(options: onnxruntime.SessionOptions, refusal: Exception) ->
         others = before[name] if name == DISABLED_OPTIMIZERS else None
         options.add_session_config_entry(name, ";".join(filter(None, [value, others])))
     try:
-        yield
+        create()
     except Exception as error:
         reraise_of_signal_handler(error)
         raise refusal from None
