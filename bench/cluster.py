@@ -1,4 +1,4 @@
-"""Measure `evaluate` in one, two and four worker processes, and write the table into the README beside this file."""
+"""Measure `evaluate` in one, two and four worker processes, and write the table into RESULTS.md."""
 
 import shutil
 import tempfile
@@ -10,8 +10,8 @@ import numpy as np
 
 import quark_numba
 
-README = Path(__file__).with_name("README.md")
-MARKS = "<!-- what bench/cluster.py writes -->", "<!-- and so far bench/cluster.py -->"
+TABLES = Path(__file__).with_name("RESULTS.md")
+MARKS = "<!-- what bench/cluster.py writes -->", "<!-- end of bench/cluster.py -->"
 MODELS = Path(__file__).parents[1] / "tests" / "models"
 BATCHES, TURNS = 240, 2
 MACHINES = (1, 10, 100)
@@ -84,9 +84,9 @@ def table(times: dict[int | None, dict[str, float]]) -> str:
 
 
 def main() -> None:
-    before, _, rest = README.read_text(encoding="utf-8").partition(MARKS[0])
+    before, _, rest = TABLES.read_text(encoding="utf-8").partition(MARKS[0])
     _, _, after = rest.partition(MARKS[1])
-    README.write_text(f"{before}{MARKS[0]}\n\n{table(measured())}\n\n{MARKS[1]}{after}", encoding="utf-8")
+    TABLES.write_text(f"{before}{MARKS[0]}\n\n{table(measured())}\n\n{MARKS[1]}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

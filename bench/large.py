@@ -23,8 +23,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-README = Path(__file__).with_name("README.md")
-MARKS = "<!-- what bench/large.py writes -->", "<!-- and so far bench/large.py -->"
+TABLES = Path(__file__).with_name("RESULTS.md")
+MARKS = "<!-- what bench/large.py writes -->", "<!-- end of bench/large.py -->"
 
 WEIGHTS = "weights.data"
 
@@ -337,7 +337,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="how often to measure, for medians")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where the models stay; default: a temporary folder")
-    parser.add_argument("--readme", action="store_true", help="write the tables into the README")
+    parser.add_argument("--write", action="store_true", help="write the tables into RESULTS.md")
     parser.add_argument("--measure", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -356,10 +356,10 @@ def main() -> None:
                 found.append(each)
             if options.folder is None:
                 shutil.rmtree(folder)
-    if options.readme:
-        before, rest = README.read_text().split(MARKS[0])
+    if options.write:
+        before, rest = TABLES.read_text().split(MARKS[0])
         _, after = rest.split(MARKS[1])
-        README.write_text("\n".join([before + MARKS[0] + "\n", *_text(found), MARKS[1]]) + after)
+        TABLES.write_text("\n".join([before + MARKS[0] + "\n", *_text(found), MARKS[1]]) + after)
 
 
 if __name__ == "__main__":

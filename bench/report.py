@@ -1,289 +1,110 @@
-"""Write the results of `pytest bench --benchmark-json=FILE` as tables and a plot into the README beside this file."""
+"""Keep the results of `pytest bench --benchmark-json=FILE` in `results/`, and write the tables and charts of all kept ones.
+
+    PYTHONPATH=tests/support python bench/report.py [FILE...]
+
+Prints what became slower than in the results that were kept before: a contender's time, as a multiple of the reference's of the
+same run."""
 
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from architectures import ARCHITECTURES, BLOCK_FORMATS
 from beside_quark import CONTENDERS as ALL_BESIDE_QUARK
-from beside_quark import FINE_TUNED, STEPS
+from beside_quark import FINE_TUNED, ONE_LINE, QUARK, SESSION, STEPS
 from beside_quark import FLOAT as FLOAT_BESIDE_QUARK
 from beside_quark import NAMES as BESIDE_QUARK
-from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, SIZES, Case, cases
+from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, SIZES, cases
 from models_of_onnx import ALL_OURS, ONNX_RUNTIME
 from models_of_onnx import NAMES as NAMES_OF_ONNX
 from models_of_onnx import OURS as IN_OUR_SESSION
-from models_of_quantizers import AS_WRITTEN, CONVOLUTIONAL, FLOAT, LAYOUTS, NAMES, OPTIMISED, VENDOR
+from models_of_quantizers import AS_WRITTEN, FLOAT, NAMES, OPTIMISED, VENDOR
 
-README = Path(__file__).with_name("README.md")
-PLOT = Path(__file__).with_name("throughput.png")
-MARKS = "<!-- what bench/report.py writes -->", "<!-- and so far -->"
-MARKS_OF_QUANTIZERS = "<!-- what bench/report.py writes of other quantizers -->", "<!-- and so far of other quantizers -->"
-MARKS_OF_MODELS = "<!-- what bench/report.py writes of Quark's models -->", "<!-- and so far of Quark's models -->"
-MARKS_OF_ONNX = "<!-- what bench/report.py writes of ONNX's own operators -->", "<!-- and so far of ONNX's own operators -->"
-MARKS_BESIDE_QUARK = "<!-- what bench/report.py writes of Quark's library -->", "<!-- and so far of Quark's library -->"
+HERE = Path(__file__).parent
+README, TABLES, KEPT = HERE / "README.md", HERE / "RESULTS.md", HERE / "results"
+THROUGHPUT, CLASSIFIER, MODELS_CHART = HERE / "throughput.png", HERE / "beside_quark.svg", HERE / "models.svg"
 
 OURS = ("native session", "extensions session", "direct call")
+# What others are compared with, the first one that was measured.
+REFERENCES = ("float", FLOAT, FLOAT_BESIDE_QUARK, "onnxruntime", ONNX_RUNTIME, QUARK, "copy", "native session, per tensor")
+SLOWER = 1.15
+
+THREADS = (1, 2)
+MODELS, BLOCK_MODELS = ("bf16", "fp16", "i32", "u32"), tuple(BLOCK_FORMATS)
 
 
 class Results:
-    """The median seconds of each contender, over its turns."""
+    """The kept results of one of the files with benchmarks: the median seconds of each contender over its turns."""
 
-    def __init__(self, path: Path) -> None:
-        content = json.loads(path.read_text())
-        self.machine = content["machine_info"]
-        self.versions = self.machine["quark_numba"]
-        self.date = content["datetime"][:10]
-        seconds = defaultdict(list)
-        for benchmark in content["benchmarks"]:
-            info = benchmark["extra_info"]
-            key = (benchmark["group"], info.get("contender") or info.get("model"))
-            seconds[key] += info.get("seconds") or [benchmark["stats"]["median"]]
-        self.seconds = {key: median(values) for key, values in seconds.items()}
-        self.contenders = list(dict.fromkeys(who for group, who in seconds if group.startswith(("quantize", "dequantize"))))
-
-    def get(self, group: str, who: str | None = None) -> float | None:
-        return self.seconds.get((group, who))
-
-    def ratio(self, case: Case, ours: str, theirs: str) -> float | None:
-        """Return our speed as a multiple of the other contender's."""
-        mine, other = self.get(case.group, ours), self.get(case.group, theirs)
-        return other / mine if mine and other else None
-
-
-@dataclass(frozen=True)
-class Target:
-    what: str
-    wanted: str
-    measured: Callable[[Results], Iterator[tuple[float, str]]]  # numbers, and the case of each
-    is_least: bool = True
-    unit: str = "×"
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self.groups: dict[str, dict[str, float]] = content["seconds"]
 
     @property
-    def bound(self) -> float:
-        return float(self.wanted.split()[0])
+    def contenders(self) -> list[str]:
+        return list(dict.fromkeys(who for group in self.groups.values() for who in group))
+
+    def get(self, group: str, who: str = "") -> float | None:
+        return self.groups.get(group, {}).get(who)
+
+    def ratios(self) -> dict[tuple[str, str], float]:
+        """Return the times of all contenders as multiples of their reference's."""
+        found = {}
+        for group, seconds in self.groups.items():
+            reference = next((seconds[each] for each in REFERENCES if each in seconds), None)
+            if reference:
+                found |= {(group, who): each / reference for who, each in seconds.items()}
+        return found
 
 
-def _versus(ours: str, theirs: tuple[str, ...], which: Callable[[Case], bool]):
-    def measured(results: Results) -> Iterator[tuple[float, str]]:
-        for case in cases():
-            for other in theirs if which(case) else ():
-                ratio = results.ratio(case, ours, other)
-                if ratio:
-                    against = f", {other}" if len(theirs) > 1 else ""
-                    yield ratio, f"{_label(case)}{against}"
-
-    return measured
-
-
-def _one_element(results: Results) -> Iterator[tuple[float, str]]:
-    for case in cases():
-        seconds = results.get(case.group, "direct call")
-        if case.size == 1 and seconds:
-            yield 1e6 * seconds, _label(case)
-
-
-def _real_models(*names: str, models: tuple[str, ...] = ("classifier",)):
-    def measured(results: Results) -> Iterator[tuple[float, str]]:
-        for model, threads, name in product(models, THREADS, names):
-            group = f"{model}, threads: {threads}"
-            seconds, reference = results.get(group, name), results.get(group, "float")
-            if seconds and reference:
-                yield seconds / reference, f"{model}, {name}, threads: {threads}"
-
-    return measured
+def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what is kept of a run: the name of each file with benchmarks, and its results."""
+    content = json.loads(path.read_text())
+    machine = content["machine_info"]
+    seconds: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for benchmark in content["benchmarks"]:
+        file, _, test = benchmark["fullname"].partition("::")
+        if "briefly" not in test:
+            info = benchmark["extra_info"]
+            key = benchmark["group"], info.get("contender") or info.get("model") or ""
+            seconds[Path(file).stem.removeprefix("test_")][key] += info.get("seconds") or [benchmark["stats"]["median"]]
+    for name, found in seconds.items():
+        groups: dict[str, dict[str, float]] = {}
+        for (group, who), values in found.items():
+            groups.setdefault(group, {})[who] = float(f"{median(values):.4g}")
+        cpu = machine["cpu"]
+        yield (
+            name,
+            {
+                "date": content["datetime"][:10],
+                "machine": f"{cpu['brand_raw']}, {cpu['count']} processors",
+                "versions": machine["quark_numba"],
+                "seconds": groups,
+            },
+        )
 
 
-THREADS = (1, 2)
-
-
-MODELS, BLOCK_MODELS = ("bf16", "fp16", "i32", "u32"), tuple(BLOCK_FORMATS)
+def keep(path: Path) -> None:
+    """Keep the results of a run, and print what became slower."""
+    for name, content in results_of(path):
+        kept = KEPT / f"{name}.json"
+        if kept.exists():
+            before = Results(json.loads(kept.read_text())).ratios()
+            for key, ratio in Results(content).ratios().items():
+                if ratio > SLOWER * before.get(key, ratio):
+                    print(f"slower: {', '.join(key)}: {ratio:.2f}, before {before[key]:.2f}")
+        KEPT.mkdir(exist_ok=True)
+        kept.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _optimised(name: str) -> str:
     return f"{name}, optimised"
-
-
-def _loading(results: Results) -> Iterator[tuple[float, str]]:
-    for name in (*MODELS, *BLOCK_MODELS):
-        seconds, before = (results.get("loading classifier", each) for each in (_optimised(name), name))
-        if seconds and before:
-            yield seconds / before, name
-
-
-def _block_formats(results: Results) -> Iterator[tuple[float, str]]:
-    for case, who in product(BLOCK_CASES, ("native session", "direct call")):
-        seconds = results.get(case.group, who)
-        if seconds:
-            yield prod(case.shape) / seconds / 1e9, f"{case.group}, {who}"
-
-
-def _other(operator: str):
-    def measured(results: Results) -> Iterator[tuple[float, str]]:
-        for case in OTHER_CASES:
-            ours, theirs = (results.get(case.group, who) for who in ("native session", "onnxruntime"))
-            if case.operator == operator and ours and theirs:
-                yield ours / theirs, case.label
-
-    return measured
-
-
-def _start_up(step: str, without: str = ""):
-    def measured(results: Results) -> Iterator[tuple[float, str]]:
-        whole, rest = results.get(f"start-up: {step}"), results.get(f"start-up: {without}") if without else 0
-        if whole is not None and rest is not None:
-            yield whole - rest, step
-
-    return measured
-
-
-def _label(case: Case) -> str:
-    size = next((name for name, size in SIZES.items() if size == case.size), "")
-    return f"{case.operation} {case.row.name}, {size if case.granularity == PER_TENSOR else case.granularity}"
-
-
-def _is_big(case: Case) -> bool:
-    return case.granularity == PER_TENSOR and case.threads == 2 and case.size in (1 << 16, 1 << 20, 1 << 24)
-
-
-def _is_8_bit_float(case: Case) -> bool:
-    return case.row.bits == 8 and not case.row.is_integer
-
-
-def _is_small(case: Case) -> bool:
-    return case.granularity == PER_TENSOR and case.size in (1, 1 << 10)
-
-
-TARGETS = (
-    Target(
-        "native session against ONNX Runtime, 64 K / 1 M / 16 M elements",
-        "1.0 ×",
-        _versus("native session", ("onnxruntime",), lambda c: _is_big(c) and not c.row.is_packed and not _is_8_bit_float(c)),
-    ),
-    Target(
-        "the same, (u)int4 and (u)int2",
-        "3 ×",
-        _versus("native session", ("onnxruntime",), lambda c: _is_big(c) and c.row.is_packed),
-    ),
-    Target(
-        "the same, float8", "20 ×", _versus("native session", ("onnxruntime",), lambda c: _is_big(c) and _is_8_bit_float(c))
-    ),
-    Target(
-        "the same, dequantize from 1 M on",
-        "1.5 ×",
-        _versus("native session", ("onnxruntime",), lambda c: _is_big(c) and c.operation == "dequantize" and c.size >= 1 << 20),
-    ),
-    Target(
-        "native session against ONNX Runtime, 1 and 1 K elements",
-        "0.9 ×",
-        _versus("native session", ("onnxruntime",), _is_small),
-    ),
-    Target(
-        "64 K elements to (u)int8, one thread, against ONNX Runtime",
-        "1.5 ×",
-        _versus("native session", ("onnxruntime",), lambda c: c.threads == 1 and c.operation == "quantize"),
-    ),
-    Target("direct call against PyTorch, 64 K and more", "1.0 ×", _versus("direct call", ("PyTorch",), _is_big)),
-    Target(
-        "direct call against numpy, ml_dtypes and the ReferenceEvaluator, 64 K and more",
-        "10 ×",
-        _versus("direct call", ("numpy, ml_dtypes", "ReferenceEvaluator"), _is_big),
-    ),
-    Target(
-        "16 M elements of a byte or more, native session, against a copy of as many bytes",
-        "0.9 ×",
-        _versus("native session", ("copy",), lambda c: _is_big(c) and c.size == 1 << 24 and c.row.bits >= 8),
-    ),
-    Target(
-        "the same, direct call",
-        "0.9 ×",
-        _versus("direct call", ("copy",), lambda c: _is_big(c) and c.size == 1 << 24 and c.row.bits >= 8),
-    ),
-    Target(
-        "per axis and blocked against per tensor, native session",
-        "0.8 ×",
-        _versus("native session", ("native session, per tensor",), lambda c: c.granularity != PER_TENSOR),
-    ),
-    Target("one element, direct call", "3 µs", _one_element, is_least=False, unit="µs"),
-    Target("block formats, 16 M elements, Gelements/s", "1 G/s", _block_formats, unit="G/s"),
-    Target(
-        "instance normalization, against ONNX Runtime's in float32",
-        "2.0 ×",
-        _other("ExtendedInstanceNormalization"),
-        is_least=False,
-    ),
-    Target("LSTM layer, against ONNX Runtime's in float32", "3.0 ×", _other("ExtendedLSTM"), is_least=False),
-    *(
-        Target(
-            f"start-up: {step}, cache {cache}", wanted, _start_up(f"{step}, cache {cache}", without), is_least=False, unit="s"
-        )
-        for step, cache, wanted, without in (
-            ("import", "filled", "0.15 s", ""),
-            ("first call", "empty", "2 s", ""),
-            ("first call, 1 M elements", "empty", "2 s", ""),
-            ("first call", "filled", "0.3 s", ""),
-            ("first call, 1 M elements", "filled", "0.3 s", ""),
-            ("session, bf16 model", "filled", "0.5 s", "session, float model, cache filled"),
-            ("InferenceSession, bf16 model", "empty", "1.5 s", ""),
-            ("InferenceSession, MX9 model", "empty", "2.5 s", ""),
-        )
-    ),
-)
-
-
-TARGETS_OF_MODELS = (
-    *(
-        Target(f"{model}, {what}, optimised", wanted, _real_models(*map(_optimised, names), models=(model,)), is_least=False)
-        for model in ("classifier", *ARCHITECTURES)
-        for what, wanted, names in (("16 and 32 bits", "1.0 ×", MODELS), ("block formats", "1.15 ×", BLOCK_MODELS))
-    ),
-    Target("loading optimised models, against loading the original", "1.5 ×", _loading, is_least=False),
-)
-
-
-TARGETS_OF_QUANTIZERS = tuple(
-    Target(f"models of other quantizers, {what}", wanted, _real_models(contender, models=tuple(names)), is_least=False)
-    for what, wanted, contender, names in (
-        ("as written", "3 ×", AS_WRITTEN, NAMES),
-        ("optimised: CNNs of less than 64 channels", "1.1 ×", OPTIMISED, set(CONVOLUTIONAL) - set(LAYOUTS)),
-        ("optimised: CNNs of 64 channels and more", "0.95 ×", OPTIMISED, set(CONVOLUTIONAL) & set(LAYOUTS)),
-        ("optimised: ModelOpt's", "1.3 ×", OPTIMISED, [name for name in NAMES if name.startswith("ModelOpt")]),
-    )
-)
-
-
-def _against_onnx_runtime(results: Results) -> Iterator[tuple[float, str]]:
-    for name, threads in product(NAMES_OF_ONNX, THREADS):
-        ours, theirs = (results.get(f"{name}, threads: {threads}", who) for who in (IN_OUR_SESSION, ONNX_RUNTIME))
-        if ours and theirs:
-            yield ours / theirs, f"{name}, threads: {threads}"
-
-
-TARGETS_OF_ONNX = (
-    *(
-        Target(f"InferenceSession, {what}", wanted, _real_models(IN_OUR_SESSION, models=tuple(names)), is_least=False)
-        for what, wanted, names in (
-            ("the classifier", "0.9 ×", [each for each in NAMES_OF_ONNX if each.startswith("classifier")]),
-            (
-                "networks of convolutions",
-                "1.05 ×",
-                [
-                    each
-                    for each in NAMES_OF_ONNX
-                    if each.split(",")[0].split()[-1] in ("network", "detector") and "float8" not in each
-                ],
-            ),
-            ("float8", "1.2 ×", [each for each in NAMES_OF_ONNX if each.endswith("float8")]),
-        )
-    ),
-    Target("InferenceSession against ONNX Runtime", "1.03 ×", _against_onnx_runtime, is_least=False),
-)
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
@@ -292,23 +113,6 @@ def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
     for row in rows:
         yield f"| {' | '.join(row)} |"
     yield ""
-
-
-def _targets(results: Results, targets: Iterable[Target]) -> Iterator[str]:
-    rows = []
-    for target in targets:
-        found = sorted(target.measured(results), reverse=not target.is_least)
-        if not found:
-            continue
-        values = [value for value, _ in found]
-        missed = sum(value < target.bound if target.is_least else value > target.bound for value in values)
-        bound = f"{'at least' if target.is_least else 'at most'} {target.wanted}"
-        verdict = f"{len(found) - missed} of {len(found)}"
-        worst, label = found[0]
-        rows.append(
-            [target.what, bound, f"{median(values):.2g} {target.unit}", f"{worst:.2g} {target.unit} ({label})", verdict]
-        )
-    yield from _table(["what", "target", "median", "worst", "met"], rows)
 
 
 def _operators(results: Results, size: int) -> Iterator[str]:
@@ -374,30 +178,10 @@ def _models(results: Results) -> Iterator[str]:
     yield from _table(["model", *columns, *(f"optimised, {column}" for column in columns)], rows)
 
 
-def _machine(results: Results) -> Iterator[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
-    yield f"{results.machine['cpu']['brand_raw']}, {results.machine['cpu']['count']} processors; {versions}; {results.date}.\n"
-
-
-def _text(results: Results) -> Iterator[str]:
-    yield from _machine(results)
-    yield "Targets. Each number is a ratio of speeds within one run, or a time; met: in how many cases.\n"
-    yield from _targets(results, TARGETS)
-    yield "One operator per tensor, 1 M elements, 2 threads, in Gelements/s:\n"
-    yield from _operators(results, 1 << 20)
-    yield "The native session by granularity, in Gelements/s:\n"
-    yield from _granularities(results)
-    yield "Block formats, 16 M elements, 2 threads, in Gelements/s; the copy is of x:\n"
-    yield from _blocks(results)
-    yield "Instance normalization and LSTM layers, 2 threads, in ms; ONNX Runtime's are its own operators in float32:\n"
-    yield from _others(results)
-    yield f"![Throughput against size]({PLOT.name})"
-
-
-def _text_of_models(results: Results) -> Iterator[str]:
-    yield from _machine(results)
-    yield from _targets(results, TARGETS_OF_MODELS)
-    yield from _models(results)
+def _machine(results: Results) -> str:
+    content = results.content
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    return f"{content['machine']}; {versions}; {content['date']}.\n"
 
 
 def _against_float(
@@ -418,9 +202,7 @@ def _columns(*contenders: str) -> list[str]:
     return [f"{what}, threads: {threads}" for what in contenders for threads in THREADS]
 
 
-def _text_of_quantizers(results: Results) -> Iterator[str]:
-    yield from _machine(results)
-    yield from _targets(results, TARGETS_OF_QUANTIZERS)
+def _quantizers(results: Results) -> Iterator[str]:
     rows = []
     for name, reference, floats, ratios in _against_float(results, NAMES, AS_WRITTEN, OPTIMISED):
         vendor = results.get(f"{name}, threads: 1", VENDOR)
@@ -428,16 +210,13 @@ def _text_of_quantizers(results: Results) -> Iterator[str]:
     yield from _table(["model", *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(AS_WRITTEN, OPTIMISED)], rows)
 
 
-def _text_of_onnx(results: Results) -> Iterator[str]:
-    yield from _machine(results)
-    yield from _targets(results, TARGETS_OF_ONNX)
+def _onnx(results: Results) -> Iterator[str]:
     found = _against_float(results, NAMES_OF_ONNX, ONNX_RUNTIME, IN_OUR_SESSION, ALL_OURS)
     rows = [[name, *floats, *ratios] for name, _, floats, ratios in found]
     yield from _table(["model", *_columns("float model", ONNX_RUNTIME, f"`{IN_OUR_SESSION}`", f"`{ALL_OURS}`")], rows)
 
 
-def _text_beside_quark(results: Results) -> Iterator[str]:
-    yield from _machine(results)
+def _beside_quark(results: Results) -> Iterator[str]:
     rows = []
     for name, threads in product(BESIDE_QUARK, THREADS):
         group = f"beside Quark: {name}, threads: {threads}"
@@ -456,7 +235,7 @@ def _text_beside_quark(results: Results) -> Iterator[str]:
         yield from _table(["fine-tuning", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
 
 
-def _plot(results: Results) -> None:
+def _plot_throughput(results: Results) -> None:
     import matplotlib.pyplot as plt
 
     shown = [case for case in cases() if case.granularity == PER_TENSOR and case.threads == 2 and case.size in SIZES.values()]
@@ -478,30 +257,149 @@ def _plot(results: Results) -> None:
     handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
     figure.suptitle("Gelements/s against elements")
-    figure.savefig(PLOT, dpi=60)
+    figure.savefig(THROUGHPUT, dpi=60)
+
+
+def _plot_classifier(results: Results) -> None:
+    """Draw the latency of the classifier on one thread, with the float model's as 1."""
+    import matplotlib.pyplot as plt
+
+    names = [name for name in BESIDE_QUARK if results.get(f"beside Quark: {name}, threads: 1", FLOAT_BESIDE_QUARK)]
+    figure, axis = plt.subplots(figsize=(8, 0.55 * len(names) + 1), layout="constrained")
+    for place, (who, color) in enumerate([(QUARK, "#c44e52"), (ONE_LINE, "#8da0cb"), (SESSION, "#4c9f70")]):
+        ratios = []
+        for name in names:
+            seconds = results.groups[f"beside Quark: {name}, threads: 1"]
+            ratios.append(seconds[who] / seconds[FLOAT_BESIDE_QUARK])
+        label = who if who == QUARK else f"quark_numba, {who}"
+        bars = axis.barh([row + 0.27 * (place - 1) for row in range(len(names))], ratios, 0.25, color=color, label=label)
+        axis.bar_label(bars, [f"{each:.3g}" for each in ratios], fontsize=8, padding=2)
+    axis.set_xscale("log")
+    axis.axvline(1, color="black", linewidth=0.8)
+    axis.set_yticks(range(len(names)), [name.rpartition("_")[2] for name in names])
+    axis.invert_yaxis()
+    axis.set_xlabel("latency, as a multiple of the float model's")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.xaxis.set_major_formatter("{x:g}")
+    figure.legend(fontsize=8, loc="outside upper center", ncols=3)
+    figure.savefig(CLASSIFIER, metadata={"Date": None})
+
+
+def _ranges(of_quark: Results, of_onnx: Results) -> Iterator[tuple[str, list[tuple[float, float] | None]]]:
+    """Yield the models, and the lowest and the highest multiple of the float model's latency: in `InferenceSession`, in Quark's
+    types, its block formats and ONNX's operators; and of ONNX's in ONNX Runtime alone."""
+    formats = dict.fromkeys(name.partition(", ")[2] for name in NAMES_OF_ONNX if not name.endswith("float8"))
+    for model in dict.fromkeys(["classifier", *ARCHITECTURES, *(name.partition(", ")[0] for name in NAMES_OF_ONNX)]):
+        columns = []
+        for results, names, who in (
+            (of_quark, [(model, _optimised(each)) for each in MODELS], "float"),
+            (of_quark, [(model, _optimised(each)) for each in BLOCK_MODELS], "float"),
+            (of_onnx, [(f"{model}, {each}", IN_OUR_SESSION) for each in formats], FLOAT),
+            (of_onnx, [(f"{model}, {each}", ONNX_RUNTIME) for each in formats], FLOAT),
+        ):
+            found = []
+            for (group, contender), threads in product(names, THREADS):
+                seconds = results.groups.get(f"{group}, threads: {threads}", {})
+                if contender in seconds and who in seconds:
+                    found.append(seconds[contender] / seconds[who])
+            columns.append((min(found), max(found)) if found else None)
+        yield model, columns
+
+
+RANGES = ["Quark's 16 and 32 bits", "Quark's block formats", "ONNX's operators, 4 to 16 bits", "the same, ONNX Runtime alone"]
+
+
+def _plot_models(of_quark: Results, of_onnx: Results) -> None:
+    """Draw the ranges of all models."""
+    import matplotlib.pyplot as plt
+
+    rows = [*_ranges(of_quark, of_onnx)]
+    figure, axis = plt.subplots(figsize=(8, 0.5 * len(rows) + 1), layout="constrained")
+    for place, (label, color) in enumerate(zip(RANGES, ["#4c9f70", "#8da0cb", "#e0a030", "#c44e52"], strict=True)):
+        found = [(row, columns[place]) for row, (_, columns) in enumerate(rows) if columns[place]]
+        at = [row + 0.2 * (place - 1.5) for row, _ in found]
+        axis.barh(at, [high - low for _, (low, high) in found], 0.17, [low for _, (low, _) in found], color=color, label=label)
+    axis.axvline(1, color="black", linewidth=0.8)
+    axis.set_yticks(range(len(rows)), [model for model, _ in rows])
+    axis.invert_yaxis()
+    axis.set_xlabel("latency, as a multiple of the float model's: from the lowest to the highest")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(fontsize=8, loc="outside upper center", ncols=2)
+    figure.savefig(MODELS_CHART, metadata={"Date": None})
+
+
+def _summary(of_quark: Results, of_onnx: Results) -> Iterator[str]:
+    rows = [
+        [model, *(f"{each[0]:.2f} to {each[1]:.2f} ×" if each else "" for each in columns)]
+        for model, columns in _ranges(of_quark, of_onnx)
+    ]
+    yield from _table(["model", *RANGES], rows)
+
+
+def _start_up(results: Results) -> Iterator[str]:
+    rows = [
+        [group.removeprefix("start-up: "), f"{each:.2g} s"]
+        for group, found in results.groups.items()
+        for each in found.values()
+    ]
+    yield from _table(["step", "time"], rows)
+
+
+def _kept() -> dict[str, Results]:
+    return {path.stem: Results(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(KEPT.glob("*.json"))}
+
+
+# The marks of a table in RESULTS.md, the file with its benchmarks, and what writes it.
+PARTS = (
+    ("operators", "operators", lambda results: _operators(results, 1 << 20)),
+    ("granularities", "operators", _granularities),
+    ("block formats", "speed_of_block_formats", _blocks),
+    ("normalization and LSTM layers", "speed_of_other_operators", _others),
+    ("start-up", "start_up", _start_up),
+    ("Quark's models", "speed_of_real_models", _models),
+    ("Quark's library", "speed_beside_quark", _beside_quark),
+    ("other quantizers", "speed_of_other_quantizers", _quantizers),
+    ("ONNX's own operators", "speed_of_onnx_models", _onnx),
+)
+
+
+def tables(text: str) -> str:
+    """Return the text of RESULTS.md with the tables of the kept results."""
+    kept = _kept()
+    for part, name, lines in PARTS:
+        if name in kept:
+            text = _between(part, text, [_machine(kept[name]), *lines(kept[name])])
+    return text
+
+
+def summary(text: str) -> str:
+    """Return the text of README.md with the summary of the kept results."""
+    kept = _kept()
+    return _between("models", text, _summary(kept["speed_of_real_models"], kept["speed_of_onnx_models"]))
+
+
+def _between(part: str, text: str, lines: Iterable[str]) -> str:
+    before, mark, rest = text.partition(f"<!-- what bench/report.py writes of {part} -->\n")
+    _, end, after = rest.partition(f"<!-- end of {part} -->")
+    return "".join([before, mark, "\n", *(f"{line}\n" for line in lines), end, after])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, help="the JSON file of a run")
-    results = Results(parser.parse_args().results)
-    if results.contenders:
-        _write(MARKS, _text(results))
-        _plot(results)
-    if results.get("classifier, threads: 1", "bf16"):
-        _write(MARKS_OF_MODELS, _text_of_models(results))
-    if any(results.get(f"{name}, threads: 1", FLOAT) for name in NAMES):
-        _write(MARKS_OF_QUANTIZERS, _text_of_quantizers(results))
-    if any(group.startswith("beside Quark: ") for group, _ in results.seconds):
-        _write(MARKS_BESIDE_QUARK, _text_beside_quark(results))
-    if any(results.get(f"{name}, threads: 1", FLOAT) for name in NAMES_OF_ONNX):
-        _write(MARKS_OF_ONNX, _text_of_onnx(results))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="*", help="the JSON files of runs")
+    for path in parser.parse_args().files:
+        keep(path)
+    for path, write in ((TABLES, tables), (README, summary)):
+        path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
 
+    import matplotlib.pyplot as plt
 
-def _write(marks: tuple[str, str], lines: Iterable[str]) -> None:
-    before, rest = README.read_text().split(marks[0])
-    _, after = rest.split(marks[1])
-    README.write_text("\n".join([before + marks[0] + "\n", *lines, "", marks[1]]) + after)
+    plt.rcParams |= {"svg.hashsalt": "quark_numba"}
+    kept = _kept()
+    if "operators" in kept:
+        _plot_throughput(kept["operators"])
+    _plot_classifier(kept["speed_beside_quark"])
+    _plot_models(kept["speed_of_real_models"], kept["speed_of_onnx_models"])
 
 
 if __name__ == "__main__":

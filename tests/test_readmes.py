@@ -1,10 +1,11 @@
 """The READMEs and the other pages: their examples run, and the links, files, names, commands and options in them exist. Their
-versions and latencies are those of `pyproject.toml` and of the benchmarks."""
+versions and figures are those of `pyproject.toml` and of the benchmarks."""
 
 import contextlib
 import functools
 import importlib.util
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import report
 
 import quark_numba
 from quark_numba import cli
@@ -22,7 +24,8 @@ from quark_numba.ort.c_api import FIRST_RELEASE, STANDARD_OPS_RELEASE
 ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / folder for folder in ("bench", "quark_numba", "tests"))
 READMES = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.rglob("README.md")))]
-PAGES = [*READMES, ROOT / "CHANGELOG.md", *sorted((ROOT / ".github").rglob("*.md"))]
+OTHERS = (ROOT / each for each in ("CHANGELOG.md", "bench/RESULTS.md", "quark_numba/PERFORMANCE.md"))
+PAGES = [*READMES, *OTHERS, *sorted((ROOT / ".github").rglob("*.md"))]
 
 
 def name_of(path):
@@ -170,12 +173,6 @@ def test_there_are_examples():
     assert {ROOT / "README.md", *(ROOT / "quark_numba" / each / "README.md" for each in folders)} <= set(EXAMPLES)
 
 
-def test_the_first_readme_is_short():
-    lines = text_of(ROOT / "README.md").splitlines()
-    assert len(lines) <= 170
-    assert [line for line in lines if len(line) > 120] == []
-
-
 @every_page
 def test_all_that_is_named_exists(path):
     text = text_of(path)
@@ -250,33 +247,13 @@ def test_the_lowest_versions_that_were_tested_are_those_of_the_project():
     assert "onnxruntime" in lowest
 
 
-def rows_of(text):
-    """Return the cells of each row of all tables."""
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+def test_the_tables_of_the_benchmarks_are_those_of_their_results():
+    assert report.tables(text_of(report.TABLES)) == text_of(report.TABLES)
+    assert report.summary(text_of(report.README)) == text_of(report.README)
 
 
-LINEAR, BLOCKS = ("bf16", "fp16", "i32", "u32"), ("bfp16", "mx9", "mx6", "mxfp8", "mxfp4")
-ONNX_TYPES = ("uint8", "int8", "a8w8", "a16w8", "a16w16", "a8w4", "a16w4")
-
-
-def test_the_latencies_of_the_first_readme_are_those_of_the_benchmarks():
-    """The first table has the higher of the multiples on one thread and on two, and the second table the range of all."""
-    first, bench = (rows_of(text_of(ROOT / folder / "README.md")) for folder in ("", "bench"))
-    measured = {model: cells for model, *cells in bench}
-
-    def multiples(model, names, *columns):
-        rows = [measured[row] for name in names if (row := f"{model}, {name}") in measured]
-        return [float(row[column]) for row in rows for column in columns]
-
-    names = {"bfloat16": "bf16", "float16": "fp16", "BFP16": "bfp16", "MX9": "mx9"}
-    rows = [row for row in first if row[0] in names]
-    assert len(rows) == len(names)
-    for title, _, *cells in rows:
-        assert cells == [f"{max(multiples('classifier', [names[title]], at, at + 1)):.2f} ×" for at in (0, 3)]
-    rows = [row for row in first if f"{row[0]}, float" in measured or f"{row[0]}, uint8" in measured]
-    assert len(rows) == 8
-    for model, *cells in rows:
-        found = [
-            multiples(model, names, at, at + 1) for names, at in ((LINEAR, 3), (BLOCKS, 3), (ONNX_TYPES, 4), (ONNX_TYPES, 2))
-        ]
-        assert cells == [f"{min(each):.2f} to {max(each):.2f} ×" if each else "" for each in found]
+def test_the_first_readme_has_the_start_up_times_of_the_benchmarks():
+    content = json.loads(text_of(report.KEPT / "start_up.json"))["seconds"]
+    seconds = [*(content[f"start-up: InferenceSession, {name} model, cache empty"][""] for name in ("bf16", "MX9"))]
+    low, high = re.search(r"compiles for (\d+) to (\d+) s", text_of(ROOT / "README.md")).groups()
+    assert (int(low), int(high)) == (round(min(seconds)), round(max(seconds)))
