@@ -211,7 +211,7 @@ def test_what_is_missing_is_found(text, missing):
 PROJECT = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 LOWER_BOUNDS = dict(
-    dependency.split(">=") for dependency in (*PROJECT["dependencies"], *EXTRAS["onnxruntime"], *EXTRAS["extensions"])
+    dependency.partition(",")[0].split(">=") for dependency in (*PROJECT["dependencies"], *EXTRAS["onnxruntime"], *EXTRAS["extensions"])
 )
 
 

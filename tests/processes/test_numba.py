@@ -1,0 +1,44 @@
+"""The private parts of Numba and llvmlite that the package uses. A release that moves one fails here, by its name."""
+
+import importlib
+import inspect
+
+import pytest
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+
+# A module, a name in it, and the parameters that are passed, if it is called.
+PARTS = [
+    ("numba.core.ccallback", "CFunc", None),
+    ("numba.core.ccallback", "CFunc.compile", ["self"]),
+    ("numba.core.codegen", "JITCPUCodegen", None),
+    ("numba.core.codegen", "JITCodeLibrary", None),
+    ("numba.core.codegen", "JITCodeLibrary.get_pointer_to_function", ["self", "name"]),
+    ("numba.core.codegen", "JITCPUCodegen.magic_tuple", ["self"]),
+    ("numba.core.codegen", "get_host_cpu_features", []),
+    ("numba.core.compiler", "CompileResult._rebuild", ["target_context"]),
+    ("numba.core.compiler", "CompileResult._reduce", ["self"]),
+    ("numba.core.compiler_lock", "global_compiler_lock", None),
+    ("numba.core.serialize", "dumps", ["obj"]),
+    ("numba.core.sigutils", "normalize_signature", ["sig"]),
+    ("numba.core.typing.npydecl", "parse_dtype", ["dtype"]),
+    ("numba.misc.appdirs", "AppDirs", None),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "parameters"), PARTS, ids=[f"{module}.{name}" for module, name, _ in PARTS])
+def test_a_private_part_is_where_it_was(module, name, parameters):
+    found = importlib.import_module(module)
+    for each in name.split("."):
+        found = getattr(found, each)
+    if parameters is not None:
+        assert [*inspect.signature(found).parameters][: len(parameters)] == parameters
+
+
+def test_the_code_generator_gives_libraries():
+    library = cpu_target.target_context.codegen().create_library("library_of_a_test")
+    for name in ("add_ir_module", "finalize", "get_pointer_to_function", "_get_module_for_linking", "_ensure_finalized"):
+        assert callable(getattr(library, name)), name
+    assert len(cpu_target.target_context.codegen().magic_tuple()) == 3
+    assert callable(cpu_target.target_context.nrt.allocate_unchecked)
+    assert callable(cgutils.alloca_once)
