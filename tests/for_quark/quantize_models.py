@@ -1,7 +1,7 @@
 """Quantize the models of `float_models` with default configurations of Quark: quantize_models.py FOLDER CONFIGURATION...
 
 For each model and configuration FOLDER gets the quantized model, and the outputs of a session with the library that Quark uses
-here. FOLDER/calls.json counts the calls of PyTorch operators."""
+here. FOLDER/calls.json counts the calls of PyTorch operators for each model."""
 
 import json
 import sys
@@ -35,7 +35,8 @@ class Reader(CalibrationDataReader):
 
 
 class Counted:
-    """The PyTorch operators, which are counted, and take contiguous tensors: Quark's library ignores strides."""
+    """The PyTorch operators, which are counted, and take contiguous tensors: Quark's library ignores strides. A tensor that is
+    contiguous goes to them as it is; the others are counted once more."""
 
     def __init__(self, operators):
         self.calls = Counter()
@@ -45,6 +46,7 @@ class Counted:
     def counted(self, operator, name):
         def call(tensor, *arguments):
             self.calls[name] += 1
+            self.calls["not contiguous"] += not tensor.is_contiguous()
             return operator(tensor.contiguous(), *arguments)
 
         return call
@@ -74,12 +76,14 @@ def main():
     folder, *configurations = sys.argv[1:]
     torch.set_num_threads(1)
     counted = base_fn_quantizers.custom_torch_ops = Counted(base_fn_quantizers.custom_torch_ops)
+    calls = {}
     for model_name, (model, batches) in float_models.models().items():
+        counted.calls = calls[model_name] = Counter()
         for name in configurations:
             path = Path(folder, f"{model_name}-{name}")
             ModelQuantizer(configuration(name)).quantize_model(model, f"{path}.onnx", Reader(batches))
             np.save(f"{path}.npy", outputs(f"{path}.onnx", batches))
-    Path(folder, "calls.json").write_text(json.dumps(counted.calls))
+    Path(folder, "calls.json").write_text(json.dumps(calls))
 
 
 if __name__ == "__main__":
