@@ -11,7 +11,10 @@ from .printing import progress, tell
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("build-library", help="write models and a library that runs them outside of Python")
     parser.set_defaults(action=_build)
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="ONNX models")
+    parser.add_argument("models", metavar="MODEL", nargs="*", help="ONNX models")
+    parser.add_argument(
+        "--all", action="store_true", help="instead of models: all types, formats and attributes of Quark's operators"
+    )
     parser.add_argument("-o", "--out", metavar="FOLDER", required=True, help="the folder of the models and of the library")
     parser.add_argument(
         "--target", metavar="NAME", help="a system, as linux-aarch64 (default: this machine); others need ziglang"
@@ -24,10 +27,12 @@ def _build(options: argparse.Namespace) -> int:
     from ..errors import ModelError
     from ..library.build import build_library
 
+    if bool(options.models) == options.all:
+        raise ModelError("expected either models or --all")
     with progress(f"building {options.out}"):
         try:
             library = build_library(
-                options.models, options.out, target=options.target, cpu=options.cpu, optimize=not options.as_written
+                options.models or None, options.out, target=options.target, cpu=options.cpu, optimize=not options.as_written
             )
         except ValueError as error:
             raise ModelError(str(error)) from error

@@ -9,11 +9,14 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import onnxruntime
 
+from ..catalog import OPERATORS
 from ..compiling import helpers
+from ..dialects import quark
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
 from ..ort import native, register
@@ -27,7 +30,7 @@ _listing = threading.Lock()
 
 
 def build_library(
-    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
     path: str | os.PathLike[str],
     *,
     target: str | None = None,
@@ -43,8 +46,10 @@ def build_library(
 
     Parameters
     ----------
-    models : path, or a sequence of paths
-        ONNX models with different file names. Their nodes of ONNX's own operators stay ONNX Runtime's.
+    models : path, or a sequence of paths, or None
+        ONNX models with different file names. Their nodes of ONNX's own operators stay ONNX Runtime's. None: no models, but all
+        types, formats and attributes of Quark's operators (com.amd.quark, com.vai.quantize), so that any model of Quark's runs
+        as it is written. It takes a minute or two.
     path : path
         The folder. It is created, and files of the same names are replaced.
     target : str, optional
@@ -70,9 +75,9 @@ def build_library(
     ValueError
         If there is no model, if two have the same file name, or if there is no such target or processor.
     """
-    paths = [Path(models)] if isinstance(models, (str, os.PathLike)) else [Path(each) for each in models]
+    paths = [Path(models)] if isinstance(models, (str, os.PathLike)) else [Path(each) for each in models or ()]
     names = [each.name for each in paths]
-    if not paths:
+    if not paths and models is not None:
         raise ValueError("models is empty; expected the path of a model, or several")
     if len({*names}) < len(names):
         raise ValueError(f"models has two files of one name: {', '.join(names)}")
@@ -109,7 +114,7 @@ def _build(
             source = model_files.Source.open(each)
             model_files.save(source.whole(), done / each.name, apart=source.is_apart, check=source.check)
     machine, checks = targets.machine_of(name, cpu)
-    needs = _needs([done / each.name for each in paths])
+    needs = _needs([done / each.name for each in paths]) if paths else _needs_of_quark()
     job = child.Job(machine, cpu, checks, needs, COMMAND, str(work))
     program, environment = helpers.program(f"from {child.__name__} import main; main()")
     result = subprocess.run(
@@ -151,8 +156,21 @@ def _needs(models: Sequence[Path]) -> list[native.Need]:
         return [*native.needs]
 
 
+def _needs_of_quark() -> list[native.Need]:
+    """Return all that nodes of Quark's operators may need."""
+    found = []
+    for operator in dict.fromkeys(each for domain in quark.DOMAINS for each in OPERATORS.newest(domain)):
+        # An attribute without a list of values may have any, and any of them stands for all.
+        values = [each.values or (1 if each.default is None else each.default,) for each in operator.attributes]
+        names = [each.name for each in operator.attributes]
+        for overload in operator.overloads(lambda element_type: element_type.has_tensors()):
+            found += [native.need_of(operator, overload, (*zip(names, each, strict=True),)) for each in product(*values)]
+    return found
+
+
 def _readme(library: str, models: Sequence[str], name: str, cpu: str) -> str:
-    return f"""{library} has the operators of {", ".join(models)} for ONNX Runtime 1.20 or later on {name}, {cpu}.
+    of = ", ".join(models) or "any model of AMD Quark's as it is written,"
+    return f"""{library} has the operators of {of} for ONNX Runtime 1.20 or later on {name}, {cpu}.
 Register it before you create a session. It needs nothing of Python.
 
 C       OrtApi: api->RegisterCustomOpsLibrary_V2(session_options, ORT_TSTR("./{library}"));

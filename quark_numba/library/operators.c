@@ -25,15 +25,15 @@ struct attribute {
     enum kind kind;
     int is_required;
     struct value standard; /* the default */
+    int free;              /* its place among the values that `settle` gets; -1: it is compared with the table */
 };
 
 /* A node that the library can run. */
 struct node {
-    const struct value *values;   /* of all attributes */
-    const void *const *state;     /* the words of its state, into which `create` writes the addresses of this process */
+    const struct value *values; /* of all attributes */
+    const void *const *state;   /* the words of its state, into which `create` writes the addresses of this process */
     size_t state_words;
-    const int *types;             /* of all inputs, -1 at the end; null: the overload says enough */
-    const int64_t *sizes;         /* for each input the number of elements that it has if it is a constant; null: any */
+    const int *types;           /* of all inputs, -1 at the end; null: the overload says enough */
 };
 
 struct operator_ {
@@ -43,6 +43,7 @@ struct operator_ {
     const uint8_t *inputs, *outputs; /* OrtCustomOpInputOutputCharacteristic */
     int is_homogeneous;
     const word (*messages)[2]; /* null: there is no node of the operator */
+    word (*settle)(word state, word values);
     word (*compute)(word state, word context);
     word (*prepare)(word state, word constants);
     word (*destroy)(word state);
@@ -196,30 +197,24 @@ static word constant_of(api_table api, word info, size_t index, word result[2]) 
 static int is_same(const struct operator_ *of, const struct value *found, const struct value *expected) {
     for (size_t i = 0; i < of->attribute_count; i++) {
         int is_text = of->attributes[i].kind == STRING;
+        if (of->attributes[i].free >= 0) continue;
         if (is_text ? strcmp(found[i].text, expected[i].text) != 0 : found[i].number != expected[i].number) return 0;
     }
     return 1;
 }
 
-static word has_inputs(api_table api, word info, const struct operator_ *of, const struct node *node, int *result) {
-    *result = 0;
-    if (node->types) {
-        size_t count = 0, i = 0;
-        CHECK(CALL(api, KernelInfo_GetInputCount, info, (word)&count));
-        for (; node->types[i] >= 0; i++) {
-            int type;
-            if (i >= count) return 0;
-            CHECK(type_of(api, info, KernelInfo_GetInputTypeInfo, i, &type));
-            if (type != node->types[i]) return 0;
-        }
-        if (i != count) return 0;
+static word has_types(api_table api, word info, const struct node *node, int *result) {
+    size_t count = 0, i = 0;
+    *result = !node->types;
+    if (!node->types) return 0;
+    CHECK(CALL(api, KernelInfo_GetInputCount, info, (word)&count));
+    for (; node->types[i] >= 0; i++) {
+        int type;
+        if (i >= count) return 0;
+        CHECK(type_of(api, info, KernelInfo_GetInputTypeInfo, i, &type));
+        if (type != node->types[i]) return 0;
     }
-    for (size_t i = 0; node->sizes && i < of->input_count; i++) {
-        word constant[2];
-        CHECK(constant_of(api, info, i, constant));
-        if (constant[1] != 0 && constant[1] != node->sizes[i]) return 0;
-    }
-    *result = 1;
+    *result = i == count;
     return 0;
 }
 
@@ -247,14 +242,23 @@ static word lacks(const struct custom_op *self, word info, const struct value *f
     return fail(self->api, &text);
 }
 
-static word make_kernel(const struct custom_op *self, word info, const struct node *node, word *result) {
+static word make_kernel(
+    const struct custom_op *self, word info, const struct value *found, const struct node *node, word *result
+) {
     const struct operator_ *of = operator_of(self);
     struct text text = start("quark_numba: there is no memory");
     word constants[2 * MOST_INPUTS];
+    word values[MOST_ATTRIBUTES + 1] = {0};
     for (size_t i = 0; of->prepare && i < of->input_count; i++) CHECK(constant_of(self->api, info, i, constants + 2 * i));
     struct kernel *kernel = malloc(sizeof *kernel + node->state_words * sizeof(word));
     if (!kernel) return fail(self->api, &text);
     memcpy(kernel->own, node->state, node->state_words * sizeof(word));
+    for (size_t i = 0; i < of->attribute_count; i++)
+        if (of->attributes[i].free >= 0) values[of->attributes[i].free] = found[i].number;
+    if (of->settle && !of->settle((word)kernel->own, (word)values)) {
+        free(kernel);
+        return lacks(self, info, found);
+    }
     kernel->own[STATE_API] = (word)self->api;
     kernel->own[STATE_HAS_SHAPE_REFERENCE] = self->has_shape_reference;
     kernel->own[STATE_MESSAGES] = (word)of->messages;
@@ -294,10 +298,10 @@ static word create(const struct custom_op *self, api_table api, word info, word 
     for (; !status && !node && each < end; each++)
         if (is_same(of, found, each->values)) {
             int fits;
-            status = has_inputs(self->api, info, of, each, &fits);
+            status = has_types(self->api, info, each, &fits);
             if (!status && fits) node = each;
         }
-    if (!status) status = node ? make_kernel(self, info, node, result) : lacks(self, info, found);
+    if (!status) status = node ? make_kernel(self, info, found, node, result) : lacks(self, info, found);
     for (size_t i = 0; i < read; i++)
         if (found[i].text != of->attributes[i].standard.text) free((void *)found[i].text);
     return status;

@@ -54,19 +54,20 @@ class Tables:
     def _add(self, operator: Operator) -> None:
         overloads = [*operator.overloads(lambda element_type: element_type.has_tensors())]
         first = operators.describe(operator, overloads[0])
-        attributes = [
-            _list([_text(each.name), each.kind, str(int(each.default is None)), _value(each, each.default)])
-            for each in operator.attributes
-        ]
+        node = operators.node_of(operator.wing)
+        attributes = []
+        for each in operator.attributes:
+            free = node.FREE.index(each.name) if each.name in getattr(node, "FREE", ()) else -1
+            fields = _text(each.name), each.kind, str(int(each.default is None)), _value(each, each.default), str(free)
+            attributes.append(_list(fields))
         needs = self._needs[operator.domain, operator.name]
-        messages, functions = "0", ["0"] * 3
+        messages, functions = "0", ["0"] * 4
         if needs:
-            node = operators.node_of(operator.wing)
             found = [(ctypes.string_at(address, size), size) for address, size in operators.messages_of(operator).tolist()]
             messages = self._array("word", [_list([f"(word){_text(text)}", str(size)]) for text, size in found], "[2]")
             functions = [
                 self._symbol(callbacks.compiled(getattr(node, each), f"{each}_{operator.wing}")) if hasattr(node, each) else "0"
-                for each in ("compute", "prepare", "destroy")
+                for each in ("settle", "compute", "prepare", "destroy")
             ]
         counts = [len(attributes), len(operator.inputs), len(operator.outputs)]
         options = [
@@ -81,12 +82,15 @@ class Tables:
 
     def _add_overload(self, operator: Operator, overload: Overload, needs: Sequence[Need]) -> None:
         first_node = len(self._nodes)
-        for need in needs:
+        free = getattr(operators.node_of(operator.wing), "FREE", ())
+        # Nodes that differ in free attributes alone are one.
+        different = {(need.types, *(each for each in need.attributes if each[0] not in free)): need for need in needs}
+        for need in different.values():
             self._add_node(operator, overload, need)
         types = operators.describe(operator, overload)
         # The release that has tensors of all these types.
         release = max([each.ort_release or (0, 0) for side in overload for each in side], default=(0, 0))[1]
-        numbers = len(self._operators), first_node, len(needs), release
+        numbers = len(self._operators), first_node, len(different), release
         codes = [*types.input_types, *types.output_types], [c_api.element_type(each) for each in overload.outputs]
         self._overloads.append(_list([*map(str, numbers), *(_list([*map(str, each)]) for each in codes)]))
 
@@ -105,7 +109,6 @@ class Tables:
             self._array("void *const", words),
             str(len(words)),
             "0" if need.types is None else self._array("int", [*map(str, need.types), "-1"]),
-            "0" if need.sizes is None else self._array("int64_t", [*map(str, need.sizes), *["0"] * len(operator.inputs)]),
         ]
         self._nodes.append(_list(fields))
 

@@ -3,31 +3,22 @@
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import onnx
-import onnxruntime
 import pefile
 import pytest
 from elftools.elf.elffile import ELFFile
+from libraries import HAS_ZIG, REFUSED, check_bits, child, feeds_of, linked, own_session
 from onnx import helper
 from onnx_models import model, one_node
 from paths import MODELS
 
-import quark_numba
 from quark_numba import ModelError, build_library
 from quark_numba.cli import main
 from quark_numba.library import targets
 
-HAS_ZIG = importlib.util.find_spec("ziglang") is not None
-HAS_LINKER = sys.platform == "linux" and bool(HAS_ZIG or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"))
-
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.skipif(not HAS_LINKER, reason="Linux with a C compiler or ziglang only: this is where libraries run here"),
-]
+pytestmark = linked
 zig = pytest.mark.skipif(not HAS_ZIG, reason="ziglang only")
 
 # bfloat16, 16 and 32 bits with an LSTM, block formats, normalizations, QONNX's and MCT's operators, and float8 in uint8.
@@ -46,41 +37,6 @@ NAMES = (
 # What a library may need: of the C library, and what the compiler's own start files mention.
 NEEDED = {"malloc", "free", "memcpy", "memset", "strchr", "strcmp", "strlen", "strncmp", "strstr", "tanhf"}
 OF_START_FILES = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__cxa_finalize", "__gmon_start__"}
-
-# Runs models with the library, in a process without this package. Arguments: the folder, the file of results, threads, models.
-RUN = """
-import sys
-import numpy as np
-import onnxruntime
-
-folder, results, threads, *names = sys.argv[1:]
-found = {}
-for name in names:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = int(threads)
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    options.register_custom_ops_library(f"{folder}/quark_operators.so")
-    session = onnxruntime.InferenceSession(f"{folder}/{name}", options, providers=["CPUExecutionProvider"])
-    for i, y in enumerate(session.run(None, dict(np.load(f"{results}.{name}.npz")))):
-        found[f"{name}:{i}"] = y
-np.savez(results, **found)
-assert not {"numba", "llvmlite", "quark_numba"} & set(sys.modules)
-"""
-
-# Creates a session, and prints why it fails.
-REFUSED = """
-import sys
-import onnxruntime
-
-options = onnxruntime.SessionOptions()
-options.log_severity_level = 4
-try:
-    options.register_custom_ops_library(sys.argv[1])
-    onnxruntime.InferenceSession(sys.argv[2], options, providers=["CPUExecutionProvider"])
-except Exception as error:
-    print(error)
-"""
 
 # Loads the library, runs a model and releases both, and prints the process's memory in kilobytes after some cycles.
 CYCLES = """
@@ -105,28 +61,6 @@ assert library.rpartition("/")[2] not in open("/proc/self/maps").read(), "it is 
 """
 
 
-def child(code, *arguments):
-    process = subprocess.run([sys.executable, "-I", "-c", code, *map(str, arguments)], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    return process.stdout
-
-
-def feeds_of(session):
-    """Return random inputs; unknown dimensions are 2."""
-    rng = np.random.default_rng(0)
-    shapes = {each.name: [size if isinstance(size, int) else 2 for size in each.shape] for each in session.get_inputs()}
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def own_session(path, threads):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    quark_numba.register(options, backend="native")
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
 @pytest.fixture(scope="session", params=[True, False], ids=["optimised", "as written"])
 def library(request, tmp_path_factory):
     """A library of all models."""
@@ -136,21 +70,9 @@ def library(request, tmp_path_factory):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_bits_without_this_package(library, threads, tmp_path):
-    results, expected = tmp_path / "results.npz", {}
     models = sorted(library.parent.glob("*.onnx"))
     assert len(models) == len(NAMES)
-    for path in models:
-        session = own_session(path, threads)
-        feeds = feeds_of(session)
-        np.savez(f"{results}.{path.name}.npz", **feeds)
-        expected |= {f"{path.name}:{i}": y for i, y in enumerate(session.run(None, feeds))}
-    child(RUN, library.parent, results, threads, *(path.name for path in models))
-    found = np.load(results)
-    assert set(found) == set(expected)
-    for name, y in expected.items():
-        assert found[name].dtype == y.dtype, name
-        assert found[name].tobytes() == y.tobytes(), name
-        assert np.ptp(y) > 0, name
+    check_bits(library, models, threads, tmp_path)
 
 
 def test_symbols(library):
