@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--target", metavar="NAME", help="a system, as linux-aarch64 (default: this machine); others need ziglang"
     )
-    parser.add_argument("--cpu", metavar="NAME", help="x86-64, x86-64-v2, -v3, -v4 or native (default: v3, here native)")
+    parser.add_argument("--cpu", metavar="NAME", help="native, or x86-64, x86-64-v2, -v3, -v4, also several with commas")
     parser.add_argument("--as-written", action="store_true", help="do not optimise the models")
 
 

@@ -57,8 +57,9 @@ def build_library(
         (``pip install 'quark_numba[build]'``). None: this machine, for which a C compiler on the PATH serves as well.
     cpu : str, optional
         "x86-64", "x86-64-v2", "x86-64-v3" (the default of a named target) or "x86-64-v4"; "native" (the default without a
-        target): this processor. Registering the library on a processor that lacks the instructions gives an error. AArch64 has
-        one choice.
+        target): this processor. Several levels go in one library, as "x86-64-v2,x86-64-v3,x86-64-v4": when it is registered, it
+        takes the best one that the processor has. Registering the library on a processor that lacks the instructions gives an
+        error. AArch64 has one choice.
     optimize : bool
         Whether the models are optimised. False: they stay as written.
 
@@ -81,7 +82,7 @@ def build_library(
         raise ValueError("models is empty; expected the path of a model, or several")
     if len({*names}) < len(names):
         raise ValueError(f"models has two files of one name: {', '.join(names)}")
-    name, cpu = targets.check(target, cpu)
+    name, cpus = targets.check(target, cpu)
     command = targets.linker(target)
     folder = Path(path).absolute()
     try:
@@ -89,7 +90,7 @@ def build_library(
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".quark_numba_") as place:
-                return _build(paths, folder, Path(place), name, cpu, command, optimize)
+                return _build(paths, folder, Path(place), name, cpus, command, optimize)
         finally:
             if is_new:
                 with suppress(OSError):  # it is not empty
@@ -99,7 +100,7 @@ def build_library(
 
 
 def _build(
-    paths: Sequence[Path], folder: Path, place: Path, name: str, cpu: str, command: Sequence[str], optimize: bool
+    paths: Sequence[Path], folder: Path, place: Path, name: str, cpus: Sequence[str], command: Sequence[str], optimize: bool
 ) -> Path:
     """Build everything in `place`, and move it to the folder."""
     done, work = place / "done", place / "work"
@@ -113,9 +114,22 @@ def _build(
         else:
             source = model_files.Source.open(each)
             model_files.save(source.whole(), done / each.name, apart=source.is_apart, check=source.check)
-    machine, checks = targets.machine_of(name, cpu)
     needs = _needs([done / each.name for each in paths]) if paths else _needs_of_quark()
-    job = child.Job(machine, cpu, checks, needs, COMMAND, str(work))
+    for i, cpu in enumerate(cpus):
+        machine, checks = targets.machine_of(name, cpu)
+        part = work / cpu
+        part.mkdir()
+        _compile(child.Job(machine, cpu, checks, i, len(cpus), needs, COMMAND, str(part)), name)
+    library = NAME + targets.TARGETS[name].suffix
+    targets.link(command, name, work, done / library)
+    text = _readme(library, [each.name for each in paths], name, " or ".join(cpus))
+    (done / "README.txt").write_text(text, encoding="utf-8")
+    for each in done.iterdir():
+        each.replace(folder / each.name)
+    return folder / library
+
+
+def _compile(job: child.Job, name: str) -> None:
     program, environment = helpers.program(f"from {child.__name__} import main; main()")
     result = subprocess.run(
         program,
@@ -128,13 +142,7 @@ def _build(
     )
     if result.returncode:
         why = result.stderr.decode(errors="replace").strip()[-2000:]
-        raise ModelError(f"the functions cannot be compiled for {name}, {cpu} (exit code {result.returncode}): {why}")
-    library = NAME + targets.TARGETS[name].suffix
-    targets.link(command, name, work, done / library)
-    (done / "README.txt").write_text(_readme(library, [each.name for each in paths], name, cpu), encoding="utf-8")
-    for each in done.iterdir():
-        each.replace(folder / each.name)
-    return folder / library
+        raise ModelError(f"the functions cannot be compiled for {name}, {job.cpu} (exit code {result.returncode}): {why}")
 
 
 def _needs(models: Sequence[Path]) -> list[native.Need]:

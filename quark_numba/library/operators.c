@@ -41,7 +41,8 @@ struct operator_ {
     const struct attribute *attributes;
     size_t attribute_count, input_count, output_count;
     const uint8_t *inputs, *outputs; /* OrtCustomOpInputOutputCharacteristic */
-    int is_homogeneous;
+    int is_homogeneous, takes_type; /* takes_type: the attribute output_dtype gives the type of the output, or else */
+    int typed_by, instead;          /* the input of this index has it, or if the input is left out, it is `instead` */
     const word (*messages)[2]; /* null: there is no node of the operator */
     word (*settle)(word state, word values);
     word (*compute)(word state, word context);
@@ -314,6 +315,52 @@ static void destroy(struct kernel *kernel) {
     free(kernel);
 }
 
+static int is_done(api_table api, word status) {
+    if (status) CALL(api, ReleaseStatus, status);
+    return !status;
+}
+
+/* Whether each dimension has a size or a name. A scalar looks like an unknown shape. */
+static int has_shape(api_table api, word shape) {
+    enum { MOST_DIMENSIONS = 64 };
+    size_t rank = 0;
+    int64_t sizes[MOST_DIMENSIONS];
+    const char *names[MOST_DIMENSIONS] = {0};
+    if (!is_done(api, CALL(api, GetDimensionsCount, shape, (word)&rank)) || rank == 0 || rank > MOST_DIMENSIONS) return 0;
+    if (!is_done(api, CALL(api, GetDimensions, shape, (word)sizes, (word)rank))) return 0;
+    if (!is_done(api, CALL(api, GetSymbolicDimensions, shape, (word)names, (word)rank))) return 0;
+    for (size_t i = 0; i < rank; i++)
+        if (sizes[i] < 0 && (!names[i] || !*names[i])) return 0;
+    return 1;
+}
+
+/* OrtCustomOp::InferOutputShapeFn. ONNX Runtime ignores a status that is returned here: if the type or the shape is not known, it
+   falls back to its own inference. The API can set neither the type alone nor a shape that is partly unknown. */
+static word infer(const struct custom_op *self, word context) {
+    const struct operator_ *of = operator_of(self);
+    api_table api = self->api;
+    word attribute = 0, shape = 0;
+    int64_t number = 0;
+    size_t size = 0;
+    int type = ANY_TYPE;
+    if (is_done(api, CALL(api, ShapeInferContext_GetAttribute, context, (word)"output_dtype", (word)&attribute)) &&
+        !is_done(api, CALL(api, ReadOpAttr, attribute, (word)ORT_OP_ATTR_INT, (word)&number, (word)sizeof number, (word)&size)))
+        return 0;
+    if (number > 0 && number < (int64_t)COUNT(TYPE_OF_ATTRIBUTE)) type = TYPE_OF_ATTRIBUTE[number];
+    if (number == 0) {
+        type = of->instead;
+        if (of->typed_by >= 0 &&
+            is_done(api, CALL(api, ShapeInferContext_GetInputTypeShape, context, (word)of->typed_by, (word)&shape)) &&
+            !is_done(api, CALL(api, GetTensorElementType, shape, (word)&type)))
+            return 0;
+    }
+    if (type == ANY_TYPE) return 0;
+    if (!is_done(api, CALL(api, ShapeInferContext_GetInputTypeShape, context, (word)0, (word)&shape))) return 0;
+    if (has_shape(api, shape) && is_done(api, CALL(api, SetTensorElementType, shape, (word)type)))
+        is_done(api, CALL(api, ShapeInferContext_SetOutputTypeShape, context, (word)0, shape));
+    return 0;
+}
+
 static const char *get_name(const struct custom_op *self) { return operator_of(self)->name; }
 static const char *get_provider(const struct custom_op *self) { (void)self; return 0; /* the CPU's */ }
 static size_t input_count(const struct custom_op *self) { return operator_of(self)->input_count; }
@@ -341,6 +388,7 @@ static const void *const functions[FUNCTIONS] = {
     [CreateKernelV2] = create,
     [KernelComputeV2] = compute,
     [KernelDestroy] = destroy,
+    [InferOutputShapeFn] = infer,
 };
 
 /* The name of an instruction set that this processor or system lacks and the library needs; null if there is none. */
@@ -376,6 +424,7 @@ static word make(api_table api, int release, struct registered **result) {
         each->table.version = CUSTOM_OP_VERSION;
         memcpy(each->table.functions, functions, sizeof functions);
         each->overload = &OVERLOADS[i];
+        if (!operator_of(each)->takes_type) each->table.functions[InferOutputShapeFn] = 0;
         each->api = api;
         each->has_shape_reference = release >= SHAPE_REFERENCE_RELEASE;
         if (release < OVERLOADS[i].first_release) continue;
@@ -394,12 +443,23 @@ __attribute__((destructor)) static void release(void) {
     for (size_t i = 0; i < DOMAINS; i++) CALL(kept->api, ReleaseCustomOpDomain, kept->domains[i]);
     free(kept);
 }
-#define EXPORT __attribute__((visibility("default")))
-#else
-#define EXPORT __declspec(dllexport)
 #endif
 
-EXPORT word RegisterCustomOps(word options, const void *const *base) {
+#ifndef FIRST
+#define EXPORT
+#elif defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+/* The library has a part for each processor, with tables of its own. A part leaves what it lacks to the next, and the first part's
+   REGISTER is the library's RegisterCustomOps. */
+#ifdef NEXT
+word NEXT(word options, const void *const *base);
+#endif
+
+EXPORT word REGISTER(word options, const void *const *base) {
     api_table api = ((api_table(*)(uint32_t))base[0])(API_VERSION);
     const char *version = ((const char *(*)(void))base[1])();
     struct text text = start("quark_numba: ");
@@ -409,6 +469,9 @@ EXPORT word RegisterCustomOps(word options, const void *const *base) {
         return fail(((api_table(*)(uint32_t))base[0])(1), &text);
     }
     const char *missing = lacking();
+#ifdef NEXT
+    if (missing) return NEXT(options, base);
+#endif
     if (missing) {
         add(&text, "the library was built for " CPU ", and this processor lacks ");
         add(&text, missing);

@@ -7,16 +7,18 @@ import ctypes
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..catalog import OPERATORS
 from ..compiling import elsewhere
-from ..declaration import Attribute, Operator, Overload
-from ..element_types import ELEMENT_TYPES, UINT8
+from ..declaration import Attribute, Operator, Overload, Tensor
+from ..element_types import ELEMENT_TYPES, UINT8, ElementType
 from ..ort import c_api, callbacks, operators
 from ..ort.native import REGISTERED, Need
 from ..ort.nodes import context
-from .targets import Check
+
+if TYPE_CHECKING:
+    from .child import Job
 
 _DOMAINS = [each for each in OPERATORS.domains if each]
 _NEWEST = [each for domain in _DOMAINS for each in OPERATORS.newest(domain)]
@@ -77,8 +79,8 @@ class Tables:
             names = [tuple(each.name for each in side) for side in overload]
             self._add_overload(operator, overload, [each for each in needs if [each.inputs, each.outputs] == names])
         texts = [_text(operator.domain), _text(operator.name), self._array("struct attribute", attributes)]
-        is_homogeneous = str(int(operator.inputs[-1].is_homogeneous))
-        self._operators.append(_list([*texts, *map(str, counts), *options, is_homogeneous, messages, *functions]))
+        flags = [*map(str, (int(operator.inputs[-1].is_homogeneous), int(operator.takes_type), *_typed_by(operator)))]
+        self._operators.append(_list([*texts, *map(str, counts), *options, *flags, messages, *functions]))
 
     def _add_overload(self, operator: Operator, overload: Overload, needs: Sequence[Need]) -> None:
         first_node = len(self._nodes)
@@ -112,8 +114,12 @@ class Tables:
         ]
         self._nodes.append(_list(fields))
 
-    def header(self, cpu: str, checks: Iterable[Check], command: str) -> str:
+    def header(self, job: Job) -> str:
         """Return the content of tables.h, in ASCII."""
+        # A processor that lacks something is left to the next part of the library.
+        parts = ["RegisterCustomOps", *(f"quark_numba_register_{i}" for i in range(1, job.places))][job.place :]
+        defined = "#define FIRST\n" * (job.place == 0)
+        registers = [f"#define {name} {part}\n" for name, part in zip(("REGISTER", "NEXT"), parts, strict=False)]
         constants = {
             **{each.name: int(each) for each in c_api.OrtApi},
             **{name: i for i, name in enumerate(c_api.CUSTOM_OP_FUNCTIONS)},
@@ -124,6 +130,7 @@ class Tables:
             "SHAPE_REFERENCE_RELEASE": c_api.SHAPE_REFERENCE_RELEASE[1],
             "ORT_FAIL": c_api.ORT_FAIL,
             "ANY_TYPE": c_api.ANY_TYPE,
+            "ORT_OP_ATTR_INT": c_api.ORT_OP_ATTR_INT,
             "UINT8_TYPE": c_api.element_type(UINT8),
             "DOMAINS": len(_DOMAINS),
             "MOST_ATTRIBUTES": max(len(each.attributes) for each in _NEWEST),
@@ -131,13 +138,15 @@ class Tables:
             "MOST_OUTPUTS": max(len(each.outputs) for each in _NEWEST),
             "MOST_TYPES": max(len(each.inputs) + len(each.outputs) for each in _NEWEST),
         }
-        texts = {"FIRST_RELEASE": c_api.FIRST_RELEASE, "REGISTERED": REGISTERED, "CPU": cpu, "COMMAND": command}
+        texts = {"FIRST_RELEASE": c_api.FIRST_RELEASE, "REGISTERED": REGISTERED, "CPU": job.cpu, "COMMAND": job.command}
         names = {c_api.element_type(each): each.name for each in ELEMENT_TYPES if each.has_tensors()} | {c_api.ANY_TYPE: "?"}
-        features = [_list([*(f"{each}u" for each in where), _text(name)]) for name, where in checks]
+        types = {each.number: c_api.element_type(each) for each in ELEMENT_TYPES if each.has_tensors()}
+        features = [_list([*(f"{each}u" for each in where), _text(name)]) for name, where in job.checks]
         arrays = {
             "char *const TYPES": [_text(names.get(number, "")) for number in range(max(names) + 1)],
             "char *const DOMAIN_NAMES": [*map(_text, _DOMAINS)],
             "struct feature FEATURES": [*features, "{0, 0, 0, 0, 0}"],
+            "uint8_t TYPE_OF_ATTRIBUTE": [str(types.get(number, c_api.ANY_TYPE)) for number in range(max(types) + 1)],
             "struct operator_ OPERATORS": self._operators,
             "struct node NODES": self._nodes or ["{0}"],
             "struct overload OVERLOADS": self._overloads,
@@ -146,6 +155,8 @@ class Tables:
             [
                 "/* Written by quark_numba: the tables of one library. */\n",
                 f"enum {_list([f'{name} = {number}' for name, number in constants.items()])};\nOVERLOAD;\n",
+                defined,
+                *registers,
                 *(f"#define {name} {_text(text)}\n" for name, text in texts.items()),
                 *(
                     f"extern word {name}({', '.join(['word'] * elsewhere.count_arguments(address))});\n"
@@ -155,6 +166,28 @@ class Tables:
                 *(f"static const {name}[] = {_list(items)};\n" for name, items in arrays.items()),
             ]
         )
+
+
+def _typed_by(operator: Operator) -> tuple[int, int]:
+    """Return the index of the input whose type the output has if no attribute gives it, -1: none; and the number of the type
+    that the output has if that input is left out, ANY_TYPE: unknown."""
+    if not operator.takes_type:
+        return -1, c_api.ANY_TYPE
+    defaults = {each.name: each.default for each in operator.attributes}
+
+    def type_with(inputs: list[Tensor | None]) -> ElementType | None:
+        (y,) = operator.infer(inputs, defaults)
+        return y.element_type
+
+    def gives_type(index: int) -> bool:
+        several = operator.types[operator.inputs[index].variable]
+        unknown = [Tensor(None, None)] * len(operator.inputs)
+        found = [type_with([*unknown[:index], Tensor(each, None), *unknown[index + 1 :]]) for each in several]
+        return len(several) > 1 and [*several] == found
+
+    index = next(filter(gives_type, range(len(operator.inputs))), -1)
+    instead = type_with([None] * len(operator.inputs))
+    return index, c_api.element_type(instead) if instead else c_api.ANY_TYPE
 
 
 def _list(items: Sequence[str]) -> str:

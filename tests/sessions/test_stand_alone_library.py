@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import subprocess
 
 import numpy as np
 import onnx
@@ -10,8 +11,8 @@ import pefile
 import pytest
 from elftools.elf.elffile import ELFFile
 from libraries import HAS_ZIG, REFUSED, check_bits, child, feeds_of, linked, own_session
-from onnx import helper
-from onnx_models import model, one_node
+from onnx import helper, numpy_helper
+from onnx_models import model, number, one_node
 from paths import MODELS
 
 from quark_numba import ModelError, build_library
@@ -153,16 +154,103 @@ def small(folder):
     return path
 
 
+LEVELS = "x86-64-v2,x86-64-v4,x86-64-v3"
+x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 only")
+
+
+TYPED = {
+    "quantize": (["x", "scale"], {"output_dtype": number("uint16")}, ["q", "scale"], {}),
+    "quantize by the zero point": (["x", "scale", "zero"], {}, ["q", "scale", "zero"], {}),
+    "dequantize": (["x", "scale", "zero"], {}, ["q", "scale", "zero"], {"output_dtype": number("float16")}),
+    "dequantize by the scale": (["x", "scale"], {"output_dtype": number("int8")}, ["q", "half"], {}),
+}
+
+
+@pytest.mark.parametrize("case", TYPED)
+def test_types_that_attributes_give(case, tmp_path):
+    """Types that the model does not declare: without inference by the library ONNX Runtime would take an overload's."""
+    first, of_first, second, of_second = TYPED[case]
+    nodes = [
+        helper.make_node("Quantize", first, ["q"], domain="quark_numba", **of_first),
+        helper.make_node("Dequantize", second, ["d"], domain="quark_numba", **of_second),
+        helper.make_node("Cast", ["d"], ["y"], to=number("float32")),
+    ]
+    constants = {"scale": np.float32(0.01), "zero": np.int16(300), "half": np.float16(0.01)}
+    used = {*first, *second}
+    initializers = [numpy_helper.from_array(np.array(value), name) for name, value in constants.items() if name in used]
+    source = model(nodes, [("x", "float32", ["N", 5])], ["y"], initializers=initializers, domains=["quark_numba"])
+    onnx.save(source, tmp_path / "typed.onnx")
+    library = build_library(tmp_path / "typed.onnx", tmp_path / "out", optimize=False)
+    check_bits(library, [tmp_path / "typed.onnx"], 1, tmp_path)
+
+
+@x86_64
 def test_a_processor_without_the_instructions(tmp_path, monkeypatch):
     """What CPUID does not tell of, the library refuses before any such instruction runs."""
     reserved = (1, 0, 3, 10)  # a bit of EDX that no processor sets
     monkeypatch.setitem(targets.CPUID, "sse4.1", reserved)
     path = small(tmp_path)
-    library = (
-        build_library(path, tmp_path / "out", cpu="x86-64-v2") if os.uname().machine == "x86_64" else pytest.skip("x86-64")
-    )
+    library = build_library(path, tmp_path / "out", cpu="x86-64-v2")
     found = child(REFUSED, library, path)
     assert "built for x86-64-v2, and this processor lacks sse4.1; build it with another --cpu" in found
+
+
+@x86_64
+@pytest.mark.parametrize(("absent", "works"), [("avx512f", True), ("avx2", True), ("sse4.1", False)])
+def test_the_best_of_several_processors(absent, works, tmp_path, monkeypatch):
+    """Each lacking level leaves the work to the next one; if all lack something, the error is of the lowest."""
+    monkeypatch.setitem(targets.CPUID, absent, (1, 0, 3, 10))
+    path = tmp_path / "small.onnx"
+    onnx.save(one_node("quantize_dequantize", "int8", domain="quark_numba", shapes={"x": [70], "scale": []}), path)
+    library = build_library(path, tmp_path / "out", cpu=LEVELS, optimize=False)
+    with open(library, "rb") as file:
+        symbols = ELFFile(file).get_section_by_name(".dynsym").iter_symbols()
+        assert [each.name for each in symbols if each.name and each["st_shndx"] != "SHN_UNDEF"] == ["RegisterCustomOps"]
+    found = child(REFUSED, library, path)
+    assert found == "" if works else "built for x86-64-v2, and this processor lacks sse4.1" in found
+    assert "linux-x86-64, x86-64-v4 or x86-64-v3 or x86-64-v2." in (tmp_path / "out" / "README.txt").read_text()
+
+
+# Registers a library with an ONNX Runtime whose functions do nothing, and prints the message of an error.
+REGISTER = r"""
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+static int64_t nothing(void) { return 0; }
+static int64_t status(int code, const char *message) { puts(message); return 1; }
+static void *table[500];
+static void *api(uint32_t version) { return table; }
+static const char *release(void) { return "1.20.0"; }
+int main(int count, char **arguments) {
+    void *base[2] = {(void *)api, (void *)release};
+    for (int i = 0; i < 500; i++) table[i] = (void *)nothing;
+    table[0] = (void *)status;
+    void *library = dlopen(arguments[1], RTLD_NOW);
+    if (!library) { puts(dlerror()); return 1; }
+    int64_t (*of)(void *, void *) = (int64_t(*)(void *, void *))dlsym(library, "RegisterCustomOps");
+    int64_t result = of(table, base);
+    dlclose(library);
+    return (int)result;
+}
+"""
+
+
+@x86_64
+@pytest.mark.skipif(not (shutil.which("qemu-x86_64") and shutil.which("cc")), reason="QEMU and a C compiler only")
+def test_on_other_processors(tmp_path):
+    """Emulated processors: one of 2008 has the second level, and one of 2003 none."""
+    library = build_library(small(tmp_path), tmp_path / "out", cpu="x86-64-v2,x86-64-v3", optimize=False)
+    (tmp_path / "register.c").write_text(REGISTER)
+    subprocess.run(["cc", "-w", "-o", tmp_path / "register", tmp_path / "register.c", "-ldl"], check=True)
+
+    def registered_on(processor):
+        run = subprocess.run(["qemu-x86_64", "-cpu", processor, tmp_path / "register", library], capture_output=True, text=True)
+        return run.returncode, run.stdout
+
+    assert registered_on("Nehalem") == (0, "")
+    status, message = registered_on("Opteron_G1")
+    assert status == 1
+    assert "built for x86-64-v2, and this processor lacks" in message
 
 
 def test_the_command(tmp_path, capsys):
