@@ -21,6 +21,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--cpu", metavar="NAME", help="native, or x86-64, x86-64-v2, -v3, -v4, also several with commas")
     parser.add_argument("--as-written", action="store_true", help="do not optimise the models")
+    parser.add_argument(
+        "--standard-ops", action="store_true", help="replace ONNX Runtime's QuantizeLinear and DequantizeLinear, too"
+    )
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -32,7 +35,12 @@ def _build(options: argparse.Namespace) -> int:
     with progress(f"building {options.out}"):
         try:
             library = build_library(
-                options.models or None, options.out, target=options.target, cpu=options.cpu, optimize=not options.as_written
+                options.models or None,
+                options.out,
+                target=options.target,
+                cpu=options.cpu,
+                optimize=not options.as_written,
+                standard_ops=options.standard_ops,
             )
         except ValueError as error:
             raise ModelError(str(error)) from error

@@ -36,6 +36,7 @@ def build_library(
     target: str | None = None,
     cpu: str | None = None,
     optimize: bool = True,
+    standard_ops: bool = False,
 ) -> Path:
     """Write models, and one library with the operators that they need, for programs outside of Python: whatever uses ONNX
     Runtime registers the library with ``RegisterCustomOpsLibrary``.
@@ -62,6 +63,10 @@ def build_library(
         error. AArch64 has one choice.
     optimize : bool
         Whether the models are optimised. False: they stay as written.
+    standard_ops : bool
+        Whether the library also replaces ONNX Runtime's QuantizeLinear and DequantizeLinear, as `register` does it, and with
+        the same configuration entries. Models as written need it for types that ONNX Runtime's CPU provider lacks. The library
+        then needs ONNX Runtime 1.31 or later.
 
     Returns
     -------
@@ -72,9 +77,11 @@ def build_library(
     ModelError
         If a model cannot be read or ONNX Runtime refuses it; if there is no linker, or it fails; if a file cannot be written.
     RuntimeError
-        If the native backend is not available: sessions tell what the models need.
+        If the native backend is not available: sessions tell what the models need. If ONNX Runtime is too old for
+        `standard_ops`.
     ValueError
-        If there is no model, if two have the same file name, or if there is no such target or processor.
+        If there is no model, if two have the same file name, if there is no such target or processor, or if `standard_ops`
+        comes without models.
     """
     paths = [Path(models)] if isinstance(models, (str, os.PathLike)) else [Path(each) for each in models or ()]
     names = [each.name for each in paths]
@@ -82,6 +89,8 @@ def build_library(
         raise ValueError("models is empty; expected the path of a model, or several")
     if len({*names}) < len(names):
         raise ValueError(f"models has two files of one name: {', '.join(names)}")
+    if standard_ops and not paths:
+        raise ValueError("standard_ops is True without models; expected models, whose nodes the library gets")
     name, cpus = targets.check(target, cpu)
     command = targets.linker(target)
     folder = Path(path).absolute()
@@ -90,7 +99,7 @@ def build_library(
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".quark_numba_") as place:
-                return _build(paths, folder, Path(place), name, cpus, command, optimize)
+                return _build(paths, folder, Path(place), name, cpus, command, optimize, standard_ops)
         finally:
             if is_new:
                 with suppress(OSError):  # it is not empty
@@ -100,7 +109,14 @@ def build_library(
 
 
 def _build(
-    paths: Sequence[Path], folder: Path, place: Path, name: str, cpus: Sequence[str], command: Sequence[str], optimize: bool
+    paths: Sequence[Path],
+    folder: Path,
+    place: Path,
+    name: str,
+    cpus: Sequence[str],
+    command: Sequence[str],
+    optimize: bool,
+    standard_ops: bool,
 ) -> Path:
     """Build everything in `place`, and move it to the folder."""
     done, work = place / "done", place / "work"
@@ -114,12 +130,12 @@ def _build(
         else:
             source = model_files.Source.open(each)
             model_files.save(source.whole(), done / each.name, apart=source.is_apart, check=source.check)
-    needs = _needs([done / each.name for each in paths]) if paths else _needs_of_quark()
+    needs = _needs([done / each.name for each in paths], standard_ops) if paths else _needs_of_quark()
     for i, cpu in enumerate(cpus):
         machine, checks = targets.machine_of(name, cpu)
         part = work / cpu
         part.mkdir()
-        _compile(child.Job(machine, cpu, checks, i, len(cpus), needs, COMMAND, str(part)), name)
+        _compile(child.Job(machine, cpu, checks, i, len(cpus), needs, standard_ops, COMMAND, str(part)), name)
     library = NAME + targets.TARGETS[name].suffix
     targets.link(command, name, work, done / library)
     text = _readme(library, [each.name for each in paths], name, " or ".join(cpus))
@@ -145,7 +161,7 @@ def _compile(job: child.Job, name: str) -> None:
         raise ModelError(f"the functions cannot be compiled for {name}, {job.cpu} (exit code {result.returncode}): {why}")
 
 
-def _needs(models: Sequence[Path]) -> list[native.Need]:
+def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
     """Return what the nodes of models need."""
     with _listing:
         native.needs.clear()
@@ -155,7 +171,7 @@ def _needs(models: Sequence[Path]) -> list[native.Need]:
             # With ONNX Runtime's optimisations nodes would be lost that other options keep.
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry(native.LISTS_NEEDS, "1")
-            register(options, backend="native")
+            register(options, backend="native", standard_ops=standard_ops)
             try:
                 onnxruntime.InferenceSession(str(each), options, providers=["CPUExecutionProvider"])
             except Exception as error:

@@ -222,7 +222,7 @@ static word has_types(api_table api, word info, const struct node *node, int *re
 static word lacks(const struct custom_op *self, word info, const struct value *found) {
     const struct operator_ *of = operator_of(self);
     struct text text = start("quark_numba: this library lacks ");
-    add(&text, of->domain);
+    add(&text, *of->domain ? of->domain : "ai.onnx");
     add(&text, "::");
     add(&text, of->name);
     for (size_t i = 0; i < of->input_count; i++) {
@@ -463,10 +463,19 @@ EXPORT word REGISTER(word options, const void *const *base) {
     api_table api = ((api_table(*)(uint32_t))base[0])(API_VERSION);
     const char *version = ((const char *(*)(void))base[1])();
     struct text text = start("quark_numba: ");
+    int is_there = 0, release = 0;
     if (!api) {
         add(&text, "the library needs ONNX Runtime " FIRST_RELEASE " or later; this is ");
         add(&text, version);
         return fail(((api_table(*)(uint32_t))base[0])(1), &text);
+    }
+    for (const char *at = strchr(version, '.'); at && *++at >= '0' && *at <= '9';) release = 10 * release + *at - '0';
+    if (release < FIRST_MINOR) {
+        add(&text, "the library has ONNX's own operators, which needs ONNX Runtime 1.");
+        add_number(&text, FIRST_MINOR);
+        add(&text, " or later; this is ");
+        add(&text, version);
+        return fail(api, &text);
     }
     const char *missing = lacking();
 #ifdef NEXT
@@ -478,10 +487,12 @@ EXPORT word REGISTER(word options, const void *const *base) {
         add(&text, "; build it with another --cpu");
         return fail(api, &text);
     }
-    int is_there = 0, release = 0;
     CHECK(CALL(api, HasSessionConfigEntry, options, (word)REGISTERED, (word)&is_there));
     if (is_there) return 0;
-    for (const char *at = strchr(version, '.'); at && *++at >= '0' && *at <= '9';) release = 10 * release + *at - '0';
+    for (const char *const *entry = ENTRIES; *entry; entry += 2) {
+        CHECK(CALL(api, HasSessionConfigEntry, options, (word)entry[0], (word)&is_there));
+        if (!is_there) CHECK(CALL(api, AddSessionConfigEntry, options, (word)entry[0], (word)entry[1]));
+    }
     struct registered *found = __atomic_load_n(&kept, __ATOMIC_ACQUIRE), *none = 0;
     if (!found || found->api != api) {
         CHECK(make(api, release, &found));

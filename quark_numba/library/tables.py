@@ -6,37 +6,37 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..catalog import OPERATORS
 from ..compiling import elsewhere
 from ..declaration import Attribute, Operator, Overload, Tensor
 from ..element_types import ELEMENT_TYPES, UINT8, ElementType
-from ..ort import c_api, callbacks, operators
+from ..ort import NO_FUSIONS, c_api, callbacks, operators
 from ..ort.native import REGISTERED, Need
 from ..ort.nodes import context
 
 if TYPE_CHECKING:
     from .child import Job
 
-_DOMAINS = [each for each in OPERATORS.domains if each]
-_NEWEST = [each for domain in _DOMAINS for each in OPERATORS.newest(domain)]
-
 
 class Tables:
     """The tables. `functions` are the addresses of the functions that they name, by symbol."""
 
-    def __init__(self, needs: Iterable[Need]) -> None:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._domains = [each for each in OPERATORS.domains if each or job.standard_ops]
+        self._newest = [each for domain in self._domains for each in OPERATORS.newest(domain)]
         self.functions: dict[str, int] = {}
         self._arrays: list[str] = []
         self._operators: list[str] = []
         self._overloads: list[str] = []
         self._nodes: list[str] = []
         self._needs: defaultdict[tuple[Any, ...], list[Need]] = defaultdict(list)
-        for need in needs:
+        for need in job.needs:
             self._needs[need.domain, need.name].append(need)
-        for operator in _NEWEST:
+        for operator in self._newest:
             self._add(operator)
 
     def _array(self, kind: str, items: Sequence[str], suffix: str = "") -> str:
@@ -114,8 +114,9 @@ class Tables:
         ]
         self._nodes.append(_list(fields))
 
-    def header(self, job: Job) -> str:
+    def header(self) -> str:
         """Return the content of tables.h, in ASCII."""
+        job = self._job
         # A processor that lacks something is left to the next part of the library.
         parts = ["RegisterCustomOps", *(f"quark_numba_register_{i}" for i in range(1, job.places))][job.place :]
         defined = "#define FIRST\n" * (job.place == 0)
@@ -132,11 +133,12 @@ class Tables:
             "ANY_TYPE": c_api.ANY_TYPE,
             "ORT_OP_ATTR_INT": c_api.ORT_OP_ATTR_INT,
             "UINT8_TYPE": c_api.element_type(UINT8),
-            "DOMAINS": len(_DOMAINS),
-            "MOST_ATTRIBUTES": max(len(each.attributes) for each in _NEWEST),
-            "MOST_INPUTS": max(len(each.inputs) for each in _NEWEST),
-            "MOST_OUTPUTS": max(len(each.outputs) for each in _NEWEST),
-            "MOST_TYPES": max(len(each.inputs) + len(each.outputs) for each in _NEWEST),
+            "DOMAINS": len(self._domains),
+            "FIRST_MINOR": c_api.STANDARD_OPS_RELEASE[1] if job.standard_ops else 0,
+            "MOST_ATTRIBUTES": max(len(each.attributes) for each in self._newest),
+            "MOST_INPUTS": max(len(each.inputs) for each in self._newest),
+            "MOST_OUTPUTS": max(len(each.outputs) for each in self._newest),
+            "MOST_TYPES": max(len(each.inputs) + len(each.outputs) for each in self._newest),
         }
         texts = {"FIRST_RELEASE": c_api.FIRST_RELEASE, "REGISTERED": REGISTERED, "CPU": job.cpu, "COMMAND": job.command}
         names = {c_api.element_type(each): each.name for each in ELEMENT_TYPES if each.has_tensors()} | {c_api.ANY_TYPE: "?"}
@@ -144,7 +146,8 @@ class Tables:
         features = [_list([*(f"{each}u" for each in where), _text(name)]) for name, where in job.checks]
         arrays = {
             "char *const TYPES": [_text(names.get(number, "")) for number in range(max(names) + 1)],
-            "char *const DOMAIN_NAMES": [*map(_text, _DOMAINS)],
+            "char *const DOMAIN_NAMES": [*map(_text, self._domains)],
+            "char *const ENTRIES": [_text(each) for entry in NO_FUSIONS.items() for each in entry if job.standard_ops] + ["0"],
             "struct feature FEATURES": [*features, "{0, 0, 0, 0, 0}"],
             "uint8_t TYPE_OF_ATTRIBUTE": [str(types.get(number, c_api.ANY_TYPE)) for number in range(max(types) + 1)],
             "struct operator_ OPERATORS": self._operators,

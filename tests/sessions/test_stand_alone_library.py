@@ -4,13 +4,15 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import onnx
+import onnxruntime
 import pefile
 import pytest
 from elftools.elf.elffile import ELFFile
-from libraries import HAS_ZIG, REFUSED, check_bits, child, feeds_of, linked, own_session
+from libraries import HAS_ZIG, REFUSED, RUN, check_bits, child, feeds_of, linked, own_session
 from onnx import helper, numpy_helper
 from onnx_models import model, number, one_node
 from paths import MODELS
@@ -18,6 +20,9 @@ from paths import MODELS
 from quark_numba import ModelError, build_library
 from quark_numba.cli import main
 from quark_numba.library import targets
+from quark_numba.ort import c_api
+
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 pytestmark = linked
 zig = pytest.mark.skipif(not HAS_ZIG, reason="ziglang only")
@@ -53,7 +58,7 @@ def cycle():
     options.register_custom_ops_library(library)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, feeds)
 
-for count in (30, 100):
+for count in (100, int(sys.argv[4])):
     for _ in range(count):
         cycle()
     gc.collect()
@@ -91,10 +96,11 @@ def test_symbols(library):
         assert start is None or start.data_size == 8  # the compiler's own, which registers frames
 
 
-def test_memory_of_cycles(library, tmp_path):
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.full)])
+def test_memory_of_cycles(library, count, tmp_path):
     path = library.with_name("textline_cls_bf16.onnx")
     np.savez(tmp_path / "feeds.npz", **feeds_of(own_session(path, 1)))
-    first, last = map(int, child(CYCLES, library, path, tmp_path / "feeds.npz").split())
+    first, last = map(int, child(CYCLES, library, path, tmp_path / "feeds.npz", count).split())
     assert last - first < 1024
 
 
@@ -156,6 +162,48 @@ def small(folder):
 
 LEVELS = "x86-64-v2,x86-64-v4,x86-64-v3"
 x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 only")
+
+
+NEEDS_STANDARD_OPS = ["nvidia/nvfp4_m", "ort/ort_cnn_a16w8_ms", "textline_cls_a8w8"]
+
+
+@pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")
+def test_the_operators_of_onnx(tmp_path):
+    """float4e2m1, 16 bits and 8 bits in ONNX's own operators, as written."""
+    paths = [MODELS / f"{each}.onnx" for each in NEEDS_STANDARD_OPS]
+    library = build_library(paths, tmp_path / "out", optimize=False, standard_ops=True)
+    models = sorted((tmp_path / "out").glob("*.onnx"))
+    assert len(models) == len(paths)
+    check_bits(library, models, 2, tmp_path, standard_ops=True)
+    onnx.save(one_node("quantize", "int4", domain=""), tmp_path / "other.onnx")
+    assert "lacks ai.onnx::QuantizeLinear of float32, float32, int4" in child(REFUSED, library, tmp_path / "other.onnx")
+    with pytest.raises(ValueError, match="standard_ops is True without models"):
+        build_library(None, tmp_path / "all", standard_ops=True)
+
+
+def test_a_damaged_library(tmp_path):
+    path = small(tmp_path)
+    library = build_library(path, tmp_path / "out", optimize=False)
+    whole = library.read_bytes()
+    for name, content in {"empty": b"", "short": whole[:100], "other": b"MZ" + whole[2:]}.items():
+        damaged = tmp_path / f"{name}.so"
+        damaged.write_bytes(content)
+        assert f"{name}.so" in child(REFUSED, damaged, path)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind only")
+def test_memory_under_valgrind(tmp_path):
+    """A model runs without an invalid access and without a lost block in the library."""
+    library = build_library(MODELS / "tagger_u16.onnx", tmp_path / "out", cpu="x86-64-v3")
+    path = library.with_name("tagger_u16.onnx")
+    feeds = tmp_path / "results.npz.tagger_u16.onnx.npz"
+    np.savez(feeds, **feeds_of(own_session(path, 1)))
+    command = ["valgrind", "--error-exitcode=0", "--leak-check=full", "--num-callers=30", sys.executable, "-I", "-c", RUN]
+    run = subprocess.run([*command, library, tmp_path / "results.npz", "1", path], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert (tmp_path / "results.npz").exists()
+    assert "quark_operators" not in run.stderr
 
 
 TYPED = {

@@ -68,21 +68,21 @@ def feeds_of(session):
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def own_session(path, threads):
+def own_session(path, threads, standard_ops=False):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    quark_numba.register(options, backend="native")
+    quark_numba.register(options, backend="native", standard_ops=standard_ops)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def check_bits(library, models, threads, folder, least=1.0):
+def check_bits(library, models, threads, folder, *, least=1.0, standard_ops=False):
     """The outputs of models with a library are those of our own sessions, to the last bit. At `least` this part of them is not
     constant."""
     results, expected = folder / "results.npz", {}
     for path in models:
-        session = own_session(path, threads)
+        session = own_session(path, threads, standard_ops)
         feeds = feeds_of(session)
         np.savez(f"{results}.{path.name}.npz", **feeds)
         expected |= {f"{path.name}:{i}": y for i, y in enumerate(session.run(None, feeds))}
