@@ -42,6 +42,9 @@ class Attribute:
     # Whether models have the attribute on every node. Only then can it be read through onnxruntime-extensions.
     is_always_written: bool = True
 
+    # The values that the attribute may have, if they are few; empty: the operator takes any, or says which.
+    values: tuple[Any, ...] = ()
+
     def value(self, given: Any) -> Any:
         """Return `given`, which may be text, in the Python type of this kind of attribute."""
         return _PYTHON[self.kind](given)

@@ -26,6 +26,9 @@ HALF_AWAY_FROM_ZERO, HALF_UPWARD, HALF_TO_EVEN = ROUNDING_MODES = range(3)
 # The sign, 8 bits of the shared exponent, and 1 to 15 bits of magnitude.
 BIT_WIDTHS = range(10, 25)
 
+# By how many bits a sub-block may number its shifts.
+SHIFT_BITS = range(9)
+
 
 def bfp_format(
     x: ElementType,
@@ -46,19 +49,25 @@ def bfp_format(
     _one_of("convert_to_bfloat_before_bfp", convert_to_bfloat_before_bfp, (0, 1))
     positive("block_size", block_size)
     is_microexponent = BFP_METHODS[bfp_method]
-    max_shift = 0
     if is_microexponent:
         positive("sub_block_size", sub_block_size)
         if block_size % sub_block_size:
             raise ValueError(f"sub_block_size is {sub_block_size}; expected one that divides block_size, {block_size}")
-        _one_of("sub_block_shift_bits", sub_block_shift_bits, range(9))
-        max_shift = 2**sub_block_shift_bits - 1
-    bits = bit_width - 9
+        _one_of("sub_block_shift_bits", sub_block_shift_bits, SHIFT_BITS)
     key = Key(x, None, is_microexponent, bool(convert_to_bfloat_before_bfp))
-    most = 2**bits - 1
-    return key, Blocks(
-        block_size, sub_block_size if is_microexponent else block_size, max_shift, bits - 1, -most, most, rounding_mode
-    )
+    of_width = steps(is_microexponent, bit_width, block_size, sub_block_size, sub_block_shift_bits)
+    return key, Blocks(block_size, *of_width, rounding_mode)
+
+
+def steps(
+    is_microexponent: Any, bit_width: int, block_size: int, sub_block_size: int, sub_block_shift_bits: int
+) -> tuple[int, int, int, int, int]:
+    """Return the fields `sub_block`, `max_shift`, `drop`, `lowest` and `highest` of Blocks for whole numbers of steps. It is
+    also compiled into libraries."""
+    most = (1 << (bit_width - 9)) - 1
+    if is_microexponent:
+        return sub_block_size, (1 << sub_block_shift_bits) - 1, bit_width - 10, -most, most
+    return block_size, 0, bit_width - 10, -most, most
 
 
 def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int) -> tuple[Key, Blocks]:

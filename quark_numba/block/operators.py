@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..declaration import AnyOperand, Attribute, BlockRoundTrip, Kind, Operator, Parameter, StoredForm, Tensor, shape_text
 from ..element_types import ElementType
 from .calls import bfp_quantize_dequantize, mx_quantize_dequantize
-from .formats import BFP_METHODS, MX_ELEMENT_TYPES, bfp_format, bfp_name, mx_format, mx_name_of
+from .formats import BFP_METHODS, MX_ELEMENT_TYPES, ROUNDING_MODES, bfp_format, bfp_name, mx_format, mx_name_of
 from .granularity import AXIS, FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
 from .storage import mx_codes_and_factors
@@ -26,13 +26,17 @@ class _Family(NamedTuple):
     format_attribute: str  # the one that names the format
     formats: Mapping[str, ElementType | None]
     docs: Mapping[str, str]  # of the attributes
+    values: Mapping[str, tuple[Any, ...]]  # of the attributes that have few values
 
 
-def _attributes(call: Callable[..., Any], docs: Mapping[str, str]) -> tuple[Attribute, ...]:
+def _attributes(family: _Family) -> tuple[Attribute, ...]:
     """The attributes of an operator, with the defaults of the call on arrays."""
-    defaults = {name: parameter.default for name, parameter in inspect.signature(call).parameters.items()}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(family.call).parameters.items()}
     kinds: dict[type, Kind] = {int: "INT", str: "STRING"}
-    return tuple(Attribute(name, defaults[name], doc, kinds[type(defaults[name])]) for name, doc in docs.items())
+    return tuple(
+        Attribute(name, defaults[name], doc, kinds[type(defaults[name])], values=family.values.get(name, ()))
+        for name, doc in family.docs.items()
+    )
 
 
 def _mx_stored(attributes: Mapping[str, Any]) -> StoredForm:
@@ -61,6 +65,7 @@ _BFP = _Family(
         "sub_block_shift_bits": 'For "to_bfp_prime": bits of the shift that a sub-block takes off the exponent, 0..8.',
         "convert_to_bfloat_before_bfp": "1: round x to bfloat16 first.",
     },
+    {"bfp_method": (*BFP_METHODS,), "rounding_mode": (*ROUNDING_MODES,), "convert_to_bfloat_before_bfp": (0, 1)},
 )
 _MX = _Family(
     mx_quantize_dequantize,
@@ -75,11 +80,12 @@ _MX = _Family(
         "block_size": _BLOCK_SIZE,
         "rounding_mode": f"For int8. {_ROUNDING_MODE}",
     },
+    {"element_dtype": (*MX_ELEMENT_TYPES,), "rounding_mode": (*ROUNDING_MODES,)},
 )
 
 
 def _operator(name: str, family: _Family) -> Operator:
-    own_attributes = _attributes(family.call, family.docs)
+    own_attributes = _attributes(family)
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         """y is like x."""

@@ -11,23 +11,36 @@ from .printing import progress, tell
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("build-library", help="write models and a library that runs them outside of Python")
     parser.set_defaults(action=_build)
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="ONNX models")
+    parser.add_argument("models", metavar="MODEL", nargs="*", help="ONNX models")
+    parser.add_argument(
+        "--all", action="store_true", help="instead of models: all types, formats and attributes of Quark's operators"
+    )
     parser.add_argument("-o", "--out", metavar="FOLDER", required=True, help="the folder of the models and of the library")
     parser.add_argument(
         "--target", metavar="NAME", help="a system, as linux-aarch64 (default: this machine); others need ziglang"
     )
-    parser.add_argument("--cpu", metavar="NAME", help="x86-64, x86-64-v2, -v3, -v4 or native (default: v3, here native)")
+    parser.add_argument("--cpu", metavar="NAME", help="native, or x86-64, x86-64-v2, -v3, -v4, also several with commas")
     parser.add_argument("--as-written", action="store_true", help="do not optimise the models")
+    parser.add_argument(
+        "--standard-ops", action="store_true", help="replace ONNX Runtime's QuantizeLinear and DequantizeLinear, too"
+    )
 
 
 def _build(options: argparse.Namespace) -> int:
     from ..errors import ModelError
     from ..library.build import build_library
 
+    if bool(options.models) == options.all:
+        raise ModelError("expected either models or --all")
     with progress(f"building {options.out}"):
         try:
             library = build_library(
-                options.models, options.out, target=options.target, cpu=options.cpu, optimize=not options.as_written
+                options.models or None,
+                options.out,
+                target=options.target,
+                cpu=options.cpu,
+                optimize=not options.as_written,
+                standard_ops=options.standard_ops,
             )
         except ValueError as error:
             raise ModelError(str(error)) from error

@@ -58,6 +58,7 @@ def begin(machine: Machine) -> None:
 
     class Codegen(codegen.JITCPUCodegen):  # type: ignore[misc]
         _library_class = _Library
+        cpu = machine.cpu
 
         def _customize_tm_options(self, options: dict[str, Any]) -> None:
             options |= {"cpu": machine.cpu, "features": machine.features, "reloc": "pic", "codemodel": "default"}
@@ -77,8 +78,9 @@ def begin(machine: Machine) -> None:
 
 
 def symbol_of(address: int) -> str:
-    """Return the symbol of a function in its object file: the function's name and the digest of its sources."""
-    return re.sub(r"\W", "_", _functions[address][0].name)
+    """Return the symbol of a function in its object file: the function's name, the digest of its sources, and the processor."""
+    library, _ = _functions[address]
+    return re.sub(r"\W", "_", f"{library.name}_{library.codegen.cpu}")
 
 
 def count_arguments(address: int) -> int:

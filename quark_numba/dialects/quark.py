@@ -7,7 +7,7 @@ from ..linear.operators import OPERATORS as LINEAR
 from ..normalization.operators import OPERATORS as NORMALIZATION
 from ..recurrent.operators import OPERATORS as RECURRENT
 
-_DOMAIN, _OLDER_DOMAIN = "com.amd.quark", "com.vai.quantize"
+DOMAINS = _DOMAIN, _OLDER_DOMAIN = "com.amd.quark", "com.vai.quantize"
 
 _NEWER_NAMES = {
     "VitisQuantizeLinear": "ExtendedQuantizeLinear",

@@ -9,11 +9,14 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import onnxruntime
 
+from ..catalog import OPERATORS
 from ..compiling import helpers
+from ..dialects import quark
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
 from ..ort import native, register
@@ -27,12 +30,13 @@ _listing = threading.Lock()
 
 
 def build_library(
-    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
     path: str | os.PathLike[str],
     *,
     target: str | None = None,
     cpu: str | None = None,
     optimize: bool = True,
+    standard_ops: bool = False,
 ) -> Path:
     """Write models, and one library with the operators that they need, for programs outside of Python: whatever uses ONNX
     Runtime registers the library with ``RegisterCustomOpsLibrary``.
@@ -43,8 +47,10 @@ def build_library(
 
     Parameters
     ----------
-    models : path, or a sequence of paths
-        ONNX models with different file names. Their nodes of ONNX's own operators stay ONNX Runtime's.
+    models : path, or a sequence of paths, or None
+        ONNX models with different file names. Their nodes of ONNX's own operators stay ONNX Runtime's. None: no models, but all
+        types, formats and attributes of Quark's operators (com.amd.quark, com.vai.quantize), so that any model of Quark's runs
+        as it is written. It takes a minute or two.
     path : path
         The folder. It is created, and files of the same names are replaced.
     target : str, optional
@@ -52,10 +58,15 @@ def build_library(
         (``pip install 'quark_numba[build]'``). None: this machine, for which a C compiler on the PATH serves as well.
     cpu : str, optional
         "x86-64", "x86-64-v2", "x86-64-v3" (the default of a named target) or "x86-64-v4"; "native" (the default without a
-        target): this processor. Registering the library on a processor that lacks the instructions gives an error. AArch64 has
-        one choice.
+        target): this processor. Several levels go in one library, as "x86-64-v2,x86-64-v3,x86-64-v4": when it is registered, it
+        takes the best one that the processor has. Registering the library on a processor that lacks the instructions gives an
+        error. AArch64 has one choice.
     optimize : bool
         Whether the models are optimised. False: they stay as written.
+    standard_ops : bool
+        Whether the library also replaces ONNX Runtime's QuantizeLinear and DequantizeLinear, as `register` does it, and with
+        the same configuration entries. Models as written need it for types that ONNX Runtime's CPU provider lacks. The library
+        then needs ONNX Runtime 1.31 or later.
 
     Returns
     -------
@@ -66,17 +77,21 @@ def build_library(
     ModelError
         If a model cannot be read or ONNX Runtime refuses it; if there is no linker, or it fails; if a file cannot be written.
     RuntimeError
-        If the native backend is not available: sessions tell what the models need.
+        If the native backend is not available: sessions tell what the models need. If ONNX Runtime is too old for
+        `standard_ops`.
     ValueError
-        If there is no model, if two have the same file name, or if there is no such target or processor.
+        If there is no model, if two have the same file name, if there is no such target or processor, or if `standard_ops`
+        comes without models.
     """
-    paths = [Path(models)] if isinstance(models, (str, os.PathLike)) else [Path(each) for each in models]
+    paths = [Path(models)] if isinstance(models, (str, os.PathLike)) else [Path(each) for each in models or ()]
     names = [each.name for each in paths]
-    if not paths:
+    if not paths and models is not None:
         raise ValueError("models is empty; expected the path of a model, or several")
     if len({*names}) < len(names):
         raise ValueError(f"models has two files of one name: {', '.join(names)}")
-    name, cpu = targets.check(target, cpu)
+    if standard_ops and not paths:
+        raise ValueError("standard_ops is True without models; expected models, whose nodes the library gets")
+    name, cpus = targets.check(target, cpu)
     command = targets.linker(target)
     folder = Path(path).absolute()
     try:
@@ -84,7 +99,7 @@ def build_library(
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".quark_numba_") as place:
-                return _build(paths, folder, Path(place), name, cpu, command, optimize)
+                return _build(paths, folder, Path(place), name, cpus, command, optimize, standard_ops)
         finally:
             if is_new:
                 with suppress(OSError):  # it is not empty
@@ -94,7 +109,14 @@ def build_library(
 
 
 def _build(
-    paths: Sequence[Path], folder: Path, place: Path, name: str, cpu: str, command: Sequence[str], optimize: bool
+    paths: Sequence[Path],
+    folder: Path,
+    place: Path,
+    name: str,
+    cpus: Sequence[str],
+    command: Sequence[str],
+    optimize: bool,
+    standard_ops: bool,
 ) -> Path:
     """Build everything in `place`, and move it to the folder."""
     done, work = place / "done", place / "work"
@@ -108,9 +130,22 @@ def _build(
         else:
             source = model_files.Source.open(each)
             model_files.save(source.whole(), done / each.name, apart=source.is_apart, check=source.check)
-    machine, checks = targets.machine_of(name, cpu)
-    needs = _needs([done / each.name for each in paths])
-    job = child.Job(machine, cpu, checks, needs, COMMAND, str(work))
+    needs = _needs([done / each.name for each in paths], standard_ops) if paths else _needs_of_quark()
+    for i, cpu in enumerate(cpus):
+        machine, checks = targets.machine_of(name, cpu)
+        part = work / cpu
+        part.mkdir()
+        _compile(child.Job(machine, cpu, checks, i, len(cpus), needs, standard_ops, COMMAND, str(part)), name)
+    library = NAME + targets.TARGETS[name].suffix
+    targets.link(command, name, work, done / library)
+    text = _readme(library, [each.name for each in paths], name, " or ".join(cpus))
+    (done / "README.txt").write_text(text, encoding="utf-8")
+    for each in done.iterdir():
+        each.replace(folder / each.name)
+    return folder / library
+
+
+def _compile(job: child.Job, name: str) -> None:
     program, environment = helpers.program(f"from {child.__name__} import main; main()")
     result = subprocess.run(
         program,
@@ -123,16 +158,10 @@ def _build(
     )
     if result.returncode:
         why = result.stderr.decode(errors="replace").strip()[-2000:]
-        raise ModelError(f"the functions cannot be compiled for {name}, {cpu} (exit code {result.returncode}): {why}")
-    library = NAME + targets.TARGETS[name].suffix
-    targets.link(command, name, work, done / library)
-    (done / "README.txt").write_text(_readme(library, [each.name for each in paths], name, cpu), encoding="utf-8")
-    for each in done.iterdir():
-        each.replace(folder / each.name)
-    return folder / library
+        raise ModelError(f"the functions cannot be compiled for {name}, {job.cpu} (exit code {result.returncode}): {why}")
 
 
-def _needs(models: Sequence[Path]) -> list[native.Need]:
+def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
     """Return what the nodes of models need."""
     with _listing:
         native.needs.clear()
@@ -142,7 +171,7 @@ def _needs(models: Sequence[Path]) -> list[native.Need]:
             # With ONNX Runtime's optimisations nodes would be lost that other options keep.
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry(native.LISTS_NEEDS, "1")
-            register(options, backend="native")
+            register(options, backend="native", standard_ops=standard_ops)
             try:
                 onnxruntime.InferenceSession(str(each), options, providers=["CPUExecutionProvider"])
             except Exception as error:
@@ -151,8 +180,21 @@ def _needs(models: Sequence[Path]) -> list[native.Need]:
         return [*native.needs]
 
 
+def _needs_of_quark() -> list[native.Need]:
+    """Return all that nodes of Quark's operators may need."""
+    found = []
+    for operator in dict.fromkeys(each for domain in quark.DOMAINS for each in OPERATORS.newest(domain)):
+        # An attribute without a list of values may have any, and any of them stands for all.
+        values = [each.values or (1 if each.default is None else each.default,) for each in operator.attributes]
+        names = [each.name for each in operator.attributes]
+        for overload in operator.overloads(lambda element_type: element_type.has_tensors()):
+            found += [native.need_of(operator, overload, (*zip(names, each, strict=True),)) for each in product(*values)]
+    return found
+
+
 def _readme(library: str, models: Sequence[str], name: str, cpu: str) -> str:
-    return f"""{library} has the operators of {", ".join(models)} for ONNX Runtime 1.20 or later on {name}, {cpu}.
+    of = ", ".join(models) or "any model of AMD Quark's as it is written,"
+    return f"""{library} has the operators of {of} for ONNX Runtime 1.20 or later on {name}, {cpu}.
 Register it before you create a session. It needs nothing of Python.
 
 C       OrtApi: api->RegisterCustomOpsLibrary_V2(session_options, ORT_TSTR("./{library}"));

@@ -13,13 +13,17 @@ from .targets import Check
 
 
 class Job(NamedTuple):
-    """What the child gets: the machine, the processor's name in messages, what to check on it, what nodes need, the command
-    that builds libraries, and the folder that gets ``tables.h`` and an object file for each function."""
+    """What the child gets: the machine, the processor's name in messages, what to check on it, its place among the processors
+    of the library and their number, what nodes need, whether ONNX's own operators are in it, the command that builds libraries,
+    and the folder that gets ``tables.h`` and an object file for each function."""
 
     machine: elsewhere.Machine
     cpu: str
     checks: list[Check]
+    place: int
+    places: int
     needs: list[Need]
+    standard_ops: bool
     command: str
     folder: str
 
@@ -29,7 +33,7 @@ def main() -> None:
     elsewhere.begin(job.machine)
     from .tables import Tables  # only now: compiled functions depend on the machine
 
-    tables, folder = Tables(job.needs), Path(job.folder)
-    (folder / "tables.h").write_text(tables.header(job.cpu, job.checks, job.command), encoding="ascii")
+    tables, folder = Tables(job), Path(job.folder)
+    (folder / "tables.h").write_text(tables.header(), encoding="ascii")
     for symbol, address in tables.functions.items():
         (folder / f"{symbol}.o").write_bytes(elsewhere.object_file(address))

@@ -25,15 +25,15 @@ struct attribute {
     enum kind kind;
     int is_required;
     struct value standard; /* the default */
+    int free;              /* its place among the values that `settle` gets; -1: it is compared with the table */
 };
 
 /* A node that the library can run. */
 struct node {
-    const struct value *values;   /* of all attributes */
-    const void *const *state;     /* the words of its state, into which `create` writes the addresses of this process */
+    const struct value *values; /* of all attributes */
+    const void *const *state;   /* the words of its state, into which `create` writes the addresses of this process */
     size_t state_words;
-    const int *types;             /* of all inputs, -1 at the end; null: the overload says enough */
-    const int64_t *sizes;         /* for each input the number of elements that it has if it is a constant; null: any */
+    const int *types;           /* of all inputs, -1 at the end; null: the overload says enough */
 };
 
 struct operator_ {
@@ -41,8 +41,10 @@ struct operator_ {
     const struct attribute *attributes;
     size_t attribute_count, input_count, output_count;
     const uint8_t *inputs, *outputs; /* OrtCustomOpInputOutputCharacteristic */
-    int is_homogeneous;
+    int is_homogeneous, takes_type; /* takes_type: the attribute output_dtype gives the type of the output, or else */
+    int typed_by, instead;          /* the input of this index has it, or if the input is left out, it is `instead` */
     const word (*messages)[2]; /* null: there is no node of the operator */
+    word (*settle)(word state, word values);
     word (*compute)(word state, word context);
     word (*prepare)(word state, word constants);
     word (*destroy)(word state);
@@ -196,37 +198,31 @@ static word constant_of(api_table api, word info, size_t index, word result[2]) 
 static int is_same(const struct operator_ *of, const struct value *found, const struct value *expected) {
     for (size_t i = 0; i < of->attribute_count; i++) {
         int is_text = of->attributes[i].kind == STRING;
+        if (of->attributes[i].free >= 0) continue;
         if (is_text ? strcmp(found[i].text, expected[i].text) != 0 : found[i].number != expected[i].number) return 0;
     }
     return 1;
 }
 
-static word has_inputs(api_table api, word info, const struct operator_ *of, const struct node *node, int *result) {
-    *result = 0;
-    if (node->types) {
-        size_t count = 0, i = 0;
-        CHECK(CALL(api, KernelInfo_GetInputCount, info, (word)&count));
-        for (; node->types[i] >= 0; i++) {
-            int type;
-            if (i >= count) return 0;
-            CHECK(type_of(api, info, KernelInfo_GetInputTypeInfo, i, &type));
-            if (type != node->types[i]) return 0;
-        }
-        if (i != count) return 0;
+static word has_types(api_table api, word info, const struct node *node, int *result) {
+    size_t count = 0, i = 0;
+    *result = !node->types;
+    if (!node->types) return 0;
+    CHECK(CALL(api, KernelInfo_GetInputCount, info, (word)&count));
+    for (; node->types[i] >= 0; i++) {
+        int type;
+        if (i >= count) return 0;
+        CHECK(type_of(api, info, KernelInfo_GetInputTypeInfo, i, &type));
+        if (type != node->types[i]) return 0;
     }
-    for (size_t i = 0; node->sizes && i < of->input_count; i++) {
-        word constant[2];
-        CHECK(constant_of(api, info, i, constant));
-        if (constant[1] != 0 && constant[1] != node->sizes[i]) return 0;
-    }
-    *result = 1;
+    *result = i == count;
     return 0;
 }
 
 static word lacks(const struct custom_op *self, word info, const struct value *found) {
     const struct operator_ *of = operator_of(self);
     struct text text = start("quark_numba: this library lacks ");
-    add(&text, of->domain);
+    add(&text, *of->domain ? of->domain : "ai.onnx");
     add(&text, "::");
     add(&text, of->name);
     for (size_t i = 0; i < of->input_count; i++) {
@@ -247,14 +243,23 @@ static word lacks(const struct custom_op *self, word info, const struct value *f
     return fail(self->api, &text);
 }
 
-static word make_kernel(const struct custom_op *self, word info, const struct node *node, word *result) {
+static word make_kernel(
+    const struct custom_op *self, word info, const struct value *found, const struct node *node, word *result
+) {
     const struct operator_ *of = operator_of(self);
     struct text text = start("quark_numba: there is no memory");
     word constants[2 * MOST_INPUTS];
+    word values[MOST_ATTRIBUTES + 1] = {0};
     for (size_t i = 0; of->prepare && i < of->input_count; i++) CHECK(constant_of(self->api, info, i, constants + 2 * i));
     struct kernel *kernel = malloc(sizeof *kernel + node->state_words * sizeof(word));
     if (!kernel) return fail(self->api, &text);
     memcpy(kernel->own, node->state, node->state_words * sizeof(word));
+    for (size_t i = 0; i < of->attribute_count; i++)
+        if (of->attributes[i].free >= 0) values[of->attributes[i].free] = found[i].number;
+    if (of->settle && !of->settle((word)kernel->own, (word)values)) {
+        free(kernel);
+        return lacks(self, info, found);
+    }
     kernel->own[STATE_API] = (word)self->api;
     kernel->own[STATE_HAS_SHAPE_REFERENCE] = self->has_shape_reference;
     kernel->own[STATE_MESSAGES] = (word)of->messages;
@@ -294,10 +299,10 @@ static word create(const struct custom_op *self, api_table api, word info, word 
     for (; !status && !node && each < end; each++)
         if (is_same(of, found, each->values)) {
             int fits;
-            status = has_inputs(self->api, info, of, each, &fits);
+            status = has_types(self->api, info, each, &fits);
             if (!status && fits) node = each;
         }
-    if (!status) status = node ? make_kernel(self, info, node, result) : lacks(self, info, found);
+    if (!status) status = node ? make_kernel(self, info, found, node, result) : lacks(self, info, found);
     for (size_t i = 0; i < read; i++)
         if (found[i].text != of->attributes[i].standard.text) free((void *)found[i].text);
     return status;
@@ -308,6 +313,52 @@ static word compute(const struct kernel *kernel, word context) { return kernel->
 static void destroy(struct kernel *kernel) {
     if (kernel && kernel->destroy) kernel->destroy(kernel->state);
     free(kernel);
+}
+
+static int is_done(api_table api, word status) {
+    if (status) CALL(api, ReleaseStatus, status);
+    return !status;
+}
+
+/* Whether each dimension has a size or a name. A scalar looks like an unknown shape. */
+static int has_shape(api_table api, word shape) {
+    enum { MOST_DIMENSIONS = 64 };
+    size_t rank = 0;
+    int64_t sizes[MOST_DIMENSIONS];
+    const char *names[MOST_DIMENSIONS] = {0};
+    if (!is_done(api, CALL(api, GetDimensionsCount, shape, (word)&rank)) || rank == 0 || rank > MOST_DIMENSIONS) return 0;
+    if (!is_done(api, CALL(api, GetDimensions, shape, (word)sizes, (word)rank))) return 0;
+    if (!is_done(api, CALL(api, GetSymbolicDimensions, shape, (word)names, (word)rank))) return 0;
+    for (size_t i = 0; i < rank; i++)
+        if (sizes[i] < 0 && (!names[i] || !*names[i])) return 0;
+    return 1;
+}
+
+/* OrtCustomOp::InferOutputShapeFn. ONNX Runtime ignores a status that is returned here: if the type or the shape is not known, it
+   falls back to its own inference. The API can set neither the type alone nor a shape that is partly unknown. */
+static word infer(const struct custom_op *self, word context) {
+    const struct operator_ *of = operator_of(self);
+    api_table api = self->api;
+    word attribute = 0, shape = 0;
+    int64_t number = 0;
+    size_t size = 0;
+    int type = ANY_TYPE;
+    if (is_done(api, CALL(api, ShapeInferContext_GetAttribute, context, (word)"output_dtype", (word)&attribute)) &&
+        !is_done(api, CALL(api, ReadOpAttr, attribute, (word)ORT_OP_ATTR_INT, (word)&number, (word)sizeof number, (word)&size)))
+        return 0;
+    if (number > 0 && number < (int64_t)COUNT(TYPE_OF_ATTRIBUTE)) type = TYPE_OF_ATTRIBUTE[number];
+    if (number == 0) {
+        type = of->instead;
+        if (of->typed_by >= 0 &&
+            is_done(api, CALL(api, ShapeInferContext_GetInputTypeShape, context, (word)of->typed_by, (word)&shape)) &&
+            !is_done(api, CALL(api, GetTensorElementType, shape, (word)&type)))
+            return 0;
+    }
+    if (type == ANY_TYPE) return 0;
+    if (!is_done(api, CALL(api, ShapeInferContext_GetInputTypeShape, context, (word)0, (word)&shape))) return 0;
+    if (has_shape(api, shape) && is_done(api, CALL(api, SetTensorElementType, shape, (word)type)))
+        is_done(api, CALL(api, ShapeInferContext_SetOutputTypeShape, context, (word)0, shape));
+    return 0;
 }
 
 static const char *get_name(const struct custom_op *self) { return operator_of(self)->name; }
@@ -337,6 +388,7 @@ static const void *const functions[FUNCTIONS] = {
     [CreateKernelV2] = create,
     [KernelComputeV2] = compute,
     [KernelDestroy] = destroy,
+    [InferOutputShapeFn] = infer,
 };
 
 /* The name of an instruction set that this processor or system lacks and the library needs; null if there is none. */
@@ -372,6 +424,7 @@ static word make(api_table api, int release, struct registered **result) {
         each->table.version = CUSTOM_OP_VERSION;
         memcpy(each->table.functions, functions, sizeof functions);
         each->overload = &OVERLOADS[i];
+        if (!operator_of(each)->takes_type) each->table.functions[InferOutputShapeFn] = 0;
         each->api = api;
         each->has_shape_reference = release >= SHAPE_REFERENCE_RELEASE;
         if (release < OVERLOADS[i].first_release) continue;
@@ -390,31 +443,56 @@ __attribute__((destructor)) static void release(void) {
     for (size_t i = 0; i < DOMAINS; i++) CALL(kept->api, ReleaseCustomOpDomain, kept->domains[i]);
     free(kept);
 }
-#define EXPORT __attribute__((visibility("default")))
-#else
-#define EXPORT __declspec(dllexport)
 #endif
 
-EXPORT word RegisterCustomOps(word options, const void *const *base) {
+#ifndef FIRST
+#define EXPORT
+#elif defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+/* The library has a part for each processor, with tables of its own. A part leaves what it lacks to the next, and the first part's
+   REGISTER is the library's RegisterCustomOps. */
+#ifdef NEXT
+word NEXT(word options, const void *const *base);
+#endif
+
+EXPORT word REGISTER(word options, const void *const *base) {
     api_table api = ((api_table(*)(uint32_t))base[0])(API_VERSION);
     const char *version = ((const char *(*)(void))base[1])();
     struct text text = start("quark_numba: ");
+    int is_there = 0, release = 0;
     if (!api) {
         add(&text, "the library needs ONNX Runtime " FIRST_RELEASE " or later; this is ");
         add(&text, version);
         return fail(((api_table(*)(uint32_t))base[0])(1), &text);
     }
+    for (const char *at = strchr(version, '.'); at && *++at >= '0' && *at <= '9';) release = 10 * release + *at - '0';
+    if (release < FIRST_MINOR) {
+        add(&text, "the library has ONNX's own operators, which needs ONNX Runtime 1.");
+        add_number(&text, FIRST_MINOR);
+        add(&text, " or later; this is ");
+        add(&text, version);
+        return fail(api, &text);
+    }
     const char *missing = lacking();
+#ifdef NEXT
+    if (missing) return NEXT(options, base);
+#endif
     if (missing) {
         add(&text, "the library was built for " CPU ", and this processor lacks ");
         add(&text, missing);
         add(&text, "; build it with another --cpu");
         return fail(api, &text);
     }
-    int is_there = 0, release = 0;
     CHECK(CALL(api, HasSessionConfigEntry, options, (word)REGISTERED, (word)&is_there));
     if (is_there) return 0;
-    for (const char *at = strchr(version, '.'); at && *++at >= '0' && *at <= '9';) release = 10 * release + *at - '0';
+    for (const char *const *entry = ENTRIES; *entry; entry += 2) {
+        CHECK(CALL(api, HasSessionConfigEntry, options, (word)entry[0], (word)&is_there));
+        if (!is_there) CHECK(CALL(api, AddSessionConfigEntry, options, (word)entry[0], (word)entry[1]));
+    }
     struct registered *found = __atomic_load_n(&kept, __ATOMIC_ACQUIRE), *none = 0;
     if (!found || found->api != api) {
         CHECK(make(api, release, &found));

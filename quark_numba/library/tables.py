@@ -6,35 +6,37 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..catalog import OPERATORS
 from ..compiling import elsewhere
-from ..declaration import Attribute, Operator, Overload
-from ..element_types import ELEMENT_TYPES, UINT8
-from ..ort import c_api, callbacks, operators
+from ..declaration import Attribute, Operator, Overload, Tensor
+from ..element_types import ELEMENT_TYPES, UINT8, ElementType
+from ..ort import NO_FUSIONS, c_api, callbacks, operators
 from ..ort.native import REGISTERED, Need
 from ..ort.nodes import context
-from .targets import Check
 
-_DOMAINS = [each for each in OPERATORS.domains if each]
-_NEWEST = [each for domain in _DOMAINS for each in OPERATORS.newest(domain)]
+if TYPE_CHECKING:
+    from .child import Job
 
 
 class Tables:
     """The tables. `functions` are the addresses of the functions that they name, by symbol."""
 
-    def __init__(self, needs: Iterable[Need]) -> None:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._domains = [each for each in OPERATORS.domains if each or job.standard_ops]
+        self._newest = [each for domain in self._domains for each in OPERATORS.newest(domain)]
         self.functions: dict[str, int] = {}
         self._arrays: list[str] = []
         self._operators: list[str] = []
         self._overloads: list[str] = []
         self._nodes: list[str] = []
         self._needs: defaultdict[tuple[Any, ...], list[Need]] = defaultdict(list)
-        for need in needs:
+        for need in job.needs:
             self._needs[need.domain, need.name].append(need)
-        for operator in _NEWEST:
+        for operator in self._newest:
             self._add(operator)
 
     def _array(self, kind: str, items: Sequence[str], suffix: str = "") -> str:
@@ -54,19 +56,20 @@ class Tables:
     def _add(self, operator: Operator) -> None:
         overloads = [*operator.overloads(lambda element_type: element_type.has_tensors())]
         first = operators.describe(operator, overloads[0])
-        attributes = [
-            _list([_text(each.name), each.kind, str(int(each.default is None)), _value(each, each.default)])
-            for each in operator.attributes
-        ]
+        node = operators.node_of(operator.wing)
+        attributes = []
+        for each in operator.attributes:
+            free = node.FREE.index(each.name) if each.name in getattr(node, "FREE", ()) else -1
+            fields = _text(each.name), each.kind, str(int(each.default is None)), _value(each, each.default), str(free)
+            attributes.append(_list(fields))
         needs = self._needs[operator.domain, operator.name]
-        messages, functions = "0", ["0"] * 3
+        messages, functions = "0", ["0"] * 4
         if needs:
-            node = operators.node_of(operator.wing)
             found = [(ctypes.string_at(address, size), size) for address, size in operators.messages_of(operator).tolist()]
             messages = self._array("word", [_list([f"(word){_text(text)}", str(size)]) for text, size in found], "[2]")
             functions = [
                 self._symbol(callbacks.compiled(getattr(node, each), f"{each}_{operator.wing}")) if hasattr(node, each) else "0"
-                for each in ("compute", "prepare", "destroy")
+                for each in ("settle", "compute", "prepare", "destroy")
             ]
         counts = [len(attributes), len(operator.inputs), len(operator.outputs)]
         options = [
@@ -76,17 +79,20 @@ class Tables:
             names = [tuple(each.name for each in side) for side in overload]
             self._add_overload(operator, overload, [each for each in needs if [each.inputs, each.outputs] == names])
         texts = [_text(operator.domain), _text(operator.name), self._array("struct attribute", attributes)]
-        is_homogeneous = str(int(operator.inputs[-1].is_homogeneous))
-        self._operators.append(_list([*texts, *map(str, counts), *options, is_homogeneous, messages, *functions]))
+        flags = [*map(str, (int(operator.inputs[-1].is_homogeneous), int(operator.takes_type), *_typed_by(operator)))]
+        self._operators.append(_list([*texts, *map(str, counts), *options, *flags, messages, *functions]))
 
     def _add_overload(self, operator: Operator, overload: Overload, needs: Sequence[Need]) -> None:
         first_node = len(self._nodes)
-        for need in needs:
+        free = getattr(operators.node_of(operator.wing), "FREE", ())
+        # Nodes that differ in free attributes alone are one.
+        different = {(need.types, *(each for each in need.attributes if each[0] not in free)): need for need in needs}
+        for need in different.values():
             self._add_node(operator, overload, need)
         types = operators.describe(operator, overload)
         # The release that has tensors of all these types.
         release = max([each.ort_release or (0, 0) for side in overload for each in side], default=(0, 0))[1]
-        numbers = len(self._operators), first_node, len(needs), release
+        numbers = len(self._operators), first_node, len(different), release
         codes = [*types.input_types, *types.output_types], [c_api.element_type(each) for each in overload.outputs]
         self._overloads.append(_list([*map(str, numbers), *(_list([*map(str, each)]) for each in codes)]))
 
@@ -105,12 +111,16 @@ class Tables:
             self._array("void *const", words),
             str(len(words)),
             "0" if need.types is None else self._array("int", [*map(str, need.types), "-1"]),
-            "0" if need.sizes is None else self._array("int64_t", [*map(str, need.sizes), *["0"] * len(operator.inputs)]),
         ]
         self._nodes.append(_list(fields))
 
-    def header(self, cpu: str, checks: Iterable[Check], command: str) -> str:
+    def header(self) -> str:
         """Return the content of tables.h, in ASCII."""
+        job = self._job
+        # A processor that lacks something is left to the next part of the library.
+        parts = ["RegisterCustomOps", *(f"quark_numba_register_{i}" for i in range(1, job.places))][job.place :]
+        defined = "#define FIRST\n" * (job.place == 0)
+        registers = [f"#define {name} {part}\n" for name, part in zip(("REGISTER", "NEXT"), parts, strict=False)]
         constants = {
             **{each.name: int(each) for each in c_api.OrtApi},
             **{name: i for i, name in enumerate(c_api.CUSTOM_OP_FUNCTIONS)},
@@ -121,20 +131,25 @@ class Tables:
             "SHAPE_REFERENCE_RELEASE": c_api.SHAPE_REFERENCE_RELEASE[1],
             "ORT_FAIL": c_api.ORT_FAIL,
             "ANY_TYPE": c_api.ANY_TYPE,
+            "ORT_OP_ATTR_INT": c_api.ORT_OP_ATTR_INT,
             "UINT8_TYPE": c_api.element_type(UINT8),
-            "DOMAINS": len(_DOMAINS),
-            "MOST_ATTRIBUTES": max(len(each.attributes) for each in _NEWEST),
-            "MOST_INPUTS": max(len(each.inputs) for each in _NEWEST),
-            "MOST_OUTPUTS": max(len(each.outputs) for each in _NEWEST),
-            "MOST_TYPES": max(len(each.inputs) + len(each.outputs) for each in _NEWEST),
+            "DOMAINS": len(self._domains),
+            "FIRST_MINOR": c_api.STANDARD_OPS_RELEASE[1] if job.standard_ops else 0,
+            "MOST_ATTRIBUTES": max(len(each.attributes) for each in self._newest),
+            "MOST_INPUTS": max(len(each.inputs) for each in self._newest),
+            "MOST_OUTPUTS": max(len(each.outputs) for each in self._newest),
+            "MOST_TYPES": max(len(each.inputs) + len(each.outputs) for each in self._newest),
         }
-        texts = {"FIRST_RELEASE": c_api.FIRST_RELEASE, "REGISTERED": REGISTERED, "CPU": cpu, "COMMAND": command}
+        texts = {"FIRST_RELEASE": c_api.FIRST_RELEASE, "REGISTERED": REGISTERED, "CPU": job.cpu, "COMMAND": job.command}
         names = {c_api.element_type(each): each.name for each in ELEMENT_TYPES if each.has_tensors()} | {c_api.ANY_TYPE: "?"}
-        features = [_list([*(f"{each}u" for each in where), _text(name)]) for name, where in checks]
+        types = {each.number: c_api.element_type(each) for each in ELEMENT_TYPES if each.has_tensors()}
+        features = [_list([*(f"{each}u" for each in where), _text(name)]) for name, where in job.checks]
         arrays = {
             "char *const TYPES": [_text(names.get(number, "")) for number in range(max(names) + 1)],
-            "char *const DOMAIN_NAMES": [*map(_text, _DOMAINS)],
+            "char *const DOMAIN_NAMES": [*map(_text, self._domains)],
+            "char *const ENTRIES": [_text(each) for entry in NO_FUSIONS.items() for each in entry if job.standard_ops] + ["0"],
             "struct feature FEATURES": [*features, "{0, 0, 0, 0, 0}"],
+            "uint8_t TYPE_OF_ATTRIBUTE": [str(types.get(number, c_api.ANY_TYPE)) for number in range(max(types) + 1)],
             "struct operator_ OPERATORS": self._operators,
             "struct node NODES": self._nodes or ["{0}"],
             "struct overload OVERLOADS": self._overloads,
@@ -143,6 +158,8 @@ class Tables:
             [
                 "/* Written by quark_numba: the tables of one library. */\n",
                 f"enum {_list([f'{name} = {number}' for name, number in constants.items()])};\nOVERLOAD;\n",
+                defined,
+                *registers,
                 *(f"#define {name} {_text(text)}\n" for name, text in texts.items()),
                 *(
                     f"extern word {name}({', '.join(['word'] * elsewhere.count_arguments(address))});\n"
@@ -152,6 +169,28 @@ class Tables:
                 *(f"static const {name}[] = {_list(items)};\n" for name, items in arrays.items()),
             ]
         )
+
+
+def _typed_by(operator: Operator) -> tuple[int, int]:
+    """Return the index of the input whose type the output has if no attribute gives it, -1: none; and the number of the type
+    that the output has if that input is left out, ANY_TYPE: unknown."""
+    if not operator.takes_type:
+        return -1, c_api.ANY_TYPE
+    defaults = {each.name: each.default for each in operator.attributes}
+
+    def type_with(inputs: list[Tensor | None]) -> ElementType | None:
+        (y,) = operator.infer(inputs, defaults)
+        return y.element_type
+
+    def gives_type(index: int) -> bool:
+        several = operator.types[operator.inputs[index].variable]
+        unknown = [Tensor(None, None)] * len(operator.inputs)
+        found = [type_with([*unknown[:index], Tensor(each, None), *unknown[index + 1 :]]) for each in several]
+        return len(several) > 1 and [*several] == found
+
+    index = next(filter(gives_type, range(len(operator.inputs))), -1)
+    instead = type_with([None] * len(operator.inputs))
+    return index, c_api.element_type(instead) if instead else c_api.ANY_TYPE
 
 
 def _list(items: Sequence[str]) -> str:

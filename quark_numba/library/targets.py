@@ -90,18 +90,21 @@ def machine_of(name: str, cpu: str) -> tuple[Machine, list[Check]]:
     return Machine(target.triple, cpu, text), checks
 
 
-def check(target: str | None, cpu: str | None) -> tuple[str, str]:
-    """Return the names of the target and the processor. Raise ValueError if there is no such target or processor."""
+def check(target: str | None, cpu: str | None) -> tuple[str, list[str]]:
+    """Return the names of the target and of the processors, the best first. Raise ValueError if there is no such target or
+    processor."""
     name = here() if target is None else target
     if name not in TARGETS:
         raise ValueError(f"target is {target!r}; expected one of {', '.join(TARGETS)}, or None for this machine")
     cpus = TARGETS[name].cpus
     # What CPUID does not tell cannot be checked when the library is loaded.
     allowed = (NATIVE, *cpus) if target is None and "x86-64" in name else cpus
-    found = allowed[0] if cpu is None else cpu
-    if found not in allowed:
+    found = [allowed[0]] if cpu is None else cpu.split(",")
+    if not {*found} <= {*allowed}:
         raise ValueError(f"cpu is {cpu!r}; expected {' or '.join(allowed)} for {name}")
-    return name, found
+    if len(found) > 1 and not {*found} <= {*_LEVELS}:
+        raise ValueError(f"cpu is {cpu!r}; only {', '.join(_LEVELS)} go together in a library")
+    return name, [each for each in reversed(_LEVELS) if each in found] or found
 
 
 def linker(target: str | None) -> list[str]:
@@ -120,18 +123,21 @@ def linker(target: str | None) -> list[str]:
 
 
 def link(command: Sequence[str], name: str, folder: Path, library: Path) -> None:
-    """Compile operators.c with the tables in a folder, and link it with the objects there. Raise ModelError if this fails."""
-    flags = ["-shared", "-O2", "-std=gnu11", "-fvisibility=hidden", "-w", "-I", str(folder)]
+    """Compile operators.c with the tables in each folder of a folder, and link it with the objects there. Raise ModelError if
+    this fails."""
+    flags = ["-shared", "-O2", "-std=gnu11", "-fvisibility=hidden", "-w"]
     flags += {".so": ["-fPIC", "-Wl,--no-undefined", "-Wl,-z,noexecstack", "-s"], ".dylib": ["-fPIC", "-s"], ".dll": ["-s"]}[
         library.suffix
     ]
     if "ziglang" in command:
         flags.append("-fno-sanitize=all")
-    objects = sorted(map(str, folder.glob("*.o")))
-    source = str(Path(__file__).with_name("operators.c"))
+    source = Path(__file__).with_name("operators.c")
+    for each in folder.iterdir():
+        shutil.copy(source, each)  # which includes the header beside it
+    parts = [*sorted(folder.glob("*/*.c")), *sorted(folder.glob("*/*.o"))]
     math = ["-lm"] if library.suffix == ".so" else []
     result = subprocess.run(
-        [*command, *flags, "-o", str(library), source, *objects, *math], capture_output=True, text=True, check=False
+        [*command, *flags, "-o", str(library), *map(str, parts), *math], capture_output=True, text=True, check=False
     )
     if result.returncode:
         raise ModelError(f"the library for {name} cannot be linked: {result.stderr.strip()[-2000:]}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from typing import Any, NamedTuple
@@ -57,7 +56,6 @@ class Need(NamedTuple):
     outputs: tuple[str, ...]
     attributes: tuple[tuple[str, Any], ...]
     types: tuple[int, ...] | None  # the ONNXTensorElementDataType of each input, if the overload does not say it
-    sizes: tuple[int, ...] | None  # the number of elements of each input, 0 if it is unknown, for operators that prepare them
 
 
 needs: dict[Need, None] = {}  # in their order
@@ -229,27 +227,31 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
             _check_inputs(operator, c_api.inputs(api, info), attributes)
         _check_outputs(custom_op, info)
         given = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in attributes.items())
-        prepare = getattr(operators.node_of(operator.wing), "prepare", None)
         if custom_op.lists_needs:
-            _list_need(custom_op, given, api, info, bool(prepare))
+            _list_need(custom_op, given, api, info)
             return
         address = _state(op, given).ctypes.data
-        if prepare:
+        if prepare := getattr(operators.node_of(operator.wing), "prepare", None):
             address = _prepared(prepare, operator, address, c_api.constants(api, info, len(operator.inputs)))
         c_void_p.from_address(result).value = address
 
     return _status(api, create, is_done, lambda: f" (node {c_api.node_name(api, info)!r})")
 
 
-def _list_need(custom_op: _CustomOp, given: tuple[tuple[str, Any], ...], api: int, info: int, is_prepared: bool) -> None:
+def _list_need(custom_op: _CustomOp, given: tuple[tuple[str, Any], ...], api: int, info: int) -> None:
     operator, overload = custom_op.operator, custom_op.overload
     operators.state_of(operator, overload, dict(given), compiles=False)  # raises ValueError for wrong attributes
-    found = c_api.inputs(api, info)
-    types = None if operator.inputs[-1].is_homogeneous else tuple(number for number, _ in found)
-    # An input may be a constant with other options of the session.
-    sizes = tuple(math.prod(each or 0 for each in shape or [0]) for _, shape in found) if is_prepared else None
+    types = None
+    if not operator.inputs[-1].is_homogeneous:
+        types = tuple(number for number, _ in c_api.inputs(api, info))
+    needs[need_of(operator, overload, given, types)] = None
+
+
+def need_of(
+    operator: Operator, overload: Overload, attributes: tuple[tuple[str, Any], ...], types: tuple[int, ...] | None = None
+) -> Need:
     inputs, outputs = (tuple(each.name for each in side) for side in overload)
-    needs[Need(operator.domain, operator.name, inputs, outputs, given, types, sizes)] = None
+    return Need(operator.domain, operator.name, inputs, outputs, attributes, types)
 
 
 def _prepared(prepare: Callable[..., int], operator: Operator, state: int, constants: Sequence[tuple[int, int]]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -51,34 +50,49 @@ def layer_of(attributes: Mapping[str, Any]) -> NDArray[Any]:
     layers: Any = np.zeros(1, LAYER).view(np.recarray)
     layer = layers[0]
     layer.hidden = hidden
-    scales, zeros = {}, {}
     for name in OPERANDS:
-        scales[name] = scale = np.float32(attributes[f"{name}_scale"])
+        scale = np.float32(attributes[f"{name}_scale"])
         if not 0 < scale < np.inf:
             raise ValueError(f"{name}_scale is {attributes[f'{name}_scale']}; expected a finite, positive float32")
-        zero_point = attributes[f"{name}_zero_point"] % (1 << 16)
-        layer[f"{name}_scale"], layer[f"{name}_zero_point"] = scale, zero_point
-        zeros[name] = zero_point - (1 << 15)
-    layer.initial = zeros["y"] if zeros["y"] >= 0 else zeros["y"] + 1
+        layer[f"{name}_scale"], layer[f"{name}_zero_point"] = scale, attributes[f"{name}_zero_point"] % (1 << 16)
     with np.errstate(all="ignore"):
-        for name, one, other in (("x", "x", "w"), ("h", "y", "r")):
-            step = float(scales[one] * scales[other]) * GATE_STEPS
-            if step == math.inf:
-                raise ValueError(f"{one}_scale * {other}_scale is {scales[one]} * {scales[other]}, beyond float32")
-            layer[f"{name}_step"], layer[f"{name}z_step"] = step, step * zeros[other]
-    for name in ("x", "h", "xz", "hz"):
-        layer[f"{name}_mantissa"], layer[f"{name}_shift"] = _mantissa_and_shift(float(layer[f"{name}_step"]), 15)
-    mantissa, shift = _mantissa_and_shift(1 / float(scales["y"]), 16)
-    layer.y_mantissa, layer.y_shift = min(mantissa, (1 << 16) - 1), shift + 24
+        derive(layer)
+    for step, one, other in ((layer.x_step, "x", "w"), (layer.h_step, "y", "r")):
+        if step == math.inf:
+            scales = " * ".join(str(np.float32(layer[f"{each}_scale"])) for each in (one, other))
+            raise ValueError(f"{one}_scale * {other}_scale is {scales}, beyond float32")
     return layers
 
 
-def _mantissa_and_shift(number: float, bits: int) -> tuple[int, int]:
+def derive(layer: Any) -> None:
+    """Set the fields that follow from scales and zero points. If `x_step` or `h_step` is infinite, the rest means nothing. The
+    function is also compiled into libraries."""
+    half = 1 << 15
+    layer.initial = layer.y_zero_point - half
+    if layer.initial < 0:
+        layer.initial += 1
+    layer.x_step = np.float64(np.float32(layer.x_scale) * np.float32(layer.w_scale)) * GATE_STEPS
+    layer.h_step = np.float64(np.float32(layer.y_scale) * np.float32(layer.r_scale)) * GATE_STEPS
+    layer.xz_step = layer.x_step * (layer.w_zero_point - half)
+    layer.hz_step = layer.h_step * (layer.r_zero_point - half)
+    layer.x_mantissa, layer.x_shift = mantissa_and_shift(layer.x_step, 15)
+    layer.h_mantissa, layer.h_shift = mantissa_and_shift(layer.h_step, 15)
+    layer.xz_mantissa, layer.xz_shift = mantissa_and_shift(layer.xz_step, 15)
+    layer.hz_mantissa, layer.hz_shift = mantissa_and_shift(layer.hz_step, 15)
+    mantissa, shift = mantissa_and_shift(1 / layer.y_scale, 16)
+    layer.y_mantissa, layer.y_shift = min(mantissa, 2 * half - 1), shift + 24
+
+
+def mantissa_and_shift(number: float, bits: int) -> tuple[int, int]:
     """Return (m, s) with number = m / 2**s, up to the rounding of m, half away from zero. The magnitude of m is
-    from 2**(bits - 1) to 2**bits."""
-    fraction, exponent = math.frexp(abs(number))  # 1/2 <= fraction < 1
-    if fraction == 0:
+    from 2**(bits - 1) to 2**bits. If the number is 0 or not finite, both are 0."""
+    scaled, shift = abs(number), 0
+    if not 0 < scaled < math.inf:
         return 0, 0
-    shift = bits - (exponent - 1 if fraction == 0.5 else exponent)
-    mantissa = math.floor(Fraction(fraction) * Fraction(2) ** (exponent + shift) + Fraction(1, 2))
+    # Doubling and halving are exact.
+    while scaled <= 1 << (bits - 1):
+        scaled, shift = scaled * 2, shift + 1
+    while scaled > 1 << bits:
+        scaled, shift = scaled / 2, shift - 1
+    mantissa = int(scaled + 0.5)  # exact for 38 bits and fewer behind the point
     return (mantissa if number > 0 else -mantissa), shift

@@ -12,22 +12,19 @@ import onnxruntime
 import pefile
 import pytest
 from elftools.elf.elffile import ELFFile
-from onnx import helper
-from onnx_models import model, one_node
+from libraries import HAS_ZIG, REFUSED, RUN, check_bits, child, feeds_of, linked, own_session
+from onnx import helper, numpy_helper
+from onnx_models import model, number, one_node
 from paths import MODELS
 
-import quark_numba
 from quark_numba import ModelError, build_library
 from quark_numba.cli import main
 from quark_numba.library import targets
+from quark_numba.ort import c_api
 
-HAS_ZIG = importlib.util.find_spec("ziglang") is not None
-HAS_LINKER = sys.platform == "linux" and bool(HAS_ZIG or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"))
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.skipif(not HAS_LINKER, reason="Linux with a C compiler or ziglang only: this is where libraries run here"),
-]
+pytestmark = linked
 zig = pytest.mark.skipif(not HAS_ZIG, reason="ziglang only")
 
 # bfloat16, 16 and 32 bits with an LSTM, block formats, normalizations, QONNX's and MCT's operators, and float8 in uint8.
@@ -47,41 +44,6 @@ NAMES = (
 NEEDED = {"malloc", "free", "memcpy", "memset", "strchr", "strcmp", "strlen", "strncmp", "strstr", "tanhf"}
 OF_START_FILES = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__cxa_finalize", "__gmon_start__"}
 
-# Runs models with the library, in a process without this package. Arguments: the folder, the file of results, threads, models.
-RUN = """
-import sys
-import numpy as np
-import onnxruntime
-
-folder, results, threads, *names = sys.argv[1:]
-found = {}
-for name in names:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = int(threads)
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    options.register_custom_ops_library(f"{folder}/quark_operators.so")
-    session = onnxruntime.InferenceSession(f"{folder}/{name}", options, providers=["CPUExecutionProvider"])
-    for i, y in enumerate(session.run(None, dict(np.load(f"{results}.{name}.npz")))):
-        found[f"{name}:{i}"] = y
-np.savez(results, **found)
-assert not {"numba", "llvmlite", "quark_numba"} & set(sys.modules)
-"""
-
-# Creates a session, and prints why it fails.
-REFUSED = """
-import sys
-import onnxruntime
-
-options = onnxruntime.SessionOptions()
-options.log_severity_level = 4
-try:
-    options.register_custom_ops_library(sys.argv[1])
-    onnxruntime.InferenceSession(sys.argv[2], options, providers=["CPUExecutionProvider"])
-except Exception as error:
-    print(error)
-"""
-
 # Loads the library, runs a model and releases both, and prints the process's memory in kilobytes after some cycles.
 CYCLES = """
 import gc, sys
@@ -96,35 +58,13 @@ def cycle():
     options.register_custom_ops_library(library)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, feeds)
 
-for count in (30, 100):
+for count in (100, int(sys.argv[4])):
     for _ in range(count):
         cycle()
     gc.collect()
     print([int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")][0])
 assert library.rpartition("/")[2] not in open("/proc/self/maps").read(), "it is still loaded"
 """
-
-
-def child(code, *arguments):
-    process = subprocess.run([sys.executable, "-I", "-c", code, *map(str, arguments)], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    return process.stdout
-
-
-def feeds_of(session):
-    """Return random inputs; unknown dimensions are 2."""
-    rng = np.random.default_rng(0)
-    shapes = {each.name: [size if isinstance(size, int) else 2 for size in each.shape] for each in session.get_inputs()}
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def own_session(path, threads):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    quark_numba.register(options, backend="native")
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 @pytest.fixture(scope="session", params=[True, False], ids=["optimised", "as written"])
@@ -136,21 +76,9 @@ def library(request, tmp_path_factory):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_bits_without_this_package(library, threads, tmp_path):
-    results, expected = tmp_path / "results.npz", {}
     models = sorted(library.parent.glob("*.onnx"))
     assert len(models) == len(NAMES)
-    for path in models:
-        session = own_session(path, threads)
-        feeds = feeds_of(session)
-        np.savez(f"{results}.{path.name}.npz", **feeds)
-        expected |= {f"{path.name}:{i}": y for i, y in enumerate(session.run(None, feeds))}
-    child(RUN, library.parent, results, threads, *(path.name for path in models))
-    found = np.load(results)
-    assert set(found) == set(expected)
-    for name, y in expected.items():
-        assert found[name].dtype == y.dtype, name
-        assert found[name].tobytes() == y.tobytes(), name
-        assert np.ptp(y) > 0, name
+    check_bits(library, models, threads, tmp_path)
 
 
 def test_symbols(library):
@@ -168,10 +96,11 @@ def test_symbols(library):
         assert start is None or start.data_size == 8  # the compiler's own, which registers frames
 
 
-def test_memory_of_cycles(library, tmp_path):
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.full)])
+def test_memory_of_cycles(library, count, tmp_path):
     path = library.with_name("textline_cls_bf16.onnx")
     np.savez(tmp_path / "feeds.npz", **feeds_of(own_session(path, 1)))
-    first, last = map(int, child(CYCLES, library, path, tmp_path / "feeds.npz").split())
+    first, last = map(int, child(CYCLES, library, path, tmp_path / "feeds.npz", count).split())
     assert last - first < 1024
 
 
@@ -231,16 +160,145 @@ def small(folder):
     return path
 
 
+LEVELS = "x86-64-v2,x86-64-v4,x86-64-v3"
+x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 only")
+
+
+NEEDS_STANDARD_OPS = ["nvidia/nvfp4_m", "ort/ort_cnn_a16w8_ms", "textline_cls_a8w8"]
+
+
+@pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")
+def test_the_operators_of_onnx(tmp_path):
+    """float4e2m1, 16 bits and 8 bits in ONNX's own operators, as written."""
+    paths = [MODELS / f"{each}.onnx" for each in NEEDS_STANDARD_OPS]
+    library = build_library(paths, tmp_path / "out", optimize=False, standard_ops=True)
+    models = sorted((tmp_path / "out").glob("*.onnx"))
+    assert len(models) == len(paths)
+    check_bits(library, models, 2, tmp_path, standard_ops=True)
+    onnx.save(one_node("quantize", "int4", domain=""), tmp_path / "other.onnx")
+    assert "lacks ai.onnx::QuantizeLinear of float32, float32, int4" in child(REFUSED, library, tmp_path / "other.onnx")
+    with pytest.raises(ValueError, match="standard_ops is True without models"):
+        build_library(None, tmp_path / "all", standard_ops=True)
+
+
+def test_a_damaged_library(tmp_path):
+    path = small(tmp_path)
+    library = build_library(path, tmp_path / "out", optimize=False)
+    whole = library.read_bytes()
+    for name, content in {"empty": b"", "short": whole[:100], "other": b"MZ" + whole[2:]}.items():
+        damaged = tmp_path / f"{name}.so"
+        damaged.write_bytes(content)
+        assert f"{name}.so" in child(REFUSED, damaged, path)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind only")
+def test_memory_under_valgrind(tmp_path):
+    """A model runs without an invalid access and without a lost block in the library."""
+    library = build_library(MODELS / "tagger_u16.onnx", tmp_path / "out", cpu="x86-64-v3")
+    path = library.with_name("tagger_u16.onnx")
+    feeds = tmp_path / "results.npz.tagger_u16.onnx.npz"
+    np.savez(feeds, **feeds_of(own_session(path, 1)))
+    command = ["valgrind", "--error-exitcode=0", "--leak-check=full", "--num-callers=30", sys.executable, "-I", "-c", RUN]
+    run = subprocess.run([*command, library, tmp_path / "results.npz", "1", path], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert (tmp_path / "results.npz").exists()
+    assert "quark_operators" not in run.stderr
+
+
+TYPED = {
+    "quantize": (["x", "scale"], {"output_dtype": number("uint16")}, ["q", "scale"], {}),
+    "quantize by the zero point": (["x", "scale", "zero"], {}, ["q", "scale", "zero"], {}),
+    "dequantize": (["x", "scale", "zero"], {}, ["q", "scale", "zero"], {"output_dtype": number("float16")}),
+    "dequantize by the scale": (["x", "scale"], {"output_dtype": number("int8")}, ["q", "half"], {}),
+}
+
+
+@pytest.mark.parametrize("case", TYPED)
+def test_types_that_attributes_give(case, tmp_path):
+    """Types that the model does not declare: without inference by the library ONNX Runtime would take an overload's."""
+    first, of_first, second, of_second = TYPED[case]
+    nodes = [
+        helper.make_node("Quantize", first, ["q"], domain="quark_numba", **of_first),
+        helper.make_node("Dequantize", second, ["d"], domain="quark_numba", **of_second),
+        helper.make_node("Cast", ["d"], ["y"], to=number("float32")),
+    ]
+    constants = {"scale": np.float32(0.01), "zero": np.int16(300), "half": np.float16(0.01)}
+    used = {*first, *second}
+    initializers = [numpy_helper.from_array(np.array(value), name) for name, value in constants.items() if name in used]
+    source = model(nodes, [("x", "float32", ["N", 5])], ["y"], initializers=initializers, domains=["quark_numba"])
+    onnx.save(source, tmp_path / "typed.onnx")
+    library = build_library(tmp_path / "typed.onnx", tmp_path / "out", optimize=False)
+    check_bits(library, [tmp_path / "typed.onnx"], 1, tmp_path)
+
+
+@x86_64
 def test_a_processor_without_the_instructions(tmp_path, monkeypatch):
     """What CPUID does not tell of, the library refuses before any such instruction runs."""
     reserved = (1, 0, 3, 10)  # a bit of EDX that no processor sets
     monkeypatch.setitem(targets.CPUID, "sse4.1", reserved)
     path = small(tmp_path)
-    library = (
-        build_library(path, tmp_path / "out", cpu="x86-64-v2") if os.uname().machine == "x86_64" else pytest.skip("x86-64")
-    )
+    library = build_library(path, tmp_path / "out", cpu="x86-64-v2")
     found = child(REFUSED, library, path)
     assert "built for x86-64-v2, and this processor lacks sse4.1; build it with another --cpu" in found
+
+
+@x86_64
+@pytest.mark.parametrize(("absent", "works"), [("avx512f", True), ("avx2", True), ("sse4.1", False)])
+def test_the_best_of_several_processors(absent, works, tmp_path, monkeypatch):
+    """Each lacking level leaves the work to the next one; if all lack something, the error is of the lowest."""
+    monkeypatch.setitem(targets.CPUID, absent, (1, 0, 3, 10))
+    path = tmp_path / "small.onnx"
+    onnx.save(one_node("quantize_dequantize", "int8", domain="quark_numba", shapes={"x": [70], "scale": []}), path)
+    library = build_library(path, tmp_path / "out", cpu=LEVELS, optimize=False)
+    with open(library, "rb") as file:
+        symbols = ELFFile(file).get_section_by_name(".dynsym").iter_symbols()
+        assert [each.name for each in symbols if each.name and each["st_shndx"] != "SHN_UNDEF"] == ["RegisterCustomOps"]
+    found = child(REFUSED, library, path)
+    assert found == "" if works else "built for x86-64-v2, and this processor lacks sse4.1" in found
+    assert "linux-x86-64, x86-64-v4 or x86-64-v3 or x86-64-v2." in (tmp_path / "out" / "README.txt").read_text()
+
+
+# Registers a library with an ONNX Runtime whose functions do nothing, and prints the message of an error.
+REGISTER = r"""
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+static int64_t nothing(void) { return 0; }
+static int64_t status(int code, const char *message) { puts(message); return 1; }
+static void *table[500];
+static void *api(uint32_t version) { return table; }
+static const char *release(void) { return "1.20.0"; }
+int main(int count, char **arguments) {
+    void *base[2] = {(void *)api, (void *)release};
+    for (int i = 0; i < 500; i++) table[i] = (void *)nothing;
+    table[0] = (void *)status;
+    void *library = dlopen(arguments[1], RTLD_NOW);
+    if (!library) { puts(dlerror()); return 1; }
+    int64_t (*of)(void *, void *) = (int64_t(*)(void *, void *))dlsym(library, "RegisterCustomOps");
+    int64_t result = of(table, base);
+    dlclose(library);
+    return (int)result;
+}
+"""
+
+
+@x86_64
+@pytest.mark.skipif(not (shutil.which("qemu-x86_64") and shutil.which("cc")), reason="QEMU and a C compiler only")
+def test_on_other_processors(tmp_path):
+    """Emulated processors: one of 2008 has the second level, and one of 2003 none."""
+    library = build_library(small(tmp_path), tmp_path / "out", cpu="x86-64-v2,x86-64-v3", optimize=False)
+    (tmp_path / "register.c").write_text(REGISTER)
+    subprocess.run(["cc", "-w", "-o", tmp_path / "register", tmp_path / "register.c", "-ldl"], check=True)
+
+    def registered_on(processor):
+        run = subprocess.run(["qemu-x86_64", "-cpu", processor, tmp_path / "register", library], capture_output=True, text=True)
+        return run.returncode, run.stdout
+
+    assert registered_on("Nehalem") == (0, "")
+    status, message = registered_on("Opteron_G1")
+    assert status == 1
+    assert "built for x86-64-v2, and this processor lacks" in message
 
 
 def test_the_command(tmp_path, capsys):

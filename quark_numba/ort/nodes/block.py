@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...block import granularity
+from ...block import formats, granularity
 from ...block.dispatch import TABLE
+from ...block.formats import BIT_WIDTHS, SHIFT_BITS
 from ...block.granularity import NO_FAULT, Blocks
 from ...block.kernels import CHUNK, WORK
 from ...block.key import Key
@@ -18,8 +19,18 @@ from ...compiling.intrinsics import array_at, record_at, stack
 from ...declaration import Operator, Overload
 from . import context
 
-STATE = np.dtype([*context.STATE, ("axis", np.int64), *((name, np.int64) for name in Blocks._fields)])
+STATE = np.dtype(
+    [
+        *context.STATE,
+        ("axis", np.int64),
+        ("is_microexponent", np.int64),
+        *((name, np.int64) for name in Blocks._fields),
+    ]
+)
 NUMBERS = ("axis",)
+
+# See `settle`. Microscaling formats have the first two alone.
+FREE = ("axis", "block_size", "bit_width", "sub_block_size", "sub_block_shift_bits")
 
 # Up to this many elements are left to one thread, which is done before a second one would have woken up.
 SERIAL_SIZE = 1 << 14
@@ -27,18 +38,40 @@ SERIAL_SIZE = 1 << 14
 WORK_WORDS = WORK.itemsize // 8
 
 _block_shape = jit.function(granularity.block_shape)
+_steps = jit.function(formats.steps)
+_FEWEST_BITS, _MOST_BITS, _MOST_SHIFT_BITS = BIT_WIDTHS[0], BIT_WIDTHS[-1], SHIFT_BITS[-1]
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
     """The kernel's key, the axis and the numbers of the format. Raises ValueError for wrong attributes."""
     of_format = {name: value for name, value in attributes.items() if name != "axis"}
     key, blocks = FORMATS[operator.newest_name](overload.inputs[0], **of_format)
-    return context.Selection(key, {"axis": attributes["axis"], **blocks._asdict()})
+    numbers = {"axis": attributes["axis"], "is_microexponent": key.is_microexponent, **blocks._asdict()}
+    return context.Selection(key, numbers)
 
 
 def functions(overload: Overload, key: Key) -> dict[str, Any]:
     """The C functions of the state."""
     return {"task": TABLE[key].task}
+
+
+def settle(state_address: int, values_address: int) -> int:
+    """Set what the values of the attributes FREE decide, as `select` does it. Returns 0 if they are wrong."""
+    state, values = record_at(state_address, STATE), array_at(values_address, 5, np.int64)
+    block, bit_width, sub_block, shift_bits = values[1], values[2], values[3], values[4]
+    state.axis, state.block, state.sub_block = values[0], block, block
+    if block < 1:
+        return 0
+    if bit_width == 0:  # a Microscaling format
+        return 1
+    if bit_width < _FEWEST_BITS or bit_width > _MOST_BITS:
+        return 0
+    if state.is_microexponent and (sub_block < 1 or shift_bits < 0 or shift_bits > _MOST_SHIFT_BITS or block % sub_block):
+        return 0
+    sub_block, max_shift, drop, lowest, highest = _steps(state.is_microexponent, bit_width, block, sub_block, shift_bits)
+    state.sub_block, state.max_shift, state.drop = sub_block, max_shift, drop
+    state.lowest, state.highest = lowest, highest
+    return 1
 
 
 def compute(state_address: int, context_address: int) -> int:

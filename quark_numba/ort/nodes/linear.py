@@ -34,6 +34,7 @@ STATE = np.dtype(
 )
 
 NUMBERS = ("axis", "block_size")
+FREE = ("axis", "block_size")
 
 # Up to this many elements are left to one thread, which is done before a second one would have woken up. In a model the second
 # one is often awake already, so that fewer would be better there: this is a compromise.
@@ -123,6 +124,13 @@ def _parameters(widen: int, itemsize: int, source: int, given: int, count: int, 
     for i in range(done, words.size):
         words[i] = words[i - done] if source else 0
     return target
+
+
+def settle(state_address: int, values_address: int) -> int:
+    """Set what the values of the attributes FREE decide, as `select` does it. Returns 0 if they are wrong."""
+    state, values = record_at(state_address, STATE), array_at(values_address, 2, np.int64)
+    state.axis, state.block_size = values[0], values[1]
+    return 1 if values[1] >= 0 else 0
 
 
 def compute(state_address: int, context_address: int) -> int:

@@ -26,6 +26,7 @@ STATE = np.dtype(
     ]
 )
 NUMBERS = ()
+FREE = ("epsilon",)
 
 # Up to this many elements are left to one thread, which is done before a second one would have woken up.
 SERIAL_SIZE = 1 << 14
@@ -43,6 +44,12 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 def functions(overload: Overload, key: ElementType) -> dict[str, Any]:
     """The C functions of the state."""
     return {"task": TABLE[key].task}
+
+
+def settle(state_address: int, values_address: int) -> int:
+    """Set what the value of epsilon decides, as `select` does it. Returns 1: no value is wrong."""
+    record_at(state_address, STATE).epsilon = array_at(values_address, 1, np.float32)[0]
+    return 1
 
 
 def compute(state_address: int, context_address: int) -> int:

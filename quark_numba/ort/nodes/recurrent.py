@@ -11,9 +11,9 @@ from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
 from ...declaration import Operator, Overload
 from ...element_types import ElementType
-from ...recurrent import granularity
+from ...recurrent import fixed_point, granularity
 from ...recurrent.dispatch import TABLE
-from ...recurrent.fixed_point import LAYER, layer_of
+from ...recurrent.fixed_point import LAYER, OPERANDS, layer_of
 from ...recurrent.granularity import DIRECTIONS, GATES, NO_FAULT
 from ...recurrent.kernels import (
     ENCODE_INPUTS,
@@ -35,6 +35,9 @@ STATE = np.dtype(
 )
 NUMBERS = ("hidden_size",)
 
+# The first ones are those of LAYER, in its order. The direction has no meaning.
+FREE = ("hidden_size", *(f"{name}_{of}" for of in ("scale", "zero_point") for name in OPERANDS), "direction")
+
 # Up to this many elements of y are left to one thread, which is done before a second one would have woken up.
 SERIAL_SIZE = 1 << 9
 
@@ -43,6 +46,7 @@ WORK_WORDS = WORK.itemsize // 8
 LAYER_AT = STATE.fields["layer"][1]  # type: ignore[index]
 
 _layer_shape = jit.function(granularity.layer_shape)
+_derive = jit.function(fixed_point.derive, mantissa_and_shift=jit.function(fixed_point.mantissa_and_shift))
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
@@ -55,16 +59,38 @@ def functions(overload: Overload, key: ElementType) -> dict[str, Any]:
     return {"task": TABLE[key].task}
 
 
+def settle(state_address: int, values_address: int) -> int:
+    """Set what the values of the attributes FREE decide, as `select` does it. Returns 0 if they are wrong."""
+    given, given_reals = array_at(values_address, 11, np.int64), array_at(values_address, 22, np.float32)
+    numbers, reals = (array_at(state_address + LAYER_AT, 11, np.int64), array_at(state_address + LAYER_AT, 11, np.float64))
+    if given[0] < 1 or given[0] >= 1 << 28:
+        return 0
+    numbers[0] = given[0]
+    for i in range(1, 6):
+        scale = given_reals[2 * i]
+        if not 0 < scale < np.inf:
+            return 0
+        reals[i] = scale
+        numbers[5 + i] = given[5 + i] & 0xFFFF
+    layer = record_at(state_address + LAYER_AT, LAYER)
+    _derive(layer)
+    return 1 if layer.x_step < np.inf and layer.h_step < np.inf else 0
+
+
 def prepare(state_address: int, constants_address: int) -> int:
     """The address of one node's state; 0 if memory runs out.
 
-    If the weights are constants, it is a copy of the state, followed by the weights' codes. Else it is the given state."""
+    If the weights are constants of the right size, it is a copy of the state, followed by the weights' codes. Else it is the
+    given state."""
     state = record_at(state_address, STATE)
     constants = array_at(constants_address, 8, np.int64)  # for each input the address of its elements and their number
     hidden = state.layer.hidden
+    rows = DIRECTIONS * GATES * hidden
     if constants[2] == 0 or constants[4] == 0 or constants[6] == 0:
         return state_address
-    inputs = constants[3] // (DIRECTIONS * GATES * hidden)
+    if constants[3] % rows or constants[5] != rows * hidden or constants[7] != 2 * rows:
+        return state_address
+    inputs = constants[3] // rows
     address = allocate(8 * (STATE_WORDS + count_weight_words(inputs, hidden)))
     if address == 0:
         return 0
