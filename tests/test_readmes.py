@@ -20,7 +20,7 @@ from quark_numba.library import targets
 from quark_numba.ort.c_api import FIRST_RELEASE, STANDARD_OPS_RELEASE
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = (ROOT / folder for folder in ("bench", "quark_numba", "tests"))
+FOLDERS = (ROOT / folder for folder in ("bench", "examples", "quark_numba", "tests"))
 READMES = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.rglob("README.md")))]
 PAGES = [*READMES, ROOT / "CHANGELOG.md", *sorted((ROOT / ".github").rglob("*.md"))]
 

@@ -8,15 +8,14 @@ import sys
 
 import numpy as np
 import onnx
-import onnxruntime
 import pefile
 import pytest
 from elftools.elf.elffile import ELFFile
 from onnx import helper
 from onnx_models import model, one_node
 from paths import MODELS
+from stand_alone import NAMES, feeds_of, own_session
 
-import quark_numba
 from quark_numba import ModelError, build_library
 from quark_numba.cli import main
 from quark_numba.library import targets
@@ -29,19 +28,6 @@ pytestmark = [
     pytest.mark.skipif(not HAS_LINKER, reason="Linux with a C compiler or ziglang only: this is where libraries run here"),
 ]
 zig = pytest.mark.skipif(not HAS_ZIG, reason="ziglang only")
-
-# bfloat16, 16 and 32 bits with an LSTM, block formats, normalizations, QONNX's and MCT's operators, and float8 in uint8.
-NAMES = (
-    "textline_cls_bf16",
-    "textline_cls_i32",
-    "textline_cls_mx9",
-    "textline_cls_bfp16",
-    "tagger_u16",
-    "style_xint8",
-    "qonnx/cnn_w4a4",
-    "mct/mct_lut",
-    "nvidia/fp8_m",
-)
 
 # What a library may need: of the C library, and what the compiler's own start files mention.
 NEEDED = {"malloc", "free", "memcpy", "memset", "strchr", "strcmp", "strlen", "strncmp", "strstr", "tanhf"}
@@ -109,22 +95,6 @@ def child(code, *arguments):
     process = subprocess.run([sys.executable, "-I", "-c", code, *map(str, arguments)], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     return process.stdout
-
-
-def feeds_of(session):
-    """Return random inputs; unknown dimensions are 2."""
-    rng = np.random.default_rng(0)
-    shapes = {each.name: [size if isinstance(size, int) else 2 for size in each.shape] for each in session.get_inputs()}
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def own_session(path, threads):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    quark_numba.register(options, backend="native")
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 @pytest.fixture(scope="session", params=[True, False], ids=["optimised", "as written"])
