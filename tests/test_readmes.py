@@ -22,7 +22,7 @@ from quark_numba.library import targets
 from quark_numba.ort.c_api import FIRST_RELEASE, STANDARD_OPS_RELEASE
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = (ROOT / folder for folder in ("bench", "quark_numba", "tests"))
+FOLDERS = (ROOT / folder for folder in ("bench", "examples", "quark_numba", "tests"))
 READMES = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.rglob("README.md")))]
 OTHERS = (ROOT / each for each in ("CHANGELOG.md", "bench/RESULTS.md", "quark_numba/PERFORMANCE.md"))
 PAGES = [*READMES, *OTHERS, *sorted((ROOT / ".github").rglob("*.md"))]
@@ -210,9 +210,8 @@ def test_what_is_missing_is_found(text, missing):
 
 PROJECT = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-LOWER_BOUNDS = dict(
-    dependency.partition(",")[0].split(">=") for dependency in (*PROJECT["dependencies"], *EXTRAS["onnxruntime"], *EXTRAS["extensions"])
-)
+DEPENDENCIES = (*PROJECT["dependencies"], *EXTRAS["onnxruntime"], *EXTRAS["extensions"])
+LOWER_BOUNDS = dict(each.partition(",")[0].split(">=") for each in DEPENDENCIES)
 
 
 def wrong_bounds(text):

@@ -170,8 +170,10 @@ def test_extensions_where_files_are_refused_too(no_library):
 
 
 def test_another_platform(no_library):
-    no_library.setattr(sysconfig, "get_platform", lambda: "macosx-14.0-arm64")
-    expected = "needs linux-x86_64, linux-aarch64, win-amd64 or win-arm64, this is macosx-14.0-arm64"
+    no_library.setattr(sysconfig, "get_platform", lambda: "freebsd-14.3-amd64")
+    expected = (
+        "needs linux-x86_64, linux-aarch64, macos-x86_64, macos-arm64, win-amd64 or win-arm64, this is freebsd-14.3-amd64"
+    )
     with pytest.raises(RuntimeError, match=expected):
         quark_numba.get_library_path()
 

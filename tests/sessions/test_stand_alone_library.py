@@ -12,7 +12,7 @@ import onnxruntime
 import pefile
 import pytest
 from elftools.elf.elffile import ELFFile
-from libraries import HAS_ZIG, REFUSED, RUN, check_bits, child, feeds_of, linked, own_session
+from libraries import HAS_ZIG, NAMES, REFUSED, RUN, check_bits, child, feeds_of, linked, own_session
 from onnx import helper, numpy_helper
 from onnx_models import model, number, one_node
 from paths import MODELS
@@ -26,19 +26,6 @@ RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 pytestmark = linked
 zig = pytest.mark.skipif(not HAS_ZIG, reason="ziglang only")
-
-# bfloat16, 16 and 32 bits with an LSTM, block formats, normalizations, QONNX's and MCT's operators, and float8 in uint8.
-NAMES = (
-    "textline_cls_bf16",
-    "textline_cls_i32",
-    "textline_cls_mx9",
-    "textline_cls_bfp16",
-    "tagger_u16",
-    "style_xint8",
-    "qonnx/cnn_w4a4",
-    "mct/mct_lut",
-    "nvidia/fp8_m",
-)
 
 # What a library may need: of the C library, and what the compiler's own start files mention.
 NEEDED = {"malloc", "free", "memcpy", "memset", "strchr", "strcmp", "strlen", "strncmp", "strstr", "tanhf"}

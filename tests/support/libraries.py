@@ -18,6 +18,19 @@ linked = [
     pytest.mark.compiled,
     pytest.mark.skipif(not HAS_LINKER, reason="Linux with a C compiler or ziglang only: this is where libraries run here"),
 ]
+# bfloat16, 16 and 32 bits with an LSTM, block formats, normalizations, QONNX's and MCT's operators, and float8 in uint8.
+NAMES = (
+    "textline_cls_bf16",
+    "textline_cls_i32",
+    "textline_cls_mx9",
+    "textline_cls_bfp16",
+    "tagger_u16",
+    "style_xint8",
+    "qonnx/cnn_w4a4",
+    "mct/mct_lut",
+    "nvidia/fp8_m",
+)
+
 # Runs models with the library, in a process without this package. Arguments: the library, the file of results, threads, models.
 RUN = """
 import sys

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import platform
 import sys
 import sysconfig
 import tempfile
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from . import elf, pe
+from . import elf, macho, pe
 
 # Processes share a file and may get in each other's way. The number of attempts, and the seconds between them.
 _ATTEMPTS, _PAUSE = 20, 0.05
@@ -26,19 +27,30 @@ class NotAvailableError(RuntimeError):
 
 def check_platform() -> None:
     """Raise NotAvailableError if there is no such library for this platform."""
-    here = sysconfig.get_platform()  # Python's platform: a processor may run programs for another one
-    machines = [*elf.MACHINES, *pe.MACHINES]
+    here = _here()
+    machines = [*elf.MACHINES, *macho.MACHINES, *pe.MACHINES]
     if here not in machines:
         raise NotAvailableError(f"it needs {', '.join(machines[:-1])} or {machines[-1]}, this is {here}")
+
+
+def _here() -> str:
+    """Return Python's platform: a processor may run programs for another one."""
+    found = sysconfig.get_platform()
+    # On macOS this names a release of the system, and one Python may be built for both processors.
+    return f"macos-{platform.machine()}" if found.startswith("macosx-") else found
 
 
 def load(symbol: str, address: int, argument: int) -> str:
     """Load a library that exports `symbol`, which jumps to `address` with `argument` as its third argument, and return its
     path. Raises NotAvailableError."""
-    here = sysconfig.get_platform()
+    here = _here()
     ways: list[Callable[[], str]]
     if here in pe.MACHINES:
         ways = [partial(_load_kept_file, symbol, address, argument, pe.MACHINES[here])]
+    elif here in macho.MACHINES:
+        mac = macho.MACHINES[here]
+        content = macho.shared_library(symbol, address, argument, mac)
+        ways = [partial(_load_temporary_file, content, symbol, mac.code(address, argument), ".dylib")]
     else:
         machine = elf.MACHINES[here]
         parts = elf.shared_library(symbol, address, argument, machine), symbol, machine.code(address, argument)
@@ -76,8 +88,8 @@ def _load(path: str, symbol: str, code: bytes) -> ctypes.CDLL:
     return library
 
 
-def _load_temporary_file(content: bytes, symbol: str, code: bytes) -> str:
-    with tempfile.NamedTemporaryFile(prefix="quark_numba_", suffix=".so", delete=False) as file:  # mode 0600
+def _load_temporary_file(content: bytes, symbol: str, code: bytes, suffix: str = ".so") -> str:
+    with tempfile.NamedTemporaryFile(prefix="quark_numba_", suffix=suffix, delete=False) as file:  # mode 0600
         file.write(content)
     try:
         _load(file.name, symbol, code)
