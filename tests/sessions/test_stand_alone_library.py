@@ -81,6 +81,14 @@ def test_the_same_bits_without_this_package(library, threads, tmp_path):
     check_bits(library, models, threads, tmp_path)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_model_optimised(threads, tmp_path):
+    paths = [each for each in sorted(MODELS.rglob("*.onnx")) if not each.name.endswith("float.onnx")]
+    library = build_library(paths, tmp_path / "out")
+    check_bits(library, sorted((tmp_path / "out").glob("*.onnx")), threads, tmp_path, least=0.9)
+
+
 def test_symbols(library):
     """An independent reader finds one export, nothing of Python's or of Numba's, and no function that runs at loading."""
     with open(library, "rb") as file:
