@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes what the tests of this folder need: make_environment.sh FOLDER. FOLDER/include gets ONNX Runtime's headers, and FOLDER/aarch64
+# Makes what the tests of this folder need: make_environment.sh FOLDER. FOLDER/include gets ONNX Runtime's headers, FOLDER/aarch64
 # an AArch64 Linux for qemu: its C and C++ libraries and ONNX Runtime's library. They come from Debian and PyPI. Needs apt, root
-# unless qemu-user and Debian's keys are installed, and a Python with the ONNX Runtime of the tests. It stays, and is made anew when this file or ONNX
-# Runtime's version changes.
+# unless qemu-user and Debian's keys are installed, and a Python with the ONNX Runtime of the tests. It stays, and is made anew when
+# this file or ONNX Runtime's version changes.
 set -euo pipefail
 
 folder=$(realpath -m "$1")
