@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes what the tests of this folder need: make_environment.sh FOLDER. FOLDER/include gets ONNX Runtime's headers, and FOLDER/aarch64
+# Makes what the tests of this folder need: make_environment.sh FOLDER. FOLDER/include gets ONNX Runtime's headers, FOLDER/aarch64
 # an AArch64 Linux for qemu: its C and C++ libraries and ONNX Runtime's library. They come from Debian and PyPI. Needs apt, root
-# unless qemu-user is installed, and a Python with the ONNX Runtime of the tests. It stays, and is made anew when this file or ONNX
-# Runtime's version changes.
+# unless qemu-user and Debian's keys are installed, and a Python with the ONNX Runtime of the tests. It stays, and is made anew when
+# this file or ONNX Runtime's version changes.
 set -euo pipefail
 
 folder=$(realpath -m "$1")
@@ -13,13 +13,13 @@ made_of=$(cat "$0" <(echo "$release") | sha256sum)
 rm -rf "$folder"
 mkdir -p "$folder"/{apt/lists/partial,apt/cache/archives/partial,parts,aarch64/proc}
 
-if ! command -v qemu-aarch64 > /dev/null; then
+keys=/usr/share/keyrings/debian-archive-keyring.gpg
+if ! command -v qemu-aarch64 > /dev/null || ! [ -e "$keys" ]; then
   apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends qemu-user > "$folder/apt.log" 2>&1
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends qemu-user debian-archive-keyring
 fi
 
 # Debian 13, apart from what this machine has installed.
-keys=/usr/share/keyrings/debian-archive-keyring.gpg
 echo "deb [signed-by=$keys] http://deb.debian.org/debian trixie main" > "$folder/apt/sources"
 touch "$folder/apt/status"
 cat > "$folder/apt/configuration" << CONFIGURATION

@@ -3,7 +3,6 @@ outputs are those of our own sessions on this machine, to the last bit.
 
 `make_environment.sh` makes the environment of the first two, `../windows/make_environment.sh` that of the last."""
 
-import fcntl
 import importlib.util
 import os
 import shutil
@@ -220,6 +219,8 @@ def windows_path(path):
 @on_threads
 def test_windows(build, tmp_path, optimize, threads):
     """One process of Windows' Python, with nothing but onnxruntime, runs all models."""
+    import fcntl  # Windows itself has no such module
+
     needs(ZIG, ((WINE / "made_of").exists(), f"no environment: tests/windows/make_environment.sh {WINE}"))
     library = build("windows-x86-64", optimize)
     script, outputs, arguments = tmp_path / "run.py", {}, []
