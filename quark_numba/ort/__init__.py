@@ -21,6 +21,9 @@ DISABLE_QUANT_QDQ = "session.disable_quant_qdq"
 DISABLED_OPTIMIZERS = "optimization.disable_specified_optimizers"
 NO_FUSIONS = {DISABLE_QUANT_QDQ: "1", DISABLED_OPTIMIZERS: "ClipQuantRewrite;ReluQuantRewrite"}
 
+# ONNX Runtime's entry for the folder with the external data of a model without a path.
+TENSORS_FOLDER = "session.model_external_initializers_file_folder_path"
+
 Backend = Literal["native", "extensions"]
 
 

@@ -104,7 +104,7 @@ def _load_kept_file(symbol: str, address: int, argument: int, machine: pe.Machin
 
 
 def _kept_file(content: bytes) -> str:
-    from ...compiling.cache import own_folder
+    from ...compiling.user_folder import own_folder
 
     return str(own_folder() / f"quark_numba_{hashlib.sha256(content).hexdigest()[:16]}.dll")
 
