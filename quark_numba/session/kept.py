@@ -137,7 +137,7 @@ def _content(path: str) -> bytes:
 def _version(name: str) -> str:
     """Return the version of a distribution, "" if it is not installed. The name of a folder tells it; importlib.metadata is the
     slower way, and is asked if there is no such folder."""
-    pattern = re.compile(name.replace("-", "[-_.]").replace("_", "[-_.]") + r"-(.+)\.dist-info", re.IGNORECASE)
+    pattern = re.compile(re.sub("[-_]", "[-_.]", name) + r"-(.+)\.dist-info", re.IGNORECASE)
     for place in sys.path:
         for each in _names_in(place or "."):
             if found := pattern.fullmatch(each):
