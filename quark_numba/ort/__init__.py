@@ -13,7 +13,7 @@ from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, get_library_path
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["Backend", "get_library_path", "register"]
+__all__ = ["STANDARD_OPS", "Backend", "get_library_path", "register"]
 
 # ONNX Runtime's entries that keep its optimisers from moving, fusing and dropping quantization nodes. The first does not reach
 # the optimisers that the second names.

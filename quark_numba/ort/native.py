@@ -144,8 +144,8 @@ def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> in
             c_api.check(api, has_entry(options, entry.encode(), ctypes.byref(found)))
             return bool(found)
 
-        domains = dict.fromkeys(each.domain for each in _descriptions(release))
-        others = [each for each in domains if each and each not in _limit]
+        found = dict.fromkeys(each.domain for each in _descriptions(release))
+        others = [each for each in found if each and each not in _limit]
         marks = {
             _HAS_LIMITED: [] if has(REGISTERED) else sorted(_limit),
             REGISTERED: [] if _limit and not has(ALL_DOMAINS) else others,

@@ -184,6 +184,7 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **
     import onnx
 
     from ..models import model_files
+    from ..models.file_states import state_of
     from . import initializers
     from .prepared import prepared
 
@@ -191,7 +192,7 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **
         yield source
         return
     is_path = isinstance(source, (str, os.PathLike))
-    state = model_files.state_of(source) if is_path else None
+    state = state_of(source) if is_path else None
     model, folder, path = _model(source), entry(options, TENSORS_FOLDER), None
     outside = initializers.in_place_of_files(model, options)
     if is_path:

@@ -231,16 +231,17 @@ def _checked(entry: Path) -> dict[str, Any] | None:
 
 
 def add(entry: Path, name: str, content: bytes) -> None:
-    """Add a file to an entry, and to its manifest under `name`. Processes may do this at the same time: one of them wins."""
+    """Add a file to an entry, and to its manifest under `name`, unless there is a valid one. If several processes do
+    this at the same time, one of them wins."""
     checksum = zlib.crc32(content)
     file = f"{name}-{checksum:08x}"
     with suppress(OSError, ValueError, LookupError, TypeError), opened(entry) as manifest:
-        if manifest is None or name in manifest:
+        if manifest is None or content_of(entry, manifest, name):
             return
         written = entry / f"{file}.{os.getpid()}"
         try:
-            with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as into:
-                into.write(content)
+            written.write_bytes(content)
+            written.chmod(0o644)
             written.replace(entry / file)
         finally:
             with suppress(OSError):
@@ -253,7 +254,7 @@ def content_of(entry: Path, manifest: Mapping[str, Any], name: str) -> bytes | N
     """Return a file that was added to an open entry; None: there is none, or it can be written by others than this user and the
     system's own."""
     file = manifest.get(name)
-    if file not in manifest["files"]:
+    if not isinstance(file, str) or file not in manifest["files"]:
         return None
     with suppress(OSError), open(entry / file, "rb") as opened_file:
         found = os.fstat(opened_file.fileno())

@@ -9,7 +9,6 @@ import hashlib
 import os
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -77,6 +76,8 @@ def _load(path: str, symbol: str, code: bytes) -> ctypes.CDLL:
 
 
 def _load_temporary_file(content: bytes, symbol: str, code: bytes) -> str:
+    import tempfile  # slow, and rarely needed
+
     with tempfile.NamedTemporaryFile(prefix="quark_numba_", suffix=".so", delete=False) as file:  # mode 0600
         file.write(content)
     try:
