@@ -91,10 +91,12 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         }
         of_kept = path_or_bytes, sess_options, providers, cache, how
         self._options = options
+        probes: list[bytes] = []  # of the model, for `started.keep`
 
         def make(providers: Any) -> contextlib.AbstractContextManager[Any]:
             is_native = backend == "native"
-            return _source(path_or_bytes, options, providers, is_native=is_native, folder=temporary_folder, cache=cache, **how)
+            rest = {"is_native": is_native, "folder": temporary_folder, "cache": cache, **how}
+            return _source(path_or_bytes, options, providers, probes, **rest)
 
         with contextlib.ExitStack() as files:
             # Kept kernels come first: registering would compile them.
@@ -104,17 +106,17 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                 # A plan of memory would set aside room for the floats of all weights twice.
                 options.enable_mem_pattern = False
             source = found or files.enter_context(make(providers))
-            recorded = files.enter_context(kept_kernels.recording()) if cache and not found and backend == "native" else None
             self._has_files = source != path_or_bytes and isinstance(source, str)
-            with _of_files(source, options) if self._has_files else contextlib.nullcontext():
+            of_files = _of_files(source, options) if self._has_files else contextlib.nullcontext()
+            with of_files, kept_kernels.recording() as recorded:
                 try:
                     super().__init__(source, options, providers, provider_options, **named)
                 except Exception as error:
                     reraise_of_signal_handler(error)
                     with _without_fusions(options, error):
                         super().__init__(source, options, providers, provider_options, **named)
-            if recorded:
-                started.keep(path_or_bytes, options, providers, cache, how, recorded)
+            if backend == "native" and probes:
+                started.keep(path_or_bytes, options, providers, cache, how, recorded, probes[0])
             # It would keep a model in memory, which only the files of a path are made from again.
             self._make = make if self._has_files and isinstance(path_or_bytes, (str, os.PathLike)) else None
             # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they
@@ -179,8 +181,9 @@ def _of_files(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **how: Any) -> Iterator[Any]:
-    """Yield what ONNX Runtime makes the session from: the source itself, bytes, or a path that exists within the context."""
+def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, probes: list[bytes], **how: Any) -> Iterator[Any]:
+    """Yield what ONNX Runtime makes the session from: the source itself, bytes, or a path that exists within the context. Add
+    the model's probe to `probes` if the model may be kept."""
     import onnx
 
     from ..models import model_files
@@ -202,6 +205,8 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **
         model.CopyFrom(source)
     read = model_files.Source(model, folder or None, path, outside, state)
     replaced = initializers.replaced(model, options, outside)
+    if how["cache"] and not replaced:
+        probes[:] = [initializers.probe_of_all(model)]
     refusal = _refusal(model.graph) or next(filter(None, map(_refusal, model.functions)), "")
     del model
     with prepared(read, options, providers, replaced=replaced, **how) as made:

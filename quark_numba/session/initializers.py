@@ -52,14 +52,27 @@ def in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOption
 def replaced(model: onnx.ModelProto, options: onnxruntime.SessionOptions, outside: frozenset[str]) -> frozenset[str]:
     """Return `outside`, and the initializers inside the model that `options` replace (``SessionOptions.add_initializer``). In a
     probe all of them are empty, and the replaced initializers come out not empty."""
-    tensors = {each.name: each for each in _named(model)}
-    inside = [name for name, each in tensors.items() if name not in outside and 0 < each.data_type <= TensorProto.BFLOAT16]
+    empty = [each for each in _empty(model) if each.name not in outside]
+    inside = [each.name for each in empty]
     if not inside or cannot_be_asked(options):
         return outside
-    empty = [TensorProto(name=name, data_type=tensors[name].data_type, dims=[0]) for name in inside]
-    session = probe_session(probe_of([*empty, *(tensors[name] for name in outside)]), options)
+    session = probe_session(_probe([*empty, *(each for each in _named(model) if each.name in outside)]), options)
     found = session.run_with_ort_values(inside, {})
     return outside | {name for name, value in zip(inside, found, strict=True) if value.shape() != [0]}
+
+
+def probe_of_all(model: onnx.ModelProto) -> bytes:
+    """Return the probe that tells whether options replace any initializer of a model: the one that comes out not empty."""
+    return _probe(_empty(model))
+
+
+def _empty(model: onnx.ModelProto) -> list[TensorProto]:
+    """Return empty tensors with the names and types of the initializers, as far as ONNX Runtime can replace them."""
+    return [
+        TensorProto(name=each.name, data_type=each.data_type, dims=[0])
+        for each in _named(model)
+        if 0 < each.data_type <= TensorProto.BFLOAT16
+    ]
 
 
 def _named(model: onnx.ModelProto) -> Iterable[TensorProto]:
@@ -69,14 +82,14 @@ def _named(model: onnx.ModelProto) -> Iterable[TensorProto]:
 def _error(tensors: Mapping[str, TensorProto], names: Iterable[str], options: onnxruntime.SessionOptions) -> Exception | None:
     """Return the exception of a session of a model with these initializers; None: the session works."""
     try:
-        probe_session(probe_of([tensors[name] for name in names]), options)
+        probe_session(_probe([tensors[name] for name in names]), options)
     except Exception as error:
         reraise_of_signal_handler(error)
         return error
     return None
 
 
-def probe_of(tensors: Sequence[TensorProto]) -> bytes:
+def _probe(tensors: Sequence[TensorProto]) -> bytes:
     """Return a model that outputs initializers. One is added, because a model has to have an output."""
     tensors = [TensorProto(name="of quark_numba alone", data_type=TensorProto.FLOAT, dims=[0]), *tensors]
     outputs = [helper.make_tensor_value_info(each.name, each.data_type, None) for each in tensors]

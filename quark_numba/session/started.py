@@ -83,17 +83,17 @@ def keep(
     cache: Any,
     how: Mapping[str, Any],
     recorded: kept_kernels.Recorded,
+    probe: bytes,
 ) -> None:
-    """Keep the kernels of a session with its model, unless they cannot be kept or loaded by themselves."""
+    """Keep the kernels of a session with its model, unless they cannot be kept or loaded by themselves. `probe` tells whether
+    the options of later sessions replace initializers (``initializers.probe_of_all``)."""
     entry = _entry(path, session_options, providers, cache, how) if _is_ordinary() else None
     if entry is None or not os.path.isdir(entry):
         return
-    from .initializers import probe_of
-
     release = native.release_of(onnxruntime.__version__)
     with suppress(LookupError):
         content = created(lambda: kept_kernels.content_of(recorded, release))
-        content["probe"] = base64.b64encode(probe_of([])).decode()
+        content["probe"] = base64.b64encode(probe).decode()
         kept.add(entry, _KERNELS, json.dumps(content).encode())
 
 

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ if "added" in sys.argv[4:]:
     value = onnxruntime.OrtValue.ortvalue_from_numpy(np.load(sys.argv[2] + "/value.npy"))
     options.add_initializer(names[0], value)
 session = quark_numba.InferenceSession(sys.argv[1], options, cache=sys.argv[2])
-x = {each.name: np.random.default_rng(0).random([6, *each.shape[1:]], np.float32) for each in session.get_inputs()}
+x = {"x": np.random.default_rng(0).random((6, 3, 48, 192), np.float32)}
 y = session.run(None, x)
 slow = [name for name in ("numba", "onnx", "onnx_ir", "ml_dtypes", "quark_numba.catalog") if name in sys.modules]
 if "again" in sys.argv[4:]:
@@ -183,7 +182,7 @@ def test_kernels_that_another_user_could_have_written(copy, change):
 
 
 def test_another_model_has_other_kernels(copy, tmp_path):
-    model, folder, expected = copy
+    _, folder, expected = copy
     other = tmp_path / "other.onnx"
     shutil.copy(MODELS / "textline_cls_fp16.onnx", other)
     time.sleep(2.1)
@@ -212,4 +211,3 @@ def test_nothing_is_kept_that_is_not_asked_for(made):
     before = {*folder.iterdir()}
     quark_numba.InferenceSession(model)
     assert {*folder.iterdir()} == before
-    assert all(Path(each).exists() for each in before)
