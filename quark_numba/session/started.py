@@ -19,6 +19,7 @@ import onnxruntime
 from ..compiling.lock import created
 from ..compiling.user_folder import is_plain
 from ..errors import reraise_of_signal_handler
+from ..models.temporary import remove_left_behind
 from ..ort import kept_kernels, native
 from . import kept, options
 
@@ -39,7 +40,10 @@ def opened(
         yield None
         return
     with kept.opened(entry) as manifest:
-        yield str(entry / manifest["file"]) if manifest and _has_loaded(entry, manifest, session_options) else None
+        has_loaded = manifest is not None and _has_loaded(entry, manifest, session_options)
+        if has_loaded:
+            remove_left_behind(entry.parent)
+        yield str(entry / manifest["file"]) if manifest and has_loaded else None
 
 
 def _entry(
