@@ -25,6 +25,7 @@ class Catalog:
         self._versions: dict[tuple[str, str], list[Operator]] = {}
         for operator in operators:
             self.add(operator)
+        self._own = {*map(id, self)}
 
     def add(self, operator: Operator, node: ModuleType | None = None) -> None:
         """Add a version of an operator. Libraries and sessions that are made afterwards have it.
@@ -53,6 +54,11 @@ class Catalog:
         """Yield every version of every operator, the versions of one operator in ascending order."""
         for versions in self._versions.values():
             yield from versions
+
+    @property
+    def added(self) -> list[Operator]:
+        """The operators from outside of the package."""
+        return [each for each in self if id(each) not in self._own]
 
     @property
     def domains(self) -> tuple[str, ...]:

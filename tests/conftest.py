@@ -35,9 +35,9 @@ def pytest_sessionstart():
 def trace_other_threads():
     """Trace the threads of ONNX Runtime and of `_thread` too. Python traces only the threads that `threading` starts."""
     from quark_numba.compiling import lock
-    from quark_numba.ort import callbacks
+    from quark_numba.ort import python_record
 
-    python_function, start_new_thread = callbacks._PythonFunction, lock.start_new_thread
+    python_function, start_new_thread = python_record.PythonFunction, lock.start_new_thread
 
     def traced(function):
         def run(*arguments):
@@ -46,7 +46,7 @@ def trace_other_threads():
 
         return run
 
-    callbacks._PythonFunction = lambda function: python_function(traced(function))
+    python_record.PythonFunction = lambda function: python_function(traced(function))
     lock.start_new_thread = lambda function, arguments: start_new_thread(traced(function), arguments)
 
 

@@ -23,9 +23,9 @@ import llvmlite
 import numba
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
-from numba.misc.appdirs import AppDirs
 
 from .memory import no_garbage_collection
+from .user_folder import own_folder
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ SUFFIX = ".kernel"
 # have both is somebody else's.
 _MARK = b"quark_numba kernel\n"
 _NAME = re.compile(rf".+_[0-9a-f]{{12}}_[0-9a-f]{{12}}\{SUFFIX}(\.[0-9]+)?")
+
+# The symbol and the file of each function for C that this process has, by the function's address.
+_files: dict[int, tuple[str, Path]] = {}
 
 # What is called before a function is compiled that has no file.
 before_compiling: list[Callable[[], None]] = []
@@ -46,19 +49,36 @@ _LONGEST_NAME = 120
 
 def compile_cached(compiler: Any, *signature: Any) -> None:
     """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there."""
-    compiler._cache = _File(compiler.__qualname__)
+    compiler._cache = file = _File(compiler.__qualname__)
     with no_garbage_collection():
         compiler.compile(*signature)
+    if file.path and not signature:  # a function for C
+        _files[compiler.address] = compiler.native_name, file.path
+
+
+def object_of(address: int) -> tuple[str, bytes, bytes]:
+    """Return the symbol of a function for C, the object file that defines it, and the bitcode of that file's module.
+
+    Raises
+    ------
+    LookupError
+        If the function is not kept on disk."""
+    with suppress(KeyError, OSError):
+        symbol, path = _files[address]
+        content = _verified(path.read_bytes())
+        if content:
+            (_, _, (code, bitcode)), *_ = pickle.loads(content)
+            return symbol, code, bitcode
+    raise LookupError("a compiled function is not kept")
+
+
+def _verified(content: bytes) -> bytes:
+    """Return what a file holds; nothing: it is damaged."""
+    start = len(_MARK) + hashlib.sha256().digest_size
+    return content[start:] if content[:start] == _MARK + hashlib.sha256(content[start:]).digest() else b""
 
 
 _PACKAGE = Path(__file__).parents[1]
-
-
-def own_folder() -> Path:
-    """Return the user's folder, which may not exist yet: in the one that NUMBA_CACHE_DIR names, or else in the user's cache."""
-    if numba.config.CACHE_DIR:
-        return Path(numba.config.CACHE_DIR, _PACKAGE.name).absolute()
-    return Path(AppDirs(_PACKAGE.name, appauthor=False).user_cache_dir)
 
 
 @functools.cache
@@ -111,16 +131,19 @@ class _File:
 
     def __init__(self, name: str) -> None:
         self.name, self.cache_path = name, folder()
+        self.path: Path | None = None  # of the file, if there is one
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compiled function; None if there is no file, or if it is damaged."""
         target_context.refresh()
         if self.cache_path is not None:
             with suppress(Exception):  # a damaged file may raise anything
-                content = self._path(signature, target_context.codegen()).read_bytes()
-                start = len(_MARK) + hashlib.sha256().digest_size
-                if content[:start] == _MARK + hashlib.sha256(content[start:]).digest():
-                    return CompileResult._rebuild(target_context, *pickle.loads(content[start:]))
+                path = self._path(signature, target_context.codegen())
+                content = _verified(path.read_bytes())
+                if content:
+                    found = CompileResult._rebuild(target_context, *pickle.loads(content))
+                    self.path = path
+                    return found
         if self.cache_path is not None:
             for each in [*before_compiling]:
                 each()
@@ -137,6 +160,7 @@ class _File:
             self.cache_path.mkdir(parents=True, exist_ok=True)
             written.write_bytes(_MARK + hashlib.sha256(content).digest() + content)
             written.replace(path)
+            self.path = path
         except OSError as error:
             if os.name == "posix" or not path.exists():  # on Windows, another process may have written it and hold it open
                 _log.warning("a compiled kernel cannot be kept in %s: %s", self.cache_path, error.strerror)

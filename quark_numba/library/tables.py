@@ -98,14 +98,8 @@ class Tables:
 
     def _add_node(self, operator: Operator, overload: Overload, need: Need) -> None:
         given = dict(need.attributes)
-        plain, state = (
-            _words(operators.state_of(operator, overload, given, compiles=compiles).tobytes()) for compiles in (False, True)
-        )
-        # A word that compiling changes is the address of a function.
-        words = [
-            f"(void *){self._symbol(word) if word != before else _number(word)}"
-            for before, word in zip(plain, state, strict=True)
-        ]
+        state, functions = operators.words_of(operator, overload, given)
+        words = [f"(void *){self._symbol(word) if index in functions else _number(word)}" for index, word in enumerate(state)]
         fields = [
             self._array("struct value", [_value(each, given[each.name]) for each in operator.attributes]),
             self._array("void *const", words),
@@ -219,7 +213,3 @@ def _value(attribute: Attribute, value: Any) -> str:
     elif attribute.kind != "INT":
         raise RuntimeError(f"attribute {attribute.name} is of the kind {attribute.kind}, which libraries lack")
     return f"{{{_number(value)}, 0}}"
-
-
-def _words(content: bytes) -> list[int]:
-    return [word for (word,) in struct.iter_unpack("<q", content + bytes(-len(content) % 8))]

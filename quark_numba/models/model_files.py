@@ -20,10 +20,8 @@ from onnx import external_data_helper
 
 from ..errors import ModelError, WriteError, reraise_of_signal_handler
 from . import tensors
+from .file_states import State, state_of
 from .temporary import PREFIX, temporary_folder
-
-# The size, the inode, and the times of the last changes of content and inode of a file; empty: there is no such file.
-State = list[int]
 
 # A model as onnx or onnx-ir hold it. With onnx-ir, initializers may be in files, or be computed when they are read.
 Model = onnx.ModelProto | ir.Model
@@ -42,9 +40,6 @@ _PAGE = 1 << 12
 
 # Smaller initializers stay in the file of the model: they may be shapes, which ONNX Runtime has to know.
 LEAST_APART = 1 << 10
-
-# ONNX Runtime's entry for the folder with the external data of a model without a path.
-TENSORS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:
@@ -273,15 +268,6 @@ class Source:
         for path, state in (own | self._states).items():
             if state_of(path) != state:
                 raise ModelError(f"{path} was changed while it was read")
-
-
-def state_of(path: str | os.PathLike[str]) -> State:
-    """Return what changes if a file is changed."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):  # ValueError: no file has such a name
-        return []
-    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def _in_files(model: ir.Model) -> Iterator[ir.ExternalTensor]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +29,9 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
     """Yield the path of an empty folder that exists within the context, in `parent` or else where Python makes temporary files.
     Folders of killed processes in the same place are removed. Windows cannot remove files while a session reads them, so
     removal is tried again when the process ends."""
+    import shutil
+    import tempfile  # both take longer than all else that a session of a kept model imports
+
     place = os.path.abspath(parent or tempfile.gettempdir())
     remove_left_behind(place)
     while True:
@@ -76,6 +77,8 @@ def remove_left_behind(place: str | os.PathLike[str]) -> None:
 
 def _empty(folder: Path, mark: bytes) -> None:
     """Remove what `temporary_folder` puts into a folder. The lock without a mark is older than all files."""
+    import shutil
+
     if mark:
         shutil.rmtree(folder / _FILES, ignore_errors=True)
     (folder / _LOCK).unlink(missing_ok=True)

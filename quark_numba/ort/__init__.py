@@ -13,13 +13,16 @@ from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, get_library_path
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["Backend", "get_library_path", "register"]
+__all__ = ["STANDARD_OPS", "Backend", "get_library_path", "register"]
 
 # ONNX Runtime's entries that keep its optimisers from moving, fusing and dropping quantization nodes. The first does not reach
 # the optimisers that the second names.
 DISABLE_QUANT_QDQ = "session.disable_quant_qdq"
 DISABLED_OPTIMIZERS = "optimization.disable_specified_optimizers"
 NO_FUSIONS = {DISABLE_QUANT_QDQ: "1", DISABLED_OPTIMIZERS: "ClipQuantRewrite;ReluQuantRewrite"}
+
+# ONNX Runtime's entry for the folder with the external data of a model without a path.
+TENSORS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 Backend = Literal["native", "extensions"]
 

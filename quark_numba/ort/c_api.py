@@ -7,10 +7,11 @@ import functools
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_ubyte, c_uint32, c_void_p
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..declaration import Attribute, Kind
-from ..element_types import ElementType
+if TYPE_CHECKING:
+    from ..declaration import Kind
+    from ..element_types import ElementType
 
 # The API version of the oldest release that the project supports. Later releases serve it too: the table of functions only
 # ever grows.
@@ -126,6 +127,22 @@ class OrtCustomOp(ctypes.Structure):
     ]
 
 
+class Description(NamedTuple):
+    """An overload of an operator, as plain data: what ONNX Runtime is told of it, and what it takes to create its kernels."""
+
+    domain: str
+    name: str
+    number: int  # of the overload among those of the operator
+    is_homogeneous: bool  # of a variadic input
+    takes_type: bool  # from an attribute, for the output
+    is_checked: bool  # by types and shapes of inputs, when a kernel is created
+    attributes: list[tuple[str, Kind, Any]]  # the name, the kind and the default, None if it is required
+    input_types: list[int]  # ONNXTensorElementDataType
+    output_types: list[int]
+    input_characteristics: list[int]
+    output_characteristics: list[int]
+
+
 T = TypeVar("T")
 
 
@@ -158,17 +175,17 @@ def create_status(api: int, code: int, message: str) -> int:
     return int(function(api, OrtApi.CreateStatus, c_void_p, c_int, c_char_p)(code, message.encode()))
 
 
-def attribute(api: int, info: int, attribute: Attribute) -> Any:
+def attribute(api: int, info: int, name: str, kind: Kind, default: Any) -> Any:
     """The value of a node's attribute, or its default. Raises StatusError if the attribute is of another kind, or if it is
     required and missing."""
     try:
-        return _GET_ATTRIBUTE[attribute.kind](api, info, attribute.name.encode())
+        return _GET_ATTRIBUTE[kind](api, info, name.encode())
     except StatusError as error:
         if "No attribute with" not in str(error):
-            raise StatusError(f"attribute {attribute.name}: {error}; expected {attribute.kind}") from None
-        if attribute.default is None:
-            raise StatusError(f"attribute {attribute.name} is missing") from None
-        return attribute.default
+            raise StatusError(f"attribute {name}: {error}; expected {kind}") from None
+        if default is None:
+            raise StatusError(f"attribute {name} is missing") from None
+        return default
 
 
 def _scalar_attribute(index: OrtApi, c_type: Any, api: int, info: int, name: bytes) -> Any:

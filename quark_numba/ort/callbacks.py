@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
-from ctypes import POINTER, c_int64, c_void_p, py_object
+from collections.abc import Callable
+from ctypes import c_int64, c_void_p, py_object
 from typing import Any
 
 import numpy as np
@@ -27,31 +27,9 @@ from numba.core.registry import cpu_target
 
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, call, record_at, stack
-from ..compiling.lock import thread_states
+from . import python_record
 from .c_api import ORT_FAIL, OrtApi, OrtCustomOp, keep
-
-# Functions of Python's C API. The first one is private before Python 3.13.
-_IS_FINALIZING = "Py_IsFinalizing" if hasattr(ctypes.pythonapi, "Py_IsFinalizing") else "_Py_IsFinalizing"
-_PYTHON_API = (
-    _IS_FINALIZING,
-    "PyGILState_Check",
-    "PyEval_SaveThread",
-    "PyEval_RestoreThread",
-    "PyThread_allocate_lock",
-    "PyThread_acquire_lock",
-    "PyThread_release_lock",
-    "PyThread_free_lock",
-    "PyThread_start_new_thread",
-    "PyInterpreterState_Main",
-    "PyThreadState_New",
-    "PyThreadState_Clear",
-    "PyThreadState_DeleteCurrent",
-)
-
-# The addresses of the functions that are called for Python. Compiled code is kept on disk, so that no address may be in it: it
-# gets the address of such a record. Here and below an address is an int64.
-_OURS = ("run_work", "thread_states", "message", "register", "create", "infer")
-PYTHON = np.dtype([(name, np.int64) for name in ("is_finalizing", *_PYTHON_API[1:], *_OURS)])
+from .python_record import PYTHON, fill, python_functions
 
 # The work of the other thread: to call `function` with four words and the address of `is_done`, which the function sets to 1
 # when it has come to its end.
@@ -61,9 +39,6 @@ _IS_DONE = _WORK.fields["is_done"][1]  # type: ignore[index]
 
 _PYTHON_AT = OrtCustomOp.python.offset
 _CREATE_STATUS = int(OrtApi.CreateStatus)
-
-# A Python function in the record PYTHON: (four words, address of is_done) -> an OrtStatus.
-_PythonFunction = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64))
 
 
 def run_work(work_address: int) -> int:
@@ -139,6 +114,8 @@ def infer(op: int, context: int) -> int:
     return _run_elsewhere(python_address, _NOTHING, python.infer, op, context, _NOTHING, _NOTHING)
 
 
+SHARED = (run_work, register, create, infer)
+
 _WORD = ir.IntType(64)
 
 # The plain functions of an OrtCustomOp by name: what the function returns, a number or the name of a field behind the
@@ -160,12 +137,12 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
 
 
 @functools.cache
-def plain_functions() -> dict[str, int]:
-    """The addresses of the plain functions. They are made by LLVM without Numba, which would take longer for each of them than
-    LLVM takes for all."""
+def _plain_library() -> Any:
+    """The plain functions. They are made by LLVM without Numba, which would take longer for each of them than LLVM takes for
+    all."""
     module = ir.Module("quark_numba_plain_functions")
     for name, (what, is_array) in _PLAIN.items():
-        function = ir.Function(module, ir.FunctionType(_WORD, [_WORD, _WORD]), f"quark_numba_{name}")
+        function = ir.Function(module, ir.FunctionType(_WORD, [_WORD, _WORD]), _symbol(name))
         op, index = function.args
         builder = ir.IRBuilder(function.append_basic_block())
 
@@ -178,7 +155,28 @@ def plain_functions() -> dict[str, int]:
         library = keep(cpu_target.target_context.codegen().create_library(module.name))
         library.add_ir_module(module)
         library.finalize()
-        return {name: library.get_pointer_to_function(f"quark_numba_{name}") for name in _PLAIN}
+    return library
+
+
+def _symbol(name: str) -> str:
+    return f"quark_numba_{name}"
+
+
+def plain_functions() -> dict[str, int]:
+    """The addresses of the plain functions."""
+    return {name: _plain_library().get_pointer_to_function(_symbol(name)) for name in _PLAIN}
+
+
+def plain_object() -> tuple[dict[str, str], bytes]:
+    """The symbols of the plain functions, and the object file that has them."""
+    library = _plain_library()
+    with global_compiler_lock:
+        return {name: _symbol(name) for name in _PLAIN}, bytes(library.codegen._tm.emit_object(library._final_module.clone()))
+
+
+def functions() -> dict[str, int]:
+    """The addresses of the functions that all operators share."""
+    return {each.__name__: compiled(each) for each in SHARED} | plain_functions()
 
 
 @functools.cache
@@ -186,23 +184,6 @@ def compiled(template: Callable[..., int], name: str = "") -> int:
     """The address of `template` as a C function. All arguments and the result are 64-bit words."""
     signature = types.int64(*[types.int64] * template.__code__.co_argcount)
     return int(keep(jit.c_function(template, name or f"ort_{template.__name__}", signature)).address)
-
-
-def python_functions(**functions: Callable[[int, int, int, int, Any], int | None]) -> int:
-    """The address of a new record PYTHON with these functions."""
-    record = keep(np.zeros((), PYTHON))
-    _fill(record, _PYTHON_API)
-    record["run_work"], record["thread_states"] = compiled(run_work), thread_states
-    record["message"] = ctypes.addressof(keep(ctypes.create_string_buffer(b"quark_numba: a Python function did not finish")))
-    for name, function in functions.items():
-        record[name] = ctypes.cast(keep(_PythonFunction(function)), c_void_p).value
-    return int(record.ctypes.data)
-
-
-def _fill(record: Any, names: Sequence[str]) -> None:
-    for name in names:
-        field = "is_finalizing" if name == _IS_FINALIZING else name
-        record[field] = ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value
 
 
 # The functions that a node of the extensions backend calls, and the exception that a signal handler has raised in one.
@@ -261,10 +242,10 @@ def uninterrupted(
         is_done[0] = 1
 
     hook = keep(np.zeros((), _HOOK))
-    _fill(hook, _ERROR_API)
-    hook["python"] = python_functions()
+    fill(hook, _ERROR_API)
+    hook["python"] = python_functions(compiled(run_work))
     hook["body"] = id(keep(body))
-    hook["again"] = ctypes.cast(keep(_PythonFunction(run_again)), c_void_p).value
+    hook["again"] = ctypes.cast(keep(python_record.PythonFunction(run_again)), c_void_p).value
     hook["raise_it"] = compiled(_raise_it)
     function = ctypes.PYFUNCTYPE(py_object, c_int64, py_object, py_object, py_object)(compiled(_call_hook))
     return functools.partial(function, int(hook.ctypes.data))

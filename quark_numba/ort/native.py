@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
-from typing import Any, NamedTuple
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..catalog import OPERATORS
 from ..compiling.lock import created
 from ..compiling.memory import release_compiler
-from ..declaration import Operator, Overload, Tensor
-from ..element_types import ELEMENT_TYPES, UINT8, ElementType, names
-from . import c_api, operators
-from .c_api import OrtApi, OrtCustomOp, keep
+from . import c_api, kept_kernels, python_record
+from .c_api import Description, OrtApi, OrtCustomOp, keep
 from .library.load import NotAvailableError, check_platform, load
+
+# What is imported inside of functions is not needed by a process that finds all its kernels kept.
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..declaration import Operator, Overload
+    from ..element_types import ElementType
 
 # The configuration entry that tells which backend is registered with session options. Registering twice has to be avoided:
 # ONNX Runtime would refuse a domain that comes twice, with a message that does not say why.
@@ -92,23 +94,31 @@ def _library() -> tuple[str | None, str]:
     """(the library's path, ""), or (None, the reason why there is none). The answer never changes in a process."""
     try:
         check_platform()
-        from ..compiling.jit import JIT_ENABLED  # which imports Numba
+        if not kept_kernels.callbacks():
+            from ..compiling.jit import JIT_ENABLED  # which imports Numba
 
-        if not JIT_ENABLED:
-            return None, "NUMBA_DISABLE_JIT is set"
-        from . import callbacks
-
-        return load("RegisterCustomOps", callbacks.compiled(callbacks.register), _python_functions()), ""
+            if not JIT_ENABLED:
+                return None, "NUMBA_DISABLE_JIT is set"
+        return load("RegisterCustomOps", _functions()["register"], _python_functions()), ""
     except NotAvailableError as error:
         return None, str(error)
 
 
 @functools.cache
-def _python_functions() -> int:
-    """The address of the record of Python functions that compiled functions call."""
+def _functions() -> dict[str, int]:
+    """The addresses of the functions that all operators share."""
+    if found := kept_kernels.callbacks():
+        return found
     from . import callbacks
 
-    return callbacks.python_functions(register=_register, create=_create_kernel, infer=_infer_outputs)
+    return callbacks.functions()
+
+
+@functools.cache
+def _python_functions() -> int:
+    """The address of the record of Python functions that compiled functions call."""
+    functions = {"register": _register, "create": _create_kernel, "infer": _infer_outputs}
+    return python_record.python_functions(_functions()["run_work"], **functions)
 
 
 def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> int | None:
@@ -120,7 +130,7 @@ def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> in
         message = f"quark_numba needs ONNX Runtime {c_api.FIRST_RELEASE} or later; this is {release}"
         return c_api.create_status(base.GetApi(1), c_api.ORT_FAIL, message)
 
-    release = tuple(map(int, base.GetVersionString().decode().split(".")[:2]))
+    release = release_of(base.GetVersionString().decode())
 
     def add() -> None:
         has_entry = c_api.function(api, OrtApi.HasSessionConfigEntry, c_void_p, c_void_p, c_char_p, POINTER(c_int))
@@ -132,7 +142,8 @@ def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> in
             c_api.check(api, has_entry(options, entry.encode(), ctypes.byref(found)))
             return bool(found)
 
-        others = [each for each in OPERATORS.domains if each and each not in _limit]
+        found = dict.fromkeys(each.domain for each in _descriptions(release))
+        others = [each for each in found if each and each not in _limit]
         marks = {
             _HAS_LIMITED: [] if has(REGISTERED) else sorted(_limit),
             REGISTERED: [] if _limit and not has(ALL_DOMAINS) else others,
@@ -145,6 +156,22 @@ def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> in
                 c_api.check(api, add_entry(options, mark.encode(), b"native"))
 
     return _status(api, add, is_done)
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """The release of a version of ONNX Runtime."""
+    return tuple(map(int, version.split(".")[:2]))
+
+
+def _descriptions(release: tuple[int, ...]) -> list[Description]:
+    """The descriptions of all overloads. Kept ones are those of this release, and serve until the catalog is loaded, to which
+    operators may be added."""
+    found = kept_kernels.descriptions()
+    if found and f"{__package__.rpartition('.')[0]}.catalog" not in sys.modules:
+        return found
+    from . import operators
+
+    return operators.descriptions(release)
 
 
 def _status(api: int, action: Callable[[], None], is_done: Any, where: Callable[[], str] = str) -> int | None:
@@ -162,10 +189,17 @@ class _CustomOp(NamedTuple):
 
     api: int
     release: tuple[int, ...]
-    operator: Operator
-    overload: Overload
+    description: Description
     structure: OrtCustomOp
     lists_needs: bool
+
+    @property
+    def declared(self) -> tuple[Operator, Overload]:
+        from ..catalog import OPERATORS
+        from . import operators
+
+        (operator,) = (each for each in OPERATORS.newest(self.description.domain) if each.name == self.description.name)
+        return operator, operators.overloads(operator, self.release)[self.description.number]
 
 
 @functools.cache
@@ -176,31 +210,31 @@ def _domain(api: int, release: tuple[int, ...], domain: str, lists_needs: bool) 
     add_operator = c_api.function(api, OrtApi.CustomOpDomain_Add, c_void_p, c_void_p, c_void_p)
     result = c_void_p()
     c_api.check(api, create_domain(domain.encode(), ctypes.byref(result)))
-    for operator in OPERATORS.newest(domain):
-        for overload in operator.overloads(lambda element_type: element_type.has_tensors(release)):
-            structure = _structure(operator, overload)
-            _custom_ops[ctypes.addressof(structure)] = _CustomOp(api, release, operator, overload, structure, lists_needs)
+    for description in _descriptions(release):
+        if description.domain == domain:
+            structure = _structure(description)
+            _custom_ops[ctypes.addressof(structure)] = _CustomOp(api, release, description, structure, lists_needs)
             c_api.check(api, add_operator(result, ctypes.byref(structure)))
     return result
 
 
-def _structure(operator: Operator, overload: Overload) -> OrtCustomOp:
-    from . import callbacks
-
-    described = operators.describe(operator, overload)
+def _structure(description: Description) -> OrtCustomOp:
+    functions = dict(_functions())
+    create, infer = functions.pop("create"), functions.pop("infer")
+    del functions["register"], functions["run_work"]
+    arrays = "input_types", "output_types", "input_characteristics", "output_characteristics"
     return keep(
         OrtCustomOp(
             version=c_api.CUSTOM_OP_VERSION,
-            **callbacks.plain_functions(),
-            CreateKernelV2=callbacks.compiled(callbacks.create),
+            **functions,
+            CreateKernelV2=create,
             # ONNX Runtime ignores the types that attributes give when it chooses an overload.
-            InferOutputShapeFn=callbacks.compiled(callbacks.infer) if operator.takes_type else None,
-            name=ctypes.addressof(_name(operator.name)),
-            input_count=len(operator.inputs),
-            output_count=len(overload.outputs),
-            is_homogeneous=operator.inputs[-1].is_homogeneous,
-            # Addresses of arrays.
-            **{name: _words(each) for name, each in described._asdict().items()},
+            InferOutputShapeFn=infer if description.takes_type else None,
+            name=ctypes.addressof(_name(description.name)),
+            input_count=len(description.input_types),
+            output_count=len(description.output_types),
+            is_homogeneous=description.is_homogeneous,
+            **{name: _words(tuple(getattr(description, name))) for name in arrays},
             python=_python_functions(),
         )
     )
@@ -211,9 +245,10 @@ def _name(name: str) -> ctypes.Array[ctypes.c_char]:
     return keep(ctypes.create_string_buffer(name.encode()))
 
 
-def _words(values: Iterable[int]) -> int:
+@functools.cache
+def _words(values: tuple[int, ...]) -> int:
     """The address of an array of int64."""
-    return int(keep(np.array([*values], np.int64)).ctypes.data)
+    return ctypes.addressof(keep((c_int64 * len(values))(*values)))
 
 
 def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> int | None:
@@ -221,25 +256,40 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
 
     def create() -> None:
         custom_op = _custom_ops[op]
-        attributes = {each.name: c_api.attribute(api, info, each) for each in custom_op.operator.attributes}
-        operator = custom_op.operator
-        if operator.is_checked_at_load or not operator.inputs[-1].is_homogeneous:
-            _check_inputs(operator, c_api.inputs(api, info), attributes)
-        _check_outputs(custom_op, info)
-        given = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in attributes.items())
-        if custom_op.lists_needs:
-            _list_need(custom_op, given, api, info)
-            return
-        address = _state(op, given).ctypes.data
-        if prepare := getattr(operators.node_of(operator.wing), "prepare", None):
-            address = _prepared(prepare, operator, address, c_api.constants(api, info, len(operator.inputs)))
+        description = custom_op.description
+        attributes = {each[0]: c_api.attribute(api, info, *each) for each in description.attributes}
+        inputs = c_api.inputs(api, info) if description.is_checked else None
+        outputs = [
+            c_api.output_type(api, info, index) if each == c_api.ANY_TYPE else None
+            for index, each in enumerate(description.output_types)
+        ]
+        key = kept_kernels.key_of(description, attributes, inputs, outputs)
+        kernel = None
+        if not custom_op.lists_needs:
+            has_shape_reference = custom_op.release >= c_api.SHAPE_REFERENCE_RELEASE
+            kernel = kept_kernels.find(key, custom_op.api, has_shape_reference, custom_op.structure)
+        if kernel is None:
+            operator, overload = custom_op.declared
+            if inputs is not None:
+                _check_inputs(operator, inputs, attributes)
+            _check_outputs(operator, overload, outputs)
+            given = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in attributes.items())
+            if custom_op.lists_needs:
+                _list_need(operator, overload, given, api, info)
+                return
+            kernel = kept_kernels.Kernel(_state(op, given).ctypes.data, _prepare_of(operator))
+            kept_kernels.record(key, functools.partial(kept_kernels.state_of, operator, overload, attributes))
+        address = kernel.state
+        if kernel.prepare:
+            address = _prepared(kernel, c_api.constants(api, info, len(description.input_types)))
         c_void_p.from_address(result).value = address
 
     return _status(api, create, is_done, lambda: f" (node {c_api.node_name(api, info)!r})")
 
 
-def _list_need(custom_op: _CustomOp, given: tuple[tuple[str, Any], ...], api: int, info: int) -> None:
-    operator, overload = custom_op.operator, custom_op.overload
+def _list_need(operator: Operator, overload: Overload, given: tuple[tuple[str, Any], ...], api: int, info: int) -> None:
+    from . import operators
+
     operators.state_of(operator, overload, dict(given), compiles=False)  # raises ValueError for wrong attributes
     types = None
     if not operator.inputs[-1].is_homogeneous:
@@ -254,13 +304,19 @@ def need_of(
     return Need(operator.domain, operator.name, inputs, outputs, attributes, types)
 
 
-def _prepared(prepare: Callable[..., int], operator: Operator, state: int, constants: Sequence[tuple[int, int]]) -> int:
-    """The address of a node's state, as the wing's `prepare` returns it: the given one, or one for this node alone."""
-    from . import callbacks
+def _prepare_of(operator: Operator) -> int:
+    """The address of the function `prepare` of a wing, 0 if it has none."""
+    from . import callbacks, operators
 
-    words = np.array(constants, np.int64)
-    function = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)(callbacks.compiled(prepare, f"prepare_{operator.wing}"))
-    address = function(state, words.ctypes.data)
+    prepare = getattr(operators.node_of(operator.wing), "prepare", None)
+    return callbacks.compiled(prepare, f"prepare_{operator.wing}") if prepare else 0
+
+
+def _prepared(kernel: kept_kernels.Kernel, constants: Sequence[tuple[int, int]]) -> int:
+    """The address of a node's state, as the wing's `prepare` returns it: the given one, or one for this node alone."""
+    words = [word for pair in constants for word in pair]
+    function = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)(kernel.prepare)
+    address = function(kernel.state, (c_int64 * len(words))(*words))
     if not address:
         raise MemoryError("there is no memory for the weights")
     return int(address)
@@ -270,6 +326,8 @@ def _check_inputs(
     operator: Operator, found: Sequence[tuple[int, list[int | None] | None]], attributes: Mapping[str, Any]
 ) -> None:
     """Check the element types and shapes of inputs, as far as they are known. Raises TypeError or ValueError."""
+    from ..declaration import Tensor
+
     inputs = []
     for index, (number, shape) in enumerate(found):
         element_type = _element_type(number)
@@ -279,21 +337,24 @@ def _check_inputs(
     operator.infer(inputs, attributes)
 
 
-def _check_outputs(custom_op: _CustomOp, info: int) -> None:
+def _check_outputs(operator: Operator, overload: Overload, found: Sequence[int | None]) -> None:
     """Check the element types of outputs of any type: a tensor of another type may have too little memory. Raises TypeError."""
-    api, operator, overload = custom_op.api, custom_op.operator, custom_op.overload
-    for index, any_type in enumerate(operators.have_any_type(operator, overload)):
+    from ..element_types import UINT8, names
+
+    for index, number in enumerate(found):
         allowed = [overload.outputs[index], UINT8]
-        if any_type and c_api.output_type(api, info, index) not in map(c_api.element_type, allowed):
+        if number is not None and number not in map(c_api.element_type, allowed):
             raise TypeError(f"{operator.outputs[index].name} is declared as another type; expected {names(allowed)}")
 
 
 @functools.cache
 def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     """The state of all nodes with this operator, these types and attributes. There are few states, so none is ever freed."""
-    from . import callbacks
+    from . import callbacks, operators
 
-    api, release, operator, overload, structure, _ = _custom_ops[op]
+    custom_op = _custom_ops[op]
+    api, release, structure = custom_op.api, custom_op.release, custom_op.structure
+    operator, overload = custom_op.declared
     node = operators.node_of(operator.wing)
     state = keep(operators.state_of(operator, overload, dict(attributes)))
     state["api"] = api
@@ -309,7 +370,9 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
 
 def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> None:
     """OrtCustomOp::InferOutputShapeFn: set the type of y, for operators that take it from an attribute."""
-    api, operator = _custom_ops[op].api, _custom_ops[op].operator
+    from ..declaration import Tensor
+
+    api, (operator, _) = _custom_ops[op].api, _custom_ops[op].declared
     set_type = c_api.function(api, OrtApi.SetTensorElementType, c_void_p, c_void_p, c_int)
     set_output = c_api.function(api, OrtApi.ShapeInferContext_SetOutputTypeShape, c_void_p, c_void_p, c_size_t, c_void_p)
     # ONNX Runtime ignores a status that is returned here: if this fails, it falls back to its own inference.
@@ -329,4 +392,6 @@ def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> Non
 
 def _element_type(number: int) -> ElementType | None:
     """The element type of an ONNXTensorElementDataType; None if the package does not have it."""
+    from ..element_types import ELEMENT_TYPES
+
     return next((each for each in ELEMENT_TYPES if c_api.element_type(each) == number), None)

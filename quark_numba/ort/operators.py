@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import struct
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,26 +15,41 @@ from numpy.typing import NDArray
 from ..catalog import OPERATORS
 from ..declaration import Operator, Overload
 from . import c_api
+from .c_api import Description
 
 _CHARACTERISTICS = {"required": c_api.REQUIRED, "optional": c_api.OPTIONAL, "variadic": c_api.VARIADIC}
 
 
-class Description(NamedTuple):
-    """The types (ONNXTensorElementDataType) and the characteristics of the inputs and outputs of an overload."""
-
-    input_types: list[int]
-    output_types: list[int]
-    input_characteristics: list[int]
-    output_characteristics: list[int]
+def overloads(operator: Operator, release: tuple[int, ...]) -> list[Overload]:
+    """The overloads of an operator in a release of ONNX Runtime."""
+    return [*operator.overloads(lambda element_type: element_type.has_tensors(release))]
 
 
-def describe(operator: Operator, overload: Overload) -> Description:
+def descriptions(release: tuple[int, ...]) -> list[Description]:
+    """The descriptions of all overloads of all operators in a release of ONNX Runtime."""
+    return [
+        describe(operator, overload, number)
+        for domain in OPERATORS.domains
+        for operator in OPERATORS.newest(domain)
+        for number, overload in enumerate(overloads(operator, release))
+    ]
+
+
+def describe(operator: Operator, overload: Overload, number: int = 0) -> Description:
     """The description of an overload. A model may say uint8 instead of the type that uint8 holds. ONNX Runtime refuses a model
     that says anything else than what it infers, and infers nothing for an output of any type. Only an optional output may have
     any type."""
     has_any_type = have_any_type(operator, overload)
     missing = len(operator.inputs) - len(overload.inputs)  # those of any type
+    is_homogeneous = operator.inputs[-1].is_homogeneous
     return Description(
+        operator.domain,
+        operator.name,
+        number,
+        is_homogeneous,
+        operator.takes_type,
+        operator.is_checked_at_load or not is_homogeneous,
+        [(each.name, each.kind, each.default) for each in operator.attributes],
         [*map(c_api.element_type, overload.inputs), *[c_api.ANY_TYPE] * missing],
         [
             c_api.ANY_TYPE if any_type else c_api.element_type(each)
@@ -73,3 +89,13 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
     selection = node.select(operator, overload, attributes)
     context.fill(state, selection.numbers, node.functions(overload, selection.key) if compiles else {})
     return state
+
+
+def words_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """The words of a new state, and the indices of those that are addresses of functions: a word that compiling changes."""
+    plain, words = (_words(state_of(operator, overload, attributes, compiles=compiles).tobytes()) for compiles in (False, True))
+    return words, [index for index, word in enumerate(words) if word != plain[index]]
+
+
+def _words(content: bytes) -> list[int]:
+    return [word for (word,) in struct.iter_unpack("<q", content + bytes(-len(content) % 8))]

@@ -20,7 +20,7 @@ from ..catalog import OPERATORS
 from ..element_types import find
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
-from ..ort import DISABLE_QUANT_QDQ, Backend, register
+from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, Backend, register
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -57,7 +57,7 @@ def create_session(
     if not optimizations:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if folder:
-        options.add_session_config_entry(model_files.TENSORS_FOLDER, folder)
+        options.add_session_config_entry(TENSORS_FOLDER, folder)
     if has_own_operators and not fuses_integers:
         # ONNX Runtime's rewriting of quantized models does not know the package's operators. It moves 32-bit zero points into
         # its own operators, which lack these types.

@@ -29,20 +29,7 @@ from ..rewriting.protos import used_names
 from .blocked_nodes import REGION, WAYS
 from .blocked_tensors import BlockedTensors, Left
 from .blocks import NCHWC, block_size
-
-# The entries of session options that change ONNX Runtime's optimisations.
-ENTRIES = (
-    "optimization.constant_folding_max_output_size_in_bytes",
-    "optimization.enable_cast_chain_elimination",
-    "optimization.enable_gelu_approximation",
-    "optimization.minimal_build_optimizations",
-    "session.disable_aot_function_inlining",
-    "session.disable_double_qdq_remover",
-    "session.disable_qdq_constant_folding",
-    "session.disable_quant_qdq",
-    DISABLED_OPTIMIZERS,
-    "session.enable_quant_qdq_cleanup",
-)
+from .options import ENTRIES, runs_on_cpu_alone
 
 
 class BlockedModel(NamedTuple):
@@ -99,13 +86,6 @@ def has_regions(model: model_files.Model) -> bool:
     """Whether the main graph has regions."""
     nodes: Any = model.graph.node if isinstance(model, onnx.ModelProto) else model.graph
     return any((node.domain, node.op_type) == (REGION.domain, REGION.name) for node in nodes)
-
-
-def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
-    """Whether a session with these arguments has no other execution provider than the CPU's."""
-    names = {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]}
-    has_providers = getattr(options, "has_providers", bool)  # ONNX Runtime 1.22 or later
-    return names == {"CPUExecutionProvider"} and not has_providers()
 
 
 def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: Mapping[str, Any]) -> int:

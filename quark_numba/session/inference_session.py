@@ -6,18 +6,18 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx
 import onnxruntime
 
 from ..compiling import memory
-from ..dialects import refused
 from ..errors import ModelError, reraise_of_signal_handler
-from ..models import model_files
-from ..ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, NO_FUSIONS, entry, register
-from . import initializers
-from .prepared import prepared
+from ..ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, register
+from . import started
+
+# What is imported inside of functions is not needed by a process that finds its model kept.
+if TYPE_CHECKING:
+    import onnx
 
 _log = logging.getLogger(__name__)
 
@@ -83,25 +83,38 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         **named: Any,
     ) -> None:
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
-        backend = register(options, standard_ops=bool(standard_ops))
-        if keep_codes:
-            # A plan of memory would set aside room for the floats of all weights twice.
-            options.enable_mem_pattern = False
-        how: dict[str, Any] = {"standard_ops": standard_ops, "blocked_layout": blocked_layout, "keep_codes": keep_codes}
-        how |= {"is_native": backend == "native", "folder": temporary_folder, "cache": cache, **named}
+        how: dict[str, Any] = {
+            "standard_ops": standard_ops,
+            "blocked_layout": blocked_layout,
+            "keep_codes": keep_codes,
+            **named,
+        }
+        of_kept = path_or_bytes, sess_options, providers, cache, how
         self._options = options
+        probes: list[bytes] = []  # of the model, for `started.keep`
 
         def make(providers: Any) -> contextlib.AbstractContextManager[Any]:
-            return _source(path_or_bytes, options, providers, **how)
+            is_native = backend == "native"
+            rest = {"is_native": is_native, "folder": temporary_folder, "cache": cache, **how}
+            return _source(path_or_bytes, options, providers, probes, **rest)
 
         with contextlib.ExitStack() as files:
-            source = files.enter_context(make(providers))
+            # Kept kernels come first: registering would compile them.
+            found = files.enter_context(started.opened(*of_kept)) if cache else None
+            backend = register(options, standard_ops=bool(standard_ops))
+            if keep_codes:
+                # A plan of memory would set aside room for the floats of all weights twice.
+                options.enable_mem_pattern = False
+            source = found or files.enter_context(make(providers))
             self._has_files = source != path_or_bytes and isinstance(source, str)
-            with _of_files(source, options) if self._has_files else contextlib.nullcontext():
+            of_files = _of_files(source, options) if self._has_files else contextlib.nullcontext()
+            with of_files, kept_kernels.recording() as recorded:
                 _create(
                     options,
                     lambda: super(InferenceSession, self).__init__(source, options, providers, provider_options, **named),
                 )
+            if backend == "native" and probes:
+                started.keep(path_or_bytes, options, providers, cache, how, recorded, probes[0])
             # It would keep a model in memory, which only the files of a path are made from again.
             self._make = make if self._has_files and isinstance(path_or_bytes, (str, os.PathLike)) else None
             # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they
@@ -164,26 +177,34 @@ def _create(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> 
 def _of_files(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
     """While ONNX Runtime opens a model of this package, let the entry for the folder of tensors, if it is set, name that of the
     model. Return unused memory to the system before and after."""
-    folder = entry(options, model_files.TENSORS_FOLDER)
+    folder = entry(options, TENSORS_FOLDER)
     try:
         if folder:
-            options.add_session_config_entry(model_files.TENSORS_FOLDER, os.path.dirname(path))
+            options.add_session_config_entry(TENSORS_FOLDER, os.path.dirname(path))
         with memory.released():
             yield
     finally:
         if folder:
-            options.add_session_config_entry(model_files.TENSORS_FOLDER, folder)
+            options.add_session_config_entry(TENSORS_FOLDER, folder)
 
 
 @contextlib.contextmanager
-def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **how: Any) -> Iterator[Any]:
-    """Yield what ONNX Runtime makes the session from: the source itself, bytes, or a path that exists within the context."""
+def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, probes: list[bytes], **how: Any) -> Iterator[Any]:
+    """Yield what ONNX Runtime makes the session from: the source itself, bytes, or a path that exists within the context. Add
+    the model's probe to `probes` if the model may be kept."""
+    import onnx
+
+    from ..models import model_files
+    from ..models.file_states import state_of
+    from . import initializers
+    from .prepared import prepared
+
     if _is_for_onnx_runtime_alone(source, options):
         yield source
         return
     is_path = isinstance(source, (str, os.PathLike))
-    state = model_files.state_of(source) if is_path else None
-    model, folder, path = _model(source), entry(options, model_files.TENSORS_FOLDER), None
+    state = state_of(source) if is_path else None
+    model, folder, path = _model(source), entry(options, TENSORS_FOLDER), None
     outside = initializers.in_place_of_files(model, options)
     if is_path:
         folder, path = os.path.dirname(os.path.abspath(source)), source
@@ -192,6 +213,8 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, **
         model.CopyFrom(source)
     read = model_files.Source(model, folder or None, path, outside, state)
     replaced = initializers.replaced(model, options, outside)
+    if how["cache"] and not replaced:
+        probes[:] = [initializers.probe_of_all(model)]
     refusal = _refusal(model.graph) or next(filter(None, map(_refusal, model.functions)), "")
     del model
     with prepared(read, options, providers, replaced=replaced, **how) as made:
@@ -221,6 +244,8 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
 
 def _refusal(graph: onnx.GraphProto | onnx.FunctionProto) -> str:
     """Return why a model with this graph cannot run, if an operator is the reason; "": no reason is known."""
+    from ..dialects import refused
+
     for node in graph.node:
         why = refused.reason(node.domain, node.op_type)
         if why:
@@ -235,6 +260,10 @@ def _refusal(graph: onnx.GraphProto | onnx.FunctionProto) -> str:
 
 def _model(source: Any) -> onnx.ModelProto:
     """Return the model of the source. External data stays in its files."""
+    import onnx
+
+    from ..models import model_files
+
     if isinstance(source, (str, os.PathLike)):
         return model_files.load(source, external_data=False)
     if isinstance(source, bytes):

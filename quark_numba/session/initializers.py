@@ -4,7 +4,6 @@ initializers are made to find them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import onnx
 import onnxruntime
@@ -12,7 +11,7 @@ from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
 from ..errors import reraise_of_signal_handler
-from ..ort import entry
+from .options import cannot_be_asked, probe_session
 
 # The location of a file that does not exist.
 _NO_FILE = onnx.StringStringEntryProto(key="location", value="quark_numba has no such file")
@@ -35,7 +34,7 @@ def in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOption
         for each in _named(model)
         if uses_external_data(each)
     }
-    if not tensors or _cannot_be_asked(options):
+    if not tensors or cannot_be_asked(options):
         return frozenset()
     found: list[str] = []
     error = _error(tensors, found, options)
@@ -53,29 +52,37 @@ def in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOption
 def replaced(model: onnx.ModelProto, options: onnxruntime.SessionOptions, outside: frozenset[str]) -> frozenset[str]:
     """Return `outside`, and the initializers inside the model that `options` replace (``SessionOptions.add_initializer``). In a
     probe all of them are empty, and the replaced initializers come out not empty."""
-    tensors = {each.name: each for each in _named(model)}
-    inside = [name for name, each in tensors.items() if name not in outside and 0 < each.data_type <= TensorProto.BFLOAT16]
-    if not inside or _cannot_be_asked(options):
+    empty = [each for each in _empty(model) if each.name not in outside]
+    inside = [each.name for each in empty]
+    if not inside or cannot_be_asked(options):
         return outside
-    empty = [TensorProto(name=name, data_type=tensors[name].data_type, dims=[0]) for name in inside]
-    session = _session(_probe([*empty, *(tensors[name] for name in outside)]), options)
+    session = probe_session(_probe([*empty, *(each for each in _named(model) if each.name in outside)]), options)
     found = session.run_with_ort_values(inside, {})
     return outside | {name for name, value in zip(inside, found, strict=True) if value.shape() != [0]}
+
+
+def probe_of_all(model: onnx.ModelProto) -> bytes:
+    """Return the probe that tells whether options replace any initializer of a model: the one that comes out not empty."""
+    return _probe(_empty(model))
+
+
+def _empty(model: onnx.ModelProto) -> list[TensorProto]:
+    """Return empty tensors with the names and types of the initializers, as far as ONNX Runtime can replace them."""
+    return [
+        TensorProto(name=each.name, data_type=each.data_type, dims=[0])
+        for each in _named(model)
+        if 0 < each.data_type <= TensorProto.BFLOAT16
+    ]
 
 
 def _named(model: onnx.ModelProto) -> Iterable[TensorProto]:
     return (each for each in model.graph.initializer if isinstance(each.name, str))  # names that are not UTF-8 are bytes
 
 
-def _cannot_be_asked(options: onnxruntime.SessionOptions) -> bool:
-    """Whether ONNX Runtime refuses sessions of the CPU provider alone, the only provider that this package is for."""
-    return bool(entry(options, "session.disable_cpu_ep_fallback") == "1")
-
-
 def _error(tensors: Mapping[str, TensorProto], names: Iterable[str], options: onnxruntime.SessionOptions) -> Exception | None:
     """Return the exception of a session of a model with these initializers; None: the session works."""
     try:
-        _session(_probe([tensors[name] for name in names]), options)
+        probe_session(_probe([tensors[name] for name in names]), options)
     except Exception as error:
         reraise_of_signal_handler(error)
         return error
@@ -88,13 +95,3 @@ def _probe(tensors: Sequence[TensorProto]) -> bytes:
     outputs = [helper.make_tensor_value_info(each.name, each.data_type, None) for each in tensors]
     graph = helper.make_graph([], "initializers", [], outputs, tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7).SerializeToString()
-
-
-def _session(probe: bytes, options: onnxruntime.SessionOptions) -> Any:
-    """Return a session of the probe, which writes neither a profile nor a model."""
-    before = options.enable_profiling, options.optimized_model_filepath
-    try:
-        options.enable_profiling, options.optimized_model_filepath = False, ""
-        return onnxruntime.InferenceSession(probe, options, ["CPUExecutionProvider"])
-    finally:
-        options.enable_profiling, options.optimized_model_filepath = before

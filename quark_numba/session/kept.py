@@ -14,18 +14,18 @@ import os
 import platform
 import re
 import reprlib
+import stat
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..catalog import OPERATORS
-from ..compiling import cache
+from ..compiling.user_folder import own_folder
 from ..errors import ModelError, WriteError
-from ..models.model_files import state_of
+from ..models.file_states import state_of
 from ..models.temporary import is_locked, remove_left_behind, temporary_folder
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def folder_of(given: bool | str | os.PathLike[str]) -> Path:
     """Return the folder that an argument `cache` means: True is one in the user's cache. Raise TypeError or ModelError if it
     cannot be a folder."""
     if isinstance(given, bool):
-        return cache.own_folder() / "models"
+        return own_folder() / "models"
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
         raise TypeError(f"cache is a {type(given).__name__}; expected True, False or the path of a folder")
     name = os.fspath(given)
@@ -90,17 +90,18 @@ def limit() -> float:
 
 
 def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]) -> str:
-    """Return the name of the entry for a model with these files and options. The digests of files are kept in the folder, and
-    computed again if the size, the inode or a time of a file is another."""
+    """Return the name of the entry for a model with these files, the model's own first, and these options. The digests of files
+    are kept in the folder, and computed again if the size, the inode or a time of a file is another."""
     import llvmlite.binding
     import onnxruntime
 
     host = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
+    model, *others = map(os.path.abspath, paths)
     found = {
-        "files": [_digest(folder, os.path.abspath(path)) for path in paths],
+        "files": [_digest(folder, model, others), *(_digest(folder, path, []) for path in others)],
         "options": options,
         "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_version, _DISTRIBUTIONS), _sources()],
-        "operators": [(each.full_name, each.since_version) for each in OPERATORS],  # those from outside of the package, too
+        "operators": _added_operators(),
         "processor": [platform.machine(), *host],
     }
     return _name(json.dumps(found, sort_keys=True))
@@ -110,24 +111,65 @@ def _name(text: str) -> str:
     return _PREFIX + hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:_DIGITS]
 
 
+def _added_operators() -> list[tuple[str, int]]:
+    """Return the operators from outside of the package. There are none if the catalog is not even loaded."""
+    catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
+    return [(each.full_name, each.since_version) for each in catalog.OPERATORS.added] if catalog else []
+
+
 @functools.cache
 def _sources() -> str:
     """Return the digest of this package's sources."""
-    package = Path(__file__).parents[1]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(package.rglob("*.py")))).hexdigest()
+    paths = [
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(Path(__file__).parents[1])
+        for name in names
+        if name.endswith(".py")
+    ]
+    return hashlib.sha256(b"".join(map(_content, sorted(paths)))).hexdigest()
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _version(name: str) -> str:
+    """Return the version of a distribution, "" if it is not installed. The name of a folder tells it; importlib.metadata is the
+    slower way, and is asked if there is no such folder."""
+    pattern = re.compile(re.sub("[-_]", "[-_.]", name) + r"-(.+)\.dist-info", re.IGNORECASE)
+    for place in sys.path:
+        for each in _names_in(place or "."):
+            if found := pattern.fullmatch(each):
+                return found[1]
+    from importlib.metadata import version
+
     try:
         return version(name)
     except ImportError:
         return ""
 
 
-def _digest(folder: Path, path: str) -> str:
+@functools.cache
+def _names_in(folder: str) -> list[str]:
+    with suppress(OSError):
+        return [each for each in os.listdir(folder) if each.endswith(".dist-info")]
+    return []
+
+
+def files_of(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
+    """Return the files of a model as they were when its digest was kept, the model's own first; None: it has changed since, or
+    there is no digest."""
+    model = os.path.abspath(path)
+    known = _known(folder / (_name(model) + _DIGESTS))
+    return [model, *known["files"]] if known.get("state") == state_of(model) else None
+
+
+def _digest(folder: Path, path: str, others: list[str]) -> str:
+    """Return the digest of a file. `others` are the files with the tensors of a model, which are kept with its digest."""
     record = folder / (_name(path) + _DIGESTS)
     known = _known(record)
-    if known.get("state") == state_of(path):
+    if known.get("state") == state_of(path) and known.get("files") == others:
         return str(known["sha256"])
     now, before = time.time_ns(), state_of(path)
     with open(path, "rb") as file:
@@ -139,7 +181,7 @@ def _digest(folder: Path, path: str) -> str:
             folder.mkdir(parents=True, exist_ok=True)
             with temporary_folder(folder) as place:
                 written = Path(place, record.name)
-                written.write_text(json.dumps({"path": path, "state": before, "sha256": digest}))
+                written.write_text(json.dumps({"path": path, "state": before, "sha256": digest, "files": others}))
                 written.replace(record)
     return digest
 
@@ -148,7 +190,7 @@ def _known(record: Path) -> dict[str, Any]:
     """Return the content of a file with a digest; {}: it is none. Its name follows from the path in it."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         content = json.loads(record.read_text())
-        if record.name == _name(content["path"]) + _DIGESTS and {"state", "sha256"} <= {*content}:
+        if record.name == _name(content["path"]) + _DIGESTS and {"state", "sha256", "files"} <= {*content}:
             return dict(content)
     return {}
 
@@ -186,6 +228,42 @@ def _checked(entry: Path) -> dict[str, Any] | None:
         return dict(manifest)
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def add(entry: Path, name: str, content: bytes) -> None:
+    """Add a file to an entry, and to its manifest under `name`, unless there is a valid one. If several processes do
+    this at the same time, one of them wins."""
+    checksum = zlib.crc32(content)
+    file = f"{name}-{checksum:08x}"
+    with suppress(OSError, ValueError, LookupError, TypeError), opened(entry) as manifest:
+        if manifest is None or content_of(entry, manifest, name):
+            return
+        written = entry / f"{file}.{os.getpid()}"
+        try:
+            written.write_bytes(content)
+            written.chmod(0o644)
+            written.replace(entry / file)
+        finally:
+            with suppress(OSError):
+                written.unlink(missing_ok=True)
+        manifest["files"][file] = [state_of(entry / file), checksum]
+        _write_manifest(entry, manifest | {name: file})
+
+
+def content_of(entry: Path, manifest: Mapping[str, Any], name: str) -> bytes | None:
+    """Return a file that was added to an open entry; None: there is none, or it can be written by others than this user and the
+    system's own."""
+    file = manifest.get(name)
+    if not isinstance(file, str) or file not in manifest["files"]:
+        return None
+    with suppress(OSError), open(entry / file, "rb") as opened_file:
+        found = os.fstat(opened_file.fileno())
+        if os.name == "posix" and (found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            return None
+        content = opened_file.read()
+        if zlib.crc32(content) == manifest["files"][file][1]:
+            return content
+    return None
 
 
 def _checksum(path: Path) -> int:

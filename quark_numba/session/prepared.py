@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +18,12 @@ from ..catalog import OPERATORS
 from ..compiling.helpers import Helpers
 from ..models import model_files
 from ..models.temporary import temporary_folder
-from ..ort import DISABLE_QUANT_QDQ, ahead, entry
-from ..ort.native import STANDARD_OPS
+from ..ort import DISABLE_QUANT_QDQ, STANDARD_OPS, ahead, entry
 from ..rewriting.optimize import optimized
 from . import kept
-from .blocked_layout import ENTRIES, BlockedModel, blocked, has_regions, runs_on_cpu_alone
+from .blocked_layout import BlockedModel, blocked, has_regions
 from .blocked_nodes import REGION
+from .options import facts, runs_on_cpu_alone
 
 
 @dataclass
@@ -87,15 +87,7 @@ def prepared(
     if read.path is None:
         raise ValueError("cache is set, but the model has no path; expected the path of a model")
     place = kept.folder_of(cache)
-    of_options = {
-        # The order of a set changes from process to process.
-        **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in how.items()},
-        "runs_on_cpu_alone": runs_on_cpu_alone(options, providers),
-        "replaced": sorted(replaced),
-        "level": str(options.graph_optimization_level),
-        "path": options.optimized_model_filepath,
-        "entries": {name: entry(options, name) for name in (*ENTRIES, STANDARD_OPS)},
-    }
+    of_options = facts(options, providers, replaced, how)
 
     @contextmanager
     def make(apart: Path | None) -> Iterator[kept.Made]:

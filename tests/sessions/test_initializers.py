@@ -217,14 +217,14 @@ def test_profiles_of_others_stay(tmp_path, monkeypatch):
     """Another session may begin one while the options are probed."""
     options, kept = options_with({"w": arrays()["w"]})
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
-    probe, others = initializers._session, []
+    probe, others = initializers.probe_session, []
 
     def while_another_begins(*arguments):
         others.append(tmp_path / f"profile of another {len(others)}")
         others[-1].touch()
         return probe(*arguments)
 
-    monkeypatch.setattr(initializers, "_session", while_another_begins)
+    monkeypatch.setattr(initializers, "probe_session", while_another_begins)
     session = quark_numba.InferenceSession(small(["w"]), options)
     session.end_profiling()
     assert others

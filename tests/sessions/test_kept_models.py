@@ -19,7 +19,7 @@ from paths import MODELS
 
 import quark_numba
 from quark_numba import ModelError, catalog, cli
-from quark_numba.models import model_files, tensors
+from quark_numba.models import file_states, model_files, tensors
 from quark_numba.session import initializers, kept, prepared
 
 pytestmark = pytest.mark.compiled
@@ -138,14 +138,14 @@ def test_a_model_that_is_replaced_while_it_is_read(path, monkeypatch):
 def test_the_key_has_the_sources_of_the_kernels():
     kernels = {path.read_bytes() for path in Path(kept.__file__).parents[1].rglob("arithmetic.py")}
     read = []
+    content = kept._content
 
-    class Recorded(type(Path())):
-        def read_bytes(self):
-            read.append(super().read_bytes())
-            return read[-1]
+    def recorded(path):
+        read.append(content(path))
+        return read[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept, "Path", Recorded)
+        patch.setattr(kept, "_content", recorded)
         kept._sources.__wrapped__()
     assert kernels
     assert kernels <= set(read)
@@ -190,7 +190,7 @@ def test_a_copied_folder_is_checked_and_used(path, prepares):
     quark_numba.InferenceSession(path, cache=path.parent / "copy")
     assert len(prepares) == 1
     manifest = json.loads((entry_of(path.parent / "copy") / "kept.json").read_text())
-    assert manifest["files"]["model.onnx"][0] == model_files.state_of(entry_of(path.parent / "copy") / "model.onnx")
+    assert manifest["files"]["model.onnx"][0] == file_states.state_of(entry_of(path.parent / "copy") / "model.onnx")
 
 
 def test_the_models_used_least_recently_go_first(path, monkeypatch):

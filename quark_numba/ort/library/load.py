@@ -10,7 +10,6 @@ import os
 import platform
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -89,6 +88,8 @@ def _load(path: str, symbol: str, code: bytes) -> ctypes.CDLL:
 
 
 def _load_temporary_file(content: bytes, symbol: str, code: bytes, suffix: str = ".so") -> str:
+    import tempfile  # slow, and rarely needed
+
     with tempfile.NamedTemporaryFile(prefix="quark_numba_", suffix=suffix, delete=False) as file:  # mode 0600
         file.write(content)
     try:
@@ -116,7 +117,7 @@ def _load_kept_file(symbol: str, address: int, argument: int, machine: pe.Machin
 
 
 def _kept_file(content: bytes) -> str:
-    from ...compiling.cache import own_folder
+    from ...compiling.user_folder import own_folder
 
     return str(own_folder() / f"quark_numba_{hashlib.sha256(content).hexdigest()[:16]}.dll")
 

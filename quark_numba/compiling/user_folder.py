@@ -1,0 +1,36 @@
+"""The user's folder for what the package keeps. This module does without Numba."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1].name
+
+
+def own_folder() -> Path:
+    """Return the user's folder, which may not exist yet: in the one that NUMBA_CACHE_DIR names, or else in the user's cache."""
+    place = os.environ.get("NUMBA_CACHE_DIR", "") if is_plain() else _of_numba()
+    if place:
+        return Path(place, _PACKAGE).absolute()
+    if sys.platform == "linux":  # as the library below
+        return Path(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), _PACKAGE)
+    from numba.misc.appdirs import AppDirs
+
+    return Path(AppDirs(_PACKAGE, appauthor=False).user_cache_dir)
+
+
+def is_plain(*, loaded: bool = False) -> bool:
+    """Whether Numba has its defaults, but for the folder of its cache, and is not loaded, unless it may be `loaded`."""
+    return (
+        (loaded or "numba" not in sys.modules)
+        and not os.path.exists(".numba_config.yaml")
+        and all(name == "NUMBA_CACHE_DIR" for name in os.environ if name.startswith("NUMBA_"))
+    )
+
+
+def _of_numba() -> str:
+    import numba
+
+    return str(numba.config.CACHE_DIR)

@@ -1,0 +1,17 @@
+"""The states of files. This module does without onnx."""
+
+from __future__ import annotations
+
+import os
+
+# The size, the inode, and the times of the last changes of content and inode of a file; empty: there is no such file.
+State = list[int]
+
+
+def state_of(path: str | os.PathLike[str]) -> State:
+    """Return what changes if a file is changed."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # ValueError: no file has such a name
+        return []
+    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]

@@ -1,0 +1,252 @@
+"""Compiled kernels that are kept for a model, so that a later process loads them with LLVM alone: it needs neither Numba nor
+the declarations of operators.
+
+What is kept is JSON: the descriptions of all overloads, the states of the model's nodes, and object files."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .c_api import Description, OrtCustomOp, keep
+
+if TYPE_CHECKING:
+    from ..declaration import Operator, Overload
+
+
+class Kernel(NamedTuple):
+    """The address of a state, and the addresses of the functions of its nodes, 0 for one that the wing does not have."""
+
+    state: int
+    prepare: int
+
+
+class _Kept:
+    """What this process has loaded."""
+
+    def __init__(self) -> None:
+        self.descriptions: list[Description] = []
+        self.callbacks: dict[str, str] = {}  # the symbols of the functions that all operators share
+        self.messages: dict[str, list[str]] = {}  # by operator
+        self.states: dict[str, dict[str, Any]] = {}  # by the key of a kernel
+        self.objects: dict[str, str] = {}  # by the symbols of their functions, base64
+        self.stubs: set[str] = set()  # the symbols that objects need of Numba
+        self.addresses: dict[str, int] = {}  # of functions, by symbol
+
+
+# It survives a reload of this module, as ONNX Runtime holds addresses.
+_kept: _Kept = globals().get("_kept", _Kept())
+
+# By the key of each kernel of a session, a function that returns what is to be kept of its state.
+Recorded = Mapping[str, Callable[[], dict[str, Any]]]
+
+# Those of the sessions that are being made.
+_recordings: list[dict[str, Callable[[], dict[str, Any]]]] = []
+
+# What Numba's error paths call. The functions raise nothing, so that these paths never run. What is left is C's.
+_OF_ERRORS = re.compile(r"_?Py[A-Z_]\w+|numba_(gil_\w+|do_raise|unpickle|runtime_build_excinfo_struct)|NRT_MemInfo_call_dtor")
+_OF_C = {"malloc", "free", "memcpy", "memset", "memmove", "tanhf", "NRT_Allocate", "NRT_Free"}
+
+
+def load(found: Mapping[str, Any]) -> None:
+    """Load what `content_of` returned. Call this under the creation lock, before the library is made.
+
+    Raises
+    ------
+    ValueError, LookupError, TypeError, RuntimeError
+        If it is damaged. Nothing is loaded then.
+    """
+    names = ("callbacks", "messages", "states", "kernels", "objects", "stubs")
+    callbacks, messages, states, kernels, objects, stubs = (found[name] for name in names)
+    descriptions = [Description(*each) for each in found["descriptions"]]
+    by_key = {key: states[index] for key, index in kernels.items()}
+    new = {names: code for names, code in objects.items() if names.split()[0] not in _kept.addresses}
+    addresses = _addresses_of(new, stubs)
+    if not _kept.descriptions:
+        _kept.descriptions, _kept.callbacks = descriptions, callbacks
+    _kept.messages |= messages
+    _kept.states |= by_key
+    _kept.objects |= new
+    _kept.stubs |= {*stubs}
+    _kept.addresses |= addresses
+
+
+def _addresses_of(objects: Mapping[str, str], stubs: list[str]) -> dict[str, int]:
+    """Load object files into this process, and return the addresses of their functions, by symbol. An object file's name is
+    the symbols of its functions."""
+    import llvmlite.binding as ll
+
+    ll.initialize_native_target()
+    ll.initialize_native_asmprinter()
+    target = ll.Target.from_default_triple()
+    engine = ll.create_mcjit_compiler(
+        ll.parse_assembly(_stubs(stubs)), target.create_target_machine(codemodel="jitdefault", jit=True)
+    )
+    for code in objects.values():
+        engine.add_object_file(ll.ObjectFileRef.from_data(base64.b64decode(code)))
+    engine.finalize_object()
+    keep(engine)
+    return {symbol: engine.get_function_address(symbol) for names in objects for symbol in names.split()}
+
+
+def _stubs(names: list[str]) -> str:
+    """Return LLVM's assembly of what objects need of Numba: memory is C's, and the functions of error paths, which never run,
+    end the process."""
+    memory = """
+        declare ptr @malloc(i64)
+        declare void @free(ptr)
+        declare void @llvm.trap()
+        define ptr @NRT_Allocate(i64 %size) {
+            %memory = call ptr @malloc(i64 %size)
+            ret ptr %memory
+        }
+        define void @NRT_Free(ptr %memory) {
+            call void @free(ptr %memory)
+            ret void
+        }
+    """
+    return memory + "".join(f"define void @{name}() {{\n call void @llvm.trap()\n unreachable\n}}\n" for name in names)
+
+
+def descriptions() -> list[Description]:
+    """The descriptions of all overloads; empty: nothing is loaded."""
+    return _kept.descriptions
+
+
+def callbacks() -> dict[str, int]:
+    """The addresses of the functions that all operators share; empty: nothing is loaded."""
+    return {name: _kept.addresses[symbol] for name, symbol in _kept.callbacks.items()}
+
+
+def key_of(description: Description, attributes: Mapping[str, Any], inputs: Any, outputs: Any) -> str:
+    """The key of a kernel: all that its creation depends on. `inputs` and `outputs` are what is checked of these."""
+    return json.dumps([description.domain, description.name, description.number, attributes, inputs, outputs])
+
+
+def find(key: str, api: int, has_shape_reference: bool, structure: OrtCustomOp) -> Kernel | None:
+    """The kept kernel of a node, with its functions in the structure of its operator; None: there is none."""
+    found = _kept.states.get(key)
+    if found is None:
+        return None
+    record(key, lambda: found)
+    compute, prepare, destroy = (_kept.addresses[symbol] if symbol else 0 for symbol in found["node"])
+    if "address" not in found:
+        words = [*found["words"]]
+        for index, symbol in found["functions"]:
+            words[index] = _kept.addresses[symbol]
+        for index, value in zip(found["given"], (api, has_shape_reference, _messages(found["operator"])), strict=True):
+            words[index] = value
+        found["address"] = ctypes.addressof(keep((ctypes.c_int64 * len(words))(*words)))
+    structure.KernelComputeV2 = compute
+    if destroy:
+        structure.KernelDestroy = destroy
+    return Kernel(found["address"], prepare)
+
+
+def _messages(operator: str) -> int:
+    """The address of an operator's messages: the address and the length of each."""
+    texts = [each.encode() for each in _kept.messages[operator]]
+    words = [word for text in texts for word in (ctypes.addressof(keep(ctypes.create_string_buffer(text))), len(text))]
+    return ctypes.addressof(keep((ctypes.c_int64 * len(words))(*words)))
+
+
+@contextmanager
+def recording() -> Iterator[Recorded]:
+    """Note the kernels that are created within the context, in any thread."""
+    made: dict[str, Callable[[], dict[str, Any]]] = {}
+    _recordings.append(made)
+    try:
+        yield made
+    finally:
+        _recordings[:] = [each for each in _recordings if each is not made]
+
+
+def record(key: str, state: Callable[[], dict[str, Any]]) -> None:
+    """Note a kernel, and the function that returns what is to be kept of it."""
+    for each in [*_recordings]:
+        each[key] = state
+
+
+def content_of(recorded: Recorded, release: tuple[int, ...]) -> dict[str, Any]:
+    """Return what a later process needs to create these kernels, for JSON.
+
+    Raises
+    ------
+    LookupError
+        If it cannot be kept: a function has no file, or it needs what is only in this process.
+    """
+    from . import operators
+
+    states: dict[str, dict[str, Any]] = {}
+    kernels: dict[str, int] = {}
+    for key, state in recorded.items():
+        made = {name: value for name, value in state().items() if name != "address"}
+        text = json.dumps(made)
+        states.setdefault(text, made)
+        kernels[key] = [*states].index(text)
+    shared = _kept.callbacks or _shared()
+    symbols = {*shared.values()}
+    for made in states.values():
+        symbols |= {symbol for symbol in [*made["node"], *(symbol for _, symbol in made["functions"])] if symbol}
+    return {
+        "descriptions": _kept.descriptions or operators.descriptions(release),
+        "callbacks": shared,
+        "messages": {made["operator"]: _kept.messages[made["operator"]] for made in states.values()},
+        "states": [*states.values()],
+        "kernels": kernels,
+        "objects": {names: code for names, code in _kept.objects.items() if symbols & {*names.split()}},
+        "stubs": sorted(_kept.stubs),
+    }
+
+
+def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is to be kept of a state that this process has made. Raises LookupError as `content_of`."""
+    from . import callbacks, operators
+
+    node = operators.node_of(operator.wing)
+    words, functions = operators.words_of(operator, overload, attributes)
+    messages = operators.messages_of(operator).tolist()
+    _kept.messages[operator.full_name] = [ctypes.string_at(address, size).decode() for address, size in messages]
+    of_node = [
+        _symbol_of(callbacks.compiled(getattr(node, each), f"{each}_{operator.wing}")) if hasattr(node, each) else ""
+        for each in ("compute", "prepare", "destroy")
+    ]
+    return {
+        "operator": operator.full_name,
+        "words": [0 if index in functions else word for index, word in enumerate(words)],
+        "functions": [[index, _symbol_of(words[index])] for index in functions],
+        "given": [node.STATE.fields[name][1] // 8 for name in ("api", "has_shape_reference", "messages")],
+        "node": of_node,
+    }
+
+
+def _shared() -> dict[str, str]:
+    """Return the symbols of the functions that all operators share."""
+    from . import callbacks
+
+    symbols, code = callbacks.plain_object()
+    _kept.objects[" ".join(symbols.values())] = base64.b64encode(code).decode()
+    return symbols | {each.__name__: _symbol_of(callbacks.compiled(each)) for each in callbacks.SHARED}
+
+
+def _symbol_of(address: int) -> str:
+    """Return the symbol of a function, whose object file is kept from now on."""
+    import llvmlite.binding as ll
+
+    from ..compiling.cache import object_of
+
+    symbol, code, bitcode = object_of(address)
+    if symbol not in _kept.objects:
+        module = ll.parse_bitcode(bitcode)
+        needed = {each.name for each in (*module.functions, *module.global_variables) if each.is_declaration}
+        needed = {each for each in needed if not each.startswith("llvm.")} - _OF_C
+        if not all(map(_OF_ERRORS.fullmatch, needed)):
+            raise LookupError(f"{symbol} needs {', '.join(sorted(needed))}")
+        _kept.stubs |= needed
+        _kept.objects[symbol] = base64.b64encode(code).decode()
+    return symbol

@@ -1,0 +1,113 @@
+"""Sessions of kept models that begin without onnx, Numba and the declarations of operators.
+
+With a kept model lie the kernels that its session had, compiled (``ort.kept_kernels``). A later process loads both. Whatever it
+does not find there, it makes as all other sessions do."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from ..compiling.lock import created
+from ..compiling.user_folder import is_plain
+from ..errors import reraise_of_signal_handler
+from ..models.temporary import remove_left_behind
+from ..ort import kept_kernels, native
+from . import kept, options
+
+_log = logging.getLogger(__name__)
+
+# The name of the file with the kernels in an entry's manifest.
+_KERNELS = "kernels"
+
+
+@contextmanager
+def opened(
+    path: Any, session_options: onnxruntime.SessionOptions | None, providers: Any, cache: Any, how: Mapping[str, Any]
+) -> Iterator[str | None]:
+    """Load the kernels of a kept model, and yield the model's path, which exists within the context; None: there is none, or
+    no kernels with it, or Numba is there already. `how` are the arguments of the session that count."""
+    entry = _entry(path, session_options, providers, cache, how) if is_plain() else None
+    if entry is None:
+        yield None
+        return
+    with kept.opened(entry) as manifest:
+        has_loaded = manifest is not None and _has_loaded(entry, manifest, session_options)
+        if has_loaded:
+            remove_left_behind(entry.parent)
+        yield str(entry / manifest["file"]) if manifest and has_loaded else None
+
+
+def _entry(
+    path: Any, session_options: onnxruntime.SessionOptions | None, providers: Any, cache: Any, how: Mapping[str, Any]
+) -> Path | None:
+    """Return where the model is kept, if it is."""
+    if not isinstance(path, (str, os.PathLike)):
+        return None
+    try:
+        place = kept.folder_of(cache)
+        files = kept.files_of(place, path)
+        if files is None:
+            return None
+        chosen = session_options or onnxruntime.SessionOptions()
+        return place / kept.key(place, files, options.facts(chosen, providers, (), {**how, "is_native": True}))
+    except Exception as error:  # the session raises it, if it stays
+        reraise_of_signal_handler(error)
+        return None
+
+
+def _has_loaded(entry: Path, manifest: Mapping[str, Any], session_options: onnxruntime.SessionOptions | None) -> bool:
+    content = kept.content_of(entry, manifest, _KERNELS)
+    if content is None:
+        return False
+    try:
+        found = json.loads(content)
+        if session_options is not None and not options.replace_nothing(session_options, base64.b64decode(found["probe"])):
+            return False
+        created(lambda: kept_kernels.load(found))
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        _log.info("%s: kept kernels cannot be loaded: %s", entry, error)
+        return False
+    return True
+
+
+def keep(
+    path: Any,
+    session_options: onnxruntime.SessionOptions,
+    providers: Any,
+    cache: Any,
+    how: Mapping[str, Any],
+    recorded: kept_kernels.Recorded,
+    probe: bytes,
+) -> None:
+    """Keep the kernels of a session with its model, unless they cannot be kept or loaded by themselves. `probe` tells whether
+    the options of later sessions replace initializers (``initializers.probe_of_all``)."""
+    entry = _entry(path, session_options, providers, cache, how) if _is_ordinary() else None
+    if entry is None or not os.path.isdir(entry):
+        return
+    release = native.release_of(onnxruntime.__version__)
+    with suppress(LookupError):
+        content = created(lambda: kept_kernels.content_of(recorded, release))
+        content["probe"] = base64.b64encode(probe).decode()
+        kept.add(entry, _KERNELS, json.dumps(content).encode())
+
+
+def _is_ordinary() -> bool:
+    """Whether Numba compiles for this processor with its defaults, and no operator is from outside of the package."""
+    import llvmlite.binding as ll
+    from numba.core.registry import cpu_target
+
+    from ..catalog import OPERATORS
+
+    compiles_for = cpu_target.target_context.codegen().magic_tuple()[1:]
+    here = ll.get_host_cpu_name(), ll.get_host_cpu_features().flatten()
+    return is_plain(loaded=True) and not OPERATORS.added and compiles_for == here
