@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import tempfile
 
 import pytest
 import unicorn
@@ -161,7 +162,7 @@ def test_the_file_that_macos_loads(processor, name, monkeypatch, tmp_path):
     """The file is written whole, under a private name, and is loaded, and is removed at the end of the process."""
     monkeypatch.setattr(sysconfig, "get_platform", lambda: name)
     monkeypatch.setattr(platform, "machine", lambda: processor)
-    monkeypatch.setattr(load.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen = []
     monkeypatch.setattr(load, "_load", lambda path, *_: seen.append(path))
     load.check_platform()
