@@ -19,6 +19,9 @@ PARTS = [
     ("numba.core.compiler", "CompileResult._rebuild", ["target_context"]),
     ("numba.core.compiler", "CompileResult._reduce", ["self"]),
     ("numba.core.compiler_lock", "global_compiler_lock", None),
+    # Of the class: a context keeps what its property `nrt` returned first, and its copies that compile share it.
+    ("numba.core.runtime.context", "NRTContext.allocate_unchecked", ["self", "builder", "size"]),
+    ("numba.core.runtime.context", "NRTContext.free", ["self", "builder", "ptr"]),
     ("numba.core.serialize", "dumps", ["obj"]),
     ("numba.core.sigutils", "normalize_signature", ["sig"]),
     ("numba.core.typing.npydecl", "parse_dtype", ["dtype"]),
@@ -40,5 +43,4 @@ def test_the_code_generator_gives_libraries():
     for name in ("add_ir_module", "finalize", "get_pointer_to_function", "_get_module_for_linking", "_ensure_finalized"):
         assert callable(getattr(library, name)), name
     assert len(cpu_target.target_context.codegen().magic_tuple()) == 3
-    assert callable(cpu_target.target_context.nrt.allocate_unchecked)
     assert callable(cgutils.alloca_once)
