@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,13 +15,17 @@ from ..declaration import BlockRoundTrip
 from ..element_types import FLOAT32
 from ..element_types.tensors import to_bytes
 from ..models.tensors import ComputedTensor, Rows, in_memory, opened, row_axis, spans, unit_of
-from .graph import Graph, Known, Left, Node, Operand, call
+from .graph import Graph
+from .nodes import Left, Node, Operand, call
 from .onnx_runtime import RELEASE
 from .own_operators import OWN
 
 STORED = "quantized: constant codes and scales"
 
 _DEQUANTIZE = OWN["dequantize"]
+
+# Tensors that were computed, by what they were computed from; with the first input, whose identity is part of the key.
+Known = dict[Any, tuple[ir.TensorProtocol, Sequence[ir.TensorProtocol]]]
 
 
 def keep(graph: Graph, node: Node, meaning: BlockRoundTrip[Operand], known: Known) -> Node:

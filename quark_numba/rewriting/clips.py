@@ -16,7 +16,8 @@ from ..fake_quantization.operators import FAKE_QUANTIZE, lengths
 from ..models.tensors import in_memory
 from .constants import CONSTANT
 from .fake_quantizers import ALONE
-from .graph import Graph, Left, Node, Operand
+from .graph import Graph
+from .nodes import Left, Node, Operand
 
 FUSED = "fused: quantize, Clip and dequantize in one step"
 
@@ -25,12 +26,12 @@ _MOST_BITS = 16
 
 
 def rewrite(graph: Graph) -> None:
-    graph.each(lambda node: _rewrite(graph, node))
+    graph.each(lambda node, dequantize: _rewrite(graph, node, dequantize), Dequantize)
 
 
-def _rewrite(graph: Graph, node: Node) -> None:
-    dequantize, clip = graph.meaning(node), node.x.producer()
-    if not isinstance(dequantize, Dequantize) or clip is None or clip.op_identifier() != ("", "Clip", "") or clip.attributes:
+def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
+    clip = node.x.producer()
+    if clip is None or clip.op_identifier() != ("", "Clip", "") or clip.attributes:
         return
     codes, value = clip.inputs[0], clip.outputs[0]
     bounds = _bounds(graph, clip, dequantize.element_type)
@@ -45,7 +46,7 @@ def _rewrite(graph: Graph, node: Node) -> None:
         assert array is not None
         clipped = in_memory(np.clip(array, *bounds).astype(array.dtype))
         value.replace_all_uses_with(graph.shared_constant(clipped, value.name, clip, value))
-        graph.remove_node(clip, CONSTANT)
+        graph.remove(clip, CONSTANT)
         return
     before = graph.node(codes.producer())
     quantize = graph.meaning(before)
@@ -64,7 +65,7 @@ def _rewrite(graph: Graph, node: Node) -> None:
     ]
     attributes = {"form": "codes", "rounding_mode": "ROUND"}
     graph.reasons[graph.replace(node, FAKE_QUANTIZE, [x, *values], attributes, FUSED)] = ALONE
-    graph.remove_node(clip, FUSED)
+    graph.remove(clip, FUSED)
 
 
 def _bounds(graph: Graph, clip: ir.Node, codes: ElementType | None) -> tuple[int, int] | None:

@@ -25,7 +25,9 @@ from ..element_types import FLOAT32, find
 from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..models.tensors import ComputedTensor, Rows, array_of, in_memory, opened, row_axis, spans, unit_of
 from . import block_codes, fake_quantizers, pairs
-from .graph import Graph, Known, Left, Node, Operand, call
+from .block_codes import Known
+from .graph import Graph
+from .nodes import Left, Node, Operand, call
 
 CONSTANT = "folded: a constant"
 CODES = "quantized: constant codes"
@@ -37,17 +39,16 @@ _LARGE = 1 << 16
 
 def rewrite(graph: Graph) -> None:
     known: Known = {}
-    graph.each(lambda node: _compute(graph, node, known))
+    graph.each(lambda node, meaning: _compute(graph, node, meaning, known))
 
 
 def fold_scales(graph: Graph) -> None:
     """Fold the nodes that compute nothing but scales of other nodes."""
     known: Known = {}
-    graph.each(lambda node: _compute(graph, node, known) if _is_scale(node) else None)
+    graph.each(lambda node, meaning: _compute(graph, node, meaning, known) if _is_scale(node) else None)
 
 
-def _compute(graph: Graph, node: Node, known: Known) -> None:
-    meaning = graph.meaning(node)
+def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Known) -> None:
     before = graph.tensor(node.y) if isinstance(meaning, Dequantize) else None
     if before is not None:
         graph.make_constant(node, (before,), CONSTANT)

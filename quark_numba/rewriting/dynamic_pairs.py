@@ -8,18 +8,16 @@ from ..catalog import OPERATORS
 from ..declaration import Dequantize, DynamicQuantize
 from ..element_types import FLOAT32
 from ..linear.versions import OWN_DOMAIN
-from .graph import Graph, Left, Node, Operand, full_name
+from .graph import Graph
+from .nodes import Left, Node, Operand, full_name
 from .pairs import FUSED, SHARED
 
 
 def rewrite(graph: Graph) -> None:
-    graph.each(lambda node: _fuse(graph, node))
+    graph.each(lambda node, quantize: _fuse(graph, node, quantize), DynamicQuantize)
 
 
-def _fuse(graph: Graph, node: Node) -> None:
-    quantize = graph.meaning(node)
-    if not isinstance(quantize, DynamicQuantize):
-        return
+def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
     codes, scales = node.node.outputs
     factors = [scales]
     if quantize.scale:

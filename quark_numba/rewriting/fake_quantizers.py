@@ -12,7 +12,8 @@ from ..declaration import FakeQuantize
 from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
 from ..models.tensors import in_memory
-from .graph import Graph, Left, Node, Operand
+from .graph import Graph
+from .nodes import Left, Node, Operand
 
 REWRITTEN = f"rewritten: {FAKE_QUANTIZE.full_name}"
 ALONE = "no elementwise node is next to it"
@@ -21,13 +22,12 @@ ALONE = "no elementwise node is next to it"
 def rewrite(graph: Graph) -> None:
     if graph.regions:
         constants: dict[Any, ir.TensorProtocol] = {}
-        graph.each(lambda node: _rewrite(graph, node, constants))
+        graph.each(lambda node, meaning: _rewrite(graph, node, meaning, constants), FakeQuantize)
 
 
-def _rewrite(graph: Graph, node: Node, constants: dict[Any, ir.TensorProtocol]) -> None:
+def _rewrite(graph: Graph, node: Node, meaning: FakeQuantize[Operand], constants: dict[Any, ir.TensorProtocol]) -> None:
     """Raise Left if a parameter is not a constant, or not valid."""
-    meaning = graph.meaning(node)
-    if not isinstance(meaning, FakeQuantize) or node.operator is FAKE_QUANTIZE:
+    if node.operator is FAKE_QUANTIZE:
         return
     try:
         arrays, attributes = parameters(graph, node, meaning)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from ..catalog import OPERATORS
-from .graph import full_name, values, values_of
+from .nodes import full_name
+from .values import values, values_of
 
 INLINED = "inlined"
 
@@ -25,8 +26,10 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
     """Inline functions of the model. Return how many calls of each function were inlined, and how many nodes of each operator
     stay in functions, with the reason. With `every`, inline all functions, whatever they contain."""
     functions = dict(model.functions)
-    used = {name: {node.op_identifier() for node in _nodes(function)} for name, function in functions.items()}
-    own = {name for name, function in functions.items() if every or any(_is_own(node, functions) for node in _nodes(function))}
+    used = {name: {node.op_identifier() for node in function.all_nodes()} for name, function in functions.items()}
+    own = {
+        name for name, function in functions.items() if every or any(_is_own(node, functions) for node in function.all_nodes())
+    }
     wanted = _with_all_that_use(own, used)
     if not wanted:
         return Counter(), Counter()
@@ -53,7 +56,7 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
         functions[name].opset_imports.update({each: model.opset_imports[each] for each in functions[name].opset_imports})
     _make_names_unique(model, [functions[name] for name in sorted(wanted)])
     for graph in (model.graph, *(function.graph for function in functions.values())):
-        for node in ir.traversal.RecursiveGraphIterator(graph):
+        for node in graph.all_nodes():
             if node.op_identifier() in wanted:
                 _complete(node, functions[node.op_identifier()])
     InlinePass(is_wanted)(model)
@@ -63,14 +66,9 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
     return done, Counter(
         (full_name(node), f"in a function that stays: {why}")
         for name in kept
-        for node in _nodes(functions[name])
+        for node in functions[name].all_nodes()
         if _is_own(node, functions)
     )
-
-
-def _nodes(function: ir.Function) -> Iterator[ir.Node]:
-    """Yield the nodes of a function, subgraphs included."""
-    yield from ir.traversal.RecursiveGraphIterator(function.graph)
 
 
 def _is_own(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
@@ -93,7 +91,7 @@ def _why_not(model: ir.Model, function: ir.Function) -> str:
     """Return the reason why a function cannot be inlined; "" if it can."""
     if len({*function.outputs}) < len(function.outputs) or not {*function.inputs}.isdisjoint(function.outputs):
         return f"{function.name} returns one of its inputs, or one value twice"
-    for node in _nodes(function):
+    for node in function.all_nodes():
         if any(attribute.is_ref() and attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values()):
             return f"{function.name} takes a graph as an attribute"
         versions = [imports.get(node.domain, 1) for imports in (function.opset_imports, model.opset_imports)]

@@ -16,7 +16,8 @@ from ..errors import reraise_of_signal_handler
 from ..models.model_files import LEAST_APART, MOST_IN_MEMORY, session_source
 from ..models.temporary import temporary_folder
 from ..region.key import OPERANDS
-from .graph import Graph, skeleton
+from .graph import Graph
+from .values import skeleton
 
 # The operators into whose weights ONNX Runtime folds a constant Mul or Add that follows them.
 _OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")

@@ -10,7 +10,8 @@ import onnx_ir as ir
 from ..declaration import Affine
 from ..element_types import BFLOAT16, FLOAT16, find
 from .constants import KEPT
-from .graph import Graph, Node, copy_metadata
+from .graph import Graph, copy_metadata
+from .nodes import Node
 
 MOVED = "moved: behind the Gather of its rows"
 

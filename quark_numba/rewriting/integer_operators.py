@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from ..declaration import Affine, Dequantize, Quantize
 from ..element_types import FLOAT32, INT8, INT32, UINT8, ElementType
 from ..models.tensors import ComputedTensor, Rows, in_memory, opened, unit_of
-from .graph import Graph, Left, Node, Operand
+from .graph import Graph
 from .integer_costs import of_operator, of_quantization
+from .nodes import Left, Node, Operand
 from .onnx_runtime import multiplies_exactly
 from .own_operators import OWN
 
@@ -99,7 +100,7 @@ def rewrite(graph: Graph) -> None:
     if graph.standard_ops is not None or graph.integers == "nowhere" or version < _FIRST_OPSET:
         return
     found: dict[Node, _Operator] = {}  # by the quantize node behind it
-    for node in ir.traversal.RecursiveGraphIterator(graph.model.graph):
+    for node in graph.model.graph.all_nodes():
         rule = _RULES.get(node.op_type) if not node.domain else None
         if rule and (rule.domain, rule.name or node.op_type, "") not in graph.model.functions:
             try:
@@ -538,7 +539,7 @@ class _Rewriting:
 
     def __init__(self, graph: Graph, operators: Sequence[_Operator]) -> None:
         self.graph = graph
-        places = {node: place for place, node in enumerate(ir.traversal.RecursiveGraphIterator(graph.model.graph))}
+        places = {node: place for place, node in enumerate(graph.model.graph.all_nodes())}
         self.operators = sorted(operators, key=lambda each: places[each.node])
         self.made: dict[Node, ir.Value] = {}  # by the quantize node that gave the codes before
         self.shifted: dict[Any, ir.TensorProtocol] = {}  # by the tensor of codes, the type and the shift
@@ -550,11 +551,11 @@ class _Rewriting:
             self._reconnect(quantize, codes)
         for operator in self.operators:
             for node in (*reversed(operator.clips), operator.node):
-                self.graph.remove_node(node, REWRITTEN)
+                self.graph.remove(node, REWRITTEN)
             for source in operator.sources:
                 for move in reversed(source.moves):
                     if move.graph and not move.outputs[0].uses() and not move.outputs[0].is_graph_output():
-                        self.graph.remove_node(move, REWRITTEN)
+                        self.graph.remove(move, REWRITTEN)
         self.graph.forget_inferred()
 
     def _write(self, operator: _Operator) -> None:

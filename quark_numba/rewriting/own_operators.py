@@ -17,7 +17,8 @@ from ..declaration import Operator, Quantize
 from ..element_types import UINT8
 from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
-from .graph import Graph, Left, Node, Operand
+from .graph import Graph
+from .nodes import Left, Node, Operand
 from .onnx_runtime import has_kernels
 from .pairs import zeros
 from .standard_operators import is_run_by_onnx_runtime
@@ -65,8 +66,7 @@ def rewrite(graph: Graph) -> None:
 
 def _computed_zeros(graph: Graph, node: Node, meaning: Quantize[Operand]) -> list[ir.Value]:
     """Return zeros of the shape of a scale, which is known in a run alone; nothing if ONNX Runtime cannot make them."""
-    codes, of_graph = meaning.element_type, node.node.graph
-    assert of_graph
+    codes = meaning.element_type
     if codes is None or not has_kernels("", "Cast", [codes.name]):
         return []
     value = meaning.scale.value
@@ -76,7 +76,7 @@ def _computed_zeros(graph: Graph, node: Node, meaning: Quantize[Operand]) -> lis
         made = ir.node(name, [value], attributes)
         (value,) = made.outputs
         value.name, value.type = graph.unused_name(f"{node.y.name}_zero_point"), ir.TensorType(dtype)
-        of_graph.insert_before(node.node, made)
+        node.node.prepend(made)
     return [value]
 
 
@@ -88,7 +88,7 @@ def _is_held(graph: Graph, node: Node) -> bool:
 
 def _rename(function: ir.Function) -> None:
     """Rename the nodes of a local function. Its attributes may refer to those of a call."""
-    for node in ir.traversal.RecursiveGraphIterator(function.graph):
+    for node in function.all_nodes():
         operator = OPERATORS.find(node.domain, node.op_type)
         if operator and not operator.domain:
             own = OWN[operator.operation]

@@ -11,7 +11,8 @@ from ..declaration import Affine, Quantize
 from ..element_types import FLOAT32
 from ..linear.operators import OPERATORS as LINEAR
 from ..models.tensors import in_memory
-from .graph import Graph, Left, Node, Operand, copy_metadata
+from .graph import Graph
+from .nodes import Left, Node, Operand
 
 SHARED = "dropped: another node computes the same"
 FUSED = "fused: quantize and dequantize in one step"
@@ -22,7 +23,7 @@ _ALONE = "no matching quantize or dequantize node is next to it"
 
 def rewrite(graph: Graph) -> None:
     zero_points: dict[Any, ir.Value] = {}
-    graph.each(lambda node: _fuse(graph, node, zero_points))
+    graph.each(lambda node, quantize: _fuse(graph, node, quantize, zero_points), Quantize)
     for node in graph.nodes():
         if node not in graph.reasons:
             before = graph.node(node.x.producer())
@@ -63,27 +64,15 @@ def _affine(graph: Graph, node: Node) -> Affine[Operand]:
     return meaning
 
 
-def _fuse(graph: Graph, node: Node, zero_points: dict[Any, ir.Value]) -> None:
-    quantize = graph.meaning(node)
-    if not isinstance(quantize, Quantize):
-        return
+def _fuse(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> None:
     first, *others = fusible_followers(graph, node, quantize)
     zero_point = quantize.zero_point or _affine(graph, first).zero_point
     of_pair = zero_point.value if zero_point else zeros(graph, node, quantize, zero_points)
     for other in others:
         other.y.replace_all_uses_with(first.y)
         graph.remove(other, SHARED)
-    inputs, name, of_node = [quantize.x.value, quantize.scale.value, of_pair], first.node.name, node.node.graph
-    parameters = [value for value in first.node.inputs[1:] if value is not None]
-    pair = ir.node(PAIR.name, inputs, attributes(quantize), domain=PAIR.domain, outputs=[ir.Value()], name=name)
-    assert of_node
-    ir.convenience.replace_nodes_and_values(of_node, first.node, [first.node], [pair], [first.y], list(pair.outputs))
-    copy_metadata(first.y, pair.outputs[0])
-    copy_metadata(first.node, pair)
-    graph.done[first.full_name, FUSED] += 1
-    graph.remove(node, FUSED)
-    graph.release(parameters, FUSED)
-    graph.model.opset_imports.setdefault(PAIR.domain, PAIR.since_version)
+    graph.put(PAIR, [quantize.x.value, quantize.scale.value, of_pair], attributes(quantize), first.node)
+    graph.remove(first, FUSED)
 
 
 def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:

@@ -30,7 +30,8 @@ from ..region.key import (
 )
 from ..region.operators import OPERATORS as REGION
 from .fusions import fused_values
-from .graph import Graph, Left, Node, Operand, copy_metadata
+from .graph import Graph
+from .nodes import Left, Node, Operand
 
 MERGED = "merged: one pass over memory with its neighbours"
 
@@ -41,14 +42,12 @@ _FIRST_OPSET = 13
 
 
 def rewrite(graph: Graph) -> None:
-    if not graph.regions:
+    if not graph.regions or graph.model.opset_imports.get("", 0) < _FIRST_OPSET:
         return
     regions = []
-    if graph.model.opset_imports.get("", 0) < _FIRST_OPSET:
-        return
     fused: dict[str, str] | None = None
-    has_convolutions = any(node.op_type == "Conv" for node in ir.traversal.RecursiveGraphIterator(graph.model.graph))
-    for nodes in _node_lists(graph):
+    has_convolutions = any(node.op_type == "Conv" for node in graph.model.graph.all_nodes())
+    for nodes in map(list, (graph.model.graph, *graph.model.graph.subgraphs())):
         own = [graph.node(node) for node in nodes]
         if any(isinstance(graph.meaning(node), (RoundTrip, BlockRoundTrip, FakeQuantize)) for node in own):
             if fused is None:
@@ -60,14 +59,6 @@ def rewrite(graph: Graph) -> None:
     if has_convolutions or any(len(region) > 1 for _, _, region in regions):
         for merging, last, region in regions:
             merging.merge(last, region)
-
-
-def _node_lists(graph: Graph) -> Iterator[list[ir.Node]]:
-    """Yield the list of nodes of each graph, subgraphs included."""
-    lists: dict[Any, list[ir.Node]] = {}
-    for node in ir.traversal.RecursiveGraphIterator(graph.model.graph):
-        lists.setdefault(node.graph, []).append(node)
-    yield from lists.values()
 
 
 class _Merging:
@@ -287,21 +278,8 @@ class _Merging:
             steps.append(self.steps[node]._replace(operands=operands))
             numbers["step", node.outputs[0]] = len(by_size) + number
         program = Program(tuple(inputs[key][1] for key in by_size), tuple(steps))
-        region = ir.node(
-            _REGION.name,
-            [inputs[key][0] for key in by_size],
-            {"program": program.text},
-            domain=_REGION.domain,
-            outputs=[ir.Value()],
-            name=last.name,
-        )
-        old, of_graph = last.outputs[0], last.graph
-        assert of_graph
-        ir.convenience.replace_nodes_and_values(of_graph, last, [], [region], [old], list(region.outputs))
-        copy_metadata(old, region.outputs[0])
-        copy_metadata(last, region)
+        region = self.graph.put(_REGION, [inputs[key][0] for key in by_size], {"program": program.text}, last)
         region.metadata_props["quark_numba.nodes"] = ", ".join(str(node.name) for node in ordered)
         for node in reversed(ordered):
             if node.graph:  # it may be removed already, with a node behind it
-                self.graph.remove_node(node, MERGED)
-        self.graph.model.opset_imports.setdefault(_REGION.domain, _REGION.since_version)
+                self.graph.remove(node, MERGED)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ..declaration import RoundTrip
 from ..element_types import BFLOAT16
-from .graph import Graph, Operand
+from .graph import Graph
+from .nodes import Operand
 from .pairs import PAIR
 from .round_trips import is_exact
 
@@ -33,7 +34,7 @@ _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 def rewrite(graph: Graph) -> None:
-    for written in ir.traversal.RecursiveGraphIterator(graph.model.graph):
+    for written in graph.model.graph.all_nodes():
         if written.op_identifier() == (PAIR.domain, PAIR.name, "") and graph.node(written) is None:
             graph.find(written)
     for node in graph.nodes():

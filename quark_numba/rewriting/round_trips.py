@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ..declaration import Affine, Dequantize, Quantize
 from ..element_types import FLOAT32, ElementType
-from .graph import Graph, Node, Operand, call
+from .graph import Graph
+from .nodes import Node, Operand, call
 
 ROUND_TRIP = "dropped: it returns the codes that were dequantized"
 
@@ -18,13 +19,13 @@ _MOST_CODES = 1 << 24
 
 
 def rewrite(graph: Graph) -> None:
-    graph.each(lambda node: _drop(graph, node))
+    graph.each(lambda node, quantize: _drop(graph, node, quantize), Quantize)
 
 
-def _drop(graph: Graph, node: Node) -> None:
+def _drop(graph: Graph, node: Node, after: Quantize[Operand]) -> None:
     producer = graph.node(node.x.producer())
-    after, before = graph.meaning(node), graph.meaning(producer)
-    if not (producer and isinstance(after, Quantize) and isinstance(before, Dequantize)) or node.y.is_graph_output():
+    before = graph.meaning(producer)
+    if not producer or not isinstance(before, Dequantize) or node.y.is_graph_output():
         return
     codes, scale = after.element_type, after.scale.array
     zero_point = after.zero_point.array if after.zero_point else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Quantize
 from ..element_types import FLOAT32
-from .graph import Graph, Node, Operand
+from .graph import Graph
+from .nodes import Node, Operand
 from .onnx_runtime import has_kernels
 
 _FUSED = "ONNX Runtime may fuse it with its neighbours into an integer operator"

@@ -23,7 +23,8 @@ from ...linear.dispatch import TABLE
 from ...linear.key import select
 from ...models import model_files
 from ...models.tensors import array_of, is_in_memory
-from ...rewriting.graph import Graph, Left, Node, Operand
+from ...rewriting.graph import Graph
+from ...rewriting.nodes import Left, Node, Operand
 
 Kind = Literal["activation", "weight"]
 

@@ -1,0 +1,253 @@
+"""The nodes of a model that are of the package's operators, what they mean, and why they stay as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ..catalog import OPERATORS
+from ..declaration import Dequantize, DynamicQuantize, Meaning, Operator, Quantize
+from ..dialects import refused
+from ..element_types import ElementType
+from ..element_types.operands import find_any
+from ..errors import reraise_of_signal_handler
+from .onnx_runtime import has_operator
+from .values import Values
+
+
+class Left(Exception):  # noqa: N818
+    """A node stays as it is; the message gives the reason."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A node of one of the package's operators, with values for all its attributes."""
+
+    node: ir.Node
+    operator: Operator
+    place: int  # its index among all such nodes of the model
+    attributes: dict[str, Any] = field(default_factory=dict)
+    is_valid: bool = True
+
+    @property
+    def full_name(self) -> str:
+        return full_name(self.node)
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether the operator is ONNX's own. ONNX Runtime runs the node itself unless it is told otherwise."""
+        return not self.operator.domain
+
+    @property
+    def x(self) -> ir.Value:
+        value = self.node.inputs[0]
+        assert value is not None
+        return value
+
+    @property
+    def y(self) -> ir.Value:
+        return self.node.outputs[0]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input of a node: the ``Operand`` that declarations take."""
+
+    graph: Nodes
+    value: ir.Value
+
+    @property
+    def array(self) -> NDArray[Any] | None:
+        return self.graph.array(self.value)
+
+    @property
+    def is_constant(self) -> bool:
+        return self.graph.tensor(self.value) is not None
+
+    @property
+    def element_type(self) -> ElementType | None:
+        known = self.graph.type(self.value)
+        producer = None if known else self.graph.meaning(self.graph.node(self.value.producer()))
+        is_codes = isinstance(producer, (Quantize, DynamicQuantize)) and self.value.index() == 0
+        return producer.element_type if is_codes else known  # type: ignore[union-attr]
+
+    def is_same(self, other: Operand) -> bool:
+        if self.value is other.value:
+            return True
+        sizes = [tensor.nbytes for each in (self, other) if (tensor := each.graph.tensor(each.value))]
+        if len(sizes) < 2 or sizes[0] != sizes[1]:
+            return False
+        one, two = self.array, other.array
+        return (
+            one is not None
+            and two is not None
+            and (one.shape, one.dtype) == (two.shape, two.dtype)
+            and one.tobytes() == two.tobytes()
+        )
+
+
+class Nodes(Values):
+    """The nodes of the package's operators, those of subgraphs included.
+
+    `reasons` says why a node stays as it is, and `left` counts such nodes by operator and reason."""
+
+    def __init__(self, model: ir.Model, replaced: frozenset[str]) -> None:
+        super().__init__(model, replaced)
+        self.reasons: dict[Node, str] = {}
+        self._nodes: dict[ir.Node, Node] = {}
+        self._others: Counter[tuple[str, str]] = Counter()
+        for node in model.graph.all_nodes():
+            self.find(node)
+
+    def find(self, node: ir.Node) -> None:
+        """Record a node of one of the package's operators. Count it as left instead if a local function has its name, or if it
+        has wrong inputs or outputs. Count a node of another operator as left if ONNX Runtime lacks the operator."""
+        operator = OPERATORS.find(node.domain, node.op_type)
+        inputs, outputs = len(node.inputs), len(node.outputs)
+        if node.op_identifier() in self.model.functions:
+            if operator:
+                self.leave(node, "a local function of the model has its name")
+        elif operator is None:
+            if not has_operator(node.domain, node.op_type):
+                why = refused.reason(node.domain, node.op_type)
+                self.leave(node, why or "neither ONNX Runtime nor this package has this operator")
+        elif (
+            not operator.fewest_inputs <= inputs <= (operator.most_inputs or inputs)
+            or None in node.inputs[: operator.fewest_inputs]
+            or outputs != len(operator.outputs)
+        ):
+            self.leave(node, f"not valid: it has {inputs} inputs, {outputs} outputs, or lacks one")
+        else:
+            self._record(Node(node, operator, len(self._nodes)))
+
+    def _record(self, node: Node) -> None:
+        self._nodes[node.node] = node
+        self._mend_types(node)
+        given = {}
+        for attribute in node.operator.attributes:
+            of_node = node.node.attributes.get(attribute.name)
+            if of_node is None:
+                continue
+            if of_node.type.name == attribute.kind:
+                given[attribute.name] = of_node.value
+            else:
+                self._leave_as_invalid(node, f"its attribute {attribute.name} is a {of_node.type.name}")
+        try:
+            node.attributes = node.operator.values(given)
+            self.meaning(node)
+        except ValueError as error:
+            self._leave_as_invalid(node, f"not valid: {error}")
+
+    def _leave_as_invalid(self, node: Node, why: str) -> None:
+        node.is_valid, self.reasons[node] = False, why
+
+    @staticmethod
+    def _mend_types(node: Node) -> None:
+        """Set the types of outputs that are codes, and that the model leaves out or calls uint8."""
+        for value, parameter in zip(node.node.outputs, node.operator.outputs, strict=True):
+            (element_type, *others) = node.operator.types[parameter.variable]
+            if element_type is node.operator.uint8_holds and not others and not value.is_graph_output():
+                value.type = ir.TensorType(ir.DataType(element_type.number))
+
+    # The nodes, and why they stay as they are.
+
+    def each(self, step: Callable[[Node, Any], None], kind: type = object) -> None:
+        """Call ``step(node, meaning)`` for each node that still exists, has no reason to stay as it is, and has a meaning of
+        this kind. If `step` raises `Left`, its message is the reason."""
+        for node in self.nodes():
+            if node.node.graph and node not in self.reasons and isinstance(meaning := self.meaning(node), kind):
+                try:
+                    step(node, meaning)
+                except Left as error:
+                    self.reasons[node] = str(error)
+
+    def nodes(self) -> list[Node]:
+        """Return the recorded nodes that still exist."""
+        return [node for node in self._nodes.values() if node.node.graph]
+
+    def node(self, node: ir.Node | None) -> Node | None:
+        """Return the record of a node; None: it has none, as its operator is not one of the package's."""
+        return self._nodes.get(node) if node else None
+
+    def leave(self, node: ir.Node, why: str) -> None:
+        """Count a node without a record as left."""
+        self._others[full_name(node), why] += 1
+
+    @property
+    def left(self) -> Counter[tuple[str, str]]:
+        """The number of nodes of each operator that stay as they are, by the reason."""
+        return self._others + Counter((node.full_name, self.reasons[node]) for node in self.nodes() if node in self.reasons)
+
+    # What nodes mean.
+
+    def constants(self, node: Node) -> list[ir.TensorProtocol | None] | None:
+        """Return the tensors of a node's inputs, None for an omitted input. Return None if any input is not a constant of one
+        of the package's element types."""
+        found = []
+        for value in node.node.inputs:
+            tensor = None if value is None else self.tensor(value)
+            if value is not None and (tensor is None or find_any(tensor.dtype.value) is None):
+                return None
+            found.append(tensor)
+        return found
+
+    def meaning(self, node: Node | None) -> Meaning[Operand] | None:
+        """Return the meaning of a node with its current inputs. None: there is no node, it is not valid, or its operator has no
+        meaning."""
+        if node is None or not node.is_valid or node.operator.meaning is None:
+            return None
+        operands = [None if value is None else Operand(self, value) for value in node.node.inputs]
+        return node.operator.meaning(operands, node.attributes)
+
+    def followers(self, node: Node) -> list[Node]:
+        """Return the dequantize nodes that use a quantize node's codes, in the order of the model.
+
+        Raises
+        ------
+        Left
+            If the codes have another user or no user, or if one of the dequantize nodes stays as it is.
+        """
+        if node.y.is_graph_output():
+            raise Left("its codes are an output of its graph")
+        if not node.y.uses():
+            raise Left("nothing uses it")
+        found = []
+        for user, index in node.y.uses():
+            follower = self.node(user)
+            if user.graph is not node.node.graph:
+                raise Left("its codes are used in another graph")
+            if follower is None or index:
+                raise Left(f"its codes are used by {full_name(user)}")
+            if follower in self.reasons:
+                raise Left(f"{follower.full_name} behind it stays: {self.reasons[follower]}")
+            if not isinstance(self.meaning(follower), Dequantize):
+                raise Left(f"its codes are used by {full_name(user)}")
+            found.append(follower)
+        return sorted(found, key=lambda each: each.place)
+
+    def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """Return a node as a function of its x. Its other inputs have to be constants. The function raises Left if x is not
+        valid."""
+        others = [None if value is None else self.array(value) for value in node.node.inputs[1:]]
+        return lambda x: call(node, [x, *others])[0]
+
+
+def full_name(node: ir.Node) -> str:
+    return f"{node.domain or 'ai.onnx'}::{node.op_type}"
+
+
+def call(node: Node, inputs: list[NDArray[Any] | None], **changed: int) -> tuple[NDArray[Any], ...]:
+    """Return the outputs of a node for the given inputs, with some attributes changed. Raise Left if inputs or attributes are
+    not valid."""
+    try:
+        outputs = node.operator.call(*inputs, **(node.attributes | changed))
+    except (TypeError, ValueError) as error:
+        reraise_of_signal_handler(error)
+        raise Left(f"not valid: {error}") from None
+    return outputs if isinstance(outputs, tuple) else (np.asarray(outputs),)
