@@ -71,7 +71,7 @@ def add_parser(commands: Any) -> None:
 def _analyze(options: argparse.Namespace) -> int:
     from ..analysis.analyze import analyze
     from ..analysis.page import check_plots, page
-    from ..models import model_files
+    from ..models import files
 
     arguments.check_written(options, "csv", "html", "exclude_config", "resume")
     if options.html:
@@ -91,11 +91,11 @@ def _analyze(options: argparse.Namespace) -> int:
         )
     tell_failed(analysis.failed)
     if options.html:
-        model_files.write(options.html, page(analysis, Path(options.model).name).encode())
+        files.write(options.html, page(analysis, Path(options.model).name).encode())
     if options.csv:
-        model_files.write(options.csv, _csv(analysis).encode())
+        files.write(options.csv, _csv(analysis).encode())
     if options.exclude_config:
-        model_files.write(
+        files.write(
             options.exclude_config,
             json.dumps({"exclude": _excluded(analysis, options.exclude or _EXCLUDED, options.model)}, indent=2).encode(),
         )

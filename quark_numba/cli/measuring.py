@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
 from ..errors import ModelError
-from ..models import model_files
+from ..models import files, model_files
 from ..models.temporary import temporary_folder
 from ..ort import Backend, register
 from ..running.sessions import Arrays, feeds, results, run
@@ -132,7 +132,7 @@ def write_arrays(path: str | Path, arrays: Arrays) -> None:
                 raise ModelError(f"{path}: output {name} is {array.dtype}, which .npz files cannot hold")
             with file.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-    model_files.write(path, content.getvalue())
+    files.write(path, content.getvalue())
 
 
 def latencies(sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs: int, tick: Callable[[], None]) -> list[float]:

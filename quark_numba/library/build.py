@@ -18,7 +18,7 @@ from ..catalog import OPERATORS
 from ..compiling import helpers
 from ..dialects import quark
 from ..errors import ModelError, reraise_of_signal_handler
-from ..models import model_files
+from ..models import files, model_files
 from ..ort import native, register
 from ..rewriting.optimize import optimized
 from . import child, targets
@@ -123,7 +123,7 @@ def _build(
     done.mkdir()
     work.mkdir()
     for each in paths:
-        if any(model_files.is_one_of(str(folder / f"{each.name}{end}"), [str(each)]) for end in ("", ".data")):
+        if any(files.is_one_of(str(folder / f"{each.name}{end}"), [str(each)]) for end in ("", ".data")):
             raise ModelError(f"{each} is in {folder}; expected another folder")
         if optimize:
             optimized(each).save(done / each.name)

@@ -1,36 +1,29 @@
-"""Reading and writing of model files. A file is written whole or not at all."""
+"""Models in files: reading them, writing them, and giving them to sessions."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import itertools
-import math
 import os
 import shutil
-import stat
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx import external_data_helper
 
 from ..errors import ModelError, WriteError, reraise_of_signal_handler
-from . import tensors
+from . import files, protos, tensors
 from .file_states import State, state_of
-from .temporary import PREFIX, temporary_folder
+from .protos import load_tensors
+from .temporary import temporary_folder
 
 # A model as onnx or onnx-ir hold it. With onnx-ir, initializers may be in files, or be computed when they are read.
 Model = onnx.ModelProto | ir.Model
 
 # The most bytes of a model in one file: protobuf ends at 2 GiB.
 _MOST_BYTES = (1 << 31) - (1 << 24)
-
-# Initializers of more bytes stay in their files until their elements are needed.
-_LARGE = 1 << 16
 
 # The most bytes of the initializers of a model that sessions are made from in memory. Larger ones are mapped from a file.
 MOST_IN_MEMORY = 1 << 26
@@ -64,74 +57,6 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
 def _is_ort_format(path: str) -> bool:
     with open(path, "rb") as file:
         return file.read(8)[4:] == b"ORTM"  # the identifier of ONNX Runtime's flatbuffers
-
-
-def load_tensors(
-    model: onnx.ModelProto,
-    folder: str | os.PathLike[str],
-    name: str = "the model",
-    leave: Collection[str] = (),
-    *,
-    large: bool = True,
-) -> None:
-    """Read the external data of a model from a folder, except for the initializers in `leave` and, without `large`, for large
-    initializers of the main graph. As in onnx, files elsewhere are refused. Raise ModelError if a tensor cannot be read."""
-    staying = [] if large else [each for each in model.graph.initializer if each.name not in leave and _nbytes(each) > _LARGE]
-    others = _external(model, {*leave, *(each.name for each in staying)})
-    readers: list[tuple[Iterable[onnx.TensorProto], Callable[[onnx.TensorProto, str], object]]] = [
-        (filter(external_data_helper.uses_external_data, staying), _check_can_be_read),
-        (others, _read),
-    ]
-    for found, read in readers:
-        for tensor in found:
-            try:
-                read(tensor, os.fspath(folder))
-            except Exception as error:
-                reraise_of_signal_handler(error)
-                raise ModelError(f"{name}: tensor {tensor.name}: {error}") from None
-
-
-def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:
-    """Return the tensor with its elements, which may be in a file of the folder. Raise ModelError if they cannot be read."""
-    if external_data_helper.uses_external_data(tensor):
-        model = onnx.ModelProto()
-        model.graph.initializer.append(tensor)
-        load_tensors(model, folder)
-        return model.graph.initializer[0]
-    return tensor
-
-
-def _read(tensor: onnx.TensorProto, folder: str) -> None:
-    external_data_helper.load_external_data_for_tensor(tensor, folder)
-    tensor.data_location = onnx.TensorProto.DEFAULT
-    del tensor.external_data[:]
-
-
-def _nbytes(tensor: onnx.TensorProto) -> int:
-    """Return the number of bytes of the elements of a tensor; 0 if its type has no fixed size."""
-    try:
-        return -(-ir.DataType(tensor.data_type).bitwidth * math.prod(tensor.dims) // 8)
-    except (TypeError, ValueError):
-        return 0
-
-
-def _check_can_be_read(tensor: onnx.TensorProto, folder: str) -> None:
-    """Raise an exception unless the file of a tensor is one that onnx reads, and has all bytes of the tensor."""
-    info, size = external_data_helper.ExternalDataInfo(tensor), _nbytes(tensor)
-    if info.length not in (None, size):
-        raise ModelError(f"it has {info.length} bytes in {info.location}; expected {size}")
-    last = onnx.TensorProto(name=tensor.name)
-    refer(last, info.location, (info.offset or 0) + size - 1, 1)
-    _read(last, folder)
-    if len(last.raw_data) != 1:
-        raise ModelError(f"{info.location} ends within it")
-
-
-def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    """Let a tensor without elements refer to bytes of a file."""
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in {"location": location, "offset": offset, "length": length}.items():
-        tensor.external_data.add(key=key, value=str(value))
 
 
 def _serialized(model: ir.Model) -> onnx.ModelProto:
@@ -194,10 +119,10 @@ class Source:
         self.proto, self.path, self._folder, self._name, self._leave = proto, path, folder, name, leave
         self._state = state
         if folder is None:
-            check_is_whole(proto, leave)
-            self._states = {}
+            protos.check_is_whole(proto, leave)
+            self._states: dict[str, State] = {}
         else:
-            paths = (os.path.join(folder, each) for each in locations(proto, leave))
+            paths = (os.path.join(folder, each) for each in protos.locations(proto, leave))
             self._states = {each: state_of(each) for each in paths}
             load_tensors(proto, folder, name, leave, large=False)
 
@@ -219,7 +144,7 @@ class Source:
     @property
     def is_large(self) -> bool:
         """Whether its tensors are more than a model in memory may have."""
-        return sum(map(_nbytes, self.proto.graph.initializer)) > MOST_IN_MEMORY
+        return sum(map(protos.nbytes, self.proto.graph.initializer)) > MOST_IN_MEMORY
 
     @property
     def is_apart(self) -> bool:
@@ -277,51 +202,6 @@ def _in_files(model: ir.Model) -> Iterator[ir.ExternalTensor]:
             yield value.const_value
 
 
-def check_is_whole(model: onnx.ModelProto, leave: Container[str] = ()) -> None:
-    """Raise ModelError if a tensor other than the initializers in `leave` is in a file: the author of the model might name any
-    file that this process can read."""
-    for tensor in _external(model, leave):
-        location = external_data_helper.ExternalDataInfo(tensor).location
-        raise ModelError(
-            f"tensor {tensor.name} is in the file {location!r}, and a model without a path has no folder; expected "
-            "the path of a model, or a model with all tensors in it, as onnx.load returns it"
-        )
-
-
-def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors in files, except for the initializers in `leave`."""
-    return filter(external_data_helper.uses_external_data, _tensors(model, leave))
-
-
-def locations(model: onnx.ModelProto, leave: Container[str] = ()) -> set[str]:
-    """Return the files of external data, without those of initializers in `leave` alone. Raise ModelError for an entry that is
-    not valid."""
-    found = set()
-    for tensor in _external(model, leave):
-        try:
-            found.add(external_data_helper.ExternalDataInfo(tensor).location)
-        except ValueError as error:
-            raise ModelError(f"tensor {tensor.name}: {error}") from None
-    return found
-
-
-def _tensors(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors of a model, including subgraphs, functions and attributes, except for the initializers in `leave`."""
-    training = (graph for each in model.training_info for graph in (each.initialization, each.algorithm))
-    waiting: list[Any] = [model.graph, *model.functions, *training]
-    while waiting:
-        graph = waiting.pop()
-        if isinstance(graph, onnx.GraphProto):
-            yield from (each for each in graph.initializer if graph is not model.graph or each.name not in leave)
-            for sparse in graph.sparse_initializer:
-                yield from (sparse.values, sparse.indices)
-        for attribute in itertools.chain.from_iterable((*node.attribute,) for node in graph.node):
-            yield from (attribute.t, *attribute.tensors)
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                yield from (sparse.values, sparse.indices)
-            waiting += [attribute.g, *attribute.graphs]
-
-
 @contextmanager
 def session_source(model: Model, folder: str | os.PathLike[str] | None = None) -> Iterator[bytes | str]:
     """Yield the model as onnxruntime.InferenceSession takes it: its bytes, or a path that exists within the context, in a
@@ -348,11 +228,10 @@ def _size(model: Model) -> int:
 
 
 def save(model: Model, path: str | os.PathLike[str], *, apart: bool = False, check: Callable[[], object] = bool) -> None:
-    """Write a model, whole or not at all. If it is too large for one file, or with `apart`, the tensors go to a file
-    ``path.data``, and `model` loses them. Links are followed. A path that is not a regular file, such as a pipe, is written to
-    as it is. `check` is called when all is read, before files are replaced. Raise ModelError if the model cannot be
-    written."""
-    is_special, is_large = _is_special(path), _size(model) > _MOST_BYTES
+    """Write a model, whole or not at all, as `files.write_by` does. If it is too large for one file, or with `apart`, the
+    tensors go to a file ``path.data``, and `model` loses them. `check` is called when all is read, before files are replaced.
+    Raise ModelError if the model cannot be written."""
+    is_special, is_large = files.is_special(path), _size(model) > _MOST_BYTES
     apart = is_large or (apart and not is_special)
     if is_large and is_special:
         raise ModelError(f"{os.fspath(path)}: not a regular file, and the model needs two")
@@ -365,7 +244,7 @@ def save(model: Model, path: str | os.PathLike[str], *, apart: bool = False, che
             onnx.save(as_proto(model), written, "protobuf", save_as_external_data=apart, location=data)
         check()
 
-    _write(path, write_to)
+    files.write_by(path, write_to)
 
 
 def without_elements(model: ir.Model) -> onnx.ModelProto:
@@ -428,7 +307,7 @@ def appended(tensor: onnx.TensorProto, folder: str, location: str) -> onnx.Tenso
         file.write(bytes(offset - file.tell()))
         file.write(tensor.raw_data)
     result = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    refer(result, location, offset, len(tensor.raw_data))
+    protos.refer(result, location, offset, len(tensor.raw_data))
     return result
 
 
@@ -441,19 +320,6 @@ def _apart(value: ir.Value) -> ir.TensorProtocol | None:
     return None if isinstance(tensor, ir.ExternalTensor) and not tensor.base_dir else tensor
 
 
-def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write content to a file, whole or not at all, as `save` does."""
-    _write(path, lambda written: Path(written).write_bytes(content))
-
-
-def is_one_of(path: str | os.PathLike[str], others: Iterable[str | os.PathLike[str]]) -> bool:
-    """Whether a path leads to one of other files that exist, by whatever name: writing to it would change that file."""
-    with suppress(OSError, ValueError):
-        own = os.stat(path)
-        return stat.S_ISREG(own.st_mode) and any(os.path.samestat(own, each) for other in others if (each := _stat(other)))
-    return False
-
-
 def check_written(
     written: Iterable[str], models: Iterable[str | os.PathLike[str]], others: Iterable[str | os.PathLike[str]]
 ) -> None:
@@ -461,7 +327,7 @@ def check_written(
     others, which may be folders of files."""
     paths: list[str] = []
     for path in written:
-        if os.path.realpath(path) in map(os.path.realpath, paths) or is_one_of(path, paths):
+        if os.path.realpath(path) in map(os.path.realpath, paths) or files.is_one_of(path, paths):
             raise ModelError(f"{path}: to be written twice; expected different files")
         paths.append(path)
     if not any(map(os.path.isfile, paths)):
@@ -469,69 +335,8 @@ def check_written(
     read = [each for other in others for each in (Path(other).glob("*") if os.path.isdir(other) else [other])]
     for model in models:
         folder = os.path.dirname(os.path.abspath(model))
-        read += [model, *(os.path.join(folder, each) for each in locations(load(model, external_data=False)))]
+        read += [model, *(os.path.join(folder, each) for each in protos.locations(load(model, external_data=False)))]
     for path in paths:
         for each in read:
-            if is_one_of(path, [each]):
+            if files.is_one_of(path, [each]):
                 raise ModelError(f"{path}: it is {os.fspath(each)}, which is read; expected another file")
-
-
-def _is_special(path: str | os.PathLike[str]) -> bool:
-    return os.path.exists(path) and not os.path.isfile(path)
-
-
-def _write(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> None:
-    name = os.fspath(path)
-    try:
-        if _is_special(name):
-            write_to(name)
-            return
-        target = os.path.realpath(name)
-        with temporary_folder(os.path.dirname(target), prefix=f".{PREFIX}") as folder:
-            write_to(os.path.join(folder, os.path.basename(target)))
-            written = sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target))  # model after data
-            targets = [os.path.realpath(os.path.join(os.path.dirname(target), each)) for each in written]
-            before = [_stat(each) for each in targets]
-            aside: dict[str, str] = {}
-            try:
-                if len(written) > 1 and all(state is None or state.st_nlink == 1 for state in before):
-                    # A process that is killed here must not leave the model of before with other data: the model goes first.
-                    for number, of_target in enumerate(reversed(targets)):
-                        if os.path.exists(of_target):
-                            aside[of_target] = os.path.join(folder, f"before {number}")
-                            os.replace(of_target, aside[of_target])
-                for each, of_target, state in zip(written, targets, before, strict=True):
-                    _put(os.path.join(folder, each), of_target, state)
-            except BaseException:
-                for of_target, moved in reversed(aside.items()):
-                    with suppress(FileNotFoundError):
-                        os.replace(moved, of_target)
-                raise
-    except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
-        reraise_of_signal_handler(error)
-        kind = WriteError if isinstance(error, (OSError, WriteError)) else ModelError
-        raise kind(f"{name}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-
-
-def _put(written: str, target: str, before: os.stat_result | None) -> None:
-    """Replace the target, whose state was `before`, by a written file, and keep the target's mode. If the target has several
-    names, change the file behind all of them."""
-    if before is None:
-        fresh = f"{written}.fresh"
-        open(fresh, "x").close()
-        os.chmod(written, stat.S_IMODE(os.stat(fresh).st_mode))
-    else:
-        if before.st_nlink > 1:
-            shutil.copyfile(written, target)
-            return
-        os.chmod(written, stat.S_IMODE(before.st_mode))
-        with suppress(AttributeError, PermissionError):  # on Windows; for another user's file
-            os.chown(written, before.st_uid, before.st_gid)
-    os.replace(written, target)

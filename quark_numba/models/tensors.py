@@ -61,6 +61,25 @@ def in_memory(array: NDArray[Any], name: str | None = None) -> ir.TensorProtocol
     return ir.serde.deserialize_tensor(to_tensor_proto(array, name or ""))
 
 
+def mapped(
+    tensor: ir.TensorProtocol,
+    function: Callable[..., NDArray[Any]],
+    element_type: ElementType,
+    unit: int = 1,
+    parameters: Sequence[ir.TensorProtocol | None] = (),
+) -> ComputedTensor:
+    """Return the tensor of the same shape whose rows are ``function(rows, start, stop, *parameters)`` of those of another one.
+    The parameters are arrays, which are in memory only while the tensor is read."""
+
+    @contextmanager
+    def open_rows() -> Iterator[Rows]:
+        arrays = [None if each is None else array_of(each) for each in parameters]
+        with opened(tensor) as rows:
+            yield lambda start, stop: function(rows(start, stop), start, stop, *arrays)
+
+    return ComputedTensor(open_rows, element_type, tensor.shape.numpy(), math.lcm(unit, unit_of(tensor)))
+
+
 def row_axis(shape: Sequence[int]) -> int:
     """Return the axis of the rows; 0 if no axis has more than one index."""
     return next((axis for axis, length in enumerate(shape) if length > 1), 0)

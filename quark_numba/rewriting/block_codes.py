@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from ..compiling.threads import on_one_thread
 from ..declaration import BlockRoundTrip
 from ..element_types import FLOAT32
 from ..element_types.tensors import to_bytes
-from ..models.tensors import ComputedTensor, Rows, in_memory, opened, row_axis, spans, unit_of
+from ..models.tensors import in_memory, mapped, opened, row_axis, spans
 from .graph import Graph
 from .nodes import Left, Node, Operand, call
 from .onnx_runtime import RELEASE
@@ -59,18 +57,12 @@ def _codes_and_scales(
 ) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return the codes and the scales of a constant. The codes are computed here to compare the results, and again when they
     are read, so that they need not fit into memory."""
-    shape, stored, attributes = x.shape.numpy(), meaning.stored, _attributes(meaning, len(x.shape))
+    stored, attributes = meaning.stored, _attributes(meaning, len(x.shape))
     if stored is None or not stored.element_type.has_tensors(RELEASE):
         raise Left("ONNX Runtime has no tensors of its codes")
-    along = row_axis(shape)
-
-    @contextmanager
-    def open_rows() -> Iterator[Rows]:
-        with opened(x) as of_x:
-            yield lambda start, stop: on_one_thread(stored.of, of_x(start, stop))[0]
-
-    unit = math.lcm(attributes["block_size"] if along == attributes["axis"] else 1, unit_of(x))
-    codes, scales = ComputedTensor(open_rows, stored.element_type, shape, unit), []
+    along = row_axis(x.shape.numpy())
+    unit = attributes["block_size"] if along == attributes["axis"] else 1
+    codes, scales = mapped(x, lambda part, *_: on_one_thread(stored.of, part)[0], stored.element_type, unit), []
     with opened(x) as of_x:
         for part in (of_x(*span) for span in spans(codes)):
             of_codes, of_scales = on_one_thread(stored.of, part)

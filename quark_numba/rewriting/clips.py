@@ -59,10 +59,7 @@ def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
         parameters = _parameters(graph, before, quantize, dequantize, bounds)
     except ValueError as error:  # its scales do not fit its axis
         raise Left(f"not valid: {error}") from None
-    values = [
-        graph.shared_constant(in_memory(parameters[name]), graph.unused_name(name), node.node)
-        for name in FORMS["codes"].parameters
-    ]
+    values = [graph.new_constant(parameters[name], name, node.node) for name in FORMS["codes"].parameters]
     attributes = {"form": "codes", "rounding_mode": "ROUND"}
     graph.reasons[graph.replace(node, FAKE_QUANTIZE, [x, *values], attributes, FUSED)] = ALONE
     graph.remove(clip, FUSED)

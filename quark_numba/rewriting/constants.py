@@ -8,9 +8,8 @@ parts Numba's other threads would wait in a loop, and take several times the pro
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from ..compiling.threads import on_one_thread
 from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
 from ..element_types import FLOAT32, find
 from ..fake_quantization.operators import FAKE_QUANTIZE
-from ..models.tensors import ComputedTensor, Rows, array_of, in_memory, opened, row_axis, spans, unit_of
+from ..models.tensors import ComputedTensor, array_of, in_memory, mapped, opened, row_axis, spans
 from . import block_codes, fake_quantizers, pairs
 from .block_codes import Known
 from .graph import Graph
@@ -163,25 +162,19 @@ def _lazily(
     if inferred.element_type is None:
         return None
     along = row_axis(shape)
-    is_axis = along == axis
+    # The axis along which parameters have rows for those of x, counted from the end, and how many rows of x share one of them.
+    parameter_axis = along - len(shape) if block else -1 if along == axis else None
+    unit = block if block and along == axis else 1
 
-    @contextmanager
-    def open_rows() -> Iterator[Rows]:
-        with ExitStack() as files:
-            of_x = files.enter_context(opened(x))
-            parameters = [_parameters(each, files, along, is_axis, block) for each in others]
+    def rows_of_y(part: NDArray[Any], start: int, stop: int, *parameters: NDArray[Any] | None) -> NDArray[Any]:
+        of_part = (_rows(each, parameter_axis, start // unit, -(-stop // unit)) for each in parameters)
+        return on_one_thread(call, node, [part, *of_part])[0]
 
-            def rows(start: int, stop: int) -> NDArray[Any]:
-                return on_one_thread(call, node, [of_x(start, stop), *(each(start, stop) for each in parameters)])[0]
-
-            yield rows
-
-    unit = math.lcm(block if block and is_axis else 1, unit_of(x))
-    y = ComputedTensor(open_rows, inferred.element_type, shape, unit)
+    y = mapped(x, rows_of_y, inferred.element_type, unit, others)
     # Whether the node is valid shows in its first rows and, as far as that depends on values of the parameters, in one element
     # for each of those along the axis.
-    with open_rows() as rows:
-        first = rows(0, min(next(spans(y))[1], max(unit, 2)))
+    with opened(y) as rows:
+        first = rows(0, min(next(spans(y))[1], max(y.unit, 2)))
     few = [length if each == axis else 1 for each, length in enumerate(shape)]
     call(node, [np.zeros(few, x_type.dtype), *(_few(each, axis, len(shape)) for each in others)])
     return y if find(first.dtype) is inferred.element_type else None
@@ -196,25 +189,20 @@ def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: Fak
         raise Left(f"not valid: {error}") from None
     if np.broadcast_shapes(shape, *(each.shape for each in arrays)) != tuple(shape):
         raise Left("not valid: a parameter does not broadcast to x")
-    own = replace(node, operator=FAKE_QUANTIZE, attributes=attributes)
-    along = row_axis(shape) - len(shape)
+    own, along = replace(node, operator=FAKE_QUANTIZE, attributes=attributes), row_axis(shape) - len(shape)
 
-    def part(array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-        if array.ndim < -along or array.shape[along] == 1:
-            return array
-        index: tuple[Any, ...] = (..., slice(start, stop), *[slice(None)] * (-along - 1))
-        return array[index]
+    def rows_of_y(part: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+        return on_one_thread(call, own, [part, *(_rows(each, along, start, stop) for each in arrays)])[0]
 
-    @contextmanager
-    def open_rows() -> Iterator[Rows]:
-        with opened(x) as of_x:
+    return mapped(x, rows_of_y, FLOAT32)
 
-            def rows(start: int, stop: int) -> NDArray[Any]:
-                return on_one_thread(call, own, [of_x(start, stop), *(part(each, start, stop) for each in arrays)])[0]
 
-            yield rows
-
-    return ComputedTensor(open_rows, FLOAT32, shape, unit_of(x))
+def _rows(parameter: NDArray[Any] | None, axis: int | None, start: int, stop: int) -> NDArray[Any] | None:
+    """Return some rows of a parameter, along an axis counted from the end; all of it if it has none there."""
+    if parameter is None or axis is None or parameter.ndim < -axis or parameter.shape[axis] == 1:
+        return parameter
+    index: tuple[Any, ...] = (..., slice(start, stop), *[slice(None)] * (-axis - 1))
+    return parameter[index]
 
 
 def _few(tensor: ir.TensorProtocol | None, axis: int, rank: int) -> NDArray[Any] | None:
@@ -223,22 +211,3 @@ def _few(tensor: ir.TensorProtocol | None, axis: int, rank: int) -> NDArray[Any]
     if array is None or array.ndim != rank or array.ndim < 2:
         return array
     return array[tuple(slice(None) if each == axis else slice(1) for each in range(rank))]
-
-
-def _parameters(
-    tensor: ir.TensorProtocol | None, files: ExitStack, along: int, is_axis: bool, block: int
-) -> Callable[[int, int], NDArray[Any] | None]:
-    """Return the function that returns the scales or zero points of some rows of x, which lie along an axis of x. `is_axis`:
-    whether it is the axis of the parameters."""
-    if tensor is None:
-        return lambda start, stop: None
-    if isinstance(tensor, ComputedTensor):  # its own rows may be computable in other numbers only
-        tensor = in_memory(array_of(tensor))
-    rows, shape = files.enter_context(opened(tensor)), tensor.shape.numpy()
-    size = shape[row_axis(shape)] if shape else 1
-    if tensor.size == 1 or not (is_axis or block):
-        return lambda start, stop: rows(0, size)
-    if not block or not is_axis:
-        return rows
-    # Of one row of blocks, the rows in this sense lie along another axis.
-    return lambda start, stop: rows(start // block, -(-stop // block)) if row_axis(shape) == along else rows(0, size)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
 from ..catalog import OPERATORS
 from ..declaration import Dequantize, DynamicQuantize
 from ..element_types import FLOAT32
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
-from .nodes import Left, Node, Operand, full_name
+from .nodes import Left, Node, Operand
 from .pairs import FUSED, SHARED
+
+_USED = "its codes or scales"
 
 
 def rewrite(graph: Graph) -> None:
@@ -21,14 +21,14 @@ def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
     codes, scales = node.node.outputs
     factors = [scales]
     if quantize.scale:
-        firsts = _users(graph, scales, node, 0)
-        for first in firsts:
+        factors = []
+        for first in graph.followers(node, scales, 0, _USED):
             meaning = _dequantize(graph, first)
             if meaning.block_size or not _is_same_number(meaning.scale, quantize.scale):
                 raise Left(f"{first.full_name} behind its scales has another scale")
-        factors = [each.y for each in firsts]
-    followers = sorted({each for value in factors for each in _users(graph, value, node, 1)}, key=lambda each: each.place)
-    if {*_users(graph, codes, node, 0)} != {*followers}:
+            factors.append(first.y)
+    followers = graph.followers(node, codes, 0, _USED)
+    if {*followers} != {each for value in factors for each in graph.followers(node, value, 1, _USED)}:
         raise Left("its codes and its scales have different users")
     first, *others = followers
     for each in followers:
@@ -48,27 +48,10 @@ def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
     graph.replace(first, operator, inputs, {"axis": quantize.axis, "block_size": quantize.block_size}, FUSED)
 
 
-def _users(graph: Graph, value: ir.Value, quantize: Node, index: int) -> list[Node]:
-    """Return the dequantize nodes that use a value, all of them as their input `index`. Raise Left if it has other users."""
-    if value.is_graph_output():
-        raise Left("its codes or scales are an output of its graph")
-    found = []
-    for user, at in value.uses():
-        node = graph.node(user)
-        if node is None or at != index or user.graph is not quantize.node.graph or node in graph.reasons:
-            raise Left(f"its codes or scales are used by {full_name(user)}")
-        _dequantize(graph, node)
-        found.append(node)
-    if not found:
-        raise Left("nothing uses its codes or its scales")
-    return found
-
-
 def _dequantize(graph: Graph, node: Node) -> Dequantize[Operand]:
-    """Return the meaning of a node that dequantizes to float32, without a zero point. Raise Left if it is another node."""
+    """Return the meaning of a dequantize node. Raise Left unless it returns float32, and has no zero point."""
     meaning = graph.meaning(node)
-    if not isinstance(meaning, Dequantize):
-        raise Left(f"its codes or scales are used by {node.full_name}")
+    assert isinstance(meaning, Dequantize)
     if not meaning.is_symmetric:
         raise Left(f"{node.full_name} behind it has a zero point")
     if FLOAT32 not in (meaning.computes_in, graph.inferred_type(node.y), meaning.scale.element_type) or meaning.has_other_type:

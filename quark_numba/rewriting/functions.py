@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -26,11 +26,12 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
     """Inline functions of the model. Return how many calls of each function were inlined, and how many nodes of each operator
     stay in functions, with the reason. With `every`, inline all functions, whatever they contain."""
     functions = dict(model.functions)
-    used = {name: {node.op_identifier() for node in function.all_nodes()} for name, function in functions.items()}
+    used = {name: functions.keys() & {node.op_identifier() for node in each.all_nodes()} for name, each in functions.items()}
+    users = {name: {user for user, names in used.items() if name in names} for name in used}
     own = {
         name for name, function in functions.items() if every or any(_is_own(node, functions) for node in function.all_nodes())
     }
-    wanted = _with_all_that_use(own, used)
+    wanted = _reached(own, users)
     if not wanted:
         return Counter(), Counter()
     for name in wanted:
@@ -38,7 +39,7 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
             model.opset_imports.setdefault(domain, version)
     reasons = {name: reason for name in sorted(wanted) if (reason := _why_not(model, functions[name]))}
     # Functions that a remaining function calls have to stay, too: they may contain other versions of operators.
-    kept = _with_all_that_are_used(set(reasons), used)
+    kept = _reached(set(reasons), used)
     wanted -= kept
     for name in wanted:  # copies: renaming a value renames its tensor, and the caller's model has the same tensors
         copied = ir.serde.serialize_function(functions[name])
@@ -75,14 +76,9 @@ def _is_own(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
     return node.op_identifier() not in functions and OPERATORS.find(node.domain, node.op_type) is not None
 
 
-def _with_all_that_use(names: set[_Name], used: dict[_Name, set[_Name]]) -> set[_Name]:
-    while more := {name for name, others in used.items() if name not in names and others & names}:
-        names = names | more
-    return names
-
-
-def _with_all_that_are_used(names: set[_Name], used: dict[_Name, set[_Name]]) -> set[_Name]:
-    while more := {other for name in names for other in used[name] if other in used} - names:
+def _reached(names: set[_Name], others: Mapping[_Name, set[_Name]]) -> set[_Name]:
+    """Return names, with the `others` of each of them, and so on."""
+    while more := {other for name in names for other in others[name]} - names:
         names = names | more
     return names
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ..declaration import Operator
+from ..models.tensors import in_memory
 from .nodes import Left, Node, Nodes, full_name
 from .values import values
 
@@ -72,6 +74,10 @@ class Graph(Nodes):
             value.replace_all_uses_with(self.shared_constant(tensor, value.name, node.node, value))
         self.remove(node, what)
 
+    def new_constant(self, array: NDArray[Any], name: str, before: ir.Node) -> ir.Value:
+        """Return a new constant, as `constant` does, with a number behind its name that makes it new."""
+        return self.constant(in_memory(array), self.unused_name(name), before)
+
     def shared_constant(
         self, tensor: ir.TensorProtocol, name: str | None, before: ir.Node, like: ir.Value | None = None
     ) -> ir.Value:
@@ -124,7 +130,7 @@ class Graph(Nodes):
             producer = value.producer()
             if value.is_initializer():
                 self._loose[value] = None
-            elif producer and (producer in self._nodes or producer.op_identifier() == _CONSTANT) and _is_unused(producer):
+            elif producer and (producer in self._nodes or producer.op_identifier() == _CONSTANT) and is_unused(producer):
                 self.remove(producer, what)
 
     def sweep(self) -> None:
@@ -144,7 +150,7 @@ class Graph(Nodes):
         return unused
 
 
-def _is_unused(node: ir.Node) -> bool:
+def is_unused(node: ir.Node) -> bool:
     """Whether a node is in a graph that does not need it."""
     return node.graph is not None and not any(value.uses() or value.is_graph_output() for value in node.outputs)
 

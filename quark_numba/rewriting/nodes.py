@@ -189,13 +189,11 @@ class Nodes(Values):
     def constants(self, node: Node) -> list[ir.TensorProtocol | None] | None:
         """Return the tensors of a node's inputs, None for an omitted input. Return None if any input is not a constant of one
         of the package's element types."""
-        found = []
-        for value in node.node.inputs:
-            tensor = None if value is None else self.tensor(value)
+        tensors = [None if value is None else self.tensor(value) for value in node.node.inputs]
+        for value, tensor in zip(node.node.inputs, tensors, strict=True):
             if value is not None and (tensor is None or find_any(tensor.dtype.value) is None):
                 return None
-            found.append(tensor)
-        return found
+        return tensors
 
     def meaning(self, node: Node | None) -> Meaning[Operand] | None:
         """Return the meaning of a node with its current inputs. None: there is no node, it is not valid, or its operator has no
@@ -205,29 +203,29 @@ class Nodes(Values):
         operands = [None if value is None else Operand(self, value) for value in node.node.inputs]
         return node.operator.meaning(operands, node.attributes)
 
-    def followers(self, node: Node) -> list[Node]:
-        """Return the dequantize nodes that use a quantize node's codes, in the order of the model.
+    def followers(self, node: Node, value: ir.Value | None = None, index: int = 0, what: str = "its codes") -> list[Node]:
+        """Return the dequantize nodes that use a quantize node's codes, in the order of the model; or those that use another
+        value, which is called `what`, as their input `index`.
 
         Raises
         ------
         Left
             If the codes have another user or no user, or if one of the dequantize nodes stays as it is.
         """
-        if node.y.is_graph_output():
-            raise Left("its codes are an output of its graph")
-        if not node.y.uses():
+        value = value or node.y
+        if value.is_graph_output():
+            raise Left(f"{what} are an output of its graph")
+        if not value.uses():
             raise Left("nothing uses it")
         found = []
-        for user, index in node.y.uses():
+        for user, at in value.uses():
             follower = self.node(user)
             if user.graph is not node.node.graph:
-                raise Left("its codes are used in another graph")
-            if follower is None or index:
-                raise Left(f"its codes are used by {full_name(user)}")
-            if follower in self.reasons:
+                raise Left(f"{what} are used in another graph")
+            if follower and at == index and follower in self.reasons:
                 raise Left(f"{follower.full_name} behind it stays: {self.reasons[follower]}")
-            if not isinstance(self.meaning(follower), Dequantize):
-                raise Left(f"its codes are used by {full_name(user)}")
+            if follower is None or at != index or not isinstance(self.meaning(follower), Dequantize):
+                raise Left(f"{what} are used by {full_name(user)}")
             found.append(follower)
         return sorted(found, key=lambda each: each.place)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import onnx
 
 from ..compiling.memory import no_garbage_collection
 from ..errors import ModelError, reraise_of_signal_handler
-from ..models import model_files
+from ..models import files, model_files, protos
 from . import (
     clips,
     constants,
@@ -159,8 +158,8 @@ class Optimized:
             raise ModelError(f"{os.fspath(path)}: {error}") from None
         if original is None or os.path.realpath(original) != target:
             for each in (target, f"{target}.data"):
-                for what, files in (("has tensors of", self.source.files), ("is", [original] if original else [])):
-                    if model_files.is_one_of(each, files):
+                for what, others in (("has tensors of", self.source.files), ("is", [original] if original else [])):
+                    if files.is_one_of(each, others):
                         raise ModelError(f"{each} {what} the original model; expected another name for the optimised one")
         model_files.save(self.rewritten, path, apart=self.source.is_apart, check=self.source.check)
 
@@ -221,10 +220,6 @@ def optimized(
 
 def _what_gets_lost(model: onnx.ModelProto) -> str:
     """Return what onnx-ir would lose from a model; "" if it loses nothing."""
-    graphs: list[Any] = [model.graph, *model.functions]
-    for graph in graphs:
-        if getattr(graph, "sparse_initializer", None):
-            return "sparse initializers"
-        for attribute in itertools.chain.from_iterable(node.attribute for node in graph.node):
-            graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+    if any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(model)):
+        return "sparse initializers"
     return "training_info" if model.training_info else ""

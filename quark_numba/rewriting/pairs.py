@@ -10,7 +10,6 @@ import onnx_ir as ir
 from ..declaration import Affine, Quantize
 from ..element_types import FLOAT32
 from ..linear.operators import OPERATORS as LINEAR
-from ..models.tensors import in_memory
 from .graph import Graph
 from .nodes import Left, Node, Operand
 
@@ -102,6 +101,6 @@ def zeros(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: di
     key = of_node, codes, shape
     if key not in zero_points:
         assert of_node
-        name = graph.unused_name(f"zero_point_{codes.name}")
-        zero_points[key] = graph.constant(in_memory(np.zeros(shape, codes.dtype)), name, next(iter(of_node)))
+        first = next(iter(of_node))
+        zero_points[key] = graph.new_constant(np.zeros(shape, codes.dtype), f"zero_point_{codes.name}", first)
     return zero_points[key]

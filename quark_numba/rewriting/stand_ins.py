@@ -11,6 +11,7 @@ from onnx import helper
 from ..catalog import OPERATORS
 from ..declaration import Operator, Tensor
 from ..element_types import FLOAT32, UINT8, ElementType, find
+from ..models.protos import subgraphs
 from .onnx_runtime import has_kernels
 
 # An operator whose output has the shape of its input. ONNX Runtime lacks it from opset 22 on, but onnx infers its shape.
@@ -116,14 +117,12 @@ def _of_unknown_shape(y: str, element_type: ElementType, hidden: list[str] | Non
 
 
 def _with_subgraphs(node: onnx.NodeProto, types: Mapping[str, int], hidden: list[str] | None) -> onnx.NodeProto:
-    if not any(each.HasField("g") or each.graphs for each in node.attribute):
+    if not any(subgraphs(node)):
         return node
     result = onnx.NodeProto()
     result.CopyFrom(node)
-    for attribute in result.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            before = onnx.GraphProto()
-            before.CopyFrom(graph)
-            del graph.node[:]
-            graph.node.extend(stand_ins(before.node, types, hidden=hidden))
+    for graph in subgraphs(result):
+        nodes = list(stand_ins(graph.node, types, hidden=hidden))
+        del graph.node[:]
+        graph.node.extend(nodes)
     return result

@@ -13,7 +13,7 @@ from onnx import helper, shape_inference
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
 from ..errors import reraise_of_signal_handler
-from ..models import model_files, tensors
+from ..models import protos, tensors
 from .stand_ins import stand_ins
 
 # The most bytes of an array that is kept as a copy of an initializer: scales and zero points are read often.
@@ -141,7 +141,7 @@ def skeleton(
             if file is None:
                 added.raw_data = bytes(tensor.nbytes)
             else:
-                model_files.refer(added, file, 0, tensor.nbytes)
+                protos.refer(added, file, 0, tensor.nbytes)
         elif not value.is_graph_input():
             to.input.append(ir.serde.serialize_value(value))
     types = {}

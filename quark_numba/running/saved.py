@@ -9,7 +9,7 @@ import typing
 from typing import Any
 
 from ..errors import ModelError
-from ..models import model_files
+from ..models import files
 from ..version import __version__
 
 # The time from one write of the file to the next.
@@ -64,7 +64,7 @@ class Saved:
             self.write()
 
     def write(self) -> None:
-        model_files.write(self.path, json.dumps(self._content).encode())
+        files.write(self.path, json.dumps(self._content).encode())
         self._written = time.monotonic()
 
 

@@ -3,7 +3,7 @@
 import onnx
 import pytest
 
-from quark_numba.models import model_files, tensors
+from quark_numba.models import model_files, protos, tensors
 from quark_numba.rewriting import constants
 
 
@@ -11,7 +11,7 @@ from quark_numba.rewriting import constants
 def is_large(monkeypatch):
     """Every model is large, and its tensors have many parts."""
     monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 0)
-    monkeypatch.setattr(model_files, "_LARGE", model_files.LEAST_APART)
+    monkeypatch.setattr(protos, "_LARGE", model_files.LEAST_APART)
     monkeypatch.setattr(constants, "_LARGE", 0)
     monkeypatch.setattr(tensors, "_PART", 1 << 6)
 

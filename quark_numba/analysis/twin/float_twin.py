@@ -15,10 +15,10 @@ from ...element_types import FLOAT32, find
 from ...errors import ModelError, reraise_of_signal_handler
 from ...models import model_files
 from ...models.model_files import Source
+from ...models.protos import used_names
 from ...models.tensors import ComputedTensor, Rows, in_memory, is_in_memory, opened
 from ...rewriting import constants, dynamic_pairs, functions
 from ...rewriting.graph import Graph
-from ...rewriting.protos import used_names
 from .quantizers import Array, Quantizer, Twin, find_quantizers
 from .references import use_reference
 

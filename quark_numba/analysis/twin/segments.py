@@ -16,8 +16,8 @@ from onnx import external_data_helper, helper
 
 from ...element_types.tensors import from_tensor_proto
 from ...errors import ModelError, reraise_of_signal_handler
-from ...models import model_files
-from ...rewriting.protos import used_names
+from ...models import model_files, protos
+from ...models.protos import used_names
 from ...running import data, sessions
 from .quantizers import Array, Quantizer, Twin
 
@@ -244,7 +244,7 @@ class _Builder:
             if output.name in self.constant_nodes:
                 tensor = next((each.t for each in self.constant_nodes[output.name].attribute if each.name == "value"), None)
             if tensor is not None:
-                found[output.name] = from_tensor_proto(model_files.in_memory(tensor, self.twin.folder))
+                found[output.name] = from_tensor_proto(protos.in_memory(tensor, self.twin.folder))
         return found
 
     def parts(self) -> Iterator[Part]:

@@ -1,0 +1,90 @@
+"""Writing of files. A file is written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import ModelError, WriteError, reraise_of_signal_handler
+from .temporary import PREFIX, temporary_folder
+
+
+def write(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write content to a file, as `write_by` does."""
+    write_by(path, lambda written: Path(written).write_bytes(content))
+
+
+def is_one_of(path: str | os.PathLike[str], others: Iterable[str | os.PathLike[str]]) -> bool:
+    """Whether a path leads to one of other files that exist, by whatever name: writing to it would change that file."""
+    with suppress(OSError, ValueError):
+        own = os.stat(path)
+        return stat.S_ISREG(own.st_mode) and any(os.path.samestat(own, each) for other in others if (each := _stat(other)))
+    return False
+
+
+def is_special(path: str | os.PathLike[str]) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> None:
+    """Let `write_to` write a file, and others beside it, in a temporary folder, and replace the files at `path` by them: all or
+    none. Links are followed. A path that is not a regular file, such as a pipe, is written to as it is. Raise WriteError if
+    that is not possible, and ModelError if `write_to` raises another error than OSError."""
+    name = os.fspath(path)
+    try:
+        if is_special(name):
+            write_to(name)
+            return
+        target = os.path.realpath(name)
+        with temporary_folder(os.path.dirname(target), prefix=f".{PREFIX}") as folder:
+            write_to(os.path.join(folder, os.path.basename(target)))
+            written = sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target))  # model after data
+            targets = [os.path.realpath(os.path.join(os.path.dirname(target), each)) for each in written]
+            before = [_stat(each) for each in targets]
+            aside: dict[str, str] = {}
+            try:
+                if len(written) > 1 and all(state is None or state.st_nlink == 1 for state in before):
+                    # A process that is killed here must not leave the model of before with other data: the model goes first.
+                    for number, of_target in enumerate(reversed(targets)):
+                        if os.path.exists(of_target):
+                            aside[of_target] = os.path.join(folder, f"before {number}")
+                            os.replace(of_target, aside[of_target])
+                for each, of_target, state in zip(written, targets, before, strict=True):
+                    _put(os.path.join(folder, each), of_target, state)
+            except BaseException:
+                for of_target, moved in reversed(aside.items()):
+                    with suppress(FileNotFoundError):
+                        os.replace(moved, of_target)
+                raise
+    except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
+        reraise_of_signal_handler(error)
+        kind = WriteError if isinstance(error, (OSError, WriteError)) else ModelError
+        raise kind(f"{name}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def _put(written: str, target: str, before: os.stat_result | None) -> None:
+    """Replace the target, whose state was `before`, by a written file, and keep the target's mode. If the target has several
+    names, change the file behind all of them."""
+    if before is None:
+        fresh = f"{written}.fresh"
+        open(fresh, "x").close()
+        os.chmod(written, stat.S_IMODE(os.stat(fresh).st_mode))
+    else:
+        if before.st_nlink > 1:
+            shutil.copyfile(written, target)
+            return
+        os.chmod(written, stat.S_IMODE(before.st_mode))
+        with suppress(AttributeError, PermissionError):  # on Windows; for another user's file
+            os.chown(written, before.st_uid, before.st_gid)
+    os.replace(written, target)

@@ -1,0 +1,156 @@
+"""Walks through the messages of onnx: graphs in nodes, the names that nodes use, tensors, and those with elements in files. As
+in onnx, files outside of the folder of the model are refused."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Container, Iterator
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx import external_data_helper
+from onnx.external_data_helper import uses_external_data
+
+from ..errors import ModelError, reraise_of_signal_handler
+
+# Initializers of more bytes stay in their files until their elements are needed.
+_LARGE = 1 << 16
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in the attributes of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """All graphs of a model: the main one, local functions, those of a training, and the graphs in nodes of these."""
+    training = (graph for each in model.training_info for graph in (each.initialization, each.algorithm))
+    waiting: list[Any] = [model.graph, *model.functions, *training]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        for node in graph.node:
+            waiting += subgraphs(node)
+
+
+def used_names(node: onnx.NodeProto) -> Iterator[str]:
+    """The names of the values that a node takes, and that its subgraphs take from outside of them."""
+    yield from (name for name in node.input if name)
+    for graph in subgraphs(node):
+        inner = {each.name for each in (*graph.input, *graph.initializer)}
+        for each in graph.node:
+            yield from (name for name in used_names(each) if name not in inner)
+            inner.update(each.output)
+        yield from (each.name for each in graph.output if each.name not in inner)
+
+
+def tensors(model: onnx.ModelProto, leave: Container[str] = ()) -> Iterator[onnx.TensorProto]:
+    """All tensors of a model, those of attributes included, except for the initializers of the main graph in `leave`."""
+    for graph in graphs(model):
+        sparse = []
+        if isinstance(graph, onnx.GraphProto):
+            yield from (each for each in graph.initializer if graph is not model.graph or each.name not in leave)
+            sparse += graph.sparse_initializer
+        for node in graph.node:
+            for attribute in node.attribute:
+                yield from (attribute.t, *attribute.tensors)
+                sparse += (attribute.sparse_tensor, *attribute.sparse_tensors)
+        for each in sparse:
+            yield from (each.values, each.indices)
+
+
+def load_tensors(
+    model: onnx.ModelProto,
+    folder: str | os.PathLike[str],
+    name: str = "the model",
+    leave: Collection[str] = (),
+    *,
+    large: bool = True,
+) -> None:
+    """Read the external data of a model from a folder, except for the initializers in `leave` and, without `large`, for large
+    initializers of the main graph. As in onnx, files elsewhere are refused. Raise ModelError if a tensor cannot be read."""
+    staying = [] if large else [each for each in model.graph.initializer if each.name not in leave and nbytes(each) > _LARGE]
+    readers = [(each, _check_can_be_read) for each in staying if uses_external_data(each)]
+    readers += [(each, _read) for each in _external(model, {*leave, *(each.name for each in staying)})]
+    for tensor, read in readers:
+        try:
+            read(tensor, os.fspath(folder))
+        except Exception as error:
+            reraise_of_signal_handler(error)
+            raise ModelError(f"{name}: tensor {tensor.name}: {error}") from None
+
+
+def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:
+    """Return the tensor with its elements, which may be in a file of the folder. Raise ModelError if they cannot be read."""
+    if uses_external_data(tensor):
+        model = onnx.ModelProto()
+        model.graph.initializer.append(tensor)
+        load_tensors(model, folder)
+        return model.graph.initializer[0]
+    return tensor
+
+
+def _read(tensor: onnx.TensorProto, folder: str) -> None:
+    external_data_helper.load_external_data_for_tensor(tensor, folder)
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    del tensor.external_data[:]
+
+
+def nbytes(tensor: onnx.TensorProto) -> int:
+    """Return the number of bytes of the elements of a tensor; 0 if its type has no fixed size."""
+    try:
+        return -(-ir.DataType(tensor.data_type).bitwidth * math.prod(tensor.dims) // 8)
+    except (TypeError, ValueError):
+        return 0
+
+
+def _check_can_be_read(tensor: onnx.TensorProto, folder: str) -> None:
+    """Raise an exception unless the file of a tensor is one that onnx reads, and has all bytes of the tensor."""
+    info, size = external_data_helper.ExternalDataInfo(tensor), nbytes(tensor)
+    if info.length not in (None, size):
+        raise ModelError(f"it has {info.length} bytes in {info.location}; expected {size}")
+    last = onnx.TensorProto(name=tensor.name)
+    refer(last, info.location, (info.offset or 0) + size - 1, 1)
+    _read(last, folder)
+    if len(last.raw_data) != 1:
+        raise ModelError(f"{info.location} ends within it")
+
+
+def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Let a tensor without elements refer to bytes of a file."""
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def check_is_whole(model: onnx.ModelProto, leave: Container[str] = ()) -> None:
+    """Raise ModelError if a tensor other than the initializers in `leave` is in a file: the author of the model might name any
+    file that this process can read."""
+    for tensor in _external(model, leave):
+        location = external_data_helper.ExternalDataInfo(tensor).location
+        raise ModelError(
+            f"tensor {tensor.name} is in the file {location!r}, and a model without a path has no folder; expected "
+            "the path of a model, or a model with all tensors in it, as onnx.load returns it"
+        )
+
+
+def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors in files, except for the initializers in `leave`."""
+    return filter(uses_external_data, tensors(model, leave))
+
+
+def locations(model: onnx.ModelProto, leave: Container[str] = ()) -> set[str]:
+    """Return the files of external data, without those of initializers in `leave` alone. Raise ModelError for an entry that is
+    not valid."""
+    found = set()
+    for tensor in _external(model, leave):
+        try:
+            found.add(external_data_helper.ExternalDataInfo(tensor).location)
+        except ValueError as error:
+            raise ModelError(f"tensor {tensor.name}: {error}") from None
+    return found

@@ -1,0 +1,173 @@
+"""The codes around an operator that may run on integers: what its inputs dequantize, and what its output is quantized to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ..declaration import Affine, Dequantize, Quantize
+from ..element_types import FLOAT32, INT8, UINT8, ElementType
+from .graph import Graph
+from .nodes import Left, Node, Operand
+
+# Scales between these, and their products and quotients, are normal numbers of float32.
+LEAST_SCALE, LARGEST_SCALE = 2.0**-40, 2.0**40
+
+# Operators of ONNX whose output has only elements of their first input, and whose other inputs do not depend on it.
+MOVES = {("", name, "") for name in ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")}
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The codes that a node quantizes to or dequantizes. All scales are constants, and there is one zero point."""
+
+    meaning: Affine[Operand]
+    element_type: ElementType
+    scales: NDArray[np.float32]
+    zero_point: int
+
+    @property
+    def scale(self) -> np.float32:
+        """The only scale."""
+        return np.float32(self.scales.reshape(()))
+
+    def shift(self, element_type: ElementType) -> int:
+        """Return what is added to codes that become codes of uint8 or int8, and to their zero point."""
+        return 128 * (self.element_type.is_signed - element_type.is_signed)
+
+    @property
+    def steps(self) -> NDArray[np.float64]:
+        """All codes of uint8, less the zero point."""
+        return np.arange(256.0) - (self.zero_point + self.shift(UINT8))
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an operator's input dequantizes, possibly moved: a dequantize node, and the nodes between it and the operator."""
+
+    node: Node
+    codes: Codes
+    moves: tuple[ir.Node, ...]  # the first behind the dequantize node
+
+    @property
+    def is_constant(self) -> bool:
+        return self.codes.meaning.x.is_constant
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an operator's output is quantized to: `clips` are nodes that only clip it, `quantize` is the node behind them, and
+    `bounds` are the codes to which the clips clip; None: all codes occur."""
+
+    clips: tuple[ir.Node, ...]
+    quantize: Node
+    codes: Codes
+    bounds: tuple[int, int] | None
+
+
+def source_of(graph: Graph, value: ir.Value | None) -> Source:
+    """Return what a value dequantizes. Raise Left if it is anything else, or not known well enough."""
+    moves: list[ir.Node] = []
+    producer = None if value is None else value.producer()
+    while producer is not None and producer.op_identifier() in MOVES and producer.inputs[0] is not None:
+        moves.insert(0, producer)
+        producer = producer.inputs[0].producer()
+    node = graph.node(producer)
+    meaning = graph.meaning(node)
+    if node is None or node in graph.reasons or not node.is_standard or not isinstance(meaning, Dequantize):
+        raise Left("an input is not dequantized")
+    codes, quantize = known_codes(meaning), graph.node(node.x.producer())
+    if quantize and quantize.operator.operation == "quantize" and graph.tensor(quantize.x) is not None:
+        raise Left("its codes are those of a float constant")
+    if meaning.element_type is INT8 and not meaning.x.is_constant:
+        # Only what is quantized in the model can be quantized to uint8 instead.
+        before = graph.meaning(quantize)
+        if quantize is None or quantize in graph.reasons or not isinstance(before, Quantize):
+            raise Left("its codes are not quantized in the model")
+        _quantized(graph, quantize, before)
+    return Source(node, codes, tuple(moves))
+
+
+def known_codes(meaning: Affine[Operand]) -> Codes:
+    """Return the codes of a node. Raise Left unless it has constant parameters that integer operators take."""
+    codes, scale, zero_point = meaning.element_type, meaning.scale.array, 0
+    if codes is None or not codes.is_integer or codes.bits > 8 or meaning.block_size or meaning.has_other_type:
+        raise Left("its codes are not of 8 bits")
+    if scale is None or scale.dtype != FLOAT32.dtype or scale.ndim > 1 or not scale.size:
+        raise Left("its scale is not known")
+    if meaning.zero_point is not None:
+        zeros = meaning.zero_point.array
+        if zeros is None or zeros.shape != scale.shape or np.any(zeros != zeros.reshape(-1)[0]):
+            raise Left("its zero points are not known, or differ")
+        zero_point = int(zeros.reshape(-1)[0])
+    if not np.all((scale >= LEAST_SCALE) & (scale <= LARGEST_SCALE)):
+        raise Left("its scale is extreme")
+    return Codes(meaning, codes, scale, zero_point)
+
+
+def _quantized(graph: Graph, node: Node, meaning: Quantize[Operand]) -> Codes:
+    """Return the codes of a quantize node. Raise Left unless it quantizes float32 to 8 bits with one scale. Only dequantize
+    nodes may use int8 codes."""
+    codes = known_codes(meaning)
+    if not node.is_standard or codes.element_type.bits != 8 or codes.scales.size != 1:
+        raise Left("it quantizes to other codes")
+    if graph.inferred_type(node.x) is not FLOAT32:
+        raise Left("its x is not known to be float32")
+    if codes.element_type is INT8:
+        for user, index in node.y.uses():
+            after = graph.node(user)
+            of_after = graph.meaning(after)
+            is_left = after is None or not after.is_standard or after in graph.reasons
+            if is_left or index or not isinstance(of_after, Dequantize):
+                raise Left("its codes have other users")
+            known_codes(of_after)
+        if node.y.is_graph_output():
+            raise Left("its codes are an output of its graph")
+    return codes
+
+
+def target_of(graph: Graph, node: ir.Node) -> Target:
+    """Return what the output of a node is quantized to. Raise Left if the output has other users."""
+    clips: list[ir.Node] = []
+    low, high = -math.inf, math.inf
+    value = node.outputs[0]
+    while True:
+        uses = [*value.uses()]
+        if len(uses) != 1 or value.is_graph_output() or uses[0][0].graph is not node.graph or uses[0][1]:
+            raise Left("its output is not quantized alone")
+        user = uses[0][0]
+        if (bounds := _clip_bounds(graph, user)) is None:
+            break
+        clips.append(user)
+        low, high = (min(max(each, bounds[0]), bounds[1]) for each in (low, high))
+        value = user.outputs[0]
+    quantize = graph.node(user)
+    meaning = graph.meaning(quantize)
+    if quantize is None or quantize in graph.reasons or not isinstance(meaning, Quantize):
+        raise Left("its output is not quantized")
+    codes = _quantized(graph, quantize, meaning)
+    # Quantizing is monotonic, so that clipping first gives what clipping the codes gives.
+    limits = codes.element_type.lowest, codes.element_type.highest
+    steps = np.rint(np.array([low, high], np.float32) / codes.scale)
+    first, last = (int(each) for each in np.clip(steps + codes.zero_point, *limits))
+    return Target(tuple(clips), quantize, codes, None if (first, last) == limits else (first, last))
+
+
+def _clip_bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
+    """Return the bounds of a node that clips; None: it does something else."""
+    if node.op_identifier() == ("", "Relu", ""):
+        return 0.0, math.inf
+    if node.op_identifier() != ("", "Clip", ""):
+        return None
+    found = [node.attributes.get_float("min", -math.inf), node.attributes.get_float("max", math.inf)]
+    for index, value in enumerate(node.inputs[1:3]):
+        array = None if value is None else graph.array(value)
+        if value is not None:
+            if array is None or array.size != 1 or array.dtype != np.float32 or np.isnan(array).any():
+                return None
+            found[index] = float(array.reshape(()))
+    return (found[0], found[1]) if found[0] <= found[1] else None

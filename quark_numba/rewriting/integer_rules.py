@@ -1,0 +1,297 @@
+"""The rules by which operators between 8-bit nodes become integer operators of ONNX Runtime, with the proofs that these give
+what the nodes as written give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ..declaration import Dequantize
+from ..element_types import FLOAT32, INT8, INT32, UINT8, ElementType
+from .graph import Graph
+from .integer_codes import LARGEST_SCALE, LEAST_SCALE, MOVES, Source, Target, source_of, target_of
+from .nodes import Left
+from .onnx_runtime import multiplies_exactly
+
+_MICROSOFT = "com.microsoft"
+
+# The most products of two codes in a sum, of which each is at most 255 * 255. The sum and a bias fit int32.
+_MOST_PRODUCTS, _LARGEST_BIAS = 1 << 14, 1 << 30
+
+# A bias of so many steps of the output. Its scale is the product of two scales but for a rounding, 2^-23 of it at most.
+_MOST_BIAS_STEPS = 1 << 12
+
+# A product of codes of uint8 and int8 is at most 255 * 64 then, and the sum of two of them fits 16 bits.
+_NARROW = 64
+
+# The most elements of an average, times the quotient of scales: 64 * 255 * 2^-24 < 1/1000 is off by the additions of floats.
+_MOST_POOLED = 64
+
+# QLinearAdd multiplies codes and zero points by the quotients of scales, and adds up. With quotients of at most 4, no product
+# is beyond 1,020 and no sum beyond 4,335. So all roundings together are off by less than 2^14 * 2^-24 < 1/1000.
+_LARGEST_QUOTIENT = 4.0
+
+# Sums and products of codes, up to 2^20 in float64, that are nearer to a tie count as ties.
+_OF_TIE = 2.0**-30
+
+
+@dataclass(frozen=True)
+class Match:
+    """An operator that can run on integers.
+
+    `sources` are the inputs that it dequantizes. In the integer operator their codes are uint8, and those of the second input
+    have the type `of_weights`. `bias` is int32."""
+
+    node: ir.Node
+    rule: Rule
+    sources: tuple[Source, ...]
+    of_weights: ElementType
+    target: Target
+    bias: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How operators of one name are matched and written.
+
+    Parameters
+    ----------
+    domain, name : str
+        The integer operator. Without a name it is the operator itself, which takes codes as well.
+    inputs : int, optional
+        How many inputs are dequantized; None: all.
+    check : callable, optional
+        Raises Left if an operator that matched otherwise is not rewritten.
+    order : str
+        The order of the inputs. x: codes, scale and zero point of each input; y: scale and zero point of the output; b: the
+        bias, which is the operator's third input; d: the reciprocal of the divisor, as the code 1 with a scale; codes: codes
+        alone, and all other inputs.
+    attributes : tuple of str, optional
+        The attributes that the integer operator has; None: all.
+    has_weights : bool
+        Whether the first input is multiplied with the second one, which may have several scales.
+    """
+
+    domain: str
+    name: str
+    inputs: int | None
+    check: Callable[[Graph, Match], None] | None
+    order: str = "x y"
+    attributes: tuple[str, ...] | None = ()
+    has_weights: bool = False
+
+    def match(self, graph: Graph, node: ir.Node) -> Match:
+        count = len(node.inputs) if self.inputs is None else self.inputs
+        if not 0 < count <= len(node.inputs) or len(node.outputs) != 1:
+            raise Left("it has other inputs or outputs")
+        sources = tuple(source_of(graph, value) for value in node.inputs[:count])
+        target = target_of(graph, node)
+        if target.bounds and graph.model.opset_imports[""] < 12:
+            raise Left("Clip has no codes")
+        if any(source.codes.element_type.bits != 8 and not source.is_constant for source in sources):
+            raise Left("an input has codes of fewer bits")
+        if all(source.is_constant for source in sources):
+            raise Left("it is a constant")
+        if any(source.codes.scales.size != 1 for source in sources[: 1 if self.has_weights else None]):
+            raise Left("an input has several scales")
+        of_weights = _type_of_weights(graph, sources[1]) if self.has_weights else UINT8
+        match = Match(node, self, sources, of_weights, target)
+        if self.check:
+            self.check(graph, match)
+        bias = node.inputs[count] if "b" in self.order.split() and len(node.inputs) > count else None
+        return replace(match, bias=_bias(graph, bias, match)) if bias else match
+
+
+def _type_of_weights(graph: Graph, source: Source) -> ElementType:
+    """Return the type that the codes of weights have in an integer operator."""
+    if not source.is_constant:
+        return UINT8
+    if graph.integers == "here" and multiplies_exactly():
+        return INT8
+    array = graph.array(source.node.x) if source.codes.element_type.is_signed else None
+    is_narrow = array is not None and array.size > 0 and np.abs(array.astype(np.int16)).max() <= _NARROW
+    return INT8 if is_narrow and abs(source.codes.zero_point) <= _NARROW else UINT8
+
+
+def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
+    """Return the int32 codes of a bias. Raise Left unless they have the scale of the products, but for a rounding of it."""
+    node = graph.node(value.producer())
+    meaning = graph.meaning(node)
+    if not isinstance(meaning, Dequantize) or meaning.element_type is not INT32 or not meaning.is_symmetric:
+        raise Left("its bias is not dequantized from int32")
+    codes, scale = graph.array(meaning.x.value), meaning.scale.array
+    if codes is None or scale is None or meaning.has_other_type or scale.dtype != FLOAT32.dtype or meaning.block_size:
+        raise Left("its bias is not constant")
+    of_x, of_weights = (source.codes.scales.astype(np.float64).reshape(-1) for source in match.sources)
+    products, of_y = of_x * of_weights, match.target.codes.scale
+    if codes.ndim != 1 or products.size not in (1, codes.size) or scale.size not in (1, codes.size):
+        raise Left("its bias has another shape")
+    if not np.allclose(scale.reshape(-1), products, 2.0**-23, 0):
+        raise Left("its bias has another scale than its products")
+    magnitudes = np.abs(codes.astype(np.float64))
+    if np.any(magnitudes > _LARGEST_BIAS) or (codes.size and np.any(magnitudes * products > _MOST_BIAS_STEPS * of_y)):
+        raise Left("its bias is too large")
+    return codes
+
+
+def _weights_shape(graph: Graph, source: Source, along: int | None = None) -> list[int]:
+    """Return the shape of weights behind their moves. Raise Left unless they are constant, with one scale or, if `along` is an
+    axis, one for each index along it."""
+    tensor = graph.tensor(source.node.x)
+    if tensor is None or any(move.op_type != "Transpose" for move in source.moves):
+        raise Left("its weights are not constant")
+    shape = [*tensor.shape.numpy()]
+    axes = [*range(len(shape))]
+    for move in source.moves:
+        perm = move.attributes.get_ints("perm") or range(len(shape))[::-1]
+        shape, axes = ([each[place] for place in perm] for each in (shape, axes))
+    scales = source.codes.scales
+    if scales.size != 1:
+        is_along = along is not None and len(shape) > along and axes[along] == source.codes.meaning.axis % len(axes)
+        if along is None or not is_along or scales.size != shape[along]:
+            raise Left("its scales lie along another axis")
+    return shape
+
+
+def _check_products(products: Any) -> None:
+    """Raise Left unless the sums of so many products fit int32. Without a product there is no sum: ONNX Runtime's integer
+    operators leave the memory of the output as it is then."""
+    if not isinstance(products, int) or not 1 <= products <= _MOST_PRODUCTS:
+        raise Left("the number of its products is not known, or too large, or 0")
+
+
+def _check_conv(graph: Graph, match: Match) -> None:
+    shape = _weights_shape(graph, match.sources[1], along=0)
+    _check_products(math.prod(shape[1:]) if len(shape) >= 3 else None)
+
+
+def _check_gemm(graph: Graph, match: Match) -> None:
+    attributes = match.node.attributes
+    turned = bool(attributes.get_int("transB"))
+    shape = _weights_shape(graph, match.sources[1], along=1 - turned)
+    has_bias = len(match.node.inputs) > 2 and match.node.inputs[2] is not None
+    if attributes.get_float("alpha", 1.0) != 1 or (has_bias and attributes.get_float("beta", 1.0) != 1):
+        raise Left("it scales its products")
+    if attributes.get_int("transA") or len(shape) != 2:
+        raise Left("its first input is turned")
+    _check_products(shape[turned])
+
+
+def _check_matmul(graph: Graph, match: Match) -> None:
+    b = match.sources[1]
+    if b.is_constant:
+        shape = _weights_shape(graph, b, along=1)
+        _check_products(shape[0] if len(shape) == 2 else None)
+    else:
+        a = match.node.inputs[0]
+        of_a = graph.shape(a) if a else None
+        _check_products(of_a[-1] if of_a and b.codes.scales.size == 1 else None)
+
+
+def _check_binary(graph: Graph, match: Match) -> None:
+    """Raise Left unless QLinearAdd or QLinearMul gives the codes of the specification for all pairs of codes, but for those
+    beside ties."""
+    a, b = match.sources
+    of_y = float(match.target.codes.scale)
+    scales = [float(each.codes.scale) for each in (a, b)]
+    if match.node.op_type == "Add":
+        quotients = [each / of_y for each in scales]
+        if max(quotients) > _LARGEST_QUOTIENT:
+            raise Left("its scale is too small for the sum")
+        exact = a.codes.steps[:, None] * quotients[0] + b.codes.steps * quotients[1]
+    else:
+        exact = a.codes.steps[:, None] * b.codes.steps * (scales[0] * scales[1] / of_y)
+    if max(abs(float(exact.min())), abs(float(exact.max()))) > 2.0**20:
+        raise Left("its scale is too small")
+    _check_ties(match, exact)
+
+
+def _check_division(graph: Graph, match: Match) -> None:
+    """Raise Left unless the divisor is a constant, with whose reciprocal QLinearMul gives the codes of the specification, but
+    for those beside ties."""
+    (source,), divisor = match.sources, divisor_of(graph, match.node)
+    if divisor is None or not LEAST_SCALE <= divisor <= LARGEST_SCALE:
+        raise Left("its divisor is not a constant, or extreme")
+    exact = source.codes.steps * (float(source.codes.scale) / divisor / float(match.target.codes.scale))
+    if np.abs(exact).max() > 2.0**20:
+        raise Left("its scale is too small")
+    # The reciprocal of a power of two is exact.
+    _check_ties(match, exact, needs_none=math.frexp(divisor)[0] != 0.5)
+
+
+def divisor_of(graph: Graph, node: ir.Node) -> float | None:
+    """Return the only element of what a node divides by; None: it is not known, or adds dimensions to x."""
+    x, value = node.inputs[:2]
+    array = None if value is None else graph.array(value)
+    shape = None if x is None else graph.shape(x)
+    if array is None or array.size != 1 or array.dtype != FLOAT32.dtype or (array.ndim and array.ndim > len(shape or ())):
+        return None
+    return float(array.reshape(()))
+
+
+def _check_ties(match: Match, exact: NDArray[np.float64], needs_none: bool = False) -> None:
+    """Raise Left if two codes may be equally near to a result, and there may be none, or the operator adds an odd zero point
+    before it rounds half to even. Then it takes the other code. `exact` are all results, in steps of the output."""
+    if (needs_none or match.target.codes.zero_point % 2) and np.any(np.abs(exact - np.floor(exact) - 0.5) < _OF_TIE):
+        raise Left("two codes may be equally near")
+
+
+def _check_pool(graph: Graph, match: Match) -> None:
+    given = match.node.attributes
+    if match.node.op_type == "AveragePool" and (
+        given.get_int("ceil_mode") or set(given.get_ints("dilations", [1])) != {1} or "auto_pad" in given
+    ):
+        raise Left("it pads or skips elements")
+    shape = graph.shape(match.node.inputs[0]) if match.node.inputs[0] else None
+    if shape is None or len(shape) < 3:
+        raise Left("the rank of its x is not known")
+    sizes: Any = given.get_ints("kernel_shape") if match.node.op_type == "AveragePool" else shape[2:]
+    if not sizes or not all(isinstance(each, int) and each > 0 for each in sizes) or math.prod(sizes) > _MOST_PRODUCTS:
+        raise Left("the number of its elements is not known, or too large")
+    if match.node.op_type == "AveragePool":
+        # QLinearAveragePool adds floats.
+        most, quotient = math.prod(sizes), float(match.sources[0].codes.scale) / float(match.target.codes.scale)
+        if most * max(1.0, quotient) > _MOST_POOLED:
+            raise Left("its sums are too large")
+        sums = np.arange(-255 * most, 255 * most + 1) * quotient
+        for count in range(1, most + 1):  # at the edges there are fewer elements
+            _check_ties(match, sums / count)
+
+
+def _check_same_codes(graph: Graph, match: Match) -> None:
+    """Raise Left unless inputs and output have one scale and one zero point."""
+    for source in match.sources:
+        one, other = source.codes, match.target.codes
+        if one.scale != other.scale:
+            raise Left("it quantizes with another scale")
+        if (one.zero_point, one.element_type) != (other.zero_point, other.element_type):
+            raise Left("it quantizes with another zero point")
+
+
+def _check_max_pool(graph: Graph, match: Match) -> None:
+    _check_same_codes(graph, match)
+    if graph.model.opset_imports[""] < 12:
+        raise Left("MaxPool has no codes")
+
+
+_OF_CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_OF_POOL = ("count_include_pad", "kernel_shape", "pads", "strides")
+RULES = {
+    "Conv": Rule("", "QLinearConv", 2, _check_conv, "x y b", _OF_CONV, has_weights=True),
+    "MatMul": Rule("", "QLinearMatMul", 2, _check_matmul, has_weights=True),
+    "Gemm": Rule(_MICROSOFT, "QGemm", 2, _check_gemm, "x b y", ("transB",), has_weights=True),
+    "Add": Rule(_MICROSOFT, "QLinearAdd", 2, _check_binary),
+    "Mul": Rule(_MICROSOFT, "QLinearMul", 2, _check_binary),
+    "Div": Rule(_MICROSOFT, "QLinearMul", 1, _check_division, "x d y"),
+    "AveragePool": Rule(_MICROSOFT, "QLinearAveragePool", 1, _check_pool, attributes=_OF_POOL),
+    "GlobalAveragePool": Rule(_MICROSOFT, "QLinearGlobalAveragePool", 1, _check_pool),
+    "Concat": Rule(_MICROSOFT, "QLinearConcat", None, None, "y x", ("axis",)),
+    "MaxPool": Rule("", "", 1, _check_max_pool, "codes", None),
+    **{name: Rule("", "", 1, _check_same_codes, "codes", None) for _, name, _ in MOVES},
+}
