@@ -15,7 +15,7 @@ from onnx_ir.passes.common import InlinePass
 
 from ..catalog import OPERATORS
 from .nodes import full_name
-from .values import values, values_of
+from .stand_ins import values, values_of
 
 INLINED = "inlined"
 

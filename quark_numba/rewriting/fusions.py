@@ -17,7 +17,7 @@ from ..models.model_files import LEAST_APART, MOST_IN_MEMORY, session_source
 from ..models.temporary import temporary_folder
 from ..region.key import OPERANDS
 from .graph import Graph
-from .values import skeleton
+from .stand_ins import skeleton
 
 # The operators into whose weights ONNX Runtime folds a constant Mul or Add that follows them.
 _OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
@@ -61,7 +61,7 @@ def fused_by_onnx_runtime(graph: Graph, weights: Iterable[str | None]) -> tuple[
     zeros = {name: initializers[name].const_value for name in weights if name and name in initializers}
     sizes = [tensor.nbytes for tensor in zeros.values() if tensor is not None]
     file = "zeros" if sum(sizes) > MOST_IN_MEMORY else None
-    before = skeleton(graph, frozenset(zeros), hide_shapes=True, file=file)
+    before = skeleton(graph.model, graph.tensor, frozenset(zeros), hide_shapes=True, file=file)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:

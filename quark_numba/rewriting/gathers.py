@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..declaration import Affine
 from ..element_types import BFLOAT16, FLOAT16, find
 from .constants import KEPT
 from .graph import Graph, copy_metadata
@@ -36,8 +35,7 @@ def _move(graph: Graph, node: Node) -> None:
     if len(uses) != 1 or node.y.is_graph_output():
         return
     ((gather, index),) = uses
-    meaning, codes = graph.meaning(node), graph.tensor(node.x)
-    assert isinstance(meaning, Affine)
+    meaning, codes = graph.affine(node), graph.tensor(node.x)
     assert codes is not None
     is_plain = gather.op_identifier() == ("", "Gather", "") and gather.graph is node.node.graph and index == 0
     if not is_plain or len(gather.inputs) != 2 or not _has_gather(graph, codes.dtype.value) or meaning.block_size:

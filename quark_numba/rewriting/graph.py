@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..declaration import Operator
 from ..models.tensors import in_memory
 from .nodes import Left, Node, Nodes, full_name
-from .values import values
+from .stand_ins import values
 
 # Where integer operators have to be exact: on this processor, on all of them, or they are not used.
 Integers = Literal["here", "anywhere", "nowhere"]

@@ -1,24 +1,121 @@
-"""The nodes of a model that are of the package's operators, what they mean, and why they stay as they are."""
+"""What is known of the values of a model, and of its nodes of the package's operators: what they mean, and why they stay."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx import shape_inference
 
 from ..catalog import OPERATORS
-from ..declaration import Dequantize, DynamicQuantize, Meaning, Operator, Quantize
+from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Operator, Quantize
 from ..dialects import refused
-from ..element_types import ElementType
+from ..element_types import ElementType, find
 from ..element_types.operands import find_any
 from ..errors import reraise_of_signal_handler
+from ..models import tensors
 from .onnx_runtime import has_operator
-from .values import Values
+from .stand_ins import skeleton
+
+# The most bytes of an array that is kept as a copy of an initializer: scales and zero points are read often.
+_MOST_KEPT = 1 << 16
+
+Shape = Sequence[int | str | None]
+
+
+class Inferred(NamedTuple):
+    """The element type and the shape that onnx infers for a value; None: unknown."""
+
+    element_type: ElementType | None = None
+    shape: Shape | None = None
+
+
+def inferred_values(graph: Values) -> dict[ir.Value, Inferred]:
+    """Return what onnx infers for the values of the main graph; nothing if onnx fails."""
+    try:
+        copy = skeleton(graph.model, graph.tensor)
+        inferred = shape_inference.infer_shapes(copy, data_prop=True).graph
+    except Exception as error:  # a model that is not valid may raise anything
+        reraise_of_signal_handler(error)
+        return {}
+    found, values = {}, {value.name: value for node in graph.model.graph for value in node.outputs}
+    values |= {value.name: value for value in graph.model.graph.inputs}
+    for info in (*inferred.value_info, *inferred.input, *inferred.output):
+        if info.name not in values:
+            continue
+        tensor_type = info.type.tensor_type
+        dimensions = [
+            each.dim_value if each.HasField("dim_value") else each.dim_param or None for each in tensor_type.shape.dim
+        ]
+        found[values[info.name]] = Inferred(find(tensor_type.elem_type), dimensions if tensor_type.HasField("shape") else None)
+    return found
+
+
+class Values:
+    """The values of a model. Initializers named in `replaced` are not constants."""
+
+    def __init__(self, model: ir.Model, replaced: frozenset[str]) -> None:
+        self.model, self.replaced = model, replaced
+        self._computed: dict[ir.Value, ir.TensorProtocol] = {}  # of values that were computed from constants
+        self._arrays: dict[ir.Value, NDArray[Any]] = {}  # copies of small tensors
+        self._inferred: dict[ir.Value, Inferred] | None = None
+
+    def tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
+        """Return the tensor of a constant, which may be read or computed only when it is used; None: not a constant. From IR
+        version 4 on, an initializer that is also a graph input is only the default of that input. An initializer that will be
+        replaced has no value yet."""
+        if value in self._computed:
+            return self._computed[value]
+        is_input = (value.is_graph_input() and self.model.ir_version >= 4) or value.name in self.replaced
+        return None if is_input else ir.convenience.get_const_tensor(value)
+
+    def array(self, value: ir.Value) -> NDArray[Any] | None:
+        """Return the value of a constant; None: not a constant, or not of one of the package's element types. A large one is
+        read anew each time."""
+        if value not in self._arrays:
+            tensor = self.tensor(value)
+            if tensor is None or find_any(tensor.dtype.value) is None:
+                return None
+            array = tensors.array_of(tensor)
+            if array.nbytes > _MOST_KEPT:
+                return array
+            self._arrays[value] = array
+        return self._arrays[value]
+
+    def remember(self, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+        """Record the tensor that a value was found to be, although its node still exists."""
+        self._computed[value] = tensor
+
+    def type(self, value: ir.Value | None) -> ElementType | None:
+        if value is None:
+            return None
+        tensor = self.tensor(value)
+        return find(tensor.dtype.value) if tensor is not None else find(value.dtype.value) if value.dtype else None
+
+    def inferred_type(self, value: ir.Value) -> ElementType | None:
+        """Return the element type of a value, also if only onnx's inference knows it."""
+        return self.type(value) or self._infer(value).element_type
+
+    def shape(self, value: ir.Value) -> Shape | None:
+        """Return the shape of a value, as far as it is known. A dimension is a number, a name, or None."""
+        inferred = self._infer(value).shape
+        if inferred is not None or value.shape is None:
+            return inferred
+        return [each if isinstance(each, int) else each.value for each in value.shape.dims]
+
+    def _infer(self, value: ir.Value) -> Inferred:
+        if self._inferred is None:
+            self._inferred = inferred_values(self)
+        return self._inferred.get(value, Inferred())
+
+    def forget_inferred(self) -> None:
+        """Let types and shapes be inferred again, after nodes of other operators were written."""
+        self._inferred = None
 
 
 class Left(Exception):  # noqa: N818
@@ -202,6 +299,12 @@ class Nodes(Values):
             return None
         operands = [None if value is None else Operand(self, value) for value in node.node.inputs]
         return node.operator.meaning(operands, node.attributes)
+
+    def affine(self, node: Node) -> Affine[Operand]:
+        """Return the meaning of a node that is known to quantize or dequantize with a scale."""
+        meaning = self.meaning(node)
+        assert isinstance(meaning, Affine)
+        return meaning
 
     def followers(self, node: Node, value: ir.Value | None = None, index: int = 0, what: str = "its codes") -> list[Node]:
         """Return the dequantize nodes that use a quantize node's codes, in the order of the model; or those that use another

@@ -39,12 +39,12 @@ def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> 
     """
     found = graph.followers(node)
     first, *others = found
-    dequantize = _affine(graph, first)
+    dequantize = graph.affine(first)
     for other in others:
         is_equal = (
             first.node.op_identifier() == other.node.op_identifier()
-            and dequantize.computes_in is _affine(graph, other).computes_in
-            and dequantize.has_same_parameters(_affine(graph, other))
+            and dequantize.computes_in is graph.affine(other).computes_in
+            and dequantize.has_same_parameters(graph.affine(other))
         )
         if not is_equal or other.y.is_graph_output():
             raise Left("the dequantize nodes downstream of it differ, or are outputs of their graph")
@@ -57,15 +57,9 @@ def attributes(meaning: Affine[Operand]) -> dict[str, Any]:
     return {"axis": meaning.axis, "block_size": meaning.block_size, "saturate": int(meaning.saturate)}
 
 
-def _affine(graph: Graph, node: Node) -> Affine[Operand]:
-    meaning = graph.meaning(node)
-    assert isinstance(meaning, Affine)
-    return meaning
-
-
 def _fuse(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> None:
     first, *others = fusible_followers(graph, node, quantize)
-    zero_point = quantize.zero_point or _affine(graph, first).zero_point
+    zero_point = quantize.zero_point or graph.affine(first).zero_point
     of_pair = zero_point.value if zero_point else zeros(graph, node, quantize, zero_points)
     for other in others:
         other.y.replace_all_uses_with(first.y)

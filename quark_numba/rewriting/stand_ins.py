@@ -3,19 +3,23 @@ model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx
+import onnx_ir as ir
 from onnx import helper
 
 from ..catalog import OPERATORS
 from ..declaration import Operator, Tensor
 from ..element_types import FLOAT32, UINT8, ElementType, find
-from ..models.protos import subgraphs
+from ..models import protos
 from .onnx_runtime import has_kernels
 
 # An operator whose output has the shape of its input. ONNX Runtime lacks it from opset 22 on, but onnx infers its shape.
 _LIKE = "RandomNormalLike"
+
+# The most bytes of an initializer whose values a skeleton contains, as shapes may depend on them.
+_MOST_COPIED = 1 << 10
 
 # The mark of new names; no name of a model has it.
 _NEW = "::quark_numba"
@@ -117,12 +121,74 @@ def _of_unknown_shape(y: str, element_type: ElementType, hidden: list[str] | Non
 
 
 def _with_subgraphs(node: onnx.NodeProto, types: Mapping[str, int], hidden: list[str] | None) -> onnx.NodeProto:
-    if not any(subgraphs(node)):
+    if not any(protos.subgraphs(node)):
         return node
     result = onnx.NodeProto()
     result.CopyFrom(node)
-    for graph in subgraphs(result):
+    for graph in protos.subgraphs(result):
         nodes = list(stand_ins(graph.node, types, hidden=hidden))
         del graph.node[:]
         graph.node.extend(nodes)
     return result
+
+
+def skeleton(
+    model: ir.Model,
+    tensor_of: Callable[[ir.Value], ir.TensorProtocol | None],
+    zeros: frozenset[str] = frozenset(),
+    *,
+    hide_shapes: bool = False,
+    file: str | None = None,
+) -> onnx.ModelProto:
+    """Return the main graph of a model with stand-ins for the package's nodes, and without the values of large initializers.
+    `tensor_of` returns the tensor of a value if that is a constant. Large initializers named in `zeros` are 0, the others
+    become graph inputs. With `hide_shapes`, no more shapes are known than ONNX Runtime knows in the model. With `file`, the
+    zeros are in the file of that name."""
+    result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    result.opset_import.extend(helper.make_opsetid(*each) for each in model.opset_imports.items())
+    to = result.graph
+    to.name = "skeleton"
+    to.input.extend(ir.serde.serialize_value(value) for value in model.graph.inputs)
+    to.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
+    for name, value in model.graph.initializers.items():
+        tensor = tensor_of(value)
+        if tensor is not None and tensor.nbytes <= _MOST_COPIED:
+            to.initializer.append(ir.serde.serialize_tensor(tensor))
+        elif tensor is not None and name in zeros:
+            added = to.initializer.add(name=name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
+            if file is None:
+                added.raw_data = bytes(tensor.nbytes)
+            else:
+                protos.refer(added, file, 0, tensor.nbytes)
+        elif not value.is_graph_input():
+            to.input.append(ir.serde.serialize_value(value))
+    types = {}
+    for value in values_of(model.graph):
+        tensor = None if value.dtype else tensor_of(value)
+        dtype = tensor.dtype if tensor is not None else value.dtype
+        if value.name and dtype:
+            types[value.name] = dtype.value
+    nodes = map(ir.serde.serialize_node, model.graph)
+    hidden: list[str] = []
+    to.node.extend(stand_ins(nodes, types, hidden=hidden if hide_shapes else None))
+    # Nodes of two branches may have the same names.
+    to.input.extend(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]) for name in dict.fromkeys(hidden))
+    # Without them onnx does not know the shapes behind nodes of other domains.
+    known = (value for node in model.graph if hide_shapes or node.domain for value in node.outputs)
+    made = (value for value in known if value.name and value.type and value.shape is not None)
+    to.value_info.extend(ir.serde.serialize_value(value) for value in made if not value.is_graph_output())
+    return result
+
+
+def values(model: ir.Model) -> Iterator[ir.Value]:
+    """Yield all values of a model, local functions included."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        yield from values_of(graph)
+
+
+def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield all values of a graph and its subgraphs."""
+    for node in graph.all_nodes():
+        yield from (value for value in (*node.inputs, *node.outputs) if value)
+    for each in (graph, *graph.subgraphs()):
+        yield from (*each.inputs, *each.initializers.values())
