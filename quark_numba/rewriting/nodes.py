@@ -99,7 +99,8 @@ class Values:
 
     def inferred_type(self, value: ir.Value) -> ElementType | None:
         """Return the element type of a value, also if only onnx's inference knows it."""
-        return self.type(value) or self._infer(value).element_type
+        inferred = self._infer(value)  # of the model as it is at the first question, whichever value that is about
+        return self.type(value) or inferred.element_type
 
     def shape(self, value: ir.Value) -> Shape | None:
         """Return the shape of a value, as far as it is known. A dimension is a number, a name, or None."""
