@@ -15,7 +15,6 @@ import onnx_ir as ir
 import onnxruntime
 
 from ..catalog import OPERATORS
-from ..compiling.helpers import Helpers
 from ..models import model_files
 from ..models.temporary import temporary_folder
 from ..ort import DISABLE_QUANT_QDQ, STANDARD_OPS, ahead, entry
@@ -115,13 +114,11 @@ def _made(
 ) -> Iterator[Prepared]:
     """Yield a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are those
     of `prepared` and of ``InferenceSession``."""
-    with Helpers() as helpers:
+    with ahead.helpers(read.proto) if is_native else nullcontext() as helpers:
         if standard_ops is None:
             standard_ops = _standard_ops(options, providers)
         uses_blocks = blocked_layout and is_native and not replaced
         changes = not is_optimised(read.proto)
-        if is_native:
-            helpers.begin(ahead.expected(read.proto))
         model: model_files.Model
         left = Counter[tuple[str, str]]()
         if changes or read.is_large:
@@ -138,7 +135,6 @@ def _made(
         else:
             model = read.whole()
         if not changes and read.path and not (uses_blocks and has_regions(model)):
-            helpers.finish([])
             yield Prepared(None, left=left)
             return
         is_large = isinstance(model, ir.Model) and model_files.is_large(model)
@@ -149,8 +145,8 @@ def _made(
             read.check()
             read.forget()
             del model
-            if is_native:
-                helpers.finish(ahead.needed(proto))
+            if helpers:
+                ahead.wait(helpers, proto)
             found = blocked(proto, options, path=path, **of_blocks) if uses_blocks else BlockedModel(None, 0, Counter())
             proto = found.model or proto
             if path and found.model:
