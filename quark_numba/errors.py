@@ -59,6 +59,17 @@ def reraise_of_signal_handler(error: BaseException) -> None:
         chain = chain.__cause__ or chain.__context__
 
 
+@contextmanager
+def faults_as(kind: type[Exception], what: str) -> Iterator[None]:
+    """Let any exception in the context become one of this kind, with the message "WHAT: MESSAGE", but for those of signal
+    handlers."""
+    try:
+        yield
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        raise kind(f"{what}: {error}") from None
+
+
 def _codes_of_handlers() -> Iterator[CodeType]:
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)

@@ -14,11 +14,10 @@ def own_folder() -> Path:
     place = os.environ.get("NUMBA_CACHE_DIR", "") if is_plain() else _of_numba()
     if place:
         return Path(place, _PACKAGE).absolute()
-    if sys.platform == "linux":  # as the library below
-        return Path(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), _PACKAGE)
-    from numba.misc.appdirs import AppDirs
-
-    return Path(AppDirs(_PACKAGE, appauthor=False).user_cache_dir)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or os.path.expanduser(r"~\AppData\Local"), _PACKAGE, "Cache")
+    caches = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(caches), _PACKAGE)
 
 
 def is_plain(*, loaded: bool = False) -> bool:

@@ -1,50 +1,51 @@
-"""The compiled functions of regions, as work for helper processes (``compiling.helpers``)."""
+"""The compiled functions of regions, ahead of the session that needs them. Helper processes compile what all regions share,
+while this process optimises the model and compiles what is of one region."""
 
 from __future__ import annotations
-
-from itertools import chain
 
 import onnx
 
 from ..catalog import OPERATORS
-from ..compiling.helpers import Work
+from ..compiling.helpers import Helpers
 from ..errors import reraise_of_signal_handler
-from ..region import kernels, tiles
+from ..region import kernels, operators, tiles
 from ..region.dispatch import TABLE
 from ..region.key import parse
 from . import callbacks
 from .nodes import region
 
+(REGION,) = operators.OPERATORS
 
-def expected(model: onnx.ModelProto) -> list[Work]:
-    """Return what a model will probably need when it is optimised."""
+
+def helpers(model: onnx.ModelProto) -> Helpers:
+    """Return helper processes for what the regions of a model will probably need when it is optimised."""
     wings = {operator.wing for node in model.graph.node if (operator := OPERATORS.find(node.domain, node.op_type))}
-    return _of_all_programs("block" in wings) if wings else []
+    functions = (compile_node, compile_tiles if "block" in wings else compile_chunks) if wings else ()
+    return Helpers([f"from {__name__} import {each.__name__}; {each.__name__}()" for each in functions])
 
 
-def needed(model: onnx.ModelProto) -> list[Work]:
-    """Return what the regions of an optimised model need, but for those that are not valid."""
-    operators = ((node, OPERATORS.find(node.domain, node.op_type)) for node in model.graph.node)
-    regions = [node for node, operator in operators if operator and operator.wing == "region"]
-    programs = {}
-    for text in {each.s for node in regions for each in node.attribute if each.name == "program"}:
-        try:
-            programs[text.decode()] = parse(text.decode())
-        except Exception as error:
-            reraise_of_signal_handler(error)
-    longest_first = sorted(programs, key=lambda text: len(programs[text].steps), reverse=True)
-    kinds = dict.fromkeys(bool(programs[text].block_steps) for text in longest_first)
-    of_all = dict.fromkeys(chain(*map(_of_all_programs, kinds)))
-    return [*of_all, *((_compile_program, text) for text in longest_first)]
-
-
-def _of_all_programs(has_blocks: bool) -> list[Work]:
-    return [(_compile_node,), ((tiles if has_blocks else kernels).chunk_function,)]
-
-
-def _compile_node() -> None:
+def compile_node() -> None:
     callbacks.compiled(region.compute, "compute_region")
 
 
-def _compile_program(text: str) -> None:
-    TABLE[parse(text)].task  # noqa: B018
+def compile_chunks() -> None:
+    kernels.chunk_function()
+
+
+def compile_tiles() -> None:
+    tiles.chunk_function()
+
+
+def wait(running: Helpers, model: onnx.ModelProto) -> None:
+    """Compile the regions of an optimised model until the helpers are done. If it has none, nobody waits."""
+    nodes = (node for node in model.graph.node if (node.domain, node.op_type) == (REGION.domain, REGION.name))
+    programs = dict.fromkeys(each.s for node in nodes for each in node.attribute if each.name == "program")
+    for text in programs:
+        if running.are_done:
+            break
+        try:
+            TABLE[parse(text.decode())].task  # noqa: B018
+        except Exception as error:  # the session reports what is not valid
+            reraise_of_signal_handler(error)
+    if programs:
+        running.wait()

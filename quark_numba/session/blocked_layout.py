@@ -21,13 +21,14 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-from ..errors import reraise_of_signal_handler
+from ..errors import faults_as
 from ..models import model_files
 from ..ort import DISABLED_OPTIMIZERS, entry, register
 from ..rewriting.fusions import optimised_by_onnx_runtime
+from ..rewriting.graph import Left
 from ..rewriting.protos import used_names
 from .blocked_nodes import REGION, WAYS
-from .blocked_tensors import BlockedTensors, Left
+from .blocked_tensors import BlockedTensors
 from .blocks import NCHWC, block_size
 from .options import ENTRIES, runs_on_cpu_alone
 
@@ -100,11 +101,8 @@ def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: M
     disabled = {*(named.get("disabled_optimizers") or ()), *(entry(options, DISABLED_OPTIMIZERS) or "").split(";")}
     if "NchwcTransformer" in disabled:
         raise Left("NchwcTransformer is disabled")
-    try:
+    with faults_as(Left, "ONNX Runtime laid out no convolution"):
         size = block_size()
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        raise Left(f"ONNX Runtime laid out no convolution: {error}") from None
     if size == 1:
         raise Left("ONNX Runtime has no blocked layout on this processor")
     return size
@@ -122,11 +120,9 @@ def _optimised(
             own.add_session_config_entry(name, value)
     register(own, backend="native", standard_ops=standard_ops)
     own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    try:
+    # If the model is not valid, the session reports why.
+    with faults_as(Left, "ONNX Runtime did not write the optimised model"):
         return optimised_by_onnx_runtime(model, own, **named)
-    except Exception as error:  # if the model is not valid, the session reports why
-        reraise_of_signal_handler(error)
-        raise Left(f"ONNX Runtime did not write the optimised model: {error}") from None
 
 
 def _written(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.ModelProto) -> onnx.ModelProto:

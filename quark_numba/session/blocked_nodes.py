@@ -15,7 +15,8 @@ from ..element_types import FLOAT32
 from ..region.calls import CHANNELS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
-from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, NOT_IN_BLOCKS, BlockedTensors, Left, perm
+from ..rewriting.graph import Left
+from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, NOT_IN_BLOCKS, BlockedTensors, perm
 from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 
 (REGION,) = OPERATORS

@@ -13,6 +13,7 @@ from onnx import helper, shape_inference
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import reraise_of_signal_handler
 from ..models import model_files
+from ..rewriting.graph import Left
 from ..rewriting.protos import subgraphs, used_names
 from ..rewriting.stand_ins import stand_ins
 from .blocks import NCHWC
@@ -25,10 +26,6 @@ ALIGNMENT = 4
 NOT_ALIGNED = f"ONNX Runtime reorders only numbers of channels that are multiples of {ALIGNMENT}"
 # Also the reason of a node that needs all inputs in blocks. Users see it for regions, which need one.
 NOT_IN_BLOCKS = "no input is in blocks"
-
-
-class Left(Exception):  # noqa: N818
-    """A node stays in ONNX's layout. The message gives the reason."""
 
 
 class Blocked(NamedTuple):

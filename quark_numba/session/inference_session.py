@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import onnxruntime
 
 from ..compiling import memory
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import ModelError, faults_as, reraise_of_signal_handler
 from ..ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, register
 from . import started
 
@@ -89,37 +90,29 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             "keep_codes": keep_codes,
             **named,
         }
-        of_kept = path_or_bytes, sess_options, providers, cache, how
+        arguments = started.Arguments(path_or_bytes, sess_options, providers, cache, how)
         self._options = options
-        probes: list[bytes] = []  # of the model, for `started.keep`
-
-        def make(providers: Any) -> contextlib.AbstractContextManager[Any]:
-            is_native = backend == "native"
-            rest = {"is_native": is_native, "folder": temporary_folder, "cache": cache, **how}
-            return _source(path_or_bytes, options, providers, probes, **rest)
-
-        with contextlib.ExitStack() as files:
+        with ExitStack() as files:
             # Kept kernels come first: registering would compile them.
-            found = files.enter_context(started.opened(*of_kept)) if cache else None
+            kept_path = started.opened(arguments, files) if cache else None
             backend = register(options, standard_ops=bool(standard_ops))
             if keep_codes:
                 # A plan of memory would set aside room for the floats of all weights twice.
                 options.enable_mem_pattern = False
-            source = found or files.enter_context(make(providers))
-            self._has_files = source != path_or_bytes and isinstance(source, str)
-            of_files = _of_files(source, options) if self._has_files else contextlib.nullcontext()
-            with of_files, kept_kernels.recording() as recorded:
-                _create(
-                    options,
-                    lambda: super(InferenceSession, self).__init__(source, options, providers, provider_options, **named),
-                )
-            if backend == "native" and probes:
-                started.keep(path_or_bytes, options, providers, cache, how, recorded, probes[0])
-            # It would keep a model in memory, which only the files of a path are made from again.
+            rest: dict[str, Any] = {"is_native": backend == "native", "folder": temporary_folder, "cache": cache, **how}
+            make = functools.partial(_prepared, path_or_bytes, options, **rest)
+            model = _Model(kept_path) if kept_path else make(files, providers)
+            self._has_files = model.source != path_or_bytes and isinstance(model.source, str)
+            # A session of a model in memory would keep it, to make the files again.
             self._make = make if self._has_files and isinstance(path_or_bytes, (str, os.PathLike)) else None
-            # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they
-            # were set: this one after ONNX Runtime's session.
-            self._files = files.pop_all() if os.name == "nt" else None
+            with kept_kernels.recording() as recorded:
+                self._create(
+                    model,
+                    files,
+                    lambda: super(InferenceSession, self).__init__(model.source, options, providers, provider_options, **named),
+                )
+            if backend == "native" and model.probe:
+                started.keep(arguments, recorded, model.probe)
 
     @memory.no_garbage_collection()
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
@@ -130,35 +123,61 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         RuntimeError
             If the session was made from a large model in memory, which it does not keep.
         """
+        with ExitStack() as files:
+            model = _Model(None)
+            if self._make:
+                model = self._make(files, providers)
+                self._model_path = model.source
+            elif self._has_files:
+                raise RuntimeError(
+                    "the session was made from a large model in memory, and does not keep it; make a new session"
+                )
+            self._create(model, files, lambda: super(InferenceSession, self).set_providers(providers, provider_options))
 
-        def create() -> None:
-            super(InferenceSession, self).set_providers(providers, provider_options)
-
-        if not self._has_files:
-            _create(self._options, create)
-            return
-        if self._make is None:
-            raise RuntimeError("the session was made from a large model in memory, and does not keep it; make a new session")
-        with contextlib.ExitStack() as files:
-            self._model_path = files.enter_context(self._make(providers))
-            with _of_files(self._model_path, self._options):
-                _create(self._options, create)
-            self._files = files.pop_all() if os.name == "nt" else None
+    def _create(self, model: _Model, files: ExitStack, create: Callable[[], None]) -> None:
+        """Let ONNX Runtime create its session of a model."""
+        with _of_files(model.source, self._options) if self._has_files else nullcontext():
+            _create_session(self._options, create, model.refusal)
+        # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they were
+        # set: this one after ONNX Runtime's session.
+        self._files = files.pop_all() if os.name == "nt" else None
 
 
-def _create(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> None:
+class _Model(NamedTuple):
+    """What ONNX Runtime makes a session from: the caller's own, bytes, or a path.
+
+    `probe` is for `started.keep`, empty if the model is not kept. `refusal` is why the model cannot run if ONNX Runtime refuses
+    it; "": no reason is known."""
+
+    source: Any
+    probe: bytes = b""
+    refusal: str = ""
+
+
+def _create_session(options: onnxruntime.SessionOptions, create: Callable[[], None], refusal: str) -> None:
     """Create ONNX Runtime's session, without its fusions of quantization nodes if it refuses the model with them: it refuses
-    some models only for what it makes of these. Raise the first refusal if it refuses the model in any case."""
+    some models only for what it makes of these. Raise the first error if it refuses the model in any case."""
     try:
         create()
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        refusal = error
-    else:
-        return
+    except Exception as first:
+        reraise_of_signal_handler(first)
+        if _is_created_without_fusions(options, create):
+            _log.warning(
+                "ONNX Runtime fuses no quantization nodes in this session, as it refused the model with them: %s", first
+            )
+            return
+        # Only now: a library that the user registered may run the operator.
+        if refusal:
+            raise ModelError(refusal) from first
+        if isinstance(first, UnicodeDecodeError):  # the message of ONNX Runtime, which quotes a damaged model
+            raise ModelError(f"not a valid model: {first.object.decode(errors='backslashreplace')}") from first
+        raise
+
+
+def _is_created_without_fusions(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
     before = {name: entry(options, name) for name in NO_FUSIONS}
     if before == NO_FUSIONS:
-        raise refusal
+        return False
     for name, value in NO_FUSIONS.items():
         others = before[name] if name == DISABLED_OPTIMIZERS else None
         options.add_session_config_entry(name, ";".join(filter(None, [value, others])))
@@ -166,14 +185,14 @@ def _create(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> 
         create()
     except Exception as error:
         reraise_of_signal_handler(error)
-        raise refusal from None
+        return False
     finally:
         for name, default in ((DISABLE_QUANT_QDQ, "0"), (DISABLED_OPTIMIZERS, "")):
             options.add_session_config_entry(name, before[name] or default)
-    _log.warning("ONNX Runtime fuses no quantization nodes in this session, as it refused the model with them: %s", refusal)
+    return True
 
 
-@contextlib.contextmanager
+@contextmanager
 def _of_files(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
     """While ONNX Runtime opens a model of this package, let the entry for the folder of tensors, if it is set, name that of the
     model. Return unused memory to the system before and after."""
@@ -188,20 +207,17 @@ def _of_files(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
             options.add_session_config_entry(TENSORS_FOLDER, folder)
 
 
-@contextlib.contextmanager
-def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, probes: list[bytes], **how: Any) -> Iterator[Any]:
-    """Yield what ONNX Runtime makes the session from: the source itself, bytes, or a path that exists within the context. Add
-    the model's probe to `probes` if the model may be kept."""
+def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack, providers: Any, /, **how: Any) -> _Model:
+    """Return what ONNX Runtime makes the session from. A path exists until `files` are closed."""
     import onnx
 
     from ..models import model_files
     from ..models.file_states import state_of
     from . import initializers
-    from .prepared import prepared
+    from .prepared import prepare
 
     if _is_for_onnx_runtime_alone(source, options):
-        yield source
-        return
+        return _Model(source)
     is_path = isinstance(source, (str, os.PathLike))
     state = state_of(source) if is_path else None
     model, folder, path = _model(source), entry(options, TENSORS_FOLDER), None
@@ -213,22 +229,11 @@ def _source(source: Any, options: onnxruntime.SessionOptions, providers: Any, pr
         model.CopyFrom(source)
     read = model_files.Source(model, folder or None, path, outside, state)
     replaced = initializers.replaced(model, options, outside)
-    if how["cache"] and not replaced:
-        probes[:] = [initializers.probe_of_all(model)]
-    refusal = _refusal(model.graph) or next(filter(None, map(_refusal, model.functions)), "")
+    probe = initializers.probe_of_all(model) if how["cache"] and not replaced else b""
+    refusal = next(filter(None, map(_refusal, (model.graph, *model.functions))), "")
     del model
-    with prepared(read, options, providers, replaced=replaced, **how) as made:
-        del read
-        try:
-            yield source if made.source is None else made.source
-        except Exception as error:
-            reraise_of_signal_handler(error)
-            # Only now: a library that the user registered may run the operator.
-            if refusal:
-                raise ModelError(refusal) from error
-            if isinstance(error, UnicodeDecodeError):  # the message of ONNX Runtime, which quotes a damaged model
-                raise ModelError(f"not a valid model: {error.object.decode(errors='backslashreplace')}") from error
-            raise
+    made = prepare(files, read, options, providers, replaced=replaced, **how)
+    return _Model(source if made.source is None else made.source, probe, refusal)
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:
@@ -245,16 +250,15 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
 def _refusal(graph: onnx.GraphProto | onnx.FunctionProto) -> str:
     """Return why a model with this graph cannot run, if an operator is the reason; "": no reason is known."""
     from ..dialects import refused
+    from ..rewriting.protos import subgraphs
 
     for node in graph.node:
         why = refused.reason(node.domain, node.op_type)
         if why:
             return f"node {node.name or node.output[0]!r} is a {node.domain}::{node.op_type}, which cannot run: {why}"
-        for attribute in node.attribute:
-            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                found = _refusal(subgraph)
-                if found:
-                    return found
+        why = next(filter(None, map(_refusal, subgraphs(node))), "")
+        if why:
+            return why
     return ""
 
 
@@ -267,11 +271,8 @@ def _model(source: Any) -> onnx.ModelProto:
     if isinstance(source, (str, os.PathLike)):
         return model_files.load(source, external_data=False)
     if isinstance(source, bytes):
-        try:
+        with faults_as(ModelError, "not an ONNX model"):
             source = onnx.load_from_string(source)
-        except Exception as error:
-            reraise_of_signal_handler(error)
-            raise ModelError(f"not an ONNX model: {error}") from None
     elif not isinstance(source, onnx.ModelProto):
         raise TypeError(f"path_or_bytes is a {type(source).__name__}; expected a path, bytes or onnx.ModelProto")
     return source

@@ -1,25 +1,19 @@
 """Prepared models that are kept in a folder, so that later sessions map them at once.
 
-A model is kept under a digest of everything that it depends on: the content of the model's files, the options, the processor
-and the versions. Processes may use a folder at the same time. An entry is made apart, and appears under its name at once."""
+A model is kept under a digest of everything that it depends on (``kept_names``). Processes may use a folder at the same time.
+An entry is made apart, and appears under its name at once."""
 
 from __future__ import annotations
 
 import errno
-import functools
-import hashlib
 import json
 import logging
 import os
-import platform
-import re
 import reprlib
 import stat
-import sys
-import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +21,7 @@ from ..compiling.user_folder import own_folder
 from ..errors import ModelError, WriteError
 from ..models.file_states import state_of
 from ..models.temporary import is_locked, remove_left_behind, temporary_folder
+from .kept_names import NAME, PREFIX, digests
 
 _log = logging.getLogger(__name__)
 
@@ -39,26 +34,13 @@ _LOCK = "lock"
 # An entry's file that says whose folder it is, and its content. Nothing without it is removed.
 _MARKER, _MARK = "kept by quark_numba", b"quark_numba made this folder, and may remove it.\n"
 
-# The suffix of the files with the digests of original models.
-_DIGESTS = ".digests"
-
 # The environment variable for the most gigabytes of a folder, and the default.
 _LIMIT, _DEFAULT_LIMIT = "QUARK_NUMBA_CACHE_GB", 64.0
 
-# A file may change again within this time without a change of its times.
-_RACY_NS = 2 * 10**9
-
 _CHUNK = 1 << 20
-
-# Names begin with this, so that they do not look like the names of others, and go on with so many hexadecimal digits.
-_PREFIX, _DIGITS = "quark_numba-", 20
-
-_NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{{_DIGITS}}}")
 
 # A model and its facts. The model is bytes, a path, or None: the original.
 Made = tuple[str | bytes | None, dict[str, Any]]
-
-_DISTRIBUTIONS = ("onnx", "onnx-ir", "numpy", "numba", "llvmlite", "ml_dtypes")
 
 
 def folder_of(given: bool | str | os.PathLike[str]) -> Path:
@@ -87,112 +69,6 @@ def limit() -> float:
         if limit >= 0:
             return limit
     raise ModelError(f"{_LIMIT} is {os.environ[_LIMIT]!r}; expected a number of gigabytes")
-
-
-def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]) -> str:
-    """Return the name of the entry for a model with these files, the model's own first, and these options. The digests of files
-    are kept in the folder, and computed again if the size, the inode or a time of a file is another."""
-    import llvmlite.binding
-    import onnxruntime
-
-    host = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
-    model, *others = map(os.path.abspath, paths)
-    found = {
-        "files": [_digest(folder, model, others), *(_digest(folder, path, []) for path in others)],
-        "options": options,
-        "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_version, _DISTRIBUTIONS), _sources()],
-        "operators": _added_operators(),
-        "processor": [platform.machine(), *host],
-    }
-    return _name(json.dumps(found, sort_keys=True))
-
-
-def _name(text: str) -> str:
-    return _PREFIX + hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:_DIGITS]
-
-
-def _added_operators() -> list[tuple[str, int]]:
-    """Return the operators from outside of the package. There are none if the catalog is not even loaded."""
-    catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
-    return [(each.full_name, each.since_version) for each in catalog.OPERATORS.added] if catalog else []
-
-
-@functools.cache
-def _sources() -> str:
-    """Return the digest of this package's sources."""
-    paths = [
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(Path(__file__).parents[1])
-        for name in names
-        if name.endswith(".py")
-    ]
-    return hashlib.sha256(b"".join(map(_content, sorted(paths)))).hexdigest()
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _version(name: str) -> str:
-    """Return the version of a distribution, "" if it is not installed. The name of a folder tells it; importlib.metadata is the
-    slower way, and is asked if there is no such folder."""
-    pattern = re.compile(re.sub("[-_]", "[-_.]", name) + r"-(.+)\.dist-info", re.IGNORECASE)
-    for place in sys.path:
-        for each in _names_in(place or "."):
-            if found := pattern.fullmatch(each):
-                return found[1]
-    from importlib.metadata import version
-
-    try:
-        return version(name)
-    except ImportError:
-        return ""
-
-
-@functools.cache
-def _names_in(folder: str) -> list[str]:
-    with suppress(OSError):
-        return [each for each in os.listdir(folder) if each.endswith(".dist-info")]
-    return []
-
-
-def files_of(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
-    """Return the files of a model as they were when its digest was kept, the model's own first; None: it has changed since, or
-    there is no digest."""
-    model = os.path.abspath(path)
-    known = _known(folder / (_name(model) + _DIGESTS))
-    return [model, *known["files"]] if known.get("state") == state_of(model) else None
-
-
-def _digest(folder: Path, path: str, others: list[str]) -> str:
-    """Return the digest of a file. `others` are the files with the tensors of a model, which are kept with its digest."""
-    record = folder / (_name(path) + _DIGESTS)
-    known = _known(record)
-    if known.get("state") == state_of(path) and known.get("files") == others:
-        return str(known["sha256"])
-    now, before = time.time_ns(), state_of(path)
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if state_of(path) != before:
-        raise ModelError(f"{path} was changed while it was read")
-    if now - max(before[2:]) > _RACY_NS:
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            with temporary_folder(folder) as place:
-                written = Path(place, record.name)
-                written.write_text(json.dumps({"path": path, "state": before, "sha256": digest, "files": others}))
-                written.replace(record)
-    return digest
-
-
-def _known(record: Path) -> dict[str, Any]:
-    """Return the content of a file with a digest; {}: it is none. Its name follows from the path in it."""
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        content = json.loads(record.read_text())
-        if record.name == _name(content["path"]) + _DIGESTS and {"state", "sha256", "files"} <= {*content}:
-            return dict(content)
-    return {}
 
 
 @contextmanager
@@ -238,14 +114,7 @@ def add(entry: Path, name: str, content: bytes) -> None:
     with suppress(OSError, ValueError, LookupError, TypeError), opened(entry) as manifest:
         if manifest is None or content_of(entry, manifest, name):
             return
-        written = entry / f"{file}.{os.getpid()}"
-        try:
-            written.write_bytes(content)
-            written.chmod(0o644)
-            written.replace(entry / file)
-        finally:
-            with suppress(OSError):
-                written.unlink(missing_ok=True)
+        _write(entry / file, content)
         manifest["files"][file] = [state_of(entry / file), checksum]
         _write_manifest(entry, manifest | {name: file})
 
@@ -276,41 +145,46 @@ def _checksum(path: Path) -> int:
 
 def _write_manifest(entry: Path, manifest: dict[str, Any]) -> None:
     with suppress(OSError):
-        written = entry / f"{_MANIFEST}.{os.getpid()}"
-        written.write_text(json.dumps(manifest))
-        written.replace(entry / _MANIFEST)
+        _write(entry / _MANIFEST, json.dumps(manifest).encode())
 
 
-@contextmanager
-def kept(entry: Path, make: Callable[[Path | None], AbstractContextManager[Made]]) -> Iterator[Made]:
-    """Yield the path of a kept model, and the facts that were kept with it. If there is none, make and keep it.
+def _write(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all, which only this user may change."""
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        written.write_bytes(content)
+        written.chmod(0o644)
+        written.replace(path)
+    finally:
+        with suppress(OSError):
+            written.unlink(missing_ok=True)
 
-    `make` takes the place of its temporary folders, None for the default, and returns a context. A path is in a folder of its
-    own in that place; None is not kept. If a model cannot be kept, a warning names the folder, and the model is yielded as it
-    was made."""
-    with opened(entry) as found:
-        if found:
-            remove_left_behind(entry.parent)
-            yield str(entry / found["file"]), found["facts"]
-            return
+
+def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None], Made]) -> Made:
+    """Return the path of a kept model, which exists until `files` are closed, and the facts that were kept with it. If there is
+    none, make and keep it.
+
+    `make` takes the place of its temporary folders, None for the default. A path is in a folder of its own in that place; None
+    is not kept. If a model cannot be kept, a warning names the folder, and the model is returned as it was made."""
+    manifest = files.enter_context(opened(entry))
+    if manifest:
+        remove_left_behind(entry.parent)
+        return str(entry / manifest["file"]), manifest["facts"]
     limit()  # raises ModelError
-    with ExitStack() as files:
-        made = None
-        try:
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            made = files.enter_context(make(entry.parent))
-            in_entry = _keep(entry, made, files)
-        except (OSError, WriteError) as error:
-            reason = getattr(error, "strerror", None) or error
-        else:
-            yield in_entry
-            return
-        found = files.enter_context(opened(entry))  # another process may have made it meanwhile
-        if found:
-            yield str(entry / found["file"]), found["facts"]
-            return
-        _log.warning("%s: a model cannot be kept: %s", entry.parent, reason)
-        yield made or files.enter_context(make(None))
+    made = None
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as files_of_made:  # closed at once if this fails: the disk may be full
+            made = make(files_of_made, entry.parent)
+            files.push(files_of_made.pop_all())
+        return _keep(entry, made, files)
+    except (OSError, WriteError) as error:
+        reason = getattr(error, "strerror", None) or error
+    manifest = files.enter_context(opened(entry))  # another process may have made it meanwhile
+    if manifest:
+        return str(entry / manifest["file"]), manifest["facts"]
+    _log.warning("%s: a model cannot be kept: %s", entry.parent, reason)
+    return made or make(files, None)
 
 
 def _keep(entry: Path, made: Made, files: ExitStack) -> Made:
@@ -341,7 +215,7 @@ def _keep(entry: Path, made: Made, files: ExitStack) -> Made:
 def _is_own(entry: Path) -> bool:
     """Whether a folder is an entry, whatever its state."""
     with suppress(OSError):
-        if _NAME.fullmatch(entry.name) and not entry.is_symlink():
+        if NAME.fullmatch(entry.name) and not entry.is_symlink():
             with open(entry / _MARKER, "rb") as marker:
                 return marker.read(len(_MARK) + 1) == _MARK
     return False
@@ -351,7 +225,7 @@ def entries(folder: Path) -> list[tuple[Path, int, float]]:
     """Return the entries of a folder, each with its bytes and the time of its last use, the oldest first. What a killed removal
     left of an entry counts as the oldest."""
     found = []
-    for entry in filter(_is_own, folder.glob(f"{_PREFIX}*")):
+    for entry in filter(_is_own, folder.glob(f"{PREFIX}*")):
         with suppress(OSError):
             size = sum(each.stat().st_size for each in entry.iterdir())
             manifest = entry / _MANIFEST
@@ -370,10 +244,10 @@ def make_room(folder: Path, apart_from: Path) -> None:
 
 def clear(folder: Path) -> None:
     """Remove all entries that are not in use, and the digests."""
-    for entry in folder.glob(f"{_PREFIX}*"):
-        if _NAME.fullmatch(entry.name):
+    for entry in folder.glob(f"{PREFIX}*"):
+        if NAME.fullmatch(entry.name):
             remove(entry)
-    for record in filter(_known, folder.glob(f"{_PREFIX}*{_DIGESTS}")):
+    for record in digests(folder):
         with suppress(OSError):
             record.unlink()
 

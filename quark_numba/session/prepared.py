@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ import onnx_ir as ir
 import onnxruntime
 
 from ..catalog import OPERATORS
-from ..compiling.helpers import Helpers
 from ..models import model_files
 from ..models.temporary import temporary_folder
 from ..ort import DISABLE_QUANT_QDQ, STANDARD_OPS, ahead, entry
 from ..rewriting.optimize import optimized
-from . import kept
+from ..rewriting.protos import subgraphs
+from . import kept, kept_names
 from .blocked_layout import BlockedModel, blocked, has_regions
 from .blocked_nodes import REGION
 from .options import facts, runs_on_cpu_alone
@@ -31,8 +31,7 @@ class Prepared:
     """A model as ONNX Runtime takes it, the number of its regions in the blocked layout, and the numbers of nodes that stay as
     they are, by operator and reason.
 
-    `source` is the bytes of the model, or a path that exists within the context; None: the original, which has nothing to
-    rewrite."""
+    `source` is the bytes of the model, or a path; None: the original, which has nothing to rewrite."""
 
     source: bytes | str | None
     blocked_regions: int = 0
@@ -50,7 +49,14 @@ class Prepared:
 
 
 @contextmanager
-def prepared(
+def prepared(*arguments: Any, **named: Any) -> Iterator[Prepared]:
+    """Yield what `prepare` returns with these arguments."""
+    with ExitStack() as files:
+        yield prepare(files, *arguments, **named)
+
+
+def prepare(
+    files: ExitStack,
     read: model_files.Source,
     options: onnxruntime.SessionOptions,
     providers: Any = None,
@@ -59,11 +65,13 @@ def prepared(
     folder: str | os.PathLike[str] | None = None,
     replaced: frozenset[str] = frozenset(),
     **how: Any,
-) -> Iterator[Prepared]:
-    """Yield a model for sessions with these options.
+) -> Prepared:
+    """Return a model for sessions with these options.
 
     Parameters
     ----------
+    files
+        The files of the model exist until these are closed.
     read, options, providers
         The model, and the arguments of the session.
     cache
@@ -81,26 +89,23 @@ def prepared(
         If `cache` is set for a model without a path.
     """
     if cache is None or cache is False:
-        with _made(read, options, providers, folder=folder, replaced=replaced, **how) as made:
-            yield made
-        return
+        return _made(files, read, options, providers, folder=folder, replaced=replaced, **how)
     if read.path is None:
         raise ValueError("cache is set, but the model has no path; expected the path of a model")
+    original = os.path.abspath(read.path)
     place = kept.folder_of(cache)
-    of_options = facts(options, providers, replaced, how)
 
-    @contextmanager
-    def make(apart: Path | None) -> Iterator[kept.Made]:
+    def make(files: ExitStack, apart: Path | None) -> kept.Made:
         source = read if apart else read.again()
-        with _made(source, options, providers, folder=apart or folder, replaced=replaced, **how) as made:
-            yield made.source, made.json() | {"original": os.path.abspath(read.path or "")}
+        made = _made(files, source, options, providers, folder=apart or folder, replaced=replaced, **how)
+        return made.source, made.json() | {"original": original}
 
-    with kept.kept(place / kept.key(place, [read.path, *read.files], of_options), make) as found:
-        yield Prepared.of_json(*found)
+    name = kept_names.key(place, [read.path, *read.files], facts(options, providers, replaced, how))
+    return Prepared.of_json(*kept.kept(files, place / name, make))
 
 
-@contextmanager
 def _made(
+    files: ExitStack,
     read: model_files.Source,
     options: onnxruntime.SessionOptions,
     providers: Any,
@@ -112,18 +117,16 @@ def _made(
     replaced: frozenset[str],
     folder: str | os.PathLike[str] | None,
     **named: Any,
-) -> Iterator[Prepared]:
-    """Yield a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are those
-    of `prepared` and of ``InferenceSession``."""
-    with Helpers() as helpers:
-        if standard_ops is None:
-            standard_ops = _standard_ops(options, providers)
-        uses_blocks = blocked_layout and is_native and not replaced
-        changes = not is_optimised(read.proto)
-        if is_native:
-            helpers.begin(ahead.expected(read.proto))
-        model: model_files.Model
-        left = Counter[tuple[str, str]]()
+) -> Prepared:
+    """Return a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are
+    those of `prepare` and of ``InferenceSession``."""
+    if standard_ops is None:
+        standard_ops = _standard_ops(options, providers)
+    uses_blocks = blocked_layout and is_native and not replaced
+    changes = not is_optimised(read.proto)
+    model: model_files.Model
+    left = Counter[tuple[str, str]]()
+    with ahead.helpers(read.proto) if is_native else nullcontext() as helpers:
         if changes or read.is_large:
             result = optimized(
                 read,
@@ -138,31 +141,29 @@ def _made(
         else:
             model = read.whole()
         if not changes and read.path and not (uses_blocks and has_regions(model)):
-            helpers.finish([])
-            yield Prepared(None, left=left)
-            return
-        is_large = isinstance(model, ir.Model) and model_files.is_large(model)
-        of_blocks: Any = {"providers": providers, "standard_ops": bool(standard_ops), **named}
-        with temporary_folder(folder) if is_large else nullcontext("") as place:
-            path = os.path.join(place, "model.onnx") if is_large else None
-            proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
-            read.check()
-            read.forget()
-            del model
-            if is_native:
-                helpers.finish(ahead.needed(proto))
-            found = blocked(proto, options, path=path, **of_blocks) if uses_blocks else BlockedModel(None, 0, Counter())
-            proto = found.model or proto
-            if path and found.model:
-                for each in (path, f"{path}.data", os.path.join(place, "optimised.onnx")):
-                    os.remove(each)
-                path = os.path.join(place, "blocked.onnx")
-                Path(path).write_bytes(proto.SerializeToString())
-            for why, count in found.left.items():
-                left[REGION.full_name, f"not in the blocked layout: {why}"] += count
-            with nullcontext(path) if path else model_files.session_source(proto, folder) as source:
-                del proto
-                yield Prepared(source, found.kept, left)
+            return Prepared(None, left=left)
+        path = None
+        if isinstance(model, ir.Model) and model_files.is_large(model):
+            path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
+        proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
+        read.check()
+        read.forget()
+        del model
+        if helpers:
+            ahead.wait(helpers, proto)
+    found = BlockedModel(None, 0, Counter())
+    if uses_blocks:
+        found = blocked(proto, options, providers, path=path, standard_ops=bool(standard_ops), **named)
+    for why, count in found.left.items():
+        left[REGION.full_name, f"not in the blocked layout: {why}"] += count
+    proto = found.model or proto
+    if path and found.model:
+        for written in (path, f"{path}.data", os.path.join(os.path.dirname(path), "optimised.onnx")):
+            os.remove(written)
+        path = os.path.join(os.path.dirname(path), "blocked.onnx")
+        Path(path).write_bytes(proto.SerializeToString())
+    source = path or files.enter_context(model_files.session_source(proto, folder))
+    return Prepared(source, found.kept, left)
 
 
 def _standard_ops(options: onnxruntime.SessionOptions, providers: Any) -> bool | None:
@@ -188,6 +189,6 @@ def is_optimised(model: onnx.ModelProto) -> bool:
         return False
     for node in model.graph.node:
         operator = OPERATORS.find(node.domain, node.op_type)
-        if (operator and operator.operation != "region") or any(each.HasField("g") or each.graphs for each in node.attribute):
+        if (operator and operator.operation != "region") or any(subgraphs(node)):
             return False
     return True

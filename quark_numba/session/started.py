@@ -9,10 +9,10 @@ import base64
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnxruntime
 
@@ -21,7 +21,7 @@ from ..compiling.user_folder import is_plain
 from ..errors import reraise_of_signal_handler
 from ..models.temporary import remove_left_behind
 from ..ort import kept_kernels, native
-from . import kept, options
+from . import kept, kept_names, options
 
 _log = logging.getLogger(__name__)
 
@@ -29,36 +29,39 @@ _log = logging.getLogger(__name__)
 _KERNELS = "kernels"
 
 
-@contextmanager
-def opened(
-    path: Any, session_options: onnxruntime.SessionOptions | None, providers: Any, cache: Any, how: Mapping[str, Any]
-) -> Iterator[str | None]:
-    """Load the kernels of a kept model, and yield the model's path, which exists within the context; None: there is none, or
-    no kernels with it, or Numba is there already. `how` are the arguments of the session that count."""
-    entry = _entry(path, session_options, providers, cache, how) if is_plain() else None
-    if entry is None:
-        yield None
-        return
-    with kept.opened(entry) as manifest:
-        has_loaded = manifest is not None and _has_loaded(entry, manifest, session_options)
-        if has_loaded:
-            remove_left_behind(entry.parent)
-        yield str(entry / manifest["file"]) if manifest and has_loaded else None
+class Arguments(NamedTuple):
+    """The arguments of a session that a kept model depends on; `how` are those by name."""
+
+    path: Any
+    options: onnxruntime.SessionOptions | None
+    providers: Any
+    cache: Any
+    how: Mapping[str, Any]
 
 
-def _entry(
-    path: Any, session_options: onnxruntime.SessionOptions | None, providers: Any, cache: Any, how: Mapping[str, Any]
-) -> Path | None:
+def opened(arguments: Arguments, files: ExitStack) -> str | None:
+    """Load the kernels of a kept model, and return the model's path, which exists until `files` are closed; None: there is
+    none, or no kernels with it, or Numba is there already."""
+    entry = _entry(arguments) if is_plain() else None
+    manifest = files.enter_context(kept.opened(entry)) if entry else None
+    if entry is None or manifest is None or not _has_loaded(entry, manifest, arguments.options):
+        return None
+    remove_left_behind(entry.parent)
+    return str(entry / manifest["file"])
+
+
+def _entry(arguments: Arguments) -> Path | None:
     """Return where the model is kept, if it is."""
+    path, chosen, providers, cache, how = arguments
     if not isinstance(path, (str, os.PathLike)):
         return None
     try:
         place = kept.folder_of(cache)
-        files = kept.files_of(place, path)
+        files = kept_names.files_of(place, path)
         if files is None:
             return None
-        chosen = session_options or onnxruntime.SessionOptions()
-        return place / kept.key(place, files, options.facts(chosen, providers, (), {**how, "is_native": True}))
+        facts = options.facts(chosen or onnxruntime.SessionOptions(), providers, (), {**how, "is_native": True})
+        return place / kept_names.key(place, files, facts)
     except Exception as error:  # the session raises it, if it stays
         reraise_of_signal_handler(error)
         return None
@@ -80,18 +83,10 @@ def _has_loaded(entry: Path, manifest: Mapping[str, Any], session_options: onnxr
     return True
 
 
-def keep(
-    path: Any,
-    session_options: onnxruntime.SessionOptions,
-    providers: Any,
-    cache: Any,
-    how: Mapping[str, Any],
-    recorded: kept_kernels.Recorded,
-    probe: bytes,
-) -> None:
+def keep(arguments: Arguments, recorded: kept_kernels.Recorded, probe: bytes) -> None:
     """Keep the kernels of a session with its model, unless they cannot be kept or loaded by themselves. `probe` tells whether
     the options of later sessions replace initializers (``initializers.probe_of_all``)."""
-    entry = _entry(path, session_options, providers, cache, how) if _is_ordinary() else None
+    entry = _entry(arguments) if _is_ordinary() else None
     if entry is None or not os.path.isdir(entry):
         return
     release = native.release_of(onnxruntime.__version__)

@@ -12,7 +12,7 @@ from marks import default_of
 from processes import run, start
 
 import quark_numba
-from quark_numba.compiling import cache
+from quark_numba.compiling import cache, user_folder
 from quark_numba.compiling.cache import sources
 
 pytestmark = pytest.mark.compiled
@@ -122,6 +122,26 @@ def test_a_folder_in_which_names_do_not_fit(monkeypatch, tmp_path):
     for name, fits in (("a", True), ("a" * 200, False)):
         monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / name))
         assert cache.folder.__wrapped__() == (tmp_path / name / "quark_numba" if fits else None)
+
+
+@pytest.mark.parametrize(
+    ("system", "variable", "expected"),
+    [
+        ("linux", "XDG_CACHE_HOME", "/cache/quark_numba"),
+        ("linux", None, "/home/me/.cache/quark_numba"),
+        ("darwin", None, "/home/me/Library/Caches/quark_numba"),
+        ("win32", "LOCALAPPDATA", "/cache/quark_numba/Cache"),
+    ],
+)
+def test_the_users_folder(system, variable, expected, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.setenv("USERPROFILE" if os.name == "nt" else "HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    if variable:
+        monkeypatch.setenv(variable, "/cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", system)
+        assert user_folder.own_folder() == Path(expected)
 
 
 @pytest.mark.parametrize("wing", ["linear", "block"])

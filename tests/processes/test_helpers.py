@@ -4,29 +4,29 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 
+import onnx
 import pytest
 from paths import MODELS
-from processes import note, run
+from processes import run
 
 import quark_numba
 from quark_numba.compiling import cache
 from quark_numba.compiling import helpers as helpers_module
 from quark_numba.compiling.helpers import PROCESSES, Helpers
 from quark_numba.errors import ModelError
+from quark_numba.ort import ahead
 
 
 @pytest.fixture(autouse=True)
 def _two_processes(monkeypatch):
     monkeypatch.setenv(PROCESSES, "2")
+    monkeypatch.setattr(helpers_module, "_failed", set())
     yield
-    for thread in threading.enumerate():
-        if thread.name == helpers_module._NAME:
-            thread.join(60)
-            assert not thread.is_alive()
+    assert not helpers_module._running
+    assert not cache.before_compiling
 
 
 def compile_something():
@@ -35,127 +35,84 @@ def compile_something():
         each()
 
 
-def work(folder, count):
-    """Return pieces of work that note their numbers in a file."""
-    return [(note, str(folder / "notes"), number) for number in range(count)]
+def statements(folder, count):
+    """Return statements that note their numbers and the number of the process in a file."""
+    return [f"from processes import note; note({str(folder / 'notes')!r}, {number})" for number in range(count)]
 
 
 def done(folder):
-    """Return (number of the work, number of the process) for each piece that is done."""
+    """Return (number of the statement, number of the process) for each that was run."""
     path = folder / "notes"
     return [tuple(map(int, line.split())) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def wait_for(folder, count):
-    end = time.monotonic() + 60
-    while len(done(folder)) < count:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_a_helper_begins_when_this_process_compiles(tmp_path):
-    with Helpers() as helpers:
-        helpers.begin(work(tmp_path, 2))
-        assert not helpers._threads
+@pytest.mark.parametrize("processes", [2, 3])
+def test_helpers_run_all_statements_once(processes, tmp_path, monkeypatch):
+    monkeypatch.setenv(PROCESSES, str(processes))
+    with Helpers(statements(tmp_path, 5)) as helpers:
+        assert not helpers_module._running
+        assert not helpers.are_done
         compile_something()
-        wait_for(tmp_path, 2)
-    assert os.getpid() not in dict(done(tmp_path)).values()
-
-
-def test_all_work_is_done_once(tmp_path):
-    needed = work(tmp_path, 50)
-    with Helpers() as helpers:
-        helpers.begin(needed[:2])
         compile_something()
-        wait_for(tmp_path, 1)
-        helpers.finish(needed)
-        assert sorted(number for number, _ in done(tmp_path)) == list(range(50))
-    assert len({process for _, process in done(tmp_path)}) == 2
+        helpers.wait()
+        assert helpers.are_done
+    assert sorted(number for number, _ in done(tmp_path)) == [0, 1, 2, 3, 4]
+    ran = {process for _, process in done(tmp_path)}
+    assert len(ran) == processes - 1
+    assert os.getpid() not in ran
 
 
 def test_without_a_helper(tmp_path, monkeypatch):
     monkeypatch.setenv(PROCESSES, "1")
-    with Helpers() as helpers:
-        helpers.begin(work(tmp_path, 2))
+    with Helpers(statements(tmp_path, 2)) as helpers:
         compile_something()
-        helpers.finish(work(tmp_path, 4)[1:])
-    assert not helpers._threads
-    assert done(tmp_path) == [(number, os.getpid()) for number in (1, 2, 3)]  # the first one was not needed
+        assert helpers.are_done
+        helpers.wait()
+    assert not done(tmp_path)
+
+
+def test_nothing_is_started_unless_this_process_compiles(tmp_path):
+    with Helpers(statements(tmp_path, 3)) as helpers:
+        helpers.wait()
+    compile_something()
+    assert not done(tmp_path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script")
-@pytest.mark.parametrize("script", [None, "exit 0", "head -c 1 >/dev/null", "exec sleep 2"])
-def test_a_helper_that_fails(script, tmp_path, monkeypatch):
-    """There is none, it ends at once or after one piece of work, or it hangs."""
+@pytest.mark.parametrize("script", [None, "exit 1", "exec sleep 1000"])
+def test_a_helper_that_fails_is_not_started_again(script, tmp_path, monkeypatch, caplog):
+    """It cannot be started, it ends at once, or it hangs. No session of the process starts it again, and a warning says so."""
     python = tmp_path / "python"
     if script:
-        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.write_text(f"#!/bin/sh\necho >>{tmp_path}/started\n{script}\n")
         python.chmod(0o755)
-    monkeypatch.setattr(helpers_module, "_PATIENCE", 0.1)
+    monkeypatch.setattr(helpers_module, "_PATIENCE", 0.4)
     monkeypatch.setattr(sys, "executable", str(python))
-    first, *others = work(tmp_path, 4)
-    with Helpers() as helpers:
-        helpers.begin([first])
-        compile_something()
-        helpers.finish([*others, first])
-    assert done(tmp_path) == [(number, os.getpid()) for number in (1, 2, 3, 0)]
-
-
-@pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script")
-@pytest.mark.parametrize("script", ["exit 0", "echo hello; exec sleep 1000", "exec sleep 1000"])
-def test_a_helper_that_fails_is_not_started_again(script, tmp_path, monkeypatch):
-    """Not by any session of the process. Nobody waits for one that is not ready."""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho >>{tmp_path}/started\n{script}\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(helpers_module, "_START", 0.5, raising=False)
-    monkeypatch.setattr(sys, "executable", str(python))
-    begin = time.monotonic()
     for _ in range(3):
-        with Helpers() as helpers:
-            helpers.begin(work(tmp_path, 1))
+        with Helpers(statements(tmp_path, 1)) as helpers:
             compile_something()
-            for thread in helpers._threads:
-                thread.join(20)
-            compile_something()
-            helpers.finish(work(tmp_path, 2))
-    assert time.monotonic() - begin < 20
-    assert (tmp_path / "started").read_text() == "\n"
-    assert done(tmp_path) == [(number, os.getpid()) for number in (0, 1) * 3]
+            helpers.wait()
+    if script:
+        assert (tmp_path / "started").read_text() == "\n"
+        assert f"a helper process failed, or took more than 0 s; no more are started: {python}" in caplog.text
 
 
-@pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script")
-def test_a_helper_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec sleep 1000\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
+@pytest.mark.compiled
+def test_a_model_without_regions_does_not_wait():
     begin = time.monotonic()
-    with Helpers() as helpers:
-        helpers.begin(work(tmp_path, 1))
+    with Helpers(["import time; time.sleep(50)"]) as helpers:
         compile_something()
-        time.sleep(0.2)
-        helpers.finish(work(tmp_path, 1))
-    assert time.monotonic() - begin < 20
-    assert done(tmp_path) == [(0, os.getpid())]
+        ahead.wait(helpers, onnx.ModelProto())
+    assert time.monotonic() - begin < 40
 
 
-def test_a_helper_that_hangs_is_told(tmp_path, monkeypatch, caplog):
-    """The program is Python, and its work takes too long."""
-    monkeypatch.setattr(helpers_module, "_PATIENCE", 0.2)
-    monkeypatch.setattr(helpers_module, "_failed", set(), raising=False)
-    slow = (time.sleep, 1.5)
-    with Helpers() as helpers:
-        helpers.begin([slow, *work(tmp_path, 1)])
+def test_a_helper_ends_with_the_session(tmp_path):
+    """An error, or a signal handler's exception, ends the session before the helper is done."""
+    with Helpers(["import time; time.sleep(1000)"]):
         compile_something()
-        while slow not in helpers._taken:
-            time.sleep(0.01)
-        helpers.finish([slow])
-        assert f"a helper process did not answer for 0 s: {sys.executable}" in caplog.text
-    with Helpers() as helpers:
-        helpers.begin(work(tmp_path, 1))
-        compile_something()
-        assert not helpers._threads
+        (helper,) = helpers_module._running
+        assert helper.poll() is None
+    assert helper.poll() is not None
 
 
 CHANGES = """
@@ -199,59 +156,25 @@ def test_a_program_without_a_folder(monkeypatch):
     assert most_helpers() == 0
 
 
-def test_work_that_fails(tmp_path):
-    """The others are done all the same. The error comes where the function is needed."""
-    wrong = (os.mkdir, str(tmp_path / "missing" / "folder"))
-    with Helpers() as helpers:
-        helpers.begin([wrong, *work(tmp_path, 2)])
+def test_a_statement_that_fails(tmp_path, caplog):
+    with Helpers(["raise ValueError"]) as helpers:
         compile_something()
-        wait_for(tmp_path, 2)
-        helpers.finish([wrong, (os.mkdir, str(tmp_path)), *work(tmp_path, 3)])
-    assert sorted(number for number, _ in done(tmp_path)) == [0, 1, 2]
-
-
-def test_what_has_not_begun_is_forgotten(tmp_path):
-    with Helpers() as helpers:
-        helpers.begin(work(tmp_path, 3))
-    compile_something()
-    assert not helpers._threads
-    assert not cache.before_compiling
-    assert not done(tmp_path)
-
-
-def test_a_child_of_fork_starts_none(tmp_path):
-    with Helpers() as helpers:
-        helpers.begin(work(tmp_path, 1))
-        helpers._process += 1  # as if a fork had copied it
-        compile_something()
-        assert not helpers._threads
+        helpers.wait()
+    assert "a helper process failed" in caplog.text
 
 
 def test_the_limit_is_of_the_process(tmp_path):
     """Sessions that are created at the same time have one helper together."""
-    with Helpers() as one, Helpers() as other:
-        one.begin([(time.sleep, 0.2), *work(tmp_path, 1)])
-        other.begin(work(tmp_path, 2)[1:])
+    with Helpers(["import time; time.sleep(0.2)", *statements(tmp_path, 1)]) as one, Helpers(statements(tmp_path, 2)) as other:
         compile_something()
-        other.finish(work(tmp_path, 2)[1:])
-        one.finish(work(tmp_path, 1))
-    assert len(one._threads) == 1
-    assert not other._threads
-    assert len(done(tmp_path)) == 2
-
-
-def test_work_that_is_not_needed_is_not_waited_for(tmp_path):
-    with Helpers() as helpers:
-        helpers.begin([*work(tmp_path, 1), (time.sleep, 50)])
-        compile_something()
-        wait_for(tmp_path, 1)
-        begin = time.monotonic()
-        helpers.finish(work(tmp_path, 1))
-        assert time.monotonic() - begin < 40
+        assert len(helpers_module._running) == 1
+        other.wait()
+        one.wait()
+    assert len(done(tmp_path)) == 1
 
 
 def most_helpers():
-    return Helpers()._most
+    return helpers_module._most_helpers()
 
 
 def test_processes_of_a_pool_have_no_helpers(monkeypatch):
@@ -266,7 +189,7 @@ def test_processes_of_a_pool_have_no_helpers(monkeypatch):
 def test_a_wrong_number_of_processes(wrong, monkeypatch):
     monkeypatch.setenv(PROCESSES, wrong)
     with pytest.raises(ModelError, match=f"{PROCESSES} is '{wrong}'; expected a number of processes"):
-        Helpers()
+        Helpers([])
 
 
 @pytest.mark.compiled

@@ -25,7 +25,6 @@ PARTS = [
     ("numba.core.serialize", "dumps", ["obj"]),
     ("numba.core.sigutils", "normalize_signature", ["sig"]),
     ("numba.core.typing.npydecl", "parse_dtype", ["dtype"]),
-    ("numba.misc.appdirs", "AppDirs", None),
 ]
 
 

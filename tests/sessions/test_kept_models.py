@@ -20,7 +20,7 @@ from paths import MODELS
 import quark_numba
 from quark_numba import ModelError, catalog, cli
 from quark_numba.models import file_states, model_files, tensors
-from quark_numba.session import initializers, kept, prepared
+from quark_numba.session import initializers, kept, kept_names, prepared
 
 pytestmark = pytest.mark.compiled
 
@@ -138,15 +138,15 @@ def test_a_model_that_is_replaced_while_it_is_read(path, monkeypatch):
 def test_the_key_has_the_sources_of_the_kernels():
     kernels = {path.read_bytes() for path in Path(kept.__file__).parents[1].rglob("arithmetic.py")}
     read = []
-    content = kept._content
+    content = kept_names._content
 
     def recorded(path):
         read.append(content(path))
         return read[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept, "_content", recorded)
-        kept._sources.__wrapped__()
+        patch.setattr(kept_names, "_content", recorded)
+        kept_names._sources.__wrapped__()
     assert kernels
     assert kernels <= set(read)
 
@@ -195,6 +195,7 @@ def test_a_copied_folder_is_checked_and_used(path, prepares):
 
 def test_the_models_used_least_recently_go_first(path, monkeypatch):
     folder = path.parent / "cache"
+    monkeypatch.setattr(kept_names, "_RACY_NS", 10**12)  # keep no digests, and so no kernels: all entries have one size
     for number, name in enumerate(("a", "b", "c")):
         (path.parent / name).mkdir()
         write(path.parent / name / "m.onnx", number + 1)
@@ -339,7 +340,7 @@ FOREIGN = (
 def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
     """Names like those of kept models, or even the same, are not enough."""
     folder, theirs = tmp_path / "cache", tmp_path / "theirs"
-    monkeypatch.setattr(kept, "_RACY_NS", -(10**9))  # keep the digests of files that were just written
+    monkeypatch.setattr(kept_names, "_RACY_NS", -(10**9))  # keep the digests of files that were just written
     quark_numba.InferenceSession(path, cache=folder)
     own, *_ = (each for each, _, _ in kept.entries(folder))
     record, *_ = folder.glob("*.digests")
@@ -425,14 +426,14 @@ def test_providers_of_the_options_count(tmp_path, prepares):
 def test_operators_from_outside_of_the_package_count(tmp_path, monkeypatch):
     """What is rewritten depends on them. So does it on the build of ONNX Runtime, of which there are several of a version."""
     write(tmp_path / "m.onnx", 1)
-    keys = [kept.key(tmp_path, [tmp_path / "m.onnx"], {})]
+    keys = [kept_names.key(tmp_path, [tmp_path / "m.onnx"], {})]
     versions = {name: [*each] for name, each in catalog.OPERATORS._versions.items()}
     monkeypatch.setattr(catalog.OPERATORS, "_versions", versions)
     newest = catalog.OPERATORS.newest(DOMAIN)[0]
     catalog.OPERATORS.add(dataclasses.replace(newest, since_version=newest.since_version + 1))
-    keys.append(kept.key(tmp_path, [tmp_path / "m.onnx"], {}))
+    keys.append(kept_names.key(tmp_path, [tmp_path / "m.onnx"], {}))
     monkeypatch.setattr(onnxruntime, "get_build_info", lambda: "another build")
-    keys.append(kept.key(tmp_path, [tmp_path / "m.onnx"], {}))
+    keys.append(kept_names.key(tmp_path, [tmp_path / "m.onnx"], {}))
     assert len({*keys}) == 3
 
 

@@ -1,0 +1,145 @@
+"""The names of kept models: digests of everything that a prepared model depends on. This module does without onnx and Numba."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from ..models.file_states import state_of
+from ..models.temporary import temporary_folder
+
+# Names begin with this, so that they do not look like the names of others, and go on with so many hexadecimal digits.
+PREFIX, _DIGITS = "quark_numba-", 20
+
+# The name of an entry.
+NAME = re.compile(rf"{PREFIX}[0-9a-f]{{{_DIGITS}}}")
+
+# The suffix of the files with the digests of original models.
+_DIGESTS = ".digests"
+
+# A file may change again within this time without a change of its times.
+_RACY_NS = 2 * 10**9
+
+_DISTRIBUTIONS = ("onnx", "onnx-ir", "numpy", "numba", "llvmlite", "ml_dtypes")
+
+
+def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]) -> str:
+    """Return the name of the entry for a model with these files, the model's own first, and these options. The digests of files
+    are kept in the folder, and computed again if the size, the inode or a time of a file is another."""
+    import llvmlite.binding
+    import onnxruntime
+
+    host = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
+    model, *others = map(os.path.abspath, paths)
+    found = {
+        "files": [_digest(folder, model, others), *(_digest(folder, path, []) for path in others)],
+        "options": options,
+        "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_version, _DISTRIBUTIONS), _sources()],
+        "operators": _added_operators(),
+        "processor": [platform.machine(), *host],
+    }
+    return _name(json.dumps(found, sort_keys=True))
+
+
+def _name(text: str) -> str:
+    return PREFIX + hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:_DIGITS]
+
+
+def _added_operators() -> list[tuple[str, int]]:
+    """Return the operators from outside of the package. There are none if the catalog is not even loaded."""
+    catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
+    return [(each.full_name, each.since_version) for each in catalog.OPERATORS.added] if catalog else []
+
+
+@functools.cache
+def _sources() -> str:
+    """Return the digest of this package's sources."""
+    paths = [
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(Path(__file__).parents[1])
+        for name in names
+        if name.endswith(".py")
+    ]
+    return hashlib.sha256(b"".join(map(_content, sorted(paths)))).hexdigest()
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _version(name: str) -> str:
+    """Return the version of a distribution, "" if it is not installed. The name of a folder tells it; importlib.metadata is the
+    slower way, and is asked if there is no such folder."""
+    pattern = re.compile(re.sub("[-_]", "[-_.]", name) + r"-(.+)\.dist-info", re.IGNORECASE)
+    for place in sys.path:
+        for each in _names_in(place or "."):
+            if found := pattern.fullmatch(each):
+                return found[1]
+    from importlib.metadata import version
+
+    try:
+        return version(name)
+    except ImportError:
+        return ""
+
+
+@functools.cache
+def _names_in(folder: str) -> list[str]:
+    with suppress(OSError):
+        return [each for each in os.listdir(folder) if each.endswith(".dist-info")]
+    return []
+
+
+def files_of(folder: Path, path: str | os.PathLike[str]) -> list[str] | None:
+    """Return the files of a model as they were when its digest was kept, the model's own first; None: it has changed since, or
+    there is no digest."""
+    model = os.path.abspath(path)
+    known = _known(folder / (_name(model) + _DIGESTS))
+    return [model, *known["files"]] if known.get("state") == state_of(model) else None
+
+
+def _digest(folder: Path, path: str, others: list[str]) -> str:
+    """Return the digest of a file. `others` are the files with the tensors of a model, which are kept with its digest."""
+    record = folder / (_name(path) + _DIGESTS)
+    known = _known(record)
+    if known.get("state") == state_of(path) and known.get("files") == others:
+        return str(known["sha256"])
+    now, before = time.time_ns(), state_of(path)
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if state_of(path) != before:
+        raise ModelError(f"{path} was changed while it was read")
+    if now - max(before[2:]) > _RACY_NS:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with temporary_folder(folder) as place:
+                written = Path(place, record.name)
+                written.write_text(json.dumps({"path": path, "state": before, "sha256": digest, "files": others}))
+                written.replace(record)
+    return digest
+
+
+def _known(record: Path) -> dict[str, Any]:
+    """Return the content of a file with a digest; {}: it is none. Its name follows from the path in it."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        content = json.loads(record.read_text())
+        if record.name == _name(content["path"]) + _DIGESTS and {"state", "sha256", "files"} <= {*content}:
+            return dict(content)
+    return {}
+
+
+def digests(folder: Path) -> Iterator[Path]:
+    """Yield the files with digests."""
+    return filter(_known, folder.glob(f"{PREFIX}*{_DIGESTS}"))
