@@ -72,7 +72,7 @@ def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         file, _, test = benchmark["fullname"].partition("::")
         if "briefly" not in test:
             info = benchmark["extra_info"]
-            key = benchmark["group"], info.get("contender") or info.get("model") or ""
+            key = benchmark["group"], info.get("contender", "")
             seconds[Path(file).stem.removeprefix("test_")][key] += info.get("seconds") or [benchmark["stats"]["median"]]
     for name, found in seconds.items():
         groups: dict[str, dict[str, float]] = {}
