@@ -3,15 +3,15 @@
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+from pages import table, write_part
 
 import quark_numba
 
-TABLES = Path(__file__).with_name("RESULTS.md")
-MARKS = "<!-- what bench/cluster.py writes -->", "<!-- end of bench/cluster.py -->"
 MODELS = Path(__file__).parents[1] / "tests" / "models"
 BATCHES, TURNS = 240, 2
 MACHINES = (1, 10, 100)
@@ -60,34 +60,32 @@ def measured() -> dict[int | None, dict[str, float]]:
     return {workers: {key: median(turn[workers][key] for turn in runs) for key in runs[0][workers]} for workers in runs[0]}
 
 
-def table(times: dict[int | None, dict[str, float]]) -> str:
-    lines = [
-        "| processes | samples a second | ms a batch in ONNX Runtime | ms a batch of a worker's time outside of it "
-        "| ms a batch of the first process | s until a sixth is done |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+def tables(times: dict[int | None, dict[str, float]]) -> Iterator[str]:
+    """Yield the lines of the tables."""
+    header = [
+        "processes",
+        "samples a second",
+        "ms a batch in ONNX Runtime",
+        "ms a batch of a worker's time outside of it",
+        "ms a batch of the first process",
+        "s until a sixth is done",
     ]
+    rows = []
     for workers, each in times.items():
         outside = each["batch"] * (workers or 1) - each["runtime"]
         name = "this one alone" if workers is None else f"{workers} worker{'s' * (workers > 1)}"
-        outside_text = f"{1e3 * outside:.1f}" if workers in (None, 1) else ""
-        lines.append(
-            f"| {name} | {each['samples'] / each['batch']:.0f} | {1e3 * each['runtime']:.1f} | {outside_text} "
-            f"| {1e3 * each['own']:.2f} | {each['start']:.1f} |"
-        )
+        cells = [f"{each['samples'] / each['batch']:.0f}", f"{1e3 * each['runtime']:.1f}"]
+        cells.append(f"{1e3 * outside:.1f}" if workers in (None, 1) else "")
+        rows.append([name, *cells, f"{1e3 * each['own']:.2f}", f"{each['start']:.1f}"])
+    yield from table(header, rows)
     two = times[2]
     most = two["samples"] / two["own"]
-    lines += ["", "| machines like this, two workers each | samples a second, by the above |", "| --- | ---: |"]
+    rows = []
     for machines in MACHINES:
         rate = machines * two["samples"] / two["batch"]
-        lines.append(f"| {machines} | {min(rate, most):,.0f}{'' if rate < most else ', the most that one scheduler does'} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    before, _, rest = TABLES.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    TABLES.write_text(f"{before}{MARKS[0]}\n\n{table(measured())}\n\n{MARKS[1]}{after}", encoding="utf-8")
+        rows.append([f"{machines}", f"{min(rate, most):,.0f}{'' if rate < most else ', the most that one scheduler does'}"])
+    yield from table(["machines like this, two workers each", "samples a second, by the above"], rows)
 
 
 if __name__ == "__main__":
-    main()
+    write_part("worker processes", tables(measured()), "cluster")

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from cases import STANDARD_TYPES, Case, arrays
+from measuring import session_options
 from onnx.reference import ReferenceEvaluator
 from onnx_models import one_node, ort_value, session
 
@@ -47,10 +48,7 @@ def bound_session(
     register: Callable[[onnxruntime.SessionOptions], object],
 ) -> Callable[[], object]:
     """Return a run of the model. Its tensors are bound, so nothing is copied."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options = session_options(threads)
     register(options)
     content = model.SerializeToString()
     bound = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)

@@ -22,9 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-
-TABLES = Path(__file__).with_name("RESULTS.md")
-MARKS = "<!-- what bench/large.py writes -->", "<!-- end of bench/large.py -->"
+from pages import table, write_part
 
 WEIGHTS = "weights.data"
 
@@ -309,13 +307,12 @@ def _text(found: list[dict[str, Any]]) -> Iterator[str]:
     names = ("numba", "onnxruntime", "onnx", "onnx-ir")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     yield f"{versions}; {date.today()}. Ratios are to the float model in plain ONNX Runtime.\n"
-    columns = ["", "peak of loading, MB", "loaded, MB", "after runs, MB", "loading, CPU s", "a run, ms"]
+    columns = ["peak of loading, MB", "loaded, MB", "after runs, MB", "loading, CPU s", "a run, ms"]
     for size in dict.fromkeys(each["size"] for each in found):
-        yield f"| {size:g} GB {' | '.join(columns)} |"
-        yield f"| --- |{' ---: |' * (len(columns) - 1)}"
-        rows = [each for each in found if each["size"] == size]
-        reference = next(each for each in rows if each["case"] == "float")
-        for row in rows:
+        of_size = [each for each in found if each["size"] == size]
+        reference = next(each for each in of_size if each["case"] == "float")
+        rows = []
+        for row in of_size:
             label = CASES[row["case"]][0]
             cells = [label if row is reference else f"{row['format']}: {label}"]
             for key, unit in (("peak", 1), ("loaded", 1), ("runs_peak", 1), ("cpu", 1), ("run", 1e3)):
@@ -325,8 +322,8 @@ def _text(found: list[dict[str, Any]]) -> Iterator[str]:
                 digits = 0 if unit == 1 and key != "cpu" else 1
                 ratio = "" if row is reference or row["case"] == "optimize" else f" ({row[key] / reference[key]:.2f})"
                 cells.append(f"{unit * row[key]:,.{digits}f}{ratio}")
-            yield f"| {' | '.join(cells)} |"
-        yield ""
+            rows.append(cells)
+        yield from table([f"{size:g} GB", *columns], rows)
 
 
 def main() -> None:
@@ -357,9 +354,7 @@ def main() -> None:
             if options.folder is None:
                 shutil.rmtree(folder)
     if options.write:
-        before, rest = TABLES.read_text().split(MARKS[0])
-        _, after = rest.split(MARKS[1])
-        TABLES.write_text("\n".join([before + MARKS[0] + "\n", *_text(found), MARKS[1]]) + after)
+        write_part("large models", _text(found), "large")
 
 
 if __name__ == "__main__":

@@ -3,18 +3,18 @@
 import logging
 import warnings
 from functools import lru_cache
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 import onnxruntime
 from architectures import architecture
+from measuring import MODELS as TESTED
+from measuring import classifier_inputs, random_inputs
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
 
 CONTENDERS = FLOAT, ONNX_RUNTIME, OURS, ALL_OURS = ("float", "ONNX Runtime", "InferenceSession", "standard_ops=True")
 MODELS = ("classifier", "residual network", "text detector", "mobile network", "dense layers", "transformer")
-TESTED = Path(__file__).parent.parent / "tests" / "models"
 
 # The types of activations and weights; the last have their lowest opset.
 TYPES = {
@@ -72,11 +72,7 @@ def float_model(model: str) -> onnx.ModelProto:
 
 def inputs(name: str) -> dict[str, np.ndarray]:
     model = name.partition(", ")[0]
-    if model == "classifier":
-        with np.load(TESTED / "textline_cls_expected.npz") as arrays:
-            return {"x": arrays["x"]}
-    shape = [each.dim_value for each in float_model(model).graph.input[0].type.tensor_type.shape.dim]
-    return {"x": np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)}
+    return classifier_inputs() if model == "classifier" else random_inputs(float_model(model))
 
 
 @lru_cache

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 from architectures import RANGE, architecture
+from measuring import random_inputs
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
@@ -103,10 +104,7 @@ def float_model(name: str) -> onnx.ModelProto:
 
 
 def inputs(name: str) -> dict[str, np.ndarray]:
-    if name in FILES:
-        return expectation(_path(name))[0]
-    shape = [each.dim_value for each in architecture(LAYOUTS[name][0]).graph.input[0].type.tensor_type.shape.dim]
-    return {"x": np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)}
+    return expectation(_path(name))[0] if name in FILES else random_inputs(architecture(LAYOUTS[name][0]))
 
 
 def _path(name: str) -> Path:

@@ -15,24 +15,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import beside_quark
+import models_of_onnx
 from architectures import ARCHITECTURES, BLOCK_FORMATS
-from beside_quark import CONTENDERS as ALL_BESIDE_QUARK
-from beside_quark import FINE_TUNED, ONE_LINE, QUARK, SESSION, STEPS
-from beside_quark import FLOAT as FLOAT_BESIDE_QUARK
-from beside_quark import NAMES as BESIDE_QUARK
+from beside_quark import FINE_TUNED, FLOAT, ONE_LINE, QUARK, SESSION, STEPS
 from cases import BLOCK_CASES, GRANULARITIES, OTHER_CASES, PER_TENSOR, SIZES, cases
 from models_of_onnx import ALL_OURS, ONNX_RUNTIME
-from models_of_onnx import NAMES as NAMES_OF_ONNX
-from models_of_onnx import OURS as IN_OUR_SESSION
-from models_of_quantizers import AS_WRITTEN, FLOAT, NAMES, OPTIMISED, VENDOR
+from models_of_quantizers import AS_WRITTEN, NAMES, OPTIMISED, VENDOR
+from pages import README, RESULTS, table, with_part
 
 HERE = Path(__file__).parent
-README, TABLES, KEPT = HERE / "README.md", HERE / "RESULTS.md", HERE / "results"
+KEPT = HERE / "results"
 THROUGHPUT, CLASSIFIER, MODELS_CHART = HERE / "throughput.png", HERE / "beside_quark.svg", HERE / "models.svg"
 
 OURS = ("native session", "extensions session", "direct call")
 # What others are compared with, the first one that was measured.
-REFERENCES = ("float", FLOAT, FLOAT_BESIDE_QUARK, "onnxruntime", ONNX_RUNTIME, QUARK, "copy", "native session, per tensor")
+REFERENCES = (FLOAT, "onnxruntime", ONNX_RUNTIME, QUARK, "copy", "native session, per tensor")
 SLOWER = 1.15
 
 THREADS = (1, 2)
@@ -72,7 +70,7 @@ def results_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         file, _, test = benchmark["fullname"].partition("::")
         if "briefly" not in test:
             info = benchmark["extra_info"]
-            key = benchmark["group"], info.get("contender") or info.get("model") or ""
+            key = benchmark["group"], info.get("contender", "")
             seconds[Path(file).stem.removeprefix("test_")][key] += info.get("seconds") or [benchmark["stats"]["median"]]
     for name, found in seconds.items():
         groups: dict[str, dict[str, float]] = {}
@@ -107,14 +105,6 @@ def _optimised(name: str) -> str:
     return f"{name}, optimised"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(header)} |"
-    yield f"| --- |{' ---: |' * (len(header) - 1)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-    yield ""
-
-
 def _operators(results: Results, size: int) -> Iterator[str]:
     chosen = [case for case in cases() if case.granularity == PER_TENSOR and case.size == size and case.threads == 2]
     names = [name for name in results.contenders if any(results.get(case.group, name) for case in chosen)]
@@ -123,7 +113,7 @@ def _operators(results: Results, size: int) -> Iterator[str]:
         seconds = [results.get(case.group, name) for name in names]
         if any(seconds):
             rows.append([f"{case.operation} {case.row.name}", *(f"{size / s / 1e9:.2f}" if s else "" for s in seconds)])
-    yield from _table(["", *names], rows)
+    yield from table(["", *names], rows)
 
 
 def _granularities(results: Results) -> Iterator[str]:
@@ -137,7 +127,7 @@ def _granularities(results: Results) -> Iterator[str]:
             seconds = results.get(match[0].group, "native session") if match else None
             row.append(f"{match[0].size / seconds / 1e9:.2f}" if seconds else "")
         rows.append(row)
-    yield from _table(["", *(f"{operation} {name}" for operation, name in columns)], rows)
+    yield from table(["", *(f"{operation} {name}" for operation, name in columns)], rows)
 
 
 def _blocks(results: Results) -> Iterator[str]:
@@ -146,7 +136,7 @@ def _blocks(results: Results) -> Iterator[str]:
         seconds = [results.get(case.group, who) for who in ("native session", "direct call", "copy")]
         if all(seconds):
             rows.append([case.group, *(f"{prod(case.shape) / s / 1e9:.2f}" for s in seconds if s)])
-    yield from _table(["", "native session", "direct call", "copy"], rows)
+    yield from table(["", "native session", "direct call", "copy"], rows)
 
 
 def _others(results: Results) -> Iterator[str]:
@@ -156,18 +146,18 @@ def _others(results: Results) -> Iterator[str]:
         seconds = [results.get(case.group, who) for who in contenders]
         if any(seconds):
             rows.append([case.group, *(f"{1e3 * each:.3f}" if each else "" for each in seconds)])
-    yield from _table(["", *contenders], rows)
+    yield from table(["", *contenders], rows)
 
 
 def _models(results: Results) -> Iterator[str]:
     rows = []
-    for model, name in product(("classifier", *ARCHITECTURES), ("float", *MODELS, *BLOCK_MODELS)):
+    for model, name in product(("classifier", *ARCHITECTURES), (FLOAT, *MODELS, *BLOCK_MODELS)):
         row = []
         for each in (name, _optimised(name)):
             for threads in THREADS:
                 group = f"{model}, threads: {threads}"
-                seconds, reference = results.get(group, each), results.get(group, "float")
-                is_reference = each == "float"
+                seconds, reference = results.get(group, each), results.get(group, FLOAT)
+                is_reference = each == FLOAT
                 shown = f"{1e3 * seconds:.2f} ms" if seconds and is_reference else ""
                 row.append(f"{seconds / reference:.2f}" if seconds and reference and not is_reference else shown)
             load = results.get(f"loading {model}", each)
@@ -175,7 +165,7 @@ def _models(results: Results) -> Iterator[str]:
         if any(row):
             rows.append([f"{model}, {name}", *row])
     columns = [*(f"threads: {threads}" for threads in THREADS), "load, ms"]
-    yield from _table(["model", *columns, *(f"optimised, {column}" for column in columns)], rows)
+    yield from table(["model", *columns, *(f"optimised, {column}" for column in columns)], rows)
 
 
 def _machine(results: Results) -> str:
@@ -207,32 +197,32 @@ def _quantizers(results: Results) -> Iterator[str]:
     for name, reference, floats, ratios in _against_float(results, NAMES, AS_WRITTEN, OPTIMISED):
         vendor = results.get(f"{name}, threads: 1", VENDOR)
         rows.append([name, *floats, f"{vendor / reference:,.0f}" if vendor else "", *ratios])
-    yield from _table(["model", *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(AS_WRITTEN, OPTIMISED)], rows)
+    yield from table(["model", *_columns("float model"), f"{VENDOR}, threads: 1", *_columns(AS_WRITTEN, OPTIMISED)], rows)
 
 
 def _onnx(results: Results) -> Iterator[str]:
-    found = _against_float(results, NAMES_OF_ONNX, ONNX_RUNTIME, IN_OUR_SESSION, ALL_OURS)
+    found = _against_float(results, models_of_onnx.NAMES, ONNX_RUNTIME, models_of_onnx.OURS, ALL_OURS)
     rows = [[name, *floats, *ratios] for name, _, floats, ratios in found]
-    yield from _table(["model", *_columns("float model", ONNX_RUNTIME, f"`{IN_OUR_SESSION}`", f"`{ALL_OURS}`")], rows)
+    yield from table(["model", *_columns("float model", ONNX_RUNTIME, f"`{models_of_onnx.OURS}`", f"`{ALL_OURS}`")], rows)
 
 
 def _beside_quark(results: Results) -> Iterator[str]:
     rows = []
-    for name, threads in product(BESIDE_QUARK, THREADS):
+    for name, threads in product(beside_quark.NAMES, THREADS):
         group = f"beside Quark: {name}, threads: {threads}"
-        seconds, reference = [results.get(group, each) for each in ALL_BESIDE_QUARK], results.get(group, FLOAT_BESIDE_QUARK)
+        seconds, reference = [results.get(group, each) for each in beside_quark.CONTENDERS], results.get(group, FLOAT)
         if seconds[1] and seconds[-1]:
             shown = [f"{1e3 * reference:.1f} ms" if reference else ""]
             shown += [f"{each / reference:.2f}" if reference else f"{1e3 * each:.1f} ms" for each in seconds[1:]]
             rows.append([f"{name}, threads: {threads}", *shown, f"{seconds[1] / seconds[-1]:.1f}"])
-    yield from _table(["model", *ALL_BESIDE_QUARK, f"{ALL_BESIDE_QUARK[1]} ÷ {ALL_BESIDE_QUARK[-1]}"], rows)
+    yield from table(["model", *beside_quark.CONTENDERS, f"{beside_quark.CONTENDERS[1]} ÷ {beside_quark.CONTENDERS[-1]}"], rows)
     rows = []
     for name in FINE_TUNED:
-        theirs, ours = (results.get(f"beside Quark: {name}", each) for each in ALL_BESIDE_QUARK[1:3])
+        theirs, ours = (results.get(f"beside Quark: {name}", each) for each in beside_quark.CONTENDERS[1:3])
         if theirs and ours:
             rows.append([f"{name}, {STEPS} steps a layer", f"{theirs:.1f} s", f"{ours:.1f} s", f"{ours / theirs:.2f}"])
     if rows:
-        yield from _table(["fine-tuning", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
+        yield from table(["fine-tuning", "Quark's operators", "ours", "ours ÷ Quark's"], rows)
 
 
 def _plot_throughput(results: Results) -> None:
@@ -264,13 +254,13 @@ def _plot_classifier(results: Results) -> None:
     """Draw the latency of the classifier on one thread, with the float model's as 1."""
     import matplotlib.pyplot as plt
 
-    names = [name for name in BESIDE_QUARK if results.get(f"beside Quark: {name}, threads: 1", FLOAT_BESIDE_QUARK)]
+    names = [name for name in beside_quark.NAMES if results.get(f"beside Quark: {name}, threads: 1", FLOAT)]
     figure, axis = plt.subplots(figsize=(8, 0.55 * len(names) + 1), layout="constrained")
     for place, (who, color) in enumerate([(QUARK, "#c44e52"), (ONE_LINE, "#8da0cb"), (SESSION, "#4c9f70")]):
         ratios = []
         for name in names:
             seconds = results.groups[f"beside Quark: {name}, threads: 1"]
-            ratios.append(seconds[who] / seconds[FLOAT_BESIDE_QUARK])
+            ratios.append(seconds[who] / seconds[FLOAT])
         label = who if who == QUARK else f"quark_numba, {who}"
         bars = axis.barh([row + 0.27 * (place - 1) for row in range(len(names))], ratios, 0.25, color=color, label=label)
         axis.bar_label(bars, [f"{each:.3g}" for each in ratios], fontsize=8, padding=2)
@@ -288,20 +278,20 @@ def _plot_classifier(results: Results) -> None:
 def _ranges(of_quark: Results, of_onnx: Results) -> Iterator[tuple[str, list[tuple[float, float] | None]]]:
     """Yield the models, and the lowest and the highest multiple of the float model's latency: in `InferenceSession`, in Quark's
     types, its block formats and ONNX's operators; and of ONNX's in ONNX Runtime alone."""
-    formats = dict.fromkeys(name.partition(", ")[2] for name in NAMES_OF_ONNX if not name.endswith("float8"))
-    for model in dict.fromkeys(["classifier", *ARCHITECTURES, *(name.partition(", ")[0] for name in NAMES_OF_ONNX)]):
+    formats = dict.fromkeys(name.partition(", ")[2] for name in models_of_onnx.NAMES if not name.endswith("float8"))
+    for model in dict.fromkeys(["classifier", *ARCHITECTURES, *(name.partition(", ")[0] for name in models_of_onnx.NAMES)]):
         columns = []
-        for results, names, who in (
-            (of_quark, [(model, _optimised(each)) for each in MODELS], "float"),
-            (of_quark, [(model, _optimised(each)) for each in BLOCK_MODELS], "float"),
-            (of_onnx, [(f"{model}, {each}", IN_OUR_SESSION) for each in formats], FLOAT),
-            (of_onnx, [(f"{model}, {each}", ONNX_RUNTIME) for each in formats], FLOAT),
+        for results, names in (
+            (of_quark, [(model, _optimised(each)) for each in MODELS]),
+            (of_quark, [(model, _optimised(each)) for each in BLOCK_MODELS]),
+            (of_onnx, [(f"{model}, {each}", models_of_onnx.OURS) for each in formats]),
+            (of_onnx, [(f"{model}, {each}", ONNX_RUNTIME) for each in formats]),
         ):
             found = []
             for (group, contender), threads in product(names, THREADS):
                 seconds = results.groups.get(f"{group}, threads: {threads}", {})
-                if contender in seconds and who in seconds:
-                    found.append(seconds[contender] / seconds[who])
+                if contender in seconds and FLOAT in seconds:
+                    found.append(seconds[contender] / seconds[FLOAT])
             columns.append((min(found), max(found)) if found else None)
         yield model, columns
 
@@ -333,7 +323,7 @@ def _summary(of_quark: Results, of_onnx: Results) -> Iterator[str]:
         [model, *(f"{each[0]:.2f} to {each[1]:.2f} ×" if each else "" for each in columns)]
         for model, columns in _ranges(of_quark, of_onnx)
     ]
-    yield from _table(["model", *RANGES], rows)
+    yield from table(["model", *RANGES], rows)
 
 
 def _start_up(results: Results) -> Iterator[str]:
@@ -342,7 +332,7 @@ def _start_up(results: Results) -> Iterator[str]:
         for group, found in results.groups.items()
         for each in found.values()
     ]
-    yield from _table(["step", "time"], rows)
+    yield from table(["step", "time"], rows)
 
 
 def _kept() -> dict[str, Results]:
@@ -368,20 +358,14 @@ def tables(text: str) -> str:
     kept = _kept()
     for part, name, lines in PARTS:
         if name in kept:
-            text = _between(part, text, [_machine(kept[name]), *lines(kept[name])])
+            text = with_part(text, part, [_machine(kept[name]), *lines(kept[name])])
     return text
 
 
 def summary(text: str) -> str:
     """Return the text of README.md with the summary of the kept results."""
     kept = _kept()
-    return _between("models", text, _summary(kept["speed_of_real_models"], kept["speed_of_onnx_models"]))
-
-
-def _between(part: str, text: str, lines: Iterable[str]) -> str:
-    before, mark, rest = text.partition(f"<!-- what bench/report.py writes of {part} -->\n")
-    _, end, after = rest.partition(f"<!-- end of {part} -->")
-    return "".join([before, mark, "\n", *(f"{line}\n" for line in lines), end, after])
+    return with_part(text, "models", _summary(kept["speed_of_real_models"], kept["speed_of_onnx_models"]))
 
 
 def main() -> None:
@@ -389,7 +373,7 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="*", help="the JSON files of runs")
     for path in parser.parse_args().files:
         keep(path)
-    for path, write in ((TABLES, tables), (README, summary)):
+    for path, write in ((RESULTS, tables), (README, summary)):
         path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
 
     import matplotlib.pyplot as plt

@@ -4,7 +4,7 @@ and with this package; and the time that Quark's fine-tuning takes with its oper
 import os
 import subprocess
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,11 +13,10 @@ import onnxruntime
 import pytest
 from beside_quark import CLASSIFIER, CONTENDERS, FINE_TUNED, FLOAT, NAMES, ONE_LINE, QUARK, SESSION, STEPS
 from cases import TURNS
+from measuring import MODELS, Run, classifier_inputs, measure, session_options
 
 import quark_numba
 
-ROOT = Path(__file__).parent.parent
-MODELS = ROOT / "tests" / "models"
 pytestmark = pytest.mark.skipif(
     find_spec("quark") is None or find_spec("torch") is None, reason="amd-quark and torch are not here"
 )
@@ -36,13 +35,8 @@ def _quarks_library() -> str:
     return done.stdout.splitlines()[-1]
 
 
-@lru_cache
-def _run(name: str, contender: str, threads: int):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    for entry in ("session.disable_quant_qdq", "session.force_spinning_stop"):  # the first one for int32
-        options.add_session_config_entry(entry, "1")
+def _run(name: str, contender: str, threads: int) -> Run:
+    options = session_options(threads, "session.disable_quant_qdq")  # for int32
     is_classifier = name.startswith(CLASSIFIER)
     if contender == FLOAT and not is_classifier:
         return None
@@ -53,35 +47,27 @@ def _run(name: str, contender: str, threads: int):
         options.register_custom_ops_library(quark_numba.get_library_path())
     create = quark_numba.InferenceSession if contender == SESSION else onnxruntime.InferenceSession
     session = create(str(path), options)
-    with np.load(MODELS / f"{CLASSIFIER if is_classifier else name}_expected.npz") as arrays:
-        feeds = {"x": arrays["x"] if is_classifier else arrays["x"][0]}
-    return lambda: session.run(None, feeds)
+    if is_classifier:
+        return partial(session.run, None, classifier_inputs())
+    with np.load(MODELS / f"{name}_expected.npz") as arrays:
+        return partial(session.run, None, {"x": arrays["x"][0]})
 
 
-def measure(benchmark, name, threads, contender):
-    run = _run(name, contender, threads)
-    if run is None:
-        pytest.skip("there is no float model")
-    benchmark.group = f"beside Quark: {name}, threads: {threads}"
-    benchmark.extra_info |= {"model": contender}
-    benchmark(run)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("turn", range(TURNS))
 @pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.parametrize("turn", range(TURNS))
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.benchmark(max_time=0.2, min_rounds=3, warmup=True, warmup_iterations=1)
 def test_model(benchmark, name, threads, turn, contender):
-    measure(benchmark, name, threads, contender)
+    measure(benchmark, f"beside Quark: {name}, threads: {threads}", contender, partial(_run, name, contender, threads))
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.benchmark(max_time=0.02, min_rounds=2)
 def test_model_briefly(benchmark, name, contender):
-    measure(benchmark, name, 2, contender)
+    measure(benchmark, f"beside Quark: {name}, threads: 2", contender, partial(_run, name, contender, 2))
 
 
 @pytest.mark.parametrize("configuration", FINE_TUNED)
@@ -91,10 +77,10 @@ def test_fine_tuning(benchmark, tmp_path, configuration, turn, contender):
     """Each is a process, as both define operators of the same names; the time is that of Quark's call."""
     _quarks_library()
     words = ["-m", "quark_numba.for_quark"] if contender == ONE_LINE else []
-    command = [sys.executable, *words, str(ROOT / "bench" / "fine_tune.py"), configuration, str(STEPS)]
+    command = [sys.executable, *words, str(Path(__file__).with_name("fine_tune.py")), configuration, str(STEPS)]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     benchmark.group = f"beside Quark: {configuration}"
-    benchmark.extra_info |= {"model": contender}
+    benchmark.extra_info |= {"contender": contender}
     done = benchmark.pedantic(
         lambda: subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True), rounds=1
     )

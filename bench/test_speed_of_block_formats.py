@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cases import BLOCK_CASES, TURNS, BlockCase
 from contenders import bound_session, copy_call
+from measuring import measure
 from onnx import helper
 from onnx_models import model
 
@@ -41,18 +42,9 @@ def _copy(case: BlockCase) -> Callable[[], object]:
 CONTENDERS = {"native session": _native, "direct call": _direct, "copy": _copy}
 
 
-@lru_cache(maxsize=len(CONTENDERS))
-def _prepared(case: BlockCase, contender: str) -> Callable[[], object]:
-    action = CONTENDERS[contender](case)
-    action()
-    return action
-
-
-@pytest.mark.parametrize("case", BLOCK_CASES, ids=lambda case: case.group)
 @pytest.mark.parametrize("contender", CONTENDERS)
 @pytest.mark.parametrize("turn", range(TURNS))
+@pytest.mark.parametrize("case", BLOCK_CASES, ids=lambda case: case.group)
 @pytest.mark.benchmark(max_time=0.2, min_rounds=3, warmup=False)
 def test_block_format(benchmark, case, turn, contender):
-    benchmark.group = case.group
-    benchmark.extra_info |= {"contender": contender}
-    benchmark(_prepared(case, contender))
+    measure(benchmark, case.group, contender, partial(CONTENDERS[contender], case))

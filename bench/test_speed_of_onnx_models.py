@@ -1,35 +1,24 @@
 """Latency of models in ONNX's own operators: the float model, ONNX Runtime alone, and this package, in turns."""
 
-from collections.abc import Callable
-from functools import lru_cache
+from functools import partial
 
 import onnxruntime
 import pytest
 from cases import TURNS
+from measuring import Run, measure, session_options
 from models_of_onnx import ALL_OURS, CONTENDERS, FLOAT, NAMES, ONNX_RUNTIME, float_model, inputs, quantized
 
 from quark_numba import InferenceSession
 
 
-@lru_cache(maxsize=64)
-def _run(name: str, contender: str, threads: int) -> Callable[[], object]:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+def _run(name: str, contender: str, threads: int) -> Run:
+    options = session_options(threads)
     source = float_model(name.partition(", ")[0]) if contender == FLOAT else quantized(name)
     if contender in (FLOAT, ONNX_RUNTIME):
         session = onnxruntime.InferenceSession(source.SerializeToString(), options)
     else:
         session = InferenceSession(source, options, standard_ops=True if contender == ALL_OURS else None)
-    feeds = inputs(name)
-    return lambda: session.run(None, feeds)
-
-
-def measure(benchmark, threads, name, contender):
-    benchmark.group = f"{name}, threads: {threads}"
-    benchmark.extra_info |= {"model": contender}
-    benchmark(_run(name, contender, threads))
+    return partial(session.run, None, inputs(name))
 
 
 @pytest.mark.parametrize("contender", CONTENDERS)
@@ -38,7 +27,7 @@ def measure(benchmark, threads, name, contender):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.benchmark(max_time=0.1, min_rounds=10, warmup=True, warmup_iterations=3)
 def test_model(benchmark, name, threads, turn, contender):
-    measure(benchmark, threads, name, contender)
+    measure(benchmark, f"{name}, threads: {threads}", contender, partial(_run, name, contender, threads))
 
 
 @pytest.mark.quick
@@ -46,4 +35,4 @@ def test_model(benchmark, name, threads, turn, contender):
 @pytest.mark.parametrize("name", ["classifier, a8w8", "dense layers, uint8"])
 @pytest.mark.benchmark(max_time=0.02, min_rounds=2)
 def test_model_briefly(benchmark, name, contender):
-    measure(benchmark, 2, name, contender)
+    measure(benchmark, f"{name}, threads: 2", contender, partial(_run, name, contender, 2))

@@ -1,13 +1,14 @@
 """Instance normalization and LSTM layers, in sessions of ONNX Runtime's own float operators and of Quark's, in turns."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import partial
 
 import numpy as np
 import onnxruntime
 import pytest
 from cases import OTHER_CASES, TURNS, OtherCase
 from contenders import PEER_LIBRARY, bound_session
+from measuring import measure
 from onnx import helper, numpy_helper
 from onnx_models import model
 
@@ -56,18 +57,9 @@ if PEER_LIBRARY:
     )
 
 
-@lru_cache(maxsize=len(CONTENDERS))
-def _prepared(case: OtherCase, contender: str) -> Callable[[], object]:
-    action = CONTENDERS[contender](case)
-    action()
-    return action
-
-
-@pytest.mark.parametrize("case", OTHER_CASES, ids=lambda case: case.group)
-@pytest.mark.parametrize("turn", range(2 * TURNS))
 @pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.parametrize("turn", range(2 * TURNS))
+@pytest.mark.parametrize("case", OTHER_CASES, ids=lambda case: case.group)
 @pytest.mark.benchmark(max_time=0.1, min_rounds=20, warmup=True, warmup_iterations=5)
 def test_other_operator(benchmark, contender, turn, case):
-    benchmark.group = case.group
-    benchmark.extra_info |= {"contender": contender}
-    benchmark(_prepared(case, contender))
+    measure(benchmark, case.group, contender, partial(CONTENDERS[contender], case))

@@ -1,19 +1,17 @@
 """Latency and loading of quantized models, as written and optimised, in turns with the float model. The models are a classifier
 that Quark quantized, in batches of 6, and those of `architectures`."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
-import numpy as np
-import onnxruntime
 import pytest
 from architectures import ARCHITECTURES, BLOCK_FORMATS, architecture, quantized
 from cases import TURNS
+from measuring import MODELS, Run, classifier_inputs, measure, random_inputs, session_options
 
 from quark_numba import InferenceSession, optimize
 from quark_numba.running.sessions import create_session
 
-MODELS = Path(__file__).parent.parent / "tests" / "models"
 TYPES = {"bf16": "bfloat16", "fp16": "float16", "i32": "int32", "u32": "uint32", **{name: name for name in BLOCK_FORMATS}}
 QUANTIZED = [name for name in TYPES if (MODELS / f"textline_cls_{name}.onnx").exists()]
 OPTIMISED = ", optimised"
@@ -47,25 +45,15 @@ def _load(model: str, variant: str, threads: int = 2):
     return create_session(_content(model, variant), model, has_own_operators=True, threads=threads)
 
 
-@lru_cache
-def _session(model: str, variant: str, threads: int):
-    """Return a session as users create it: optimised models are in the blocked layout, too."""
-    if OPTIMISED not in variant:
-        return _load(model, variant, threads)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    for name in ("session.disable_quant_qdq", "session.force_spinning_stop"):  # as `create_session` does
-        options.add_session_config_entry(name, "1")
-    return InferenceSession(_content(model, variant), options)
-
-
-@lru_cache
-def _inputs(model: str) -> np.ndarray:
-    if model != "classifier":
-        shape = [each.dim_value for each in architecture(model).graph.input[0].type.tensor_type.shape.dim]
-        return np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
-    with np.load(MODELS / "textline_cls_expected.npz") as arrays:
-        return arrays["x"]
+def _run(model: str, variant: str, threads: int) -> Run:
+    """Return a run in a session as users create it: optimised models are in the blocked layout, too."""
+    if OPTIMISED in variant:
+        options = session_options(threads, "session.disable_quant_qdq")  # as `create_session` does
+        session = InferenceSession(_content(model, variant), options)
+    else:
+        session = _load(model, variant, threads)
+    inputs = classifier_inputs() if model == "classifier" else random_inputs(architecture(model))
+    return partial(session.run, None, inputs)
 
 
 # The variants of a model are next to each other, as they are compared.
@@ -77,15 +65,11 @@ def _inputs(model: str) -> np.ndarray:
 def test_real_model(benchmark, model, threads, turn, variant):
     if (model, variant) not in VARIANTS:
         pytest.skip("there is no such model")
-    benchmark.group = f"{model}, threads: {threads}"
-    benchmark.extra_info |= {"model": variant}
-    benchmark(_session(model, variant, threads).run, None, {"x": _inputs(model)})
+    measure(benchmark, f"{model}, threads: {threads}", variant, partial(_run, model, variant, threads))
 
 
 @pytest.mark.parametrize(("model", "variant"), VARIANTS)
 @pytest.mark.parametrize("turn", range(TURNS))
 @pytest.mark.benchmark(max_time=0.3, min_rounds=3, warmup=True, warmup_iterations=1)
 def test_load(benchmark, turn, model, variant):
-    benchmark.group = f"loading {model}"
-    benchmark.extra_info |= {"model": variant}
-    benchmark(_load, model, variant)
+    measure(benchmark, f"loading {model}", variant, lambda: partial(_load, model, variant))

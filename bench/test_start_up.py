@@ -4,11 +4,9 @@ import os
 import subprocess
 import sys
 from itertools import count
-from pathlib import Path
 
 import pytest
-
-MODELS = Path(__file__).parent.parent / "tests" / "models"
+from measuring import MODELS
 
 TIMED = """
 import numpy, time

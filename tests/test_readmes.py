@@ -247,7 +247,7 @@ def test_the_lowest_versions_that_were_tested_are_those_of_the_project():
 
 
 def test_the_tables_of_the_benchmarks_are_those_of_their_results():
-    assert report.tables(text_of(report.TABLES)) == text_of(report.TABLES)
+    assert report.tables(text_of(report.RESULTS)) == text_of(report.RESULTS)
     assert report.summary(text_of(report.README)) == text_of(report.README)
 
 

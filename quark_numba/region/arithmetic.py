@@ -18,44 +18,9 @@ from ..element_types import BFLOAT16, FLOAT16, FLOAT32
 from ..element_types.codecs import decoder, nearest, rounder, upper_bits_rounder
 from ..linear.arithmetic import has_reciprocal, reciprocal_converter
 from ..linear.key import Key, select
-from .key import CAST, ROUND_TRIP, UNARY, Input, Program, Step
+from .key import CAST, ROUND_TRIP, Input, Program, Step
 
 _f32 = np.float32
-
-
-@inline
-def _add(a: Any, b: Any) -> Any:
-    return _f32(a + b)
-
-
-@inline
-def _sub(a: Any, b: Any) -> Any:
-    return _f32(a - b)
-
-
-@inline
-def _mul(a: Any, b: Any) -> Any:
-    return _f32(a * b)
-
-
-@inline
-def _div(a: Any, b: Any) -> Any:
-    return _f32(a / b)
-
-
-@inline
-def _max(a: Any, b: Any) -> Any:
-    return a if a >= b or a != a else b
-
-
-@inline
-def _min(a: Any, b: Any) -> Any:
-    return a if a <= b or a != a else b
-
-
-@inline
-def _prelu(x: Any, slope: Any) -> Any:
-    return x if x >= _f32(0) else _f32(x * slope)
 
 
 @inline
@@ -73,27 +38,33 @@ def _hard_sigmoid(alpha: float, beta: float) -> Any:
     return inline(lambda x: _clip_below(_clip_above(_f32(_f32(x * a) + b), one), zero))
 
 
-def _hard_swish() -> Any:
-    gate = _hard_sigmoid(float(_f32(1) / _f32(6)), 0.5)
-    return inline(lambda x: _f32(x * gate(x)))
+_gate = _hard_sigmoid(float(_f32(1) / _f32(6)), 0.5)  # of HardSwish
 
+# The functions of operators without attributes, but for Clip.
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "Abs": lambda x: abs(x),
+    "Add": lambda a, b: _f32(a + b),
+    "Ceil": lambda x: np.ceil(x),
+    "Div": lambda a, b: _f32(a / b),
+    "Floor": lambda x: np.floor(x),
+    "HardSwish": lambda x: _f32(x * _gate(x)),
+    "Identity": lambda x: x,
+    "Max": lambda a, b: a if a >= b or a != a else b,
+    "Min": lambda a, b: a if a <= b or a != a else b,
+    "Mul": lambda a, b: _f32(a * b),
+    "Neg": lambda x: -x,
+    "PRelu": lambda x, slope: x if x >= _f32(0) else _f32(x * slope),
+    "Reciprocal": lambda x: _f32(_f32(1) / x),
+    "Relu": lambda x: _clip_below(x, _f32(0)),
+    "Sign": lambda x: _f32(1) if x > _f32(0) else _f32(-1) if x < _f32(0) else x if x != x else _f32(0),
+    "Sqrt": lambda x: np.sqrt(x),
+    "Sub": lambda a, b: _f32(a - b),
+}
 
-_BINARY = {"Add": _add, "Div": _div, "Max": _max, "Min": _min, "Mul": _mul, "PRelu": _prelu, "Sub": _sub}
-
-# By operator: (attributes of a step) -> the function of the step.
-_UNARY: dict[str, Callable[..., Any]] = {
-    "Abs": lambda: inline(lambda x: abs(x)),
-    "Ceil": lambda: inline(lambda x: np.ceil(x)),
-    "Floor": lambda: inline(lambda x: np.floor(x)),
+# The others: (attributes of a step) -> the function of the step. They are not cached: 0 and -0 would be the same key.
+_WITH_ATTRIBUTES: dict[str, Callable[..., Any]] = {
     "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
-    "Identity": lambda: inline(lambda x: x),
     "LeakyRelu": lambda alpha: inline(lambda x: x if x >= _f32(0) else _f32(_f32(alpha) * x)),
-    "Neg": lambda: inline(lambda x: -x),
-    "Reciprocal": lambda: inline(lambda x: _f32(_f32(1) / x)),
-    "Relu": lambda: inline(lambda x: _clip_below(x, _f32(0))),
-    "Sign": lambda: inline(lambda x: _f32(1) if x > _f32(0) else _f32(-1) if x < _f32(0) else x if x != x else _f32(0)),
-    "Sqrt": lambda: inline(lambda x: np.sqrt(x)),
     "ThresholdedRelu": lambda alpha: inline(lambda x: x if x > _f32(alpha) else _f32(0)),
 }
 
@@ -103,17 +74,16 @@ def function(step: Step, inputs: tuple[Input, ...]) -> Any:
     if step.operator == CAST:
         assert step.operands[0] is not None
         return decoder(inputs[step.operands[0]].element_type)
-    if step.operator in UNARY:
-        # Functions with attributes are not cached: 0 and -0 would be the same key.
-        return _UNARY[step.operator](**dict(step.attributes)) if step.attributes else _plain(step.operator)
     if step.operator == "Clip":
         return _clip(*(operand is not None for operand in (*step.operands, None, None)[1:3]))
-    return _BINARY[step.operator]
+    if step.operator in _PLAIN:
+        return _plain(step.operator)
+    return _WITH_ATTRIBUTES[step.operator](**dict(step.attributes))
 
 
 @functools.cache
 def _plain(operator: str) -> Any:
-    return _UNARY[operator]()
+    return inline(_PLAIN[operator])
 
 
 @functools.cache

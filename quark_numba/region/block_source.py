@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from ..block.arithmetic import MAGNITUDE
 from ..block.granularity import tile_width
 from ..block.tiles import closed_function, is_quick, quick_names
 from ..compiling.text import indented
-from . import arithmetic
-from .key import BLOCK_ROUND_TRIPS, Program
+from .key import Program
+from .loops import Loop, Row, lifetimes, numbered_buffers
 
 # The words behind the addresses of the inputs, for a program with steps of blocks: whether blocks stay as they are; the number
 # of rows of the tile, a multiple of `group_size`; the numbers of rows and columns that hold elements of y; whether memory could
@@ -22,30 +20,19 @@ from .key import BLOCK_ROUND_TRIPS, Program
 PASSES, ROWS, FILLED_ROWS, FILLED_COLUMNS, HAS_FAILED, ROOM, FUNCTIONS = range(7)
 
 
-def block_numbers(program: Program) -> list[int]:
-    """Return the numbers of a program's steps of blocks."""
-    return [number for number, step in enumerate(program.steps) if step.operator in BLOCK_ROUND_TRIPS]
-
-
 def group_size(program: Program) -> int:
     """Return the number of rows of a tile that are converted together. They are whole sub-blocks of each step; without
     sub-blocks they are two, so that a maximum is stored for two rows at a time."""
-    formats = [blocks for _, blocks in (step.block_format for step in program.block_steps)]
+    formats = program.blocks
     rows = math.lcm(*(blocks.sub_block for blocks in formats if blocks.sub_block < blocks.block))
     return 2 if rows == 1 and all(blocks.block % 2 == 0 for blocks in formats) else rows
 
 
 def has_quick_loops(program: Program) -> bool:
     """Return whether a program has steps of blocks, all with quick functions, and with sub-blocks of at most one size."""
-    formats = [blocks for _, blocks in (step.block_format for step in program.block_steps)]
+    formats = program.blocks
     sizes = {blocks.sub_block for blocks in formats if blocks.sub_block < blocks.block}
     return bool(formats) and all(map(is_quick, formats)) and len(sizes) <= 1
-
-
-class _Loop(NamedTuple):
-    before: int | None  # the step of blocks whose elements it converts first
-    steps: list[int]
-    behind: int | None  # the step of blocks for which it finds the largest magnitudes
 
 
 class QuickLoops:
@@ -59,9 +46,9 @@ class QuickLoops:
             o1 = g * unsigned(1024) + unsigned(512)
             k1 = MAGNITUDE if g * unsigned(2) + unsigned(1) < filled else np.uint32(0)
             for i in range(columns):
-                x0_0 = x0[i + o0]
+                e0_0 = x0[i + o0]
                 anchor = anchor_of0(least[i], least[i], drop0)
-                v0_0 = convert0(x0_0, anchor, bounds0)
+                v0_0 = convert0(e0_0, anchor, bounds0)
                 v1_0 = f1(v0_0, x1)
                 m0 = magnitude_of2(v1_0, MAGNITUDE)
                 ...
@@ -75,13 +62,14 @@ class QuickLoops:
     them, and an anchor follows from its largest magnitude and `least`."""
 
     def __init__(self, program: Program) -> None:
-        self.program, self.count, self.numbers = program, len(program.inputs), block_numbers(program)
+        self.program, self.count, self.numbers = program, len(program.inputs), program.block_numbers
         self.formats = {number: program.steps[number].block_format for number in self.numbers}
         block = self.formats[self.numbers[0]][1].block
         self.width, self.group = tile_width(block), group_size(program)
         self.tile = self.width * block
         self.loops = self._loops(self._kept())
-        self.buffers = self._assigned()
+        # A loop reads each element before it writes it.
+        self.buffers = numbered_buffers(lifetimes(program, self.loops), is_in_place=True)
         self.sub_block = min(blocks.sub_block for _, blocks in self.formats.values())
         # Behind the buffers are the largest magnitudes of blocks, the results of `prepare`, and the largest magnitudes of
         # sub-blocks.
@@ -89,25 +77,20 @@ class QuickLoops:
         self.size = self.largest + 2 * self.width + block // self.sub_block * self.width  # in elements
 
     def source(self, expression: Callable[[int, list[str]], str], names: dict[str, Any]) -> list[str]:
-        """Return the lines of the source, and add the names in it to `names`. `expression` makes the expression of an
-        elementwise step from its number and its operands'. The program has returned behind these lines if all blocks are
-        ordinary."""
+        """Return the lines of the source, which has the arrays of the tile already, and add the names in it to `names`.
+        `expression` makes the expression of an elementwise step from its number and its operands'. The program has returned
+        behind these lines if all blocks are ordinary."""
         names["MAGNITUDE"] = MAGNITUDE
         for number, kind in self.formats.items():
             names |= {f"{name}{number}": value for name, value in quick_names(*kind).items()}
         at = [f"at[{self.count + word}]" for word in range(FUNCTIONS)]
         lines = [f"groups, columns = unsigned({at[ROWS]} // {self.group}), unsigned({at[FILLED_COLUMNS]})"]
         lines += [f"filled, left = unsigned({at[FILLED_ROWS]}), np.int64(0)"]
-        lines += ["y = array_at(y_address, n, np.float32)"]
-        lines += [f"b{k} = array_at(room + {4 * self.tile * k}, n, np.float32)" for k in range(self.largest // self.tile)]
         rows = self.tile // self.width // self.sub_block
         sizes = {"largest": self.width, "least": self.width, "maxima": rows * self.width}
         for k, (name, size) in enumerate(sizes.items()):
             lines.append(f"{name} = array_at(room + {4 * (self.largest + k * self.width)}, {size}, np.uint32)")
         lines += _columns(["largest[i] = np.uint32(0)"])
-        for k, dtype in enumerate(map(np.dtype, arithmetic.input_dtypes(self.program))):
-            if not self.program.inputs[k].is_scalar:
-                lines.append(f"x{k} = array_at(at[{k}], n, np.{dtype.name})")
         parts = [self._part(loop, self.loops, expression) for loop in self.loops]
         clipped = self._clipped()
         if clipped is not None:
@@ -132,106 +115,56 @@ class QuickLoops:
         found = ((number, _bounds_since(self.program, number)) for number in self.numbers)
         return next(((number, bounds) for number, bounds in found if bounds), None)
 
-    def _loops(self, kept: set[int]) -> list[_Loop]:
-        loops: list[_Loop] = []
-        before: int | None = None
-        steps: list[int] = []
+    def _loops(self, kept: set[int]) -> list[Loop]:
+        loops = [Loop([])]
         for number in range(len(self.program.steps)):
             if number in self.formats and number not in kept:
-                loops.append(_Loop(before, steps, number))
-                before, steps = number, []
-            else:
-                steps.append(number)
-        return [*loops, _Loop(before, steps, None)]
+                loops[-1] = loops[-1]._replace(behind=number)
+                loops.append(Loop([], before=number))
+            loops[-1].steps.append(number)
+        return loops
 
-    def _uses(self, loops: list[_Loop]) -> tuple[dict[int, int], dict[int, int]]:
-        """Return (the loop that computes a step, the last loop that reads it), by the number of the step."""
-        computed: dict[int, int] = {}
-        read: dict[int, int] = {}
-        for place, loop in enumerate(loops):
-            for number in (loop.before, *loop.steps, loop.behind):
-                if number is None:
-                    continue
-                if number != loop.behind:
-                    computed[number] = place
-                read |= {each - self.count: place for each in self.program.steps[number].operands if each is not None}
-        return computed, read
-
-    def _assigned(self) -> dict[int, int]:
-        """Return the number of the buffer for each step whose value a later loop needs. It may be that of a value which the
-        loop reads for the last time, as the loop reads each element before it writes it."""
-        computed, read = self._uses(self.loops)
-        found: dict[int, int] = {}
-        for number in range(len(self.program.steps) - 1):
-            if read[number] > computed[number]:
-                taken = {buffer for other, buffer in found.items() if read[other] > computed[number]}
-                found[number] = min(set(range(len(self.program.steps))) - taken)
-        return found
-
-    def _part(self, loop: _Loop, loops: list[_Loop], expression: Callable[[int, list[str]], str]) -> list[str]:
+    def _part(self, loop: Loop, loops: list[Loop], expression: Callable[[int, list[str]], str]) -> list[str]:
         """Return the lines of a loop, and of what goes before and behind it."""
-        computed, read = self._uses(loops)
-        last = len(self.program.steps) - 1
+        buffers = {number: self.buffers[number] for number in lifetimes(self.program, loops)}
         each_group: list[str] = []
         lines: list[str] = []
         stores: list[str] = []
         magnitudes: list[str] = []
-        for row in range(self.group):
-            each_group.append(f"o{row} = g * unsigned({self.group * self.width}) + unsigned({row * self.width})")
-            known: dict[int, str] = {}  # by value: the name of its element
-            made = [number for number in (loop.before, *loop.steps) if number is not None]
-            for number in made:
-                operands = [each for each in self.program.steps[number].operands if each is not None]
-                arguments = [self._element(each, row, known, lines) for each in operands]
-                if number == loop.before:
-                    if row % self.formats[number][1].sub_block == 0:
-                        own = f"maxima[i + {self._sub_block(row, each_group)}]" if self._has_sub_blocks(number) else "least[i]"
-                        lines.append(f"anchor = anchor_of{number}({own}, least[i], drop{number})")
-                    value = f"convert{number}({arguments[0]}, anchor, bounds{number})"
-                else:
-                    value = arguments[0] if number in self.formats else expression(number, arguments)
-                known[self.count + number] = f"v{number}_{row}"
-                lines.append(f"v{number}_{row} = {value}")
+        for place in range(self.group):
+            each_group.append(f"o{place} = g * unsigned({self.group * self.width}) + unsigned({place * self.width})")
+            row = Row(self.program, buffers, place)
+            for number in loop.steps:
+                operands = row.operands(number)
+                if number != loop.before:
+                    row.compute(number, operands[0] if number in self.formats else expression(number, operands))
+                    continue
+                if place % self.formats[number][1].sub_block == 0:
+                    has_sub_blocks = self._has_sub_blocks(number)
+                    largest = f"maxima[i + {self._sub_block(place, each_group)}]" if has_sub_blocks else "least[i]"
+                    row.lines.append(f"anchor = anchor_of{number}({largest}, least[i], drop{number})")
+                row.compute(number, f"convert{number}({operands[0]}, anchor, bounds{number})")
             if loop.behind is not None:
-                (operand,) = self.program.steps[loop.behind].operands
-                assert operand is not None
-                mask = f"k{row}" if row else "MAGNITUDE"  # a group has at least one row with elements of y
-                if row:
-                    is_filled = f"g * unsigned({self.group}) + unsigned({row}) < filled"
-                    each_group.append(f"k{row} = MAGNITUDE if {is_filled} else np.uint32(0)")
-                element = self._element(operand, row, known, lines)
-                lines.append(f"m{row} = magnitude_of{loop.behind}({element}, {mask})")
-                magnitudes.append(f"m{row}")
-            for number in made:
-                if number == last:
-                    stores.append(f"y[i + o{row}] = v{number}_{row}")
-                elif read[number] > computed[number]:
-                    stores.append(f"{self._buffer(number, row)} = v{number}_{row}")
+                (element,) = row.operands(loop.behind)
+                mask = f"k{place}" if place else "MAGNITUDE"  # a group has at least one row with elements of y
+                if place:
+                    is_filled = f"g * unsigned({self.group}) + unsigned({place}) < filled"
+                    each_group.append(f"k{place} = MAGNITUDE if {is_filled} else np.uint32(0)")
+                row.lines.append(f"m{place} = magnitude_of{loop.behind}({element}, {mask})")
+                magnitudes.append(f"m{place}")
+            lines += row.lines
+            stores += row.stores(loop.steps)
         if loop.behind is None:
             return ["for g in range(groups):", *indented([*each_group, *_columns(lines + stores)])]
         if self._has_sub_blocks(loop.behind):
-            for row in range(0, self.group, self.sub_block):
-                lines.append(f"s{row} = {_largest(magnitudes[row : row + self.sub_block])}")
-                stores.append(f"maxima[i + {self._sub_block(row, each_group)}] = s{row}")
-            magnitudes = [f"s{row}" for row in range(0, self.group, self.sub_block)]
+            for place in range(0, self.group, self.sub_block):
+                lines.append(f"s{place} = {_largest(magnitudes[place : place + self.sub_block])}")
+                stores.append(f"maxima[i + {self._sub_block(place, each_group)}] = s{place}")
+            magnitudes = [f"s{place}" for place in range(0, self.group, self.sub_block)]
         stores.append(f"largest[i] = max(largest[i], {_largest(magnitudes)})")
         function = f"at[{self.count + FUNCTIONS + 2 * self.numbers.index(loop.behind)}]"
         check = f"left |= call({function}, (largest.ctypes.data, least.ctypes.data, np.int64(columns)))"
         return ["for g in range(groups):", *indented([*each_group, *_columns(lines + stores)]), check]
-
-    def _element(self, operand: int, row: int, known: dict[int, str], lines: list[str]) -> str:
-        """Return the name of an operand's element. If the loop has not read it yet, a line is added that does."""
-        if operand < self.count and self.program.inputs[operand].is_scalar:
-            return f"x{operand}"
-        if operand not in known:
-            number = operand - self.count
-            known[operand] = f"x{operand}_{row}" if number < 0 else f"v{number}_{row}"
-            source = f"x{operand}[i + o{row}]" if number < 0 else self._buffer(number, row)
-            lines.append(f"{known[operand]} = {source}")
-        return known[operand]
-
-    def _buffer(self, number: int, row: int) -> str:
-        return f"b{self.buffers[number]}[i + o{row}]"
 
     def _has_sub_blocks(self, number: int) -> bool:
         blocks = self.formats[number][1]

@@ -127,17 +127,11 @@ def spread(work_address: int, k: int, itemsize: int, at: int, n: int, buffer: in
         m = m if m < n - done else n - done
         if size == 0:
             copy_bytes(source + column * itemsize, target, m * itemsize)
-        elif size > 1:
-            repeat(source, target, size * itemsize, column * itemsize, m * itemsize)
-        elif itemsize == 8:
-            wide = array_at(target, m, np.float64)
-            wide[:] = array_at(source, 1, np.float64)[0]
-        elif itemsize == 2:
-            narrow = array_at(target, m, np.uint16)
-            narrow[:] = array_at(source, 1, np.uint16)[0]
-        else:
+        elif size == 1 and itemsize == 4:
             words = array_at(target, m, np.float32)
             words[:] = array_at(source, 1, np.float32)[0]
+        else:
+            repeat(source, target, size * itemsize, column % size * itemsize, m * itemsize)
         done += m
     return buffer
 

@@ -128,9 +128,19 @@ class Program(NamedTuple):
         return tuple(found[number] for number in range(len(self.inputs)))
 
     @property
+    def block_numbers(self) -> list[int]:
+        """The numbers of the steps of BLOCK_ROUND_TRIPS. All of them have the same block size and axis."""
+        return [number for number, step in enumerate(self.steps) if step.operator in BLOCK_ROUND_TRIPS]
+
+    @property
     def block_steps(self) -> list[Step]:
-        """The steps of BLOCK_ROUND_TRIPS. All of them have the same block size and axis."""
-        return [step for step in self.steps if step.operator in BLOCK_ROUND_TRIPS]
+        """These steps."""
+        return [self.steps[number] for number in self.block_numbers]
+
+    @property
+    def blocks(self) -> list[Blocks]:
+        """Their blocks."""
+        return [blocks for _, blocks in (step.block_format for step in self.block_steps)]
 
     def uses(self) -> Iterator[tuple[int, int | None]]:
         """Yield, for each use of an input, its number and its role there, as in `axes`."""

@@ -33,9 +33,9 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     shape: list[int | None] = []
     for place in range(-max(len(each) for each in shapes if each is not None), 0):
         lengths = {each[place] for each in shapes if each is not None and len(each) >= -place} - {1}
-        if len(lengths - {None}) > 1:
-            raise ValueError(f"inputs have shapes {shapes}, which do not go together")
         known = lengths - {None}
+        if len(known) > 1:
+            raise ValueError(f"inputs have shapes {shapes}, which do not go together")
         shape.append(known.pop() if known else None if lengths else 1)
     if block_size and len(shape) == 5:
         n, blocks, h, w, lanes = shape

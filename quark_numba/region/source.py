@@ -12,8 +12,9 @@ from ..fake_quantization.arithmetic import converter as fake_converter
 from ..fake_quantization.arithmetic import preparer
 from ..linear.arithmetic import converter
 from . import arithmetic
-from .block_source import FUNCTIONS, ROOM, QuickLoops, block_numbers, has_quick_loops
+from .block_source import FUNCTIONS, ROOM, QuickLoops, has_quick_loops
 from .key import BLOCK_ROUND_TRIPS, FAKE_QUANTIZE, ROUND_TRIP, Program
+from .loops import Loop, Row, lifetimes, numbered_buffers
 
 # The number of elements of a tile, which stays in the first-level cache, if the program has no steps of blocks.
 TILE = 1 << 10
@@ -30,41 +31,43 @@ def source_of(program: Program) -> tuple[str, dict[str, Any]]:
             at = array_at(addresses, 4, np.int64)
             x1 = array_at(at[1], 1, np.float32)[0]
             ...
-            room = stack(0)
             r1 = np.float32(np.float32(1) / x2)
             is_fast1 = has1(x2, x3)
+            room = stack(0)
             for start in range(0, n, TILE):
                 m = min(TILE, n - start)
                 x0 = array_at(at[0] + 4 * start, m, np.float32)
                 y = array_at(y_address + 4 * start, m, np.float32)
                 if is_fast1:
                     for i in range(unsigned(m)):
-                        v0 = f0(x0[i], x1)
+                        e0 = x0[i]
+                        v0 = f0(e0, x1)
                         v1 = q1(v0, r1, x2, x3)
                         v2 = f2(v1)
                         y[i] = v2
                 else:
                     for i in range(unsigned(m)):
-                        v0 = f0(x0[i], x1)
+                        e0 = x0[i]
+                        v0 = f0(e0, x1)
                         v1 = f1(v0, x2, x3)
                         v2 = f2(v1)
                         y[i] = v2
+
+    A program with steps of blocks is run for one tile.
     """
     return _Writer(program).source()
 
 
 def tile_size(program: Program) -> int:
     """Return the largest number of elements of a tile."""
-    for step in program.block_steps:
-        _, blocks = step.block_format
+    for blocks in program.blocks:
         return tile_width(blocks.block) * blocks.block
     return TILE
 
 
 def buffers_size(program: Program) -> int:
     """Return the bytes of a program's buffers. A buffer holds a tile of float32."""
-    size = tile_size(program) * len(set(_buffers(program, _loops(program)).values()))
-    return 4 * max(size, QuickLoops(program).size if has_quick_loops(program) else 0)
+    return _Writer(program).buffers_size
 
 
 class _Writer:
@@ -73,74 +76,82 @@ class _Writer:
     def __init__(self, program: Program) -> None:
         self.program, self.count = program, len(program.inputs)
         self.names: dict[str, Any] = {}
-        self.once: list[str] = []  # lines before the loop over tiles
-        self.each_tile: list[str] = []
+        self.once: list[str] = []  # lines before all loops
         self.loops = _loops(program)
-        self.buffers = _buffers(program, self.loops)
-        self.values: list[str] = []  # the expression of each value's element in a loop
+        # The task that converts any blocks does not convert them in place.
+        self.buffers = numbered_buffers(lifetimes(program, self.loops), is_in_place=False)
+        self.quick = QuickLoops(program) if has_quick_loops(program) else None
+        self.buffer_count = max(len({*self.buffers.values()}), len({*self.quick.buffers.values()}) if self.quick else 0)
+        self.buffers_size = 4 * max(self.buffer_count * tile_size(program), self.quick.size if self.quick else 0)
 
     def source(self) -> tuple[str, dict[str, Any]]:
-        self._inputs()
-        self._room()
-        for steps in self.loops:
-            if self.program.steps[steps[0]].operator in BLOCK_ROUND_TRIPS:
-                self._block_step(steps[0])
+        arrays = self._arrays()
+        quick = self.quick.source(self.expression, self.names) if self.quick else []
+        loops = [line for loop in self.loops for line in self._loop(loop)]
+        if self.program.block_steps:  # the tiles are larger, and the caller allocates the buffers
+            words, room = self.count + FUNCTIONS + 2 * len(self.program.block_steps), f"at[{self.count + ROOM}]"
+            tiles = ["start, m = np.int64(0), n", *arrays, *quick, *loops]
+        else:
+            words, room = self.count, f"stack({self.buffers_size // 8})"
+            tiles = ["for start in range(0, n, TILE):", *indented(["m = min(TILE, n - start)", *arrays, *loops])]
+        lines = [f"at = array_at(addresses, {words}, np.int64)", *self.once, f"room = {room}", *tiles]
+        return "\n".join(["def run_program(addresses, y_address, n):", *indented(lines)]) + "\n", self.names
+
+    def _arrays(self) -> list[str]:
+        """Return the lines that make the arrays of a tile. Inputs of one element are read before all loops."""
+        lines = []
+        for k, dtype in enumerate(map(np.dtype, arithmetic.input_dtypes(self.program))):
+            if self.program.inputs[k].is_scalar:
+                self.once.append(f"x{k} = array_at(at[{k}], 1, np.{dtype.name})[0]")
             else:
-                self._loop(steps)
-        quick: list[str] = []
-        if has_quick_loops(self.program):
-            quick = QuickLoops(self.program).source(self.expression, self.names)
-        block_steps = len(self.program.block_steps)
-        words = self.count + (FUNCTIONS + 2 * block_steps if block_steps else 0)
-        lines = ["def run_program(addresses, y_address, n):", f"    at = array_at(addresses, {words}, np.int64)"]
-        lines += indented([*self.once, *quick, "for start in range(0, n, TILE):"])
-        lines += indented(indented(["m = min(TILE, n - start)", *self.each_tile]))
-        return "\n".join(lines) + "\n", self.names
+                lines.append(f"x{k} = array_at(at[{k}] + {dtype.itemsize} * start, m, np.{dtype.name})")
+        lines.append("y = array_at(y_address + 4 * start, m, np.float32)")
+        size = 4 * tile_size(self.program)
+        return lines + [f"b{k} = array_at(room + {size * k}, m, np.float32)" for k in range(self.buffer_count)]
 
-    def _inputs(self) -> None:
-        dtypes = arithmetic.input_dtypes(self.program)
-        for k, (each, dtype) in enumerate(zip(self.program.inputs, dtypes, strict=True)):
-            name, itemsize = np.dtype(dtype).name, np.dtype(dtype).itemsize
-            if each.is_scalar:
-                self.once.append(f"x{k} = array_at(at[{k}], 1, np.{name})[0]")
+    def _array(self, value: int) -> str:
+        """Return the name of the array of a value."""
+        number = value - self.count
+        return f"x{value}" if number < 0 else f"b{self.buffers[number]}" if number in self.buffers else "y"
+
+    def _loop(self, loop: Loop) -> list[str]:
+        number = loop.steps[-1]
+        if self.program.steps[number].operator in BLOCK_ROUND_TRIPS:
+            return [self._block_step(number)]
+        exact = self._body(loop)
+        by_reciprocal = next(filter(self._has_reciprocal, loop.steps), None)
+        if by_reciprocal is None:
+            return exact
+        return [f"if is_fast{by_reciprocal}:", *indented(self._body(loop, by_reciprocal)), "else:", *indented(exact)]
+
+    def _body(self, loop: Loop, by_reciprocal: int | None = None) -> list[str]:
+        row = Row(self.program, self.buffers)
+        for number in loop.steps:
+            operands = row.operands(number)
+            if number == by_reciprocal:
+                x, scale, zero_point = operands
+                row.compute(number, f"q{number}({x}, r{number}, {scale}, {zero_point})")
             else:
-                self.each_tile.append(f"x{k} = array_at(at[{k}] + {itemsize} * start, m, np.{name})")
-            self.values.append(f"x{k}" if each.is_scalar else f"x{k}[i]")
+                row.compute(number, self.expression(number, operands))
+        return ["for i in range(unsigned(m)):", *indented([*row.lines, *row.stores(loop.steps)])]
 
-    def _room(self) -> None:
-        tile, numbers = tile_size(self.program), sorted(set(self.buffers.values()))
-        # Tiles of blocks are larger, and the caller allocates the buffers.
-        room = f"at[{self.count + ROOM}]" if self.program.block_steps else f"stack({buffers_size(self.program) // 8})"
-        self.once.append(f"room = {room}")
-        self.each_tile.append("y = array_at(y_address + 4 * start, m, np.float32)")
-        self.each_tile += [f"b{k} = array_at(room + {4 * tile} * {k}, m, np.float32)" for k in numbers]
-
-    def _target(self, number: int) -> str | None:
-        """Return the name of the array for the result of a step; None if only the step's own loop needs the result."""
-        if number == len(self.program.steps) - 1:
-            return "y"
-        return f"b{self.buffers[number]}" if number in self.buffers else None
-
-    def _block_step(self, number: int) -> None:
-        step = self.program.steps[number]
+    def _block_step(self, number: int) -> str:
+        step, name = self.program.steps[number], f"blocks{number}"
         (operand,) = step.operands
         assert operand is not None
-        x, y = f"x{operand}" if operand < self.count else self._target(operand - self.count), self._target(number)
-        blocks = step.block_format[1]
-        self.names[f"blocks{number}"] = blocks._replace(inner=tile_width(blocks.block))
-        place = block_numbers(self.program).index(number)
+        x, y, blocks = self._array(operand), self._array(self.count + number), step.block_format[1]
+        self.names[name] = blocks._replace(inner=tile_width(blocks.block))
+        place = self.program.block_numbers.index(number)
         # Numba compiles a function once for each set of literals that it is called with.
-        arguments = f"at, np.int64({self.count}), np.int64({place}), {x}.ctypes.data, {y}.ctypes.data, blocks{number}"
-        self.each_tile.append(f"convert_blocks({arguments})")
-        self.values.append(f"{y}[i]")
+        return f"convert_blocks(at, np.int64({self.count}), np.int64({place}), {x}.ctypes.data, {y}.ctypes.data, {name})"
 
-    def expression(self, number: int, arguments: list[str]) -> str:
+    def expression(self, number: int, operands: list[str]) -> str:
         """Return the expression of a step that is not one of blocks, for an element of each operand."""
         step, name = self.program.steps[number], f"f{number}"
         is_new = name not in self.names
         if step.operator == FAKE_QUANTIZE:
             self.names |= {name: fake_converter(step.fake_key), f"p{number}": preparer(step.fake_key)}
-            x, *parameters = arguments
+            x, *parameters = operands
             made = f"p{number}({', '.join(f'np.float64({each})' for each in parameters)})[1]"
             if self._has_scalars(number):
                 if is_new:
@@ -151,47 +162,29 @@ class _Writer:
             self.names[name] = converter(arithmetic.round_trip_key(step, self.program.inputs))
         elif is_new:
             self.names[name] = arithmetic.function(step, self.program.inputs)
-        return f"{name}({', '.join(arguments)})"
+        return f"{name}({', '.join(operands)})"
 
     def _has_scalars(self, number: int) -> bool:
         """Return whether the parameters of a step, which are inputs, have one element each."""
         parameters = (each for each in self.program.steps[number].operands[1:] if each is not None)
         return all(self.program.inputs[each].is_scalar for each in parameters)
 
-    def _loop(self, steps: list[int]) -> None:
-        exact, fast, condition = [], [], ""
-        for number in steps:
-            step = self.program.steps[number]
-            arguments = [self.values[each] for each in step.operands if each is not None]
-            exact.append(f"v{number} = {self.expression(number, arguments)}")
-            fast.append(exact[-1])
-            self.values.append(f"v{number}")
-            if step.operator != ROUND_TRIP or not self._has_scalars(number):
-                continue
-            by_reciprocal, takes = arithmetic.fast_round_trip(arithmetic.round_trip_key(step, self.program.inputs))
-            if by_reciprocal is None:
-                continue
-            self.names |= {f"q{number}": by_reciprocal, f"has{number}": takes}
-            x, scale, zero_point = arguments
-            condition = f"is_fast{number}"
-            self.once.append(f"r{number} = np.float32(np.float32(1) / {scale})")
-            self.once.append(f"{condition} = has{number}({scale}, {zero_point})")
-            fast[-1] = f"v{number} = q{number}({x}, r{number}, {scale}, {zero_point})"
-        for number in steps:
-            target = self._target(number)
-            if target:
-                self.values[self.count + number] = f"{target}[i]"
-                exact.append(f"{target}[i] = v{number}")
-                fast.append(exact[-1])
-        loop = "for i in range(unsigned(m)):"
-        if condition:
-            loops = [indented([loop, *indented(each)]) for each in (fast, exact)]
-            self.each_tile += [f"if {condition}:", *loops[0], "else:", *loops[1]]
-        else:
-            self.each_tile += [loop, *indented(exact)]
+    def _has_reciprocal(self, number: int) -> bool:
+        """Return whether a step is a round trip with a quicker function. If it is, names are added for it."""
+        step = self.program.steps[number]
+        if step.operator != ROUND_TRIP or not self._has_scalars(number):
+            return False
+        by_reciprocal, takes = arithmetic.fast_round_trip(arithmetic.round_trip_key(step, self.program.inputs))
+        if by_reciprocal is None:
+            return False
+        self.names |= {f"q{number}": by_reciprocal, f"has{number}": takes}
+        _, scale, zero_point = step.operands
+        self.once.append(f"r{number} = np.float32(np.float32(1) / x{scale})")
+        self.once.append(f"is_fast{number} = has{number}(x{scale}, x{zero_point})")
+        return True
 
 
-def _loops(program: Program) -> list[list[int]]:
+def _loops(program: Program) -> list[Loop]:
     """Return the steps of each loop. A loop ends with a round trip, except that the steps behind the last one belong to its
     loop. A step of blocks is a loop of its own."""
     loops: list[list[int]] = [[]]
@@ -203,21 +196,4 @@ def _loops(program: Program) -> list[list[int]]:
         loops[-1].append(number)
         if is_of_blocks or (step.operator in (ROUND_TRIP, FAKE_QUANTIZE) and number != last):
             loops.append([])
-    return [steps for steps in loops if steps]
-
-
-def _buffers(program: Program, loops: list[list[int]]) -> dict[int, int]:
-    """Return the number of the buffer for each step whose value a later loop needs. Buffers are reused."""
-    loop_of = {number: place for place, steps in enumerate(loops) for number in steps}
-    last_use = {
-        operand - len(program.inputs): loop_of[number]
-        for number, step in enumerate(program.steps)
-        for operand in step.operands
-        if operand is not None
-    }
-    found: dict[int, int] = {}
-    for number in range(len(program.steps) - 1):
-        if last_use[number] > loop_of[number]:
-            taken = {buffer for other, buffer in found.items() if last_use[other] >= loop_of[number]}
-            found[number] = min(set(range(len(program.steps))) - taken)
-    return found
+    return [Loop(steps) for steps in loops if steps]

@@ -1,7 +1,7 @@
 """The arithmetic of one element of x and one entry of its row. Each written operation is rounded once, in float32.
 
-A loop begins with ``first``, goes through the entries with ``step``, and ends with ``last``. The `numbers` of a row are three
-float32, see `kernels.fill`."""
+A loop goes through the entries with ``step``, and ends with ``last``. The `numbers` of a row are three float32, see
+`kernels.fill`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from .key import COUNT, NEAREST
 _f32 = np.float32
 
 
-def _first_count(table: Any, place: Any) -> Any:
-    return _f32(0)
-
-
 def _step_count(x: Any, y: Any, entry: Any, numbers: Any) -> Any:
     return _f32(y + _f32(1)) if x >= entry else y
 
@@ -27,10 +23,6 @@ def _last_count(y: Any, numbers: Any) -> Any:
     """y = out_scale * count + out_bias (QONNX, MultiThreshold-1)."""
     scale, bias, _ = numbers
     return _f32(_f32(scale * y) + bias)
-
-
-def _first_nearest(table: Any, place: Any) -> Any:
-    return table[place]
 
 
 def _step_nearest(x: Any, y: Any, entry: Any, numbers: Any) -> Any:
@@ -49,6 +41,5 @@ def _last_nearest(y: Any, numbers: Any) -> Any:
 
 
 # By operation.
-FIRST = {COUNT: inline(_first_count), NEAREST: inline(_first_nearest)}
 STEP = {COUNT: inline(_step_count), NEAREST: inline(_step_nearest)}
 LAST = {COUNT: inline(_last_count), NEAREST: inline(_last_nearest)}

@@ -1,7 +1,7 @@
 """The loops: templates, and the functions that compile them for an operation.
 
-The table lies in a flat array, column by column: NUMBERS columns of numbers, then the entries. So the entries of elements side
-by side lie side by side, whether these elements share a row or have a row each."""
+The table lies in a flat array, column by column: NUMBERS columns of numbers, the last of which y begins with, then the entries.
+So the entries of elements side by side lie side by side, whether these elements share a row or have a row each."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from numba import prange, types
 from ..compiling import jit
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
-from .arithmetic import FIRST, LAST, STEP
+from .arithmetic import LAST, STEP
 from .granularity import TOGETHER
 
 # Names in the templates. A compilation binds them.
-first: Any = None  # arithmetic.FIRST: (table, place of a row's first entry) -> y
 step: Any = None  # arithmetic.STEP: (x, y, entry, numbers) -> y
 last: Any = None  # arithmetic.LAST: (y, numbers) -> y
 compare: Any = None  # steps
 convert_rows: Any = None  # run
 
-NUMBERS = 3
+NUMBERS = 4
 
 # The number of elements that one call of a task converts: see linear.kernels.
 CHUNK = 1 << 13
@@ -42,7 +41,7 @@ signed = np.intp if jit.JIT_ENABLED else int
 
 @jit.inline
 def numbers_of(table: Any, place: Any, columns: Any) -> Any:
-    """Return the numbers of the row whose first number is at a place."""
+    """Return the numbers for `step` and `last` of the row whose first number is at a place."""
     return table[place], table[place + columns], table[place + columns + columns]
 
 
@@ -68,11 +67,11 @@ def run(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, start: 
     while done < size:
         n = min(rows - row if inner == 1 else inner - column, size - done, TILE)
         begin, end, columns = unsigned(done), unsigned(done + n), unsigned(rows)
-        of_entries = unsigned(NUMBERS) * columns
+        of_start, of_entries = unsigned(NUMBERS - 1) * columns, unsigned(NUMBERS) * columns
         if inner == 1:
             at = unsigned(row - done)
             for i in range(begin, end):
-                y[i] = first(table, i + at + of_entries)
+                y[i] = table[i + at + of_start]
             for k in range(unsigned(entries // TOGETHER)):
                 place = at + of_entries + k * unsigned(TOGETHER) * columns
                 for i in range(begin, end):
@@ -82,9 +81,9 @@ def run(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, start: 
             row = row + n if row + n < rows else 0
         else:
             at = unsigned(row)
-            numbers = numbers_of(table, at, columns)
+            numbers, start_value = numbers_of(table, at, columns), table[at + of_start]
             for i in range(begin, end):
-                y[i] = first(table, at + of_entries)
+                y[i] = start_value
             for k in range(unsigned(entries // TOGETHER)):
                 some = entries_of(table, at + of_entries + k * unsigned(TOGETHER) * columns, columns)
                 for i in range(begin, end):
@@ -134,6 +133,7 @@ def fill(
         table[row] = np.float32(threshold + two) if is_nearest else one
         table[rows + row] = one if is_nearest else two
         table[2 * rows + row] = threshold
+        table[3 * rows + row] = given[0] if is_nearest else np.float32(0)
         begin = 0 if is_nearest else of_given * given_entries
         for k in range(entries):
             table[(NUMBERS + k) * rows + row] = given[begin + k] if k < given_entries else np.float32(np.nan)
@@ -166,7 +166,7 @@ def fill_kernel() -> Any:
 
 @functools.cache
 def _run(key: str) -> Any:
-    return jit.expand(run, first=FIRST[key], compare=jit.inline(steps, step=STEP[key]), last=LAST[key])
+    return jit.expand(run, compare=jit.inline(steps, step=STEP[key]), last=LAST[key])
 
 
 _READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")

@@ -35,7 +35,7 @@ from quark_numba.catalog import OPERATORS
 from quark_numba.declaration import Tensor
 from quark_numba.element_types import find
 from quark_numba.region import granularity
-from quark_numba.region.arithmetic import _BINARY, _UNARY
+from quark_numba.region.arithmetic import _PLAIN, _WITH_ATTRIBUTES
 from quark_numba.region.calls import _STEPS, run_region
 from quark_numba.region.granularity import OPERAND
 from quark_numba.region.key import BINARY, BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, OPERANDS, ROUND_TRIP, UNARY, parse
@@ -79,8 +79,8 @@ def assert_merged(before, feeds, count=1):
 
 def test_each_step_has_its_functions():
     assert set(_STEPS) == set(OPERANDS)
-    assert set(_UNARY) == set(UNARY)
-    assert set(_BINARY) == set(BINARY)
+    assert set(_WITH_ATTRIBUTES) == {name for name, defaults in UNARY.items() if defaults}
+    assert set(_PLAIN) == {*UNARY, *BINARY} - set(_WITH_ATTRIBUTES)
 
 
 @pytest.mark.compiled

@@ -70,8 +70,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     """The program, and the numbers of its inputs, blocks and layout. Raises ValueError for wrong attributes."""
     program = parse(attributes["program"])
     check_layout(program, attributes["block_size"], attributes["channels"])
-    inputs, steps = program.inputs, program.block_steps
-    formats = [blocks for _, blocks in (step.block_format for step in steps)]
+    inputs, steps, formats = program.inputs, program.block_steps, program.blocks
     numbers = {
         "count": len(inputs),
         "streams": sum(not each.is_scalar for each in inputs),

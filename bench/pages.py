@@ -1,0 +1,27 @@
+"""Tables in Markdown, and the parts of RESULTS.md and README.md that programs write."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+README, RESULTS = (Path(__file__).with_name(name) for name in ("README.md", "RESULTS.md"))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table, whose first column is text, and an empty one."""
+    yield f"| {' | '.join(header)} |"
+    yield f"| --- |{' ---: |' * (len(header) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def with_part(text: str, part: str, lines: Iterable[str], program: str = "report") -> str:
+    """Return a text with these lines between the marks of a part, which a program of this folder writes."""
+    before, mark, rest = text.partition(f"<!-- what bench/{program}.py writes of {part} -->\n")
+    _, end, after = rest.partition(f"<!-- end of {part} -->")
+    return "".join([before, mark, "\n", *(f"{line}\n" for line in lines), end, after])
+
+
+def write_part(part: str, lines: Iterable[str], program: str) -> None:
+    """Write a part of RESULTS.md."""
+    RESULTS.write_text(with_part(RESULTS.read_text(encoding="utf-8"), part, lines, program), encoding="utf-8")
