@@ -15,7 +15,20 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from libraries import EVERY_MODEL, FORMS, NAMES, SIZE, built, cases, check_bits, feeds_of, models_beside, names_of, own_session
+from libraries import (
+    EVERY_MODEL,
+    FORMS,
+    NAMES,
+    SIZE,
+    SMALL_SIZE,
+    built,
+    cases,
+    check_bits,
+    feeds_of,
+    models_beside,
+    names_of,
+    own_session,
+)
 from onnx import helper
 from paths import MODELS, ROOT
 
@@ -92,12 +105,12 @@ def program_for_aarch64(tmp_path_factory):
     return ["qemu-aarch64", "-L", str(PLACE / "aarch64"), str(path)]
 
 
-def check_program(command, library, threads, *, refused=None, close=(), **options):
+def check_program(command, library, threads, *, refused=None, close=(), size=SIZE, **options):
     """The outputs of the C++ program are those of our own sessions, to the last bit. `refused` has messages for models that get
     an error, and `close` names models whose last bits may differ."""
-    for case in cases(models_beside(library), threads, **options):
+    for case in cases(models_beside(library), threads, size=size, **options):
         inputs, expected = (b"".join(each.tobytes() for each in values) for values in (case.feeds.values(), case.outputs))
-        arguments = [library, case.path, str(threads), str(SIZE)]
+        arguments = [library, case.path, str(threads), str(size)]
         result = subprocess.run([*command, *arguments], input=inputs, capture_output=True)
         if message := (refused or {}).get(case.path.stem):
             assert (result.returncode, result.stdout) == (1, b"")
@@ -175,7 +188,7 @@ def test_a_cpp_program_with_errors(program, build, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize(("form", "threads"), [("optimised", 1), ("as written", 2)])
 def test_aarch64_linux(program_for_aarch64, build, form, threads):
-    check_program(program_for_aarch64, build(NAMES, form, "linux-aarch64"), threads)
+    check_program(program_for_aarch64, build(NAMES, form, "linux-aarch64"), threads, size=SMALL_SIZE)
 
 
 def nodes_alone(path, folder):
@@ -249,4 +262,4 @@ def child_of_windows(code, *arguments):
 def test_windows(build, tmp_path, form, threads):
     needs(ZIG, ((WINE / "made_of").exists(), f"no environment: tests/windows/make_environment.sh {WINE}"))
     library = build(NAMES, form, "windows-x86-64")
-    check_bits(library, models_beside(library), threads, tmp_path, run=child_of_windows)
+    check_bits(library, models_beside(library), threads, tmp_path, run=child_of_windows, size=SMALL_SIZE)

@@ -51,8 +51,8 @@ FORMS = {
 # The models that ONNX Runtime's CPU provider refuses as written, with its message, unless the library has ONNX's own operators.
 REFUSED_AS_WRITTEN = {"nvidia/nvfp4_m": "Could not find an implementation for DequantizeLinear(23)"}
 
-# What models get for dimensions that they leave open.
-SIZE = 16
+# What models get for dimensions that they leave open; the second one on emulated processors and systems, which are slow.
+SIZE, SMALL_SIZE = 16, 2
 
 # Runs models with the library, in a process without this package. Arguments: the library, the file of results, threads, models.
 RUN = """
@@ -98,10 +98,10 @@ def child(code, *arguments):
     return process.stdout
 
 
-def feeds_of(session):
+def feeds_of(session, size=SIZE):
     """Return random inputs."""
     rng = np.random.default_rng(0)
-    shapes = {each.name: [size if isinstance(size, int) else SIZE for size in each.shape] for each in session.get_inputs()}
+    shapes = {each.name: [given if isinstance(given, int) else size for given in each.shape] for each in session.get_inputs()}
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -142,12 +142,12 @@ class Case(NamedTuple):
 
 
 @functools.cache
-def cases(models, threads, *, least=1.0, standard_ops=False):
+def cases(models, threads, *, least=1.0, standard_ops=False, size=SIZE):
     """Return a case for each path of a tuple. Of all outputs, at `least` this part is not constant."""
     found = []
     for path in models:
         session = own_session(path, threads, standard_ops)
-        feeds = feeds_of(session)
+        feeds = feeds_of(session, size)
         found.append(Case(path, feeds, session.run(None, feeds)))
     assert np.mean([np.ptp(y) > 0 for each in found for y in each.outputs]) >= least
     return found
