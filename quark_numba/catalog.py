@@ -34,9 +34,8 @@ class Catalog:
         ----------
         operator : Operator
         node : module, optional
-            The node of the operator's wing in sessions, if the wing is not in the package: a module with what a module of
-            `quark_numba.ort.nodes` has, `STATE`, `NUMBERS`, `select`, `functions` and `compute`. With `FREE` and
-            `settle`, stand-alone libraries take any value of the attributes FREE.
+            The node of the operator's wing in sessions, if the wing is not in the package: a module with what
+            `quark_numba.ort.nodes` says. It selects None as the key of a kernel.
 
         Raises
         ------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import difflib
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -200,3 +200,19 @@ def output(
     if out is not None and (not rows.flags.carray or any(np.may_share_memory(rows, each) for each in (x, *others))):
         written = np.empty(rows.shape, element_type.dtype)
     return result, rows, written
+
+
+def convert_in_order(
+    convert: Callable[[NDArray[Any], NDArray[Any]], None],
+    x: NDArray[Any],
+    element_type: ElementType,
+    out: Any,
+    others: tuple[NDArray[Any], ...] = (),
+) -> NDArray[Any]:
+    """Return the result of `convert(x, y)`, which writes a C-contiguous y: `out`, or a new array in the memory order of x.
+    If x is Fortran-ordered, `convert` gets the transposed arrays."""
+    result, rows, written = output(out, x, element_type, others)
+    convert(x.T if x.flags.fnc else x, written)
+    if written is not rows:
+        rows[...] = written
+    return result if out is None else out

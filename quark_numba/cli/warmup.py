@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .printing import progress, tell
 
 if TYPE_CHECKING:
-    from ..compiling.kernel import Kernel, Table
+    from ..compiling.kernel import Kernel
 
 # The forms of a kernel that calls on small arrays, calls on large arrays, and sessions need.
 _FORMS = ("serial", "parallel", "task")
@@ -67,9 +66,10 @@ def _added_types() -> list[str]:
 def _wings_of_one_kernel() -> list[str]:
     """Return the package's wings whose nodes all need the same kernel."""
     from ..catalog import OPERATORS
+    from ..ort.operators import table_of
 
     wings = dict.fromkeys(operator.wing for operator in OPERATORS if operator.wing not in OPERATORS.nodes)
-    return [wing for wing in wings if len(_kernels_of(wing)) == 1]
+    return [wing for wing in wings if len(table_of(wing)) == 1]
 
 
 def _compile_type(name: str, tick: Callable[[], None]) -> None:
@@ -77,6 +77,7 @@ def _compile_type(name: str, tick: Callable[[], None]) -> None:
     from ..element_types import FLOAT32, find
     from ..linear.kernels import widen_function
     from ..linear.key import select
+    from ..ort.operators import table_of
 
     element_type = find(name)
     assert element_type
@@ -86,13 +87,15 @@ def _compile_type(name: str, tick: Callable[[], None]) -> None:
         select("dequantize", element_type, FLOAT32, element_type, FLOAT32),
     ):
         widen_function(element_type, key.zero_point_dtype)
-        _compile_forms(_kernels_of("linear")[key], tick)
+        _compile_forms(table_of("linear")[key], tick)
 
 
 def _compile_wing(wing: str, tick: Callable[[], None]) -> None:
     """Compile all kernels of the wing."""
+    from ..ort.operators import table_of
+
     _compile_functions(wing)
-    for kernel in _kernels_of(wing).values():
+    for kernel in table_of(wing).values():
         _compile_forms(kernel, tick)
 
 
@@ -105,17 +108,12 @@ def _compile_forms(kernel: Kernel, tick: Callable[[], None]) -> None:
 def _compile_functions(wing: str) -> None:
     """Compile the functions that ONNX Runtime calls for the wing's nodes."""
     from ..ort import callbacks
+    from ..ort.operators import node_of
 
-    node = importlib.import_module(f"..ort.nodes.{wing}", __package__)
+    node = node_of(wing)
     for function in ("compute", "prepare", "destroy"):
         if hasattr(node, function):
             callbacks.compiled(getattr(node, function), f"{function}_{wing}")
-
-
-def _kernels_of(wing: str) -> Table[Any]:
-    """Return the dispatch table of the wing."""
-    table: Table[Any] = importlib.import_module(f"..{wing}.dispatch", __package__).TABLE
-    return table
 
 
 def _compile_sessions(model: str) -> None:

@@ -7,8 +7,12 @@ from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from .lock import created_once
+from .threads import run_on_threads
 
 K = TypeVar("K")
+
+# Below this cost one thread finishes before a second one wakes up.
+_PARALLEL_COST = 1 << 16
 
 
 class Kernel:
@@ -34,6 +38,11 @@ class Kernel:
     def parallel(self) -> Any:
         """The form for a call on large arrays, which runs on Numba's threads."""
         return self._kernels.parallel_kernel(self.key)
+
+    def run(self, cost: int, *operands: Any) -> None:
+        """Run the kernel on arrays: on Numba's threads if the cost, in elements of average work, is worth it."""
+        if cost < _PARALLEL_COST or not run_on_threads(lambda slices: self.parallel(*operands, slices)):
+            self.serial(*operands)
 
     @created_once
     def task(self) -> Any:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..arrays.arguments import array, check_no_output, element_type_of, flat, output
+from ..arrays.arguments import array, check_no_output, convert_in_order, element_type_of, flat
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
-from ..compiling.threads import run_on_threads
 from ..element_types import ELEMENT_TYPES, FLOAT32
 from ..element_types.operands import INT64
 from .dispatch import TABLE
@@ -21,9 +20,6 @@ from .key import FORMS, Key, count_numbers, dtype_of, select
 
 # The element types of parameters.
 _TYPES = (FLOAT32, *(each for each in ELEMENT_TYPES if each.is_integer and each.bits >= 8), INT64)
-
-# Below this many elements one thread finishes before a second one wakes up.
-_PARALLEL_SIZE = 1 << 16
 
 
 @keeps_labels
@@ -169,35 +165,30 @@ def convert(
 def _convert(
     key: Key, x: NDArray[Any], parameters: list[NDArray[Any]], named: Mapping[str, str], out: Any = None
 ) -> NDArray[np.float32]:
-    first = min((first_place(x.shape, each.shape) for each in parameters), default=x.ndim)
-    last = max((last_place(x.shape, each.shape) for each in parameters), default=-1)
-    if first > last:
-        shape, inner = (), max(x.size, 1)
-    else:
-        shape, inner = x.shape[first : last + 1], int(np.prod(x.shape[last + 1 :]))
+    aligned = [each.reshape(_aligned(each.shape, x.ndim)) for each in parameters]
+    if x.flags.fnc:
+        aligned = [each.T for each in aligned]
+    lengths = x.T.shape if x.flags.fnc else x.shape
+    first = min((first_place(lengths, each.shape) for each in aligned), default=x.ndim)
+    last = max((last_place(lengths, each.shape) for each in aligned), default=-1)
+    shape, inner = lengths[first : last + 1], int(np.prod(lengths[last + 1 :]))
     rows = int(np.prod(shape))
     numbers = np.empty(rows * count_numbers(key), dtype_of(key))
-    in_rows = [np.broadcast_to(_of_axes(each, x.ndim, first, last), shape) for each in parameters]
     if rows:
+        in_rows = [np.broadcast_to(each.reshape(each.shape[first : last + 1]), shape) for each in aligned]
         _prepare(key, np.stack(in_rows).astype(np.float64).reshape(-1), numbers, rows, named)
-    result, y_rows, y = output(out, x, FLOAT32, tuple(parameters))
-    if x.flags.fnc:  # the kernel goes through x in C order
-        y = np.empty(x.shape, np.float32)
-        y_rows = result
-    if x.size:
-        _run(key, flat(x, FLOAT32), numbers, flat(y, FLOAT32), inner, rows)
-    if y is not y_rows:
-        y_rows[...] = y
-    return result if out is None else out
+
+    def run(x: NDArray[Any], y: NDArray[Any]) -> None:
+        if x.size:
+            TABLE[key].run(x.size, flat(x, FLOAT32), numbers, flat(y, FLOAT32), inner, rows)
+
+    return convert_in_order(run, x, FLOAT32, out, tuple(parameters))
 
 
-def _of_axes(parameter: NDArray[Any], rank: int, first: int, last: int) -> NDArray[Any]:
-    """Return a parameter with the axes from `first` to `last` of x alone."""
-    if first > last:
-        return parameter.reshape(())
-    missing = rank - parameter.ndim
-    lengths = (*[1] * missing, *parameter.shape)[max(-missing, 0) :]
-    return parameter.reshape(lengths[first : last + 1])
+def _aligned(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """Return the shape of an array that broadcasts to x, with as many dimensions as x has."""
+    missing = rank - len(shape)
+    return (*[1] * missing, *shape)[max(-missing, 0) :]
 
 
 def _prepare(key: Key, parameters: NDArray[Any], numbers: NDArray[Any], rows: int, named: Mapping[str, str]) -> None:
@@ -214,13 +205,6 @@ def _prepare(key: Key, parameters: NDArray[Any], numbers: NDArray[Any], rows: in
         raise ValueError(f"the format has {given}; expected {form.expected}")
 
 
-def _run(key: Key, x: Any, numbers: Any, y: Any, inner: int, rows: int) -> None:
-    kernel = TABLE[key]
-    if x.size >= _PARALLEL_SIZE and run_on_threads(lambda slices: kernel.parallel(x, numbers, y, inner, rows, slices)):
-        return
-    kernel.serial(x, numbers, y, inner, rows)
-
-
 def _convert_chunks(key: Key, x: Any, parameters: list[Any], named: Mapping[str, str]) -> Any:
     """Return the result of `_convert` as a lazy dask array, computed chunk by chunk."""
     for name, each in zip(FORMS[key.form].parameters, parameters, strict=True):
@@ -230,7 +214,7 @@ def _convert_chunks(key: Key, x: Any, parameters: list[Any], named: Mapping[str,
     cuts, shapes = [], []
     for each in parameters:
         # Only the axes along which a parameter has several elements are cut as x is.
-        lengths = (*[1] * (x.ndim - each.ndim), *each.shape)[max(each.ndim - x.ndim, 0) :]
+        lengths = _aligned(each.shape, x.ndim)
         axes = tuple(axis for axis, length in enumerate(lengths) if length != 1)
         cuts.append(Cut(each.reshape([lengths[axis] for axis in axes]), axes or None, 1))
         shapes.append(axes)

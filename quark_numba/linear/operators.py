@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -130,8 +131,10 @@ def _call(
 ) -> NDArray[Any]:
     """Run the operator by the call on arrays of the same operation. The call accepts more than some versions do, so the rest is
     refused here."""
-    types: dict[str, Any] = {"output_dtype": output_dtype or None, "precision": precision or None}
-    attributes |= {name: types[name] for name in version.attributes if name in types}
+    type_name = "output_dtype" if version.operation == "dequantize" else "dtype"
+    types: dict[str, Any] = {type_name: output_dtype or None} if "output_dtype" in version.attributes else {}
+    if "precision" in version.attributes:
+        types["precision"] = precision or None
     if not version.domain:
         attributes["opset"] = version.since_version
     elif np.ndim(scale) > 1 and np.size(scale) != 1 and not attributes.get("block_size"):
@@ -141,11 +144,15 @@ def _call(
     if version.operation == "dequantize":
         x, scale, zero_point = (_held_codes(uint8_holds, each) for each in (x, scale, zero_point))
         if version.domain and len(version.y) == 1:
-            attributes["output_dtype"] = version.y[0].number
+            types[type_name] = version.y[0].number
     elif uint8_holds and zero_point is None:
-        attributes["output_dtype"] = version.y[0].number
+        types[type_name] = version.y[0].number
     call: Callable[..., NDArray[Any]] = getattr(calls, version.operation)
-    return call(x, scale, zero_point, **attributes)
+    try:
+        return call(x, scale, zero_point, **types, **attributes)
+    except (TypeError, ValueError) as error:  # which names the call's arguments
+        names = dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True))
+        raise type(error)(re.sub(r"\b(scale|zero_point)\b", lambda match: names[match[0]], str(error))) from None
 
 
 def _held_codes(holds: ElementType | None, array: Any) -> Any:

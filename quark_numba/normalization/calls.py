@@ -6,13 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..arrays.arguments import flat, float32_arrays, real
-from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32
 from .dispatch import TABLE
 from .granularity import FAULTS, instance_shape
-
-# Below this many elements one thread finishes before a second one wakes up.
-_PARALLEL_SIZE = 1 << 16
 
 
 def instance_normalization(x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsilon: float = 1e-5) -> NDArray[np.float32]:
@@ -50,7 +46,6 @@ def instance_normalization(x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsi
         raise ValueError(FAULTS[fault].format(**shapes))
     added, y = np.float32(real(epsilon, "epsilon")), np.empty(arrays[0].shape, np.float32)
     if instances * length:
-        kernel, operands = TABLE[FLOAT32], [*(flat(each, FLOAT32) for each in arrays), y.reshape(-1), channels, length, added]
-        if y.size < _PARALLEL_SIZE or not run_on_threads(lambda slices: kernel.parallel(*operands, slices)):
-            kernel.serial(*operands)
+        operands = [flat(each, FLOAT32) for each in (*arrays, y)]
+        TABLE[FLOAT32].run(y.size, *operands, channels, length, added)
     return y

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
+from ..compiling.kernel import Table
 from ..declaration import Operator, Overload
 from . import c_api
 from .c_api import Description
@@ -70,12 +71,18 @@ def node_of(wing: str) -> ModuleType:
     return OPERATORS.nodes.get(wing) or importlib.import_module(f"{__package__}.nodes.{wing}")
 
 
+def table_of(wing: str) -> Table[Any]:
+    """The dispatch table of a wing."""
+    table: Table[Any] = importlib.import_module(f"..{wing}.dispatch", __package__).TABLE
+    return table
+
+
 @functools.cache
 def messages_of(operator: Operator) -> NDArray[np.int64]:
     """The addresses and lengths of an operator's messages, in their order."""
     from .nodes import context
 
-    return context.messages_of(operator, node_of(operator.wing).NUMBERS)
+    return context.messages_of(operator, getattr(node_of(operator.wing), "NUMBERS", ()))
 
 
 def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any], *, compiles: bool = True) -> NDArray[Any]:
@@ -86,8 +93,13 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
     node = node_of(operator.wing)
     state = np.zeros((), node.STATE)
     overload = operator.held(overload)
-    selection = node.select(operator, overload, attributes)
-    context.fill(state, selection.numbers, node.functions(overload, selection.key) if compiles else {})
+    key, numbers = node.select(operator, overload, attributes)
+    functions: dict[str, Any] = {}
+    if compiles and key is not None:
+        functions["task"] = table_of(operator.wing)[key].task
+    if compiles and hasattr(node, "functions"):
+        functions |= node.functions(overload, key)
+    context.fill(state, numbers, functions)
     return state
 
 

@@ -6,14 +6,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..arrays.arguments import flat, float32_arrays, index, real
-from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32
 from .dispatch import TABLE
 from .fixed_point import layer_of
 from .granularity import DIRECTIONS, FAULTS, GATES, layer_shape
-
-# Below this many products one thread finishes before a second one wakes up.
-_PARALLEL_SIZE = 1 << 16
 
 
 def lstm(
@@ -87,9 +83,6 @@ def lstm(
         raise ValueError(FAULTS[fault].format(**shapes, hidden_size=hidden_size))
     y = np.empty((steps, DIRECTIONS, batch, hidden_size), np.float32)
     if y.size:
-        kernel = TABLE[FLOAT32]
-        operands = [*(flat(each, FLOAT32) for each in arrays), y.reshape(-1), steps, batch, inputs, layers]
-        is_small = y.size * GATES * (inputs + hidden_size) < _PARALLEL_SIZE
-        if is_small or not run_on_threads(lambda slices: kernel.parallel(*operands, slices)):
-            kernel.serial(*operands)
+        operands, products = [flat(each, FLOAT32) for each in (*arrays, y)], y.size * GATES * (inputs + hidden_size)
+        TABLE[FLOAT32].run(products, *operands, steps, batch, inputs, layers)
     return y

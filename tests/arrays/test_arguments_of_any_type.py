@@ -119,7 +119,7 @@ FITTING = {
 
 MX = ("element_dtype", "axis", "block_size", "rounding_mode")
 BFP = ("bfp_method", "axis", "bit_width", "block_size", "rounding_mode", "sub_block_size", "sub_block_shift_bits")
-ATTRIBUTES = ("axis", "block_size", "output_dtype", "opset", "out")
+ATTRIBUTES = ("axis", "block_size", "opset", "out")
 # The attributes of a layer that accepts x of shape (2, 3, 4).
 SCALES = tuple(f"{name}_scale" for name in "xwrby")
 ZERO_POINTS = tuple(f"{name}_zero_point" for name in "xwrby")
@@ -135,8 +135,8 @@ LAYER.__name__ = "lstm"
 FUNCTIONS = {
     quark_numba.instance_normalization: (("x", "scale", "bias"), ("epsilon",)),
     LAYER: (("x", "w", "r"), ("b", "hidden_size", "direction", "layout", "input_forget", *SCALES, *ZERO_POINTS)),
-    quark_numba.quantize: (("x", "y_scale", "y_zero_point"), (*ATTRIBUTES, "saturate", "precision")),
-    quark_numba.dequantize: (("x", "x_scale", "x_zero_point"), ATTRIBUTES),
+    quark_numba.quantize: (("x", "scale", "zero_point"), (*ATTRIBUTES, "dtype", "saturate", "precision")),
+    quark_numba.dequantize: (("x", "scale", "zero_point"), (*ATTRIBUTES, "output_dtype")),
     quark_numba.bfp_quantize_dequantize: (("x",), (*BFP, "convert_to_bfloat_before_bfp", "out")),
     quark_numba.mx_quantize_dequantize: (("x",), (*MX, "out")),
     quark_numba.bfp_quantize: (("x",), BFP),
@@ -202,4 +202,4 @@ def test_arguments_that_are_missing_or_unknown():
             with pytest.raises(TypeError, match=positional[0]):
                 function()
         with pytest.raises(TypeError, match="unknown"):
-            function(unknown=1)
+            function(*[1.0] * len(positional), unknown=1)

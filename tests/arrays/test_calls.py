@@ -32,7 +32,7 @@ def test_per_axis(name, shape, axis, with_zero_point):
     x.flat[: len(samples.SPECIAL)] = samples.SPECIAL[: x.size]
 
     along = [v if v is None else oracle.along(v, axis, len(shape)) for v in (scale, zero_point)]
-    y = quantize(x, scale, zero_point, axis=axis, output_dtype=name)
+    y = quantize(x, scale, zero_point, axis=axis, dtype=name)
     oracle.assert_same_bits(y, oracle.quantize(x, *along, name))
     codes = np.resize(samples.codes(name), shape)
     oracle.assert_same_bits(dequantize(codes, scale, zero_point, axis=axis), oracle.dequantize(codes, *along, name))
@@ -40,14 +40,14 @@ def test_per_axis(name, shape, axis, with_zero_point):
 
 def test_output_type():
     x = np.array([1.0, 300.0], np.float32)
-    assert quantize(x, 1.0, output_dtype="u2").dtype == np.uint16
+    assert quantize(x, 1.0, dtype="u2").dtype == np.uint16
     assert quantize(x, [1.0], array.array("b", [-3])).dtype == np.int8
     assert quantize(x, 1.0).dtype == np.uint8
     assert quantize(x, 1.0, np.int16(3)).dtype == np.int16
-    assert quantize(x, 1.0, 3, output_dtype="int16").tolist() == [4, 303]
+    assert quantize(x, 1.0, 3, dtype="int16").tolist() == [4, 303]
     assert quantize(x, 1.0, 3).tolist() == [4, 255]
-    assert quantize(x, 1.0, 0.5, output_dtype="float4e2m1").tolist() == [1.5, 6]
-    assert quantize(x, 1.0, [-1], output_dtype="int2").tolist() == [0, 1]
+    assert quantize(x, 1.0, 0.5, dtype="float4e2m1").tolist() == [1.5, 6]
+    assert quantize(x, 1.0, [-1], dtype="int2").tolist() == [0, 1]
 
 
 def spellings(name):
@@ -59,7 +59,7 @@ def spellings(name):
 @every_type
 def test_spellings_of_the_output_of_quantize(name):
     for spelling in spellings(name):
-        assert quantize(np.ones(3, np.float32), 1.0, output_dtype=spelling).dtype == oracle.dtype(name)
+        assert quantize(np.ones(3, np.float32), 1.0, dtype=spelling).dtype == oracle.dtype(name)
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
@@ -78,13 +78,13 @@ def test_output_of_dequantize(name):
 def test_spellings_of_precision(name):
     x, scale = np.float32([1.0, 3.0, 1 + 2.0**-9]), np.float32(0.7)
     for spelling in spellings(name):
-        y = quantize(x, scale, output_dtype="float16", precision=spelling)
+        y = quantize(x, scale, dtype="float16", precision=spelling)
         oracle.assert_same_bits(y, oracle.quantize(x, scale, None, "float16", precision=name))
 
 
 @pytest.mark.parametrize("saturate", [True, False, 1, 0, np.True_, np.False_], ids=repr)
 def test_spellings_of_saturate(saturate):
-    y = quantize(np.array([448, 464, 464.1, -np.inf], np.float32), 1.0, output_dtype="float8e4m3fn", saturate=saturate)
+    y = quantize(np.array([448, 464, 464.1, -np.inf], np.float32), 1.0, dtype="float8e4m3fn", saturate=saturate)
     np.testing.assert_array_equal(y.astype(np.float32), [448, 448, 448, -448] if saturate else [448, 448, np.nan, np.nan])
 
 
@@ -169,7 +169,7 @@ def test_inferred_block_size(length, blocks):
         ):
             quantize(x, scale)
     for size in fits:
-        y = quantize(x, scale, output_dtype="int8", block_size=size)
+        y = quantize(x, scale, dtype="int8", block_size=size)
         oracle.assert_same_bits(y, oracle.quantize(x, oracle.spread(scale, 1, size, x.shape), None, "int8"))
 
 
@@ -178,7 +178,7 @@ def test_inferred_block_size(length, blocks):
 def test_blocks_beyond_the_axis(block_size, axis):
     x = np.linspace(-9, 9, 25).astype(np.float32).reshape(5, 5)
     scale = np.linspace(0.1, 1, 5).astype(np.float32)
-    y = quantize(x, np.expand_dims(scale, axis), axis=axis, block_size=block_size, output_dtype="int8")
+    y = quantize(x, np.expand_dims(scale, axis), axis=axis, block_size=block_size, dtype="int8")
     oracle.assert_same_bits(y, oracle.quantize(x, np.expand_dims(scale, axis), None, "int8"))
     z = dequantize(y, np.expand_dims(scale, axis), axis=axis, block_size=block_size)
     oracle.assert_same_bits(z, oracle.dequantize(y, np.expand_dims(scale, axis), None, "int8"))
@@ -246,23 +246,23 @@ def test_python_numbers_and_what_numpy_makes_of_them():
 def test_other_names_of_types():
     x = np.linspace(-9, 9, 64, dtype=np.float32)
     for other, name in (("fp8_e4m3", "float8e4m3fn"), ("fp4_e2m1", "float4e2m1"), ("float8_e5m2", "float8e5m2")):
-        oracle.assert_same_bits(quantize(x, 1.0, quantized_dtype=other), quantize(x, 1.0, output_dtype=name))
-        expected = quantize_dequantize(x, 1.0, quantized_dtype=name)
-        oracle.assert_same_bits(quantize_dequantize(x, 1.0, output_dtype=other), expected)
+        oracle.assert_same_bits(quantize(x, 1.0, dtype=other), quantize(x, 1.0, dtype=name))
+        expected = quantize_dequantize(x, 1.0, dtype=name)
+        oracle.assert_same_bits(quantize_dequantize(x, 1.0, dtype=other), expected)
 
 
 @every_type
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3), (1,), (1, 1, 1)], ids=str)
 def test_small_shapes(name, shape):
     x = np.full(shape, 2.5, np.float32)
-    y = quantize(x, np.float32(1), output_dtype=name)
+    y = quantize(x, np.float32(1), dtype=name)
     oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), None, name))
     z = dequantize(y, np.float32(1))
     assert z.shape == shape
     assert z.dtype == np.float32
     if len(shape) == 2:
         scale = np.ones(shape[1], np.float32)
-        assert quantize(x, scale, output_dtype=name).shape == dequantize(y, scale).shape == shape
+        assert quantize(x, scale, dtype=name).shape == dequantize(y, scale).shape == shape
 
 
 def test_read_only():
@@ -298,9 +298,9 @@ def test_number_of_copies(order, copies):
     if order == "strided":
         x = np.ones((1000, 2000), np.float32)[:, ::2]
     scale = np.ones(1000, np.float32)
-    quantize(x, scale, output_dtype="int8")
+    quantize(x, scale, dtype="int8")
     tracemalloc.start()
-    y = quantize(x, scale, output_dtype="int8")
+    y = quantize(x, scale, dtype="int8")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert abs(peak - (y.nbytes + copies * x.nbytes)) < 100_000
@@ -317,9 +317,9 @@ def test_memory(name, scale_shape):
     x = np.ones((64, 1 << 16), np.float32)
     scale = np.full(scale_shape, 0.5, np.float32)
     attributes = {"axis": 1, "block_size": 64} if len(scale_shape) == 2 else {"axis": 0}
-    y = quantize(x, scale, output_dtype=name, **attributes)
-    for convert, arguments in ((quantize, {"x": x, "output_dtype": name}), (dequantize, {"x": y})):
-        arguments |= {"y_scale" if convert is quantize else "x_scale": scale} | attributes
+    y = quantize(x, scale, dtype=name, **attributes)
+    for convert, arguments in ((quantize, {"x": x, "dtype": name}), (dequantize, {"x": y})):
+        arguments |= {"scale": scale} | attributes
         convert(**arguments)
         tracemalloc.start()
         try:

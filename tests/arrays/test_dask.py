@@ -93,7 +93,7 @@ def linear_calls(draw, operation):
     zero_point = np.resize(np.array(samples.zero_points(name)), of_scale)
     if operation == "dequantize" or draw(st.booleans()):
         return Call(getattr(quark_numba, operation), [x, scale, zero_point], named, axis, block)
-    return Call(getattr(quark_numba, operation), [x, scale], named | {"quantized_dtype": name}, axis, block)
+    return Call(getattr(quark_numba, operation), [x, scale], named | {"dtype": name}, axis, block)
 
 
 @st.composite
@@ -286,7 +286,7 @@ def test_unknown_sizes():
     ):
         with pytest.raises(ValueError, match=unclear):
             call(unknown)
-    with pytest.raises(ValueError, match="y_scale has chunks of unknown size along axis 0"):
+    with pytest.raises(ValueError, match="scale has chunks of unknown size along axis 0"):
         quark_numba.quantize(x, unknown[:, 0], axis=0)
     codes, _ = quark_numba.mx_quantize(expected)
     _, scales = quark_numba.mx_quantize(unknown)
@@ -297,7 +297,7 @@ def test_unknown_sizes():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x: quark_numba.quantize(x, [1.0, 2.0], axis=0), ValueError, "y_scale has shape"),
+        (lambda x: quark_numba.quantize(x, [1.0, 2.0], axis=0), ValueError, "scale has shape"),
         (lambda x: quark_numba.quantize(x, 1.0, axis="a"), TypeError, "axis is 'a'"),
         (lambda x: quark_numba.quantize(x, 1.0, out=np.empty((4, 6), np.uint8)), TypeError, "out is for numpy arrays"),
         (lambda x: quark_numba.mx_quantize_dequantize(x, out=x), TypeError, "out is for numpy arrays"),
@@ -319,7 +319,7 @@ def test_lazy_zero_points_are_checked_when_they_are_there():
     x, zeros = np.arange(6, dtype=np.int32), da.zeros(6, chunks=2, dtype=np.int32)
     made = quark_numba.dequantize(x, np.ones(6, np.float32), zeros, axis=0, opset=21)
     assert made.compute().tolist() == x.tolist()
-    with pytest.raises(ValueError, match="x_zero_point is not zero"):
+    with pytest.raises(ValueError, match="zero_point is not zero"):
         quark_numba.dequantize(x, np.ones(6, np.float32), zeros + 1, axis=0, opset=21).compute()
 
 
@@ -428,7 +428,7 @@ class TestOtherArrays:
     def test_of_a_device(self):
         with pytest.raises(TypeError, match=r"x is a .*Elsewhere on the device cuda:1; expected .* write x.cpu\(\)"):
             quark_numba.quantize(Elsewhere(), 1.0)
-        with pytest.raises(TypeError, match=r"y_scale is a .*Elsewhere"):
+        with pytest.raises(TypeError, match=r"scale is a .*Elsewhere"):
             quark_numba.quantize([1.0], Elsewhere())
 
     def test_of_a_library_that_refuses(self):

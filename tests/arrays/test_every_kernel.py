@@ -66,7 +66,7 @@ def test_quantize_cell(granularity, scale_name, name, with_zero_point):
     x_shape, parameters, spread, attributes = cell(granularity, scale_name, name, with_zero_point)
     x_name = scale_name if scale_name in [row.name for row in types("quantize", "x")] else "float32"
     x = np.random.default_rng(6).normal(0, 20, x_shape).astype(oracle.dtype(x_name))
-    oracle.assert_same_bits(quantize(x, *parameters, output_dtype=name, **attributes), oracle.quantize(x, *spread, name))
+    oracle.assert_same_bits(quantize(x, *parameters, dtype=name, **attributes), oracle.quantize(x, *spread, name))
 
 
 @granularities
@@ -145,7 +145,7 @@ def test_float8e8m0_scales(code):
     """The scales are 2**-127 .. 2**127 and NaN. The quotient is nevertheless in float32."""
     scale = np.array(code, np.uint8).view(oracle.dtype("float8e8m0"))
     x = samples.SPECIAL
-    oracle.assert_same_bits(quantize(x, scale, output_dtype="float8e5m2"), oracle.quantize(x, scale, None, "float8e5m2"))
+    oracle.assert_same_bits(quantize(x, scale, dtype="float8e5m2"), oracle.quantize(x, scale, None, "float8e5m2"))
     codes = samples.codes("float8e5m2")
     y = dequantize(codes, scale, output_dtype="bfloat16")
     oracle.assert_same_bits(y, oracle.dequantize(codes, scale, None, "float8e5m2", "bfloat16"))
@@ -158,7 +158,7 @@ def test_int32_scales(precision):
     for x_name in ("int32", "float32"):
         x = np.random.default_rng(8).uniform(-(2.0**31), 2.0**31 - 200, (100, len(scale))).astype(x_name)
         for name in ("bfloat16", "int32"):
-            y = quantize(x, scale, precision=precision, output_dtype=name)
+            y = quantize(x, scale, precision=precision, dtype=name)
             oracle.assert_same_bits(y, oracle.quantize(x, scale, None, name, precision=precision))
 
 
@@ -205,7 +205,7 @@ def test_past_the_cache(name, offset):
     x = np.random.default_rng(10).normal(0, 20, (3, (1 << 24) // 3 + 5)).astype(np.float32)
     scale = np.array([0.1, 0.3, 0.7], np.float32)
     out = np.empty(x.size + offset, oracle.dtype(name))[offset:].reshape(x.shape)
-    assert quantize(x, scale, axis=0, output_dtype=name, out=out) is out
+    assert quantize(x, scale, axis=0, dtype=name, out=out) is out
     back = np.empty(x.size + offset, np.float32)[offset:].reshape(x.shape)
     assert dequantize(out, scale, axis=0, out=back) is back
     for i in range(3):

@@ -78,7 +78,7 @@ def test_by_way_of_zarr(tmp_path):
 @pytest.mark.parametrize("name", ["int4", "float8e4m3fn", "bfloat16", "uint16"])
 def test_zarr_holds_codes_as_bytes(name, tmp_path):
     x = values((40, 33), "float32")
-    codes = quark_numba.quantize(da.from_array(x, chunks=(16, 33)), 0.1, output_dtype=name)
+    codes = quark_numba.quantize(da.from_array(x, chunks=(16, 33)), 0.1, dtype=name)
     bits = codes.view(f"u{codes.dtype.itemsize}")
     attributes = {"dtype": codes.dtype.name}
     stored = zarr.create_array(
@@ -88,6 +88,6 @@ def test_zarr_holds_codes_as_bytes(name, tmp_path):
     stored = zarr.open_array(tmp_path / "codes")
     back = da.from_zarr(stored).view(stored.attrs["dtype"])
     assert back.chunks == codes.chunks
-    oracle.assert_same_bits(back.compute(), quark_numba.quantize(x, 0.1, output_dtype=name))
-    expected = quark_numba.dequantize(quark_numba.quantize(x, 0.1, output_dtype=name), np.float32(0.1))
+    oracle.assert_same_bits(back.compute(), quark_numba.quantize(x, 0.1, dtype=name))
+    expected = quark_numba.dequantize(quark_numba.quantize(x, 0.1, dtype=name), np.float32(0.1))
     oracle.assert_same_bits(quark_numba.dequantize(back, 0.1).compute(), expected)

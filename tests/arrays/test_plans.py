@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import quark_numba
-from quark_numba.linear import calls
+from quark_numba.linear import plans
+from quark_numba.linear.plans import plans as kept
 
 X = np.random.default_rng(61).normal(0, 40, (4, 6)).astype(np.float32)
 SCALES = {"tensor": np.float32(0.5), "axis": np.float32([0.5, 1, 2, 3, 4, 5]), "blocks": np.full((4, 3), 0.25, np.float32)}
@@ -15,9 +16,9 @@ SCALES = {"tensor": np.float32(0.5), "axis": np.float32([0.5, 1, 2, 3, 4, 5]), "
 
 @pytest.fixture(autouse=True)
 def no_plans():
-    calls._plans.clear()
+    kept.clear()
     yield
-    calls._plans.clear()
+    kept.clear()
 
 
 def arrays(granularity, dtype):
@@ -33,7 +34,7 @@ def test_a_plan_gives_the_same(call, dtype, granularity):
     x = X.astype(dtype) if call == "dequantize" else X
     function = getattr(quark_numba, call)
     first = function(x, scale, zero_point)
-    assert len(calls._plans) == 1
+    assert len(kept) == 1
     second = function(x, scale, zero_point)
     out = np.empty_like(first)
     assert function(x, scale, zero_point, out=out) is out
@@ -41,7 +42,7 @@ def test_a_plan_gives_the_same(call, dtype, granularity):
     assert function(x, scale, zero_point, out=aside) is aside
     for each in (second, out, aside):
         assert each.tobytes() == first.tobytes()
-    assert len(calls._plans) == 1
+    assert len(kept) == 1
 
 
 def test_values_are_read_in_each_call():
@@ -50,7 +51,7 @@ def test_values_are_read_in_each_call():
         zero_point[:] = number
         scale *= 2
         actual = quark_numba.quantize(X, scale, zero_point, axis=1)
-        calls._plans.clear()
+        kept.clear()
         np.testing.assert_array_equal(actual, quark_numba.quantize(X, scale, zero_point, axis=1))
 
 
@@ -69,24 +70,24 @@ def test_in_place():
         ({"block_size": 0.0}, TypeError),
         ({"saturate": 1.0}, ValueError),
         ({"opset": 9}, ValueError),
-        ({"output_dtype": 3.0}, TypeError),
+        ({"dtype": 3.0}, TypeError),
         ({"out": np.empty(3, np.int8)}, ValueError),
     ],
 )
 def test_wrong_options_after_a_plan(options, error):
     """They are equal to right ones, or the plan does not depend on them."""
     scale, zero_point = arrays("axis", np.int8)
-    for output_dtype in ("int8", 3):
-        quark_numba.quantize(X, scale, zero_point, axis=1, block_size=0, saturate=True, output_dtype=output_dtype)
+    for dtype in ("int8", 3):
+        quark_numba.quantize(X, scale, zero_point, axis=1, block_size=0, saturate=True, dtype=dtype)
     with pytest.raises(error):
-        quark_numba.quantize(X, scale, zero_point, **({"axis": 1, "output_dtype": 3} | options))
+        quark_numba.quantize(X, scale, zero_point, **({"axis": 1, "dtype": 3} | options))
 
 
 def test_what_has_no_plan():
     """Lists, other memory orders, other byte orders and subclasses."""
     scale = np.asarray(SCALES["tensor"])
     expected = quark_numba.quantize(X, scale)
-    calls._plans.clear()
+    kept.clear()
     for x in (
         X.tolist(),
         np.asfortranarray(X),
@@ -106,8 +107,8 @@ def test_a_limit_that_was_passed(monkeypatch):
     """As two threads pass it that add at the same time."""
     zero_point = np.array([5], np.int32)
     quark_numba.quantize(X, 0.1, zero_point)
-    (plan,) = calls._plans.values()
-    monkeypatch.setattr(calls, "_MOST_ZERO_POINTS", len(plan.zero_points) - 1)
+    (plan,) = kept.values()
+    monkeypatch.setattr(plans, "_MOST_ZERO_POINTS", len(plan.zero_points) - 1)
     zero_point[:] = 10**6
     quark_numba.quantize(X, 0.1, zero_point)
     assert len(plan.zero_points) == 1
@@ -128,12 +129,12 @@ def test_plans_share_zero_points():
     fill(range(3, 103))
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(calls._plans) == 102
+    assert len(kept) == 102
     assert grown < 102 * 8192
 
 
 def test_plans_are_limited(monkeypatch):
-    monkeypatch.setattr(calls, "_MOST_PLANS", 3)
+    monkeypatch.setattr(plans, "_MOST_PLANS", 3)
     for size in range(1, 9):
         quark_numba.quantize(X[0, :1].repeat(size), np.asarray(SCALES["tensor"]))
-        assert len(calls._plans) <= 3
+        assert len(kept) <= 3

@@ -72,7 +72,7 @@ def test_quantize_is_the_oracles(examples):
         x, scale, zero_point, name, attributes, spread = call
         before = x.copy()
         with np.errstate(all="ignore"):
-            y = quantize(x, scale, zero_point, output_dtype=name, **attributes)
+            y = quantize(x, scale, zero_point, dtype=name, **attributes)
             oracle.assert_same_bits(y, oracle.quantize(x, *spread, name))
         assert x.tobytes() == before.tobytes()
 
@@ -112,7 +112,7 @@ def test_quantize_is_monotonic(x, scale):
     x = np.sort(x)
     for name in QUANTIZED:
         with np.errstate(all="ignore"):
-            y = oracle.values(quantize(x, np.float32(scale), output_dtype=name), name)
+            y = oracle.values(quantize(x, np.float32(scale), dtype=name), name)
         assert np.all(y[1:] >= y[:-1]), name
 
 
@@ -123,10 +123,10 @@ def test_per_axis_is_per_tensor_slice_by_slice(call):
         return
     axis = attributes["axis"]
     with np.errstate(all="ignore"):
-        y = np.moveaxis(quantize(x, scale, zero_point, output_dtype=name, **attributes), axis, 0)
+        y = np.moveaxis(quantize(x, scale, zero_point, dtype=name, **attributes), axis, 0)
         for i, piece in enumerate(np.moveaxis(x, axis, 0)):
             of_slice = None if zero_point is None else zero_point[i]
-            oracle.assert_same_bits(y[i], quantize(piece, scale[i], of_slice, output_dtype=name))
+            oracle.assert_same_bits(y[i], quantize(piece, scale[i], of_slice, dtype=name))
 
 
 EXTENDED = list(OPERATORS.find("com.amd.quark", "ExtendedQuantizeLinear").formats)

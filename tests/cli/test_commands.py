@@ -312,7 +312,7 @@ def _process(*arguments, cache):
             ["--types", "int4"],
             "import numpy, quark_numba\n"
             "for size in (1, 1 << 20):\n"
-            "    y = quark_numba.quantize(numpy.ones(size, 'f'), 0.5, output_dtype='int4')\n"
+            "    y = quark_numba.quantize(numpy.ones(size, 'f'), 0.5, dtype='int4')\n"
             "    quark_numba.dequantize(y, 0.5)",
             marks=pytest.mark.full,
         ),

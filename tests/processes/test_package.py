@@ -35,7 +35,7 @@ x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
 codes = quark_numba.quantize(x, 0.01, np.int8(0))
 assert np.abs(quark_numba.dequantize(codes, 0.01, np.int8(0)) - x).max() < 0.01
 quark_numba.bfp_quantize_dequantize(x), quark_numba.mx_quantize_dequantize(x)
-quark_numba.pack(quark_numba.quantize(x, 0.5, output_dtype="int4"))
+quark_numba.pack(quark_numba.quantize(x, 0.5, dtype="int4"))
 quark_numba.to_tensor_proto(codes), quark_numba.register_schemas(), quark_numba.reference_ops(), quark_numba.get_library_path()
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -215,5 +215,5 @@ def test_float8_pairs(declared):
     after = optimized(before).model
     assert operators(after) == ["Region"]
     (z,) = quark_numba.InferenceSession(before).run(None, {"x": X})
-    codes = quark_numba.quantize(X, np.float32(0.3), output_dtype="float8e4m3fn")
+    codes = quark_numba.quantize(X, np.float32(0.3), dtype="float8e4m3fn")
     assert z.tobytes() == (X + quark_numba.dequantize(codes, np.float32(0.3))).tobytes()

@@ -186,7 +186,7 @@ def test_shapes_are_checked_in_the_run(domain, axis, x, scale, zero_point, messa
     for _ in range(2):  # the session goes on
         with pytest.raises(Exception, match=rf"INVALID_ARGUMENT.*{operator}: {message}"):
             run(node, **feeds)
-    with pytest.raises(ValueError, match=message):  # the direct call says the same
+    with pytest.raises(ValueError, match=message.replace("y_", "")):  # the direct call says the same, by its own names
         quark_numba.quantize(feeds["x"], feeds["scale"], feeds["zero_point"], axis=axis)
 
 

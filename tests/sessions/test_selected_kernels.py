@@ -1,8 +1,6 @@
 """Nodes of sessions select a kernel and the numbers of their state by their types and attributes. Nothing is compiled, and ONNX
 Runtime is not needed."""
 
-import importlib
-
 import numpy as np
 import processes
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from quark_numba.catalog import OPERATORS
 from quark_numba.element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT32
 from quark_numba.ort.nodes import context
+from quark_numba.ort.operators import node_of, table_of
 from quark_numba.region.key import parse
 
 PROGRAM = """region (float x0, float[1] x1, bfloat16 x2, float x3) => (float y) {
@@ -44,7 +43,7 @@ def overloads(operator):
 
 
 def select(operator, overload, **attributes):
-    node = importlib.import_module(f"quark_numba.ort.nodes.{operator.wing}")
+    node = node_of(operator.wing)
     return node, node.select(operator, overload, operator.values(REQUIRED | attributes))
 
 
@@ -61,7 +60,8 @@ def test_every_overload_selects_a_kernel_and_numbers_of_its_state(operator):
     for overload in map(operator.held, overloads(operator)):
         given = {"output_dtype": overload.outputs[0].number} if operator.takes_type else {}
         node, (key, numbers) = select(operator, overload, **given)
-        assert key in node.TABLE or hasattr(node.TABLE, "__missing__")
+        table = table_of(operator.wing)
+        assert key in table or hasattr(table, "__missing__")
         assert not own & set(numbers)
         assert repr(select(operator, overload, **given)[1]) == repr(context.Selection(key, numbers))  # a number may be NaN
         state = np.zeros((), node.STATE)

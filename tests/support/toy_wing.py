@@ -67,8 +67,7 @@ MIX = declared(
 
 # The names that a module of quark_numba.ort.nodes has. `add` registers this module as the one of the wing "toy".
 
-STATE = np.dtype([*context.STATE, ("factor", np.float32), ("offset", np.float32), ("is_mix", np.int64)])
-NUMBERS = ()
+STATE = context.state_dtype(("factor", np.float32), ("offset", np.float32), "is_mix")
 
 
 def select(operator, overload, attributes):
@@ -80,20 +79,14 @@ def select(operator, overload, attributes):
     return context.Selection(None, numbers)
 
 
-def functions(overload, key):
-    return {}
-
-
 def compute(state_address, context_address):
     state = record_at(state_address, STATE)
     shape = array_at(stack(2), 2, np.int64)
     room = stack(context.MAX_RANK)
     context.shape_of(state, context.input_of(state, context_address, 0), shape, room)
     if shape[1] == 0 and not state.is_mix:
-        return context.fault_status(state, False, 1, shape, array_at(room, 0, np.int64))
-    size = np.int64(1)
-    for i in range(shape[1]):
-        size *= array_at(shape[0], shape[1], np.int64)[i]
+        return context.fault_status(state, False, 1, shape, context.NO_NUMBERS)
+    size = context.size_of(context.shape_at(shape, 0))
     status, y_value = context.output_of(state, context_address, 0, shape[0], shape[1])
     if status:
         return status

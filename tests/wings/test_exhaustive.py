@@ -58,7 +58,7 @@ def mismatches(x, name):
     """Return the number of wrong results over all scales."""
     row, wrong = oracle.TYPES[name], 0
     for scale in SCALES:
-        y = quantize(x, scale, output_dtype=name)
+        y = quantize(x, scale, dtype=name)
         codes, is_nan = expected_codes(x, scale, name)
         different = y.view(f"u{y.dtype.itemsize}") != codes
         if is_nan.any():

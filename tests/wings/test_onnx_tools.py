@@ -48,6 +48,8 @@ def test_backend_case(case, way):
         if way == "direct call":
             function = {"QuantizeLinear": quark_numba.quantize, "DequantizeLinear": quark_numba.dequantize}[node.op_type]
             attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+            if "output_dtype" in attributes and function is quark_numba.quantize:
+                attributes["dtype"] = attributes.pop("output_dtype")
             y = function(*map(as_ml_dtypes, inputs), **attributes, opset=case.model.opset_import[0].version)
         else:
             evaluator = ReferenceEvaluator(case.model, new_ops=quark_numba.reference_ops(standard_ops=True))

@@ -49,14 +49,14 @@ def test_granularity(granularity, name):
     for with_zero_point in (True, False):
         x_shape, parameters, spread, attributes = cell(granularity, "float32", name, with_zero_point)
         x = np.random.default_rng(6).normal(0, 20, x_shape).astype(np.float32)
-        y = quantize_dequantize(x, *parameters, quantized_dtype=name, **attributes)
+        y = quantize_dequantize(x, *parameters, dtype=name, **attributes)
         oracle.assert_same_bits(y, expected(x, *spread, name))
 
 
 def test_out_strides_and_threads():
     x = np.random.default_rng(7).normal(0, 20, (501, 803)).astype(np.float32)
     for each in (x, np.asfortranarray(x), x[::2, ::-1]):
-        y = quantize_dequantize(each, np.float32(0.3), quantized_dtype="int8", out=(out := np.empty_like(each)))
+        y = quantize_dequantize(each, np.float32(0.3), dtype="int8", out=(out := np.empty_like(each)))
         assert y is out
         oracle.assert_same_bits(y, expected(each, np.float32(0.3), None, "int8"))
     in_place = x.copy()
@@ -79,9 +79,9 @@ X, SCALE = np.ones((2, 3), np.float32), np.ones(3, np.float32)
         (
             TypeError,
             "zero_point has element type int8; expected int4",
-            {"zero_point": SCALE.astype("i1"), "quantized_dtype": "int4"},
+            {"zero_point": SCALE.astype("i1"), "dtype": "int4"},
         ),
-        (TypeError, "quantized_dtype has element type float32; expected uint8 or", {"quantized_dtype": "float32"}),
+        (TypeError, "dtype has element type float32; expected uint8 or", {"dtype": "float32"}),
         (TypeError, "axis is 1.0; expected an integer", {"axis": 1.0}),
         (ValueError, "axis is 2, out of range", {"axis": 2}),
         (ValueError, "block_size is -1; expected", {"block_size": -1}),
@@ -98,8 +98,8 @@ def test_wrong_arguments(error, message, arguments):
 
 
 def test_zero_point_without_a_dtype():
-    assert quantize_dequantize([[-3.0, 300.0]], 1.0, 1, quantized_dtype="int8").tolist() == [[-3, 126]]
-    assert quantize_dequantize([[0.3]], 1.0, quantized_dtype=ml_dtypes.float4_e2m1fn).tolist() == [[0.5]]
+    assert quantize_dequantize([[-3.0, 300.0]], 1.0, 1, dtype="int8").tolist() == [[-3, 126]]
+    assert quantize_dequantize([[0.3]], 1.0, dtype=ml_dtypes.float4_e2m1fn).tolist() == [[0.5]]
 
 
 @pytest.mark.compiled

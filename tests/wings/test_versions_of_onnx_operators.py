@@ -11,8 +11,8 @@ import samples
 
 from quark_numba import dequantize, quantize
 from quark_numba.element_types import ELEMENT_TYPES
-from quark_numba.linear import calls
 from quark_numba.linear.dispatch import TABLE
+from quark_numba.linear.plans import Plan
 from quark_numba.linear.versions import LATEST_OPSET, VERSIONS, version_of_opset
 
 OPERATORS = {"quantize": "QuantizeLinear", "dequantize": "DequantizeLinear"}
@@ -64,7 +64,7 @@ def no_kernels(monkeypatch):
     def convert(plan, *arguments):
         assert plan.kernel is TABLE[plan.key]
 
-    monkeypatch.setattr(calls._Plan, "convert", convert)
+    monkeypatch.setattr(Plan, "convert", convert)
 
 
 NAMES = [row.name for row in ELEMENT_TYPES]
@@ -83,7 +83,7 @@ def accepted(call, *arguments, **attributes):
 @pytest.mark.usefixtures("no_kernels")
 @opsets
 def test_types_of_quantize(opset):
-    """Calls accept exactly the combinations of types in the schema. The zero point or output_dtype gives the output type."""
+    """Calls accept exactly the combinations of types in the schema. The zero point or dtype gives the output type."""
     expected = schema("quantize", opset)
     x_names, scale_names, y_names = (type_names(expected, parameter) for parameter in expected.inputs)
     alike = expected.inputs[0].type_str == expected.inputs[1].type_str
@@ -93,7 +93,7 @@ def test_types_of_quantize(opset):
         arguments = ARRAYS[x], ARRAYS[scale]
         assert accepted(quantize, *arguments, ARRAYS[y], opset=opset) == allowed, (x, scale, y)
         output_dtype = allowed and has_output_dtype
-        assert accepted(quantize, *arguments, output_dtype=y, opset=opset) == output_dtype, (x, scale, y)
+        assert accepted(quantize, *arguments, dtype=y, opset=opset) == output_dtype, (x, scale, y)
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -134,16 +134,17 @@ def test_attributes(operation, opset, attribute):
     call = quantize if operation == "quantize" else dequantize
     if operation == "dequantize" and attribute in ("saturate", "precision"):
         pytest.skip("no version of dequantize has it")
+    argument = attribute
     if attribute == "output_dtype":
-        value = "int8" if operation == "quantize" else "float32"
+        argument, value = ("dtype", "int8") if operation == "quantize" else (attribute, "float32")
     x = np.ones(x_shape, np.float32 if operation == "quantize" else np.int8)
     scale = np.ones(scale_shape, np.float32)
     if attribute in schema(operation, opset).attributes:
-        call(x, scale, opset=opset, **{attribute: value})
+        call(x, scale, opset=opset, **{argument: value})
     else:
         name = f"{OPERATORS[operation]}-{schema(operation, opset).since_version}"
-        with pytest.raises(ValueError, match=f"{attribute} is {value!r}; {name} has no such attribute"):
-            call(x, scale, opset=opset, **{attribute: value})
+        with pytest.raises(ValueError, match=f"{argument} is {value!r}; {name} has no attribute {attribute}"):
+            call(x, scale, opset=opset, **{argument: value})
     assert set(schema(operation, opset).attributes) <= set(ATTRIBUTES)
 
 
@@ -152,11 +153,11 @@ def test_attributes(operation, opset, attribute):
 @operations
 def test_attributes_left_out(operation, opset):
     """Every version accepts the values that stand for omitted attributes."""
-    left_out = {"axis": 1, "block_size": 0, "output_dtype": None}
+    left_out = {"axis": 1, "block_size": 0}
     if operation == "quantize":
-        quantize(np.ones(3, np.float32), np.float32(1), **left_out, saturate=True, precision=None, opset=opset)
+        quantize(np.ones(3, np.float32), np.float32(1), **left_out, dtype=None, saturate=True, precision=None, opset=opset)
     else:
-        dequantize(np.ones(3, np.int8), np.float32(1), **left_out, opset=opset)
+        dequantize(np.ones(3, np.int8), np.float32(1), **left_out, output_dtype=None, opset=opset)
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -178,7 +179,7 @@ def test_granularities(operation, opset):
 @opsets
 def test_int32_has_no_zero_point(opset):
     dequantize(np.int32(3), np.float32(1), np.int32(0), opset=opset)
-    with pytest.raises(ValueError, match=r"x_zero_point is not zero; expected zeros for int32 in DequantizeLinear-\d+"):
+    with pytest.raises(ValueError, match=r"zero_point is not zero; expected zeros for int32 in DequantizeLinear-\d+"):
         dequantize(np.int32(3), np.float32(1), np.int32(1), opset=opset)
     dequantize(np.int32(3), np.float32(1), np.int32(1))
 

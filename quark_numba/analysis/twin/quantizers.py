@@ -353,7 +353,7 @@ def _round_trip(
             form.zero_point,
             axis=form.axis,
             block_size=form.block_size,
-            quantized_dtype=None if form.zero_point is not None else form.element_type.name,
+            dtype=None if form.zero_point is not None else form.element_type.name,
         )
     if not followers:
         return graph.as_function(node)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...compiling import jit
-from ...compiling.intrinsics import allocate, array_at, ask, call, release
+from ...compiling.intrinsics import allocate, array_at, ask, call, release, stack
 from ...declaration import Operator
 from ..c_api import API_WORDS, ORT_FAIL, ORT_INVALID_ARGUMENT, OrtApi, keep
 
@@ -27,6 +27,11 @@ STATE = [
 
 # The largest rank of a tensor: numpy's limit.
 MAX_RANK = 64
+
+# Work up to this cost is left to one thread, which is done before a second one would have woken up. In a model the second one
+# is often awake already, so that less would be better there: this is a compromise. The unit is the conversion of an element by
+# the wing `linear`.
+_SMALL = 1 << 16
 
 # The order of messages: two for every operator, then those of the operator's faults, whose numbers begin with 1.
 _NO_MEMORY, _RANK, _FIRST_FAULT = 0, 1, 1
@@ -48,12 +53,20 @@ _RELEASE_SHAPE = int(OrtApi.ReleaseTensorTypeAndShapeInfo)
 # _FIRST_TEXT stands for a number. All other bytes are text.
 _FIRST_NUMBER, _FIRST_TEXT = 9, 32
 
+# The numbers for `fault_status` of a wing whose messages mention none. Numba cannot index an empty tuple.
+NO_NUMBERS = (0,)
+
 
 class Selection(NamedTuple):
     """The kernel and the numbers that a node's types and attributes select."""
 
-    key: Any  # of the wing's dispatch table
+    key: Any  # of the wing's dispatch table; None: the node has no kernel
     numbers: Mapping[str, Any]  # by the names of the state's fields; a tuple for a field that is an array
+
+
+def state_dtype(*fields: Any) -> np.dtype[Any]:
+    """The dtype of a wing's states: STATE, followed by these fields, in numpy's form. A name alone is a field of int64."""
+    return np.dtype([*STATE, *((field, np.int64) if isinstance(field, str) else field for field in fields)])
 
 
 def fill(state: Any, numbers: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
@@ -133,6 +146,38 @@ def inputs_of(state: Any, context: int, count: int, values: Any, shapes: Any, ro
     return has_many
 
 
+@jit.expand
+def inputs(state: Any, context: int, count: int, most: int) -> Any:
+    """(whether an input has a rank above MAX_RANK, the values, the shapes) of the first `count` inputs of at most `most`, as
+    `inputs_of` gets them. The other values and shapes are 0: messages read those of inputs that a node lacks, too."""
+    values, shapes = array_at(stack(most), most, np.int64), array_at(stack(2 * most), 2 * most, np.int64)
+    for k in range(most):
+        values[k] = shapes[2 * k] = shapes[2 * k + 1] = 0
+    has_many = inputs_of(state, context, count, values, shapes, stack(most * MAX_RANK))
+    return has_many, values, shapes
+
+
+@jit.expand
+def shape_at(shapes: Any, index: int) -> Any:
+    """The shape of an input, as an array."""
+    return array_at(shapes[2 * index], shapes[2 * index + 1], np.int64)
+
+
+@jit.function
+def size_of(shape: Any) -> int:
+    """The number of elements of a shape."""
+    size: Any = np.int64(1)
+    for i in range(shape.size):
+        size *= shape[i]
+    return size
+
+
+@jit.inline
+def is_small(cost: int) -> bool:
+    """Whether work of this cost is left to one thread, see _SMALL."""
+    return cost <= _SMALL
+
+
 @jit.inline
 def run_tasks(state: Any, context: int, work: int, count: int, is_serial: bool) -> int:
     """Do `count` parts of the work at an address, on this thread if `is_serial`, else on the session's threads. Returns an
@@ -188,12 +233,12 @@ def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, numbers: A
     """An OrtStatus for a fault: if `has_many`, that a tensor has too many dimensions, else the fault of this number among the
     operator's.
 
-    `shapes` has the two words of `shape_of` for each input, `numbers` has the values of the wing's NUMBERS: the message may
-    mention these. If there is no memory for the message, the status says that memory ran out."""
+    `shapes` has the two words of `shape_of` for each input, `numbers` is a tuple of the values of the wing's NUMBERS: the
+    message may mention these. If there is no memory for the message, the status says that memory ran out."""
     api = array_at(state.api, API_WORDS, np.int64)
     message = array_at(state.messages + 16 * (_RANK if has_many else _FIRST_FAULT + fault), 2, np.int64)
     template = array_at(message[0], message[1], np.uint8)
-    size = template.size + 1 + 20 * numbers.size
+    size = template.size + 1 + 20 * len(numbers)
     for i in range(1, shapes.size, 2):
         size += 22 * shapes[i] + 3  # digits, sign, comma and space; parentheses
     address = allocate(size)
@@ -202,15 +247,17 @@ def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, numbers: A
     text = array_at(address, size, np.uint8)
     at = size - 1
     text[at] = 0
+    number = array_at(stack(1), 1, np.int64)
     for i in range(template.size):
         mark = np.int64(template[template.size - 1 - i])
         if mark >= _FIRST_TEXT:
             at -= 1
             text[at] = mark
+        elif mark >= _FIRST_NUMBER:
+            number[0] = numbers[mark - _FIRST_NUMBER]
+            at = _write(text, at, number, False)
         else:
-            is_shape = mark < _FIRST_NUMBER
-            where = shapes[2 * mark - 2] if is_shape else numbers.ctypes.data + 8 * (mark - _FIRST_NUMBER)
-            at = _write(text, at, array_at(where, shapes[2 * mark - 1] if is_shape else 1, np.int64), is_shape)
+            at = _write(text, at, array_at(shapes[2 * mark - 2], shapes[2 * mark - 1], np.int64), True)
     status = call(api[_CREATE_STATUS], (ORT_INVALID_ARGUMENT, address + at))
     release(address)
     return status

@@ -13,7 +13,6 @@ from ...declaration import FakeQuantize, Operator, Overload
 from ...element_types import FLOAT32, INT32
 from ...element_types.operands import INT64
 from ...fake_quantization import granularity
-from ...fake_quantization.dispatch import TABLE
 from ...fake_quantization.kernels import CHUNK, WORK, prepare_function
 from ...fake_quantization.key import FORMS, Key, count_numbers
 from ...fake_quantization.operators import VALUES, key_of
@@ -27,33 +26,27 @@ INPUTS = MOST + 1
 # The axis of operands that broadcast as in numpy.
 NO_AXIS = np.iinfo(np.int64).min
 
-STATE = np.dtype(
-    [
-        *context.STATE,
-        ("prepare", np.int64),  # the C function that makes the numbers of the format
-        ("parameters", np.int64),  # the number of parameters
-        ("numbers", np.int64),  # the number of numbers
-        ("inputs", np.int64),  # the number of inputs of a node that has all of them
-        # For each parameter: the input that has it, 0 for none; the same if the node lacks its last input; its value if no
-        # input has it; whether it has to be of one element.
-        ("sources", np.int64, MOST),
-        ("fewer_sources", np.int64, MOST),
-        ("values", np.float64, MOST),
-        ("fewer_values", np.float64, MOST),
-        ("single", np.int64, MOST),
-        ("axis", np.int64),
-        ("kinds", np.int64, INPUTS),  # of the elements of each input, see `KINDS`
-    ]
+STATE = context.state_dtype(
+    "prepare",  # the C function that makes the numbers of the format
+    "parameters",  # the number of parameters
+    "numbers",  # the number of numbers
+    "inputs",  # the number of inputs of a node that has all of them
+    # For each parameter: the input that has it, 0 for none; the same if the node lacks its last input; its value if no input
+    # has it; whether it has to be of one element.
+    ("sources", np.int64, MOST),
+    ("fewer_sources", np.int64, MOST),
+    ("values", np.float64, MOST),
+    ("fewer_values", np.float64, MOST),
+    ("single", np.int64, MOST),
+    "axis",
+    ("kinds", np.int64, INPUTS),  # of the elements of each input, see `KINDS`
 )
-NUMBERS = ()
 
 # Kinds of elements.
 FLOATS, INTEGERS, LONG_INTEGERS = range(3)
 KINDS = {FLOAT32: FLOATS, INT32: INTEGERS, INT64: LONG_INTEGERS}
 
-# Up to this many elements are left to one thread, which is done before a second one would have woken up.
-SERIAL_SIZE = 1 << 15
-
+COST = 2  # of an element, see `context.is_small`
 WORK_WORDS = WORK.itemsize // 8
 SOURCES_AT, FEWER_AT, VALUES_AT, FEWER_VALUES_AT, SINGLE_AT, KINDS_AT = (
     STATE.fields[name][1]  # type: ignore[index]
@@ -102,8 +95,8 @@ def _meaning(operator: Operator, count: int, attributes: Mapping[str, Any]) -> F
 
 
 def functions(overload: Overload, key: Key) -> dict[str, Any]:
-    """The C functions of the state."""
-    return {"task": TABLE[key].task, "prepare": prepare_function(key)}
+    """The C functions of the state, besides the task."""
+    return {"prepare": prepare_function(key)}
 
 
 @jit.inline
@@ -121,20 +114,15 @@ def _along(shape: Any, axis: int, rank: int, room: Any) -> Any:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    values, shapes = array_at(stack(INPUTS), INPUTS, np.int64), array_at(stack(2 * INPUTS), 2 * INPUTS, np.int64)
-    shapes[:] = 0  # messages read those of inputs that a node lacks, too
-    count = context.count_inputs(state, context_address)
+    count = min(context.count_inputs(state, context_address), state.inputs)
+    has_many, values, shapes = context.inputs(state, context_address, count, INPUTS)
     fault: Any = np.int64(0)
-    if count > state.inputs:
-        count = state.inputs
-    has_many = context.inputs_of(state, context_address, count, values, shapes, stack(INPUTS * MAX_RANK))
     has_all = count == state.inputs and values[count - 1] != 0
     sources = array_at(state_address + (SOURCES_AT if has_all else FEWER_AT), MOST, np.int64)
     numbers = array_at(state_address + (VALUES_AT if has_all else FEWER_VALUES_AT), MOST, np.float64)
     single = array_at(state_address + SINGLE_AT, MOST, np.int64)
     kinds = array_at(state_address + KINDS_AT, INPUTS, np.int64)
-    x_shape = array_at(shapes[0], shapes[1], np.int64)
-    rank = shapes[1]
+    x_shape, rank = context.shape_at(shapes, 0), shapes[1]
     lengths = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     axis = state.axis
     if axis != NO_AXIS and axis < 0:
@@ -144,7 +132,7 @@ def compute(state_address: int, context_address: int) -> int:
         number = sources[k]
         if number == 0 or number >= count or has_many or fault != 0:
             continue
-        shape = array_at(shapes[2 * number], shapes[2 * number + 1], np.int64)
+        shape = context.shape_at(shapes, number)
         if single[k] or (axis != NO_AXIS and shape.size != 1):
             for d in range(shape.size):
                 if shape[d] != 1:
@@ -158,13 +146,12 @@ def compute(state_address: int, context_address: int) -> int:
         if place < 0:
             fault = 2 * number - 1
         first, last = min(first, place), max(last, _last_place(x_shape, shape))
-    no_numbers = array_at(stack(1), 0, np.int64)
     if has_many or fault != 0:
-        return context.fault_status(state, has_many, fault, shapes, no_numbers)
+        return context.fault_status(state, has_many, fault, shapes, context.NO_NUMBERS)
     status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
-    size = rows = inner = np.int64(1)
+    size = context.size_of(x_shape)
+    rows = inner = np.int64(1)
     for d in range(rank):
-        size *= x_shape[d]
         if d >= first and d <= last:
             rows *= x_shape[d]
         if d > last:
@@ -185,10 +172,8 @@ def compute(state_address: int, context_address: int) -> int:
             for row in range(rows):
                 parameters[k * rows + row] = numbers[k]
             continue
-        shape = _along(array_at(shapes[2 * number], shapes[2 * number + 1], np.int64), axis, rank, lengths)
-        elements = np.int64(1)
-        for d in range(shape.size):
-            elements *= shape[d]
+        shape = _along(context.shape_at(shapes, number), axis, rank, lengths)
+        elements = context.size_of(shape)
         data, kind = context.data_of(state, values[number]), kinds[number]
         floats, integers = array_at(data, elements, np.float32), array_at(data, elements, np.int32)
         for row in range(rows):
@@ -201,14 +186,14 @@ def compute(state_address: int, context_address: int) -> int:
                 parameters[k * rows + row] = array_at(data, elements, np.int64)[index]
     made = memory + 8 * rows * state.parameters
     if call(state.prepare, (memory, made, rows)) == 0:
-        status = context.fault_status(state, False, VALUES, shapes, no_numbers)
+        status = context.fault_status(state, False, VALUES, shapes, context.NO_NUMBERS)
     else:
         work_address = stack(WORK_WORDS)
         work = record_at(work_address, WORK)
         work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
         work.numbers, work.size, work.inner, work.rows = made, size, inner, rows
         chunks = (size + CHUNK - 1) // CHUNK
-        status = context.run_tasks(state, context_address, work_address, chunks, size <= SERIAL_SIZE)
+        status = context.run_tasks(state, context_address, work_address, chunks, context.is_small(COST * size))
     if rows > 1:
         release(memory)
     return status

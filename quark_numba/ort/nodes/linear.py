@@ -13,37 +13,25 @@ from ...declaration import Operator, Overload
 from ...element_types import FLOAT8E8M0, FLOAT64, INT32
 from ...linear import exponents, granularity
 from ...linear import key as keys
-from ...linear.dispatch import TABLE
 from ...linear.granularity import NO_FAULT
 from ...linear.kernels import CHUNK, WORK, widen_function
 from . import context
 
-STATE = np.dtype(
-    [
-        *context.STATE,
-        ("axis", np.int64),
-        ("block_size", np.int64),
-        # The kernel may take scales and zero points in a wider type than the tensor's: then `widen` is the C function that
-        # converts them, else 0. The itemsize is that of the kernel's type.
-        ("widen_scale", np.int64),
-        ("scale_itemsize", np.int64),
-        ("widen_zero_point", np.int64),
-        ("zero_point_itemsize", np.int64),
-        ("zero_point_bits", np.int64),  # of a zero point in the tensor
-    ]
+STATE = context.state_dtype(
+    "axis",
+    "block_size",
+    # The kernel may take scales and zero points in a wider type than the tensor's: then `widen` is the C function that converts
+    # them, else 0. The itemsize is that of the kernel's type.
+    "widen_scale",
+    "scale_itemsize",
+    "widen_zero_point",
+    "zero_point_itemsize",
+    "zero_point_bits",  # of a zero point in the tensor
 )
-
-NUMBERS = ("axis", "block_size")
-FREE = ("axis", "block_size")
-
-# Up to this many elements are left to one thread, which is done before a second one would have woken up. In a model the second
-# one is often awake already, so that fewer would be better there: this is a compromise.
-SERIAL_SIZE = 1 << 16
-
+NUMBERS = FREE = ("axis", "block_size")
 WORK_WORDS = WORK.itemsize // 8
 
-_size = jit.function(granularity.size_of)
-_loop_shape = jit.function(granularity.loop_shape, size_of=_size)
+_loop_shape = jit.function(granularity.loop_shape, size_of=context.size_of)
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
@@ -74,10 +62,9 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
 
 
 def functions(overload: Overload, key: keys.Key) -> dict[str, Any]:
-    """The C functions of the state."""
+    """The C functions of the state, besides the task."""
     scale = overload.inputs[1]
     return {
-        "task": TABLE[key].task,
         "widen_scale": (
             exponents.widen_function(key.scale_dtype) if scale is FLOAT8E8M0 else widen_function(scale, key.scale_dtype)
         ),
@@ -136,23 +123,17 @@ def settle(state_address: int, values_address: int) -> int:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    values, shapes = array_at(stack(3), 3, np.int64), array_at(stack(6), 6, np.int64)
-    values[2] = 0
     count = context.count_inputs(state, context_address)
-    has_many = context.inputs_of(state, context_address, count, values, shapes, stack(3 * context.MAX_RANK))
+    has_many, values, shapes = context.inputs(state, context_address, count, 3)
     x, scale, zero_point = values[0], values[1], values[2]
     if zero_point == 0:
         shapes[4], shapes[5] = shapes[2], shapes[3]
-    x_shape = array_at(shapes[0], shapes[1], np.int64)
-    scale_shape = array_at(shapes[2], shapes[3], np.int64)
-    fault, loop = _loop_shape(x_shape, scale_shape, array_at(shapes[4], shapes[5], np.int64), state.axis, state.block_size)
+    x_shape, scale_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
+    fault, loop = _loop_shape(x_shape, scale_shape, context.shape_at(shapes, 2), state.axis, state.block_size)
     if has_many or fault != NO_FAULT:
-        numbers = array_at(stack(2), 2, np.int64)
-        numbers[0], numbers[1] = state.axis, state.block_size
-        return context.fault_status(state, has_many, fault, shapes, numbers)
-
+        return context.fault_status(state, has_many, fault, shapes, (state.axis, state.block_size))
     status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
-    size = _size(x_shape)
+    size = context.size_of(x_shape)
     if status or size == 0:
         return status
     work_address = stack(WORK_WORDS)
@@ -160,7 +141,7 @@ def compute(state_address: int, context_address: int) -> int:
     work.size = size
     work.length, work.block, work.inner, work.rows, work.vary = loop.length, loop.block, loop.inner, loop.rows, loop.vary
     work.x, work.y = context.data_of(state, x), context.data_of(state, y)
-    given = _size(scale_shape)
+    given = context.size_of(scale_shape)
     scales = loop.rows * loop.inner if loop.vary else loop.rows
     scale_data = context.data_of(state, scale)
     zero_points, zero_point_data = 1, 0
@@ -180,7 +161,7 @@ def compute(state_address: int, context_address: int) -> int:
         status = context.no_memory(state)
     else:
         chunks = (size + CHUNK - 1) // CHUNK
-        status = context.run_tasks(state, context_address, work_address, chunks, size <= SERIAL_SIZE)
+        status = context.run_tasks(state, context_address, work_address, chunks, context.is_small(size))
     if work.scale != scale_data and work.scale != one_scale:
         release(work.scale)
     if work.zero_point != zero_point_data and work.zero_point != one_zero_point:

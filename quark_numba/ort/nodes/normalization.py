@@ -11,26 +11,14 @@ import numpy as np
 from ...compiling import jit
 from ...compiling.intrinsics import array_at, record_at, stack
 from ...declaration import Operator, Overload
-from ...element_types import ElementType
 from ...normalization import granularity
-from ...normalization.dispatch import TABLE
 from ...normalization.granularity import NO_FAULT
 from ...normalization.kernels import WORK, part_of
 from . import context
 
-STATE = np.dtype(
-    [
-        *context.STATE,
-        ("threads", np.int64),  # the largest number of threads
-        ("epsilon", np.float32),
-    ]
-)
-NUMBERS = ()
+STATE = context.state_dtype("threads", ("epsilon", np.float32))  # the largest number of threads
 FREE = ("epsilon",)
-
-# Up to this many elements are left to one thread, which is done before a second one would have woken up.
-SERIAL_SIZE = 1 << 14
-
+COST = 4  # of an element, see `context.is_small`
 WORK_WORDS = WORK.itemsize // 8
 
 _instance_shape = jit.function(granularity.instance_shape)
@@ -39,11 +27,6 @@ _instance_shape = jit.function(granularity.instance_shape)
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
     """The kernel's key, epsilon and this machine's number of processors."""
     return context.Selection(overload.inputs[0], {"threads": os.cpu_count() or 1, "epsilon": attributes["epsilon"]})
-
-
-def functions(overload: Overload, key: ElementType) -> dict[str, Any]:
-    """The C functions of the state."""
-    return {"task": TABLE[key].task}
 
 
 def settle(state_address: int, values_address: int) -> int:
@@ -55,12 +38,11 @@ def settle(state_address: int, values_address: int) -> int:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    values, shapes = array_at(stack(3), 3, np.int64), array_at(stack(6), 6, np.int64)
-    has_many = context.inputs_of(state, context_address, 3, values, shapes, stack(3 * context.MAX_RANK))
-    x_shape, scale_shape = array_at(shapes[0], shapes[1], np.int64), array_at(shapes[2], shapes[3], np.int64)
-    fault, instances, channels, length = _instance_shape(x_shape, scale_shape, array_at(shapes[4], shapes[5], np.int64))
+    has_many, values, shapes = context.inputs(state, context_address, 3, 3)
+    x_shape, scale_shape, bias_shape = (context.shape_at(shapes, 0), context.shape_at(shapes, 1), context.shape_at(shapes, 2))
+    fault, instances, channels, length = _instance_shape(x_shape, scale_shape, bias_shape)
     if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, array_at(stack(1), 0, np.int64))
+        return context.fault_status(state, has_many, fault, shapes, context.NO_NUMBERS)
     status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
     size = instances * length
     if status or size == 0:
@@ -72,4 +54,4 @@ def compute(state_address: int, context_address: int) -> int:
     work.instances, work.channels, work.length = instances, channels, length
     work.epsilon, work.part = state.epsilon, part_of(instances, length, state.threads)
     parts = (instances + work.part - 1) // work.part
-    return context.run_tasks(state, context_address, work_address, parts, size <= SERIAL_SIZE)
+    return context.run_tasks(state, context_address, work_address, parts, context.is_small(COST * size))

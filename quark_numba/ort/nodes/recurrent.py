@@ -10,9 +10,7 @@ import numpy as np
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
 from ...declaration import Operator, Overload
-from ...element_types import ElementType
 from ...recurrent import fixed_point, granularity
-from ...recurrent.dispatch import TABLE
 from ...recurrent.fixed_point import LAYER, OPERANDS, layer_of
 from ...recurrent.granularity import DIRECTIONS, GATES, NO_FAULT
 from ...recurrent.kernels import (
@@ -26,21 +24,16 @@ from ...recurrent.kernels import (
 )
 from . import context
 
-STATE = np.dtype(
-    [
-        *context.STATE,
-        ("weights", np.int64),  # the address of the codes of constant weights; 0 if the weights are not constant
-        ("layer", LAYER),
-    ]
+STATE = context.state_dtype(
+    "weights",  # the address of the codes of constant weights; 0 if the weights are not constant
+    ("layer", LAYER),
 )
 NUMBERS = ("hidden_size",)
 
 # The first ones are those of LAYER, in its order. The direction has no meaning.
 FREE = ("hidden_size", *(f"{name}_{of}" for of in ("scale", "zero_point") for name in OPERANDS), "direction")
 
-# Up to this many elements of y are left to one thread, which is done before a second one would have woken up.
-SERIAL_SIZE = 1 << 9
-
+COST = 1 << 7  # of an element of y, see `context.is_small`
 STATE_WORDS = STATE.itemsize // 8
 WORK_WORDS = WORK.itemsize // 8
 LAYER_AT = STATE.fields["layer"][1]  # type: ignore[index]
@@ -52,11 +45,6 @@ _derive = jit.function(fixed_point.derive, mantissa_and_shift=jit.function(fixed
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
     """The kernel's key and the numbers of the layer. Raises ValueError for wrong attributes."""
     return context.Selection(overload.inputs[0], {"layer": layer_of(attributes)[0]})
-
-
-def functions(overload: Overload, key: ElementType) -> dict[str, Any]:
-    """The C functions of the state."""
-    return {"task": TABLE[key].task}
 
 
 def settle(state_address: int, values_address: int) -> int:
@@ -120,15 +108,12 @@ def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
     hidden = state.layer.hidden
-    values, shapes = array_at(stack(4), 4, np.int64), array_at(stack(8), 8, np.int64)
-    has_many = context.inputs_of(state, context_address, 4, values, shapes, stack(4 * context.MAX_RANK))
-    x_shape, w_shape = array_at(shapes[0], shapes[1], np.int64), array_at(shapes[2], shapes[3], np.int64)
-    r_shape, b_shape = array_at(shapes[4], shapes[5], np.int64), array_at(shapes[6], shapes[7], np.int64)
+    has_many, values, shapes = context.inputs(state, context_address, 4, 4)
+    x_shape, w_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
+    r_shape, b_shape = context.shape_at(shapes, 2), context.shape_at(shapes, 3)
     fault, steps, batch, inputs = _layer_shape(hidden, x_shape, w_shape, r_shape, b_shape)
     if has_many or fault != NO_FAULT:
-        numbers = array_at(stack(1), 1, np.int64)
-        numbers[0] = hidden
-        return context.fault_status(state, has_many, fault, shapes, numbers)
+        return context.fault_status(state, has_many, fault, shapes, (hidden,))
     y_shape = array_at(stack(4), 4, np.int64)
     y_shape[0], y_shape[1], y_shape[2], y_shape[3] = steps, DIRECTIONS, batch, hidden
     status, y = context.output_of(state, context_address, 0, y_shape.ctypes.data, 4)
@@ -150,6 +135,6 @@ def compute(state_address: int, context_address: int) -> int:
         work.phase = phase
         parts = count_parts(phase, steps, batch, hidden)
         if status == 0:
-            status = context.run_tasks(state, context_address, work_address, parts, size <= SERIAL_SIZE)
+            status = context.run_tasks(state, context_address, work_address, parts, context.is_small(COST * size))
     release(memory)
     return status

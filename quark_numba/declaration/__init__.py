@@ -1,0 +1,42 @@
+"""The declaration of an operator: its types, inputs and attributes, how it is computed, and what its nodes mean.
+
+Registration with ONNX Runtime, schemas, the reference evaluator, the optimiser, the command and the tables of the documentation
+read the declarations. None of them knows an operator by name."""
+
+from .meaning import (
+    Affine,
+    AnyOperand,
+    BlockRoundTrip,
+    Dequantize,
+    DynamicQuantize,
+    FakeQuantize,
+    Meaning,
+    Quantize,
+    RoundTrip,
+    StoredForm,
+)
+from .operator import Operator, held
+from .schema import Attribute, Kind, Overload, Parameter, Shape, Tensor, known, shape_text
+
+__all__ = [
+    "Affine",
+    "AnyOperand",
+    "Attribute",
+    "BlockRoundTrip",
+    "Dequantize",
+    "DynamicQuantize",
+    "FakeQuantize",
+    "Kind",
+    "Meaning",
+    "Operator",
+    "Overload",
+    "Parameter",
+    "Quantize",
+    "RoundTrip",
+    "Shape",
+    "StoredForm",
+    "Tensor",
+    "held",
+    "known",
+    "shape_text",
+]

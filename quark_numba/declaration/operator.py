@@ -1,0 +1,100 @@
+"""An operator: its schema, how it is computed, and what its nodes mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..element_types import UINT8, ElementType
+from .meaning import Meaning
+from .schema import Overload, Schema, Tensor
+
+
+def held(uint8_holds: ElementType | None, element_type: ElementType) -> ElementType:
+    """Return the element type of the codes in a tensor, if tensors of uint8 hold those of `uint8_holds`."""
+    return uint8_holds if uint8_holds and element_type is UINT8 else element_type
+
+
+@dataclass(frozen=True, eq=False)
+class Operator(Schema):
+    """A version of an operator: its schema, and what the package does with its nodes.
+
+    Parameters
+    ----------
+    wing : str
+        The package of the operator. ``ort/nodes`` has a module of the same name, with the compute function.
+    operation : str
+        The wing's name for the computation. Operators with the same computation have the same `operation`.
+    call : callable
+        ``call(*inputs, **attributes)`` with arrays, None for an omitted input, and values for all attributes. Returns an array,
+        or a tuple of arrays if there are several outputs. Raises TypeError or ValueError.
+    infer : callable
+        ``infer(inputs, attributes)`` with a ``Tensor`` for each input, None for an omitted input, and values for all
+        attributes. Returns a ``Tensor`` for each output. Raises ValueError for invalid attributes and shapes.
+    faults : mapping of number to message
+        The messages of the errors that a run may find. In a message, ``{NAME_shape}`` stands for the shape of the input NAME,
+        and ``{NAME}`` for the value of the attribute NAME, an INT.
+    formats : mapping of name to element type
+        The number formats that the operator quantizes to or from, each with the element type of the tensors that hold it; None
+        if no tensor does.
+    format_of : callable
+        ``format_of(types, attributes)`` with the name of each input's element type, None if it is unknown or the input is
+        omitted, and the attributes of a node. Returns the name of the node's format, "?" if it is unknown.
+    column : str
+        The type variable that the tables of the documentation have columns for. Their rows are formats.
+    meaning : callable, optional
+        ``meaning(inputs, attributes)`` with an ``Operand`` for each input, None for an omitted input, and values for all
+        attributes. Returns the meaning of a node: ``Quantize``, ``Dequantize``, ``RoundTrip``, ``BlockRoundTrip``,
+        ``DynamicQuantize`` or ``FakeQuantize``. Raises ValueError for invalid attributes. None: the nodes round inside their
+        computation.
+    like : callable, optional
+        ``like(inputs, attributes)`` with the names of a node's inputs, and values for all attributes. Returns an operator of
+        ONNX (name, inputs, attributes) whose output has the shape of y. None: y has the shape of the first input.
+    attributes_of_shapes : callable, optional
+        ``attributes_of_shapes(*shapes of inputs)``. Returns the attributes that follow from the shapes, among the attributes
+        that are not always written.
+    newer_name : str
+        The name of the same operator in newer models, which the tables list instead; "": `name` is the newest name.
+    uint8_holds : ElementType, optional
+        The element type whose codes the operator finds in tensors of uint8. Models from before ONNX had the type write it so.
+        None: uint8 is what it says.
+    is_pure : bool
+        Whether the same inputs always give the same outputs, so that a node whose inputs are constants can be folded.
+    is_checked_at_load : bool
+        Whether sessions call `infer` when they load a node, with the types and shapes known by then. This takes some time, so
+        operators with hundreds of nodes in a model are checked in the run instead.
+    """
+
+    wing: str
+    operation: str
+    call: Callable[..., Any]
+    infer: Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[Tensor]]
+    faults: Mapping[int, str]
+    formats: Mapping[str, ElementType | None]
+    format_of: Callable[[Sequence[str | None], Mapping[str, Any]], str]
+    column: str
+    meaning: Callable[[Sequence[Any], Mapping[str, Any]], Meaning[Any]] | None = None
+    like: Callable[[Sequence[str], Mapping[str, Any]], tuple[str, Sequence[str], Mapping[str, Any]]] | None = None
+    attributes_of_shapes: Callable[..., dict[str, Any]] | None = None
+    newer_name: str = ""
+    uint8_holds: ElementType | None = None
+    is_pure: bool = True
+    is_checked_at_load: bool = False
+
+    def renamed(self, domain: str, name: str) -> Operator:
+        """Return the same operator as older models name it."""
+        return replace(self, domain=domain, name=name, newer_name=self.name)
+
+    @property
+    def newest_name(self) -> str:
+        return self.newer_name or self.name
+
+    def held(self, overload: Overload) -> Overload:
+        """Return an overload with the element types of the codes in its tensors."""
+        return Overload(*(tuple(held(self.uint8_holds, each) for each in types) for types in overload))
+
+    def fault(self, number: int, shapes: Sequence[Any], attributes: Mapping[str, Any]) -> str:
+        """Return the message of a fault. `shapes` are the shapes of the inputs, in the form that the message is to show."""
+        names = [f"{parameter.name}_shape" for parameter in self.inputs]
+        return self.faults[number].format(**dict(zip(names, shapes, strict=False)), **attributes)

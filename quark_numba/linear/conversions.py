@@ -1,0 +1,198 @@
+"""A conversion of arrays whose arguments have been checked: its loop, its result, and its parts for dask arrays."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays.arguments import check_no_output, contiguous, convert_in_order
+from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
+from ..arrays.labels import keeps_labels
+from ..element_types import INT32
+from .granularity import BLOCK_SIZE, FAULTS, NO_FAULT, ZERO_POINT_SHAPE, Loop, inferred_block_size, loop_shape
+from .key import Key
+from .plans import FLAT, Plan, keep, plans
+from .versions import Operation, Version
+
+P = ParamSpec("P")
+
+# The types of names of element types that are equal only if they mean the same.
+_NAMES = (str, type)
+
+# Python numbers between these are float32 numbers, too.
+_LEAST, _MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
+
+
+class Conversion(NamedTuple):
+    """What a call does. `version` is the version of the operator that it has to be valid for; None: any."""
+
+    version: Version | None
+    key: Key
+    x: Any
+    scale: Any
+    zero_point: Any
+    axis: int
+    block_size: int
+    out: NDArray[Any] | None = None
+    rechunk: bool = False
+
+
+def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
+    """Return a call on arrays that runs the conversion which `check` makes of its arguments. It keeps the plan of the
+    conversion: a later call with the same signature runs the plan, and checks nothing again.
+
+    The signature is what a plan depends on: the operation, the options, and the dtypes and shapes of the arrays. A call has
+    none if x has another memory order than C's, if an option is given in an unusual way, or if an argument is something else
+    than a numpy array. But a scale may be a number."""
+    operation = cast(Operation, check.__name__)
+    defaults = {name: parameter.default for name, parameter in inspect.signature(check).parameters.items()}
+
+    @keeps_labels
+    @functools.wraps(check)
+    def convert_checked(*arguments: Any, signature: Any, **options: Any) -> NDArray[Any]:
+        return convert(check(*arguments, **options), signature)
+
+    @functools.wraps(check)
+    def call(
+        x: Any,
+        scale: Any,
+        zero_point: Any = None,
+        *,
+        axis: Any = 1,
+        block_size: Any = 0,
+        dtype: Any = None,
+        output_dtype: Any = None,
+        out: Any = None,
+        **options: Any,
+    ) -> Any:
+        signature = None
+        if (
+            type(x) is np.ndarray
+            and x.flags.num & FLAT == FLAT
+            and (type(scale) is np.ndarray or type(scale) is np.float32 or (type(scale) is float and _LEAST <= scale <= _MOST))
+            and (zero_point is None or type(zero_point) is np.ndarray)
+            and type(axis) is int
+            and type(block_size) is int
+            and (dtype is None or type(dtype) in _NAMES)
+            and (output_dtype is None or type(output_dtype) in _NAMES)
+            and (not options or _are_defaults(options, defaults))
+        ):
+            scales = (scale.dtype, scale.shape) if type(scale) is np.ndarray else None
+            zeros = zero_point if zero_point is None else (zero_point.dtype, zero_point.shape)
+            signature = operation, axis, block_size, dtype, output_dtype, x.dtype, x.shape, scales, zeros
+            plan = plans.get(signature)
+            if plan:
+                return plan.run(x, scale, zero_point, out)
+        options |= {name: value for name, value in (("dtype", dtype), ("output_dtype", output_dtype)) if value is not None}
+        return convert_checked(x, scale, zero_point, signature=signature, axis=axis, block_size=block_size, out=out, **options)
+
+    return cast(Callable[P, NDArray[Any]], call)
+
+
+def _are_defaults(options: dict[str, Any], defaults: dict[str, Any]) -> bool:
+    """Whether all options are given as they are by default. 1 is another spelling of True, and 1.0 is wrong."""
+    for name in options:  # noqa: SIM110  # a generator takes longer
+        if name not in defaults or options[name] is not defaults[name]:
+            return False
+    return True
+
+
+def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
+    """Return the result of a conversion; for dask arrays it is lazy. Keep the plan for calls with the same signature."""
+    version, key, x, scale, zero_point, axis, block_size, out, _ = conversion
+    if is_lazy(x, scale, zero_point):
+        check_no_output(out)
+        return _convert_chunks(conversion)
+    if version and key.quantized is INT32 and zero_point is not None and np.any(zero_point):
+        raise ValueError(f"zero_point is not zero; expected zeros for int32 in {version.name}-{version.since_version}")
+    loop = loop_of(version, x.shape, scale, zero_point, axis, block_size)
+    if x.flags.fnc:
+        scale, zero_point = scale.T, None if zero_point is None else zero_point.T
+        loop = loop_of(None, x.T.shape, scale, zero_point, ~axis, block_size)
+    plan = Plan(key, loop, scale.dtype, None if zero_point is None else zero_point.dtype)
+    if signature and version is None and x.dtype.isnative:
+        keep(signature, plan)
+
+    def run(x: NDArray[Any], y: NDArray[Any]) -> None:
+        plan.convert(scale, zero_point, contiguous(x, key.x), y)
+
+    return convert_in_order(run, x, key.y, out, (scale,) if zero_point is None else (scale, zero_point))
+
+
+def _convert_chunks(conversion: Conversion) -> Any:
+    """Return the result of `convert` as a lazy dask array, computed chunk by chunk."""
+    version, key, x, scale, zero_point, axis, block_size, _, rechunk = conversion
+    axes, block = None, 1
+    zero_points = 1 if zero_point is None else zero_point.size
+    is_per_tensor = scale.size == zero_points == 1 and not (block_size > 0 and scale.ndim == x.ndim)
+    if not is_per_tensor:
+        for name, each in (("scale", scale), ("zero_point", zero_point)):
+            check_sizes(each, name, () if each is None else range(each.ndim))
+        if -x.ndim <= axis < x.ndim:
+            axis %= x.ndim
+            axes = (axis,) if scale.ndim == 1 else tuple(range(x.ndim))
+            check_sizes(x, "x", axes)
+    # For the whole array: this finds every fault of the shapes.
+    loop = loop_of(version, x.shape, scale, zero_point, axis, block_size)
+    if not is_per_tensor:
+        block = block_size or loop.block
+        block_size = block if block > 1 or scale.ndim > 1 else 0
+    (y,) = map_chunks(
+        functools.partial(_convert_chunk, version, key, axis, block_size),
+        x,
+        [Result(key.y.dtype)],
+        [Cut(scale, axes, block), Cut(zero_point, axes, block)],
+        axis=axis if axes else 0,
+        block=block,
+        rechunk=rechunk,
+    )
+    return y
+
+
+def _convert_chunk(version: Version | None, key: Key, axis: int, block_size: int, x: Any, scale: Any, zero_point: Any) -> Any:
+    return convert(Conversion(version, key, x, scale, zero_point, axis, block_size))
+
+
+def loop_of(version: Version | None, x_shape: tuple[int, ...], scale: Any, zero_point: Any, axis: int, block_size: int) -> Loop:
+    """Return the loop for these shapes. Raises ValueError if they do not fit."""
+    if block_size < 0:
+        raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
+    if version is None and block_size == 0 and scale.size == 1 and (zero_point is None or zero_point.size == 1):
+        return Loop(1, 1, math.prod(x_shape), 1, False)  # per tensor: a short cut to the result of the code below
+    zero_point_shape = scale.shape if zero_point is None else zero_point.shape
+    unclear, inferred = NO_FAULT, block_size
+    if version is None and block_size == 0:
+        unclear, inferred = inferred_block_size(x_shape, scale.shape, axis)
+    fault, loop = loop_shape(x_shape, scale.shape, zero_point_shape, axis, inferred)
+    if fault in (NO_FAULT, BLOCK_SIZE):
+        fault = unclear or fault
+    if version and not fault:
+        # A version accepts less than `loop_shape`. Runtimes treat a one-dimensional array of one element as a scalar.
+        scalar = scale.shape in ((), (1,))
+        dimensions = 0 if scalar else scale.ndim
+        if dimensions > (block_size > 0 and len(x_shape)) and dimensions > ("axis" in version.attributes):
+            expected = "a scalar, or one dimension, or a block_size" if "axis" in version.attributes else "a scalar"
+            name = f"{version.name}-{version.since_version}"
+            raise ValueError(f"scale has shape {scale.shape}; {name} expects {expected}")
+        if zero_point_shape != scale.shape and not (scalar and zero_point_shape in ((), (1,))):
+            fault = ZERO_POINT_SHAPE
+    if fault:
+        raise ValueError(
+            FAULTS[fault].format(
+                x="x",
+                x_shape=x_shape,
+                scale="scale",
+                scale_shape=scale.shape,
+                zero_point="zero_point",
+                zero_point_shape=zero_point_shape,
+                axis=axis,
+                block_size=block_size,
+            )
+        )
+    return loop
