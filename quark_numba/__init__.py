@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from .analysis.analyze import Analysis, analyze
     from .analysis.evaluate import Evaluation, evaluate
     from .arrays.packed_arrays import pack, unpack
+    from .block.bfp_storage import BFPBlocks, bfp_dequantize, bfp_quantize
     from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
-    from .block.storage import BFPBlocks, bfp_dequantize, bfp_quantize, mx_dequantize, mx_quantize
-    from .dynamic_blocks.calls import mxfp8_quantize, nvfp4_dequantize, nvfp4_quantize
+    from .block.storage import mx_dequantize, mx_quantize, nvfp4_dequantize, nvfp4_quantize
     from .element_types.tensors import from_tensor_proto, to_tensor_proto
     from .errors import ModelError
     from .fake_quantization.calls import fake_quantize, minifloat_quantize_dequantize
@@ -51,7 +51,6 @@ __all__ = [
     "mx_dequantize",
     "mx_quantize",
     "mx_quantize_dequantize",
-    "mxfp8_quantize",
     "nvfp4_dequantize",
     "nvfp4_quantize",
     "optimize",
@@ -69,13 +68,13 @@ __all__ = [
 # onnx for models, onnxruntime for sessions, and numba for the first kernel.
 _MODULES = {
     "Analysis": ".analysis.analyze",
-    "BFPBlocks": ".block.storage",
+    "BFPBlocks": ".block.bfp_storage",
     "Evaluation": ".analysis.evaluate",
     "InferenceSession": ".session.inference_session",
     "ModelError": ".errors",
     "analyze": ".analysis.analyze",
-    "bfp_dequantize": ".block.storage",
-    "bfp_quantize": ".block.storage",
+    "bfp_dequantize": ".block.bfp_storage",
+    "bfp_quantize": ".block.bfp_storage",
     "bfp_quantize_dequantize": ".block.calls",
     "build_library": ".library.build",
     "dequantize": ".linear.calls",
@@ -89,9 +88,8 @@ _MODULES = {
     "mx_dequantize": ".block.storage",
     "mx_quantize": ".block.storage",
     "mx_quantize_dequantize": ".block.calls",
-    "mxfp8_quantize": ".dynamic_blocks.calls",
-    "nvfp4_dequantize": ".dynamic_blocks.calls",
-    "nvfp4_quantize": ".dynamic_blocks.calls",
+    "nvfp4_dequantize": ".block.storage",
+    "nvfp4_quantize": ".block.storage",
     "optimize": ".rewriting.optimize",
     "pack": ".arrays.packed_arrays",
     "quantize": ".linear.calls",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
+from .block.operators import ROUND_TRIPS as _BLOCK_ROUND_TRIPS
 from .declaration import Operator
 from .dialects import mct, nvidia, qonnx, quark
-from .dynamic_blocks.operators import OPERATORS as _DYNAMIC_BLOCKS
 from .fake_quantization.operators import OPERATORS as _FAKE_QUANTIZATION
 from .linear.operators import OPERATORS as _LINEAR
 from .linear.versions import LATEST_OPSET, OWN_DOMAIN
@@ -86,7 +86,7 @@ class Catalog:
 
 
 # ONNX's own operators, those that `optimize` writes, and those of each dialect.
-_WINGS = (*_LINEAR, *_DYNAMIC_BLOCKS, *_FAKE_QUANTIZATION, *_REGION)
+_WINGS = (*_LINEAR, *_BLOCK_ROUND_TRIPS, *_FAKE_QUANTIZATION, *_REGION)
 _OWN = [each for each in _WINGS if each.domain in ("", OWN_DOMAIN)]
 
 OPERATORS = Catalog((*_OWN, *quark.OPERATORS, *qonnx.OPERATORS, *mct.OPERATORS, *nvidia.OPERATORS))

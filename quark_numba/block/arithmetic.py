@@ -17,23 +17,39 @@ import numpy as np
 from ..compiling.intrinsics import HAS_FMA, fma
 from ..compiling.jit import inline
 from ..element_types import BFLOAT16, ElementType, codecs
-from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD
-from .key import Key
+from ..linear import exponents
+from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD, INT8_FRACTION_BITS
+from .key import FLOOR, NVFP4, Key
 
 _LARGEST = np.finfo(np.float32).max
 
 
-def exponent_functions(key: Key) -> dict[str, Any]:
-    """Return the functions of exponents and steps, by their names in the templates of ``kernels``."""
-    return {"exponent_of": _exponent_of(key), "step_of": _step_of}
+def block_functions(key: Key) -> dict[str, Any]:
+    """Return the functions of magnitudes, scales and steps, by their names in the templates of ``kernels``.
+
+    magnitude_of : x as stored -> a number, whose maximum over a block or sub-block decides the step
+    step_of : (maximum of the block, or its scale if the key has scales; of the sub-block; max_shift; drop; scale of the tensor)
+        -> step
+    scale_of, if the key has scales : (maximum of the block, drop, scale of the tensor) -> the scale as stored
+    """
+    if not key.has_scales:
+        return {"magnitude_of": _exponent_of(key), "step_of": _step_of}
+    if key.rule == FLOOR:
+        return {"magnitude_of": _exponent_of(key), "step_of": _step_of_scale(key), "scale_of": _floor_scale(key)}
+    magnitude_of = _magnitude_of(key)
+    scale_of = _nvfp4_scale(key) if key.rule == NVFP4 else _rceil_scale(key)
+    return {"magnitude_of": inline(lambda x: magnitude_of(x, MAGNITUDE)), "step_of": _step_of_scale(key), "scale_of": scale_of}
 
 
 def converters(key: Key) -> dict[int, Any]:
     """Return the converters by rounding mode: (x as stored, step, the result of `kernels.bounds_of`) -> y as stored. A float
     type has only one mode."""
+    if key.element and key.has_scales:
+        return {HALF_TO_EVEN: _float_coder(key, key.element) if key.has_codes else _scaled_converter(key, key.element)}
     if key.element:
         return {HALF_TO_EVEN: _converter(key, _element(key.element))}
-    return {mode: _converter(key, _whole(nearest)) for mode, nearest in _NEAREST.items()}
+    converter = _whole_coder if key.has_codes else _converter
+    return {mode: converter(key, _whole(nearest)) for mode, nearest in _NEAREST.items()}
 
 
 @functools.cache
@@ -66,21 +82,22 @@ def _exponent_of(key: Key) -> Any:
     """Return the function: x as stored -> a number whose maximum over a block gives the shared exponent. It is the biased
     exponent plus 1, or 0 for an element to ignore.
 
-    x                    MicroeXponents             other formats
+    x                    MicroeXponents, or codes   other formats
+                         without Inf and NaN
     zero, subnormal      1                          1
     normal               2..255                     2..255
     Inf, NaN             256: the block's maximum   0: ignored
     """
     value_of, u32, f32 = _value_of(key), np.uint32, np.float32
     shift, mask, one = u32(23), u32(0xFF), u32(1)
-    if key.is_microexponent:
+    if key.is_microexponent or (key.has_codes and not (key.element and key.element.has_nan)):
         return inline(lambda x: u32(u32(u32(f32(value_of(x)).view(u32) >> shift) & mask) + one))
     # The sum carries 255 to 256, and the mask after it leaves 0.
     return inline(lambda x: u32(u32(u32(f32(value_of(x)).view(u32) >> shift) + one) & mask))
 
 
 @inline
-def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
+def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any, tensor_scale: Any) -> Any:
     """Return the step of a sub-block; NaN if a block of MicroeXponents holds Inf or NaN. `shared` is the maximum of
     `exponent_of` over the block, `largest` the maximum over the sub-block.
 
@@ -99,6 +116,64 @@ def _step_of(shared: Any, largest: Any, max_shift: Any, drop: Any) -> Any:
     return np.float32(np.nan) if shared == u32(256) else step
 
 
+def _floor_scale(key: Key) -> Any:
+    """Return the function for OCP Microscaling: the biased exponent of the largest element, less `drop`, but at least 0. For
+    int8, whose elements are below 2, nothing is taken off. 255, for a block with Inf or NaN, is NaN."""
+    u32, is_whole = np.uint32, key.element is None
+
+    def scale_of(shared: Any, drop: Any, tensor_scale: Any) -> Any:
+        biased = u32(max(u32(shared), u32(1)) - u32(1))
+        return biased if is_whole or biased == u32(255) else u32(max(biased, u32(drop)) - u32(drop))
+
+    return inline(scale_of)
+
+
+def _rceil_scale(key: Key) -> Any:
+    """Return the function for scales that are rounded up: the biased exponent of the least power of two, from -127 to 127, that
+    is at least the largest magnitude divided by the largest value of the element type. NaN gives 255, which is NaN.
+
+    The quotient is rounded to float32, and then is above a power of two if it was."""
+    u32, f32 = np.uint32, np.float32
+    highest = f32(key.element.highest if key.element else key.codes.highest * 2.0**-INT8_FRACTION_BITS)
+    exponent, mantissa, half = u32(23), u32(0x7FFFFF), u32(0x400000)
+
+    def scale_of(largest: Any, drop: Any, tensor_scale: Any) -> Any:
+        bits = f32(u32(largest).view(f32) / highest).view(u32)
+        # A subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126.
+        limit = u32(0) if bits > mantissa else half
+        biased = u32(u32(bits >> exponent) + (u32(1) if u32(bits & mantissa) > limit else u32(0)))
+        return u32(255) if largest > _INFINITY else min(biased, u32(254))
+
+    return inline(scale_of)
+
+
+def _nvfp4_scale(key: Key) -> Any:
+    """Return the function for scales of float8e4m3fn, with which the largest magnitude becomes the largest value of the element
+    type. A scale that would be 0 is 1. NaN has no sign, whichever the processor gives to 0 / 0."""
+    u32, f32 = np.uint32, np.float32
+    encode = codecs.encoder(key.scales, saturate=True)
+    lowest, most, one, largest_code = f32(2.0**-9), f32(key.scales.highest), f32(1), f32(key.codes.highest)
+
+    def scale_of(largest: Any, drop: Any, tensor_scale: Any) -> Any:
+        scale = f32(u32(largest).view(f32) / f32(largest_code * tensor_scale))
+        scale = one if scale == f32(0) else scale
+        scale = lowest if scale < lowest else scale
+        scale = most if scale > most else scale
+        return u32(encode(abs(scale)))
+
+    return inline(scale_of)
+
+
+def _step_of_scale(key: Key) -> Any:
+    """Return the function: (scale as stored, ...) -> the value of an element that is 1, or one step for int8."""
+    f32 = np.float32
+    if key.rule == NVFP4:
+        decode = codecs.decoder(key.scales)
+        return inline(lambda scale, largest, max_shift, drop, tensor_scale: f32(decode(scale) * tensor_scale))
+    unit = f32(1 if key.element else 2.0**-INT8_FRACTION_BITS)
+    return inline(lambda scale, largest, max_shift, drop, tensor_scale: f32(exponents.value_of(scale) * unit))
+
+
 # The biased exponents that the largest element of an ordinary block may have. Within them, the conversion of an element has no
 # subnormal and no infinite intermediate result.
 _LEAST_ORDINARY, _MOST_ORDINARY = 127 - 64, 127 + 64
@@ -106,8 +181,8 @@ _LEAST_ORDINARY, _MOST_ORDINARY = 127 - 64, 127 + 64
 # The largest `max_shift` of a format with ordinary blocks.
 MOST_SHIFT = 16
 
-# The bits of a float32's magnitude.
-MAGNITUDE = np.uint32(0x7FFFFFFF)
+# The bits of a float32's magnitude, and of Inf.
+MAGNITUDE, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 
 
 def _magnitude_of(key: Key) -> Any:
@@ -227,6 +302,50 @@ def _converter(key: Key, multiple: Any) -> Any:
         if is_microexponent:
             return encode(y)
         return encode(y if magnitude <= largest_float else value)
+
+    return inline(convert)
+
+
+def _float_coder(key: Key, element: ElementType) -> Any:
+    """Return the converter to codes of a float type. Quotients saturate. In OCP Microscaling, Inf and NaN become those of the
+    element type, or Inf becomes its NaN."""
+    value_of, has_specials = _value_of(key), key.rule == FLOOR
+    encode, largest_float = codecs.encoder(element, saturate=not has_specials), _LARGEST
+    lowest, highest = np.float32(element.lowest), np.float32(element.highest)
+
+    def convert(x: Any, step: Any, bounds: Any) -> Any:
+        value = np.float32(value_of(x))
+        quotient = np.float32(value / step)
+        if has_specials and abs(value) <= largest_float:
+            quotient = lowest if quotient < lowest else quotient
+            quotient = highest if quotient > highest else quotient
+        return encode(quotient)
+
+    return inline(convert)
+
+
+def _whole_coder(key: Key, multiple: Any) -> Any:
+    """Return the converter to codes that are whole numbers of steps. The code is 0 if the step is NaN."""
+    value_of, code_type = _value_of(key), key.codes.storage.type
+
+    def convert(x: Any, step: Any, bounds: Any) -> Any:
+        number = multiple(np.float32(np.float32(value_of(x)) / step), bounds)
+        return code_type(np.int32(number if number == number else np.float32(0)))
+
+    return inline(convert)
+
+
+def _scaled_converter(key: Key, element: ElementType) -> Any:
+    """Return the converter to the value of the code times the step, rounded to float32."""
+    value_of, nearest, encode = _value_of(key), codecs.nearest(element), codecs.encoder(key.x, saturate=False)
+    lowest, highest, has_nan = np.float32(element.lowest), np.float32(element.highest), element.has_nan
+
+    def convert(x: Any, step: Any, bounds: Any) -> Any:
+        quotient = np.float32(np.float32(value_of(x)) / step)
+        is_within = quotient < highest or (has_nan and quotient != quotient)  # a type without NaN has its highest value instead
+        bounded = quotient if is_within else highest
+        bounded = lowest if bounded < lowest else bounded
+        return encode(np.float32(nearest(bounded) * step))
 
     return inline(convert)
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..arrays.arguments import array, check_no_output, element_type_of, flat, index, output
-from ..arrays.chunks import Result, check_sizes, is_lazy, map_chunks
+from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
 from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
-from .formats import bfp_format, mx_format, mx_name
+from .formats import bfp_format, mx_format, mx_name, rounding_mode_number
 from .granularity import FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
 
 # Below this many elements one thread finishes before a second one wakes up.
 _PARALLEL_SIZE = 1 << 16
+
+# The scale of the tensor, for formats that have none.
+ONE = np.float32(1)
 
 
 @keeps_labels
@@ -30,7 +34,7 @@ def bfp_quantize_dequantize(
     axis: int = 1,
     bit_width: int = 16,
     block_size: int = 8,
-    rounding_mode: int = 0,
+    rounding_mode: str | int = "half_away",
     sub_block_size: int = 2,
     sub_block_shift_bits: int = 1,
     convert_to_bfloat_before_bfp: int = 0,
@@ -56,8 +60,8 @@ def bfp_quantize_dequantize(
         10..24: the sign, 8 bits of the shared exponent, and the bits of the magnitude.
     block_size : int
         The number of elements that share an exponent. The last block along the axis may be shorter.
-    rounding_mode : int
-        How ties are rounded: 0 away from zero, 1 upward, 2 to even.
+    rounding_mode : "half_away", "half_upward" or "half_even"
+        How ties are rounded: away from zero, upward, or to even. Or the number in Quark's models: 0, 1 or 2.
     sub_block_size, sub_block_shift_bits : int
         Only for "to_bfp_prime". The number of elements of a sub-block, a divisor of `block_size`; and the number of bits,
         0..8, that store by how much the exponent of a sub-block is smaller than that of its block.
@@ -82,13 +86,15 @@ def bfp_quantize_dequantize(
     x_array, element_type = block_input(x)
     key, blocks = bfp_format(
         element_type,
-        bfp_method=bfp_method,
-        bit_width=index(bit_width, "bit_width"),
-        block_size=index(block_size, "block_size"),
-        rounding_mode=index(rounding_mode, "rounding_mode"),
-        sub_block_size=index(sub_block_size, "sub_block_size"),
-        sub_block_shift_bits=index(sub_block_shift_bits, "sub_block_shift_bits"),
-        convert_to_bfloat_before_bfp=index(convert_to_bfloat_before_bfp, "convert_to_bfloat_before_bfp"),
+        **attribute_values(
+            bfp_method=bfp_method,
+            bit_width=bit_width,
+            block_size=block_size,
+            rounding_mode=rounding_mode,
+            sub_block_size=sub_block_size,
+            sub_block_shift_bits=sub_block_shift_bits,
+            convert_to_bfloat_before_bfp=convert_to_bfloat_before_bfp,
+        ),
     )
     return convert(key, blocks, x_array, axis, out, rechunk)
 
@@ -100,7 +106,7 @@ def mx_quantize_dequantize(
     element_dtype: str = "int8",
     axis: int = 1,
     block_size: int = 32,
-    rounding_mode: int = 0,
+    rounding_mode: str | int = "half_away",
     out: NDArray[Any] | None = None,
     rechunk: bool = False,
 ) -> NDArray[Any]:
@@ -121,8 +127,9 @@ def mx_quantize_dequantize(
         The axis along which x is cut into blocks, -r..r-1. A one-dimensional x is cut along its only axis, whatever `axis` is.
     block_size : int
         The number of elements that share a scale. The last block along the axis may be shorter.
-    rounding_mode : int
-        How ties are rounded to int8: 0 away from zero, 1 upward, 2 to even. Float types round ties to even.
+    rounding_mode : "half_away", "half_upward" or "half_even"
+        How ties are rounded to int8: away from zero, upward, or to even. Or the number in Quark's models: 0, 1 or 2. Float
+        types round ties to even.
     out : ndarray, optional
         Where to write the result: x's shape and dtype.
     rechunk : bool
@@ -140,13 +147,15 @@ def mx_quantize_dequantize(
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     x_array, element_type = block_input(x)
-    key, blocks = mx_format(
-        element_type,
-        element_dtype=mx_name(element_dtype),
-        block_size=index(block_size, "block_size"),
-        rounding_mode=index(rounding_mode, "rounding_mode"),
-    )
+    attributes = attribute_values(element_dtype=element_dtype, block_size=block_size, rounding_mode=rounding_mode)
+    key, blocks = mx_format(element_type, **attributes)
     return convert(key, blocks, x_array, axis, out, rechunk)
+
+
+def attribute_values(**given: Any) -> dict[str, Any]:
+    """Return the values of attributes for arguments of a call."""
+    values = {"bfp_method": lambda text: text, "element_dtype": mx_name, "rounding_mode": rounding_mode_number}
+    return {name: values[name](value) if name in values else index(value, name) for name, value in given.items()}
 
 
 def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
@@ -165,45 +174,88 @@ def axis_of(shape: tuple[int, ...], axis: Any) -> int:
 
 
 def convert(
-    key: Key, blocks: Blocks, x: NDArray[Any], axis: Any, out: NDArray[Any] | None, rechunk: bool = False
+    key: Key,
+    blocks: Blocks,
+    x: NDArray[Any],
+    axis: Any,
+    out: NDArray[Any] | None,
+    rechunk: bool = False,
+    tensor_scale: np.float32 = ONE,
 ) -> NDArray[Any]:
     """Return x rounded to a format, in `out` if there is one."""
     axis = axis_of(x.shape, axis)
     if is_lazy(x):
         check_no_output(out)
-        return _convert_chunks(key, blocks, x, axis, rechunk)
+        return _convert_chunks(key, blocks, x, axis, rechunk, tensor_scale)
     _, length, inner = block_shape(x.shape, axis, blocks.block)
     result, y_rows, y = output(out, x, key.x)
     x_rows = x
     if x.flags.fnc:
         x_rows = x.T
         _, length, inner = block_shape(x_rows.shape, ~axis, blocks.block)
-    _run(key, blocks._replace(length=length, inner=inner), flat(x_rows, key.x), flat(y, key.x))
+    shaped = blocks._replace(length=length, inner=inner)
+    run(key, shaped, flat(x_rows, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale)
     if y is not y_rows:
         y_rows[...] = y
     return result if out is None else out
 
 
-def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, rechunk: bool) -> Any:
-    function = functools.partial(rounded_block, key, blocks, axis=axis)
+def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, rechunk: bool, tensor_scale: np.float32) -> Any:
+    function = functools.partial(rounded_block, key, blocks, axis=axis, tensor_scale=tensor_scale)
     if x.npartitions == 1 or x.size == 1:
-        function = functools.partial(convert, key, blocks, axis=axis, out=None)
+        function = functools.partial(convert, key, blocks, axis=axis, out=None, tensor_scale=tensor_scale)
     elif not any(length > 1 for length in x.shape):  # of no or of one element?
         check_sizes(x, "x", range(x.ndim))
     (y,) = map_chunks(function, x, [Result(key.x.dtype)], axis=axis, block=blocks.block, rechunk=rechunk)
     return y
 
 
-def rounded_block(key: Key, blocks: Blocks, x: NDArray[Any], axis: int) -> NDArray[Any]:
+def rounded_block(key: Key, blocks: Blocks, x: NDArray[Any], axis: int, tensor_scale: np.float32 = ONE) -> NDArray[Any]:
     """Return x, a part of an array, rounded. A single element is rounded as a block of its own, although the public calls
     return an array of one element as it is."""
     if x.size != 1:
-        return convert(key, blocks, x, axis, None)
-    return convert(key, blocks, np.append(x, x.dtype.type(0)), 0, None)[:1].reshape(x.shape)
+        return convert(key, blocks, x, axis, None, tensor_scale=tensor_scale)
+    pair = np.append(x, x.dtype.type(0))
+    return convert(key, blocks, pair, 0, None, tensor_scale=tensor_scale)[:1].reshape(x.shape)
 
 
-def _run(key: Key, blocks: Blocks, x: Any, y: Any) -> None:
-    kernel = TABLE[key]
-    if x.size >= _PARALLEL_SIZE and run_on_threads(lambda slices: kernel.parallel(x, y, blocks, slices)):
+def run(key: Key, blocks: Blocks, x: Any, y: Any, scales: Any, tensor_scale: np.float32) -> None:
+    """Run the kernel on flat arrays."""
+    kernel, arguments = TABLE[key], (x, y, scales, tensor_scale, blocks)
+    if x.size >= _PARALLEL_SIZE and run_on_threads(lambda slices: kernel.parallel(*arguments, slices)):
         return
-    kernel.serial(x, y, blocks)
+    kernel.serial(*arguments)
+
+
+def values_of_codes(
+    function: Callable[..., Any],
+    codes: Any,
+    name: str,
+    axis: int,
+    block: int,
+    dtype: np.dtype[Any],
+    shared: list[tuple[Any, int]],
+    rechunk: bool,
+) -> Any:
+    """Return the values of codes by a function, chunk by chunk if an array is lazy. `shared` holds the arrays of scales or
+    exponents, each with the number of elements that share one of its values."""
+    arrays = [values for values, _ in shared]
+    if not is_lazy(codes, *arrays):
+        return function(codes, *arrays)
+    cuts = [Cut(values, tuple(range(codes.ndim)), per) for values, per in shared]
+    results = [Result(dtype)]
+    (values,) = map_chunks(function, codes, results, cuts, axis=axis, block=block, rechunk=rechunk, name=name)
+    return values
+
+
+def check_blocks(name: str, values: NDArray[Any], of: str, array: NDArray[Any], axis: int, block: int) -> None:
+    """Raise ValueError unless `values` has the shape of an array, but with one element a block along the axis."""
+    for checked, what in ((array, of), (values, name)):
+        check_sizes(checked, what, range(checked.ndim))
+    expected = shape_of_blocks(array.shape, axis, block)
+    if values.shape != expected:
+        raise ValueError(f"{name} has shape {values.shape}; expected {expected} for {of} of shape {array.shape}")
+
+
+def shape_of_blocks(shape: tuple[int, ...], axis: int, block: int) -> tuple[int, ...]:
+    return tuple(-(-length // block) if i == axis else length for i, length in enumerate(shape))

@@ -1,16 +1,16 @@
 """The key and the numbers of a format, from the attributes of BFPQuantizeDequantize and MXQuantizeDequantize (com.amd.quark,
-version 1)."""
+version 1), or of NVIDIA's NVFP4 and MXFP8."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..arrays.arguments import MX_NAMES, did_you_mean
-from ..element_types import ElementType, find, named
+from ..arrays.arguments import MX_NAMES, did_you_mean, index
+from ..element_types import FLOAT8E8M0, ElementType, find, named
 from .granularity import Blocks
-from .key import Key
+from .key import FLOAT4E2M1, FLOAT8E4M3FN, FLOOR, MICROEXPONENT, NVFP4, RCEIL, Key
 
 # The element types of Microscaling formats, by their names in the attribute element_dtype.
 MX_ELEMENT_TYPES = dict(zip((*MX_NAMES, "int8"), named(" ".join((*MX_NAMES.values(), "int8"))), strict=True))
@@ -21,7 +21,12 @@ INT8_FRACTION_BITS = 6
 # The values of the attribute bfp_method, and whether they mean MicroeXponents.
 BFP_METHODS = {"to_bfp": False, "to_bfp_prime": True, "to_bfp_prime_shared": True}
 
+# The values of the attribute rounding_mode, and their names in calls on arrays.
 HALF_AWAY_FROM_ZERO, HALF_UPWARD, HALF_TO_EVEN = ROUNDING_MODES = range(3)
+MODE_NAMES = {"half_away": HALF_AWAY_FROM_ZERO, "half_upward": HALF_UPWARD, "half_even": HALF_TO_EVEN}
+
+# The values of the parameter scale_rule of mx_quantize.
+SCALE_RULES = (FLOOR, RCEIL)
 
 # The sign, 8 bits of the shared exponent, and 1 to 15 bits of magnitude.
 BIT_WIDTHS = range(10, 25)
@@ -54,7 +59,7 @@ def bfp_format(
         if block_size % sub_block_size:
             raise ValueError(f"sub_block_size is {sub_block_size}; expected one that divides block_size, {block_size}")
         _one_of("sub_block_shift_bits", sub_block_shift_bits, SHIFT_BITS)
-    key = Key(x, None, is_microexponent, bool(convert_to_bfloat_before_bfp))
+    key = Key(x, None, MICROEXPONENT if is_microexponent else FLOOR, bool(convert_to_bfloat_before_bfp))
     of_width = steps(is_microexponent, bit_width, block_size, sub_block_size, sub_block_shift_bits)
     return key, Blocks(block_size, *of_width, rounding_mode)
 
@@ -78,10 +83,38 @@ def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_m
     positive("block_size", block_size)
     element = MX_ELEMENT_TYPES[element_dtype]
     if element.is_integer:
-        key, drop = Key(x, None, False, False), INT8_FRACTION_BITS
+        key, drop = Key(x, None, FLOOR), INT8_FRACTION_BITS
     else:
-        key, drop, rounding_mode = Key(x, element, False, False), math.floor(math.log2(element.highest)), HALF_TO_EVEN
+        key, drop, rounding_mode = Key(x, element, FLOOR), math.floor(math.log2(element.highest)), HALF_TO_EVEN
     return key, Blocks(block_size, block_size, 0, drop, int(element.lowest), int(element.highest), rounding_mode)
+
+
+def mx_codes_format(x: ElementType, *, scale_rule: str, **attributes: Any) -> tuple[Key, Blocks]:
+    """Return the key and the blocks, without a shape, for the codes of a Microscaling format."""
+    _one_of("scale_rule", scale_rule, SCALE_RULES)
+    key, blocks = mx_format(x, **attributes)
+    return key._replace(rule=scale_rule, has_codes=True), blocks
+
+
+class NvidiaFormat(NamedTuple):
+    """A format of NVIDIA's TensorRT, whose blocks are whole."""
+
+    name: str
+    codes: ElementType
+    scales: ElementType
+    rule: str
+    block_size: int  # the usual one
+
+    def format(self, x: ElementType, block_size: int, *, has_codes: bool) -> tuple[Key, Blocks]:
+        """Return the key and the blocks, without a shape."""
+        key = Key(x, self.codes, self.rule, has_codes=has_codes)
+        return key, Blocks(block_size, block_size, 0, 0, int(self.codes.lowest), int(self.codes.highest), HALF_TO_EVEN)
+
+
+NVIDIA_FORMATS = NVIDIA_NVFP4, NVIDIA_MXFP8 = (
+    NvidiaFormat("nvfp4", FLOAT4E2M1, FLOAT8E4M3FN, NVFP4, 16),
+    NvidiaFormat("mxfp8", FLOAT8E4M3FN, FLOAT8E8M0, RCEIL, 32),
+)
 
 
 def bfp_name(key: Key, blocks: Blocks, attributes: Mapping[str, Any]) -> tuple[str, float]:
@@ -105,6 +138,14 @@ def mx_name(given: Any) -> Any:
     if isinstance(given, str) and given in MX_ELEMENT_TYPES:
         return given
     return next((name for name, element_type in MX_ELEMENT_TYPES.items() if element_type is find(given)), given)
+
+
+def rounding_mode_number(given: Any) -> int:
+    """Return the value of the attribute rounding_mode for a name, whose case does not matter, or for the value itself."""
+    if not isinstance(given, str):
+        return index(given, "rounding_mode")
+    _one_of("rounding_mode", given.lower(), MODE_NAMES)
+    return MODE_NAMES[given.lower()]
 
 
 def _one_of(name: str, value: Any, allowed: Collection[Any]) -> None:

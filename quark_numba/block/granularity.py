@@ -1,15 +1,20 @@
 """The loop over x, from its shape: which elements form a block.
 
-``block_shape`` is also compiled into the nodes of sessions, where the shape is an array instead of a tuple. So it uses only
-``len``, indexing and integers, and returns a fault as a number. ``FAULTS`` has the message for each number.
+``block_shape`` and ``whole_block_shape`` are also compiled into the nodes of sessions, where the shape is an array instead of a
+tuple. So they use only ``len``, indexing and integers, and return a fault as a number. ``FAULTS`` has the message for each
+number.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-NO_FAULT, AXIS = range(2)
-FAULTS = {AXIS: "axis is {axis}, out of range for x of shape {x_shape}"}
+NO_FAULT, AXIS, LENGTH, SCALE = range(4)
+FAULTS = {
+    AXIS: "axis is {axis}, out of range for x of shape {x_shape}",
+    LENGTH: "x has shape {x_shape}; expected a length along axis {axis} that is a multiple of block_size, {block_size}",
+    SCALE: "scale has shape {scale_shape}; expected one element",
+}
 
 
 class Blocks(NamedTuple):
@@ -55,6 +60,16 @@ def block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
     if length % block == 0:
         length = size // inner  # blocks end where an axis ends: treat all axes as one long axis
     return NO_FAULT, length, inner
+
+
+def whole_block_shape(x_shape: Any, axis: int, block: int) -> tuple[int, int, int]:
+    """`block_shape` for operators that refuse a last block that is shorter, and any axis that x does not have."""
+    rank = len(x_shape)
+    if axis < -rank or axis >= rank:
+        return AXIS, 0, 0
+    if x_shape[axis if axis >= 0 else axis + rank] % block:
+        return LENGTH, 0, 0
+    return block_shape(x_shape, axis, block)
 
 
 # The approximate number of elements of a tile of whole blocks, up to twice as many if the rows would be short; the number of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any
 
@@ -13,71 +14,49 @@ from ..compiling import jit
 from ..compiling.intrinsics import allocate, array_at, record_at, release
 from ..compiling.jit import unsigned
 from ..compiling.vectors import transpose
-from ..element_types import FLOAT32
+from ..element_types import FLOAT32, packing
 from . import arithmetic
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD
 from .granularity import Blocks
 from .key import Key
+from .units import TILE, count_units, piece_size, runs_of, scratch_size, sub_blocks_at_a_time, unit_shape
 
 # Names in the templates, which a compilation binds to functions.
-exponent_of: Any = None  # from ``arithmetic``
+magnitude_of: Any = None  # from ``arithmetic``
+scale_of: Any = None
 step_of: Any = None
 convert: Any = None  # the converter of a rounding mode
 to_even: Any = None  # `convert_by`, compiled for a rounding mode
 away_from_zero: Any = None
 upward: Any = None
 convert_all: Any = None  # `convert_by`, or `convert_in_mode` if there are several rounding modes
+set_scales: Any = None  # `scale_blocks`, compiled
 convert_columns: Any = None  # `columns`, compiled
+convert_consecutive: Any = None  # `consecutive`, compiled
 gather_blocks: Any = None  # `gather`, compiled
 scatter_blocks: Any = None  # `scatter`, compiled
-convert_part: Any = None  # `run`, compiled
+convert_piece: Any = None  # `run`, compiled
+convert_part: Any = None  # `run` or `run_packed`, compiled
+pack: Any = None  # packing.regroup
 writeable: Any = None  # from `_writeable`
-DTYPE: Any = None
-
-# The number of elements that are converted together: their exponents and steps stay in the first-level cache.
-TILE = 1 << 11
+HAS_SCALES: Any = None  # Key.has_scales
+HAS_CODES: Any = None
+IS_CONSECUTIVE: Any = None  # whether blocks along the last axis are converted by `consecutive`, and not in transposed tiles
+IS_PACKED: Any = None
+X_DTYPE: Any = None
+Y_DTYPE: Any = None
+Y_PER_BYTE: Any = None
 
 # The approximate number of elements that one call of a task converts.
 CHUNK = 1 << 13
 
-# The record that the tasks of a node share: the addresses of the elements of x and y, their number, the number of parts of the
-# work, the format and the loop. A task that cannot allocate memory sets the last field.
-WORK = np.dtype([(name, np.int64) for name in ("x", "y", "size", "parts", *Blocks._fields, "has_failed")])
-
-
-@jit.function
-def runs_of(size: int, blocks: Any) -> Any:
-    """Return (runs, count, step, width, tails) of blocks whose elements are consecutive in memory (`inner` is 1). A run is
-    `count` whole blocks whose first elements are `step` apart; up to `width` of them, a unit, are converted side by side.
-    `tails` is the number of short blocks at the ends of the axes, which are divided into units alike."""
-    outer = size // blocks.length
-    whole, rest = divmod(blocks.length, blocks.block)
-    width = max(1, TILE // min(blocks.block, blocks.length))
-    tails = outer if rest else outer * 0
-    if whole >= outer:
-        return outer, whole, blocks.block, width, tails
-    return whole, outer, blocks.length, width, tails
-
-
-@jit.function
-def unit_shape(blocks: Any) -> Any:
-    """Return (width, across), which divide blocks side by side (`inner` is not 1) into units: a unit is `width` columns of a
-    row of blocks, and the row has `across` units."""
-    sub_blocks = -(-min(blocks.block, blocks.length) // blocks.sub_block)
-    across = -(-blocks.inner // max(1, TILE // sub_blocks))
-    return -(-blocks.inner // across), across
-
-
-@jit.function
-def count_units(size: int, blocks: Any) -> int:
-    """Return the number of units of a tensor of `size` elements. Threads share the units; a thread does its units in order."""
-    if size == 0:
-        return 0
-    if blocks.inner == 1:
-        runs, count, _, width, tails = runs_of(size, blocks)
-        return runs * -(-count // width) + -(-tails // width)
-    _, across = unit_shape(blocks)
-    return size // (blocks.length * blocks.inner) * -(-blocks.length // blocks.block) * across
+# The record that the tasks of a node share: the addresses of the elements of x and y and of the scales, the number of elements,
+# the number of parts of the work, the format and the loop, and the scale of the tensor. A task that cannot allocate memory sets
+# `has_failed`. Keys without scales do not use `scales` and `tensor_scale`.
+WORK = np.dtype(
+    [(name, np.int64) for name in ("x", "y", "scales", "size", "parts", *Blocks._fields, "has_failed")]
+    + [("tensor_scale", np.float32), ("unused", np.float32)]
+)
 
 
 @jit.function
@@ -86,19 +65,6 @@ def bounds_of(blocks: Any) -> Any:
     sign of a zero, for sign and magnitude; 0 clears it, for two's complement, which has no -0."""
     lowest, highest = np.float32(blocks.lowest), np.float32(blocks.highest)
     return lowest, highest, np.float32(-0.0) if lowest == -highest else np.float32(0)
-
-
-@jit.function
-def sub_blocks_at_a_time(blocks: Any) -> int:
-    """Return the largest number of steps of a unit: the sub-blocks of one column, or the elements of a tile if there are
-    more of them."""
-    return max(TILE, -(-min(blocks.block, blocks.length) // blocks.sub_block))
-
-
-@jit.function
-def scratch_size(blocks: Any) -> int:
-    """Return the number of 32-bit words that `run` needs as scratch memory."""
-    return 2 * sub_blocks_at_a_time(blocks) + 3 * TILE
 
 
 def gather(x: Any, start: int, step: int, count: int, rows: int, tile: Any, width: int) -> None:
@@ -142,30 +108,61 @@ def convert_in_mode(x: Any, y: Any, blocks: Any, begin: Any, n: Any, steps: Any,
         to_even(x, y, blocks, begin, n, steps, at, bounds)
 
 
+_bytes_at = (
+    jit.inline(lambda address, size: array_at(address, size, np.uint8))
+    if jit.JIT_ENABLED
+    else lambda address, size: np.ctypeslib.as_array((ctypes.c_uint8 * int(size)).from_address(int(address)))
+)
+
+
+def scale_blocks(shared: Any, count: int, drop: Any, scaling: Any) -> None:
+    """Replace the largest magnitudes of blocks by their scales. `scaling` has the address of the first scale, the distance from
+    one to the next, and the scale of the tensor. An array in it would cost each unit the time of some elements."""
+    address, step, tensor_scale = scaling
+    for i in range(unsigned(count)):
+        shared[i] = scale_of(shared[i], drop, tensor_scale)
+    if HAS_CODES:
+        scales = _bytes_at(address, (count - 1) * step + 1)
+        for i in range(unsigned(count)):
+            scales[i * unsigned(step)] = shared[i]
+
+
 def columns(
-    x: Any, y: Any, blocks: Any, stride: int, start: int, rows: int, width: int, exponents: Any, shared: Any, steps: Any
+    x: Any,
+    y: Any,
+    blocks: Any,
+    stride: int,
+    start: int,
+    rows: int,
+    width: int,
+    scaling: Any,
+    magnitudes: Any,
+    shared: Any,
+    steps: Any,
 ) -> None:
     """Convert blocks side by side: `width` columns of `rows` rows, which are `stride` apart. The index of their first element
-    is `start`."""
+    is `start`. `scaling` is as for `scale_blocks`."""
     sub_blocks = -(-rows // blocks.sub_block)
     for i in range(sub_blocks * width):
-        exponents[i] = 0
+        magnitudes[i] = 0
     for row in range(rows):
         at = unsigned(row // blocks.sub_block * width)
         begin = unsigned(start + row * stride)
         for i in range(unsigned(width)):
-            exponents[at + i] = max(exponents[at + i], exponent_of(x[begin + i]))
+            magnitudes[at + i] = max(magnitudes[at + i], magnitude_of(x[begin + i]))
     for i in range(width):
         shared[i] = 0
     for sub in range(sub_blocks):
         at = unsigned(sub * width)
         for i in range(unsigned(width)):
-            shared[i] = max(shared[i], exponents[at + i])
+            shared[i] = max(shared[i], magnitudes[at + i])
     max_shift, drop = np.uint32(blocks.max_shift), np.int32(blocks.drop)
+    if HAS_SCALES:
+        set_scales(shared, width, drop, scaling)
     for sub in range(sub_blocks):
         at = unsigned(sub * width)
         for i in range(unsigned(width)):
-            steps[at + i] = step_of(shared[i], exponents[at + i], max_shift, drop)
+            steps[at + i] = step_of(shared[i], magnitudes[at + i], max_shift, drop, scaling[2])
     bounds = bounds_of(blocks)
     for row in range(rows):
         at = unsigned(row // blocks.sub_block * width)
@@ -173,9 +170,30 @@ def columns(
         convert_all(x, y, blocks, begin, unsigned(width), steps, at, bounds)
 
 
-def run(x: Any, y: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
-    """Convert part `part` of the `parts` parts of x. `scratch` has room for `scratch_size` uint32."""
-    if x.size == 1:  # returned as it is
+def consecutive(
+    x: Any, y: Any, blocks: Any, start: int, step: int, count: int, rows: int, scaling: Any, shared: Any, steps: Any
+) -> None:
+    """Convert `count` blocks of `rows` consecutive elements, whose first elements are `step` apart."""
+    for b in range(unsigned(count)):
+        begin, largest = unsigned(start) + b * unsigned(step), np.uint32(0)
+        for i in range(unsigned(rows)):
+            largest = max(largest, magnitude_of(x[begin + i]))
+        shared[b] = largest
+    max_shift, drop = np.uint32(blocks.max_shift), np.int32(blocks.drop)
+    set_scales(shared, count, drop, scaling)
+    for b in range(unsigned(count)):
+        steps[b] = step_of(shared[b], shared[b], max_shift, drop, scaling[2])
+    bounds = bounds_of(blocks)
+    for b in range(unsigned(count)):
+        begin, block_step = unsigned(start) + b * unsigned(step), steps[b]
+        for i in range(unsigned(rows)):
+            y[begin + i] = convert(x[begin + i], block_step, bounds)
+
+
+def run(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
+    """Convert part `part` of the `parts` parts of x. `scratch` has room for `scratch_size` uint32. The scales have the order of
+    their blocks: (outer, blocks of an axis, inner)."""
+    if x.size == 1 and not HAS_SCALES:  # returned as it is
         y[0] = x[0]
         return
     length, inner, block = blocks.length, blocks.inner, blocks.block
@@ -183,19 +201,21 @@ def run(x: Any, y: Any, blocks: Any, part: int, parts: int, scratch: Any) -> Non
     first, last = part * units // parts, (part + 1) * units // parts
     if first == last:
         return
+    blocks_along, scales_address = -(-length // block), scales.ctypes.data
     room = sub_blocks_at_a_time(blocks)
-    exponents, shared = scratch[:room], scratch[room : room + TILE]
+    magnitudes, shared = scratch[:room], scratch[room : room + TILE]
     steps = scratch[room + TILE : 2 * room + TILE].view(np.float32)
-    x_tile = scratch[2 * room + TILE : 2 * room + 2 * TILE].view(DTYPE)
-    y_tile = scratch[2 * room + 2 * TILE : 2 * room + 3 * TILE].view(DTYPE)
+    x_tile = scratch[2 * room + TILE : 2 * room + 2 * TILE].view(X_DTYPE)
+    y_tile = scratch[2 * room + 2 * TILE : 2 * room + 3 * TILE].view(Y_DTYPE)
     if inner > 1:
         width, across = unit_shape(blocks)
         for unit in range(first, last):
             down, i = divmod(unit, across)
-            outer, b = divmod(down, -(-length // block))
+            outer, b = divmod(down, blocks_along)
             start = (outer * length + b * block) * inner + i * width
             rows, n = min(block, length - b * block), min(width, inner - i * width)
-            convert_columns(x, y, blocks, inner, start, rows, n, exponents, shared, steps)
+            scaling = (scales_address + down * inner + i * width, np.int64(1), tensor_scale)
+            convert_columns(x, y, blocks, inner, start, rows, n, scaling, magnitudes, shared, steps)
         return
     runs, count, step, width, tails = runs_of(x.size, blocks)
     across = -(-count // width)
@@ -206,87 +226,150 @@ def run(x: Any, y: Any, blocks: Any, part: int, parts: int, scratch: Any) -> Non
         if unit >= runs * across:
             start, i, of_run, rows, step = length // block * block, unit - runs * across, tails, length % block, length
         start, n = start + i * width * step, min(width, of_run - i * width)
+        scale_at, scale_step = np.int64(scales_address), np.int64(1)
+        if HAS_CODES:
+            outer, begin = divmod(start, length)
+            scale_at += outer * blocks_along + begin // block
+            scale_step = np.int64(1) if step == block else blocks_along
+        scaling = (scale_at, scale_step, tensor_scale)
+        if IS_CONSECUTIVE:
+            convert_consecutive(x, y, blocks, start, step, n, rows, scaling, shared, steps)
+            continue
         if rows > TILE:
-            convert_columns(x, y, blocks, inner, start, rows, n, exponents, shared, steps)
+            convert_columns(x, y, blocks, inner, start, rows, n, scaling, magnitudes, shared, steps)
             continue
         # Rows of a tile begin with a cache line.
         padded = min(-(-n // 16) * 16, TILE // rows)
         gather_blocks(x, start, step, n, rows, x_tile, padded)
-        convert_columns(x_tile, y_tile, blocks, padded, np.int64(0), rows, n, exponents, shared, steps)
+        convert_columns(x_tile, y_tile, blocks, padded, np.int64(0), rows, n, scaling, magnitudes, shared, steps)
         scatter_blocks(y_tile, padded, n, rows, y, start, step)
 
 
-def serial(x: Any, y: Any, blocks: Any) -> None:
+def run_packed(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
+    """`run` for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the codes of a piece."""
+    piece = piece_size(blocks)
+    pieces = -(-x.size // piece)
+    codes = scratch[scratch_size(blocks) :].view(np.uint8)
+    for i in range(part * pieces // parts, (part + 1) * pieces // parts):
+        start = i * piece
+        n = min(piece, x.size - start)
+        piece_blocks = with_length(blocks, n // blocks.inner)
+        piece_scales = scales[start // blocks.block :]
+        convert_piece(
+            x[start : start + n], codes[:n], piece_scales, tensor_scale, piece_blocks, np.int64(0), np.int64(1), scratch
+        )
+        pack(codes[:n], y[start // Y_PER_BYTE : -(-(start + n) // Y_PER_BYTE)])
+
+
+@jit.inline
+def with_length(blocks: Any, length: int) -> Any:
+    """Return the blocks of a format, from a record or another one, along an axis of this length."""
+    return Blocks(
+        blocks.block,
+        blocks.sub_block,
+        blocks.max_shift,
+        blocks.drop,
+        blocks.lowest,
+        blocks.highest,
+        blocks.rounding_mode,
+        length,
+        blocks.inner,
+    )
+
+
+def serial(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any) -> None:
     """Convert all of x on the caller's thread."""
-    convert_part(writeable(x), y, blocks, np.int64(0), np.int64(1), np.empty(scratch_size(blocks), np.uint32))
+    scratch = np.empty(scratch_size(blocks), np.uint32)
+    convert_part(writeable(x), y, scales, tensor_scale, blocks, np.int64(0), np.int64(1), scratch)
 
 
-def parallel(x: Any, y: Any, blocks: Any, slices: int) -> None:
+def parallel(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, slices: int) -> None:
     """Convert all of x on Numba's threads."""
     for i in prange(slices):
-        convert_part(writeable(x), y, blocks, np.int64(i), slices, np.empty(scratch_size(blocks), np.uint32))
+        scratch = np.empty(scratch_size(blocks), np.uint32)
+        convert_part(writeable(x), y, scales, tensor_scale, blocks, np.int64(i), slices, scratch)
 
 
 def task(work_address: int, index: int) -> None:
     """Do part `index` of a node's work, on a thread of ONNX Runtime."""
     work = record_at(work_address, WORK)
-    blocks = Blocks(
-        work.block,
-        work.sub_block,
-        work.max_shift,
-        work.drop,
-        work.lowest,
-        work.highest,
-        work.rounding_mode,
-        work.length,
-        work.inner,
-    )
+    blocks = with_length(work, work.length)
     size = scratch_size(blocks)
+    if IS_PACKED:
+        size += piece_size(blocks) // 4 + 1
     address = allocate(4 * size)
     if address == 0:
         work.has_failed = 1
         return
-    x, y = array_at(work.x, work.size, DTYPE), array_at(work.y, work.size, DTYPE)
-    convert_part(x, y, blocks, index, work.parts, array_at(address, size, np.uint32))
+    x, y = array_at(work.x, work.size, X_DTYPE), array_at(work.y, -(-work.size // Y_PER_BYTE), Y_DTYPE)
+    scales = array_at(work.scales, work.size, np.uint8)  # there are fewer of them
+    convert_part(x, y, scales, work.tensor_scale, blocks, index, work.parts, array_at(address, size, np.uint32))
     release(address)
 
 
 def serial_kernel(key: Key) -> Any:
-    """Return the kernel (x, y, blocks) -> None; x and y are flat contiguous arrays of x's storage dtype, blocks is a
+    """Return the kernel (x, y, scales, tensor_scale, blocks) -> None. The arrays are flat and contiguous, of storage dtypes;
+    codes of less than 8 bits have a byte each. Scales may be empty if the key has no codes. `blocks` is a
     ``granularity.Blocks``."""
-    signature = types.void(*_arrays(key), _BLOCKS)
-    return jit.kernel(serial, f"serial_{key.name}", signature, convert_part=_run(key), writeable=_writeable(key))
+    names: dict[str, Any] = {"convert_part": _run(key), "writeable": _writeable(key)}
+    return jit.kernel(serial, f"serial_{key.name}", types.void(*_arguments(key)), **names)
 
 
 def parallel_kernel(key: Key) -> Any:
-    """Return the kernel (x, y, blocks, slices) -> None."""
-    signature = types.void(*_arrays(key), _BLOCKS, types.intp)
+    """Return the kernel (x, y, scales, tensor_scale, blocks, slices) -> None."""
     names: dict[str, Any] = {"convert_part": _run(key), "writeable": _writeable(key)}
-    return jit.kernel(parallel, f"parallel_{key.name}", signature, parallel=True, **names)
+    return jit.kernel(parallel, f"parallel_{key.name}", types.void(*_arguments(key), types.intp), parallel=True, **names)
 
 
 def task_function(key: Key) -> Any:
     """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
-    signature = types.void(types.int64, types.intp)
-    return jit.c_function(task, f"task_{key.name}", signature, convert_part=_run(key), DTYPE=key.x.storage.type)
+    return jit.c_function(task, f"task_{key.name}", types.void(types.int64, types.intp), **task_names(key))
+
+
+def task_names(key: Key) -> dict[str, Any]:
+    """Return what `task` needs for a key."""
+    names = {"convert_part": _run(key), "IS_PACKED": False, "Y_PER_BYTE": 1}
+    names |= {"X_DTYPE": key.x.storage.type, "Y_DTYPE": key.y.storage.type}
+    if not key.y.is_packed:
+        return names
+    names |= {"IS_PACKED": True, "Y_PER_BYTE": 8 // key.y.bits}
+    pack = packing.regroup_function(key.y.bits, 8)
+    run_function = jit.function(
+        run_packed, f"run_packed_{key.name}", convert_piece=_run(key), pack=pack, Y_PER_BYTE=names["Y_PER_BYTE"]
+    )
+    return names | {"convert_part": run_function}
 
 
 @functools.cache
 def _run(key: Key) -> Any:
-    modes = {mode: jit.inline(convert_by, convert=convert) for mode, convert in arithmetic.converters(key).items()}
+    converters = arithmetic.converters(key)
+    modes = {mode: jit.inline(convert_by, convert=convert) for mode, convert in converters.items()}
     convert_all = modes[HALF_TO_EVEN]
     if len(modes) > 1:
         names = {"to_even": HALF_TO_EVEN, "away_from_zero": HALF_AWAY_FROM_ZERO, "upward": HALF_UPWARD}
         convert_all = jit.inline(convert_in_mode, **{name: modes[mode] for name, mode in names.items()})
-    names = arithmetic.exponent_functions(key) | {"convert_all": convert_all}
-    is_float32 = jit.JIT_ENABLED and key.x is FLOAT32
+    names = arithmetic.block_functions(key)
+    if key.has_scales:
+        names["set_scales"] = jit.inline(scale_blocks, scale_of=names.pop("scale_of"), HAS_CODES=key.has_codes)
+    convert_consecutive = None
+    is_consecutive = key.has_scales and len(modes) == 1
+    if is_consecutive:
+        name = f"consecutive_{key.name}"
+        convert_consecutive = jit.function(consecutive, name, convert=converters[HALF_TO_EVEN], **names)
+    transposed = [jit.JIT_ENABLED and element_type is FLOAT32 for element_type in (key.x, key.y)]
+    names |= {"convert_all": convert_all, "HAS_SCALES": key.has_scales}
     return jit.function(
         run,
         f"run_{key.name}",
         convert_columns=jit.function(columns, f"columns_{key.name}", **names),
-        gather_blocks=jit.function(gather_float32 if is_float32 else gather, f"gather_{key.name}"),
-        scatter_blocks=jit.function(scatter_float32 if is_float32 else scatter, f"scatter_{key.name}"),
-        DTYPE=key.x.storage.type,
+        convert_consecutive=convert_consecutive,
+        gather_blocks=jit.function(gather_float32 if transposed[0] else gather, f"gather_{key.name}"),
+        scatter_blocks=jit.function(scatter_float32 if transposed[1] else scatter, f"scatter_{key.name}"),
+        HAS_SCALES=key.has_scales,
+        HAS_CODES=key.has_codes,
+        IS_CONSECUTIVE=is_consecutive,
+        X_DTYPE=key.x.storage.type,
+        Y_DTYPE=key.y.storage.type,
     )
 
 
@@ -301,6 +384,7 @@ def _writeable(key: Key) -> Any:
 _BLOCKS = types.NamedUniTuple(types.int64, len(Blocks._fields), Blocks)
 
 
-def _arrays(key: Key) -> list[Any]:
-    item = numba.from_dtype(key.x.storage)
-    return [types.Array(item, 1, "C", readonly=True), types.Array(item, 1, "C")]
+def _arguments(key: Key) -> list[Any]:
+    x, y = (numba.from_dtype(element_type.storage) for element_type in (key.x, key.y))
+    arrays = [types.Array(x, 1, "C", readonly=True), types.Array(y, 1, "C"), types.Array(types.uint8, 1, "C")]
+    return [*arrays, types.float32, _BLOCKS]

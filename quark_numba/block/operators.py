@@ -7,13 +7,42 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..declaration import AnyOperand, Attribute, BlockRoundTrip, Kind, Operator, Parameter, StoredForm, Tensor, shape_text
-from ..element_types import ElementType
-from .calls import bfp_quantize_dequantize, mx_quantize_dequantize
-from .formats import BFP_METHODS, MX_ELEMENT_TYPES, ROUNDING_MODES, bfp_format, bfp_name, mx_format, mx_name_of
-from .granularity import AXIS, FAULTS, Blocks, block_shape
+from numpy.typing import NDArray
+
+from ..arrays.arguments import element_type_of
+from ..declaration import (
+    AnyOperand,
+    Attribute,
+    BlockRoundTrip,
+    DynamicQuantize,
+    Kind,
+    Operator,
+    Parameter,
+    StoredForm,
+    Tensor,
+    known,
+    shape_text,
+)
+from ..element_types import FLOAT8E8M0, FLOAT32, UINT8, ElementType
+from ..linear.versions import OWN_DOMAIN
+from .calls import bfp_quantize_dequantize, block_input, convert, mx_quantize_dequantize
+from .formats import (
+    BFP_METHODS,
+    MODE_NAMES,
+    MX_ELEMENT_TYPES,
+    NVIDIA_FORMATS,
+    NVIDIA_NVFP4,
+    ROUNDING_MODES,
+    NvidiaFormat,
+    bfp_format,
+    bfp_name,
+    mx_format,
+    mx_name_of,
+    positive,
+)
+from .granularity import AXIS, FAULTS, SCALE, Blocks, block_shape, whole_block_shape
 from .key import X_TYPES, Key
-from .storage import mx_codes_and_factors
+from .storage import codes_and_scales, mx_codes_and_factors, one
 
 
 class _Family(NamedTuple):
@@ -32,6 +61,7 @@ class _Family(NamedTuple):
 def _attributes(family: _Family) -> tuple[Attribute, ...]:
     """The attributes of an operator, with the defaults of the call on arrays."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(family.call).parameters.items()}
+    defaults["rounding_mode"] = MODE_NAMES[defaults["rounding_mode"]]
     kinds: dict[type, Kind] = {int: "INT", str: "STRING"}
     return tuple(
         Attribute(name, defaults[name], doc, kinds[type(defaults[name])], values=family.values.get(name, ()))
@@ -123,7 +153,7 @@ def _operator(name: str, family: _Family) -> Operator:
         attributes=own_attributes,
         call=family.call,
         infer=infer,
-        faults=FAULTS,
+        faults={AXIS: FAULTS[AXIS]},
         formats=family.formats,
         format_of=format_of,
         column="T",
@@ -137,3 +167,149 @@ OPERATORS = BFP, MX = tuple(_operator(*each) for each in _FAMILIES.items())
 
 # By name: (type of x, all attributes but `axis`) -> what selects a kernel, and the numbers of the format.
 FORMATS = {name: family.make_format for name, family in _FAMILIES.items()}
+
+
+# The operators of TensorRT, for the dialect to name, and those that `optimize` writes. Their blocks are whole.
+_NVIDIA_DOCS = {
+    "nvfp4": "The scale s of a block is float8e4m3fn(max|x| / (6 * scale)), clamped to 2**-9..448, and 1 for a block of zeros. "
+    "A code is float4e2m1(x / (s * scale)). See quark_numba.nvfp4_quantize.",
+    "mxfp8": "The scale s of a block is the least power of two with max|x| <= 448 * s. A code is float8e4m3fn(x / s). See "
+    "quark_numba.mx_quantize, scale_rule.",
+}
+
+
+def quantizer(domain: str, name: str, nvidia: NvidiaFormat, type_attribute: str) -> Operator:
+    """Return the declaration of an operator with codes and scales as outputs. The attribute `type_attribute` has the number of
+    a type that is always the same."""
+    scales = UINT8 if nvidia.scales is FLOAT8E8M0 else nvidia.scales  # powers of two are exponents of uint8
+    number = {"scale_type": scales, "output_dtype": nvidia.codes}[type_attribute]
+
+    def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
+        """The codes are like x; there is a scale for each block."""
+        if attributes[type_attribute] != number.number:
+            raise ValueError(f"{type_attribute} is {attributes[type_attribute]}; expected {number.number} ({number.name})")
+        x, of_blocks = _infer_whole_blocks(inputs, attributes)
+        return [Tensor(nvidia.codes, x.shape), Tensor(scales, of_blocks)]
+
+    def call(x: NDArray[Any], scale: Any = 1.0, **attributes: int) -> tuple[NDArray[Any], ...]:
+        infer([None, None], attributes)
+        x_array, element_type = block_input(x)
+        _check_whole_blocks(x_array.shape, attributes, x_array.shape)
+        key, blocks = nvidia.format(element_type, attributes["block_size"], has_codes=True)
+        codes, of_blocks = codes_and_scales(key, blocks, x_array, attributes["axis"], one(scale))
+        return codes, of_blocks.view(scales.dtype)
+
+    def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> DynamicQuantize[AnyOperand]:
+        infer([None] * len(inputs), attributes)
+        x, scale = (*inputs, None)[:2]
+        axis, block_size = int(attributes["axis"]), int(attributes["block_size"])
+        return DynamicQuantize(x, scale, nvidia.codes, axis, block_size, _round_trip_name(nvidia))  # type: ignore[arg-type]
+
+    return _nvidia_operator(
+        nvidia,
+        domain=domain,
+        name=name,
+        operation="quantize_dynamically",
+        doc=f"x, quantized block by block along `axis`. {_NVIDIA_DOCS[nvidia.name]}",
+        types={"T": X_TYPES, "C": (nvidia.codes,), "B": (scales,)},
+        outputs=(
+            Parameter("y", "C", "The codes, of the shape of x."),
+            Parameter("y_scale", "B", "The scales, of x's shape but along `axis`, where there is one element a block."),
+        ),
+        attributes=(Attribute(type_attribute, number.number, f"{number.number}, which is {number.name}."),),
+        call=call,
+        infer=infer,
+        formats={nvidia.name: nvidia.codes},
+        meaning=meaning,
+    )
+
+
+def _round_trip(nvidia: NvidiaFormat) -> Operator:
+    name = _round_trip_name(nvidia)
+
+    def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
+        """y is like x."""
+        x, _ = _infer_whole_blocks(inputs, attributes)
+        return [x]
+
+    def call(x: NDArray[Any], scale: Any = 1.0, **attributes: int) -> NDArray[Any]:
+        infer([None, None], attributes)
+        x_array, _ = block_input(x)
+        _check_whole_blocks(x_array.shape, attributes, x_array.shape)
+        key, blocks = nvidia.format(element_type_of(x_array.dtype, "x", (FLOAT32,)), attributes["block_size"], has_codes=False)
+        return convert(key, blocks, x_array, attributes["axis"], None, tensor_scale=one(scale))
+
+    def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
+        infer([None] * len(inputs), attributes)
+        bits = nvidia.codes.bits + nvidia.scales.bits / int(attributes["block_size"])
+        return BlockRoundTrip(inputs[0], name, attributes, nvidia.name, bits)
+
+    return _nvidia_operator(
+        nvidia,
+        domain=OWN_DOMAIN,
+        name=name,
+        operation="round_dynamically",
+        doc="x, rounded block by block along `axis`: code * s, and all products are rounded to float32. "
+        f"{_NVIDIA_DOCS[nvidia.name]}",
+        types={"T": (FLOAT32,)},
+        outputs=(Parameter("y", "T", "Of the shape of x."),),
+        call=call,
+        infer=infer,
+        formats={nvidia.name: None},
+        meaning=meaning,
+    )
+
+
+def _round_trip_name(nvidia: NvidiaFormat) -> str:
+    return f"{nvidia.name.upper()}QuantizeDequantize"
+
+
+def _nvidia_operator(
+    nvidia: NvidiaFormat, *, types: Mapping[str, Any], attributes: tuple[Attribute, ...] = (), **fields: Any
+) -> Operator:
+    """Return a declaration with what the operators of NVIDIA's formats share."""
+    inputs = (Parameter("x", "T", "What to quantize."), Parameter("scale", "S", "One element: the scale of the whole tensor."))
+    axis = Attribute("axis", -1, "The axis along which blocks are cut, -r..r-1.")
+    block_size = Attribute(
+        "block_size", nvidia.block_size, "Elements that share a scale. It divides the length of x along `axis`."
+    )
+    has_scale = nvidia is NVIDIA_NVFP4
+    return Operator(
+        wing="block",
+        since_version=1,
+        types={**types, "S": (FLOAT32,)} if has_scale else types,
+        inputs=inputs if has_scale else inputs[:1],
+        attributes=(axis, block_size, *attributes),
+        faults={number: text for number, text in FAULTS.items() if number != SCALE or has_scale},
+        format_of=lambda types, attributes: nvidia.name,
+        column="T",
+        **fields,
+    )
+
+
+def _check_whole_blocks(shape: Sequence[int], attributes: Mapping[str, Any], shown: Any) -> None:
+    """Raise ValueError unless a shape, which the message shows as `shown`, is whole blocks."""
+    axis, block_size = attributes["axis"], attributes["block_size"]
+    fault, _, _ = whole_block_shape(shape, axis, block_size)
+    if fault:
+        raise ValueError(FAULTS[fault].format(axis=axis, block_size=block_size, x_shape=shown))
+
+
+def _infer_whole_blocks(
+    inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]
+) -> tuple[Tensor, list[int | None] | None]:
+    """Return x and the shape of the scales. Raise ValueError for wrong attributes and shapes, as far as they are known."""
+    axis, block_size = int(attributes["axis"]), positive("block_size", int(attributes["block_size"]))
+    x = inputs[0] or Tensor(None, None)
+    scale = inputs[1] if len(inputs) > 1 else None
+    if scale and scale.shape is not None and any(length not in (None, 1) for length in scale.shape):
+        raise ValueError(FAULTS[SCALE].format(scale_shape=shape_text(scale.shape)))
+    if x.shape is None:
+        return x, None
+    # Any length that is whole blocks stands for one that is not known.
+    _check_whole_blocks(known(x.shape, [block_size] * len(x.shape)), attributes, shape_text(x.shape))
+    axis %= len(x.shape)
+    return x, [length // block_size if i == axis and length is not None else length for i, length in enumerate(x.shape)]
+
+
+ROUND_TRIPS = tuple(map(_round_trip, NVIDIA_FORMATS))

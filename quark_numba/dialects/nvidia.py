@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..block.formats import NVIDIA_MXFP8, NVIDIA_NVFP4
+from ..block.key import FLOAT8E4M3FN
+from ..block.operators import quantizer
 from ..declaration import Attribute, Operator
-from ..dynamic_blocks.key import FLOAT8E4M3FN, MXFP8, NVFP4
-from ..dynamic_blocks.operators import quantizer
 from ..element_types import FLOAT8E8M0, UINT8, ElementType, named
 from ..linear.operators import operator
 from ..linear.versions import Version
@@ -33,7 +34,7 @@ def _dequantize_linear(name: str, codes: str) -> Operator:
 def _mxfp8_dequantize_linear(name: str) -> Operator:
     version = _dequantize(name, (FLOAT8E4M3FN,), (UINT8,), "axis", "block_size", "output_dtype")
     of_linear = operator(version, has_zero_point=False, uint8_holds=FLOAT8E8M0)
-    defaults = {"axis": -1, "block_size": MXFP8.block_size, "output_dtype": 1}
+    defaults = {"axis": -1, "block_size": NVIDIA_MXFP8.block_size, "output_dtype": 1}
     attributes = (Attribute(each.name, defaults[each.name], each.doc) for each in of_linear.attributes)
     return replace(of_linear, attributes=tuple(attributes))
 
@@ -43,7 +44,7 @@ OPERATORS = (
     _quantize_linear("TRT_FP8QuantizeLinear", has_zero_point=False),
     _dequantize_linear("DequantizeLinear", "float8e4m3fn int8 int4 uint4 float4e2m1"),
     _dequantize_linear("TRT_FP8DequantizeLinear", "float8e4m3fn"),
-    quantizer(_DOMAIN, "TRT_FP4DynamicQuantize", NVFP4, "scale_type"),
-    quantizer(_DOMAIN, "TRT_MXFP8DynamicQuantize", MXFP8, "output_dtype"),
+    quantizer(_DOMAIN, "TRT_FP4DynamicQuantize", NVIDIA_NVFP4, "scale_type"),
+    quantizer(_DOMAIN, "TRT_MXFP8DynamicQuantize", NVIDIA_MXFP8, "output_dtype"),
     _mxfp8_dequantize_linear("TRT_MXFP8DequantizeLinear"),
 )

@@ -167,11 +167,13 @@ def test_block_kernel_stays_within_its_arrays(key):
         _, length, inner = block_shape(x_shape, axis, block)
         blocks = Blocks(block, sub_block, 1, 6, -127, 127, 0, length, inner)
         x = rng.normal(0, 9, np.prod(x_shape)).astype(key.x.dtype).view(key.x.storage)
-        expected = np.empty_like(x)
-        kernel(x, expected, blocks)
-        y = guarded(np.empty_like(expected), at_end)
-        kernel(guarded(x, at_end), y, blocks)
+        count = x.size // length * -(-length // block) if key.has_codes else 0
+        expected, scales = np.empty(x.size, key.y.storage), np.empty(count, np.uint8)
+        kernel(x, expected, scales, np.float32(1), blocks)
+        y, guarded_scales = guarded(np.empty_like(expected), at_end), guarded(np.empty_like(scales), at_end)
+        kernel(guarded(x, at_end), y, guarded_scales, np.float32(1), blocks)
         assert y.tobytes() == expected.tobytes()
+        assert guarded_scales.tobytes() == scales.tobytes()
 
 
 def node_cases():
@@ -303,7 +305,7 @@ def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_en
 
 
 def dialect_nodes():
-    """Yield every operator of fake quantization, of tables and of dynamic blocks, under its newest name, with a function that
+    """Yield every operator of fake quantization, of tables and of NVIDIA's, under its newest name, with a function that
     returns a random node for a seed: its inputs, the outputs and a model."""
     for operator in OPERATORS:
         if operator.wing in ("fake_quantization", "tables") and operator.domain != "quark_numba" and not operator.newer_name:
@@ -459,7 +461,7 @@ def test_no_memory_for_a_part_of_block_formats():
     without = {"allocate": jit.inline(lambda size: np.int64(0))}
     signature = types.void(types.int64, types.intp)
     for names, has_failed in ((without, 1), ({}, 0)):
-        names |= {"convert_part": block_kernels._run(key), "DTYPE": np.float32}
+        names |= block_kernels.task_names(key)
         task = jit.c_function(block_kernels.task, f"task_of_a_test_{has_failed}", signature, **names)
         work["has_failed"] = 0
         ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_ssize_t)(task.address)(work.ctypes.data, 0)

@@ -34,16 +34,32 @@ def mxfp8_dynamic_quantize(x, *, axis=-1, block_size=32, output_dtype=17):
     which is float8e8m0's NaN, and all codes of the block NaN, and Inf makes the exponent 254."""
     if output_dtype != 17:
         raise ValueError(f"output_dtype is {output_dtype}; expected 17 (float8e4m3fn)")
+    scaled, exponents = scaled_by_powers(x, HIGHEST, axis, block_size)
+    return cast(scaled, "float8e4m3fn"), exponents
+
+
+def mx_rceil(x, element_dtype, *, axis, block_size, rounding_mode=2):
+    """Return the same for any element type of Microscaling formats."""
+    if element_dtype == "int8":
+        scaled, exponents = scaled_by_powers(x, 127 / 64, axis, block_size)
+        whole = oracle._whole(np.nan_to_num(scaled * 64, posinf=1e6, neginf=-1e6), rounding_mode, 128)
+        return np.clip(whole, -128, 127).astype(np.int8), exponents
+    name, _ = oracle.MX_ELEMENTS[element_dtype]
+    scaled, exponents = scaled_by_powers(x, float(oracle.TYPES[name].highest), axis, block_size)
+    return cast(scaled, name), exponents
+
+
+def scaled_by_powers(x, highest, axis, block_size):
+    """Return x divided by the powers of two of its blocks, in float64, and these powers as biased exponents."""
     x = np.asarray(x, f32)
     with np.errstate(all="ignore"):
-        quotient = largest_of_blocks(x, axis, block_size) / f32(HIGHEST)
+        quotient = largest_of_blocks(x, axis, block_size) / f32(highest)
         mantissa, exponent = np.frexp(quotient)  # 0.5 <= mantissa < 1
         exponent = np.where(mantissa == 0.5, exponent - 1, exponent)
         exponent = np.where(quotient == 0, -127, np.where(np.isinf(quotient), 127, exponent)).clip(-127, 127)
         exponents = np.where(np.isnan(quotient), 255, exponent + 127).astype(np.uint8)
         # The quotient by a power of two is exact in float64. Its rounding to float32, if it is subnormal, does not matter here.
-        scaled = x.astype(np.float64) / values_of(spread(exponents, axis, block_size))
-    return cast(scaled, "float8e4m3fn"), exponents
+        return x.astype(np.float64) / values_of(spread(exponents, axis, block_size)), exponents
 
 
 def mxfp8_dequantize(codes, exponents, *, axis=-1, block_size=32, output_dtype=1):

@@ -13,7 +13,7 @@ from onnx_models import INFERS, model, run, session
 from paths import SUPPORT
 
 import quark_numba
-from quark_numba import bfp_quantize_dequantize, mx_quantize_dequantize
+from quark_numba import bfp_quantize, bfp_quantize_dequantize, mx_quantize, mx_quantize_dequantize
 from quark_numba.block.operators import OPERATORS
 
 infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
@@ -51,6 +51,26 @@ def test_mx(name, rounding_mode, x_type):
         for axis in axes(shape):
             attributes = MX[name] | {"rounding_mode": rounding_mode, "axis": axis}
             oracle.assert_same_bits(mx_quantize_dequantize(x, **attributes), oracle.mx(x, **attributes))
+
+
+@pytest.mark.parametrize("call", [bfp_quantize_dequantize, mx_quantize_dequantize, bfp_quantize, mx_quantize])
+def test_names_of_rounding_modes(call):
+    """The names mean the numbers in Quark's models. x has ties between whole numbers of steps, which are 1."""
+    x = np.array([[64, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 0.3]], np.float32)
+
+    def result(**given):
+        made = call(x, **given)
+        return b"".join(part.tobytes() for part in (made if isinstance(made, tuple) else [made]))
+
+    of_numbers = [result(rounding_mode=number) for number in range(3)]
+    assert [result(rounding_mode=name) for name in ("half_away", "half_upward", "half_even")] == of_numbers
+    assert len(set(of_numbers)) == 3
+    assert result() == of_numbers[0]
+    assert result(rounding_mode="HALF_EVEN") == of_numbers[2]
+    with pytest.raises(ValueError, match="rounding_mode is 'half_up'; expected 'half_away' or 'half_upward' or 'half_even'"):
+        call(x, rounding_mode="half_up")
+    with pytest.raises(TypeError, match=r"rounding_mode is 0.5; expected an integer"):
+        call(x, rounding_mode=0.5)
 
 
 def expected(operator, x, attributes):

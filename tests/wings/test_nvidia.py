@@ -1,7 +1,6 @@
 """The operators of TensorRT, on arrays, in sessions and in onnx's evaluator, against the oracle."""
 
 import functools
-import itertools
 
 import ml_dtypes
 import numpy as np
@@ -9,19 +8,18 @@ import nvidia_oracle
 import onnx
 import pytest
 from marks import default_of
-from nvidia_nodes import ORACLES, OWN, SPECIAL, expected_of, mxfp8_round_trip, nvfp4_round_trip, one_node, random_node
+from nvidia_nodes import ORACLES, OWN, SPECIAL, expected_of, mxfp8_round_trip, nvfp4_round_trip, one_node, random_node, values
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import array_of, model, ort_value, session
-from oracle import assert_same_bits
+from oracle import MX_ELEMENTS, assert_same_bits
 
 import quark_numba
 from quark_numba.catalog import OPERATORS
-from quark_numba.dynamic_blocks import calls
-from quark_numba.dynamic_blocks.key import MXFP8, NVFP4
 from quark_numba.element_types import find
 
 f32 = np.float32
+mxfp8_quantize = functools.partial(quark_numba.mx_quantize, element_dtype="fp8_e4m3", scale_rule="rceil")
 BFLOAT16, FLOAT8, FLOAT4 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
 
 
@@ -128,9 +126,9 @@ def test_exponents():
     x[:, 3] = np.concatenate([*near, largest, f32([np.nan, 0])])
     check("TRT_MXFP8DynamicQuantize", [x], {})
     check("MXFP8QuantizeDequantize", [x], {})
-    codes, scales = quark_numba.mxfp8_quantize(f32([448] * 32))
+    codes, scales = mxfp8_quantize(f32([448] * 32))
     assert (codes.astype(f32)[0], scales.astype(f32).tolist()) == (448, [1])
-    codes, scales = quark_numba.mxfp8_quantize(np.nextafter(f32([448] * 32), f32(np.inf)))
+    codes, scales = mxfp8_quantize(np.nextafter(f32([448] * 32), f32(np.inf)))
     assert (codes.astype(f32)[0], scales.astype(f32).tolist()) == (224, [2])
 
 
@@ -203,11 +201,11 @@ def names(made):
 # Arrays.
 
 
-@pytest.mark.parametrize("quantize", [quark_numba.nvfp4_quantize, quark_numba.mxfp8_quantize])
+@pytest.mark.parametrize("quantize", [quark_numba.nvfp4_quantize, mxfp8_quantize])
 def test_layouts(quantize):
     """Any strides, memory order and byte order."""
     x = np.random.default_rng(0).normal(0, 4, (32, 6, 64)).astype(f32)
-    for axis in (0, -1):
+    for axis in (0, 1, -1):
         expected = quantize(x, axis=axis)
         views = np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], x[::-1][::-1], x.astype(">f4"), x.tolist()
         for view in views:
@@ -217,10 +215,51 @@ def test_layouts(quantize):
 
 def test_arrays_on_several_threads():
     x = np.random.default_rng(0).normal(0, 4, (1000, 256)).astype(f32)
-    for form, axis in itertools.product((NVFP4, MXFP8), (0, 1)):
+    for axis in (0, 1):
         attributes = {"axis": axis, "block_size": 8}
-        of_oracle = {NVFP4: nvfp4_round_trip, MXFP8: lambda x, scale, **given: mxfp8_round_trip(x, **given)}[form]
-        assert_same_bits(calls.round_trip(form, x, f32(0.25), **attributes), of_oracle(x, f32(0.25), **attributes))
+        for name, inputs in (("NVFP4QuantizeDequantize", [x, f32(0.25)]), ("MXFP8QuantizeDequantize", [x])):
+            found = OPERATORS.find("quark_numba", name).call(*inputs, **attributes)
+            assert_same_bits(found, OWN[name](*inputs, **attributes))
+        for found, y in zip(
+            mxfp8_quantize(x, **attributes), expected_of("TRT_MXFP8DynamicQuantize", [x], attributes), strict=True
+        ):
+            assert found.tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize("element_dtype", MX_ELEMENTS)
+@pytest.mark.parametrize("rounding_mode", [0, 1, 2])
+@pytest.mark.covering
+def test_scales_that_are_rounded_up(element_dtype, rounding_mode):
+    """The rule of MXFP8 with any element type. The last blocks along an axis may be shorter."""
+    for seed, (shape, axis) in enumerate([((7,), 0), ((3, 40), 1), ((40, 3), 0), ((2, 33, 5), 1), ((5, 64), -1)]):
+        x = values(np.random.default_rng(seed), shape, f32)
+        padding = [(0, -length % 8 if i == axis % len(shape) else 0) for i, length in enumerate(shape)]
+        codes, exponents = nvidia_oracle.mx_rceil(
+            np.pad(x, padding), element_dtype, axis=axis, block_size=8, rounding_mode=rounding_mode
+        )
+        given = {"element_dtype": element_dtype, "axis": axis, "block_size": 8, "rounding_mode": rounding_mode}
+        found, scales = quark_numba.mx_quantize(x, scale_rule="rceil", **given)
+        assert_same_bits(found, codes[tuple(map(slice, shape))])
+        assert scales.tobytes() == exponents.tobytes()
+
+
+def test_blocks_of_nvfp4_that_are_shorter():
+    """As in other block formats, the last block along the axis may be shorter, and one dimension is the only axis."""
+    x = np.random.default_rng(0).normal(0, 4, (3, 20, 6)).astype(f32)
+    for axis in (None, 1, -1):
+        given = {} if axis is None else {"axis": axis}
+        along = 1 if axis is None else axis
+        padding = [(0, 0), (0, 12 if along == 1 else 0), (0, 10 if along == -1 else 0)]
+        whole = nvidia_oracle.fp4_dynamic_quantize(np.pad(x, padding), 0.1, axis=along)
+        codes, scales = quark_numba.nvfp4_quantize(x, 0.1, **given)
+        assert_same_bits(codes, whole[0][:, :20, :6])
+        assert_same_bits(scales, whole[1])
+        y = quark_numba.nvfp4_dequantize(codes, scales, 0.1, **given)
+        assert_same_bits(y, nvfp4_round_trip(np.pad(x, padding), f32(0.1), axis=along)[:, :20, :6])
+    codes, scales = quark_numba.nvfp4_quantize(x[0, :, 0])
+    assert (codes.shape, scales.shape) == ((20,), (2,))
+    codes, scales = quark_numba.nvfp4_quantize(f32(-3))
+    assert (float(codes), float(scales), codes.shape) == (-6, 0.5, ())
 
 
 def test_values_of_codes():
@@ -229,8 +268,8 @@ def test_values_of_codes():
     for output_dtype in ("float32", "float16", "bfloat16"):
         y = quark_numba.nvfp4_dequantize(codes, scales, 0.01, output_dtype=output_dtype)
         assert_same_bits(y, nvfp4_round_trip(x, f32(0.01), axis=-1, block_size=16).astype(find(output_dtype).dtype))
-    codes, scales = quark_numba.mxfp8_quantize(x)
-    y = quark_numba.mx_dequantize(codes, scales, axis=-1)
+    codes, scales = mxfp8_quantize(x)
+    y = quark_numba.mx_dequantize(codes, scales)
     assert_same_bits(y, mxfp8_round_trip(x, axis=-1, block_size=32))
 
 
@@ -238,7 +277,7 @@ def test_dask():
     da = pytest.importorskip("dask.array")
     x = np.random.default_rng(0).normal(0, 4, (20, 96)).astype(f32)
     lazy = da.from_array(x, chunks=(7, 32))
-    for quantize in (functools.partial(quark_numba.nvfp4_quantize, tensor_scale=0.01), quark_numba.mxfp8_quantize):
+    for quantize in (functools.partial(quark_numba.nvfp4_quantize, tensor_scale=0.01), mxfp8_quantize):
         for found, y in zip(quantize(lazy), quantize(x), strict=True):
             assert isinstance(found, da.Array)
             assert (found.dtype, found.shape) == (y.dtype, y.shape)
@@ -266,10 +305,17 @@ def test_xarray():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: quark_numba.nvfp4_quantize(np.zeros((3, 40), f32)), ValueError, r"x has shape \(3, 40\); .* block_size, 16"),
-        (lambda: quark_numba.mxfp8_quantize(np.zeros((3, 40), f32)), ValueError, r"along axis -1 that .* block_size, 32"),
-        (lambda: quark_numba.nvfp4_quantize(f32(1)), ValueError, r"axis is -1, out of range for x of shape \(\)"),
-        (lambda: quark_numba.nvfp4_quantize(np.zeros(16, f32), axis=1), ValueError, r"axis is 1, out of range"),
+        (
+            lambda: quark_numba.nvfp4_quantize(np.zeros((3, 4), f32), axis=2),
+            ValueError,
+            r"axis is 2, out of range for x of shape",
+        ),
+        (lambda: mxfp8_quantize(np.zeros(32, f32), block_size=0), ValueError, "block_size is 0; expected a pos"),
+        (
+            lambda: quark_numba.mx_quantize(np.zeros(32, f32), scale_rule="ceil"),
+            ValueError,
+            "scale_rule is 'ceil'; expected 'floor' ",
+        ),
         (lambda: quark_numba.nvfp4_quantize(np.zeros(16, f32), f32([1, 2])), ValueError, r"tensor_scale has shape \(2,\)"),
         (lambda: quark_numba.nvfp4_quantize(np.zeros(16)), TypeError, "x has element type float64"),
         (lambda: quark_numba.nvfp4_quantize(np.zeros(16, f32), block_size=0), ValueError, "block_size is 0; expected a pos"),
@@ -282,9 +328,9 @@ def test_xarray():
             r"scales has shape \(1,\); expected \(2,\) for codes of shape \(32,\)",
         ),
         (
-            lambda: quark_numba.nvfp4_dequantize(np.zeros(40, FLOAT4), np.zeros(3, FLOAT8)),
+            lambda: quark_numba.nvfp4_dequantize(np.zeros(40, FLOAT4), np.zeros(2, FLOAT8)),
             ValueError,
-            r"codes has shape \(40,\); expected a length",
+            r"scales has shape \(2,\); expected \(3,\) for codes of shape \(40,\)",
         ),
     ],
 )

@@ -9,14 +9,15 @@ import numpy as np
 
 from ...block import formats, granularity
 from ...block.dispatch import TABLE
-from ...block.formats import BIT_WIDTHS, SHIFT_BITS
-from ...block.granularity import NO_FAULT, Blocks
+from ...block.formats import BIT_WIDTHS, NVIDIA_FORMATS, SHIFT_BITS
+from ...block.granularity import NO_FAULT, SCALE, Blocks
 from ...block.kernels import CHUNK, WORK
 from ...block.key import Key
 from ...block.operators import FORMATS
 from ...compiling import jit
 from ...compiling.intrinsics import array_at, record_at, stack
-from ...declaration import Operator, Overload
+from ...declaration import Operator, Overload, Tensor
+from ...linear.granularity import size_of
 from . import context
 
 STATE = np.dtype(
@@ -24,12 +25,16 @@ STATE = np.dtype(
         *context.STATE,
         ("axis", np.int64),
         ("is_microexponent", np.int64),
+        # NVIDIA's operators take whole blocks only; they may have an input with the scale of the tensor, and return scales.
+        ("is_of_whole_blocks", np.int64),
+        ("has_tensor_scale", np.int64),
+        ("has_codes", np.int64),
         *((name, np.int64) for name in Blocks._fields),
     ]
 )
-NUMBERS = ("axis",)
+NUMBERS = ("axis", "block_size")
 
-# See `settle`. Microscaling formats have the first two alone.
+# See `settle`. All formats but block floating point have the first two alone.
 FREE = ("axis", "block_size", "bit_width", "sub_block_size", "sub_block_shift_bits")
 
 # Up to this many elements are left to one thread, which is done before a second one would have woken up.
@@ -37,17 +42,27 @@ SERIAL_SIZE = 1 << 14
 
 WORK_WORDS = WORK.itemsize // 8
 
+_size = jit.function(size_of)
 _block_shape = jit.function(granularity.block_shape)
+_whole_block_shape = jit.function(granularity.whole_block_shape, block_shape=_block_shape)
 _steps = jit.function(formats.steps)
 _FEWEST_BITS, _MOST_BITS, _MOST_SHIFT_BITS = BIT_WIDTHS[0], BIT_WIDTHS[-1], SHIFT_BITS[-1]
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
     """The kernel's key, the axis and the numbers of the format. Raises ValueError for wrong attributes."""
-    of_format = {name: value for name, value in attributes.items() if name != "axis"}
-    key, blocks = FORMATS[operator.newest_name](overload.inputs[0], **of_format)
-    numbers = {"axis": attributes["axis"], "is_microexponent": key.is_microexponent, **blocks._asdict()}
-    return context.Selection(key, numbers)
+    numbers = {"axis": attributes["axis"]}
+    if operator.newest_name in FORMATS:
+        of_format = {name: value for name, value in attributes.items() if name != "axis"}
+        key, blocks = FORMATS[operator.newest_name](overload.inputs[0], **of_format)
+        numbers["is_microexponent"] = key.is_microexponent
+    else:
+        operator.infer([Tensor(element_type, None) for element_type in overload.inputs], attributes)
+        (nvidia,) = (known for known in NVIDIA_FORMATS if known.name in operator.formats)
+        has_codes = len(operator.outputs) > 1
+        key, blocks = nvidia.format(overload.inputs[0], attributes["block_size"], has_codes=has_codes)
+        numbers |= {"is_of_whole_blocks": 1, "has_tensor_scale": len(operator.inputs) > 1, "has_codes": has_codes}
+    return context.Selection(key, numbers | blocks._asdict())
 
 
 def functions(overload: Overload, key: Key) -> dict[str, Any]:
@@ -62,7 +77,7 @@ def settle(state_address: int, values_address: int) -> int:
     state.axis, state.block, state.sub_block = values[0], block, block
     if block < 1:
         return 0
-    if bit_width == 0:  # a Microscaling format
+    if bit_width == 0:  # not block floating point
         return 1
     if bit_width < _FEWEST_BITS or bit_width > _MOST_BITS:
         return 0
@@ -77,23 +92,43 @@ def settle(state_address: int, values_address: int) -> int:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    x = context.input_of(state, context_address, 0)
-    shape = array_at(stack(2), 2, np.int64)
-    has_many = context.shape_of(state, x, shape, stack(context.MAX_RANK))
-    fault, length, inner = _block_shape(array_at(shape[0], shape[1], np.int64), state.axis, state.block)
-    if has_many or fault != NO_FAULT:
-        numbers = array_at(stack(1), 1, np.int64)
-        numbers[0] = state.axis
-        return context.fault_status(state, has_many, fault, shape, numbers)
-    status, y = context.output_of(state, context_address, 0, shape[0], shape[1])
-    size = np.int64(1)
-    for i in range(shape[1]):
-        size *= array_at(shape[0], shape[1], np.int64)[i]
-    if status or size == 0:
-        return status
+    values, shapes = array_at(stack(2), 2, np.int64), array_at(stack(4), 4, np.int64)
+    count = 1 + state.has_tensor_scale
+    has_many = context.inputs_of(state, context_address, count, values, shapes, stack(2 * context.MAX_RANK))
+    x_shape = array_at(shapes[0], shapes[1], np.int64)
+    if state.is_of_whole_blocks:
+        fault, length, inner = _whole_block_shape(x_shape, state.axis, state.block)
+    else:
+        fault, length, inner = _block_shape(x_shape, state.axis, state.block)
     work_address = stack(WORK_WORDS)
     work = record_at(work_address, WORK)
-    work.x, work.y = context.data_of(state, x), context.data_of(state, y)
+    work.tensor_scale = np.float32(1)
+    if state.has_tensor_scale:
+        scale_shape = array_at(shapes[2], shapes[3], np.int64)
+        if _size(scale_shape) == 1:
+            work.tensor_scale = array_at(context.data_of(state, values[1]), 1, np.float32)[0]
+        elif fault == NO_FAULT:
+            fault = SCALE
+    if has_many or fault != NO_FAULT:
+        numbers = array_at(stack(2), 2, np.int64)
+        numbers[0], numbers[1] = state.axis, state.block
+        return context.fault_status(state, has_many, fault, array_at(shapes.ctypes.data, 2 * count, np.int64), numbers)
+    status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
+    if status:
+        return status
+    if state.has_codes:
+        of_blocks = array_at(stack(context.MAX_RANK), shapes[1], np.int64)
+        axis = state.axis if state.axis >= 0 else state.axis + shapes[1]
+        for i in range(shapes[1]):
+            of_blocks[i] = x_shape[i] // state.block if i == axis else x_shape[i]
+        status, scales = context.output_of(state, context_address, 1, of_blocks.ctypes.data, shapes[1])
+        if status:
+            return status
+        work.scales = context.data_of(state, scales)
+    size = _size(x_shape)
+    if size == 0:
+        return status
+    work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
     work.size, work.length, work.inner, work.has_failed = size, length, inner, 0
     work.block, work.sub_block, work.max_shift, work.drop = state.block, state.sub_block, state.max_shift, state.drop
     work.lowest, work.highest, work.rounding_mode = state.lowest, state.highest, state.rounding_mode

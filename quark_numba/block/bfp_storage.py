@@ -1,0 +1,191 @@
+"""Block floating point as it is stored: a mantissa for each element, an exponent for each block, a shift for each sub-block."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from ..arrays.arguments import array, element_type_of
+from ..arrays.chunks import Result, is_lazy, map_chunks
+from ..arrays.labels import keeps_labels
+from ..element_types import BFLOAT16, FLOAT32
+from .calls import attribute_values, axis_of, block_input, check_blocks, rounded_block, values_of_codes
+from .formats import bfp_format
+from .granularity import Blocks
+from .key import X_TYPES, Key
+
+# The bias of the exponents of float32, and the biased exponent of Inf and NaN.
+_BIAS, _SPECIAL = 127, 255
+
+
+class BFPBlocks(NamedTuple):
+    """The result of `bfp_quantize`: one array of x's shape, and two whose length along `axis` is the number of blocks or
+    sub-blocks."""
+
+    mantissas: NDArray[Any]
+    """The mantissas of the elements, uint8, or uint16 for a bit_width above 16: ``bit_width - 9`` bits of magnitude, and the
+    sign above them."""
+    exponents: NDArray[np.uint8]
+    """The exponents of the blocks, biased by 127; 255: all elements are NaN."""
+    shifts: NDArray[np.uint8]
+    """By how much the exponents of sub-blocks are smaller than those of their blocks. "to_bfp" has one sub-block a block, and
+    zeros."""
+
+
+@keeps_labels
+def bfp_quantize(
+    x: ArrayLike,
+    *,
+    bfp_method: str = "to_bfp",
+    axis: int = 1,
+    bit_width: int = 16,
+    block_size: int = 8,
+    rounding_mode: str | int = "half_away",
+    sub_block_size: int = 2,
+    sub_block_shift_bits: int = 1,
+    convert_to_bfloat_before_bfp: int = 0,
+    rechunk: bool = False,
+) -> BFPBlocks:
+    """Return x in a block floating point format, as mantissas, exponents and shifts.
+
+    `bfp_dequantize` turns them into the result of `bfp_quantize_dequantize`, bit for bit, except that Inf or NaN makes the
+    whole block NaN with "to_bfp" too: the format cannot hold Inf and NaN.
+
+    Parameters
+    ----------
+    As for `bfp_quantize_dequantize`, except that a single element is quantized as a block of its own.
+
+    Returns
+    -------
+    BFPBlocks. If x is a dask array, its arrays are lazy dask arrays; if x is a DataArray, they are DataArrays.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid. The message says what it is and what was expected.
+    """
+    x_array, _ = block_input(x)
+    axis = axis_of(x_array.shape, axis)
+    key, blocks = bfp_format(
+        FLOAT32,
+        **attribute_values(
+            bfp_method=bfp_method,
+            bit_width=bit_width,
+            block_size=block_size,
+            rounding_mode=rounding_mode,
+            sub_block_size=sub_block_size,
+            sub_block_shift_bits=sub_block_shift_bits,
+            convert_to_bfloat_before_bfp=convert_to_bfloat_before_bfp,
+        ),
+    )
+    of_chunk = functools.partial(_bfp_blocks, key, blocks, axis)
+    if not is_lazy(x_array):
+        return of_chunk(x_array)
+    byte = np.dtype(np.uint8)
+    results = [Result(_mantissa_dtype(blocks)), Result(byte, blocks.block), Result(byte, blocks.sub_block)]
+    return BFPBlocks(*map_chunks(of_chunk, x_array, results, axis=axis, block=blocks.block, rechunk=rechunk))
+
+
+def _bfp_blocks(key: Key, blocks: Blocks, axis: int, x: NDArray[Any]) -> BFPBlocks:
+    values = np.ascontiguousarray(x, np.float32).reshape(x.shape)
+    if key.rounds_to_bfloat16:
+        with np.errstate(over="ignore"):
+            values = values.astype(BFLOAT16.dtype).astype(np.float32)
+    exponents = (values.view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int64)  # biased
+    shared, subs = _maxima(exponents, axis, blocks.block), _maxima(exponents, axis, blocks.sub_block)
+    sub_blocks = blocks.block // blocks.sub_block
+    shifts = np.minimum(_spread(shared, axis, sub_blocks, subs.shape) - subs, blocks.max_shift)
+    special = _spread(shared == _SPECIAL, axis, blocks.block, values.shape)
+    rounded = rounded_block(key, blocks, np.where(special, np.float32(0), values), axis)
+    steps = _step_exponents(shared, shifts, axis, blocks, values.shape)
+    magnitudes = np.ldexp(np.abs(rounded).astype(np.float64), -steps)
+    mantissas = magnitudes.astype(np.int64) | np.signbit(rounded).astype(np.int64) << (blocks.drop + 1)
+    return BFPBlocks(mantissas.astype(_mantissa_dtype(blocks)), shared.astype(np.uint8), shifts.astype(np.uint8))
+
+
+@keeps_labels
+def bfp_dequantize(
+    blocks: BFPBlocks,
+    *,
+    bfp_method: str = "to_bfp",
+    axis: int = 1,
+    bit_width: int = 16,
+    block_size: int = 8,
+    sub_block_size: int = 2,
+    output_dtype: DTypeLike | str | int = "float32",
+    rechunk: bool = False,
+) -> NDArray[Any]:
+    """Return the values of blocks that `bfp_quantize` made with these attributes, in float32, float16 or bfloat16.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid. The message says what it is and what was expected.
+    """
+    y = element_type_of(output_dtype, "output_dtype", X_TYPES)
+    attributes = attribute_values(
+        bfp_method=bfp_method, bit_width=bit_width, block_size=block_size, sub_block_size=sub_block_size
+    )
+    unused: dict[str, Any] = {"rounding_mode": 0, "sub_block_shift_bits": 0, "convert_to_bfloat_before_bfp": 0}
+    _, numbers = bfp_format(FLOAT32, **attributes, **unused)
+    if not isinstance(blocks, BFPBlocks):
+        raise TypeError(f"blocks is a {type(blocks).__name__}; expected BFPBlocks")
+    mantissas, exponents, shifts = (array(each, name, None) for name, each in zip(BFPBlocks._fields, blocks, strict=True))
+    byte = np.dtype(np.uint8)
+    dtypes = _mantissa_dtype(numbers), byte, byte
+    for name, given, dtype in zip(BFPBlocks._fields, (mantissas, exponents, shifts), dtypes, strict=True):
+        if given.dtype != dtype:
+            raise TypeError(f"{name} has dtype {given.dtype}; expected {dtype}")
+    axis = axis_of(mantissas.shape, axis)
+    check_blocks("exponents", exponents, "mantissas", mantissas, axis, numbers.block)
+    check_blocks("shifts", shifts, "mantissas", mantissas, axis, numbers.sub_block)
+    of_chunk = functools.partial(_bfp_values, axis, numbers, y.dtype)
+    shared = [(exponents, numbers.block), (shifts, numbers.sub_block)]
+    return values_of_codes(of_chunk, mantissas, "mantissas", axis, numbers.block, y.dtype, shared, rechunk)
+
+
+def _bfp_values(
+    axis: int,
+    numbers: Blocks,
+    dtype: np.dtype[Any],
+    mantissas: NDArray[Any],
+    exponents: NDArray[Any],
+    shifts: NDArray[Any],
+) -> NDArray[Any]:
+    steps = _step_exponents(exponents, shifts, axis, numbers, mantissas.shape)
+    magnitudes = (mantissas & (2 ** (numbers.drop + 1) - 1)).astype(np.float64)
+    values = np.ldexp(np.where(mantissas >> (numbers.drop + 1) & 1, -magnitudes, magnitudes), steps)
+    values = np.where(_spread(exponents == _SPECIAL, axis, numbers.block, mantissas.shape), np.nan, values)
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32).astype(dtype)
+
+
+def _mantissa_dtype(blocks: Blocks) -> np.dtype[Any]:
+    return np.dtype(np.uint8 if blocks.drop + 2 <= 8 else np.uint16)
+
+
+def _step_exponents(
+    exponents: NDArray[Any], shifts: NDArray[Any], axis: int, blocks: Blocks, shape: tuple[int, ...]
+) -> NDArray[np.int64]:
+    """Return, for each element, the exponent of the step of its sub-block. An element is a multiple of the step."""
+    shared = _spread(exponents.astype(np.int64), axis, blocks.block, shape)
+    return shared - _spread(shifts.astype(np.int64), axis, blocks.sub_block, shape) - _BIAS - blocks.drop
+
+
+def _maxima(values: NDArray[Any], axis: int, block: int) -> NDArray[Any]:
+    """Return the maximum of each block along the axis."""
+    if values.ndim == 0:
+        return values
+    length = values.shape[axis]
+    return np.maximum.reduceat(values, np.arange(0, length, min(block, max(length, 1))), axis)
+
+
+def _spread(values: NDArray[Any], axis: int, block: int, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array of this shape that holds, for each element, the value of its block along the axis."""
+    if values.ndim == 0:
+        return values
+    length = shape[axis]
+    return np.repeat(values, min(block, max(length, 1)), axis)[(slice(None),) * axis + (slice(length),)]
