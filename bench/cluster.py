@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 
 import quark_numba
+from quark_numba import Execution
 
 TABLES = Path(__file__).with_name("RESULTS.md")
 MARKS = "<!-- what bench/cluster.py writes -->", "<!-- end of bench/cluster.py -->"
@@ -29,11 +30,9 @@ def run(folder: Path, workers: int | None) -> dict[str, float]:
     start = time.perf_counter()
     found = quark_numba.evaluate(
         MODELS / "textline_cls_bf16.onnx",
-        MODELS / "textline_cls_float.onnx",
         folder,
-        threads=1,
-        workers=workers,
-        progress=tick,
+        MODELS / "textline_cls_float.onnx",
+        execution=Execution(threads=1, workers=workers, progress=tick),
     )
     (first, first_cpu), (last, last_cpu) = marks
     count = BATCHES - BATCHES // 6

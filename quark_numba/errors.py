@@ -59,6 +59,19 @@ def reraise_of_signal_handler(error: BaseException) -> None:
         chain = chain.__cause__ or chain.__context__
 
 
+@contextmanager
+def errors_named(name: str) -> Iterator[None]:
+    """Turn an exception in the context, of a user's function or of an invalid model, into a ModelError that begins with `name`.
+    A ModelError, and the exception of a signal handler, are raised as they are."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        raise ModelError(f"{name}: {type(error).__name__}: {error}") from error
+
+
 def _codes_of_handlers() -> Iterator[CodeType]:
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)

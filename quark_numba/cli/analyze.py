@@ -79,15 +79,14 @@ def _analyze(options: argparse.Namespace) -> int:
     with counted_progress("analysing") as progress:
         analysis = analyze(
             options.model,
+            arguments.data_of(options),
             options.reference,
-            **arguments.data_arguments(options),
             outputs=options.outputs,
             sweep=options.sweep or options.by is not None,
             by=options.by or "tensor",
             what_if=options.what_if,
             histograms=_HISTOGRAMS if options.html else 0,
-            **arguments.runs_arguments(options),
-            progress=progress,
+            execution=arguments.execution_of(options, progress),
         )
     tell_failed(analysis.failed)
     if options.html:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
+    from ..running.data import Data, RandomData
+    from ..running.runs import Execution
     from ..running.sessions import Arrays
 
 _MOST_THREADS = 1024
@@ -111,9 +113,12 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="FILE", help="keep intermediate results in FILE, and continue from it if it exists")
 
 
-def runs_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_threads` and `add_runs` as keyword arguments of `evaluate` and `analyze`."""
-    return {name: getattr(options, name) for name in ("threads", "workers", "scheduler", "on_error", "resume")}
+def execution_of(options: argparse.Namespace, progress: Callable[[int, int | None], None]) -> Execution:
+    """Return the options of `add_threads` and `add_runs`."""
+    from ..running.runs import Execution
+
+    names = ("threads", "workers", "scheduler", "on_error", "resume")
+    return Execution(**{name: getattr(options, name) for name in names}, progress=progress)
 
 
 def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required: bool = False) -> None:
@@ -145,26 +150,26 @@ def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required:
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of random inputs (default: %(default)s)")
 
 
-def data_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_data` as keyword arguments of `open_data`, `evaluate` and `analyze`."""
-    return {
-        "data": options.data,
-        "random": options.random,
-        "seed": options.seed,
-        "dimensions": dict(options.dim),
-        "limit": options.limit,
-        "batch": options.batch,
-    }
+def data_of(options: argparse.Namespace) -> Data | RandomData:
+    """Return the data that the options of `add_data` select; by default one random batch."""
+    from ..running.data import Data, RandomData
+
+    if options.data:
+        return Data(options.data, options.batch, options.limit)
+    batches = options.random or 1
+    return RandomData(min(batches, options.limit or batches), options.seed, dict(options.dim))
 
 
-def open_batches(options: argparse.Namespace, session: InferenceSession) -> Iterator[Arrays]:
-    """Return the batches that the options of `add_data` select for the inputs of this session; by default one random batch."""
-    from ..running import data
+def batches_of(options: argparse.Namespace, session: InferenceSession) -> Iterator[Arrays]:
+    """Return the batches that the options of `add_data`, with --inputs, select for the inputs of this session."""
+    from ..running.data import open_batches
+    from ..running.files import read_arrays
+    from ..running.inputs import inputs_of
 
-    inputs = data.inputs_of(session)
+    inputs = inputs_of(session)
     if options.inputs:
-        return iter([data.read_arrays(options.inputs, [each.name for each in inputs], "input")])
-    return iter(data.open_data(inputs, **data_arguments(options)))
+        return iter([read_arrays(options.inputs, [each.name for each in inputs])])
+    return iter(open_batches(inputs, data_of(options)))
 
 
 def check_written(options: argparse.Namespace, *written: str) -> None:

@@ -161,7 +161,7 @@ def _measure(options: argparse.Namespace, models: list[tuple[str, list[Quantizat
                 loaded.append((path + ", optimised" * is_optimised, time.perf_counter() - start))
                 tick()
         stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
-        batches = arguments.open_batches(options, sessions[0])
+        batches = arguments.batches_of(options, sessions[0])
         inputs = next(batches)
         outputs = [run(session, inputs) for session in sessions]
         with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
@@ -207,9 +207,9 @@ def _contenders(
 
 def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> Expected:
     from ..analysis.measures.outputs import compare
-    from ..running.data import read_arrays
+    from ..running.files import read_arrays
 
-    compared = compare(outputs, read_arrays(options.expected, list(outputs), "output"))
+    compared = compare(outputs, read_arrays(options.expected, list(outputs)))
     for name, reason in compared.reasons.items():
         raise ModelError(f"output {name} {reason}")
     return Expected(options.expected, options.tolerance or 0.0, compared.errors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import logging
 import signal
@@ -22,7 +21,7 @@ import dask
 import distributed
 
 from ..compiling.threads import on_one_thread
-from ..errors import ModelError, interrupt, reraise_of_signal_handler
+from ..errors import ModelError, errors_named, interrupt
 from .data import Batch
 
 # Loopback only: whoever can connect to a scheduler can run code on its cluster.
@@ -118,7 +117,8 @@ def in_order_on(
     name = f"quark-numba-{uuid.uuid4().hex}"
     # It is sent as a plugin, not as data: the scheduler would prefer the worker that has the data.
     recipe = _Recipe(_pickled(make, functions))
-    _told(lambda: client.register_plugin(recipe, name=name))
+    with errors_named("the cluster failed"):
+        client.register_plugin(recipe, name=name)
     most = _AHEAD * max(1, sum(client.nthreads().values()))
     waiting: deque[tuple[list[Batch], Any]] = deque()
     is_shared, size = True, 1  # whether workers find the files; the number of batches in a task
@@ -171,33 +171,24 @@ def _pickled(make: Any, functions: Iterable[Any]) -> bytes:
 
 def _loaded(batch: Batch) -> Batch | ModelError:
     try:
-        return dataclasses.replace(batch, feed=batch.load(), file=None, reader=None)
+        return dataclasses.replace(batch, feed=batch.load(), file=None)
     except ModelError as error:
         return error
 
 
 def _result(future: Any, check: Callable[[], None]) -> Any:
-    while True:
-        check()
-        try:
-            # Once the future is done, a TimeoutError is the task's and not the end of a pause.
-            return _told(functools.partial(future.result, timeout=None if future.done() else _PAUSE))
-        except distributed.TimeoutError as error:
-            if future.done() and future.status == "error":
-                raise ModelError(f"the cluster failed: {type(error).__name__}: {error}") from error
-        except distributed.KilledWorker:
-            return ModelError("one worker after another died while it ran this batch")
-
-
-def _told(action: Callable[[], Any]) -> Any:
-    """Return the result of `action`. Errors of the cluster become ModelErrors, except KilledWorker and TimeoutError."""
-    try:
-        return action()
-    except (ModelError, distributed.KilledWorker, distributed.TimeoutError):
-        raise
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        raise ModelError(f"the cluster failed: {type(error).__name__}: {error}") from error
+    """Return the result of a task. Errors of the cluster become ModelErrors. If worker after worker died, that is returned."""
+    with errors_named("the cluster failed"):
+        while True:
+            check()
+            try:
+                # Once the future is done, a TimeoutError is the task's and not the end of a pause.
+                return future.result(timeout=None if future.done() else _PAUSE)
+            except distributed.TimeoutError:
+                if future.done() and future.status == "error":
+                    raise
+            except distributed.KilledWorker:
+                return ModelError("one worker after another died while it ran this batch")
 
 
 # The rest runs in the workers.

@@ -10,7 +10,8 @@ from ...running.sessions import Arrays
 from ..measures.outputs import Comparison
 from ..measures.sums import TensorSums
 from ..measures.tensors import QuantizedTensor
-from ..twin.quantizers import Array, Quantizer
+from ..twin.forms import Array
+from ..twin.quantizers import Quantizer
 from ..twin.segments import Config, Segments
 
 # The name of one measurement in an experiment. The experiment chooses it.

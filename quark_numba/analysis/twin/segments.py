@@ -18,8 +18,11 @@ from ...element_types.tensors import from_tensor_proto
 from ...errors import ModelError, reraise_of_signal_handler
 from ...models import model_files
 from ...rewriting.protos import used_names
-from ...running import data, sessions
-from .quantizers import Array, Quantizer, Twin
+from ...running import sessions
+from ...running.inputs import inputs_of
+from .float_twin import Twin
+from .forms import Array
+from .quantizers import Quantizer
 
 Rounding = Callable[[Array], Array]
 
@@ -214,7 +217,7 @@ class _Builder:
             node.output[0]: node for node in self.graph.node if node.op_type == "Constant" and not node.domain
         }
         session = self._of_all_values()
-        self.inputs = data.inputs_of(session)
+        self.inputs = inputs_of(session)
         self.types = {each.name: each.type for each in (*session.get_inputs(), *session.get_outputs())}
 
     def _of_all_values(self) -> Any:
