@@ -14,42 +14,29 @@ if TYPE_CHECKING:
     from ..running.runs import Execution
     from ..running.sessions import Arrays
 
-_MOST_THREADS = 1024
+
+def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Return the type of an option that takes whole numbers."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            limits = f"of {least} or more" if math.isinf(most) else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {limits}")
+        return int(text)
+
+    return parse
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
+positive = whole_number(1)
 
 
-def threads(text: str) -> int:
-    number = positive(text)
-    if number > _MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"{text} threads; expected at most {_MOST_THREADS}")
-    return number
-
-
-def seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def number(text: str) -> float:
+def number(text: str, least: float = -math.inf) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return value
-
-
-def tolerance(text: str) -> float:
-    value = number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    if not math.isfinite(value) or value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number" + ("" if math.isinf(least) else f" of {least} or more"))
     return value
 
 
@@ -61,7 +48,7 @@ def dimension(text: str) -> tuple[str, int]:
 
 
 def add_threads(parser: argparse.ArgumentParser, what: str = "threads of a session (default: ONNX Runtime's choice)") -> None:
-    parser.add_argument("--threads", type=threads, default=0, metavar="N", help=what)
+    parser.add_argument("--threads", type=whole_number(1, 1024), default=0, metavar="N", help=what)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +115,8 @@ def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required:
         source.add_argument(
             "--inputs",
             metavar="FILE.npz",
-            help="one batch: an array for each input, by name (default: random, in the model's shapes)",
+            help="one batch: an array for each input, by name, or an .npy file if the model has one input (default: random, in the "
+            "model's shapes)",
         )
     source.add_argument(
         "--data",
@@ -147,7 +135,9 @@ def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required:
         metavar="NAME=N",
         help="set a free dimension of random inputs, given by its name or as INPUT[AXIS] (default: 1)",
     )
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of random inputs (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=whole_number(0), default=0, metavar="N", help="seed of random inputs (default: %(default)s)"
+    )
 
 
 def data_of(options: argparse.Namespace) -> Data | RandomData:

@@ -119,9 +119,7 @@ def print_outputs(title: str, outputs: list[OutputError]) -> None:
     }
     columns = {name: text for name, text in columns.items() if name in ("SQNR, dB", "cosine") or any(map(text, outputs))}
     rows = [[each.name, *(text(each) for text in columns.values())] for each in outputs]
-    print_table(
-        title, ["output", *(f">{name}" for name in columns)], rows or [["none that can be compared"] + [""] * len(columns)]
-    )
+    print_table(title, ["output", *(f">{name}" for name in columns)], rows, none="none that can be compared")
 
 
 def fails_below(options: argparse.Namespace, found: Analysis | Evaluation) -> int:

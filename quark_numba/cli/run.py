@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=arguments.tolerance,
+        type=functools.partial(arguments.number, least=0),
         metavar="T",
         help="the largest difference from --expected that is allowed (default: 0)",
     )
@@ -125,7 +126,7 @@ def _run(options: argparse.Namespace) -> int:
     if not options.json:
         rows = [[each.operator, each.element_type, str(each.count), _who(each)] for each in nodes]
         columns = ["operator", "type", ">nodes", "run by"]
-        print_table(f"Quantization nodes of {options.model}", columns, rows or [["none", "", "", ""]])
+        print_table(f"Quantization nodes of {options.model}", columns, rows)
     measured = _measure(options, models)
     if options.json:
         json_nodes = [asdict(each) | ({"why": each.why} if each.why else {}) for each in nodes]
@@ -145,10 +146,13 @@ def _measure(options: argparse.Namespace, models: list[tuple[str, list[Quantizat
     from ..running.sessions import run
     from . import measuring
 
+    contenders = [(*model, False) for model in models]
+    if options.optimize:
+        contenders.insert(1, (*models[0], True))
     sessions, loaded = [], []
     optimisation = comparison = None
     with ExitStack() as stack:
-        for path, nodes, is_optimised in _contenders(options, models):
+        for path, nodes, is_optimised in contenders:
             with progress(f"loading {path}{' optimised' * is_optimised}") as tick:
                 start = time.perf_counter()
                 optimised = None
@@ -192,17 +196,6 @@ def _measure(options: argparse.Namespace, models: list[tuple[str, list[Quantizat
         comparison,
         _compare_with_file(options, outputs[0]) if options.expected else None,
     )
-
-
-def _contenders(
-    options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
-) -> Iterator[tuple[str, list[QuantizationNodes], bool]]:
-    """Yield the path and the quantization nodes of each model that runs, and whether it is optimised."""
-    yield (*models[0], False)
-    if options.optimize:
-        yield (*models[0], True)
-    if options.reference:
-        yield (*models[1], False)
 
 
 def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> Expected:

@@ -61,8 +61,8 @@ class Measured:
 class Values:
     """The values of a batch: all of the quantized and of the float model, and the outputs of the twin and the reference."""
 
-    quantized: Mapping[str, Any]
-    floats: Mapping[str, Any]
+    quantized: dict[str, Any]
+    floats: dict[str, Any]
     twin: Mapping[str, Any]
     reference: Mapping[str, Any]
 
