@@ -115,8 +115,8 @@ def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required:
         source.add_argument(
             "--inputs",
             metavar="FILE.npz",
-            help="one batch: an array for each input, by name, or an .npy file if the model has one input (default: random, in the "
-            "model's shapes)",
+            help="one batch: an array for each input, by name, or an .npy file if the model has one input "
+            "(default: random, in the model's shapes)",
         )
     source.add_argument(
         "--data",
