@@ -136,10 +136,10 @@ def analyze(
     analyzer = _Analyzer(recipe, threads=number_of_threads(execution.threads))
     check_chosen(outputs, analyzer.segments.outputs)
     batches = open_batches(analyzer.segments.inputs, data)
-    for each in analyzer.experiments:
-        if each.has_points and not batches.again:
+    for experiment in analyzer.experiments:
+        if experiment.has_points and not batches.again:
             raise ModelError(
-                f"{each.where} reads the data twice; expected a file, a folder, a function or a list, not an iterator"
+                f"{experiment.where} reads the data twice; expected a file, a folder, a function or a list, not an iterator"
             )
     run = {"command": "analyze", "by": recipe.by, "what_if": recipe.what_if, "outputs": outputs}
     runner = Runner(execution, batches, run, models, passes=1 + analyzer.has_points)
@@ -171,7 +171,7 @@ class _Analyzer:
         self.recipe, self.threads, self.chosen = recipe, threads, recipe.chosen
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         self.segments = Segments(self.twin)
-        self.places = {each: place for place, each in enumerate(self.twin.quantizers)}
+        self.places = {quantizer: place for place, quantizer in enumerate(self.twin.quantizers)}
         self.reference = None if recipe.reference is None else sessions.session_of(recipe.reference, "the reference")
         self.experiments: list[Experiment] = []
         if recipe.by:
@@ -180,17 +180,18 @@ class _Analyzer:
             self.experiments.append(WhatIf(self.segments, recipe.chosen, formats(recipe.what_if)))
         if recipe.histograms:
             self.experiments.append(Histograms(self.segments, recipe.histograms))
-        self.has_points = any(each.has_points for each in self.experiments)
+        self.has_points = any(experiment.has_points for experiment in self.experiments)
         self.within = 1  # threads within a batch
         self.first: tuple[sessions.Arrays, dict[str, Any]] | None = None  # the first batch and its outputs, if it ran here
 
     def run(self, runner: Runner) -> Analysis:
         done = self.total(Measured, runner, None)
         measured: Measured = done.sums
+        experiments = list(zip(self.experiments, measured.experiments, strict=True))
         points: list[list[Point]] = []
         compared: list[Comparison] = []
         if self.has_points:
-            points = [each.points(measured, own) for each, own in zip(self.experiments, measured.experiments, strict=True)]
+            points = [experiment.points(measured, sums) for experiment, sums in experiments]
             compared = self.total(_Points, runner, points).sums.outputs
         assert done.first
         first, outputs = self.first or self.again(done.first)
@@ -208,13 +209,13 @@ class _Analyzer:
             twin=_output_errors(measured.twin),
         )
         others = {"the twin": [measured.twin]}
-        for index, (experiment, own) in enumerate(zip(self.experiments, measured.experiments, strict=True)):
+        for index, (experiment, sums) in enumerate(experiments):
             before = sum(map(len, points[:index]))
             at_points = compared[before : before + len(points[index])] if points else []
-            outcome = Outcome(measured, own, at_points, analysis.tensors, first)
+            outcome = Outcome(measured, sums, at_points, analysis.tensors, first)
             for name, value in experiment.report(outcome).items():
                 setattr(analysis, name, value)
-            others[experiment.where] = [*own.outputs.values(), *at_points]
+            others[experiment.where] = [*sums.outputs.values(), *at_points]
         self.reference = None  # a session of the whole model needs the memory
         optimized = self.optimizations(first, outputs, unmatched)
         analysis.optimizations = _output_errors(optimized)
@@ -231,16 +232,18 @@ class _Analyzer:
     def tensors(self, measured: Measured) -> list[QuantizedTensor]:
         """Return the errors of all quantized tensors, the worst first."""
         tensors = []
-        for place, each in enumerate(self.twin.quantizers):
-            sums = _of_weight(each) if each.kind == "weight" else measured.tensors[place]
-            tensors.append(tensor_of(each, place, sums, own_only=place in measured.reshaped))
+        for place, quantizer in enumerate(self.twin.quantizers):
+            sums = _of_weight(quantizer) if quantizer.kind == "weight" else measured.tensors[place]
+            tensors.append(tensor_of(quantizer, place, sums, own_only=place in measured.reshaped))
         return sorted(tensors, key=_worst_first)
 
     def work(self, points: list[list[Point]] | None) -> Work:
         """Return the function that measures a batch, in the first pass or at the points of the second, by experiment."""
         if points is None:
             return self.of_batch
-        configs = [each.config(point) for each, own in zip(self.experiments, points, strict=True) for point in own]
+        configs = [
+            experiment.config(point) for experiment, chosen in zip(self.experiments, points, strict=True) for point in chosen
+        ]
         return functools.partial(self.at_points, configs)
 
     def again(self, batch: Batch) -> tuple[sessions.Arrays, dict[str, Any]]:
@@ -252,32 +255,34 @@ class _Analyzer:
         feed = batch.load()
         tensors: dict[int, TensorSums] = {}
         reshaped: list[int] = []
-        found = [Found() for _ in self.experiments]
+        of_experiments = [Found() for _ in self.experiments]
 
         def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
             place = self.places[quantizer]
             tensors[place] = measure(quantizer, x, arrived, kept)
             if arrived.shape != x.shape:
                 reshaped.append(place)
-            for experiment, own in zip(self.experiments, found, strict=True):
-                own.noise |= experiment.see(quantizer, x)
+            for experiment, sums in zip(self.experiments, of_experiments, strict=True):
+                sums.noise |= experiment.see(quantizer, x)
 
-        values, floats = self.segments.lockstep(feed, see, keep=any(each.has_runs for each in self.experiments))
+        values, floats = self.segments.lockstep(feed, see, keep=any(experiment.has_runs for experiment in self.experiments))
         outputs, twin = ({name: each[name] for name in self.segments.outputs} for each in (values, floats))
         reference = twin if self.reference is None else sessions.run(self.reference, feed)
         of_batch = Values(values, floats, twin, reference)
         runs = [
-            (own, key, run)
-            for experiment, own in zip(self.experiments, found, strict=True)
+            (sums, key, run)
+            for experiment, sums in zip(self.experiments, of_experiments, strict=True)
             for key, run in experiment.runs(of_batch).items()
         ]
-        compared = in_order(lambda each: each[2](), runs, self.within, self.segments.stopped)
-        for (own, key, _), comparison in zip(runs, compared, strict=True):
-            own.outputs[key] = comparison
+        compared = in_order(lambda run: run[2](), runs, self.within, self.segments.stopped)
+        for (sums, key, _), comparison in zip(runs, compared, strict=True):
+            sums.outputs[key] = comparison
         if batch.number == 0:
             self.first = feed, outputs
         of_twin = Comparison() if self.reference is None else self.compare(twin, reference)
-        return Measured(batch.layout.samples(feed), tensors, reshaped, self.compare(outputs, reference), of_twin, found)
+        return Measured(
+            batch.layout.samples(feed), tensors, reshaped, self.compare(outputs, reference), of_twin, of_experiments
+        )
 
     def compare(self, outputs: Any, reference: Any) -> Comparison:
         return compare(outputs, reference, self.chosen)

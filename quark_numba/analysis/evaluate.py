@@ -177,13 +177,13 @@ def _pair(models: float_twin.Pair, threads: int) -> list[Any]:
 
 
 def _output_error(name: str, sums: ErrorSums, places: _Places | None) -> OutputError:
-    made = output_error(name, sums)
+    error = output_error(name, sums)
     if places and places.places:
-        made.same_top = places.same / places.places
+        error.same_top = places.same / places.places
         if places.labelled:
-            made.accuracy = places.right / places.labelled
-            made.reference_accuracy = places.reference_right / places.labelled
-    return made
+            error.accuracy = places.right / places.labelled
+            error.reference_accuracy = places.reference_right / places.labelled
+    return error
 
 
 def _of_batch(

@@ -91,7 +91,7 @@ class Layout:
 
     @property
     def names(self) -> list[str]:
-        return [*(each.name for each in self.inputs), *([self.labels] if self.labels else [])]
+        return [*(model_input.name for model_input in self.inputs), *([self.labels] if self.labels else [])]
 
     def arrays(self, feed: Any, what: str) -> Arrays:
         """Return the arrays of a feed by name. Raises ModelError."""
@@ -110,14 +110,14 @@ class Layout:
             shapes = ", ".join(f"{key} {header.shape}" for key, header in headers.items())
             raise ModelError(f"{name}: {shapes}; expected arrays of the same length, to be cut into batches")
         length = next(iter(lengths))[0] if self.batch or stacked else 1
-        for each in self.inputs:
-            header = headers[each.name]
+        for model_input in self.inputs:
+            header = headers[model_input.name]
             if self.batch:
                 sizes = {min(self.batch, length), length % self.batch or self.batch}
-                faults = [each.fault(Header((rows, *header.shape[1:]), header.dtype)) for rows in sizes]
-                what = f"input {each.name}, in batches of {self.batch},"
+                faults = [model_input.fault(Header((rows, *header.shape[1:]), header.dtype)) for rows in sizes]
+                what = f"input {model_input.name}, in batches of {self.batch},"
             else:
-                faults, what = [each.fault(header, dropped=int(stacked))], f"input {each.name}"
+                faults, what = [model_input.fault(header, dropped=int(stacked))], f"input {model_input.name}"
             for fault in filter(None, faults):
                 raise ModelError(f"{name}: {what} {fault}")
         if self.labels and headers[self.labels].dtype.kind not in "iu":
@@ -138,13 +138,13 @@ class Layout:
 
     def _is_stack(self, headers: Mapping[str, Header | NDArray[Any]]) -> bool:
         """Whether each input's array has exactly one dimension more than the model's input."""
-        ranks = [(len(headers[each.name].shape), each.shape) for each in self.inputs]
+        ranks = [(len(headers[model_input.name].shape), model_input.shape) for model_input in self.inputs]
         return not self.batch and bool(ranks) and all(shape is not None and rank == len(shape) + 1 for rank, shape in ranks)
 
     def samples(self, batch: Arrays) -> int:
         """Return the number of samples in a batch: its rows, or 1 if rows are not samples."""
         least_rank = 1 if self.batch else 2
-        arrays = (batch[each.name] for each in self.inputs if self.batch or each.has_free_rows)
+        arrays = (batch[model_input.name] for model_input in self.inputs if self.batch or model_input.has_free_rows)
         return next((len(array) for array in arrays if array.ndim >= least_rank), 1)
 
 
@@ -272,10 +272,10 @@ def _random_batches(inputs: Sequence[Input], data: RandomData, labels: str | Non
 def _batches_of_files(layout: Layout, path: Path, limit: int | None) -> Batches:
     files: list[File] = []
     count = 0
-    for each in files_of(path) if os.path.isdir(path) else [path]:
-        batches = layout.batches(read_headers(each, layout.names), str(each))
-        status = each.stat()
-        files.append(File(each, status.st_size, status.st_mtime_ns, batches))
+    for file_path in files_of(path) if os.path.isdir(path) else [path]:
+        batches = layout.batches(read_headers(file_path, layout.names), str(file_path))
+        status = file_path.stat()
+        files.append(File(file_path, status.st_size, status.st_mtime_ns, batches))
         count += batches
         if limit is not None and count >= limit:
             count = limit

@@ -66,24 +66,24 @@ def random_inputs(
     A free dimension is looked up in `dimensions` as "input[axis]", and then by its name. If it is not there, it is 1.
     """
     arrays = {}
-    free: dict[str, list[str]] = {}  # names under which `dimensions` may have each free dimension, by the first of them
-    for each in inputs:
+    free: dict[str, list[str]] = {}  # names under which `dimensions` may have a free dimension, by the first of them
+    for model_input in inputs:
         shape = []
-        for axis, dimension in enumerate(each.shape or ()):
-            names = [f"{each.name}[{axis}]"] + ([dimension] if isinstance(dimension, str) else [])
+        for axis, dimension in enumerate(model_input.shape or ()):
+            names = [f"{model_input.name}[{axis}]"] + ([dimension] if isinstance(dimension, str) else [])
             if _is_fixed(dimension):
                 shape.append(dimension)
             else:
                 free[names[0]] = names
                 shape.append(next((dimensions[name] for name in names if name in dimensions), 1))
-        dtype = dtype_of(each.type_name)
+        dtype = dtype_of(model_input.type_name)
         if dtype is None or dtype.kind == "U":
-            raise ModelError(f"input {each.name} is a {each.type_name}: there are no random values of this type")
+            raise ModelError(f"input {model_input.name} is a {model_input.type_name}: there are no random values of this type")
         try:
             values = generator.standard_normal(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
         except (MemoryError, ValueError) as error:
-            raise ModelError(f"input {each.name} of shape {shape}: {error}") from None
-        arrays[each.name] = values.astype(dtype)
+            raise ModelError(f"input {model_input.name} of shape {shape}: {error}") from None
+        arrays[model_input.name] = values.astype(dtype)
     unused = sorted(set(dimensions).difference(*free.values()))
     if unused:
         there = ", ".join(" or ".join(names) for names in free.values())

@@ -136,8 +136,8 @@ class Runner:
         self._saved: Saved | None = None
         if execution.resume is not None:
             digests = [None if model is None else model.digest() for model in models]
-            of_data = {"data": batches.source, "limit": batches.limit, "batch": batches.layout.batch}
-            self._saved = Saved(execution.resume, {**run, "models": digests, **of_data})
+            data = {"data": batches.source, "limit": batches.limit, "batch": batches.layout.batch}
+            self._saved = Saved(execution.resume, {**run, "models": digests, **data})
         self._steps = None if batches.count is None else batches.count * passes
         self._finished = 0  # steps of the passes before
 

@@ -128,7 +128,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         raise Left("it rounds within its computation, and is the same in the float twin")
     ys = [each.y for each in followers or [node]]
     producer = node.x.producer()
-    made = Quantizer(
+    quantizer = Quantizer(
         name=node.x.name or "",
         kind="activation" if constant is None else "weight",
         form=form,
@@ -139,16 +139,16 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         users={label(user): user.op_type for y in ys for user, _ in y.uses()},
     )
     if constant is not None:
-        made.made_by, made.constant = "a constant", constant
-        made.of_constant, made.floats = (
+        quantizer.made_by, quantizer.constant = "a constant", constant
+        quantizer.of_constant, quantizer.floats = (
             (graph.as_function(node), None) if isinstance(meaning, Dequantize) else (apply, constant)
         )
-        made.dtype = made.rounded.dtype  # raises Left if the node is not valid
+        quantizer.dtype = quantizer.rounded.dtype  # raises Left if the node is not valid
     elif producer:
-        made.made_by = label(producer)
+        quantizer.made_by = label(producer)
         if producer.op_type in _BEFORE_ACTIVATIONS and isinstance(form, Linear):
-            made.clip = _implied_clip(form)
-    return made
+            quantizer.clip = _implied_clip(form)
+    return quantizer
 
 
 # Operators after which a quantized model may lack an activation function.
@@ -170,11 +170,11 @@ def _implied_clip(form: Linear) -> tuple[float, float] | None:
 def _followers(graph: Graph, node: Node) -> list[Node]:
     """Return the dequantize nodes downstream of a quantize node. Raise Left if their parameters differ or are not constant."""
     followers = graph.followers(node)
-    parameters = [_affine(graph, each) for each in followers]
-    if not all(parameters[0].has_same_parameters(each) for each in parameters[1:]):
+    meanings = [_affine(graph, follower) for follower in followers]
+    if not all(meanings[0].has_same_parameters(other) for other in meanings[1:]):
         raise Left("the dequantize nodes downstream of it differ")
-    for each in parameters:
-        Linear(each)  # raises Left
+    for meaning in meanings:
+        Linear(meaning)  # raises Left
     return followers
 
 
