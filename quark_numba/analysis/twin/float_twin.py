@@ -20,7 +20,7 @@ from ...models.model_files import Source
 from ...models.tensors import ComputedTensor, Rows, in_memory, is_in_memory, opened
 from ...rewriting import constants, dynamic_pairs, functions
 from ...rewriting.graph import Graph
-from ...rewriting.protos import used_names
+from ...rewriting.protos import subgraphs, used_names
 from .forms import Array
 from .quantizers import Found, Quantizer, find_quantizers
 from .references import use_reference
@@ -103,7 +103,7 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
             inner = _graph(model)
             _bypass(inner, find_quantizers(inner).quantizers)
             whole = model_files.without_elements(inner.model).graph.node
-            kept = {index: node for index, node in enumerate(whole) if any(_has_graph(each) for each in node.attribute)}
+            kept = {index: node for index, node in enumerate(whole) if any(True for _ in subgraphs(node))}
         codes = [each for each in found.quantizers if each.kind == "weight" and each.floats is None]
         if reference is not None:
             use_reference(graph, found.quantizers, reference)
@@ -124,10 +124,6 @@ def _graph(source: Source) -> Graph:
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
     return graph
-
-
-def _has_graph(attribute: onnx.AttributeProto) -> bool:
-    return attribute.HasField("g") or bool(attribute.graphs)
 
 
 def _bypass(graph: Graph, quantizers: list[Quantizer]) -> None:
