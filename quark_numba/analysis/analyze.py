@@ -131,7 +131,7 @@ def analyze(
     check_names(outputs)
     if by not in BY:
         raise ValueError(f'by is {by!r}; expected "tensor", "node" or "operator"')
-    models = float_twin.load_pair(model, reference, whole=execution.has_own_files)
+    models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms)
     analyzer = _Analyzer(recipe, threads=number_of_threads(execution.threads))
     check_chosen(outputs, analyzer.segments.outputs)

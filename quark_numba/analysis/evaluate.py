@@ -129,8 +129,8 @@ def evaluate(
     execution = execution or Execution()
     check_names(outputs)
     check_positive(top_k=top_k)
-    models = float_twin.load_pair(model, reference, whole=execution.has_own_files)
-    threads = execution.threads_of_a_session
+    models = float_twin.load_pair(model, reference, whole=execution.is_remote)
+    threads = execution.session_threads
     pair = _pair(models, threads)
     check_chosen(outputs, [each.name for each in pair[0].get_outputs()])
     batches = open_batches(inputs_of(pair[0]), data, labels=labels)

@@ -61,12 +61,12 @@ class Execution:
         return self.workers is None and self.scheduler is None
 
     @property
-    def has_own_files(self) -> bool:
-        """Whether batches run where the files of models may be missing."""
+    def is_remote(self) -> bool:
+        """Whether batches may run on other machines, which may lack the files of the models."""
         return self.scheduler is not None
 
     @property
-    def threads_of_a_session(self) -> int:
+    def session_threads(self) -> int:
         """The number of threads of a session; 0: ONNX Runtime's choice."""
         if self.threads or self.is_here:
             return self.threads

@@ -90,13 +90,14 @@ def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
     (folder / "notes.txt").write_text("left alone")
     np.savez(tmp_path / "stack.npz", x=X.reshape(2, 3, *X.shape[1:]))
     np.savez(tmp_path / "whole.npz", x=X)
+    np.save(tmp_path / "whole.npy", X)
     (tmp_path / "own_feeds.py").write_text(
         f"import numpy as np\nX = np.load({EXPECTED!r})['x']\ndef get():\n    yield X[:3]\n    yield X[3:]\n"
     )
     monkeypatch.chdir(tmp_path)
     sources = [folder, arrays, "stack.npz", "own_feeds:get", [X[:3], X[3:]], lambda: iter([{"x": X[:3]}, {"x": X[3:]}])]
     found = [quark_numba.evaluate(BF16, source, FLOAT) for source in sources]
-    found.append(quark_numba.evaluate(BF16, Data("whole.npz", batch=3), FLOAT))
+    found += [quark_numba.evaluate(BF16, Data(name, batch=3), FLOAT) for name in ("whole.npz", "whole.npy")]
     assert [each.outputs for each in found] == [found[0].outputs] * len(found)
     assert {(each.samples, each.batches) for each in found} == {(6, 2)}
     limited = quark_numba.evaluate(BF16, Data(folder, limit=1), FLOAT)
@@ -270,21 +271,26 @@ def test_command(capsys):
 def test_run_over_data(capsys, tmp_path):
     arguments = ["run", BF16, "--reference", FLOAT, "--runs", "1", "--json"]
     reports = []
+    np.save(tmp_path / "x.npy", X)
     for source in (
         ["--inputs", EXPECTED],
+        ["--inputs", str(tmp_path / "x.npy")],
         ["--data", EXPECTED, "--batch", "4"],
         ["--data", EXPECTED, "--batch", "4", "--limit", "1"],
     ):
         assert cli.main([*arguments, *source]) == 0
         reports.append(json.loads(capsys.readouterr().out))
-    assert [each["batches"] for each in reports] == [1, 2, 1]
-    assert [each["inputs"]["x"]["shape"][0] for each in reports] == [6, 4, 4]
+    assert [each["batches"] for each in reports] == [1, 1, 2, 1]
+    assert [each["inputs"]["x"]["shape"][0] for each in reports] == [6, 6, 4, 4]
     sqnr = [each["reference"]["outputs"][0]["sqnr_db"] for each in reports]
-    assert sqnr[0] == pytest.approx(sqnr[1], rel=1e-6)
-    assert sqnr[0] != sqnr[2]
+    assert sqnr[0] == sqnr[1] == pytest.approx(sqnr[2], rel=1e-6)
+    assert sqnr[0] != sqnr[3]
     assert cli.main([*arguments, "--data", EXPECTED, "--batch", "4", "--outputs", str(tmp_path / "y.npz")]) == 1
     assert "are for one batch" in capsys.readouterr().err
     assert cli.main(["run", BF16, "--random", "2", "--dim", "?=48", "--runs", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["batches"] == 2
+    words = ["run", BF16, "--random", "3", "--limit", "2", "--dim", "?=48", "--runs", "1", "--json"]
+    assert cli.main(words) == 0
     assert json.loads(capsys.readouterr().out)["batches"] == 2
 
 
