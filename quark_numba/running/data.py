@@ -199,22 +199,22 @@ class Batches:
 
     def parts(self) -> Iterator[Batch]:
         """Yield the batches. Those in files are not read yet."""
-        numbers = itertools.count(1)
+        number = 0
         try:
             for name, content in self.items():
                 parts = content.batches if isinstance(content, File) else self.layout.batches(content, name)
                 for part in range(parts):
-                    number = next(numbers)
-                    name_of_part = f"{name}, batch {part}" if parts > 1 else name
+                    what = f"{name}, batch {part}" if parts > 1 else name
                     if isinstance(content, File):
-                        yield Batch(name_of_part, number - 1, self.layout, file=content, part=part)
+                        yield Batch(what, number, self.layout, file=content, part=part)
                     else:
-                        yield Batch(name_of_part, number - 1, self.layout, feed=self.layout.cut(content, part))
+                        yield Batch(what, number, self.layout, feed=self.layout.cut(content, part))
+                    number += 1
                     if number == self.limit:
                         return
         finally:
             _last_file.cache_clear()
-        if next(numbers) == 1:
+        if not number:
             raise ModelError("there are no data: the source has no batch")
 
     def __iter__(self) -> Iterator[Arrays]:
