@@ -181,16 +181,16 @@ def _loaded(batch: Batch) -> Batch | ModelError:
 def _result(future: Any, check: Callable[[], None]) -> Any:
     """Return the result of a task. Errors of the cluster become ModelErrors. If worker after worker died, that is returned."""
     with errors_named("the cluster failed"):
-        while True:
+        check()
+        while not future.done():
+            # future.result with a timeout may fail in another way if that comes while it fetches the result.
+            with suppress(distributed.TimeoutError):
+                future.exception(timeout=_PAUSE)
             check()
-            try:
-                # Once the future is done, a TimeoutError is the task's and not the end of a pause.
-                return future.result(timeout=None if future.done() else _PAUSE)
-            except distributed.TimeoutError:
-                if future.done() and future.status == "error":
-                    raise
-            except distributed.KilledWorker:
-                return ModelError("one worker after another died while it ran this batch")
+        try:
+            return future.result()
+        except distributed.KilledWorker:
+            return ModelError("one worker after another died while it ran this batch")
 
 
 # The rest runs in the workers.
