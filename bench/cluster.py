@@ -11,6 +11,7 @@ import numpy as np
 from pages import table, write_part
 
 import quark_numba
+from quark_numba import Execution
 
 MODELS = Path(__file__).parents[1] / "tests" / "models"
 BATCHES, TURNS = 240, 2
@@ -29,11 +30,9 @@ def run(folder: Path, workers: int | None) -> dict[str, float]:
     start = time.perf_counter()
     found = quark_numba.evaluate(
         MODELS / "textline_cls_bf16.onnx",
-        MODELS / "textline_cls_float.onnx",
         folder,
-        threads=1,
-        workers=workers,
-        progress=tick,
+        MODELS / "textline_cls_float.onnx",
+        execution=Execution(threads=1, workers=workers, progress=tick),
     )
     (first, first_cpu), (last, last_cpu) = marks
     count = BATCHES - BATCHES // 6

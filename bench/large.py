@@ -224,13 +224,13 @@ def _codes(path: Path, threads: int) -> Any:
 def _analyze(path: Path, threads: int) -> None:
     import quark_numba
 
-    quark_numba.analyze(path, data=[{"tokens": TOKENS}], threads=threads)
+    quark_numba.analyze(path, [{"tokens": TOKENS}], execution=quark_numba.Execution(threads=threads))
 
 
 def _evaluate(path: Path, threads: int) -> None:
     import quark_numba
 
-    quark_numba.evaluate(path, data=[{"tokens": TOKENS}], threads=threads)
+    quark_numba.evaluate(path, [{"tokens": TOKENS}], execution=quark_numba.Execution(threads=threads))
 
 
 # What is measured: a label, the function and the file that it is given.

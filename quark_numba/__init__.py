@@ -26,14 +26,19 @@ if TYPE_CHECKING:
     from .ort import get_library_path, register
     from .recurrent.calls import lstm
     from .rewriting.optimize import optimize
+    from .running.data import Data, RandomData
+    from .running.runs import Execution
     from .session.inference_session import InferenceSession
 
 __all__ = [
     "Analysis",
     "BFPBlocks",
+    "Data",
     "Evaluation",
+    "Execution",
     "InferenceSession",
     "ModelError",
+    "RandomData",
     "__version__",
     "analyze",
     "bfp_dequantize",
@@ -69,9 +74,12 @@ __all__ = [
 _MODULES = {
     "Analysis": ".analysis.analyze",
     "BFPBlocks": ".block.bfp_storage",
+    "Data": ".running.data",
     "Evaluation": ".analysis.evaluate",
+    "Execution": ".running.runs",
     "InferenceSession": ".session.inference_session",
     "ModelError": ".errors",
+    "RandomData": ".running.data",
     "analyze": ".analysis.analyze",
     "bfp_dequantize": ".block.bfp_storage",
     "bfp_quantize": ".block.bfp_storage",

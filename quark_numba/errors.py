@@ -60,14 +60,16 @@ def reraise_of_signal_handler(error: BaseException) -> None:
 
 
 @contextmanager
-def faults_as(kind: type[Exception], what: str) -> Iterator[None]:
-    """Let any exception in the context become one of this kind, with the message "WHAT: MESSAGE", but for those of signal
-    handlers."""
+def errors_named(name: str, kind: type[Exception] = ModelError) -> Iterator[None]:
+    """Turn an exception in the context, of a user's function, a library or an invalid model, into one of `kind` that begins with
+    `name`. One of that kind already, and the exception of a signal handler, are raised as they are."""
     try:
         yield
+    except kind:
+        raise
     except Exception as error:
         reraise_of_signal_handler(error)
-        raise kind(f"{what}: {error}") from None
+        raise kind(f"{name}: {type(error).__name__}: {error}") from error
 
 
 def _codes_of_handlers() -> Iterator[CodeType]:

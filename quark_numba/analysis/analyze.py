@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,21 +11,22 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError
-from ..running import data as data_of
+from ..models.model_files import Source
 from ..running import sessions
-from ..running.data import check_positive, check_source
-from ..running.runs import OnError, Progress, Runner, Total, Work
+from ..running.data import Batch, open_batches
+from ..running.runs import Execution, Runner, Total, Work
 from ..running.threads import in_order, number_of_threads
 from .experiments.experiment import Experiment, Found, Measured, Outcome, Point, Values
 from .experiments.formats import formats
 from .experiments.histograms import Histogram, Histograms
-from .experiments.sweep import By, Effect, Sweep
+from .experiments.sweep import BY, By, Effect, Sweep
 from .experiments.what_if import TradeOff, WhatIf
 from .measures.outputs import Comparison, OutputError, check_chosen, check_names, compare, output_error
 from .measures.sums import TensorSums
 from .measures.tensors import QuantizedTensor, measure, tensor_of
 from .twin import float_twin
-from .twin.quantizers import Array, Quantizer
+from .twin.forms import Array
+from .twin.quantizers import Quantizer
 from .twin.segments import Config, Segments
 
 
@@ -77,25 +77,15 @@ class _Points:
 
 def analyze(
     model: float_twin.Model,
+    data: Any,
     reference: float_twin.Model | None = None,
-    data: data_of.Source = None,
     *,
+    outputs: Sequence[str] | None = None,
     sweep: bool = False,
     by: By = "tensor",
     what_if: Sequence[str] = (),
     histograms: int = 0,
-    random: int | None = None,
-    seed: int = 0,
-    dimensions: Mapping[str, int] | None = None,
-    limit: int | None = None,
-    batch: int | None = None,
-    outputs: Sequence[str] | None = None,
-    threads: int = 0,
-    workers: int | None = None,
-    scheduler: str | None = None,
-    on_error: OnError = "stop",
-    resume: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    execution: Execution | None = None,
 ) -> Analysis:
     """Measure where a quantized model's accuracy goes, in one pass over data that keeps only sums.
 
@@ -107,12 +97,14 @@ def analyze(
     ----------
     model : path, or onnx.ModelProto
         The quantized model.
+    data : Data, RandomData, or what Data takes as its source
+        The batches, such as ``"images.npz"``, ``Data("images.npz", batch=8)`` or ``RandomData(4)``.
     reference : path, or onnx.ModelProto, optional
         The float model. The outputs are compared with its outputs. If the model has only codes of a weight, the float values
         are taken from it. They are matched by name, or by the operator, output and input of the node that takes the weight, and
         by shape.
-    data, random, seed, dimensions, limit, batch, outputs
-        As in `evaluate`.
+    outputs : sequence of str, optional
+        The names of the outputs to compare. Default: all. Outputs that cannot be compared are in `not_compared`.
     sweep : bool
         For each tensor, also measure the outputs with only this tensor in float, and with only this tensor quantized.
     by : "tensor", "node" or "operator"
@@ -121,13 +113,8 @@ def analyze(
         Other formats to try for each tensor, such as "bfloat16" or "mxfp8_e4m3". The data are read twice then.
     histograms : int
         The number of worst tensors to make histograms of.
-    threads : int
-        The number of batches that run side by side in this process. Default, 0: one for each processor. The result does not
-        depend on it.
-    workers, scheduler, on_error, resume
-        As in `evaluate`.
-    progress : callable, optional
-        Called with the number of finished steps and the number of all steps, None if unknown.
+    execution : Execution, optional
+        Threads, processes or a cluster, what a faulty batch does, and the file to continue from.
 
     Returns
     -------
@@ -140,179 +127,174 @@ def analyze(
     TypeError, ValueError
         If an argument is wrong.
     """
-    check_source(data, random)
+    execution = execution or Execution()
     check_names(outputs)
-    check_positive(limit=limit, batch=batch, random=random, workers=workers)
-    runner = Runner(workers=workers, scheduler=scheduler, threads=threads, on_error=on_error, resume=resume, progress=progress)
-    if by not in ("tensor", "node", "operator"):
+    if by not in BY:
         raise ValueError(f'by is {by!r}; expected "tensor", "node" or "operator"')
-    whole = scheduler is not None  # its workers may not have the files
-    quantized = float_twin.load(model, whole=whole)
-    float_model = None if reference is None else float_twin.load(reference, "reference", whole=whole)
-    recipe = quantized, float_model, by if sweep else None, list(what_if), histograms, outputs
-    analyzer = _Analyzer(*recipe, threads=number_of_threads(threads))
+    models = float_twin.load_pair(model, reference, whole=execution.is_remote)
+    recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms)
+    analyzer = _Analyzer(recipe, threads=number_of_threads(execution.threads))
     check_chosen(outputs, analyzer.segments.outputs)
-    batches = data_of.open_data(
-        analyzer.segments.inputs,
-        data,
-        random=random,
-        seed=seed,
-        dimensions=dimensions,
-        limit=limit,
-        batch=batch,
-    )
-    for each in analyzer.experiments:
-        if each.has_points and not batches.again:
+    batches = open_batches(analyzer.segments.inputs, data)
+    for experiment in analyzer.experiments:
+        if experiment.has_points and not batches.again:
             raise ModelError(
-                f"{each.where} reads the data twice; expected a file, a folder, a function or a list, not an iterator"
+                f"{experiment.where} reads the data twice; expected a file, a folder, a function or a list, not an iterator"
             )
-    options = {"by": recipe[2], "what_if": recipe[3], "outputs": outputs, "limit": limit, "batch": batch}
-    runner.describe("analyze", recipe[:2], batches, options)
-    with runner.open():
-        result = analyzer.run(batches, runner, recipe)
-    float_twin.check(quantized, float_model)
-    return result
+    run = {"command": "analyze", "by": recipe.by, "what_if": recipe.what_if, "outputs": outputs}
+    runner = Runner(execution, batches, run, models, passes=1 + analyzer.has_points)
+    with runner.connected():
+        analysis = analyzer.run(runner)
+    float_twin.check(*models)
+    return analysis
 
 
-def _work(recipe: tuple[Any, ...], points: list[list[Point]] | None) -> Work:
+@dataclass(frozen=True)
+class _Recipe:
+    """The models, and what is measured. An analyzer is made of it in each process."""
+
+    model: Source
+    reference: Source | None
+    chosen: Sequence[str] | None
+    by: By | None
+    what_if: list[str]
+    histograms: int
+
+
+def _work(recipe: _Recipe, points: list[list[Point]] | None) -> Work:
     """Return the function that measures a batch in another process, in the first pass or at the points of the second."""
-    return _Analyzer(*recipe, threads=1).work(points)
+    return _Analyzer(recipe, threads=1).work(points)
 
 
 class _Analyzer:
-    def __init__(
-        self,
-        model: Any,
-        reference: Any,
-        by: By | None,
-        what_if: list[str],
-        histograms: int,
-        chosen: Sequence[str] | None,
-        *,
-        threads: int,
-    ) -> None:
-        self.model, self.threads, self.chosen = model, threads, chosen
-        self.twin = float_twin.make_twin(model, reference)
+    def __init__(self, recipe: _Recipe, *, threads: int) -> None:
+        self.recipe, self.threads, self.chosen = recipe, threads, recipe.chosen
+        self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         self.segments = Segments(self.twin)
-        self.places = {each: place for place, each in enumerate(self.twin.quantizers)}
-        self.reference = None if reference is None else sessions.session_of(reference, "the reference")
+        self.places = {quantizer: place for place, quantizer in enumerate(self.twin.quantizers)}
+        self.reference = None if recipe.reference is None else sessions.session_of(recipe.reference, "the reference")
         self.experiments: list[Experiment] = []
-        if by:
-            self.experiments.append(Sweep(self.segments, chosen, by))
-        if what_if:
-            self.experiments.append(WhatIf(self.segments, chosen, formats(what_if)))
-        if histograms:
-            self.experiments.append(Histograms(self.segments, histograms))
+        if recipe.by:
+            self.experiments.append(Sweep(self.segments, recipe.chosen, recipe.by))
+        if recipe.what_if:
+            self.experiments.append(WhatIf(self.segments, recipe.chosen, formats(recipe.what_if)))
+        if recipe.histograms:
+            self.experiments.append(Histograms(self.segments, recipe.histograms))
+        self.has_points = any(experiment.has_points for experiment in self.experiments)
         self.within = 1  # threads within a batch
         self.first: tuple[sessions.Arrays, dict[str, Any]] | None = None  # the first batch and its outputs, if it ran here
 
-    def run(self, batches: data_of.Data, runner: Runner, recipe: Any) -> Analysis:
-        one_batch = batches.batches == 1
-        threads, self.within = (1, self.threads) if one_batch else (self.threads, 1)
-        has_points = any(each.has_points for each in self.experiments)
-        steps = None if batches.batches is None else batches.batches * (1 + has_points)
-
-        def run_all(kind: type[Measured] | type[_Points], points: list[list[Point]] | None, before: int) -> Total:
-            here = functools.partial(self.work, points)
-            work = here if runner.is_here else functools.partial(_work, recipe, points)
-            return runner.total(kind, work, batches, threads=threads, stopped=self.segments.stopped, before=before, steps=steps)
-
-        done = run_all(Measured, None, 0)
-        total: Measured = done.sums
+    def run(self, runner: Runner) -> Analysis:
+        done = self.total(Measured, runner, None)
+        measured: Measured = done.sums
+        experiments = list(zip(self.experiments, measured.experiments, strict=True))
+        points: list[list[Point]] = []
+        compared: list[Comparison] = []
+        if self.has_points:
+            points = [experiment.points(measured, sums) for experiment, sums in experiments]
+            compared = self.total(_Points, runner, points).sums.outputs
         assert done.first
         first, outputs = self.first or self.again(done.first)
-        quantizers = self.twin.quantizers
-        weights = {self.places[each]: _of_weight(each) for each in self.segments.weights}
-        tensors = []
-        for place, each in enumerate(quantizers):
-            sums = weights[place] if place in weights else total.tensors[place]
-            tensors.append(tensor_of(each, place, sums, own_only=place in total.reshaped))
         unmatched = dict(self.twin.found.unmatched)
-        for place in total.reshaped:
-            unmatched[quantizers[place].name] = "its shape differs in the float model, so only its own error is measured"
+        for place in measured.reshaped:
+            name = self.twin.quantizers[place].name
+            unmatched[name] = "its shape differs in the float model, so only its own error is measured"
         analysis = Analysis(
-            tensors=sorted(tensors, key=_worst_first),
-            outputs=_output_errors(total.outputs),
+            tensors=self.tensors(measured),
+            outputs=_output_errors(measured.outputs),
             unmatched=unmatched,
-            samples=total.samples,
+            samples=measured.samples,
             batches=done.done,
             failed=done.failed,
-            twin=_output_errors(total.twin),
+            twin=_output_errors(measured.twin),
         )
-        points: list[list[Point]] = []
-        measured: list[Comparison] = []
-        if has_points:
-            points = [each.points(total, own) for each, own in zip(self.experiments, total.experiments, strict=True)]
-            measured = run_all(_Points, points, done.done).sums.outputs
-        others = {"the twin": [total.twin]}
-        for index, experiment in enumerate(self.experiments):
-            own = total.experiments[index]
+        others = {"the twin": [measured.twin]}
+        for index, (experiment, sums) in enumerate(experiments):
             before = sum(map(len, points[:index]))
-            of_points = measured[before : before + len(points[index])] if points else []
-            outcome = Outcome(total, own, of_points, analysis.tensors, first)
+            at_points = compared[before : before + len(points[index])] if points else []
+            outcome = Outcome(measured, sums, at_points, analysis.tensors, first)
             for name, value in experiment.report(outcome).items():
                 setattr(analysis, name, value)
-            others[experiment.where] = [*own.outputs.values(), *of_points]
+            others[experiment.where] = [*sums.outputs.values(), *at_points]
         self.reference = None  # a session of the whole model needs the memory
         optimized = self.optimizations(first, outputs, unmatched)
         analysis.optimizations = _output_errors(optimized)
-        analysis.not_compared = _not_compared(total.outputs, others | {"ONNX Runtime's optimisations": [optimized]})
+        analysis.not_compared = _not_compared(measured.outputs, others | {"ONNX Runtime's optimisations": [optimized]})
         return analysis
+
+    def total(self, kind: type[Measured] | type[_Points], runner: Runner, points: list[list[Point]] | None) -> Total:
+        """Return the sums of the first pass over the data, or of the second at these points."""
+        threads, self.within = (1, self.threads) if runner.batches.count == 1 else (self.threads, 1)
+        here = functools.partial(self.work, points)
+        work = here if runner.execution.is_here else functools.partial(_work, self.recipe, points)
+        return runner.total(kind, work, threads=threads, stopped=self.segments.stopped)
+
+    def tensors(self, measured: Measured) -> list[QuantizedTensor]:
+        """Return the errors of all quantized tensors, the worst first."""
+        tensors = []
+        for place, quantizer in enumerate(self.twin.quantizers):
+            sums = _of_weight(quantizer) if quantizer.kind == "weight" else measured.tensors[place]
+            tensors.append(tensor_of(quantizer, place, sums, own_only=place in measured.reshaped))
+        return sorted(tensors, key=_worst_first)
 
     def work(self, points: list[list[Point]] | None) -> Work:
         """Return the function that measures a batch, in the first pass or at the points of the second, by experiment."""
         if points is None:
             return self.of_batch
-        configs = [each.config(point) for each, own in zip(self.experiments, points, strict=True) for point in own]
+        configs = [
+            experiment.config(point) for experiment, chosen in zip(self.experiments, points, strict=True) for point in chosen
+        ]
         return functools.partial(self.at_points, configs)
 
-    def again(self, batch: data_of.Batch) -> tuple[sessions.Arrays, dict[str, Any]]:
+    def again(self, batch: Batch) -> tuple[sessions.Arrays, dict[str, Any]]:
         """Return the inputs and outputs of a batch that ran in another process, or before the run was resumed."""
         feed = batch.load()
         return feed, self.segments.run(feed, self.segments.quantized, quantized=True)
 
-    def of_batch(self, batch: data_of.Batch) -> Measured:
+    def of_batch(self, batch: Batch) -> Measured:
         feed = batch.load()
         tensors: dict[int, TensorSums] = {}
         reshaped: list[int] = []
-        found = [Found() for _ in self.experiments]
+        of_experiments = [Found() for _ in self.experiments]
 
         def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
             place = self.places[quantizer]
             tensors[place] = measure(quantizer, x, arrived, kept)
             if arrived.shape != x.shape:
                 reshaped.append(place)
-            for experiment, own in zip(self.experiments, found, strict=True):
-                own.noise |= experiment.see(quantizer, x)
+            for experiment, sums in zip(self.experiments, of_experiments, strict=True):
+                sums.noise |= experiment.see(quantizer, x)
 
-        values, floats = self.segments.lockstep(feed, see, keep=any(each.has_runs for each in self.experiments))
+        values, floats = self.segments.lockstep(feed, see, keep=any(experiment.has_runs for experiment in self.experiments))
         outputs, twin = ({name: each[name] for name in self.segments.outputs} for each in (values, floats))
         reference = twin if self.reference is None else sessions.run(self.reference, feed)
         of_batch = Values(values, floats, twin, reference)
         runs = [
-            (own, key, run)
-            for experiment, own in zip(self.experiments, found, strict=True)
+            (sums, key, run)
+            for experiment, sums in zip(self.experiments, of_experiments, strict=True)
             for key, run in experiment.runs(of_batch).items()
         ]
-        compared = in_order(lambda each: each[2](), runs, self.within, self.segments.stopped)
-        for (own, key, _), comparison in zip(runs, compared, strict=True):
-            own.outputs[key] = comparison
+        compared = in_order(lambda run: run[2](), runs, self.within, self.segments.stopped)
+        for (sums, key, _), comparison in zip(runs, compared, strict=True):
+            sums.outputs[key] = comparison
         if batch.number == 0:
             self.first = feed, outputs
         of_twin = Comparison() if self.reference is None else self.compare(twin, reference)
-        return Measured(batch.samples_of(feed), tensors, reshaped, self.compare(outputs, reference), of_twin, found)
+        return Measured(
+            batch.layout.samples(feed), tensors, reshaped, self.compare(outputs, reference), of_twin, of_experiments
+        )
 
     def compare(self, outputs: Any, reference: Any) -> Comparison:
         return compare(outputs, reference, self.chosen)
 
     def optimizations(self, feed: Any, outputs: Any, unmatched: dict[str, str]) -> Comparison:
         try:
-            return self.compare(sessions.run(sessions.session_of(self.model, "the model"), feed), outputs)
+            return self.compare(sessions.run(sessions.session_of(self.recipe.model, "the model"), feed), outputs)
         except ModelError as error:
             unmatched["ONNX Runtime's optimisations"] = str(error)
             return Comparison()
 
-    def at_points(self, configs: list[Config], batch: data_of.Batch) -> _Points:
+    def at_points(self, configs: list[Config], batch: Batch) -> _Points:
         feed = batch.load()
         if self.reference is None:
             reference = self.segments.run(feed, {}, quantized=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ModelError, reraise_of_signal_handler
-from ..models.model_files import Source
-from ..running import data, sessions
-from ..running.data import check_positive, check_source
-from ..running.runs import OnError, Progress, Runner, Work
+from ..errors import ModelError, errors_named
+from ..running import sessions
+from ..running.data import Batch, check_positive, open_batches
+from ..running.inputs import inputs_of
+from ..running.runs import Execution, Runner, Work
 from ..running.sessions import Arrays
 from .measures.outputs import Comparison, OutputError, check_chosen, check_names, compare, output_error
 from .measures.sums import ErrorSums, Sums
@@ -85,24 +84,14 @@ class _Batch:
 
 def evaluate(
     model: float_twin.Model,
+    data: Any,
     reference: float_twin.Model | None = None,
-    data: data.Source = None,
     *,
-    random: int | None = None,
-    seed: int = 0,
-    dimensions: Mapping[str, int] | None = None,
-    limit: int | None = None,
-    batch: int | None = None,
     outputs: Sequence[str] | None = None,
     labels: str | None = None,
     top_k: int = 1,
     metric: Callable[[Arrays, Arrays, Arrays], Any] | None = None,
-    threads: int = 0,
-    workers: int | None = None,
-    scheduler: str | None = None,
-    on_error: OnError = "stop",
-    resume: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    execution: Execution | None = None,
 ) -> Evaluation:
     """Run a quantized model and a float model over data, batch by batch, and compare their outputs.
 
@@ -110,19 +99,10 @@ def evaluate(
     ----------
     model : path, or onnx.ModelProto
         The quantized model; it runs as it is written, with ONNX Runtime's optimisations.
+    data : Data, RandomData, or what Data takes as its source
+        The batches, such as ``"images.npz"``, ``Data("images.npz", batch=8)`` or ``RandomData(4)``.
     reference : path, or onnx.ModelProto, optional
         The float model. Default: the model itself without its quantization nodes.
-    data : path, "module:function", or an iterable of feeds, or a callable that returns one, optional
-        The path of an .npz file with the names of inputs as keys, of a folder of .npz files, or of a folder of .npy files if
-        the model has one input. Each array is a batch, or a stack of batches if all arrays have one dimension more than their
-        inputs. A feed is a mapping of names to arrays. Batches are read when their turn comes, and nothing is unpickled.
-    random : int, optional
-        The number of random batches to run instead of data. `seed` seeds them, and `dimensions` sets the sizes of free
-        dimensions.
-    limit : int, optional
-        The largest number of batches to run.
-    batch : int, optional
-        The number of rows of a batch: arrays are cut into batches of this size.
     outputs : sequence of str, optional
         The names of the outputs to compare. Default: all. Outputs that cannot be compared are in `not_compared`.
     labels : str, optional
@@ -132,20 +112,8 @@ def evaluate(
     metric : callable, optional
         ``metric(outputs, reference_outputs, feed)`` returns a number for a batch, or several by name. Their means over the
         samples are in `metrics`.
-    threads : int
-        The number of threads of each session. Default, 0: ONNX Runtime's choice; with `workers`, their share of the machine;
-        with `scheduler`, one.
-    workers : int, optional
-        The number of processes on this machine that run the batches (`pip install 'quark_numba[dask]'`). Default: this process
-        alone. The result is the same to the last bit.
-    scheduler : str, optional
-        The address of a dask scheduler. Its cluster runs the batches.
-    on_error : "stop" or "continue"
-        "stop": raise ModelError after a batch that cannot be read or run. "continue": put its name and message in `failed`.
-    resume : path, optional
-        The file that keeps intermediate results. If it exists, the run continues from it.
-    progress : callable, optional
-        Called with the number of finished batches and the number of all batches, None if unknown.
+    execution : Execution, optional
+        Threads, processes or a cluster, what a faulty batch does, and the file to continue from.
 
     Returns
     -------
@@ -158,56 +126,49 @@ def evaluate(
     TypeError, ValueError
         If an argument is wrong.
     """
-    check_source(data, random)
+    execution = execution or Execution()
     check_names(outputs)
-    check_positive(top_k=top_k, limit=limit, batch=batch, random=random, workers=workers)
-    runner = Runner(workers=workers, scheduler=scheduler, threads=threads, on_error=on_error, resume=resume, progress=progress)
-    models = (
-        float_twin.load(model, whole=scheduler is not None),  # the scheduler's workers may not have the files
-        None if reference is None else float_twin.load(reference, "reference", whole=scheduler is not None),
-    )
-    threads = threads if runner.is_here else runner.share
+    check_positive(top_k=top_k)
+    models = float_twin.load_pair(model, reference, whole=execution.is_remote)
+    threads = execution.session_threads
     pair = _pair(models, threads)
     check_chosen(outputs, [each.name for each in pair[0].get_outputs()])
-    batches = _open(pair[0], data, random, seed, dimensions, limit, batch, labels)
-    runner.functions = [metric] if metric else []
-    options = {
+    batches = open_batches(inputs_of(pair[0]), data, labels=labels)
+    run = {
+        "command": "evaluate",
         "outputs": outputs,
         "labels": labels,
         "top_k": top_k,
         "metric": getattr(metric, "__qualname__", metric),
-        "limit": limit,
-        "batch": batch,
     }
-    runner.describe("evaluate", models, batches, options)
-    make = functools.partial(_work, pair if runner.is_here else None, models, threads, outputs, labels, top_k, metric)
-    with runner.open():
-        done = runner.total(_Batch, make, batches, steps=batches.batches)
+    runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
+    work = functools.partial(_work, pair if execution.is_here else None, models, threads, outputs, labels, top_k, metric)
+    with runner.connected():
+        done = runner.total(_Batch, work)
     float_twin.check(*models)
     total: _Batch = done.sums
-    if labels and not any(each.labelled for each in total.places.values()):
+    if labels and not any(places.labelled for places in total.places.values()):
         raise ModelError(f"labels {labels}: expected one for each place of an output along all axes but its last")
-    seconds = [total.samples / each if each else 0.0 for each in total.seconds]
-    metrics = {name: value / total.samples for name, value in total.metrics.items()}
+    rates = [total.samples / seconds if seconds else 0.0 for seconds in total.seconds]
     return Evaluation(
-        [_output_error(name, sums, total.places.get(name)) for name, sums in total.outputs.errors.items()],
-        total.samples,
-        done.done,
-        seconds[0],
-        seconds[1],
-        metrics,
-        done.failed,
-        total.outputs.reasons,
+        outputs=[_output_error(name, sums, total.places.get(name)) for name, sums in total.outputs.errors.items()],
+        samples=total.samples,
+        batches=done.done,
+        samples_per_second=rates[0],
+        reference_samples_per_second=rates[1],
+        metrics={name: value / total.samples for name, value in total.metrics.items()},
+        failed=done.failed,
+        not_compared=total.outputs.reasons,
     )
 
 
-def _work(pair: list[Any] | None, models: tuple[Source, Source | None], threads: int, *arguments: Any) -> Work:
+def _work(pair: list[Any] | None, models: float_twin.Pair, threads: int, *arguments: Any) -> Work:
     """Return the function that measures a batch. It creates its own sessions if `pair` is None."""
-    own = pair or _pair(models, threads)
-    return lambda batch: _of_batch(own, batch, *arguments)
+    own_pair = pair or _pair(models, threads)
+    return lambda batch: _of_batch(own_pair, batch, *arguments)
 
 
-def _pair(models: tuple[Source, Source | None], threads: int) -> list[Any]:
+def _pair(models: float_twin.Pair, threads: int) -> list[Any]:
     """Return the sessions of a model and of the reference, which is the model's twin if it is None."""
     model, reference = models
     of_model = sessions.session_of(model, "the model", threads=threads)
@@ -216,31 +177,17 @@ def _pair(models: tuple[Source, Source | None], threads: int) -> list[Any]:
 
 
 def _output_error(name: str, sums: ErrorSums, places: _Places | None) -> OutputError:
-    made = output_error(name, sums)
+    error = output_error(name, sums)
     if places and places.places:
-        made.same_top = places.same / places.places
+        error.same_top = places.same / places.places
         if places.labelled:
-            made.accuracy = places.right / places.labelled
-            made.reference_accuracy = places.reference_right / places.labelled
-    return made
-
-
-def _open(session: Any, *arguments: Any) -> data.Data:
-    source, random, seed, dimensions, limit, batch, labels = arguments
-    return data.open_data(
-        data.inputs_of(session),
-        source,
-        random=random,
-        seed=seed,
-        dimensions=dimensions,
-        limit=limit,
-        batch=batch,
-        labels=labels,
-    )
+            error.accuracy = places.right / places.labelled
+            error.reference_accuracy = places.reference_right / places.labelled
+    return error
 
 
 def _of_batch(
-    pair: list[Any], batch: data.Batch, outputs: Sequence[str] | None, labels: str | None, top_k: int, metric: Any
+    pair: list[Any], batch: Batch, outputs: Sequence[str] | None, labels: str | None, top_k: int, metric: Any
 ) -> _Batch:
     feed = batch.load()
     seconds: list[float] = []
@@ -255,7 +202,7 @@ def _of_batch(
         for (name, y), expected in zip(results[0].items(), results[1].values(), strict=True)
         if name in compared.errors and y.ndim and y.shape[-1] > 1
     }
-    samples = batch.samples_of(feed)
+    samples = batch.layout.samples(feed)
     metrics = {name: value * samples for name, value in _metrics(metric, results[0], results[1], feed).items()}
     return _Batch(samples, compared, places, metrics, seconds)
 
@@ -278,9 +225,6 @@ def _metrics(metric: Any, outputs: Arrays, reference: Arrays, feed: Arrays) -> d
     if metric is None:
         return {}
     name = getattr(metric, "__name__", "metric")
-    try:
+    with errors_named(f"metric {name}"):
         given = metric(outputs, reference, feed)
         return {str(key): float(value) for key, value in (given if isinstance(given, Mapping) else {name: given}).items()}
-    except Exception as error:  # whatever the function raises
-        reraise_of_signal_handler(error)
-        raise ModelError(f"metric {name}: {type(error).__name__}: {error}") from error

@@ -80,19 +80,15 @@ def map_chunks(
     from dask.utils import funcname
 
     if not is_lazy(x):
-        x = da.from_array(x, chunks=_one_chunk(x))
+        x = da.from_array(x, chunks=-1)
     if x.ndim:
         x = with_whole_blocks(x, axis, block, rechunk=rechunk, name=name)
     dimensions = tuple(range(x.ndim))
     arguments: list[Any] = [x, dimensions]
-    for number, (array, axes, per) in enumerate(operands, 1):
-        if array is None:
-            axes = None
-        elif axes is not None:
+    for array, axes, per in operands:
+        if array is not None and axes is not None:
             array = _cut(array, [_numbers(x.chunks[each], per if each == axis else 1) for each in axes])
-        elif is_lazy(array):  # the result does not have its dimensions
-            array, axes = array.rechunk(_one_chunk(array)), tuple(number * 100 + each for each in range(array.ndim))
-        arguments += [array, axes]
+        arguments += [array, None if array is None else axes]  # without axes, dask gives each chunk the whole array
     common: dict[str, Any] = {"align_arrays": False, "concatenate": True, "token": funcname(function).strip("_")}
     if len(results) == 1:
         return (da.blockwise(_on_chunk, dimensions, *arguments, function=function, **_kind(x, axis, results[0]), **common),)
@@ -120,10 +116,6 @@ def with_whole_blocks(x: Any, axis: int, block: int, *, rechunk: bool, name: str
         raise ValueError(f"{chunk}; expected ends at multiples of the block size, or rechunk=True")
     ends = sorted({min(-(-end // block) * block, ends[-1]) for end in ends})
     return x.rechunk({axis: tuple(np.diff([0, *ends]).tolist())})
-
-
-def _one_chunk(array: Any) -> tuple[tuple[int], ...]:
-    return tuple((length,) for length in array.shape)
 
 
 def _numbers(chunks: Sequence[int], block: int | Fraction) -> tuple[int, ...]:

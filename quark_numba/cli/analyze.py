@@ -79,15 +79,14 @@ def _analyze(options: argparse.Namespace) -> int:
     with counted_progress("analysing") as progress:
         analysis = analyze(
             options.model,
+            arguments.data_of(options),
             options.reference,
-            **arguments.data_arguments(options),
             outputs=options.outputs,
             sweep=options.sweep or options.by is not None,
             by=options.by or "tensor",
             what_if=options.what_if,
             histograms=_HISTOGRAMS if options.html else 0,
-            **arguments.runs_arguments(options),
-            progress=progress,
+            execution=arguments.execution_of(options, progress),
         )
     tell_failed(analysis.failed)
     if options.html:
@@ -95,10 +94,8 @@ def _analyze(options: argparse.Namespace) -> int:
     if options.csv:
         files.write(options.csv, _csv(analysis).encode())
     if options.exclude_config:
-        files.write(
-            options.exclude_config,
-            json.dumps({"exclude": _excluded(analysis, options.exclude or _EXCLUDED, options.model)}, indent=2).encode(),
-        )
+        excluded = _excluded(analysis, options.exclude or _EXCLUDED, options.model)
+        files.write(options.exclude_config, json.dumps({"exclude": excluded}, indent=2).encode())
     if options.json:
         print_json({"model": options.model, "reference": options.reference, **asdict(analysis)})
     else:
@@ -139,18 +136,8 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
     if any(each.sqnr_db < math.inf for each in analysis.optimizations):
         print_outputs("With ONNX Runtime's optimisations, against the model without them", analysis.optimizations)
     formats = list(dict.fromkeys(name for each in analysis.tensors for name in each.what_if))
-    columns = [
-        "tensor",
-        "kind",
-        "type",
-        ">own, dB",
-        ">inherited, dB",
-        ">both, dB",
-        ">saturated",
-        ">to zero",
-        ">range used",
-        "used by",
-    ]
+    columns = ["tensor", "kind", "type", ">own, dB", ">inherited, dB", ">both, dB"]
+    columns += [">saturated", ">to zero", ">range used", "used by"]
     rows = [
         [
             each.name,
@@ -165,23 +152,17 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
     ]
     shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
     title = f"Quantized tensors, {shown}, over {analysis.samples} samples: SQNR of the own error, the upstream error, and both"
-    print_table(
-        title, [*columns, *(f">{name}" for name in formats)], rows or [["none", *[""] * (len(columns) + len(formats) - 1)]]
-    )
+    print_table(title, [*columns, *(f">{name}" for name in formats)], rows)
     if analysis.sweep:
         effects = [[each.name, cell(each.on_sqnr_db, ".1f"), cell(each.off_sqnr_db, ".1f")] for each in analysis.sweep[:top]]
-        print_table(
-            "Least SQNR of the outputs, the worst first",
-            ["name", ">only this quantized, dB", ">only this in float, dB"],
-            effects,
-        )
+        columns = ["name", ">only this quantized, dB", ">only this in float, dB"]
+        print_table("Least SQNR of the outputs, the worst first", columns, effects)
     if analysis.trade_offs:
         points = [
             [f"{each.bits / 8e3:,.1f}", cell(each.sqnr_db, ".1f"), _choices(each.choices)] for each in analysis.trade_offs
         ]
-        print_table(
-            "Best trade-offs", [">kB of quantized tensors per sample", ">least SQNR of the outputs, dB", "changes"], points
-        )
+        columns = [">kB of quantized tensors per sample", ">least SQNR of the outputs, dB", "changes"]
+        print_table("Best trade-offs", columns, points)
     if analysis.unmatched:
         reasons = list(analysis.unmatched.items())
         more = [["…", f"{len(reasons) - top} more"]] if len(reasons) > top else []

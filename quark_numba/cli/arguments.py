@@ -4,50 +4,39 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
+    from ..running.data import Data, RandomData
+    from ..running.runs import Execution
     from ..running.sessions import Arrays
 
-_MOST_THREADS = 1024
+
+def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Return the type of an option that takes whole numbers."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            limits = f"of {least} or more" if math.isinf(most) else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {limits}")
+        return int(text)
+
+    return parse
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
+positive = whole_number(1)
 
 
-def threads(text: str) -> int:
-    number = positive(text)
-    if number > _MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"{text} threads; expected at most {_MOST_THREADS}")
-    return number
-
-
-def seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def number(text: str) -> float:
+def number(text: str, least: float = -math.inf) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return value
-
-
-def tolerance(text: str) -> float:
-    value = number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    if not math.isfinite(value) or value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number" + ("" if math.isinf(least) else f" of {least} or more"))
     return value
 
 
@@ -59,7 +48,7 @@ def dimension(text: str) -> tuple[str, int]:
 
 
 def add_threads(parser: argparse.ArgumentParser, what: str = "threads of a session (default: ONNX Runtime's choice)") -> None:
-    parser.add_argument("--threads", type=threads, default=0, metavar="N", help=what)
+    parser.add_argument("--threads", type=whole_number(1, 1024), default=0, metavar="N", help=what)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -111,9 +100,12 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="FILE", help="keep intermediate results in FILE, and continue from it if it exists")
 
 
-def runs_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_threads` and `add_runs` as keyword arguments of `evaluate` and `analyze`."""
-    return {name: getattr(options, name) for name in ("threads", "workers", "scheduler", "on_error", "resume")}
+def execution_of(options: argparse.Namespace, progress: Callable[[int, int | None], None]) -> Execution:
+    """Return the options of `add_threads` and `add_runs`."""
+    from ..running.runs import Execution
+
+    names = ("threads", "workers", "scheduler", "on_error", "resume")
+    return Execution(**{name: getattr(options, name) for name in names}, progress=progress)
 
 
 def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required: bool = False) -> None:
@@ -123,7 +115,8 @@ def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required:
         source.add_argument(
             "--inputs",
             metavar="FILE.npz",
-            help="one batch: an array for each input, by name (default: random, in the model's shapes)",
+            help="one batch: an array for each input, by name, or an .npy file if the model has one input "
+            "(default: random, in the model's shapes)",
         )
     source.add_argument(
         "--data",
@@ -142,29 +135,31 @@ def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required:
         metavar="NAME=N",
         help="set a free dimension of random inputs, given by its name or as INPUT[AXIS] (default: 1)",
     )
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of random inputs (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=whole_number(0), default=0, metavar="N", help="seed of random inputs (default: %(default)s)"
+    )
 
 
-def data_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_data` as keyword arguments of `open_data`, `evaluate` and `analyze`."""
-    return {
-        "data": options.data,
-        "random": options.random,
-        "seed": options.seed,
-        "dimensions": dict(options.dim),
-        "limit": options.limit,
-        "batch": options.batch,
-    }
+def data_of(options: argparse.Namespace) -> Data | RandomData:
+    """Return the data that the options of `add_data` select; by default one random batch."""
+    from ..running.data import Data, RandomData
+
+    if options.data:
+        return Data(options.data, options.batch, options.limit)
+    batches = options.random or 1
+    return RandomData(min(batches, options.limit or batches), options.seed, dict(options.dim))
 
 
-def open_batches(options: argparse.Namespace, session: InferenceSession) -> Iterator[Arrays]:
-    """Return the batches that the options of `add_data` select for the inputs of this session; by default one random batch."""
-    from ..running import data
+def batches_of(options: argparse.Namespace, session: InferenceSession) -> Iterator[Arrays]:
+    """Return the batches that the options of `add_data`, with --inputs, select for the inputs of this session."""
+    from ..running.data import open_batches
+    from ..running.files import read_arrays
+    from ..running.inputs import inputs_of
 
-    inputs = data.inputs_of(session)
+    inputs = inputs_of(session)
     if options.inputs:
-        return iter([data.read_arrays(options.inputs, [each.name for each in inputs], "input")])
-    return iter(data.open_data(inputs, **data_arguments(options)))
+        return iter([read_arrays(options.inputs, [each.name for each in inputs])])
+    return iter(open_batches(inputs, data_of(options)))
 
 
 def check_written(options: argparse.Namespace, *written: str) -> None:

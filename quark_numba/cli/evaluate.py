@@ -72,14 +72,13 @@ def _evaluate(options: argparse.Namespace) -> int:
     with counted_progress("evaluating") as progress:
         evaluation = evaluate(
             options.model,
+            arguments.data_of(options),
             options.reference,
-            **arguments.data_arguments(options),
             outputs=options.outputs,
             labels=options.labels,
             top_k=options.top_k,
             metric=load_function(options.metric) if options.metric else None,
-            **arguments.runs_arguments(options),
-            progress=progress,
+            execution=arguments.execution_of(options, progress),
         )
     tell_failed(evaluation.failed)
     if options.json:
@@ -101,8 +100,10 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def tell_failed(failed: dict[str, str]) -> None:
     """Print a message for each batch that was left out. The message begins with the batch's name."""
+    from ..running.runs import with_name
+
     for name, message in failed.items():
-        tell("yellow", "left out", message if message.startswith(name) else f"{name}: {message}")
+        tell("yellow", "left out", with_name(name, message))
 
 
 def print_outputs(title: str, outputs: list[OutputError]) -> None:
@@ -118,9 +119,7 @@ def print_outputs(title: str, outputs: list[OutputError]) -> None:
     }
     columns = {name: text for name, text in columns.items() if name in ("SQNR, dB", "cosine") or any(map(text, outputs))}
     rows = [[each.name, *(text(each) for text in columns.values())] for each in outputs]
-    print_table(
-        title, ["output", *(f">{name}" for name in columns)], rows or [["none that can be compared"] + [""] * len(columns)]
-    )
+    print_table(title, ["output", *(f">{name}" for name in columns)], rows, none="none that can be compared")
 
 
 def fails_below(options: argparse.Namespace, found: Analysis | Evaluation) -> int:

@@ -15,6 +15,7 @@ from ..declaration import Operator
 from ..dialects import refused
 from ..errors import ModelError
 from ..models import model_files
+from ..models.protos import subgraphs
 from ..rewriting.onnx_runtime import has_kernels, has_operator
 
 
@@ -68,8 +69,8 @@ def _count(
         for attribute in node.attribute:
             if node.op_type == "Constant" and attribute.name == "value" and node.output:
                 types[node.output[0]] = _name(attribute.t.data_type)
-            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                _count(subgraph, types, functions, counts)
+        for subgraph in subgraphs(node):
+            _count(subgraph, types, functions, counts)
         if (node.domain, node.op_type) in functions:
             continue
         operator = OPERATORS.find(node.domain, node.op_type)

@@ -20,14 +20,15 @@ OUTPUT = Console(highlight=False)
 _messages = Console(stderr=True, highlight=False)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table. Columns whose name begins with ">" are aligned to the right. Lines are folded on a terminal only."""
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], none: str = "none") -> None:
+    """Print a table. Columns whose name begins with ">" are aligned to the right. Lines are folded on a terminal only. `none`
+    stands for rows if there are none."""
     if title:
         OUTPUT.print(f"[bold]{_plain(title)}", soft_wrap=True)
     table = Table(show_header=any(columns))
     for column in columns:
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
-    for row in rows:
+    for row in rows or [[none]]:
         table.add_row(*map(_plain, row))
     (OUTPUT if OUTPUT.is_terminal else Console(highlight=False, width=1 << 16)).print(table)
 
@@ -35,7 +36,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 def print_counts(title: str, column: str, counts: Mapping[tuple[str, str], int]) -> None:
     """Print the numbers of nodes by operator and by the text in the last column."""
     rows = [[operator, str(count), text] for (operator, text), count in sorted(counts.items())]
-    print_table(title, ["operator", ">nodes", column], rows or [["none", "", ""]])
+    print_table(title, ["operator", ">nodes", column], rows)
 
 
 def print_left(optimised: Prepared) -> None:

@@ -37,7 +37,7 @@ def _profile(options: argparse.Namespace) -> int:
                 times[name] = measuring.node_times(
                     options.model,
                     nodes,
-                    lambda session: next(arguments.open_batches(options, session)),
+                    lambda session: next(arguments.batches_of(options, session)),
                     options.runs,
                     threads=options.threads,
                     optimised=each,

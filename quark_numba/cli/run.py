@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from . import arguments
 from .printing import cell, print_json, print_left, print_not_compared, print_table, progress
 
 if TYPE_CHECKING:
-    from ..analysis.measures.outputs import Comparison
     from ..analysis.measures.sums import ErrorSums
     from ..running.sessions import Arrays
     from ..session.prepared import Prepared
@@ -36,84 +36,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=arguments.tolerance,
+        type=functools.partial(arguments.number, least=0),
         metavar="T",
         help="the largest difference from --expected that is allowed (default: 0)",
     )
-
-
-@dataclass(frozen=True)
-class Timed:
-    """The seconds that a model took to load, and the median of its runs."""
-
-    model: str
-    load_seconds: float
-    median_seconds: float
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The errors of the outputs, by name, against those in a file."""
-
-    file: str
-    tolerance: float
-    errors: Mapping[str, ErrorSums]
-
-    @property
-    def holds(self) -> bool:
-        return all(each.largest <= self.tolerance for each in self.errors.values())
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """The measurements of `run`; None for those that the options did not ask for."""
-
-    inputs: Arrays  # of the first batch
-    batches: int
-    threads: int  # of a session; 0: ONNX Runtime's choice
-    model: Timed
-    optimised: Timed | None
-    optimisation: Prepared | None  # the optimised model, and the nodes that were left
-    reference: Timed | None
-    comparison: Comparison | None  # with the reference's outputs, over all batches
-    expected: Expected | None
-
-    def ratio(self, timed: Timed) -> float:
-        """Return the latency of a model in units of the reference's."""
-        assert self.reference
-        return timed.median_seconds / self.reference.median_seconds
-
-    def json(self) -> dict[str, Any]:
-        """Return dicts and lists, with the names and in the order that `run --json` prints."""
-        report: dict[str, Any] = {
-            "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in self.inputs.items()},
-            "batches": self.batches,
-            "threads": self.threads or "default",
-            "load_seconds": self.model.load_seconds,
-            "median_seconds": self.model.median_seconds,
-        }
-        if self.optimised and self.optimisation:
-            ratio = {"latency_ratio": self.ratio(self.optimised)} if self.reference else {}
-            report["optimised"] = asdict(self.optimised) | self.optimisation.json() | ratio
-        if self.reference and self.comparison:
-            report["reference"] = {
-                **asdict(self.reference),
-                "latency_ratio": self.ratio(self.model),
-                "outputs": _json_errors(self.comparison.errors),
-                "not_compared": self.comparison.reasons,
-            }
-        if self.expected:
-            report["expected"] = {
-                "file": self.expected.file,
-                "tolerance": self.expected.tolerance,
-                "outputs": _json_errors(self.expected.errors),
-                "holds": self.expected.holds,
-            }
-        return report
-
-
-def _json_errors(errors: Mapping[str, ErrorSums]) -> list[dict[str, Any]]:
-    return [{"output": name, "sqnr_db": sums.sqnr_db, "largest_difference": sums.largest} for name, sums in errors.items()]
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -125,30 +51,36 @@ def _run(options: argparse.Namespace) -> int:
     if not options.json:
         rows = [[each.operator, each.element_type, str(each.count), _who(each)] for each in nodes]
         columns = ["operator", "type", ">nodes", "run by"]
-        print_table(f"Quantization nodes of {options.model}", columns, rows or [["none", "", "", ""]])
-    measured = _measure(options, models)
+        print_table(f"Quantization nodes of {options.model}", columns, rows)
+    report, optimised = _measure(options, models)
     if options.json:
         json_nodes = [asdict(each) | ({"why": each.why} if each.why else {}) for each in nodes]
-        print_json({"model": options.model, "nodes": json_nodes, **measured.json()})
+        print_json({"model": options.model, "nodes": json_nodes, **report})
     else:
-        _print(measured)
-    return 0 if measured.expected is None or measured.expected.holds else 1
+        _print(options, report, optimised)
+    return 0 if report.get("expected", {}).get("holds", True) else 1
 
 
 def _who(nodes: QuantizationNodes) -> str:
     return f"{nodes.run_by}: {nodes.why}" if nodes.why else nodes.run_by
 
 
-def _measure(options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]) -> Measurements:
-    """Run the models, given as paths and quantization nodes, and return the measurements. The first may run optimised, too."""
+def _measure(
+    options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
+) -> tuple[dict[str, Any], Prepared | None]:
+    """Run the models, given as paths and quantization nodes, and return what --json prints, and the first model as it was
+    optimised, if the options ask for that."""
     from ..analysis.measures.outputs import compare
     from ..running.sessions import run
     from . import measuring
 
+    contenders = [(*model, False) for model in models]
+    if options.optimize:
+        contenders.insert(1, (*models[0], True))
     sessions, loaded = [], []
     optimisation = comparison = None
     with ExitStack() as stack:
-        for path, nodes, is_optimised in _contenders(options, models):
+        for path, nodes, is_optimised in contenders:
             with progress(f"loading {path}{' optimised' * is_optimised}") as tick:
                 start = time.perf_counter()
                 optimised = None
@@ -161,7 +93,7 @@ def _measure(options: argparse.Namespace, models: list[tuple[str, list[Quantizat
                 loaded.append((path + ", optimised" * is_optimised, time.perf_counter() - start))
                 tick()
         stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
-        batches = arguments.open_batches(options, sessions[0])
+        batches = arguments.batches_of(options, sessions[0])
         inputs = next(batches)
         outputs = [run(session, inputs) for session in sessions]
         with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
@@ -178,62 +110,72 @@ def _measure(options: argparse.Namespace, models: list[tuple[str, list[Quantizat
                     comparison.add(compare(y, run(sessions[-1], batch)))
                 count += 1
                 tick()
-    timed = [Timed(*name_and_seconds, median) for name_and_seconds, median in zip(loaded, medians, strict=True)]
     if options.outputs:
         measuring.write_arrays(options.outputs, outputs[0])
-    return Measurements(
-        inputs,
-        count,
-        options.threads,
-        timed[0],
-        timed[1] if options.optimize else None,
-        optimisation,
-        timed[-1] if options.reference else None,
-        comparison,
-        _compare_with_file(options, outputs[0]) if options.expected else None,
-    )
+    times = [
+        {"model": name, "load_seconds": seconds, "median_seconds": median}
+        for (name, seconds), median in zip(loaded, medians, strict=True)
+    ]
+    ratios = [{"latency_ratio": median / medians[-1]} if options.reference else {} for median in medians]
+    report: dict[str, Any] = {
+        "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},
+        "batches": count,
+        "threads": options.threads or "default",
+        "load_seconds": times[0]["load_seconds"],
+        "median_seconds": times[0]["median_seconds"],
+    }
+    if optimisation:
+        report["optimised"] = times[1] | optimisation.json() | ratios[1]
+    if comparison:
+        compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons}
+        report["reference"] = times[-1] | ratios[0] | compared
+    if options.expected:
+        errors = _compare_with_file(options, outputs[0])
+        limit = options.tolerance or 0.0
+        holds = all(sums.largest <= limit for sums in errors.values())
+        of_file = {"file": options.expected, "tolerance": limit, "outputs": _json_errors(errors), "holds": holds}
+        report["expected"] = of_file
+    return report, optimisation
 
 
-def _contenders(
-    options: argparse.Namespace, models: list[tuple[str, list[QuantizationNodes]]]
-) -> Iterator[tuple[str, list[QuantizationNodes], bool]]:
-    """Yield the path and the quantization nodes of each model that runs, and whether it is optimised."""
-    yield (*models[0], False)
-    if options.optimize:
-        yield (*models[0], True)
-    if options.reference:
-        yield (*models[1], False)
+def _json_errors(errors: Mapping[str, ErrorSums]) -> list[dict[str, Any]]:
+    return [{"output": name, "sqnr_db": sums.sqnr_db, "largest_difference": sums.largest} for name, sums in errors.items()]
 
 
-def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> Expected:
+def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> Mapping[str, ErrorSums]:
+    """Return the errors of the outputs against those in the file of --expected. Raise ModelError if one cannot be compared."""
     from ..analysis.measures.outputs import compare
-    from ..running.data import read_arrays
+    from ..running.files import read_arrays
 
-    compared = compare(outputs, read_arrays(options.expected, list(outputs), "output"))
+    compared = compare(outputs, read_arrays(options.expected, list(outputs)))
     for name, reason in compared.reasons.items():
         raise ModelError(f"output {name} {reason}")
-    return Expected(options.expected, options.tolerance or 0.0, compared.errors)
+    return compared.errors
 
 
-def _print(measured: Measurements) -> None:
-    inputs = ", ".join(f"{name} {x.dtype} {x.shape}" for name, x in measured.inputs.items())
-    columns = ["model", ">load, ms", ">median latency, ms"] + ([">ratio"] if measured.reference else [])
-    rows = []
-    for each in filter(None, (measured.model, measured.optimised, measured.reference)):
-        ratio = [f"{measured.ratio(each):.2f}"] if measured.reference else []
-        rows.append([Path(each.model).name, f"{1e3 * each.load_seconds:.0f}", f"{1e3 * each.median_seconds:.2f}", *ratio])
-    print_table(f"Time (threads: {measured.threads or 'default'}; inputs: {inputs})", columns, rows)
-    if measured.optimisation:
-        print_left(measured.optimisation)
-    if measured.comparison:
-        _print_errors("Difference from the reference", measured.comparison.errors)
-        print_not_compared(measured.comparison.reasons)
-    if measured.expected:
-        holds = "within" if measured.expected.holds else "beyond"
-        title = f"Difference from {measured.expected.file}: {holds} the tolerance of {measured.expected.tolerance:g}"
-        _print_errors(title, measured.expected.errors)
+def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Prepared | None) -> None:
+    reference, expected = report.get("reference"), report.get("expected")
+    inputs = ", ".join(f"{name} {x['dtype']} {tuple(x['shape'])}" for name, x in report["inputs"].items())
+    times = [{"model": options.model, **report, "latency_ratio": reference and reference["latency_ratio"]}]
+    times += [report["optimised"]] if optimised else []
+    times += [{**reference, "latency_ratio": 1.0}] if reference else []
+    columns, rows = ["model", ">load, ms", ">median latency, ms"], []
+    for timed in times:
+        ms = f"{1e3 * timed['load_seconds']:.0f}", f"{1e3 * timed['median_seconds']:.2f}"
+        rows.append([Path(timed["model"]).name, *ms, *([f"{timed['latency_ratio']:.2f}"] if reference else [])])
+    title = f"Time (threads: {report['threads']}; inputs: {inputs})"
+    print_table(title, columns + ([">ratio"] if reference else []), rows)
+    if optimised:
+        print_left(optimised)
+    if reference:
+        _print_errors("Difference from the reference", reference["outputs"])
+        print_not_compared(reference["not_compared"])
+    if expected:
+        holds = "within" if expected["holds"] else "beyond"
+        title = f"Difference from {expected['file']}: {holds} the tolerance of {expected['tolerance']:g}"
+        _print_errors(title, expected["outputs"])
 
 
-def _print_errors(title: str, errors: Mapping[str, ErrorSums]) -> None:
-    rows = [[name, cell(each.sqnr_db, ".1f"), cell(each.largest, ".3g")] for name, each in errors.items()]
+def _print_errors(title: str, outputs: list[dict[str, Any]]) -> None:
+    rows = [[each["output"], cell(each["sqnr_db"], ".1f"), cell(each["largest_difference"], ".3g")] for each in outputs]
     print_table(title, ["output", ">SQNR, dB", ">largest difference"], rows)

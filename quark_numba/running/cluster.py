@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import logging
 import signal
@@ -22,7 +21,7 @@ import dask
 import distributed
 
 from ..compiling.threads import on_one_thread
-from ..errors import ModelError, interrupt, reraise_of_signal_handler
+from ..errors import ModelError, errors_named, interrupt
 from .data import Batch
 
 # Loopback only: whoever can connect to a scheduler can run code on its cluster.
@@ -118,7 +117,8 @@ def in_order_on(
     name = f"quark-numba-{uuid.uuid4().hex}"
     # It is sent as a plugin, not as data: the scheduler would prefer the worker that has the data.
     recipe = _Recipe(_pickled(make, functions))
-    _told(lambda: client.register_plugin(recipe, name=name))
+    with errors_named("the cluster failed"):
+        client.register_plugin(recipe, name=name)
     most = _AHEAD * max(1, sum(client.nthreads().values()))
     waiting: deque[tuple[list[Batch], Any]] = deque()
     is_shared, size = True, 1  # whether workers find the files; the number of batches in a task
@@ -128,20 +128,21 @@ def in_order_on(
         given = group if is_shared else [*map(_loaded, group)]
         return client.submit(_run, name, given, key=f"{name}-{next(numbers)}", pure=False)
 
-    def first() -> Iterator[tuple[Batch, Any]]:
+    def results(group: list[Batch], future: Any) -> Iterator[tuple[Batch, Any]]:
         nonlocal is_shared, size
-        group, future = waiting.popleft()
-        found = _result(future, check)
-        if found == _NOT_HERE:
+        result = _result(future, check)
+        if result == _NOT_HERE:
             is_shared = False
-            found = _result(submit(group), check)
-        if isinstance(found, ModelError):  # perhaps one batch is at fault: each runs alone
-            alone = [found] if len(group) == 1 else [_result(submit([each]), check) for each in group]
-            yield from zip(group, [each if isinstance(each, ModelError) else each[1][0] for each in alone], strict=True)
-            return
-        seconds, made = found
-        size = max(1, min(_MOST, int(_SECONDS * len(group) / seconds))) if is_shared and group[0].file else 1
-        yield from zip(group, made, strict=True)
+            result = _result(submit(group), check)
+        if not isinstance(result, ModelError):
+            seconds, sums = result
+            size = max(1, min(_MOST, int(_SECONDS * len(group) / seconds))) if is_shared and group[0].file else 1
+            yield from zip(group, sums, strict=True)
+        elif len(group) == 1:
+            yield group[0], result
+        else:  # perhaps one batch is at fault: each runs alone
+            for batch in group:
+                yield from results([batch], submit([batch]))
 
     iterator = iter(batches)
     try:
@@ -149,16 +150,17 @@ def in_order_on(
             while group := [*itertools.islice(iterator, size)]:
                 waiting.append((group, submit(group)))
                 if len(waiting) > most:
-                    yield from first()
+                    yield from results(*waiting.popleft())
             while waiting:
-                yield from first()
+                yield from results(*waiting.popleft())
     finally:
         with suppress(Exception):  # the cluster may be gone
             client.unregister_worker_plugin(name)
 
 
 def _pickled(make: Any, functions: Iterable[Any]) -> bytes:
-    modules = {sys.modules[each.__module__] for each in functions if getattr(each, "__module__", None) in sys.modules}
+    names = {getattr(function, "__module__", None) for function in functions}
+    modules = {sys.modules[name] for name in names if name in sys.modules}
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -171,33 +173,24 @@ def _pickled(make: Any, functions: Iterable[Any]) -> bytes:
 
 def _loaded(batch: Batch) -> Batch | ModelError:
     try:
-        return dataclasses.replace(batch, feed=batch.load(), file=None, reader=None)
+        return dataclasses.replace(batch, feed=batch.load(), file=None)
     except ModelError as error:
         return error
 
 
 def _result(future: Any, check: Callable[[], None]) -> Any:
-    while True:
+    """Return the result of a task. Errors of the cluster become ModelErrors. If worker after worker died, that is returned."""
+    with errors_named("the cluster failed"):
         check()
+        while not future.done():
+            # future.result with a timeout may fail in another way if that comes while it fetches the result.
+            with suppress(distributed.TimeoutError):
+                future.exception(timeout=_PAUSE)
+            check()
         try:
-            # Once the future is done, a TimeoutError is the task's and not the end of a pause.
-            return _told(functools.partial(future.result, timeout=None if future.done() else _PAUSE))
-        except distributed.TimeoutError as error:
-            if future.done() and future.status == "error":
-                raise ModelError(f"the cluster failed: {type(error).__name__}: {error}") from error
+            return future.result()
         except distributed.KilledWorker:
             return ModelError("one worker after another died while it ran this batch")
-
-
-def _told(action: Callable[[], Any]) -> Any:
-    """Return the result of `action`. Errors of the cluster become ModelErrors, except KilledWorker and TimeoutError."""
-    try:
-        return action()
-    except (ModelError, distributed.KilledWorker, distributed.TimeoutError):
-        raise
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        raise ModelError(f"the cluster failed: {type(error).__name__}: {error}") from error
 
 
 # The rest runs in the workers.
@@ -213,20 +206,20 @@ class _Recipe(distributed.WorkerPlugin):  # type: ignore[misc]  # distributed ha
 
     def setup(self, worker: Any) -> None:
         self.lock = threading.Lock()
-        self.made: Callable[[Batch], Any] | None = None
+        self.work: Callable[[Batch], Any] | None = None
 
     def run(self, batch: Batch) -> Any:
         with self.lock:
-            if self.made is None:
-                self.made = cloudpickle.loads(self.recipe)()
-        return on_one_thread(self.made, batch)
+            if self.work is None:
+                self.work = cloudpickle.loads(self.recipe)()
+        return on_one_thread(self.work, batch)
 
 
 def _run(name: str, group: list[Batch | ModelError]) -> Any:
     """Return the seconds that the group took and the result of each batch, or `_NOT_HERE` if this machine lacks a file."""
-    if not all(isinstance(each, ModelError) or each.is_here for each in group):
+    if not all(isinstance(batch, ModelError) or batch.is_here for batch in group):
         return _NOT_HERE
     recipe = distributed.get_worker().plugins[name]
     start = time.perf_counter()
-    made = [each if isinstance(each, ModelError) else recipe.run(each) for each in group]
-    return time.perf_counter() - start, made
+    sums = [batch if isinstance(batch, ModelError) else recipe.run(batch) for batch in group]
+    return time.perf_counter() - start, sums

@@ -3,22 +3,74 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..errors import ModelError
 from ..models.model_files import Source
-from .data import Batch, Data
+from .data import Batch, Batches, check_positive
 from .saved import Saved
 from .threads import in_order, number_of_threads
 
-# Called with the number of batches that are done and the total number, None if it is not known.
-Progress = Callable[[int, int | None], None]
 
-OnError = Literal["stop", "continue"]
+@dataclass(frozen=True)
+class Execution:
+    """Where and how batches run, and what happens if that is interrupted.
+
+    Parameters
+    ----------
+    threads : int
+        For `evaluate`, the number of threads of each session. Default, 0: ONNX Runtime's choice; with `workers`, their share of
+        the machine; with `scheduler`, one. For `analyze`, the number of batches that run side by side in this process. Default,
+        0: one for each processor. The result does not depend on it.
+    workers : int, optional
+        The number of processes on this machine that run the batches (`pip install 'quark_numba[dask]'`). Default: this process
+        alone. The result is the same to the last bit.
+    scheduler : str, optional
+        The address of a dask scheduler. Its cluster runs the batches.
+    on_error : "stop" or "continue"
+        "stop": raise ModelError after a batch that cannot be read or run. "continue": put its name and message in `failed`.
+    resume : path, optional
+        The file that keeps intermediate results. If it exists, the run continues from it.
+    progress : callable, optional
+        Called with the number of finished steps (for `evaluate`, batches) and the number of all steps, None if unknown.
+    """
+
+    threads: int = 0
+    workers: int | None = None
+    scheduler: str | None = None
+    on_error: Literal["stop", "continue"] = "stop"
+    resume: str | os.PathLike[str] | None = None
+    progress: Callable[[int, int | None], None] | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(workers=self.workers)
+        if self.workers is not None and self.scheduler is not None:
+            raise TypeError("workers and scheduler: one of them at most")
+        if self.on_error not in ("stop", "continue"):
+            raise ValueError(f'on_error is {self.on_error!r}; expected "stop" or "continue"')
+
+    @property
+    def is_here(self) -> bool:
+        """Whether batches run in this process."""
+        return self.workers is None and self.scheduler is None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether batches may run on other machines, which may lack the files of the models."""
+        return self.scheduler is not None
+
+    @property
+    def session_threads(self) -> int:
+        """The number of threads of a session; 0: ONNX Runtime's choice."""
+        if self.threads or self.is_here:
+            return self.threads
+        return 1 if self.workers is None else max(1, number_of_threads(0) // self.workers)
 
 
 class Addable(Protocol):
@@ -41,7 +93,8 @@ def _outcomes_of(make: Callable[[], Work]) -> Callable[[Batch], Addable | ModelE
     return outcome
 
 
-def _told(name: str, message: str) -> str:
+def with_name(name: str, message: str) -> str:
+    """Return the message about a batch. It begins with the batch's name."""
     return message if message.startswith(name) else f"{name}: {message}"
 
 
@@ -61,137 +114,105 @@ class Runner:
 
     Parameters
     ----------
-    workers : number of new processes on this machine; None: none
-    scheduler : address of a dask scheduler; None: this process, unless there are workers
-    threads : number of threads that the caller asked for; 0: the caller left it open
-    on_error : "stop" or "continue", after a batch that fails
-    resume : file that keeps the sums, from which an interrupted run continues
-    progress : function that is called after each batch
+    execution, batches : where and how the batches run, and the batches
+    run : what distinguishes this run from others, for the file that keeps sums; ModelError if that is from another run
+    models : models of this run, which are also part of that
+    functions : the caller's functions, whose modules workers may lack
+    passes : number of times that the batches are run, for `progress`
     """
 
     def __init__(
         self,
+        execution: Execution,
+        batches: Batches,
+        run: dict[str, Any],
+        models: Sequence[Source | None],
         *,
-        workers: int | None,
-        scheduler: str | None,
-        threads: int,
-        on_error: OnError,
-        resume: Any,
-        progress: Progress | None,
+        functions: Sequence[Any] = (),
+        passes: int = 1,
     ) -> None:
-        if workers is not None and scheduler is not None:
-            raise TypeError("workers and scheduler: one of them at most")
-        if on_error not in ("stop", "continue"):
-            raise ValueError(f'on_error is {on_error!r}; expected "stop" or "continue"')
-        self.workers, self.scheduler, self.on_error, self.progress = workers, scheduler, on_error, progress
-        self.threads = threads
-        self.saved = None if resume is None else Saved(resume)
+        self.execution, self.batches, self.functions = execution, batches, functions
         self._client: Any = None
-        self.functions: list[Any] = []  # the caller's functions, which workers may lack
-
-    @property
-    def is_here(self) -> bool:
-        """Whether batches are run in this process."""
-        return self.workers is None and self.scheduler is None
+        self._saved: Saved | None = None
+        if execution.resume is not None:
+            digests = [None if model is None else model.digest() for model in models]
+            data = {"data": batches.source, "limit": batches.limit, "batch": batches.layout.batch}
+            self._saved = Saved(execution.resume, {**run, "models": digests, **data})
+        self._steps = None if batches.count is None else batches.count * passes
+        self._finished = 0  # steps of the passes before
 
     @contextmanager
-    def open(self) -> Iterator[None]:
+    def connected(self) -> Iterator[None]:
         """Connect to the cluster for the time of the context, if there is to be one."""
-        if self.is_here:
+        if self.execution.is_here:
             yield
             return
         try:
             from .cluster import connected
         except ImportError as error:
             raise ModelError(f"workers need dask: pip install 'quark_numba[dask]' ({error})") from None
-        with connected(self.workers, self.scheduler) as self._client:
+        with connected(self.execution.workers, self.execution.scheduler) as self._client:
             yield
 
-    def describe(self, what: str, models: Sequence[Source | None], data: Data, options: dict[str, Any]) -> None:
-        """Open the file that keeps the sums, with the description that distinguishes this run from others. Raises ModelError if
-        the file is from another run."""
-        if self.saved:
-            digests = [None if each is None else each.digest() for each in models]
-            self.saved.open({"command": what, "models": digests, "data": data.description, **options})
-
-    @property
-    def share(self) -> int:
-        """The number of threads of a worker."""
-        return self.threads or (1 if self.workers is None else max(1, number_of_threads(0) // self.workers))
-
     def total(
-        self,
-        kind: type[Addable],
-        work: Callable[[], Work],
-        data: Data,
-        *,
-        threads: int = 1,
-        stopped: threading.Event | None = None,
-        before: int = 0,
-        steps: int | None = None,
+        self, kind: type[Addable], work: Callable[[], Work], *, threads: int = 1, stopped: threading.Event | None = None
     ) -> Total:
         """Return the sums of all batches, whose type is `kind`. `work` is called once in each process and returns the function
-        that sums up a batch.
+        that sums up a batch. In this process, batches run on `threads` threads, and `stopped` is set if those that have begun
+        need not finish.
 
-        `before` is the number of steps that were done before this call, and `steps` the number of all steps, None if it is not
-        known. Both are for `progress`. Raises ModelError if all batches fail, or if one fails and `on_error` is "stop".
+        Raises ModelError if all batches fail, or if one fails and `on_error` is "stop".
         """
         total = Total()
-        if self.saved:
-            total.sums, total.done, total.failed = self.saved.of(kind)
-        batches = data.parts()
-        skipped = total.done
-        for _ in range(skipped):
+        if self._saved:
+            total.sums, total.done, total.failed = self._saved.of(kind)
+        batches = self.batches.parts()
+        for _ in range(total.done):
             batch = next(batches, None)
             if batch is None:
-                raise ModelError(f"the data have fewer batches than the {skipped} that were run before")
+                raise ModelError(f"the data have fewer batches than the {total.done} that were run before")
             if total.first is None and batch.name not in total.failed:
                 total.first = batch
-        if self.progress and skipped:
-            self.progress(before + skipped, steps)
+        if total.done:
+            self._report(total.done)
+        following = next(batches, None)  # if no batch is left, `work` is not called
+        left = () if following is None else self._sums(work, itertools.chain([following], batches), threads, stopped)
         try:
-            for batch, made in self._outcomes(work, batches, threads, stopped or threading.Event(), skipped):
-                if isinstance(made, ModelError):
-                    if self.on_error == "stop":
-                        raise ModelError(_told(batch.name, str(made))) from made
-                    total.failed[batch.name] = str(made)
+            for batch, sums in left:
+                if isinstance(sums, ModelError):
+                    if self.execution.on_error == "stop":
+                        raise ModelError(with_name(batch.name, str(sums))) from sums
+                    total.failed[batch.name] = str(sums)
                 elif total.sums is None:
-                    total.sums = made
+                    total.sums = sums
                 else:
-                    total.sums.add(made)
-                if total.first is None and not isinstance(made, ModelError):
+                    total.sums.add(sums)
+                if total.first is None and not isinstance(sums, ModelError):
                     total.first = batch
                 total.done += 1
-                if self.saved:
-                    self.saved.keep(kind, total.sums, total.done, total.failed)
-                if self.progress:
-                    self.progress(before + total.done, steps)
+                if self._saved:
+                    self._saved.keep(kind, total.sums, total.done, total.failed)
+                self._report(total.done)
         finally:
-            if self.saved:
-                self.saved.write()
+            if self._saved:
+                self._saved.write()
         if total.sums is None:
             name, message = next(iter(total.failed.items()))
-            raise ModelError(f"no batch could be run; the first: {_told(name, message)}")
+            raise ModelError(f"no batch could be run; the first: {with_name(name, message)}")
+        self._finished += total.done
         return total
 
-    def _outcomes(
-        self, work: Callable[[], Work], batches: Iterator[Batch], threads: int, stopped: threading.Event, done: int
+    def _report(self, done: int) -> None:
+        if self.execution.progress:
+            self.execution.progress(self._finished + done, self._steps)
+
+    def _sums(
+        self, work: Callable[[], Work], batches: Iterable[Batch], threads: int, stopped: threading.Event | None
     ) -> Iterator[tuple[Batch, Any]]:
-        """Yield each batch with its result, in order. `done` batches were run before; if no others are left, `work` is not
-        called."""
-        first = next(batches, None) if done else None
-        if done and first is None:
-            return
-        items = batches if first is None else _after(first, batches)
+        """Return each batch with its sums or its error, in order."""
         if self._client is None:
             run = _outcomes_of(work)
-            yield from in_order(lambda batch: (batch, run(batch)), items, threads, stopped)
-        else:
-            from .cluster import in_order_on
+            return in_order(lambda batch: (batch, run(batch)), batches, threads, stopped or threading.Event())
+        from .cluster import in_order_on
 
-            yield from in_order_on(self._client, functools.partial(_outcomes_of, work), items, self.functions)
-
-
-def _after(first: Batch, others: Iterator[Batch]) -> Iterator[Batch]:
-    yield first
-    yield from others
+        return in_order_on(self._client, functools.partial(_outcomes_of, work), batches, self.functions)

@@ -18,15 +18,12 @@ _SECONDS = 2.0
 
 class Saved:
     """A JSON file with the description of a run and, for each kind of sums, the sums so far. It is written whole or not at all.
-    Floats are read back exactly, to the last bit."""
+    Floats are read back exactly, to the last bit. Raises ModelError if the file is from another run than `run` describes, or
+    not such a file."""
 
-    def __init__(self, path: Any) -> None:
+    def __init__(self, path: Any, run: dict[str, Any]) -> None:
         self.path = path
-        self._content: dict[str, Any] = {}
         self._written = 0.0
-
-    def open(self, run: dict[str, Any]) -> None:
-        """Read the file, if it exists. Raises ModelError if it is from another run than `run` describes, or not such a file."""
         run = json.loads(json.dumps({"quark_numba": __version__, **run}, default=str))
         self._content = {"run": run}
         try:

@@ -20,6 +20,7 @@ from ..catalog import OPERATORS
 from ..element_types import find
 from ..errors import ModelError, reraise_of_signal_handler
 from ..models import model_files
+from ..models.protos import subgraphs
 from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, Backend, register
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -92,7 +93,7 @@ def _has_own_operators(model: model_files.Model) -> bool:
         for node in waiting.pop().node:
             if node.domain and node.domain in OPERATORS.domains:
                 return True
-            waiting += [graph for each in node.attribute for graph in (*([each.g] if each.HasField("g") else []), *each.graphs)]
+            waiting += subgraphs(node)
     return False
 
 

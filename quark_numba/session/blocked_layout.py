@@ -21,12 +21,12 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-from ..errors import faults_as
+from ..errors import errors_named
 from ..models import model_files
+from ..models.protos import used_names
 from ..ort import DISABLED_OPTIMIZERS, entry, register
 from ..rewriting.fusions import optimised_by_onnx_runtime
-from ..rewriting.graph import Left
-from ..rewriting.protos import used_names
+from ..rewriting.nodes import Left
 from .blocked_nodes import REGION, WAYS
 from .blocked_tensors import BlockedTensors
 from .blocks import NCHWC, block_size
@@ -101,7 +101,7 @@ def _block_size_of(options: onnxruntime.SessionOptions, providers: Any, named: M
     disabled = {*(named.get("disabled_optimizers") or ()), *(entry(options, DISABLED_OPTIMIZERS) or "").split(";")}
     if "NchwcTransformer" in disabled:
         raise Left("NchwcTransformer is disabled")
-    with faults_as(Left, "ONNX Runtime laid out no convolution"):
+    with errors_named("ONNX Runtime laid out no convolution", Left):
         size = block_size()
     if size == 1:
         raise Left("ONNX Runtime has no blocked layout on this processor")
@@ -121,7 +121,7 @@ def _optimised(
     register(own, backend="native", standard_ops=standard_ops)
     own.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     # If the model is not valid, the session reports why.
-    with faults_as(Left, "ONNX Runtime did not write the optimised model"):
+    with errors_named("ONNX Runtime did not write the optimised model", Left):
         return optimised_by_onnx_runtime(model, own, **named)
 
 

@@ -15,7 +15,7 @@ from ..element_types import FLOAT32
 from ..region.calls import CHANNELS
 from ..region.key import ROUND_TRIP, Program, parse
 from ..region.operators import OPERATORS
-from ..rewriting.graph import Left
+from ..rewriting.nodes import Left
 from .blocked_tensors import ALIGNMENT, NOT_ALIGNED, NOT_IN_BLOCKS, BlockedTensors, perm
 from .blocks import NCHWC, constant_in_blocks, filter_in_blocks, padded
 

@@ -13,8 +13,8 @@ from onnx import helper, shape_inference
 from ..element_types.tensors import from_tensor_proto, to_tensor_proto
 from ..errors import reraise_of_signal_handler
 from ..models import model_files
-from ..rewriting.graph import Left
-from ..rewriting.protos import subgraphs, used_names
+from ..models.protos import subgraphs, used_names
+from ..rewriting.nodes import Left
 from ..rewriting.stand_ins import stand_ins
 from .blocks import NCHWC
 

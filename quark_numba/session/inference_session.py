@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import onnxruntime
 
 from ..compiling import memory
-from ..errors import ModelError, faults_as, reraise_of_signal_handler
+from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, register
 from . import started
 
@@ -250,7 +250,7 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
 def _refusal(graph: onnx.GraphProto | onnx.FunctionProto) -> str:
     """Return why a model with this graph cannot run, if an operator is the reason; "": no reason is known."""
     from ..dialects import refused
-    from ..rewriting.protos import subgraphs
+    from ..models.protos import subgraphs
 
     for node in graph.node:
         why = refused.reason(node.domain, node.op_type)
@@ -271,7 +271,7 @@ def _model(source: Any) -> onnx.ModelProto:
     if isinstance(source, (str, os.PathLike)):
         return model_files.load(source, external_data=False)
     if isinstance(source, bytes):
-        with faults_as(ModelError, "not an ONNX model"):
+        with errors_named("not an ONNX model"):
             source = onnx.load_from_string(source)
     elif not isinstance(source, onnx.ModelProto):
         raise TypeError(f"path_or_bytes is a {type(source).__name__}; expected a path, bytes or onnx.ModelProto")

@@ -16,10 +16,10 @@ import onnxruntime
 
 from ..catalog import OPERATORS
 from ..models import model_files
+from ..models.protos import subgraphs
 from ..models.temporary import temporary_folder
 from ..ort import DISABLE_QUANT_QDQ, STANDARD_OPS, ahead, entry
 from ..rewriting.optimize import optimized
-from ..rewriting.protos import subgraphs
 from . import kept, kept_names
 from .blocked_layout import BlockedModel, blocked, has_regions
 from .blocked_nodes import REGION

@@ -15,7 +15,7 @@ from onnx_models import model
 from paths import MODELS
 
 import quark_numba
-from quark_numba import ModelError
+from quark_numba import Execution, ModelError, RandomData
 from quark_numba.analysis.twin import float_twin
 from quark_numba.models import model_files, tensors
 
@@ -50,14 +50,14 @@ VARIANTS = [
 def test_the_same_numbers(variant, has_reference, what_if, tmp_path, request):
     reference = path_of("float") if has_reference else None
     options = {"sweep": True, "by": "operator", "what_if": what_if and [what_if], "histograms": 3}
-    whole = quark_numba.analyze(path_of(variant), reference, FEEDS, **options)
-    evaluated = quark_numba.evaluate(path_of(variant), reference, FEEDS)
+    whole = quark_numba.analyze(path_of(variant), FEEDS, reference, **options)
+    evaluated = quark_numba.evaluate(path_of(variant), FEEDS, reference)
     request.getfixturevalue("is_large")
     path, reference = large(variant, tmp_path / "model"), reference and large("float", tmp_path / "float")
-    found = quark_numba.analyze(path, reference, FEEDS, **options)
+    found = quark_numba.analyze(path, FEEDS, reference, **options)
     for each in dataclasses.fields(whole):
         assert repr(getattr(found, each.name)) == repr(getattr(whole, each.name)), each.name
-    assert quark_numba.evaluate(path, reference, FEEDS) == evaluated
+    assert quark_numba.evaluate(path, FEEDS, reference) == evaluated
 
 
 @pytest.mark.usefixtures("is_large")
@@ -74,7 +74,7 @@ def test_weights_are_read_one_at_a_time(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr("quark_numba.analysis.twin.quantizers.array_of", array_of)
-    quark_numba.analyze(large("bf16", tmp_path / "model"), None, FEEDS, threads=1)
+    quark_numba.analyze(large("bf16", tmp_path / "model"), FEEDS, execution=Execution(threads=1))
     assert max(numbers) <= 2  # those that the same nodes take
     assert len(numbers) > 100
 
@@ -87,10 +87,10 @@ def test_a_weight_that_is_an_output(tmp_path):
         helper.make_node("MatMul", ["x", "y"], ["z"]),
     ]
     content = model(nodes, [("x", "float32", [2, 40])], ["z", "w", "y"], initializers=[numpy_helper.from_array(weight, "w")])
-    whole = quark_numba.analyze(content, None, random=1)
+    whole = quark_numba.analyze(content, RandomData(1))
     apart(content, tmp_path / "m.onnx")
-    assert quark_numba.analyze(tmp_path / "m.onnx", None, random=1) == whole
-    assert quark_numba.evaluate(tmp_path / "m.onnx", None, random=1) == quark_numba.evaluate(content, None, random=1)
+    assert quark_numba.analyze(tmp_path / "m.onnx", RandomData(1)) == whole
+    assert quark_numba.evaluate(tmp_path / "m.onnx", RandomData(1)) == quark_numba.evaluate(content, RandomData(1))
 
 
 @pytest.mark.usefixtures("is_large")
@@ -108,9 +108,9 @@ def test_weights_that_are_inputs_too(has_types, tmp_path):
     content = model(nodes, [("x", "float32", [2, 40])], ["z"], initializers=initializers)
     content.ir_version = 3
     content.graph.input.extend(helper.make_tensor_value_info(name, 1, [40, 40] if has_types else None) for name in weights)
-    whole = quark_numba.analyze(content, None, random=1)
+    whole = quark_numba.analyze(content, RandomData(1))
     apart(content, tmp_path / "m.onnx")
-    assert quark_numba.analyze(tmp_path / "m.onnx", None, random=1) == whole
+    assert quark_numba.analyze(tmp_path / "m.onnx", RandomData(1)) == whole
 
 
 @pytest.mark.usefixtures("is_large")
@@ -137,7 +137,7 @@ def test_a_file_that_disappears(tmp_path):
         yield FEEDS[1]
 
     with pytest.raises(ModelError, match=r"weights(: No such file| was changed)"):
-        quark_numba.analyze(path, None, feeds)
+        quark_numba.analyze(path, feeds)
 
 
 def test_a_small_model_is_read_at_once(tmp_path):
@@ -150,7 +150,7 @@ def test_a_small_model_is_read_at_once(tmp_path):
             each.unlink()
         yield FEEDS[1]
 
-    assert quark_numba.analyze(path, None, feeds) == quark_numba.analyze(path_of("bf16"), None, FEEDS)
+    assert quark_numba.analyze(path, feeds) == quark_numba.analyze(path_of("bf16"), FEEDS)
 
 
 def test_a_reference_is_not_read_as_a_whole(tmp_path, request):
@@ -166,10 +166,10 @@ def test_a_model_in_memory_that_is_too_large_for_one_file(monkeypatch):
     monkeypatch.setattr(model_files, "_MOST_BYTES", 2000)
     content = onnx.load(path_of("bf16"))
     before = content.SerializeToString()
-    found = [quark_numba.evaluate(content, None, FEEDS) for _ in range(2)]
+    found = [quark_numba.evaluate(content, FEEDS) for _ in range(2)]
     assert content.SerializeToString() == before
     monkeypatch.undo()
-    assert found == [quark_numba.evaluate(content, None, FEEDS)] * 2
+    assert found == [quark_numba.evaluate(content, FEEDS)] * 2
 
 
 @pytest.mark.usefixtures("is_large")
@@ -185,4 +185,4 @@ def test_a_file_that_changes(call, tmp_path):
         yield FEEDS[1]
 
     with pytest.raises(ModelError, match="weights was changed while it was read"):
-        call(path, None, feeds)
+        call(path, feeds)

@@ -22,7 +22,7 @@ from onnx_models import model
 from paths import MODELS
 
 import quark_numba
-from quark_numba import cli
+from quark_numba import Execution, RandomData, cli
 
 pytestmark = pytest.mark.compiled
 
@@ -155,7 +155,7 @@ def test_sums_are_those_of_all_tensors(variant):
     """Two batches of two images run side by side on two threads."""
     proto = onnx.load(path_of(variant))
     parts = [oracle(proto, X[:2]), oracle(proto, X[2:4])]
-    analysis = quark_numba.analyze(path_of(variant), data=[{"x": X[:2]}, {"x": X[2:4]}], threads=2)
+    analysis = quark_numba.analyze(path_of(variant), [{"x": X[:2]}, {"x": X[2:4]}], execution=Execution(threads=2))
     tensors = {each.name: each for each in analysis.tensors}
     codes = [node.input[0] for source, _, (node, *_) in quantizers_of(proto) if source is None]
     assert set(tensors) == {*parts[0][0], *codes}
@@ -191,14 +191,14 @@ def test_sources_and_threads_give_the_same(tmp_path):
         np.savez(folder / f"{index}.npz", x=X[2 * index : 2 * index + 2])
     sources = [str(tmp_path / "stack.npz"), folder, ({"x": X[2 * i : 2 * i + 2]} for i in range(3))]
     found = [
-        quark_numba.analyze(path_of("bf16"), data=source, threads=threads)
+        quark_numba.analyze(path_of("bf16"), source, execution=Execution(threads=threads))
         for source, threads in zip(sources, (1, 2, 3), strict=True)
     ]
     assert found[0] == found[1] == found[2]
 
 
 def test_the_reference_gives_what_codes_lack():
-    without, given = (quark_numba.analyze(path_of("u32"), reference, [X[:2]]) for reference in (None, FLOAT))
+    without, given = (quark_numba.analyze(path_of("u32"), [X[:2]], reference) for reference in (None, FLOAT))
     assert sum(each.own_sqnr_db is None for each in without.tensors) == 110
     (unknown,) = [each for each in given.tensors if each.own_sqnr_db is None]
     assert set(given.unmatched) == {unknown.name} == {given.tensors[-1].name}
@@ -274,7 +274,7 @@ def test_faults_come_first():
     """One scale is 16 times too large, and a weight's zero point is shifted. Both tensors are the worst by their own errors and
     by their effects."""
     reference, right = float_network()
-    found = quark_numba.analyze(network(), reference, FEEDS, sweep=True)
+    found = quark_numba.analyze(network(), FEEDS, reference, sweep=True)
     assert found.twin[0].sqnr_db > 100
     assert {each.name for each in found.tensors[:2]} == {"m1", "w1_codes"}
     assert found.tensors[1].own_sqnr_db < found.tensors[2].own_sqnr_db - 10
@@ -283,7 +283,7 @@ def test_faults_come_first():
     assert min(each.on_sqnr_db for each in singles[2:]) > max(each.on_sqnr_db for each in singles[:2]) + 5
     off = {each.name: each.off_sqnr_db for each in singles}
     assert sorted(off, key=off.get)[-1] in ("m1", "w1_codes")
-    healthy = quark_numba.analyze(right, reference, FEEDS)
+    healthy = quark_numba.analyze(right, FEEDS, reference)
     assert healthy.outputs[0].sqnr_db > found.outputs[0].sqnr_db + 10
 
 
@@ -291,7 +291,7 @@ def test_names_and_order_do_not_matter():
     reference, _ = float_network()
     order = np.random.default_rng(0).permutation(17).tolist()
     one, other = (
-        quark_numba.analyze(each, reference, FEEDS, sweep=True)
+        quark_numba.analyze(each, FEEDS, reference, sweep=True)
         for each in (network(), network(names="renamed/{}!", order=order))
     )
     assert [each.name for each in one.tensors] == [each.name for each in other.tensors]
@@ -314,7 +314,7 @@ def naive_sweep(proto, group, is_on):
 
 def test_sweep_against_whole_models():
     proto = onnx.load(path_of("mx9"))
-    found = quark_numba.analyze(path_of("mx9"), data=[X[:2]], sweep=True, threads=2)
+    found = quark_numba.analyze(path_of("mx9"), [X[:2]], sweep=True, execution=Execution(threads=2))
     effects = {each.name: each for each in found.sweep}
     every = [x for x, _, _ in quantizers_of(proto)]
     weights = [each.name for each in found.tensors if each.kind == "weight"]
@@ -330,13 +330,13 @@ def test_sweep_against_whole_models():
 def test_sweep_by_node_and_operator():
     reference, _ = float_network()
     nodes, operators = (
-        quark_numba.analyze(network("n{}"), reference, FEEDS, sweep=True, by=by).sweep for by in ("node", "operator")
+        quark_numba.analyze(network("n{}"), FEEDS, reference, sweep=True, by=by).sweep for by in ("node", "operator")
     )
     assert {each.name for each in nodes} == {"n3", "n7", "n11", "n15", "all weights", "all activations"}
     assert {each.name for each in operators} == {"MatMul", "all weights", "all activations"}
     (product,) = [each for each in operators if each.name == "MatMul"]
     assert product.off_sqnr_db > 100  # nothing is rounded then
-    whole = quark_numba.analyze(network("n{}"), reference, FEEDS).outputs[0].sqnr_db
+    whole = quark_numba.analyze(network("n{}"), FEEDS, reference).outputs[0].sqnr_db
     assert product.on_sqnr_db == pytest.approx(whole)
 
 
@@ -344,7 +344,7 @@ def test_sweep_by_node_and_operator():
 def test_what_if():
     """Each tensor is measured in other formats. The trade-offs go from more to fewer bits, and their choices lead to the bits
     that they state."""
-    found = quark_numba.analyze(path_of("bf16"), data=[X[:2]], what_if=["float32", "mxfp8_e4m3", "bfp16"])
+    found = quark_numba.analyze(path_of("bf16"), [X[:2]], what_if=["float32", "mxfp8_e4m3", "bfp16"])
     proto = onnx.load(path_of("bf16"))
     tensors, _, _ = oracle(proto, X[:2])
     for each in found.tensors[:: len(found.tensors) // 20]:
@@ -366,7 +366,7 @@ def test_what_if():
 
 def test_what_if_of_a_small_model():
     reference, quantized = float_network()
-    found = quark_numba.analyze(quantized, reference, FEEDS, what_if=["bfp16", "mx4"])
+    found = quark_numba.analyze(quantized, FEEDS, reference, what_if=["bfp16", "mx4"])
     assert all(each.what_if["bfp16"] > each.what_if["mx4"] for each in found.tensors)
     points = found.trade_offs
     assert [each.bits for each in points] == sorted((each.bits for each in points), reverse=True)
@@ -374,7 +374,7 @@ def test_what_if_of_a_small_model():
     assert set({name: kind for each in points for name, kind in each.choices.items()}.values()) == {"mx4"}
     assert points[-1].bits == 4 * (4 * 256 + 4 * 16)
     with pytest.raises(ValueError, match="what_if is 'mxfp8'; expected any of"):
-        quark_numba.analyze(quantized, data=FEEDS, what_if=["mxfp8"])
+        quark_numba.analyze(quantized, FEEDS, what_if=["mxfp8"])
 
 
 def test_extended_operators_in_subgraphs_and_functions():
@@ -418,7 +418,7 @@ def test_extended_operators_in_subgraphs_and_functions():
     )
     whole.functions.append(function)
     x = np.array([0.3, 0.6, 100, -0.2], np.float32)
-    found = quark_numba.analyze(whole, data=[x])
+    found = quark_numba.analyze(whole, [x])
     (tensor,) = found.tensors
     assert (tensor.name, tensor.type) == ("x", "int8")
     y = np.clip(np.rint(x / 0.5), -128, 127) * 0.5
@@ -441,7 +441,7 @@ def test_what_cannot_be_told_apart_is_listed():
     ]
     whole = model(nodes, [("x", "float32", [1, 1, 6])], ["w"], initializers=parameters, domains=[])
     x = np.linspace(-2, 2, 6, dtype=np.float32).reshape(1, 1, 6)
-    found = quark_numba.analyze(whole, data=[x])
+    found = quark_numba.analyze(whole, [x])
     assert found.tensors == []
     assert found.unmatched["c"] == "ai.onnx::QuantizeLinear: its codes are used by ai.onnx::MaxPool"
     assert {"c", "y", "w"} <= set(found.unmatched)
@@ -458,7 +458,7 @@ def test_per_axis_and_blocked_scales():
     ]
     whole = model(nodes, [("x", "float32", [2, 3])], ["y"], initializers=initializers, domains=[])
     x = np.array([[12.7, 12.7, 12.7], [-13, 100, 1300]], np.float32)
-    (tensor,) = quark_numba.analyze(whole, data=[x]).tensors
+    (tensor,) = quark_numba.analyze(whole, [x]).tensors
     assert tensor.saturated == pytest.approx(2 / 6)
     assert tensor.range_used == pytest.approx(1)
     y = np.clip(np.rint(x / scales), -128, 127) * scales
@@ -476,9 +476,9 @@ def feeds(n):
     generator = np.random.default_rng(0)
     for _ in range(n):
         yield {{"x": generator.normal(size=(2, 3, 48, 192)).astype(np.float32)}}
-quark_numba.analyze({path_of("bf16")!r}, data=feeds(8), threads=2)
+quark_numba.analyze({path_of("bf16")!r}, feeds(8), execution=quark_numba.Execution(threads=2))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-quark_numba.analyze({path_of("bf16")!r}, data=feeds(40), threads=2)
+quark_numba.analyze({path_of("bf16")!r}, feeds(40), execution=quark_numba.Execution(threads=2))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
@@ -530,11 +530,9 @@ def test_command(capsys, tmp_path):
 
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="by is 'layer'"):
-        quark_numba.analyze(path_of("bf16"), data=[X], by="layer")
-    with pytest.raises(TypeError, match="one of them is needed"):
-        quark_numba.analyze(path_of("bf16"))
+        quark_numba.analyze(path_of("bf16"), [X], by="layer")
     with pytest.raises(quark_numba.ModelError, match=r"input x is float64"):
-        quark_numba.analyze(path_of("bf16"), data=[X.astype(np.float64)])
+        quark_numba.analyze(path_of("bf16"), [X.astype(np.float64)])
     assert threading.active_count() < 20
 
 
@@ -577,7 +575,7 @@ def test_saturated_in_blocks(operator, attributes, numbers, shape, axis):
     whole = model([node], [("x", "float32", list(shape))], ["y"])
     call = quark_numba.mx_quantize_dequantize if operator[0] == "M" else quark_numba.bfp_quantize_dequantize
     own = call(x, axis=axis, **attributes)
-    (tensor,) = quark_numba.analyze(whole, data=[x]).tensors
+    (tensor,) = quark_numba.analyze(whole, [x]).tensors
     assert tensor.saturated == pytest.approx(reference_saturated(x, own, axis, **numbers))
     assert tensor.range_used is None
     assert tensor.own_sqnr_db == pytest.approx(decibels(x, own.astype(np.float64) - x))
@@ -611,7 +609,9 @@ def test_page(tmp_path):
 @pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16"])
 def test_histograms(variant):
     """Histograms are made without a warning, also for types that have NaN."""
-    analysis = quark_numba.analyze(path_of(variant), random=1, dimensions={"x[0]": 1, "x[2]": 48, "x[3]": 96}, histograms=3)
+    analysis = quark_numba.analyze(
+        path_of(variant), RandomData(1, dimensions={"x[0]": 1, "x[2]": 48, "x[3]": 96}), histograms=3
+    )
     assert [each.name for each in analysis.histograms] == [each.name for each in analysis.tensors[:3]]
 
 
@@ -645,7 +645,7 @@ def test_values_that_numpy_lacks():
     ]
     whole = model(nodes, [("x", "float32", [2, 3])], ["y"], initializers=initializers, domains=[])
     x = np.array([[0.3, 1.2, 100], [1, 2, 3]], np.float32)
-    found = quark_numba.analyze(whole, data=[x])
+    found = quark_numba.analyze(whole, [x])
     (tensor,) = found.tensors
     a = x[0].astype(ml_dtypes.bfloat16).astype(np.float64)
     rounded = np.clip(np.rint(a / 0.5), -128, 127) * 0.5
@@ -671,7 +671,7 @@ def test_branches_and_outputs_that_are_constants():
     inputs = [(name, "float32", [2, 4]) for name in "xu"]
     whole = model(nodes, inputs, ["y", "w", "u", "a_y"], initializers=[*weights, *scales], domains=[])
     x, u = generator.normal(size=(2, 2, 4)).astype(np.float32)
-    found = quark_numba.analyze(whole, data=[{"x": x, "u": u}], sweep=True)
+    found = quark_numba.analyze(whole, [{"x": x, "u": u}], sweep=True)
     (tensor,) = found.tensors
     outputs = {each.name: each for each in found.outputs}
     assert outputs["w"].sqnr_db == outputs["u"].sqnr_db == math.inf
@@ -690,7 +690,7 @@ def test_blocks_with_computed_scales(is_optimised, tmp_path):
         path = tmp_path / "m.onnx"
     with np.load(MODELS / "nvidia" / "nvfp4_expected.npz") as arrays:
         x = arrays["x"]
-    found = quark_numba.analyze(path, data=[{"input": x}])
+    found = quark_numba.analyze(path, [{"input": x}])
     activations = [each for each in found.tensors if each.kind == "activation"]
     assert [each.type for each in activations] == ["nvfp4"] * 8
     assert len(found.tensors) - len(activations) == (0 if is_optimised else 6)

@@ -17,7 +17,7 @@ from onnx_models import model
 from paths import MODELS
 
 import quark_numba
-from quark_numba import cli
+from quark_numba import Data, Execution, RandomData, cli
 from quark_numba.analysis import evaluate
 
 dask = pytest.importorskip("dask")
@@ -62,7 +62,7 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(small):
-    return quark_numba.evaluate(small[0], data=small[1], labels="l", threads=1)
+    return quark_numba.evaluate(small[0], small[1], labels="l", execution=Execution(threads=1))
 
 
 def text_of(capsys, *words):
@@ -124,14 +124,18 @@ def test_a_worker_that_ends_is_replaced(small, whole):
             after = {each.pid for each in own_workers()}
             assert ended[0] not in after
 
-    found = quark_numba.evaluate(small[0], data=small[1], labels="l", threads=1, workers=2, progress=end_one)
+    found = quark_numba.evaluate(small[0], small[1], labels="l", execution=Execution(threads=1, workers=2, progress=end_one))
     assert len(before) == 2
     assert found == whole
 
 
 @pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.full)])
 def test_what_is_interrupted_goes_on(workers, small, whole, tmp_path):
-    arguments = {"data": small[1], "labels": "l", "threads": 1, "workers": workers, "resume": tmp_path / "kept.json"}
+    kept = tmp_path / "kept.json"
+
+    def evaluated(progress=None):
+        execution = Execution(threads=1, workers=workers, resume=kept, progress=progress)
+        return quark_numba.evaluate(small[0], small[1], labels="l", execution=execution)
 
     def interrupt(done, total):
         if done == stop:
@@ -139,16 +143,17 @@ def test_what_is_interrupted_goes_on(workers, small, whole, tmp_path):
 
     for stop in (123, 321):
         with pytest.raises(KeyboardInterrupt):
-            quark_numba.evaluate(small[0], **arguments, progress=interrupt)
-        assert json.loads(arguments["resume"].read_text())["_Batch"]["done"] == stop
+            evaluated(interrupt)
+        assert json.loads(kept.read_text())["_Batch"]["done"] == stop
     calls = []
-    assert quark_numba.evaluate(small[0], **arguments, progress=lambda *each: calls.append(each)) == whole
+    assert evaluated(lambda *each: calls.append(each)) == whole
     assert calls == [(done, COUNT) for done in range(321, COUNT + 1)]
-    assert quark_numba.evaluate(small[0], **arguments) == whole  # nothing is left to run
+    assert evaluated() == whole  # nothing is left to run
 
 
 def test_an_interruption_while_sums_are_added_counts_nothing_twice(small, whole, tmp_path, monkeypatch):
-    arguments = {"data": small[1], "labels": "l", "threads": 1, "resume": tmp_path / "kept.json"}
+    kept = tmp_path / "kept.json"
+    arguments = {"labels": "l", "execution": Execution(threads=1, resume=kept)}
     add = evaluate._Batch.add
 
     def interrupted(self, other):
@@ -159,24 +164,24 @@ def test_an_interruption_while_sums_are_added_counts_nothing_twice(small, whole,
     with monkeypatch.context() as patch:
         patch.setattr(evaluate._Batch, "add", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            quark_numba.evaluate(small[0], **arguments)
-    assert json.loads(arguments["resume"].read_text())["_Batch"]["done"] == 32
-    assert quark_numba.evaluate(small[0], **arguments) == whole
+            quark_numba.evaluate(*small, **arguments)
+    assert json.loads(kept.read_text())["_Batch"]["done"] == 32
+    assert quark_numba.evaluate(*small, **arguments) == whole
 
 
 def test_a_file_of_another_run(small, tmp_path):
     path = tmp_path / "kept.json"
-    quark_numba.evaluate(small[0], data=small[1], limit=3, resume=path)
+    quark_numba.evaluate(small[0], Data(small[1], limit=3), execution=Execution(resume=path))
     with pytest.raises(quark_numba.ModelError, match="from another run, with other top_k"):
-        quark_numba.evaluate(small[0], data=small[1], limit=3, top_k=2, resume=path)
+        quark_numba.evaluate(small[0], Data(small[1], limit=3), top_k=2, execution=Execution(resume=path))
     with pytest.raises(quark_numba.ModelError, match=r"from another run, with other .*data"):
-        quark_numba.evaluate(small[0], data=small[1] / "003.npz", limit=3, resume=path)
+        quark_numba.evaluate(small[0], Data(small[1] / "003.npz", limit=3), execution=Execution(resume=path))
     for text in ("[1]", "no JSON", "{}"):
         path.write_text(text)
         with pytest.raises(quark_numba.ModelError, match="not a file that keeps a run"):
-            quark_numba.evaluate(small[0], data=small[1], limit=3, resume=path)
+            quark_numba.evaluate(small[0], Data(small[1], limit=3), execution=Execution(resume=path))
     with pytest.raises(quark_numba.ModelError, match="Is a directory"):
-        quark_numba.evaluate(small[0], data=small[1], limit=3, resume=tmp_path)
+        quark_numba.evaluate(small[0], Data(small[1], limit=3), execution=Execution(resume=tmp_path))
 
 
 @pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.full)])
@@ -214,7 +219,9 @@ def test_files_that_workers_have_not_are_sent(small, whole, tmp_path):
             for path in tmp_path.iterdir():
                 os.utime(path)
 
-    assert quark_numba.evaluate(small[0], data=tmp_path, labels="l", threads=1, workers=2, progress=touch) == whole
+    assert (
+        quark_numba.evaluate(small[0], tmp_path, labels="l", execution=Execution(threads=1, workers=2, progress=touch)) == whole
+    )
 
 
 @pytest.mark.full
@@ -225,19 +232,19 @@ def test_a_running_cluster(small, whole):
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
     ) as cluster:
-        there = {"scheduler": cluster.scheduler_address, "threads": 1}
-        assert quark_numba.evaluate(small[0], data=small[1], labels="l", **there) == whole
-        for source in (EXPECTED, [x[:1], x[1:4], x[4:]], lambda: iter([x])):
-            batch = {"batch": 2} if source is EXPECTED else {}
-            assert quark_numba.evaluate(BF16, FLOAT, source, **batch, **there) == quark_numba.evaluate(
-                BF16, FLOAT, source, **batch, threads=1
-            )
-        random = {"random": 3, "dimensions": {"x[0]": 3}}
-        assert quark_numba.evaluate(small[0], **random, **there) == quark_numba.evaluate(small[0], **random)
+        here, there = Execution(threads=1), Execution(threads=1, scheduler=cluster.scheduler_address)
+        assert quark_numba.evaluate(*small, labels="l", execution=there) == whole
+        for data in (Data(EXPECTED, batch=2), [x[:1], x[1:4], x[4:]], lambda: iter([x])):
+            one, two = (quark_numba.evaluate(BF16, data, FLOAT, execution=execution) for execution in (here, there))
+            assert one == two
+        random = RandomData(3, dimensions={"x[0]": 3})
+        assert quark_numba.evaluate(small[0], random, execution=there) == quark_numba.evaluate(small[0], random)
 
 
 def test_numbers_do_not_depend_on_the_threads_of_a_session():
-    one, two = (quark_numba.evaluate(BF16, FLOAT, EXPECTED, batch=3, threads=threads) for threads in (1, 2))
+    one, two = (
+        quark_numba.evaluate(BF16, Data(EXPECTED, batch=3), FLOAT, execution=Execution(threads=threads)) for threads in (1, 2)
+    )
     assert one == two
 
 
@@ -266,14 +273,14 @@ def test_analyze(small, capsys, tmp_path):
 )
 def test_wrong_arguments(arguments, error, message, small):
     with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), pytest.raises(error, match=message):
-        quark_numba.evaluate(small[0], data=small[1], limit=1, **arguments)
+        quark_numba.evaluate(small[0], Data(small[1], limit=1), execution=Execution(**arguments))
 
 
 def test_without_dask(small, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     monkeypatch.delitem(sys.modules, "quark_numba.running.cluster", raising=False)
     with pytest.raises(quark_numba.ModelError, match=r"pip install 'quark_numba\[dask\]'"):
-        quark_numba.evaluate(small[0], data=small[1], limit=1, workers=2)
+        quark_numba.evaluate(small[0], Data(small[1], limit=1), execution=Execution(workers=2))
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from onnx_models import model, session
 from paths import MODELS
 
 import quark_numba
-from quark_numba import cli
+from quark_numba import Data, Execution, RandomData, cli
 from quark_numba.analysis.twin import float_twin
-from quark_numba.running import data
+from quark_numba.running.data import open_batches
+from quark_numba.running.inputs import Input
 
 pytestmark = pytest.mark.compiled
 
@@ -56,11 +57,11 @@ def test_numbers():
     calls = []
     found = quark_numba.evaluate(
         BF16,
-        FLOAT,
         [{"x": X[:4], "l": labels[:4]}, {"x": X[4:], "l": labels[4:]}],
+        FLOAT,
         labels="l",
         metric=largest,
-        progress=lambda *each: calls.append(each),
+        execution=Execution(progress=lambda *each: calls.append(each)),
     )
     (output,) = found.outputs
     noise = y - expected
@@ -89,17 +90,18 @@ def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
     (folder / "notes.txt").write_text("left alone")
     np.savez(tmp_path / "stack.npz", x=X.reshape(2, 3, *X.shape[1:]))
     np.savez(tmp_path / "whole.npz", x=X)
+    np.save(tmp_path / "whole.npy", X)
     (tmp_path / "own_feeds.py").write_text(
         f"import numpy as np\nX = np.load({EXPECTED!r})['x']\ndef get():\n    yield X[:3]\n    yield X[3:]\n"
     )
     monkeypatch.chdir(tmp_path)
     sources = [folder, arrays, "stack.npz", "own_feeds:get", [X[:3], X[3:]], lambda: iter([{"x": X[:3]}, {"x": X[3:]}])]
-    found = [quark_numba.evaluate(BF16, FLOAT, source) for source in sources]
-    found.append(quark_numba.evaluate(BF16, FLOAT, "whole.npz", batch=3))
+    found = [quark_numba.evaluate(BF16, source, FLOAT) for source in sources]
+    found += [quark_numba.evaluate(BF16, Data(name, batch=3), FLOAT) for name in ("whole.npz", "whole.npy")]
     assert [each.outputs for each in found] == [found[0].outputs] * len(found)
     assert {(each.samples, each.batches) for each in found} == {(6, 2)}
-    limited = quark_numba.evaluate(BF16, FLOAT, folder, limit=1)
-    assert limited.outputs == quark_numba.evaluate(BF16, FLOAT, str(folder / "0.npz")).outputs
+    limited = quark_numba.evaluate(BF16, Data(folder, limit=1), FLOAT)
+    assert limited.outputs == quark_numba.evaluate(BF16, str(folder / "0.npz"), FLOAT).outputs
     assert limited.samples == 3
 
 
@@ -133,7 +135,7 @@ def test_top_k(tmp_path):
     difference = [onnx.numpy_helper.from_array(scores - others, "d")]
     onnx.save(model([swap], [("x", "float32", [3, 4])], ["y"], initializers=difference, domains=[]), tmp_path / "q.onnx")
     shares = [
-        quark_numba.evaluate(tmp_path / "q.onnx", path, [{"x": others, "l": np.array([0, 3, 0])}], labels="l", top_k=k).outputs[
+        quark_numba.evaluate(tmp_path / "q.onnx", [{"x": others, "l": np.array([0, 3, 0])}], path, labels="l", top_k=k).outputs[
             0
         ]
         for k in (1, 2, 4)
@@ -144,8 +146,8 @@ def test_top_k(tmp_path):
 
 
 def test_random_batches_differ_and_come_again():
-    inputs = [data.Input("x", "tensor(float)", (None, 4)), data.Input("n", "tensor(int64)", ())]
-    batches = [list(data.open_data(inputs, random=3, seed=5, dimensions={"x[0]": 2})) for _ in range(2)]
+    inputs = [Input("x", "tensor(float)", (None, 4)), Input("n", "tensor(int64)", ())]
+    batches = [list(open_batches(inputs, RandomData(3, seed=5, dimensions={"x[0]": 2}))) for _ in range(2)]
     assert [each["x"].shape for each in batches[0]] == [(2, 4)] * 3
     assert len({each["x"].tobytes() for each in batches[0]}) == 3
     for one, two in zip(*batches, strict=True):
@@ -174,18 +176,18 @@ def wrong_files(folder):
     ("source", "options", "message"),
     [
         ("none.npz", {}, "none.npz: No such file"),
-        ("missing.npz", {}, "missing.npz: no array for the input x; it has y"),
+        ("missing.npz", {}, "missing.npz: no array named x; it has y"),
         ("dtype.npz", {}, r"dtype.npz: input x is float64; the model takes tensor\(float\)"),
         ("shape.npz", {}, r"shape.npz: input x has shape \(6, 2, 48, 192\); the model takes \["),
         ("rank.npz", {}, r"rank.npz: input x has shape \(48, 192\)"),
         ("pickled.npz", {}, "pickled.npz: .*pickled"),
         ("pickled.npy", {}, "pickled.npy: .*pickled"),
-        ("text.npz", {}, "text.npz: expected an .npz file"),
+        ("text.npz", {}, "text.npz: not a file of numbers"),
         ("text.npy", {}, "text.npy: not a file of numbers"),
         ("empty", {}, "empty: no .npz and no .npy file"),
         ("last", {}, "1.npz: input x is int32"),
         ("labels.npz", {"labels": "l"}, "labels l are float32; expected integers"),
-        ("labels.npz", {"labels": "k"}, "no array for the input k"),
+        ("labels.npz", {"labels": "k"}, "no array named k; it has x, l"),
         ("lengths.npz", {"labels": "l", "batch": 2}, "expected arrays of the same length"),
         ("nonsense", {}, "nonsense: No such file"),
         ("test_evaluate:nobody", {}, "test_evaluate:nobody: AttributeError"),
@@ -194,7 +196,7 @@ def wrong_files(folder):
         ("test_evaluate:nothing", {}, "there are no data"),
         ("test_evaluate:broken", {}, "test_evaluate:broken, number 1: OSError: the disk is gone"),
         ([1], {}, "the data, number 0: a int; expected a mapping"),
-        ([{"y": X}], {}, "the data, number 0: no array for the input x; it has y"),
+        ([{"y": X}], {}, "the data, number 0: no array named x; it has y"),
         (3, {}, "the data: a int; expected an iterable of feeds"),
     ],
 )
@@ -204,23 +206,33 @@ def test_wrong_data(source, options, message, tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr("quark_numba.running.sessions.run", lambda *_: ran.append(1) or {})
     place = str(tmp_path / source) if isinstance(source, str) and ":" not in source else source
+    place = Data(place, batch=options.pop("batch")) if "batch" in options else place
     with pytest.raises(quark_numba.ModelError, match=message):
-        quark_numba.evaluate(BF16, FLOAT, place, **options)
+        quark_numba.evaluate(BF16, place, FLOAT, **options)
     assert len(ran) <= (2 if source == "test_evaluate:broken" else 0)
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
+    ("make", "message"),
     [
-        ({}, TypeError),
-        ({"data": EXPECTED, "random": 1}, TypeError),
-        ({"random": 0}, ValueError),
-        ({"random": 1, "batch": "2"}, ValueError),
+        (lambda: RandomData(0), "batches is 0"),
+        (lambda: RandomData(True), "batches is True"),
+        (lambda: Data(EXPECTED, batch="2"), "batch is '2'"),
+        (lambda: Data(EXPECTED, limit=-1), "limit is -1"),
+        (lambda: quark_numba.evaluate(BF16, EXPECTED, top_k=0), "top_k is 0"),
     ],
 )
-def test_wrong_arguments(options, error):
-    with pytest.raises(error):
-        quark_numba.evaluate(BF16, **options)
+def test_wrong_numbers(make, message):
+    with pytest.raises(ValueError, match=f"{message}; expected a positive integer"):
+        make()
+
+
+@pytest.mark.parametrize("function", [quark_numba.evaluate, quark_numba.analyze])
+def test_data_are_needed(function):
+    with pytest.raises(TypeError, match="data"):
+        function(BF16)
+    with pytest.raises(quark_numba.ModelError, match="the data: a NoneType; expected an iterable of feeds"):
+        function(BF16, None)
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.full)])
@@ -232,7 +244,7 @@ def test_many_small_files(count, tmp_path):
     folder.mkdir()
     for index in range(count):
         (folder / f"{index:05}.npy").write_bytes(npy(np.full(2, index, np.float32)))
-    found = quark_numba.evaluate(path, path, folder)
+    found = quark_numba.evaluate(path, folder, path)
     assert (found.batches, found.samples) == (count, count)
     assert found.outputs[0].sqnr_db == math.inf
 
@@ -259,21 +271,26 @@ def test_command(capsys):
 def test_run_over_data(capsys, tmp_path):
     arguments = ["run", BF16, "--reference", FLOAT, "--runs", "1", "--json"]
     reports = []
+    np.save(tmp_path / "x.npy", X)
     for source in (
         ["--inputs", EXPECTED],
+        ["--inputs", str(tmp_path / "x.npy")],
         ["--data", EXPECTED, "--batch", "4"],
         ["--data", EXPECTED, "--batch", "4", "--limit", "1"],
     ):
         assert cli.main([*arguments, *source]) == 0
         reports.append(json.loads(capsys.readouterr().out))
-    assert [each["batches"] for each in reports] == [1, 2, 1]
-    assert [each["inputs"]["x"]["shape"][0] for each in reports] == [6, 4, 4]
+    assert [each["batches"] for each in reports] == [1, 1, 2, 1]
+    assert [each["inputs"]["x"]["shape"][0] for each in reports] == [6, 6, 4, 4]
     sqnr = [each["reference"]["outputs"][0]["sqnr_db"] for each in reports]
-    assert sqnr[0] == pytest.approx(sqnr[1], rel=1e-6)
-    assert sqnr[0] != sqnr[2]
+    assert sqnr[0] == sqnr[1] == pytest.approx(sqnr[2], rel=1e-6)
+    assert sqnr[0] != sqnr[3]
     assert cli.main([*arguments, "--data", EXPECTED, "--batch", "4", "--outputs", str(tmp_path / "y.npz")]) == 1
     assert "are for one batch" in capsys.readouterr().err
     assert cli.main(["run", BF16, "--random", "2", "--dim", "?=48", "--runs", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["batches"] == 2
+    words = ["run", BF16, "--random", "3", "--limit", "2", "--dim", "?=48", "--runs", "1", "--json"]
+    assert cli.main(words) == 0
     assert json.loads(capsys.readouterr().out)["batches"] == 2
 
 
@@ -301,16 +318,16 @@ def test_data_are_read_again():
         calls.append(1)
         return ({"x": X[i : i + 1]} for i in range(2))
 
-    inputs = [data.Input("x", "tensor(float)", None)]
-    opened = data.open_data(inputs, function)
+    inputs = [Input("x", "tensor(float)", None)]
+    opened = open_batches(inputs, function)
     assert (len(list(opened)), len(list(opened)), len(calls)) == (2, 2, 2)
-    assert data.open_data(inputs, [X[:2], X]).batches == 2
-    assert data.open_data(inputs, [X[:2], X], batch=2).batches == 4
-    once = data.open_data(inputs, iter([X]))
-    assert (opened.again, once.again, once.batches) == (True, False, None)
+    assert open_batches(inputs, [X[:2], X]).count == 2
+    assert open_batches(inputs, Data([X[:2], X], batch=2)).count == 4
+    once = open_batches(inputs, iter([X]))
+    assert (opened.again, once.again, once.count) == (True, False, None)
     with pytest.raises(quark_numba.ModelError, match="what_if reads the data twice"):
-        quark_numba.analyze(BF16, data=iter([X]), what_if=["bfp16"])
+        quark_numba.analyze(BF16, iter([X]), what_if=["bfp16"])
     node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain="com.amd.quark")
-    found = quark_numba.analyze(model([node], [("x", "float32", [2, 32])], ["y"]), random=2, what_if=["bfp16"])
+    found = quark_numba.analyze(model([node], [("x", "float32", [2, 32])], ["y"]), RandomData(2), what_if=["bfp16"])
     assert found.batches == 2
     assert len(found.trade_offs) == 2

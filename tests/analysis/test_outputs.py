@@ -10,8 +10,9 @@ from onnx import helper, numpy_helper
 from onnx_models import model
 
 import quark_numba
-from quark_numba import cli
-from quark_numba.running import data
+from quark_numba import Data, Execution, cli
+from quark_numba.running.data import open_batches
+from quark_numba.running.inputs import Input
 
 pytestmark = pytest.mark.compiled
 
@@ -70,9 +71,9 @@ def check(found):
 
 
 def test_evaluate():
-    found = quark_numba.evaluate(detector(), data=[X, X[:1]])
+    found = quark_numba.evaluate(detector(), [X, X[:1]])
     check(found)
-    assert found.outputs == quark_numba.evaluate(detector(), data=[X, X[:1]], outputs=["y"]).outputs
+    assert found.outputs == quark_numba.evaluate(detector(), [X, X[:1]], outputs=["y"]).outputs
     assert (found.samples, found.batches) == (5, 2)
 
 
@@ -80,10 +81,10 @@ def test_an_output_of_another_shape_in_one_batch_is_not_compared():
     """The sums of other batches, before that batch or after it, make no difference."""
     ones = np.ones_like(X)
     for batches in ([ones, X, ones], [X, ones], [ones, X]):
-        found = quark_numba.evaluate(detector(), data=batches)
+        found = quark_numba.evaluate(detector(), batches)
         assert "places" in found.not_compared
         assert [each.name for each in found.outputs] == ["y"]
-    found = quark_numba.evaluate(detector(), data=[ones, ones[:2]])  # shapes differ between batches, not between models
+    found = quark_numba.evaluate(detector(), [ones, ones[:2]])  # shapes differ between batches, not between models
     assert [each.name for each in found.outputs] == ["y", "places", "rounded"]
     assert set(found.not_compared) == {"text", "parts"}
 
@@ -93,7 +94,8 @@ def test_the_sums_are_the_same_on_a_cluster(path):
     for function in (quark_numba.evaluate, quark_numba.analyze):
         for outputs in (None, ["y", "rounded"]):
             here, there = (
-                function(path[0], data=path[1], batch=1, outputs=outputs, workers=workers, threads=1) for workers in (None, 1)
+                function(path[0], Data(path[1], batch=1), outputs=outputs, execution=Execution(threads=1, workers=workers))
+                for workers in (None, 1)
             )
             assert here == there
             assert here.samples == 4
@@ -104,7 +106,7 @@ def test_the_sums_are_the_same_on_a_cluster(path):
 def test_analyze():
     """The sweep and the trade-offs leave out the same outputs. A tensor whose shape differs in the float model has only its own
     error."""
-    found = quark_numba.analyze(detector(), data=[X, X[:2]], sweep=True, what_if=["bfp16"])
+    found = quark_numba.analyze(detector(), [X, X[:2]], sweep=True, what_if=["bfp16"])
     assert [each.name for each in found.outputs] == ["y"]
     assert {*REASONS} == {*found.not_compared}
     tensors = {each.name: each for each in found.tensors}
@@ -132,7 +134,7 @@ def test_what_can_be_compared_but_in_the_sweep_is_told():
     whole = model(
         nodes, [("x", "float32", [None, 2])], ["d", ("n", "int64", None)], initializers=[*SCALES, *offset], domains=[DOMAIN]
     )
-    found = quark_numba.analyze(whole, data=[np.array([[0.2, 1.2]], np.float32)], sweep=True)
+    found = quark_numba.analyze(whole, [np.array([[0.2, 1.2]], np.float32)], sweep=True)
     assert [each.name for each in found.outputs] == ["d", "n"]
     assert found.not_compared["n"].startswith("in the sweep it has shape (2, ")
 
@@ -147,7 +149,7 @@ def test_types_that_numpy_lacks(tmp_path, capsys):
     outputs = ["y", ("wide", "bfloat16", None), ("b", "bfloat16", None)]
     whole = model(nodes, [("x", "float32", [None, 8])], outputs, initializers=SCALES)
     for function in (quark_numba.evaluate, quark_numba.analyze):
-        found = function(whole, data=[X])
+        found = function(whole, [X])
         errors = {each.name: each.sqnr_db for each in found.outputs}
         assert errors["wide"] == math.inf
         assert errors["b"] == pytest.approx(errors["y"], abs=0.1)
@@ -223,7 +225,7 @@ def test_run_lists_them_too(path, tmp_path, capsys):
 )
 def test_wrong_names(function, outputs, error, message):
     with pytest.raises(error, match=message):
-        function(detector(), data=[X], outputs=outputs)
+        function(detector(), [X], outputs=outputs)
 
 
 @pytest.mark.parametrize(
@@ -247,10 +249,10 @@ def test_samples(shape, feed, batch, samples):
     x = np.resize(X, feed)
     whole = model(round_trip("x", "y", ""), [("x", "float32", shape)], ["y"], initializers=SCALES, domains=[])
     for function in (quark_numba.evaluate, quark_numba.analyze):
-        assert function(whole, data=[x], batch=batch).samples == samples
+        assert function(whole, Data([x], batch=batch)).samples == samples
 
 
 def test_samples_are_rows_of_an_input_that_has_some():
-    inputs = [data.Input("n", "tensor(float)", ("n",)), data.Input("x", "tensor(float)", ("n", 8))]
-    (batch,) = data.open_data(inputs, [{"n": np.zeros(3, np.float32), "x": X}]).parts()
-    assert batch.samples_of(batch.load()) == 4
+    inputs = [Input("n", "tensor(float)", ("n",)), Input("x", "tensor(float)", ("n", 8))]
+    (batch,) = open_batches(inputs, [{"n": np.zeros(3, np.float32), "x": X}]).parts()
+    assert batch.layout.samples(batch.load()) == 4

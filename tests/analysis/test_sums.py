@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quark_numba.analysis.measures import sums, tensors
-from quark_numba.analysis.twin.quantizers import Block
+from quark_numba.analysis.twin.forms import Block
 from quark_numba.block.formats import bfp_format, mx_format
 from quark_numba.element_types import FLOAT32
 
@@ -75,11 +75,11 @@ def test_saturated_in_blocks():
     _, blocks = mx_format(FLOAT32, element_dtype="fp8_e4m3", block_size=4, rounding_mode=0)
     x = np.array([[500, 448, 1, -460, 1.9, 0.1, 0, 1]], np.float32)
     own = np.array([[448, 448, 1, -448, 1.75, 0.1, 0, 1]], np.float32)
-    assert tensors._saturated_in_blocks(Block(blocks, False, 1), x, own) == 3
+    assert tensors._saturated_in_blocks(Block("", 8, {}, blocks, False, 1), x, own) == 3
     attributes = {"bfp_method": "to_bfp", "bit_width": 13, "block_size": 4, "rounding_mode": 0}
     attributes |= {"sub_block_size": 2, "sub_block_shift_bits": 1, "convert_to_bfloat_before_bfp": 0}
     _, blocks = bfp_format(FLOAT32, **attributes)
     x = np.array([15.4, 15.6, 1, np.inf, 0, 0, 0, 0], np.float32).reshape(1, 8, 1)
     own = np.array([15, 15, 1, np.inf, 0, 0, 0, 0], np.float32).reshape(1, 8, 1)
-    assert tensors._saturated_in_blocks(Block(blocks, True, 1), x, own) == 1
-    assert tensors._saturated_in_blocks(Block(blocks, True, 1), x[:0], own[:0]) == 0
+    assert tensors._saturated_in_blocks(Block("", 8, {}, blocks, True, 1), x, own) == 1
+    assert tensors._saturated_in_blocks(Block("", 8, {}, blocks, True, 1), x[:0], own[:0]) == 0

@@ -106,7 +106,7 @@ def encrypted(content):
 def test_inputs_that_are_none(twice, tmp_path, content, change, capsys):
     npz(tmp_path / "x.npz", content, change=change)
     assert cli.main(["run", twice, "--inputs", str(tmp_path / "x.npz"), "--runs", "1"]) == 1
-    assert "x.npz: not an .npz file of numbers" in capsys.readouterr().err
+    assert "x.npz: not a file of numbers" in capsys.readouterr().err
 
 
 def test_inputs_that_cannot_be_read(twice, tmp_path, capsys):
@@ -135,7 +135,7 @@ def test_outputs_and_what_is_expected(twice, tmp_path, capsys):
     assert report["holds"] is False
     assert cli.main([*arguments, "--expected", out, "--tolerance", str(report["outputs"][0]["largest_difference"])]) == 0
     for wrong, message in (
-        ({"z": np.zeros(3)}, "no array for the output y; it has z"),
+        ({"z": np.zeros(3)}, "no array named y; it has z"),
         ({"y": np.zeros(4)}, r"output y has shape (3,), the reference's (4,)"),
     ):
         np.savez(out, **wrong)

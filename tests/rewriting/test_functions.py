@@ -251,5 +251,5 @@ def test_evaluate_and_analyze():
     leaky = np.where(x < 0, np.float32(0.5) * x, x)
     rounded = quark_numba.quantize_dequantize(leaky, 0.3, np.int8(1))
     for function in (quark_numba.analyze, quark_numba.evaluate):
-        (output,) = function(whole, data=[x]).outputs
+        (output,) = function(whole, [x]).outputs
         assert output.sqnr_db == pytest.approx(10 * np.log10(np.sum(leaky**2.0) / np.sum((rounded - leaky) ** 2.0)))

@@ -180,7 +180,7 @@ def test_locations_that_no_file_has(location, tmp_path):
         lambda: quark_numba.InferenceSession(path),
         lambda: quark_numba.InferenceSession(path, cache=tmp_path / "cache"),
         lambda: optimize(path),
-        lambda: quark_numba.evaluate(path, random=1),
+        lambda: quark_numba.evaluate(path, quark_numba.RandomData(1)),
     ):
         with pytest.raises(ModelError, match="tensor w"):
             use()

@@ -10,7 +10,8 @@ from ...running.sessions import Arrays
 from ..measures.outputs import Comparison
 from ..measures.sums import TensorSums
 from ..measures.tensors import QuantizedTensor
-from ..twin.quantizers import Array, Quantizer
+from ..twin.forms import Array
+from ..twin.quantizers import Quantizer
 from ..twin.segments import Config, Segments
 
 # The name of one measurement in an experiment. The experiment chooses it.
@@ -60,8 +61,8 @@ class Measured:
 class Values:
     """The values of a batch: all of the quantized and of the float model, and the outputs of the twin and the reference."""
 
-    quantized: Mapping[str, Any]
-    floats: Mapping[str, Any]
+    quantized: dict[str, Any]
+    floats: dict[str, Any]
     twin: Mapping[str, Any]
     reference: Mapping[str, Any]
 

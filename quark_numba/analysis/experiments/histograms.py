@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..twin.quantizers import Array, Linear, Quantizer, Values
+from ..twin.forms import Array
+from ..twin.quantizers import Quantizer
 from ..twin.segments import Segments
 from .experiment import Experiment, Outcome
 
@@ -62,7 +63,7 @@ def _histogram(quantizer: Quantizer, x: Array) -> Histogram:
     counts, edges = np.histogram(values, _BINS, (least, most))
     lowest = highest = grid = None
     form = quantizer.form
-    if isinstance(form, (Linear, Values)) and form.is_per_tensor:
+    if form.limits:
         lowest, highest = form.limits
         every = form.grid(_MOST_VALUES)
         if every is not None:

@@ -12,7 +12,8 @@ import numpy as np
 from ..measures.outputs import Comparison, Errors, common, compare, least_sqnr_db
 from ..measures.sums import ErrorSums
 from ..measures.tensors import own_noise
-from ..twin.quantizers import Array, Quantizer
+from ..twin.forms import Array
+from ..twin.quantizers import Quantizer
 from ..twin.segments import Config, Rounding, Segments
 from .experiment import Experiment, Found, Key, Measured, Outcome, Point, Values
 from .formats import Format
@@ -99,7 +100,7 @@ class WhatIf(Experiment):
                 if noise is not None and signal is not None:
                     tensor.what_if[format_.name] = ErrorSums(signal=signal, noise=noise).sqnr_db
         errors = common(dict(enumerate(outcome.points)))
-        own = {each: each.type for each in self.candidates}
+        own = {each: each.form.type for each in self.candidates}
         return {"trade_offs": _trade_offs(self.mixes, [least_sqnr_db(each) for each in errors.values()], own)}
 
     def _signal(self, quantizer: Quantizer, total: Measured) -> float | None:
@@ -121,8 +122,8 @@ class WhatIf(Experiment):
 
 def _candidates(quantizer: Quantizer, formats: Sequence[Format]) -> list[Candidate]:
     """Return the types that a tensor may have, the one with the most bits first."""
-    own = Candidate(quantizer.type, quantizer.bits, quantizer.apply)
-    others = [Candidate(each.name, each.bits, each.apply) for each in formats if each.name != quantizer.type]
+    own = Candidate(quantizer.form.type, quantizer.form.bits, quantizer.apply)
+    others = [Candidate(each.name, each.bits, each.apply) for each in formats if each.name != quantizer.form.type]
     return sorted([own, *others], key=lambda each: -each.bits)
 
 

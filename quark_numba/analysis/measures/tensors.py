@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...compiling.lock import created_once
-from ..twin.quantizers import Array, Block, Kind, Linear, Quantizer, Values
+from ..twin.forms import Array, Block, Linear
+from ..twin.quantizers import Kind, Quantizer
 from .sums import TensorSums, cosine, decibels
 
 
@@ -46,59 +47,45 @@ class QuantizedTensor:
     parameters: dict[str, Any]
     made_by: str
     used_by: list[str]
-    sqnr_db: float | None
-    own_sqnr_db: float | None
-    inherited_sqnr_db: float | None
-    cosine: float | None
-    max_abs_error: float | None
-    saturated: float | None
-    flushed_to_zero: float | None
-    range_used: float | None
+    sqnr_db: float | None = None
+    own_sqnr_db: float | None = None
+    inherited_sqnr_db: float | None = None
+    cosine: float | None = None
+    max_abs_error: float | None = None
+    saturated: float | None = None
+    flushed_to_zero: float | None = None
+    range_used: float | None = None
     what_if: dict[str, float] = field(default_factory=dict)
 
 
 def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None, *, own_only: bool = False) -> QuantizedTensor:
-    known: dict[str, Any] = dict.fromkeys(
-        (
-            *("sqnr_db", "own_sqnr_db", "inherited_sqnr_db", "cosine", "max_abs_error"),
-            *("saturated", "flushed_to_zero", "range_used"),
-        )
-    )
-    if sums is not None:
-        known |= {
-            "sqnr_db": decibels(sums.signal, sums.noise),
-            "own_sqnr_db": decibels(sums.signal, sums.own_noise),
-            "inherited_sqnr_db": decibels(sums.signal, sums.inherited_noise),
-            "cosine": cosine(sums.signal, sums.energy, sums.product),
-            "max_abs_error": sums.largest,
-            "saturated": sums.saturated / sums.count if sums.count else 0.0,
-            "flushed_to_zero": sums.flushed / sums.count if sums.count else 0.0,
-            "range_used": _range_used(quantizer, sums),
-        }
-        if own_only:
-            known |= dict.fromkeys(("sqnr_db", "inherited_sqnr_db", "cosine", "max_abs_error"))
-    return QuantizedTensor(
+    tensor = QuantizedTensor(
         name=quantizer.name,
         place=place,
         kind=quantizer.kind,
-        type=quantizer.type,
-        parameters=quantizer.parameters,
+        type=quantizer.form.type,
+        parameters=quantizer.form.parameters,
         made_by=quantizer.made_by,
         used_by=list(quantizer.users),
-        **known,
     )
+    if sums is None:
+        return tensor
+    tensor.own_sqnr_db = decibels(sums.signal, sums.own_noise)
+    tensor.saturated = sums.saturated / sums.count if sums.count else 0.0
+    tensor.flushed_to_zero = sums.flushed / sums.count if sums.count else 0.0
+    tensor.range_used = _range_used(quantizer, sums)
+    if not own_only:
+        tensor.sqnr_db = decibels(sums.signal, sums.noise)
+        tensor.inherited_sqnr_db = decibels(sums.signal, sums.inherited_noise)
+        tensor.cosine = cosine(sums.signal, sums.energy, sums.product)
+        tensor.max_abs_error = sums.largest
+    return tensor
 
 
 def _range_used(quantizer: Quantizer, sums: TensorSums) -> float | None:
-    form = quantizer.form
-    if isinstance(form, Linear):
-        lowest, highest = float(form.element_type.lowest), float(form.element_type.highest)
-    elif isinstance(form, Values) and form.is_per_tensor:
-        lowest, highest = form.limits
-    else:
+    if not quantizer.form.code_ends or not sums.count:
         return None
-    if not sums.count:
-        return None
+    lowest, highest = quantizer.form.code_ends
     used = min(sums.largest_code, highest) - max(sums.least_code, lowest)
     return min(max(used, 0.0) / (highest - lowest), 1.0)
 
@@ -126,20 +113,16 @@ def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> Tens
     """Return the sums over a tensor: x in the float model, `arrived` and `kept` before and after rounding in the quantized
     model. If their shape differs from that of x, the sums are those of x and its own error."""
     own = quantizer.apply(x)
-    lowest, highest = -math.inf, math.inf
     form = quantizer.form
-    if isinstance(form, (Linear, Values)) and form.is_per_tensor:
-        lowest, highest = form.limits
+    lowest, highest = form.limits or (-math.inf, math.inf)
     if arrived.shape != x.shape:
         arrived, kept = x, own
     sums = add_up(x, own, arrived, kept, lowest, highest)
     if isinstance(form, Block):
         sums.saturated = float(_saturated_in_blocks(form, x, own))
-    elif isinstance(form, Values):
-        pass  # what the sums have as codes are values of x
-    elif form.is_per_tensor:
+    elif isinstance(form, Linear) and form.is_per_tensor:
         sums.least_code, sums.largest_code = form.code_range(sums.least_code, sums.largest_code)
-    elif x.size:
+    elif isinstance(form, Linear) and x.size:
         codes, (lowest, highest) = form.codes(x), form.code_limits
         sums.saturated = float(np.sum(((codes < lowest) | (codes > highest)) & (own != x)))
         sums.least_code, sums.largest_code = float(codes.min()), float(codes.max())

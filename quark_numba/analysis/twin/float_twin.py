@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -12,17 +14,49 @@ import onnx_ir as ir
 
 from ...declaration import Tensor
 from ...element_types import FLOAT32, find
-from ...errors import ModelError, reraise_of_signal_handler
+from ...errors import ModelError, errors_named
 from ...models import model_files
 from ...models.model_files import Source
-from ...models.protos import used_names
+from ...models.protos import subgraphs, used_names
 from ...models.tensors import ComputedTensor, Rows, in_memory, is_in_memory, opened
 from ...rewriting import constants, dynamic_pairs, functions
 from ...rewriting.graph import Graph
-from .quantizers import Array, Quantizer, Twin, find_quantizers
+from .forms import Array
+from .quantizers import Found, Quantizer, find_quantizers
 from .references import use_reference
 
 Model = onnx.ModelProto | str | os.PathLike[str]
+
+# A quantized model, and the float model if it is given.
+Pair = tuple[Source, Source | None]
+
+
+def load_pair(model: Model, reference: Model | None, *, whole: bool) -> Pair:
+    return load(model, whole=whole), None if reference is None else load(reference, "reference", whole=whole)
+
+
+@dataclass
+class Twin:
+    """The float twin, with sorted nodes. Each quantizer is replaced by a node that passes x on: ``Identity``, ``Cast``, or
+    ``Clip``. `kept` holds nodes with subgraphs as they are in the quantized model, by index, if any subgraph quantizes.
+
+    If the model has only codes of a weight, the twin has the reference's float values. If the reference lacks these too, the
+    twin has the dequantized values, and the weight is in `found.unmatched`."""
+
+    lazy: ir.Model
+    found: Found
+    kept: dict[int, onnx.NodeProto]
+    folder: str = ""  # of tensors in files
+
+    @cached_property
+    def model(self) -> onnx.ModelProto:
+        """The twin as onnx holds it. Tensors that are not in memory have only their types and shapes, and their places in
+        files."""
+        return model_files.without_elements(self.lazy)
+
+    @property
+    def quantizers(self) -> list[Quantizer]:
+        return self.found.quantizers
 
 
 def load(model: Model, name: str = "model", *, whole: bool = False) -> Source:
@@ -53,18 +87,15 @@ def check(*sources: Source | None) -> None:
 
 
 def _without_functions(source: Source) -> onnx.ModelProto:
-    try:
+    with errors_named("not a valid model"):
         intermediate = source.lazy()
         functions.inline(intermediate, every=True)
         return ir.to_proto(intermediate)
-    except Exception as error:  # whatever an invalid model leads to
-        reraise_of_signal_handler(error)
-        raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
 def make_twin(model: Source, reference: Source | None = None) -> Twin:
     """Return the float twin. Raise ModelError if the model is not valid."""
-    try:
+    with errors_named("not a valid model"):
         graph = _graph(model)
         found = find_quantizers(graph)
         kept: dict[int, onnx.NodeProto] = {}
@@ -72,7 +103,7 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
             inner = _graph(model)
             _bypass(inner, find_quantizers(inner).quantizers)
             whole = model_files.without_elements(inner.model).graph.node
-            kept = {index: node for index, node in enumerate(whole) if any(_has_graph(each) for each in node.attribute)}
+            kept = {index: node for index, node in enumerate(whole) if any(True for _ in subgraphs(node))}
         codes = [each for each in found.quantizers if each.kind == "weight" and each.floats is None]
         if reference is not None:
             use_reference(graph, found.quantizers, reference)
@@ -84,11 +115,6 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
             _set_weight(graph, each)
         _drop_unused(graph, {name for node in kept.values() for name in used_names(node)})
         return Twin(graph.model, found, kept, model.folder)
-    except ModelError:
-        raise
-    except Exception as error:  # whatever an invalid model leads to
-        reraise_of_signal_handler(error)
-        raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
 def _graph(source: Source) -> Graph:
@@ -98,10 +124,6 @@ def _graph(source: Source) -> Graph:
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
     return graph
-
-
-def _has_graph(attribute: onnx.AttributeProto) -> bool:
-    return attribute.HasField("g") or bool(attribute.graphs)
 
 
 def _bypass(graph: Graph, quantizers: list[Quantizer]) -> None:
@@ -127,7 +149,7 @@ def _passing(graph: Graph, x: ir.Value, y: ir.Value, quantizer: Quantizer) -> ir
     types = [Tensor(None if value is None else graph.type(value), None) for value in last.node.inputs]
     (inferred,) = last.operator.infer([types[0], *types[1:]], last.attributes)
     type_of_y, type_of_x = inferred.element_type or FLOAT32, graph.type(x)
-    name = f"{y.name}/{quantizer.type}"
+    name = f"{y.name}/{quantizer.form.type}"
     if quantizer.clip:
         bounds = [
             graph.constant(in_memory(np.array(end, np.float32)), graph.unused_name(name), last.node) for end in quantizer.clip

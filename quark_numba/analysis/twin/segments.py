@@ -7,7 +7,8 @@ each value by its node alone, and batches can run side by side."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,11 @@ from ...element_types.tensors import from_tensor_proto
 from ...errors import ModelError, reraise_of_signal_handler
 from ...models import model_files, protos
 from ...models.protos import used_names
-from ...running import data, sessions
-from .quantizers import Array, Quantizer, Twin
+from ...running import sessions
+from ...running.inputs import inputs_of
+from .float_twin import Twin
+from .forms import Array
+from .quantizers import Quantizer
 
 Rounding = Callable[[Array], Array]
 
@@ -104,13 +108,13 @@ class Segments:
                 values.pop(name, None)
         return {name: values[name] for name in self.outputs}
 
-    def advance(self, part: Part, values: dict[str, Any], config: Config, *, quantized: bool) -> None:
+    def advance(self, part: Part, values: MutableMapping[str, Any], config: Config, *, quantized: bool) -> None:
         if self.stopped.is_set():
             raise StoppedError
         if isinstance(part, Quantizer):
             y = _clipped(values[part.x], part)
             rounding = config.get(part)
-            values |= dict.fromkeys(part.ys, y if rounding is None else rounding(y))
+            values.update(dict.fromkeys(part.ys, y if rounding is None else rounding(y)))
         else:
             values.update(zip(part.outputs, part.run(values, quantized=quantized), strict=True))
 
@@ -132,14 +136,12 @@ class Segments:
                 floats.pop(name, None)
         return values, floats
 
-    def rerun(
-        self, base: Mapping[str, Any], config: Config, changed: Iterable[Quantizer], *, quantized: bool
-    ) -> dict[str, Any]:
+    def rerun(self, base: dict[str, Any], config: Config, changed: Iterable[Quantizer], *, quantized: bool) -> dict[str, Any]:
         """Return the outputs after a change of config. `base` holds all values before the change, and `changed` are the
         quantizers whose rounding differs. Only the parts downstream of these are computed."""
         pending = set(changed)
         new = _Values({name: each for name, each in self._weights.items() if each in pending}, config)
-        values = _Overlay(base, new)
+        values = ChainMap[str, Any](new, base)  # base stays as it is: only the first map is written to
         for index, part in enumerate(self.parts):
             if isinstance(part, Quantizer):
                 if part in pending or part.x in new:
@@ -173,23 +175,6 @@ class _Values(dict[str, Any]):
         return (weight if rounding is None else rounding(weight)).astype(quantizer.dtype, copy=False)
 
 
-class _Overlay(dict[str, Any]):
-    """New values, with those of a base for all other names."""
-
-    def __init__(self, base: Mapping[str, Any], new: _Values) -> None:
-        self.base, self.new = base, new
-
-    def __getitem__(self, name: str) -> Any:
-        return self.new[name] if name in self.new else self.base[name]
-
-    def __ior__(self, other: Any) -> _Overlay:  # type: ignore[override,misc]
-        self.new |= other
-        return self
-
-    def update(self, *arguments: Any, **named: Any) -> None:
-        self.new.update(*arguments, **named)
-
-
 def _same(one: Any, other: Any) -> bool:
     return (
         isinstance(one, np.ndarray)
@@ -214,7 +199,7 @@ class _Builder:
             node.output[0]: node for node in self.graph.node if node.op_type == "Constant" and not node.domain
         }
         session = self._of_all_values()
-        self.inputs = data.inputs_of(session)
+        self.inputs = inputs_of(session)
         self.types = {each.name: each.type for each in (*session.get_inputs(), *session.get_outputs())}
 
     def _of_all_values(self) -> Any:
