@@ -1,3 +1,4 @@
+import itertools
 import os
 import sys
 import threading
@@ -58,16 +59,21 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items):
-    covering = {}
+    groups = {}
     for item in items:
-        is_default = not (item.get_closest_marker("full") or item.get_closest_marker("exhaustive"))
-        if item.get_closest_marker("covering") and is_default:
-            covering.setdefault((item.path, item.originalname), []).append(item)
         if numba.config.DISABLE_JIT and item.get_closest_marker("compiled"):
             item.add_marker(pytest.mark.skip(reason="NUMBA_DISABLE_JIT: of compiled code only"))
-    for group in covering.values():
-        for item in set(group) - set(covering_items(group)):
-            item.add_marker(pytest.mark.full)
+        if not any(item.get_closest_marker(name) for name in ("slow", "full", "exhaustive")):
+            groups.setdefault((item.path, item.cls, getattr(item, "originalname", item.name)), []).append(item)
+    for group in groups.values():
+        if group[0].get_closest_marker("covering"):
+            chosen = [*covering_items(group)]
+            for item in set(group) - set(chosen):
+                item.add_marker(pytest.mark.full)
+            group = chosen
+        if by_default := group[0].get_closest_marker("by_default"):
+            for item in set(group) - {*itertools.islice(covering_items(group), *by_default.args)}:
+                item.add_marker(pytest.mark.slow)
 
 
 def covering_items(items):

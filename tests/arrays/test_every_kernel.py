@@ -200,6 +200,7 @@ def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
 @pytest.mark.parametrize("name", ["uint8", "bfloat16"])
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_past_the_cache(name, offset):
     """Results are larger than 16 MiB, and begin on a cache line or beside one."""
     x = np.random.default_rng(10).normal(0, 20, (3, (1 << 24) // 3 + 5)).astype(np.float32)

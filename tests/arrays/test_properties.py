@@ -7,6 +7,7 @@ import samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from marks import sizes
 from onnx_models import one_node, run, session
 
 from quark_numba import dequantize, quantize
@@ -61,7 +62,7 @@ def calls(draw):
 
 
 # More examples need more kernels to be compiled.
-more_examples = pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.full)])
+more_examples = sizes("examples", 10, slow=40, full=1000)
 
 
 @more_examples
@@ -133,16 +134,21 @@ EXTENDED = list(OPERATORS.find("com.amd.quark", "ExtendedQuantizeLinear").format
 
 
 @pytest.mark.compiled
-@given(calls())
-@settings(max_examples=200)
-def test_sessions_are_direct_calls(call):
-    x, scale, zero_point, name, attributes, _ = call
-    if name not in EXTENDED or attributes["block_size"]:
-        return
-    x, scale = x.astype(np.float32), scale.astype(np.float32)
-    zero_point = np.zeros(scale.shape, oracle.dtype(name)) if zero_point is None else zero_point
-    node = session(one_node("quantize", name, attributes={"axis": attributes["axis"]}))
-    y = quantize(x, scale, zero_point, **attributes)
-    oracle.assert_same_bits(run(node, x=x, scale=scale, zero_point=zero_point), y)
-    node = session(one_node("dequantize", name, attributes={"axis": attributes["axis"]}))
-    oracle.assert_same_bits(run(node, x=y, scale=scale, zero_point=zero_point), dequantize(y, scale, zero_point, **attributes))
+@sizes("examples", 20, slow=200)
+def test_sessions_are_direct_calls(examples):
+    @settings(max_examples=examples)
+    @given(calls())
+    def check(call):
+        x, scale, zero_point, name, attributes, _ = call
+        if name not in EXTENDED or attributes["block_size"]:
+            return
+        x, scale = x.astype(np.float32), scale.astype(np.float32)
+        zero_point = np.zeros(scale.shape, oracle.dtype(name)) if zero_point is None else zero_point
+        node = session(one_node("quantize", name, attributes={"axis": attributes["axis"]}))
+        y = quantize(x, scale, zero_point, **attributes)
+        oracle.assert_same_bits(run(node, x=x, scale=scale, zero_point=zero_point), y)
+        node = session(one_node("dequantize", name, attributes={"axis": attributes["axis"]}))
+        z = dequantize(y, scale, zero_point, **attributes)
+        oracle.assert_same_bits(run(node, x=y, scale=scale, zero_point=zero_point), z)
+
+    check()

@@ -85,6 +85,7 @@ def test_without_a_helper(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script")
 @pytest.mark.parametrize("script", [None, "exit 0", "head -c 1 >/dev/null", "exec sleep 2"])
+@pytest.mark.by_default(2)
 def test_a_helper_that_fails(script, tmp_path, monkeypatch):
     """There is none, it ends at once or after one piece of work, or it hangs."""
     python = tmp_path / "python"
@@ -103,6 +104,7 @@ def test_a_helper_that_fails(script, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script")
 @pytest.mark.parametrize("script", ["exit 0", "echo hello; exec sleep 1000", "exec sleep 1000"])
+@pytest.mark.by_default(1)
 def test_a_helper_that_fails_is_not_started_again(script, tmp_path, monkeypatch):
     """Not by any session of the process. Nobody waits for one that is not ready."""
     python = tmp_path / "python"
@@ -170,6 +172,7 @@ InferenceSession(sys.argv[2])
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_a_helper_imports_nothing_from_the_current_folder(tmp_path):
     """A program that came by -c has the current folder among those of modules, and may change it."""
     evil, ran = tmp_path / "evil", tmp_path / "ran"
@@ -270,6 +273,7 @@ def test_a_wrong_number_of_processes(wrong, monkeypatch):
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_a_first_session(tmp_path):
     """The process of the session compiles less than all that the session needs, and no helper is left."""
     run(

@@ -19,6 +19,7 @@ import oracle
 import pytest
 import samples
 from granularities import key_id
+from marks import sizes
 from numba import types
 from onnx import helper
 from onnx_models import array_at, model, number, one_node, ort_value, session
@@ -117,6 +118,7 @@ SHAPES = [
 @guard
 @pytest.mark.parametrize("key", list(TABLE), ids=key_id)
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_kernel_stays_within_its_arrays(key):
     kernel, rng = TABLE[key].serial, np.random.default_rng(30)
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
@@ -135,6 +137,7 @@ def test_kernel_stays_within_its_arrays(key):
 @pytest.mark.parametrize("name", ["uint8", "bfloat16", "int32"])  # items of 1, 2 and 4 bytes
 @pytest.mark.parametrize("operation", ["quantize", "dequantize"])
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_past_the_cache_stays_within_its_arrays(operation, name):
     """Arrays of up to a few thousand elements, which begin and end anywhere in a cache line, are written past the cache."""
     row = find(name)
@@ -161,6 +164,7 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
     ids=lambda key: "-".join(map(str, (key.x.name, *key[2:], key.element.name if key.element else ""))),
 )
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_block_kernel_stays_within_its_arrays(key):
     kernel, rng = BLOCK_TABLE[key].serial, np.random.default_rng(32)
     for (x_shape, _, axis, _), (block, sub_block), at_end in product(SHAPES, [(8, 2), (3, 1), (16, 16)], (True, False)):
@@ -189,6 +193,7 @@ RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 @guard
 @pytest.mark.parametrize(("operation", "row", "domain"), list(node_cases()))
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_node_stays_within_its_tensors(operation, row, domain):
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
         if block_size and domain:
@@ -287,6 +292,7 @@ def other_arrays(operator, attributes, shapes):
 
 @guard
 @other_nodes(NORMALIZATION, LSTM)
+@pytest.mark.by_default(3)
 def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_end):
     attributes, arrays = other_arrays(operator, attributes, shapes)
     for constants in (False, True):
@@ -332,6 +338,7 @@ def of_nvidia(name, seed):
 @pytest.mark.parametrize("node_of", [*dialect_nodes()])
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(6, 96, 30))])
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_node_of_a_dialect_stays_within_its_tensors(node_of, at_end, first):
     for seed in range(first, first + (30 if first else 6)):
         inputs, outputs, made = node_of(seed)
@@ -362,6 +369,7 @@ def sizes_of_layer(found, steps, batch, inputs, hidden):
 
 @guard
 @other_nodes(LSTM)
+@pytest.mark.by_default(1)
 def test_layer_stays_within_its_memory(operator, attributes, shapes, at_end):
     """Each part of each phase runs with the memory that the layer says it needs, and no more."""
     attributes, arrays = other_arrays(operator, attributes, shapes)
@@ -407,8 +415,9 @@ def growth(use, before, times, allowed):
 
 
 @linux
-@pytest.mark.parametrize("times", [200, pytest.param(1000, marks=pytest.mark.full)])
+@sizes("times", 200, full=1000)
 @pytest.mark.parametrize("of", ["a node", "a region", "a layer"])
+@pytest.mark.by_default(1)
 def test_many_sessions(of, times):
     """Sessions are made, run and dropped. Each layer has 180 KB of codes of its constant weights."""
     attributes, arrays = other_arrays(*OTHER_NODES[-1])
@@ -434,6 +443,7 @@ def test_many_sessions(of, times):
 
 @linux
 @pytest.mark.parametrize("name", ["uint8", "int4", "bfloat16"])
+@pytest.mark.by_default(1)
 def test_many_calls(name):
     """A hundred thousand calls are made, a third of them with each type."""
     x, scale = samples.SPECIAL, np.float32(0.5)

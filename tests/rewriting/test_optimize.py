@@ -11,6 +11,7 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import sizes
 from onnx import helper
 from onnx_models import model
 from paths import MODELS
@@ -140,11 +141,11 @@ def graphs(draw):
     return model(nodes, ["x"], outputs, initializers=initializers), draw(st.booleans())
 
 
-@pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.full)])
+@sizes("examples", 10, slow=100, full=300)
 def test_generated_graphs(examples):
     rewritten = []
 
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples, deadline=None, derandomize=examples == 10)
     @given(graphs())
     def check(graph_and_keep_codes):
         before, keep_codes = graph_and_keep_codes

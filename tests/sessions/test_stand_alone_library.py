@@ -13,6 +13,7 @@ import pefile
 import pytest
 from elftools.elf.elffile import ELFFile
 from libraries import HAS_ZIG, NAMES, REFUSED, RUN, check_bits, child, feeds_of, linked, own_session
+from marks import sizes
 from onnx import helper, numpy_helper
 from onnx_models import model, number, one_node
 from paths import MODELS
@@ -91,7 +92,7 @@ def test_symbols(library):
         assert start is None or start.data_size == 8  # the compiler's own, which registers frames
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.full)])
+@sizes("count", 100, full=1000)
 def test_memory_of_cycles(library, count, tmp_path):
     path = library.with_name("textline_cls_bf16.onnx")
     np.savez(tmp_path / "feeds.npz", **feeds_of(own_session(path, 1)))
