@@ -19,6 +19,14 @@ os.environ[PROCESSES] = "1"
 pytest.register_assert_rewrite("rewritten_models", "onnx_models", "oracle")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist takes "load"
+def pytest_cmdline_main(config):
+    """Let each worker begin with a part of the suite of its own: tests of a file share fixtures and compiled kernels. Where
+    pytest-xdist is missing, or is not asked for workers, this changes nothing."""
+    if getattr(config.option, "dist", None) == "no":
+        config.option.dist = "worksteal"
+
+
 def keys(operation):
     """Return the keys of all types that the Extended operators convert, as parameters."""
     (version,) = [v for v in VERSIONS if v.operation == operation and v.domain == "com.amd.quark"]
