@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.full)
             group = chosen
         if by_default := group[0].get_closest_marker("by_default"):
-            for item in set(group) - {*itertools.islice(covering_items(group), *by_default.args)}:
+            for item in set(group) - {*itertools.islice(different_items(group), *by_default.args)}:
                 item.add_marker(pytest.mark.slow)
 
 
@@ -93,6 +93,14 @@ def covering_items(items):
         best = max(items, key=lambda item: len(values[item] & missing))
         yield best
         missing -= values[best]
+
+
+def different_items(items):
+    """Yield all items, those first that have between them each value of each parameter."""
+    while items:
+        chosen = [*covering_items(items)]
+        yield from chosen
+        items = [item for item in items if item not in chosen]
 
 
 def parameter_values(parameters):
