@@ -119,6 +119,7 @@ def test_every_float32(name):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("element_type", CASTS, ids=str)
+@pytest.mark.by_default(1)
 def test_casts(element_type):
     """Regions cast every code of a type. They cast before block formats, too, and if inputs broadcast. A cast of a smaller
     tensor than y stays a separate node."""
@@ -181,6 +182,7 @@ def test_broadcasts(shapes, is_turned):
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_every_type_and_axis(name, axis):
     """Regions round to every type along every axis. Some scales have a reciprocal that can be used, others have none. Some zero
     points are not 0."""
@@ -222,6 +224,7 @@ BLOCK_SHAPES += [((9, 5, 64), -1), ((300, 45), 1), ((2, 3, 7), 2), ((70, 1), 1),
 @rounding_modes
 @pytest.mark.parametrize("name", default_of([*BFP, *MX], "widest prime", "fp8_e4m3, 32"))
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_blocks(name, rounding_mode):
     """Regions round to block formats behind each kind of input, and behind steps that may leave blocks unchanged. Some blocks
     are ordinary, others hold special values."""
@@ -916,6 +919,7 @@ def test_shapes_that_do_not_go_together():
     [architectures.transformer(1, 16, 32, 2), architectures.residual_network(32, (8, 16), 1), architectures.text_detector(32)],
     ids=["transformer", "cnn", "detector"],
 )
+@pytest.mark.by_default(2)
 def test_architectures(source, name):
     """The values stay the same in transformers and larger networks, which the benchmarks use, too."""
     x = source.graph.input[0]
