@@ -171,15 +171,6 @@ def test_a_processor_without_vector_instructions():
     assert " passed" in subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.compiled
-def test_no_folder_can_be_written():
-    """A locator that never finds a place stands for a read-only package folder and home."""
-    environment = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "ZipCacheLocator"}
-    code = "import numpy, quark_numba; quark_numba.get_library_path(); print(quark_numba.quantize([1.0], 0.5))"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "[2]\n"
-
-
 def test_tests_do_not_import_each_other():
     """Tests share code in separate modules. Strings with code for other processes count, too."""
     root = ROOT

@@ -14,3 +14,16 @@ def sizes(name, default, **marked):
     """Parametrize a test by its size: `default`, and one size for each marker."""
     others = [pytest.param(size, marks=getattr(pytest.mark, marker)) for marker, size in marked.items()]
     return pytest.mark.parametrize(name, [default, *others])
+
+
+def batches(**spans):
+    """Parametrize a test by ranges of seeds. `spans` has the first seed, the end and the size of a range, by marker; `default`
+    stands for none."""
+
+    def params():
+        for marker, (first, end, size) in spans.items():
+            marks = () if marker == "default" else getattr(pytest.mark, marker)
+            for k in range(first, end, size):
+                yield pytest.param(range(k, k + size), id=f"{k}-{k + size - 1}", marks=marks)
+
+    return pytest.mark.parametrize("seeds", [*params()])
