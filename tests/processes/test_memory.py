@@ -21,8 +21,8 @@ import samples
 from granularities import key_id
 from marks import sizes
 from numba import types
-from onnx import helper
-from onnx_models import array_at, model, number, one_node, ort_value, session
+from onnx import TensorProto, helper
+from onnx_models import array_at, model, one_node, ort_value, run, session
 from other_operators import INPUTS, LSTM, NORMALIZATION, random_lstm
 from other_operators import one_node as other_node
 
@@ -100,6 +100,24 @@ def guarded(array, at_end):
     copy = Guarded(flat.nbytes, at_end).array(flat.dtype) if flat.size else flat
     copy[:] = flat
     return copy
+
+
+def assert_stays_within(node, feeds, expected, at_end):
+    """Assert that a session gives the expected bits if its tensors lie next to pages that may not be touched. `feeds` and
+    `expected` have arrays of any element type by name."""
+    binding, rooms = node.io_binding(), {}
+    for value in (*node.get_inputs(), *node.get_outputs()):
+        name, number = value.name, TensorProto.DataType.Value(value.type[7:-1].upper())
+        array, row = (feeds | expected)[name], find(number)  # None: int64
+        rooms[name] = Guarded(max(1, -(-array.size * row.bits // 8) if row else array.nbytes), at_end)
+        if name in feeds and array.size:
+            content = ort_value(np.array(array, order="C")) if row else array
+            ctypes.memmove(rooms[name].address, content.data_ptr() if row else content.ctypes.data, rooms[name].nbytes)
+        bind = binding.bind_input if name in feeds else binding.bind_output
+        bind(name, "cpu", 0, number, list(array.shape), rooms[name].address)
+    node.run_with_iobinding(binding)
+    for name, array in expected.items():
+        oracle.assert_same_bits(array_at(rooms[name].address, find(array.dtype), array.shape), array)
 
 
 # Shape of x, shape of the scale, axis, block size; no size is a multiple of the size of a vector.
@@ -203,17 +221,10 @@ def test_node_stays_within_its_tensors(operation, row, domain):
             one_node(operation, row.name, domain=domain, attributes=attributes, opset=21 if domain else 25),
             standard_ops=not domain,
         )
-        types = {"x": "float32" if operation == "quantize" else row.name, "scale": "float32", "zero_point": row.name}
-        types["y"] = row.name if operation == "quantize" else "float32"
-        binding, kept = node.io_binding(), []
-        for name, shape in {"x": x_shape, "scale": scale_shape, "zero_point": scale_shape, "y": x_shape}.items():
-            bits = row.bits if types[name] == row.name else 32
-            room = Guarded(max(1, -(-int(np.prod(shape)) * bits // 8)), at_end)
-            room.array(np.uint8)[:] = 0
-            kept.append(room)
-            bind = binding.bind_output if name == "y" else binding.bind_input
-            bind(name, "cpu", 0, number(types[name]), list(shape), room.address)
-        node.run_with_iobinding(binding)
+        x_type = np.float32 if operation == "quantize" else row.dtype
+        feeds = {"x": np.zeros(x_shape, x_type), "scale": np.zeros(scale_shape, np.float32)}
+        feeds["zero_point"] = np.zeros(scale_shape, row.dtype)
+        assert_stays_within(node, feeds, {"y": run(node, **feeds)}, at_end)
 
 
 # Three operands, and a scale and zero points along the second axis from the end.
@@ -257,13 +268,7 @@ def test_region_stays_within_its_tensors(shapes, at_end):
     sum_ = np.broadcast_to(x0 + x1, expected.shape)
     by_steps = quantize_dequantize(sum_, scale, zero_point, axis=expected.ndim - 2) * factor - x2
     assert expected.tobytes() == by_steps.tobytes()
-    binding, y = node.io_binding(), guarded(np.empty_like(expected), at_end)
-    kept = {name: guarded(each, at_end) for name, each in feeds.items()}
-    for name, each in kept.items():
-        binding.bind_input(name, "cpu", 0, number(REGION_TYPES[name]), list(feeds[name].shape), each.ctypes.data)
-    binding.bind_output("y", "cpu", 0, number("float32"), list(expected.shape), y.ctypes.data)
-    node.run_with_iobinding(binding)
-    assert y.tobytes() == expected.tobytes()
+    assert_stays_within(node, feeds, {"y": expected}, at_end)
 
 
 # Normalizations and layers whose sizes are no multiples of the size of a vector, a block or a part.
@@ -298,14 +303,7 @@ def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_en
     for constants in (False, True):
         node = session(other_node(operator, attributes, arrays, constants=constants))
         feeds = dict(zip(INPUTS[operator][: 1 if constants else None], arrays, strict=False))
-        (expected,) = node.run(None, feeds)
-        binding, y = node.io_binding(), guarded(np.empty_like(expected), at_end)
-        kept = {name: guarded(each, at_end) for name, each in feeds.items()}
-        for name, each in kept.items():
-            binding.bind_input(name, "cpu", 0, number("float32"), list(feeds[name].shape), each.ctypes.data)
-        binding.bind_output("y", "cpu", 0, number("float32"), list(expected.shape), y.ctypes.data)
-        node.run_with_iobinding(binding)
-        assert y.tobytes() == expected.tobytes()
+        assert_stays_within(node, feeds, {"y": run(node, **feeds)}, at_end)
 
 
 def dialect_nodes():
@@ -342,21 +340,9 @@ def of_nvidia(name, seed):
 def test_node_of_a_dialect_stays_within_its_tensors(node_of, at_end, first):
     for seed in range(first, first + (30 if first else 6)):
         inputs, outputs, made = node_of(seed)
-        node = session(made)
-        binding, kept = node.io_binding(), []
-        for value, array in zip((*made.graph.input, *made.graph.output), (*inputs, *outputs), strict=True):
-            element_type = value.type.tensor_type.elem_type
-            row = find(element_type)  # None: int64
-            room = Guarded(max(1, -(-array.size * row.bits // 8) if row else array.nbytes), at_end)
-            bind = binding.bind_input if len(kept) < len(inputs) else binding.bind_output
-            if len(kept) < len(inputs) and array.size:
-                content = ort_value(np.array(array, order="C")) if row else array
-                ctypes.memmove(room.address, content.data_ptr() if row else content.ctypes.data, room.nbytes)
-            kept.append(room)
-            bind(value.name, "cpu", 0, element_type, list(array.shape), room.address)
-        node.run_with_iobinding(binding)
-        for room, array in zip(kept[len(inputs) :], outputs, strict=True):
-            oracle.assert_same_bits(array_at(room.address, find(array.dtype), array.shape), array)
+        feeds = {each.name: array for each, array in zip(made.graph.input, inputs, strict=True)}
+        expected = {each.name: array for each, array in zip(made.graph.output, outputs, strict=True)}
+        assert_stays_within(session(made), feeds, expected, at_end)
 
 
 def sizes_of_layer(found, steps, batch, inputs, hidden):
