@@ -92,7 +92,8 @@ def mark_group(items):
         items = chosen
     by_default = items[0].get_closest_marker("by_default")
     if by_default:
-        chosen = {*itertools.islice(different_items(items), *by_default.args)}
+        (count,) = by_default.args
+        chosen = {*itertools.islice(different_items(items, count), count)}
     else:
         chosen = {item for item in items if not has_sibling(item)} or items
     for item in set(items) - {*chosen}:
@@ -115,12 +116,14 @@ def covering_items(items):
             covered |= values[best]
 
 
-def different_items(items):
-    """Yield all items, those first that have between them each value of each parameter."""
-    while items:
-        chosen = [*covering_items(items)]
+def different_items(items, count):
+    """Yield items, those first that have between them each value of each parameter, from all over the list."""
+    step = -(-len(items) // count)
+    left = [item for first in range(step) for item in items[first::step]]
+    while left:
+        chosen = [*covering_items(left)]
         yield from chosen
-        items = [item for item in items if item not in chosen]
+        left = [item for item in left if item not in chosen]
 
 
 def parameter_values(parameters):

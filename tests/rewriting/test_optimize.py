@@ -49,6 +49,7 @@ def inputs():
 @pytest.mark.parametrize("keep_codes", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("variant", [*VARIANTS, "a8w8"])
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_every_place_in_real_models(variant, keep_codes, inputs):
     before = onnx.load(MODELS / f"textline_cls_{variant}.onnx")
     after = optimize(before, keep_codes=keep_codes)
@@ -60,6 +61,7 @@ def test_every_place_in_real_models(variant, keep_codes, inputs):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.by_default(3)
 def test_whole_real_models(variant, inputs):
     """At the level "all", ONNX Runtime gives convolutions with constant weights another layout, so last bits differ. A last bit
     may flip a rounding to float16, and a float16 output has only 11 bits."""

@@ -621,6 +621,7 @@ LAYOUT_PROGRAM = """region (float x0, float x1, float[1] x2) => (float y) {
 @pytest.mark.parametrize("image", [(2, 1, 1), (2, 3, 5), (1, 9, 31), (1, 40, 33)], ids=str)
 @pytest.mark.parametrize("name", ["bfp16", "mx9", "mxfp8", "mxint8"])
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_blocks_in_the_blocked_layout(name, image, channels, lanes):
     """Each element has the bits that it has in ONNX's layout, and the channels that the layout adds are 0, whatever they are
     in the inputs."""
@@ -741,6 +742,7 @@ def blocked_add(xs, **attributes):
 @pytest.mark.parametrize("channels", [0, 17, 20, 31, 32])
 @pytest.mark.parametrize("other", [(2, 32, 61, 40), (1, 32, 1, 40), (2, 1, 61, 1), (1, 2, 1, 1, 16), (1, 1, 1, 40, 1)], ids=str)
 @pytest.mark.parametrize("count", [2, 1])
+@pytest.mark.by_default(10)
 def test_the_blocked_layout(channels, other, count):
     """The results equal numpy's broadcasting with the channels of each block moved to the end. Channels that pad the last block
     are set to 0, even if they hold NaN or Inf."""

@@ -85,6 +85,7 @@ def assert_same(source, feeds, exact=True):
 @pytest.mark.parametrize("dimensions", [1, 3])
 @pytest.mark.parametrize("width", [8, 1])
 @pytest.mark.parametrize("channels", [8, 16, 20])
+@pytest.mark.by_default(12)
 def test_a_constant_between_transposes(channels, width, operator, dimensions):
     shape = (channels,) if dimensions == 1 else (6, width, channels)
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid(shape, 2)}
@@ -96,6 +97,7 @@ def test_a_constant_between_transposes(channels, width, operator, dimensions):
 @pytest.mark.parametrize("operator", ["Add", "Mul"])
 @pytest.mark.parametrize("is_turned", [False, True], ids=["x first", "x last"])
 @pytest.mark.parametrize(("channels", "width"), [(8, 8), (8, 1), (16, 16), (20, 8)])
+@pytest.mark.by_default(6)
 def test_a_second_variable_between_transposes(channels, width, operator, is_turned):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "w3": grid((channels, 3, 1, 1), 2)}
     operands = "tb, ta" if is_turned else "ta, tb"
