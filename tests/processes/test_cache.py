@@ -22,9 +22,9 @@ SMALL = "check('int8', size=5_000)"
 CHECK = "check('int8'); check('bfloat16', size=5_000)"
 
 
-def filled_by(count, folder):
-    """Return the folder, in which `count` processes at once have cached all kernels that CHECK needs."""
-    processes = [start(CHECK, NUMBA_CACHE_DIR=str(folder)) for _ in range(count)]
+def filled_by(count, folder, code=CHECK):
+    """Return the folder, in which `count` processes at once have cached all kernels that the code needs."""
+    processes = [start(code, NUMBA_CACHE_DIR=str(folder)) for _ in range(count)]
     assert [process.wait(300) for process in processes] == [0] * count
     return folder
 
@@ -34,12 +34,13 @@ def filled(tmp_path_factory):
     return filled_by(3, tmp_path_factory.mktemp("cache"))
 
 
-@sizes("count", 3, full=8)
-def test_eight_processes_fill_it_at_once(count, filled, tmp_path):
-    folder = filled if count == 3 else filled_by(count, tmp_path)
+@sizes("count", 2, slow=3, full=8)
+def test_eight_processes_fill_it_at_once(count, tmp_path, request):
+    code = SMALL if count == 2 else CHECK
+    folder = request.getfixturevalue("filled") if count == 3 else filled_by(count, tmp_path, code)
     files = {path: path.stat().st_mtime_ns for path in folder.rglob("*.kernel")}
     assert files
-    run(CHECK, NUMBA_CACHE_DIR=str(folder))
+    run(code, NUMBA_CACHE_DIR=str(folder))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.kernel")} == files
 
 
