@@ -11,7 +11,7 @@ from paths import MODELS
 from quark_numba import build_library
 from quark_numba.element_types import find
 
-pytestmark = linked
+pytestmark = [*linked, pytest.mark.slow]
 
 MODELS_OF_QUARK = [
     "style_bf16",
@@ -31,7 +31,6 @@ def library(tmp_path_factory):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.slow
 def test_models_of_quark(library, threads, tmp_path):
     check_bits(library, [MODELS / f"{each}.onnx" for each in MODELS_OF_QUARK], threads, tmp_path)
 
@@ -100,7 +99,6 @@ def nodes_of(rng, number, newer):
         yield node(("ExtendedLSTM", "VitisLSTM"), *inputs, hidden_size=hidden, **scales, **zeros), constants
 
 
-@pytest.mark.slow
 def test_random_attributes(library, tmp_path):
     """All of Quark's operators in all types, with attributes drawn at random."""
     paths = []
@@ -133,7 +131,6 @@ WRONG = {
 @pytest.mark.parametrize(
     ("name", "attributes"), [(name, each) for name, several in WRONG.items() for each in several], ids=lambda each: str(each)
 )
-@pytest.mark.slow
 def test_wrong_attributes(library, name, attributes, tmp_path):
     """They are refused as they are by our own sessions."""
     node = helper.make_node(name, ["x"], ["y"], name="here", domain="com.amd.quark", **attributes)
@@ -158,7 +155,6 @@ WRONG_LAYERS = [
 
 
 @pytest.mark.parametrize("attributes", WRONG_LAYERS, ids=str)
-@pytest.mark.slow
 def test_wrong_layers(library, attributes, tmp_path):
     given = {name: float(value) if "scale" in name else value for name, value in (LAYER | attributes).items()}
     node = helper.make_node("ExtendedLSTM", ["x", "w", "r", "b"], ["y"], name="here", domain="com.amd.quark", **given)
@@ -166,7 +162,6 @@ def test_wrong_layers(library, attributes, tmp_path):
     assert "lacks com.amd.quark::ExtendedLSTM" in child(REFUSED, library, tmp_path / "model.onnx")
 
 
-@pytest.mark.slow
 def test_weights_of_the_wrong_size(library, tmp_path):
     """A run gives the error, and nothing is read behind the weights' end."""
     given = {name: float(value) if "scale" in name else value for name, value in LAYER.items()}
@@ -185,7 +180,6 @@ except Exception as error:
     assert "r has shape (2, 8, 1); expected (2, 4 * hidden_size, hidden_size)" in child(code, library, tmp_path / "model.onnx")
 
 
-@pytest.mark.slow
 def test_what_it_lacks(library, tmp_path):
     """It has none of the operators that `optimize` writes."""
     onnx.save(one_node("quantize_dequantize", "int8", domain="quark_numba"), tmp_path / "model.onnx")
