@@ -403,7 +403,7 @@ def growth(use, before, times, allowed):
 @linux
 @sizes("times", 200, full=1000)
 @pytest.mark.parametrize("of", ["a node", "a region", "a layer"])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_many_sessions(of, times):
     """Sessions are made, run and dropped. Each layer has 180 KB of codes of its constant weights."""
     attributes, arrays = other_arrays(*OTHER_NODES[-1])
