@@ -61,7 +61,7 @@ def reraise_of_signal_handler(error: BaseException) -> None:
 
 @contextmanager
 def errors_named(name: str, kind: type[Exception] = ModelError) -> Iterator[None]:
-    """Turn an exception in the context, of a user's function, a library or an invalid model, into one of `kind` that begins with
+    """Turn an exception in the context (of a user's function, a library, an invalid model) into one of `kind` that begins with
     `name`. One of that kind already, and the exception of a signal handler, are raised as they are."""
     try:
         yield

@@ -1,3 +1,4 @@
+import itertools
 import os
 import sys
 import threading
@@ -16,6 +17,14 @@ os.environ[PROCESSES] = "1"
 
 # Rewrite the assertions of shared modules too, so that failures show the compared values.
 pytest.register_assert_rewrite("rewritten_models", "onnx_models", "oracle")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist takes "load"
+def pytest_cmdline_main(config):
+    """Let each worker begin with a part of the suite of its own: tests of a file share fixtures and compiled kernels. Where
+    pytest-xdist is missing, or is not asked for workers, this changes nothing."""
+    if getattr(config.option, "dist", None) == "no":
+        config.option.dist = "worksteal"
 
 
 def keys(operation):
@@ -56,29 +65,65 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize(f"{operation}_key", keys(operation))
 
 
+# One element type of each kind. By default, a test of many types runs with these; with the others it is `slow`.
+KINDS = {"uint8", "int8", "int32", "int4", "float16", "bfloat16", "float8e4m3fn", "float8e5m2", "float6e2m3"}
+SIBLINGS = {row.name for version in VERSIONS for row in version.quantized} - KINDS
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items):
-    covering = {}
+    groups = {}
     for item in items:
-        is_default = not (item.get_closest_marker("full") or item.get_closest_marker("exhaustive"))
-        if item.get_closest_marker("covering") and is_default:
-            covering.setdefault((item.path, item.originalname), []).append(item)
         if numba.config.DISABLE_JIT and item.get_closest_marker("compiled"):
             item.add_marker(pytest.mark.skip(reason="NUMBA_DISABLE_JIT: of compiled code only"))
-    for group in covering.values():
-        for item in set(group) - set(covering_items(group)):
+        is_marked = any(item.get_closest_marker(name) for name in ("slow", "full", "exhaustive"))
+        if hasattr(item, "callspec") and not is_marked:
+            groups.setdefault((item.path, item.cls, item.originalname), []).append(item)
+    for group in groups.values():
+        mark_group(group)
+
+
+def mark_group(items):
+    """Mark those parameter sets of a test that do not run by default."""
+    if items[0].get_closest_marker("covering"):
+        chosen = [*covering_items(items)]
+        for item in set(items) - {*chosen}:
             item.add_marker(pytest.mark.full)
+        items = chosen
+    by_default = items[0].get_closest_marker("by_default")
+    if by_default:
+        (count,) = by_default.args
+        chosen = {*itertools.islice(different_items(items, count), count)}
+    else:
+        chosen = {item for item in items if not has_sibling(item)} or items
+    for item in set(items) - {*chosen}:
+        item.add_marker(pytest.mark.slow)
+
+
+def has_sibling(item):
+    return any(value in SIBLINGS for _, value in parameter_values(item.callspec.params))
 
 
 def covering_items(items):
     """Yield few items, chosen greedily, so that each value of each parameter occurs in at least one. The fields of a tuple are
-    parameters too."""
+    parameters too. Items of the types that run by default come first."""
     values = {item: set(parameter_values(item.callspec.params)) for item in items}
-    missing = set().union(*values.values())
-    while missing:
-        best = max(items, key=lambda item: len(values[item] & missing))
-        yield best
-        missing -= values[best]
+    covered = set()
+    for part in ([item for item in items if not has_sibling(item)], items):
+        while missing := set().union(*(values[item] for item in part)) - covered:
+            best = max(part, key=lambda item: len(values[item] & missing))
+            yield best
+            covered |= values[best]
+
+
+def different_items(items, count):
+    """Yield items, those first that have between them each value of each parameter, from all over the list."""
+    step = -(-len(items) // count)
+    left = [item for first in range(step) for item in items[first::step]]
+    while left:
+        chosen = [*covering_items(left)]
+        yield from chosen
+        left = [item for item in left if item not in chosen]
 
 
 def parameter_values(parameters):

@@ -111,6 +111,7 @@ def test_the_same_bytes_and_only_loopback(small, capsys, monkeypatch):
     assert own_workers() == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_is_replaced(small, whole):
     before, ended = [], []
 

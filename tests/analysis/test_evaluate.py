@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from marks import sizes
 from onnx import helper
 from onnx_models import model, session
 from paths import MODELS
@@ -235,7 +236,7 @@ def test_data_are_needed(function):
         function(BF16, None)
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.full)])
+@sizes("count", 300, full=10_000)
 def test_many_small_files(count, tmp_path):
     """The files are read one by one."""
     path = tmp_path / "m.onnx"

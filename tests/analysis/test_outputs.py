@@ -89,6 +89,7 @@ def test_an_output_of_another_shape_in_one_batch_is_not_compared():
     assert set(found.not_compared) == {"text", "parts"}
 
 
+@pytest.mark.slow
 def test_the_sums_are_the_same_on_a_cluster(path):
     pytest.importorskip("distributed", exc_type=ImportError)
     for function in (quark_numba.evaluate, quark_numba.analyze):

@@ -13,6 +13,7 @@ from block_samples import values
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from marks import sizes
 from processes import loaded
 
 import quark_numba
@@ -229,9 +230,7 @@ def compute(request):
     return {"chunk by chunk": chunk_by_chunk, "threads": on_threads}[request.param]
 
 
-@pytest.mark.parametrize(
-    "examples", [2, pytest.param(10, marks=pytest.mark.full), pytest.param(100, marks=pytest.mark.exhaustive)]
-)
+@sizes("examples", 2, full=10, exhaustive=100)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.covering
 def test_any_chunks_give_the_bits_of_the_whole(name, examples, compute):

@@ -152,6 +152,7 @@ def test_float8e8m0_scales(code):
 
 
 @pytest.mark.parametrize("precision", [None, "float32", "float16", "bfloat16", "float64"])
+@pytest.mark.by_default(2)
 def test_int32_scales(precision):
     """Scales and inputs are rounded to the precision once, with ties to even."""
     scale = np.array([1, -1, 0, 3, 2**24 + 1, 2**31 - 1, -(2**31), *samples.NEAR_TIES], np.int32)
@@ -200,6 +201,7 @@ def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
 @pytest.mark.parametrize("name", ["uint8", "bfloat16"])
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_past_the_cache(name, offset):
     """Results are larger than 16 MiB, and begin on a cache line or beside one."""
     x = np.random.default_rng(10).normal(0, 20, (3, (1 << 24) // 3 + 5)).astype(np.float32)

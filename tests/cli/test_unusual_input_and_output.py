@@ -404,6 +404,7 @@ def test_the_first_use_is_told(first_use):
 @pytest.mark.parametrize(
     "seconds", [0.4, 1.5, *(pytest.param(each, marks=pytest.mark.full) for each in (0.3, 0.6, 1.0, 2.0, 3.0))]
 )
+@pytest.mark.by_default(1)
 def test_ctrl_c(seconds, tmp_path):
     """From the moment when Python runs the package, Ctrl-C ends the command without a traceback, and with the exit code that
     shells know."""

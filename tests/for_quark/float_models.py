@@ -2,7 +2,7 @@
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper, parser
 from paths import MODELS as FOLDER
 
 
@@ -12,35 +12,24 @@ def text_line_classifier():
     return onnx.load(FOLDER / "textline_cls_float.onnx"), [{"x": each[None]} for each in x[:3]]
 
 
+DENSE_LAYERS = """dense_layers (float[1, 16, 32] x) => (float[1, 10] y) {
+    query = MatMul (x, w_query)  key = MatMul (x, w_key)  value = MatMul (x, w_value)
+    key_t = Transpose <perm = [0, 2, 1]> (key)  products = MatMul (query, key_t)  shares = Softmax (products)
+    mixed = MatMul (shares, value)  sum = Add (x, mixed)  normal = LayerNormalization (sum, scale, bias)
+    up = MatMul (normal, w_up)  h = Add (up, b_up)
+    h1 = Div (h, root)  h2 = Erf (h1)  h3 = Add (h2, one)  h4 = Mul (h, h3)  gelu = Mul (h4, half)
+    mean = ReduceMean <keepdims = 0> (gelu, axes)  y = Gemm <transB = 1> (mean, w_down, b_down)
+}"""
+
+
 def dense_layers():
     random = np.random.default_rng(0)
     weights = {name: random.normal(0, 0.2, shape) for name, shape in SHAPES.items()}
     weights |= {"scale": random.normal(1, 0.1, 32), "root": np.array(2**0.5), "half": np.array(0.5), "one": np.array(1.0)}
-    nodes = [
-        helper.make_node("MatMul", ["x", "w_query"], ["query"]),
-        helper.make_node("MatMul", ["x", "w_key"], ["key"]),
-        helper.make_node("MatMul", ["x", "w_value"], ["value"]),
-        helper.make_node("Transpose", ["key"], ["key_t"], perm=[0, 2, 1]),
-        helper.make_node("MatMul", ["query", "key_t"], ["products"]),
-        helper.make_node("Softmax", ["products"], ["shares"]),
-        helper.make_node("MatMul", ["shares", "value"], ["mixed"]),
-        helper.make_node("Add", ["x", "mixed"], ["sum"]),
-        helper.make_node("LayerNormalization", ["sum", "scale", "bias"], ["normal"]),
-        helper.make_node("MatMul", ["normal", "w_up"], ["up"]),
-        helper.make_node("Add", ["up", "b_up"], ["h"]),
-        helper.make_node("Div", ["h", "root"], ["h1"]),
-        helper.make_node("Erf", ["h1"], ["h2"]),
-        helper.make_node("Add", ["h2", "one"], ["h3"]),
-        helper.make_node("Mul", ["h", "h3"], ["h4"]),
-        helper.make_node("Mul", ["h4", "half"], ["gelu"]),
-        helper.make_node("ReduceMean", ["gelu", "axes"], ["mean"], keepdims=0),
-        helper.make_node("Gemm", ["mean", "w_down", "b_down"], ["y"], transB=1),
-    ]
     initializers = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
     initializers.append(numpy_helper.from_array(np.array([1]), "axes"))
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 32])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 10])
-    graph = helper.make_graph(nodes, "dense_layers", [x], [y], initializers)
+    graph = parser.parse_graph(DENSE_LAYERS)
+    graph.initializer.extend(initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     return model, [{"x": random.normal(0, 1, (1, 16, 32)).astype(np.float32)} for _ in range(3)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numba
 import pytest
-from marks import default_of
+from marks import default_of, sizes
 from processes import run, start
 
 import quark_numba
@@ -22,9 +22,9 @@ SMALL = "check('int8', size=5_000)"
 CHECK = "check('int8'); check('bfloat16', size=5_000)"
 
 
-def filled_by(count, folder):
-    """Return the folder, in which `count` processes at once have cached all kernels that CHECK needs."""
-    processes = [start(CHECK, NUMBA_CACHE_DIR=str(folder)) for _ in range(count)]
+def filled_by(count, folder, code=CHECK):
+    """Return the folder, in which `count` processes at once have cached all kernels that the code needs."""
+    processes = [start(code, NUMBA_CACHE_DIR=str(folder)) for _ in range(count)]
     assert [process.wait(300) for process in processes] == [0] * count
     return folder
 
@@ -34,12 +34,13 @@ def filled(tmp_path_factory):
     return filled_by(3, tmp_path_factory.mktemp("cache"))
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.full)])
-def test_eight_processes_fill_it_at_once(count, filled, tmp_path):
-    folder = filled if count == 3 else filled_by(count, tmp_path)
+@sizes("count", 2, slow=3, full=8)
+def test_eight_processes_fill_it_at_once(count, tmp_path, request):
+    code = SMALL if count == 2 else CHECK
+    folder = request.getfixturevalue("filled") if count == 3 else filled_by(count, tmp_path, code)
     files = {path: path.stat().st_mtime_ns for path in folder.rglob("*.kernel")}
     assert files
-    run(CHECK, NUMBA_CACHE_DIR=str(folder))
+    run(code, NUMBA_CACHE_DIR=str(folder))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.kernel")} == files
 
 
@@ -60,6 +61,7 @@ def damaged(content, damage):
     "damage",
     default_of(["truncated", "empty", "foreign", 0, 31, 33, 500, 994], "truncated"),
 )
+@pytest.mark.slow
 def test_damaged_files(damage, filled, tmp_path):
     """Damaged files are made anew. If the damage is a number, one bit of every 997th byte is flipped, from that byte on."""
     shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
@@ -72,6 +74,7 @@ def test_damaged_files(damage, filled, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of a file is of Linux: it ends processes elsewhere")
+@pytest.mark.slow
 def test_no_room(tmp_path):
     """If a file cannot be written as a whole, as on a full disk, there still is a result."""
     run(
@@ -90,6 +93,7 @@ check("uint16", size=5_000)
     assert "cannot be kept" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_nowhere_to_write(tmp_path):
     """Neither the package's folder nor the user's can be written to. Kernels are compiled without a cache."""
     package = tmp_path / "package" / "quark_numba"
@@ -160,6 +164,7 @@ def test_the_digest_covers_what_a_kernel_is_made_of(wing):
     assert not covered & (apart | {f"quark_numba.{wing}.calls", f"quark_numba.{wing}.operators"})
 
 
+@pytest.mark.slow
 def test_another_version_of_the_package(tmp_path):
     """Kernels of other sources are not used, though they are in the same folder."""
     package = tmp_path / "package" / "quark_numba"
@@ -193,6 +198,7 @@ else:
         pytest.param(["uint4", "uint2", "int4", "float4e2m1", "float6e2m3", "float6e3m2"], marks=pytest.mark.full),
     ],
 )
+@pytest.mark.slow
 def test_kernels_of_one_shape_from_the_caches_of_processes(names, tmp_path):
     """The kernels have the same types and the same names of their parts, but compute different results."""
     convert = """

@@ -127,6 +127,7 @@ InferenceSession(sys.argv[2])
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_a_helper_imports_nothing_from_the_current_folder(tmp_path):
     """A program that came by -c has the current folder among those of modules, and may change it."""
     evil, ran = tmp_path / "evil", tmp_path / "ran"
@@ -193,6 +194,7 @@ def test_a_wrong_number_of_processes(wrong, monkeypatch):
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_a_first_session(tmp_path):
     """The process of the session compiles less than all that the session needs, and no helper is left."""
     run(

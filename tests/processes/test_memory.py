@@ -19,9 +19,10 @@ import oracle
 import pytest
 import samples
 from granularities import key_id
+from marks import sizes
 from numba import types
-from onnx import helper
-from onnx_models import array_at, model, number, one_node, ort_value, session
+from onnx import TensorProto, helper
+from onnx_models import array_at, model, one_node, ort_value, run, session
 from other_operators import INPUTS, LSTM, NORMALIZATION, random_lstm
 from other_operators import one_node as other_node
 
@@ -101,6 +102,24 @@ def guarded(array, at_end):
     return copy
 
 
+def assert_stays_within(node, feeds, expected, at_end):
+    """Assert that a session gives the expected bits if its tensors lie next to pages that may not be touched. `feeds` and
+    `expected` have arrays of any element type by name."""
+    binding, rooms = node.io_binding(), {}
+    for value in (*node.get_inputs(), *node.get_outputs()):
+        name, number = value.name, TensorProto.DataType.Value(value.type[7:-1].upper())
+        array, row = (feeds | expected)[name], find(number)  # None: int64
+        rooms[name] = Guarded(max(1, -(-array.size * row.bits // 8) if row else array.nbytes), at_end)
+        if name in feeds and array.size:
+            content = ort_value(np.array(array, order="C")) if row else array
+            ctypes.memmove(rooms[name].address, content.data_ptr() if row else content.ctypes.data, rooms[name].nbytes)
+        bind = binding.bind_input if name in feeds else binding.bind_output
+        bind(name, "cpu", 0, number, list(array.shape), rooms[name].address)
+    node.run_with_iobinding(binding)
+    for name, array in expected.items():
+        oracle.assert_same_bits(array_at(rooms[name].address, find(array.dtype), array.shape), array)
+
+
 # Shape of x, shape of the scale, axis, block size; no size is a multiple of the size of a vector.
 SHAPES = [
     ((1,), (), 0, 0),
@@ -117,6 +136,7 @@ SHAPES = [
 @guard
 @pytest.mark.parametrize("key", list(TABLE), ids=key_id)
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_kernel_stays_within_its_arrays(key):
     kernel, rng = TABLE[key].serial, np.random.default_rng(30)
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
@@ -135,6 +155,7 @@ def test_kernel_stays_within_its_arrays(key):
 @pytest.mark.parametrize("name", ["uint8", "bfloat16", "int32"])  # items of 1, 2 and 4 bytes
 @pytest.mark.parametrize("operation", ["quantize", "dequantize"])
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_past_the_cache_stays_within_its_arrays(operation, name):
     """Arrays of up to a few thousand elements, which begin and end anywhere in a cache line, are written past the cache."""
     row = find(name)
@@ -161,6 +182,7 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
     ids=lambda key: "-".join(map(str, (key.x.name, *key[2:], key.element.name if key.element else ""))),
 )
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_block_kernel_stays_within_its_arrays(key):
     kernel, rng = BLOCK_TABLE[key].serial, np.random.default_rng(32)
     for (x_shape, _, axis, _), (block, sub_block), at_end in product(SHAPES, [(8, 2), (3, 1), (16, 16)], (True, False)):
@@ -191,6 +213,7 @@ RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 @guard
 @pytest.mark.parametrize(("operation", "row", "domain"), list(node_cases()))
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_node_stays_within_its_tensors(operation, row, domain):
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
         if block_size and domain:
@@ -200,17 +223,10 @@ def test_node_stays_within_its_tensors(operation, row, domain):
             one_node(operation, row.name, domain=domain, attributes=attributes, opset=21 if domain else 25),
             standard_ops=not domain,
         )
-        types = {"x": "float32" if operation == "quantize" else row.name, "scale": "float32", "zero_point": row.name}
-        types["y"] = row.name if operation == "quantize" else "float32"
-        binding, kept = node.io_binding(), []
-        for name, shape in {"x": x_shape, "scale": scale_shape, "zero_point": scale_shape, "y": x_shape}.items():
-            bits = row.bits if types[name] == row.name else 32
-            room = Guarded(max(1, -(-int(np.prod(shape)) * bits // 8)), at_end)
-            room.array(np.uint8)[:] = 0
-            kept.append(room)
-            bind = binding.bind_output if name == "y" else binding.bind_input
-            bind(name, "cpu", 0, number(types[name]), list(shape), room.address)
-        node.run_with_iobinding(binding)
+        x_type = np.float32 if operation == "quantize" else row.dtype
+        feeds = {"x": np.zeros(x_shape, x_type), "scale": np.zeros(scale_shape, np.float32)}
+        feeds["zero_point"] = np.zeros(scale_shape, row.dtype)
+        assert_stays_within(node, feeds, {"y": run(node, **feeds)}, at_end)
 
 
 # Three operands, and a scale and zero points along the second axis from the end.
@@ -254,13 +270,7 @@ def test_region_stays_within_its_tensors(shapes, at_end):
     sum_ = np.broadcast_to(x0 + x1, expected.shape)
     by_steps = quantize_dequantize(sum_, scale, zero_point, axis=expected.ndim - 2) * factor - x2
     assert expected.tobytes() == by_steps.tobytes()
-    binding, y = node.io_binding(), guarded(np.empty_like(expected), at_end)
-    kept = {name: guarded(each, at_end) for name, each in feeds.items()}
-    for name, each in kept.items():
-        binding.bind_input(name, "cpu", 0, number(REGION_TYPES[name]), list(feeds[name].shape), each.ctypes.data)
-    binding.bind_output("y", "cpu", 0, number("float32"), list(expected.shape), y.ctypes.data)
-    node.run_with_iobinding(binding)
-    assert y.tobytes() == expected.tobytes()
+    assert_stays_within(node, feeds, {"y": expected}, at_end)
 
 
 # Normalizations and layers whose sizes are no multiples of the size of a vector, a block or a part.
@@ -289,19 +299,13 @@ def other_arrays(operator, attributes, shapes):
 
 @guard
 @other_nodes(NORMALIZATION, LSTM)
+@pytest.mark.by_default(3)
 def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_end):
     attributes, arrays = other_arrays(operator, attributes, shapes)
     for constants in (False, True):
         node = session(other_node(operator, attributes, arrays, constants=constants))
         feeds = dict(zip(INPUTS[operator][: 1 if constants else None], arrays, strict=False))
-        (expected,) = node.run(None, feeds)
-        binding, y = node.io_binding(), guarded(np.empty_like(expected), at_end)
-        kept = {name: guarded(each, at_end) for name, each in feeds.items()}
-        for name, each in kept.items():
-            binding.bind_input(name, "cpu", 0, number("float32"), list(feeds[name].shape), each.ctypes.data)
-        binding.bind_output("y", "cpu", 0, number("float32"), list(expected.shape), y.ctypes.data)
-        node.run_with_iobinding(binding)
-        assert y.tobytes() == expected.tobytes()
+        assert_stays_within(node, feeds, {"y": run(node, **feeds)}, at_end)
 
 
 def dialect_nodes():
@@ -334,24 +338,13 @@ def of_nvidia(name, seed):
 @pytest.mark.parametrize("node_of", [*dialect_nodes()])
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(6, 96, 30))])
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_node_of_a_dialect_stays_within_its_tensors(node_of, at_end, first):
     for seed in range(first, first + (30 if first else 6)):
         inputs, outputs, made = node_of(seed)
-        node = session(made)
-        binding, kept = node.io_binding(), []
-        for value, array in zip((*made.graph.input, *made.graph.output), (*inputs, *outputs), strict=True):
-            element_type = value.type.tensor_type.elem_type
-            row = find(element_type)  # None: int64
-            room = Guarded(max(1, -(-array.size * row.bits // 8) if row else array.nbytes), at_end)
-            bind = binding.bind_input if len(kept) < len(inputs) else binding.bind_output
-            if len(kept) < len(inputs) and array.size:
-                content = ort_value(np.array(array, order="C")) if row else array
-                ctypes.memmove(room.address, content.data_ptr() if row else content.ctypes.data, room.nbytes)
-            kept.append(room)
-            bind(value.name, "cpu", 0, element_type, list(array.shape), room.address)
-        node.run_with_iobinding(binding)
-        for room, array in zip(kept[len(inputs) :], outputs, strict=True):
-            oracle.assert_same_bits(array_at(room.address, find(array.dtype), array.shape), array)
+        feeds = {each.name: array for each, array in zip(made.graph.input, inputs, strict=True)}
+        expected = {each.name: array for each, array in zip(made.graph.output, outputs, strict=True)}
+        assert_stays_within(session(made), feeds, expected, at_end)
 
 
 def sizes_of_layer(found, steps, batch, inputs, hidden):
@@ -364,6 +357,7 @@ def sizes_of_layer(found, steps, batch, inputs, hidden):
 
 @guard
 @other_nodes(LSTM)
+@pytest.mark.by_default(1)
 def test_layer_stays_within_its_memory(operator, attributes, shapes, at_end):
     """Each part of each phase runs with the memory that the layer says it needs, and no more."""
     attributes, arrays = other_arrays(operator, attributes, shapes)
@@ -409,8 +403,9 @@ def growth(use, before, times, allowed):
 
 
 @linux
-@pytest.mark.parametrize("times", [200, pytest.param(1000, marks=pytest.mark.full)])
+@sizes("times", 200, full=1000)
 @pytest.mark.parametrize("of", ["a node", "a region", "a layer"])
+@pytest.mark.slow
 def test_many_sessions(of, times):
     """Sessions are made, run and dropped. Each layer has 180 KB of codes of its constant weights."""
     attributes, arrays = other_arrays(*OTHER_NODES[-1])
@@ -436,6 +431,7 @@ def test_many_sessions(of, times):
 
 @linux
 @pytest.mark.parametrize("name", ["uint8", "int4", "bfloat16"])
+@pytest.mark.by_default(1)
 def test_many_calls(name):
     """A hundred thousand calls are made, a third of them with each type."""
     x, scale = samples.SPECIAL, np.float32(0.5)

@@ -42,13 +42,17 @@ quark_numba.to_tensor_proto(codes), quark_numba.register_schemas(), quark_numba.
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("used", ["InferenceSession", "evaluate", "analyze", "optimize", "register(None)"])
-def test_without_onnx_runtime_the_error_names_the_packages_that_provide_it(used):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{WITHOUT}import quark_numba; quark_numba.{used}"], capture_output=True, text=True
-    )
-    assert "ONNX Runtime is not installed. One of these packages provides it: onnxruntime (pip install" in done.stderr
-    assert "'quark_numba[onnxruntime]'), onnxruntime-vitisai, onnxruntime-gpu, onnxruntime-directml" in done.stderr
+def test_without_onnx_runtime_the_error_names_the_packages_that_provide_it():
+    code = f"""{WITHOUT}import quark_numba
+for name in ("InferenceSession", "evaluate", "analyze", "optimize", "register"):
+    try:
+        quark_numba.register(None) if name == "register" else getattr(quark_numba, name)
+    except Exception as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("ONNX Runtime is not installed. One of these packages provides it: onnxruntime (pip install") == 5
+    assert done.stdout.count("'quark_numba[onnxruntime]'), onnxruntime-vitisai, onnxruntime-gpu, onnxruntime-directml") == 5
 
 
 @pytest.mark.compiled
@@ -81,6 +85,7 @@ quark_numba.register(onnxruntime.SessionOptions())
 
 @pytest.mark.compiled
 @pytest.mark.skipif(os.name == "nt", reason="it makes symbolic links")
+@pytest.mark.slow
 def test_another_package_provides_onnx_runtime(tmp_path):
     """All packages of this environment, but that ONNX Runtime is of another name: no requirement is missing, sessions work."""
     import onnxruntime
@@ -157,21 +162,14 @@ assert run(session(one_node("quantize", "int8"), backend="extensions"), **one).t
 
 @pytest.mark.compiled
 @pytest.mark.skipif(not re.fullmatch("x86_64|AMD64", platform.machine()), reason="every AArch64 processor has them")
-def test_a_processor_without_vector_instructions():
+@pytest.mark.parametrize("chosen", ["test_small_shapes and float16", pytest.param("float16 or int8", marks=pytest.mark.slow)])
+def test_a_processor_without_vector_instructions(chosen):
     """LLVM would convert float16 by a call of a run-time library, which is missing, and the process would end. int8 codes are
     narrowed without the instructions for packing."""
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "float16 or int8", str(TESTS / "arrays" / "test_calls.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not full and not exhaustive", "-k", chosen]
+    command.append(str(TESTS / "arrays" / "test_calls.py"))
     assert " passed" in subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-
-@pytest.mark.compiled
-def test_no_folder_can_be_written():
-    """A locator that never finds a place stands for a read-only package folder and home."""
-    environment = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "ZipCacheLocator"}
-    code = "import numpy, quark_numba; quark_numba.get_library_path(); print(quark_numba.quantize([1.0], 0.5))"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "[2]\n"
 
 
 def test_tests_do_not_import_each_other():

@@ -100,6 +100,7 @@ assert outcomes["interrupted"] > {count} // 4, outcomes
     ("seed", "count"),
     [(0, 18), pytest.param(1, 60, marks=pytest.mark.full), pytest.param(2, 1000, marks=pytest.mark.exhaustive)],
 )
+@pytest.mark.slow
 def test_moments(seed, count, tmp_path):
     run(MOMENTS.format(seed=seed, count=count), seconds=100 + 3 * count, NUMBA_CACHE_DIR=str(tmp_path))
 

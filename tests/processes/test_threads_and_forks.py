@@ -25,6 +25,7 @@ tbb = pytest.param("tbb", marks=pytest.mark.skipif(not has_tbb(), reason="Numba 
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue", tbb])
+@pytest.mark.by_default(1)
 def test_threads(layer):
     """Eight threads run at once. The first thread that needs a type compiles or loads it. Numba's workqueue layer ends a
     process that runs two parallel kernels at a time."""
@@ -89,6 +90,7 @@ for _ in range(50):
 
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+@pytest.mark.by_default(1)
 def test_children_of_multiprocessing(method, tmp_path):
     """The parent uses calls and sessions before it starts a pool of workers, as with data loaders."""
     script = tmp_path / "main.py"
@@ -125,6 +127,7 @@ if __name__ == "__main__":
     ],
     ids=str,
 )
+@pytest.mark.by_default(2)
 def test_a_process_ends_with_its_own_code(end, code):
     """Sessions of the main thread and of another thread are alive when the process ends."""
     run(
@@ -162,11 +165,13 @@ def test_a_forked_child():
     ],
     ids=["threads asked for", "parallel code", "a session by way of onnxruntime-extensions"],
 )
+@pytest.mark.by_default(1)
 def test_a_forked_child_of_a_process_in_which_others_used_numba(start):
     run(f"import numba; {start}; wait(fork(lambda: check('int8')))")
 
 
 @forks
+@pytest.mark.slow
 def test_the_package_is_first_imported_in_a_forked_child():
     """The parent has already started a pool of Numba's threads."""
     code = """
@@ -216,6 +221,7 @@ finally:
 
 @forks
 @pytest.mark.parametrize("tracemalloc", ["0", "1"])  # tracemalloc takes the interpreter's lock for each allocation
+@pytest.mark.by_default(1)
 def test_a_fork_while_a_thread_of_ours_comes_to_python(tracemalloc):
     """The fork waits for the thread, which holds a lock of Python while it enters. The child might wait for that lock
     forever."""
@@ -263,6 +269,7 @@ finally:
 
 
 @forks
+@pytest.mark.slow
 def test_a_fork_while_another_thread_compiles_for_the_first_time(tmp_path):
     """The compilation imports modules that have fork hooks, too."""
     code = """
@@ -283,6 +290,7 @@ os._exit(0)
         subprocess.run(command, check=True, timeout=60, env=environment)
 
 
+@pytest.mark.slow
 def test_a_first_call_while_numba_compiles():
     """The thread that makes the call already holds Numba's lock."""
     run(
@@ -317,6 +325,7 @@ late.itself = late
     )
 
 
+@pytest.mark.slow
 def test_a_zero_point_left_out_is_zero_until_the_run_ends():
     """Freed memory is filled with another byte, so that memory that is freed too early shows."""
     run(
@@ -333,6 +342,7 @@ for name in oracle.EXTENDED:
 
 
 @pytest.mark.parametrize("again", ["reloaded", "purged"])
+@pytest.mark.by_default(1)
 def test_the_package_is_loaded_again(again):
     """The memory to which ONNX Runtime points stays, so that earlier sessions go on."""
     run(
@@ -401,6 +411,7 @@ node, feeds = session(layer(LSTM, attributes, arrays, constants=True)), {"x": ar
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
 @pytest.mark.parametrize("of", NODES)
+@pytest.mark.by_default(1)
 def test_no_memory_in_a_node(of):
     """The run raises an error, and the session goes on."""
     run(

@@ -176,6 +176,7 @@ def test_a_clip_between_nodes_with_an_axis_that_x_lacks():
 
 @pytest.mark.parametrize("path", other_quantizers.models_of("qonnx", "mct"), ids=lambda path: path.stem)
 @pytest.mark.parametrize("standard_ops", [None, True])
+@pytest.mark.by_default(8)
 def test_models_of_other_quantizers(path, standard_ops):
     """All values of a model stay, and the initializers that are graph inputs are no inputs any more. With `standard_ops=False`
     a model stays as it is if ONNX's own operators quantize activations in it."""

@@ -11,6 +11,7 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import sizes
 from onnx import helper
 from onnx_models import model
 from paths import MODELS
@@ -48,6 +49,7 @@ def inputs():
 @pytest.mark.parametrize("keep_codes", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("variant", [*VARIANTS, "a8w8"])
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_every_place_in_real_models(variant, keep_codes, inputs):
     before = onnx.load(MODELS / f"textline_cls_{variant}.onnx")
     after = optimize(before, keep_codes=keep_codes)
@@ -59,6 +61,7 @@ def test_every_place_in_real_models(variant, keep_codes, inputs):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.by_default(3)
 def test_whole_real_models(variant, inputs):
     """At the level "all", ONNX Runtime gives convolutions with constant weights another layout, so last bits differ. A last bit
     may flip a rounding to float16, and a float16 output has only 11 bits."""
@@ -140,11 +143,11 @@ def graphs(draw):
     return model(nodes, ["x"], outputs, initializers=initializers), draw(st.booleans())
 
 
-@pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.full)])
+@sizes("examples", 10, slow=100, full=300)
 def test_generated_graphs(examples):
     rewritten = []
 
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples, deadline=None, derandomize=examples == 10)
     @given(graphs())
     def check(graph_and_keep_codes):
         before, keep_codes = graph_and_keep_codes

@@ -119,6 +119,7 @@ def test_every_float32(name):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("element_type", CASTS, ids=str)
+@pytest.mark.by_default(1)
 def test_casts(element_type):
     """Regions cast every code of a type. They cast before block formats, too, and if inputs broadcast. A cast of a smaller
     tensor than y stays a separate node."""
@@ -181,6 +182,7 @@ def test_broadcasts(shapes, is_turned):
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_every_type_and_axis(name, axis):
     """Regions round to every type along every axis. Some scales have a reciprocal that can be used, others have none. Some zero
     points are not 0."""
@@ -222,6 +224,7 @@ BLOCK_SHAPES += [((9, 5, 64), -1), ((300, 45), 1), ((2, 3, 7), 2), ((70, 1), 1),
 @rounding_modes
 @pytest.mark.parametrize("name", default_of([*BFP, *MX], "widest prime", "fp8_e4m3, 32"))
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_blocks(name, rounding_mode):
     """Regions round to block formats behind each kind of input, and behind steps that may leave blocks unchanged. Some blocks
     are ordinary, others hold special values."""
@@ -618,6 +621,7 @@ LAYOUT_PROGRAM = """region (float x0, float x1, float[1] x2) => (float y) {
 @pytest.mark.parametrize("image", [(2, 1, 1), (2, 3, 5), (1, 9, 31), (1, 40, 33)], ids=str)
 @pytest.mark.parametrize("name", ["bfp16", "mx9", "mxfp8", "mxint8"])
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_blocks_in_the_blocked_layout(name, image, channels, lanes):
     """Each element has the bits that it has in ONNX's layout, and the channels that the layout adds are 0, whatever they are
     in the inputs."""
@@ -738,6 +742,7 @@ def blocked_add(xs, **attributes):
 @pytest.mark.parametrize("channels", [0, 17, 20, 31, 32])
 @pytest.mark.parametrize("other", [(2, 32, 61, 40), (1, 32, 1, 40), (2, 1, 61, 1), (1, 2, 1, 1, 16), (1, 1, 1, 40, 1)], ids=str)
 @pytest.mark.parametrize("count", [2, 1])
+@pytest.mark.by_default(10)
 def test_the_blocked_layout(channels, other, count):
     """The results equal numpy's broadcasting with the channels of each block moved to the end. Channels that pad the last block
     are set to 0, even if they hold NaN or Inf."""
@@ -916,6 +921,7 @@ def test_shapes_that_do_not_go_together():
     [architectures.transformer(1, 16, 32, 2), architectures.residual_network(32, (8, 16), 1), architectures.text_detector(32)],
     ids=["transformer", "cnn", "detector"],
 )
+@pytest.mark.by_default(2)
 def test_architectures(source, name):
     """The values stay the same in transformers and larger networks, which the benchmarks use, too."""
     x = source.graph.input[0]

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from marks import sizes
 from onnx import TensorProto, helper
 from onnx_models import model, one_node, run, session
 from paths import MODELS
@@ -195,7 +196,7 @@ def test_paths_that_no_file_has(tmp_path):
             optimize(tmp_path / "m.onnx", wrong)
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+@sizes("count", 20, slow=200, exhaustive=10_000)
 def test_mutated_models(count, tmp_path):
     """Mutated models run, or raise an error of this package or of ONNX Runtime. ONNX Runtime's own session raises
     UnicodeDecodeError for names that are not UTF-8."""

@@ -164,6 +164,7 @@ STEPS = {
 @pytest.mark.parametrize("dimensions", [(2, 3, 12, 10), ("n", 3, None, None), (1, 3, 5, 5)], ids=str)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.covering
+@pytest.mark.by_default(5)
 def test_networks(channels, steps, dimensions, name):
     random = np.random.default_rng(1)
     n, height, width = (1, 5, 5) if dimensions[0] == 1 else (2, 12, 10)
@@ -182,6 +183,7 @@ def test_networks(channels, steps, dimensions, name):
 
 
 @pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
+@pytest.mark.by_default(2)
 def test_what_networks_keep(kind):
     """Networks keep the layout through regions, so that the tests above do compare two layouts."""
     kept = collections.Counter()
@@ -195,6 +197,7 @@ def test_what_networks_keep(kind):
 @pytest.mark.parametrize("steps", [[node("Div", "other a", "b")], [node("Sub", "a one", "d"), node("Sqrt", "d", "b")]])
 @pytest.mark.parametrize("value", [1.0, np.inf])
 @pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
+@pytest.mark.by_default(5)
 def test_padding_that_is_not_finite(steps, value, kind):
     """Inf and NaN in channels of padding do not reach the other channels through the next convolution, nor the exponents that
     channels share."""

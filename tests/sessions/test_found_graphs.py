@@ -6,11 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from generated_graphs import tensor
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 pytestmark = pytest.mark.compiled
 QUARK = "com.amd.quark"
-CHANNELS_LAST, CHANNELS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+# A Transpose back, and a convolution behind it.
+BACK = "back = Transpose <perm = [0, 3, 1, 2]> (q)  y = Conv (back, w2)"
 
 
 def node(operator, inputs, output, **attributes):
@@ -25,6 +26,15 @@ def pair(x, y):
         node("ExtendedQuantizeLinear", f"{x} scale zero_point", f"{y}_codes", domain=QUARK),
         node("ExtendedDequantizeLinear", f"{y}_codes scale zero_point", y, domain=QUARK),
     ]
+
+
+def graph(text):
+    """Return the nodes of a text in ONNX's syntax, in which Pair is a pair of Quark's operators."""
+    nodes = []
+    for each in parser.parse_graph(f"graph (float x) => (float y) {{ {text} }}").node:
+        each.name = f"{each.op_type}_{each.output[0]}"
+        nodes += pair(each.input[0], each.output[0]) if each.op_type == "Pair" else [each]
+    return nodes
 
 
 def scale_and_zero_point(name):
@@ -75,17 +85,11 @@ def assert_same(source, feeds, exact=True):
 @pytest.mark.parametrize("dimensions", [1, 3])
 @pytest.mark.parametrize("width", [8, 1])
 @pytest.mark.parametrize("channels", [8, 16, 20])
+@pytest.mark.by_default(12)
 def test_a_constant_between_transposes(channels, width, operator, dimensions):
     shape = (channels,) if dimensions == 1 else (6, width, channels)
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid(shape, 2)}
-    nodes = [
-        node("Conv", "x w1", "a"),
-        node("Transpose", "a", "t", perm=CHANNELS_LAST),
-        node(operator, "t c", "v"),
-        *pair("v", "q"),
-        node("Transpose", "q", "back", perm=CHANNELS_FIRST),
-        node("Conv", "back w2", "y"),
-    ]
+    nodes = graph(f"a = Conv (x, w1)  t = Transpose <perm = [0, 2, 3, 1]> (a)  v = {operator} (t, c)  q = Pair (v)  {BACK}")
     source = model(nodes, {"x": [1, 3, 6, width]}, ["y"], constants | scale_and_zero_point("int8"))
     assert_same(source, {"x": grid((1, 3, 6, width), 3)})
 
@@ -93,18 +97,15 @@ def test_a_constant_between_transposes(channels, width, operator, dimensions):
 @pytest.mark.parametrize("operator", ["Add", "Mul"])
 @pytest.mark.parametrize("is_turned", [False, True], ids=["x first", "x last"])
 @pytest.mark.parametrize(("channels", "width"), [(8, 8), (8, 1), (16, 16), (20, 8)])
+@pytest.mark.by_default(6)
 def test_a_second_variable_between_transposes(channels, width, operator, is_turned):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "w3": grid((channels, 3, 1, 1), 2)}
-    nodes = [
-        node("Conv", "x w1", "a"),
-        node("Conv", "x w3", "b"),
-        node("Transpose", "a", "ta", perm=CHANNELS_LAST),
-        node("Transpose", "b", "tb", perm=CHANNELS_LAST),
-        node(operator, "tb ta" if is_turned else "ta tb", "v"),
-        *pair("v", "q"),
-        node("Transpose", "q", "back", perm=CHANNELS_FIRST),
-        node("Conv", "back w2", "y"),
-    ]
+    operands = "tb, ta" if is_turned else "ta, tb"
+    nodes = graph(f"""
+        a = Conv (x, w1)  b = Conv (x, w3)
+        ta = Transpose <perm = [0, 2, 3, 1]> (a)  tb = Transpose <perm = [0, 2, 3, 1]> (b)
+        v = {operator} ({operands})  q = Pair (v)  {BACK}
+    """)
     source = model(nodes, {"x": [1, 3, 6, width]}, ["y"], constants | scale_and_zero_point("int8"))
     assert_same(source, {"x": grid((1, 3, 6, width), 3)})
 
@@ -112,14 +113,7 @@ def test_a_second_variable_between_transposes(channels, width, operator, is_turn
 def test_a_variable_that_has_its_channels_last_by_itself():
     """One input of a region goes through a Transpose, the other does not."""
     constants = {"w1": grid((8, 3, 1, 1)), "w2": grid((4, 8, 1, 1), 1)}
-    nodes = [
-        node("Conv", "x w1", "a"),
-        node("Transpose", "a", "t", perm=CHANNELS_LAST),
-        node("Add", "t other", "v"),
-        *pair("v", "q"),
-        node("Transpose", "q", "back", perm=CHANNELS_FIRST),
-        node("Conv", "back w2", "y"),
-    ]
+    nodes = graph(f"a = Conv (x, w1)  t = Transpose <perm = [0, 2, 3, 1]> (a)  v = Add (t, other)  q = Pair (v)  {BACK}")
     source = model(nodes, {"x": [1, 3, 8, 8], "other": [1, 8, 8, 8]}, ["y"], constants | scale_and_zero_point("int8"))
     assert_same(source, {"x": grid((1, 3, 8, 8), 3), "other": grid((1, 8, 8, 8), 4)})
 
@@ -169,15 +163,11 @@ def test_captured_values(channels, operator, captured):
         "Loop": [node("Loop", "two true zero", "s", body=loop_body(captured))],
         "Scan": [node("Scan", "rows", "s", body=scan_body(captured), num_scan_inputs=1)],
     }[operator]
-    nodes = [
-        node("Conv", "x w1", "a"),
-        node("Conv", "x w3", "other"),
-        node("Add", "a other", "v"),
-        *pair("v", "q"),
-        node("MaxPool", "q", "pooled", kernel_shape=[2, 2]),
-        node("Conv", "q w2", "y"),
-        *inner,
-    ]
+    nodes = graph("""
+        a = Conv (x, w1)  other = Conv (x, w3)  v = Add (a, other)  q = Pair (v)
+        pooled = MaxPool <kernel_shape = [2, 2]> (q)  y = Conv (q, w2)
+    """)
+    nodes += inner
     inputs = {"x": [1, 3, 4, 4]} | ({"flag": []} if operator == "If" else {})
     source = model(nodes, inputs, ["y", "s"], constants | scale_and_zero_point("int8"))
     for flag in (True, False):
@@ -188,14 +178,9 @@ def test_captured_values(channels, operator, captured):
 def test_a_region_in_a_branch(channels):
     """The region takes a value of the graph outside, and its output goes to a convolution outside."""
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid((channels, 1, 1), 2)}
-    branches = then_and_else([node("Mul", "a c", "m"), *pair("m", "then")], "q", "then")
-    nodes = [
-        node("Conv", "x w1", "a"),
-        node("Relu", "a", "r"),
-        *pair("r", "q"),
-        node("If", "flag", "b", **branches),
-        node("Conv", "b w2", "y"),
-    ]
+    branches = then_and_else(graph("m = Mul (a, c)  then = Pair (m)"), "q", "then")
+    nodes = [*graph("a = Conv (x, w1)  r = Relu (a)  q = Pair (r)"), node("If", "flag", "b", **branches)]
+    nodes.append(node("Conv", "b w2", "y"))
     source = model(nodes, {"x": [1, 3, 4, 4], "flag": []}, ["y"], constants | scale_and_zero_point("int8"))
     for flag in (True, False):
         assert_same(source, {"x": grid((1, 3, 4, 4), 3), "flag": np.array(flag)})
@@ -213,12 +198,12 @@ def test_one_input_that_is_not_finite(channels, name, value, between):
     """Channels of padding become NaN by Inf times 0, which must not reach other channels."""
     constants = {"w1": np.abs(grid((channels, 3, 1, 1))), "w2": np.abs(grid((4, channels, 1, 1), 1)) / 2, "c": np.float32(0.5)}
     steps = {
-        "nothing": [*pair("a", "q")],
-        "Relu": [node("Relu", "a", "r"), *pair("r", "q")],
-        "constants": [node("Mul", "a c", "m"), node("Add", "m c", "n"), *pair("n", "q")],
-        "gate": [node("GlobalMaxPool", "a", "p"), *pair("p", "g"), node("Add", "a g", "m"), *pair("m", "q")],
+        "nothing": "q = Pair (a)",
+        "Relu": "r = Relu (a)  q = Pair (r)",
+        "constants": "m = Mul (a, c)  n = Add (m, c)  q = Pair (n)",
+        "gate": "p = GlobalMaxPool (a)  g = Pair (p)  m = Add (a, g)  q = Pair (m)",
     }[between]
-    nodes = [node("Conv", "x w1", "a"), *steps, node("Conv", "q w2", "y")]
+    nodes = graph(f"a = Conv (x, w1)  {steps}  y = Conv (q, w2)")
     x = grid((1, 3, 4, 4), 3)
     x[0, 1, 2, 1] = value
     assert_same(model(nodes, {"x": [1, 3, 4, 4]}, ["y"], constants | scale_and_zero_point(name)), {"x": x})
@@ -234,16 +219,10 @@ def test_one_input_that_is_not_finite(channels, name, value, between):
 @pytest.mark.covering
 def test_batches_that_broadcast(one, other, is_laid_out, added, channels):
     constants = {f"w{k}": grid((channels, channels, 1, 1), k) for k in range(3)}
-    first = [node("Conv", "template w1", "t"), node("Conv", "search w2", "s")] if is_laid_out else []
+    first = "t = Conv (template, w1)  s = Conv (search, w2)" if is_laid_out else ""
     names = ["t", "s"] if is_laid_out else ["template", "search"]
     added = dict(zip(["template", "search"], names, strict=True)).get(added, added)
-    nodes = [
-        *first,
-        node("Add", " ".join(names), "v"),
-        *pair("v", "q"),
-        node("Conv", "q w0", "c"),
-        node("Add", f"c {added}", "y"),
-    ]
+    nodes = graph(f"{first}  v = Add ({', '.join(names)})  q = Pair (v)  c = Conv (q, w0)  y = Add (c, {added})")
     inputs = {"template": ["A", channels, 8, 8], "search": ["B", channels, 8, 8]}
     source = model(nodes, inputs, ["y"], constants | scale_and_zero_point("int8"))
     assert_same(source, {"template": grid((one, channels, 8, 8)), "search": grid((other, channels, 8, 8), 1)})
@@ -256,8 +235,8 @@ def test_lengths_that_broadcast(declared, other):
     """The dimensions of the second value have other names than those of the first, and may be 1 in a run."""
     constants = {"w1": grid((16, 3, 1, 1)), "w2": grid((4, 16, 1, 1), 1)}
     second = [f"{each}2" if isinstance(each, str) else other[axis] for axis, each in enumerate(declared)]
-    for operands in ("other a", "a other"):
-        nodes = [node("Conv", "x w1", "a"), node("Add", operands, "v"), *pair("v", "q"), node("Conv", "q w2", "y")]
+    for operands in ("other, a", "a, other"):
+        nodes = graph(f"a = Conv (x, w1)  v = Add ({operands})  q = Pair (v)  y = Conv (q, w2)")
         inputs = {"x": ["n", 3, "h", "w"], "other": second}
         source = model(nodes, inputs, ["y"], constants | scale_and_zero_point("int8"))
         assert_same(source, {"x": grid((1, 3, 6, 6), 2), "other": grid(other, 3)})
@@ -265,61 +244,20 @@ def test_lengths_that_broadcast(declared, other):
 
 # Patterns that ONNX Runtime fuses. The last bits are those of its fused nodes if regions leave the patterns to it.
 
-GELU = {
-    "torch": [
-        node("Div", "x root", "d"),
-        node("Erf", "d", "e"),
-        node("Add", "e one", "f"),
-        node("Mul", "x f", "m"),
-        node("Mul", "m half", "v"),
-    ],
-    "half first": [
-        node("Div", "x root", "d"),
-        node("Erf", "d", "e"),
-        node("Add", "e one", "f"),
-        node("Mul", "x half", "m"),
-        node("Mul", "m f", "v"),
-    ],
-    "product": [
-        node("Mul", "x root", "d"),
-        node("Erf", "d", "e"),
-        node("Add", "e one", "f"),
-        node("Mul", "x f", "m"),
-        node("Mul", "m half", "v"),
-    ],
+_CENTERED = "mean = ReduceMean <axes = [-1]> (x)  d = Sub (x, mean)"
+_DEVIATION = "variance = ReduceMean <axes = [-1]> (p)  e = Add (variance, epsilon)  s = Sqrt (e)"
+_SCALED = "n = Div (d, s)  g = Mul (n, gamma)  v = Add (g, beta)"
+PATTERNS = {
+    "torch": "d = Div (x, root)  e = Erf (d)  f = Add (e, one)  m = Mul (x, f)  v = Mul (m, half)",
+    "half first": "d = Div (x, root)  e = Erf (d)  f = Add (e, one)  m = Mul (x, half)  v = Mul (m, f)",
+    "product": "d = Mul (x, root)  e = Erf (d)  f = Add (e, one)  m = Mul (x, f)  v = Mul (m, half)",
+    "QuickGelu": "d = Mul (x, factor)  s = Sigmoid (d)  v = Mul (x, s)",
+    "Silu": "s = Sigmoid (x)  v = Mul (x, s)",
+    "HardSwish": "a = Add (x, three)  b = Clip (a, zero, six)  m = Mul (x, b)  v = Div (m, six)",
+    "LayerNorm Pow": f"{_CENTERED}  p = Pow (d, two)  {_DEVIATION}  {_SCALED}",
+    "LayerNorm Mul": f"{_CENTERED}  p = Mul (d, d)  {_DEVIATION}  {_SCALED}",
+    "LayerNorm simplified": f"p = Pow (x, two)  {_DEVIATION}  n = Div (x, s)  v = Mul (n, gamma)",
 }
-QUICK_GELU = {
-    "QuickGelu": [node("Mul", "x factor", "d"), node("Sigmoid", "d", "s"), node("Mul", "x s", "v")],
-    "Silu": [node("Sigmoid", "x", "s"), node("Mul", "x s", "v")],
-    "HardSwish": [
-        node("Add", "x three", "a"),
-        node("Clip", "a zero six", "b"),
-        node("Mul", "x b", "m"),
-        node("Div", "m six", "v"),
-    ],
-}
-_CENTERED = [node("ReduceMean", "x", "mean", axes=[-1]), node("Sub", "x mean", "d")]
-_REST = [
-    node("ReduceMean", "p", "variance", axes=[-1]),
-    node("Add", "variance epsilon", "e"),
-    node("Sqrt", "e", "s"),
-    node("Div", "d s", "n"),
-    node("Mul", "n gamma", "g"),
-    node("Add", "g beta", "v"),
-]
-LAYER_NORM = {
-    "Pow": [*_CENTERED, node("Pow", "d two", "p"), *_REST],
-    "Mul": [*_CENTERED, node("Mul", "d d", "p"), *_REST],
-    "simplified": [
-        node("Pow", "x two", "p"),
-        node("ReduceMean", "p", "variance", axes=[-1]),
-        node("Add", "variance epsilon", "e"),
-        node("Sqrt", "e", "s"),
-        node("Div", "x s", "n"),
-        node("Mul", "n gamma", "v"),
-    ],
-}
-PATTERNS = GELU | QUICK_GELU | {f"LayerNorm {name}": nodes for name, nodes in LAYER_NORM.items()}
 NUMBERS = {"root": 2**0.5, "one": 1, "half": 0.5, "factor": 1.702, "three": 3, "zero": 0, "six": 6, "two": 2, "epsilon": 1e-5}
 
 
@@ -331,9 +269,8 @@ def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
     """The pattern is between MatMuls, and has quantization nodes before it, behind it, or both."""
     constants = {"w1": normal((24, 24)) / 5, "w2": normal((24, 24), 1) / 5, "gamma": normal(24, 2), "beta": normal(24, 3)}
     constants |= {key: np.float32(value) for key, value in NUMBERS.items()}
-    before = [node("MatMul", "in w1", "i"), *(pair("i", "x") if place != "behind" else [node("Identity", "i", "x")])]
-    behind = [*(pair("v", "q") if place != "before" else [node("Identity", "v", "q")]), node("MatMul", "q w2", "y")]
-    nodes = [*before, *PATTERNS[pattern], *behind]
+    before, behind = ("Identity" if place == other else "Pair" for other in ("behind", "before"))
+    nodes = graph(f"i = MatMul (in, w1)  x = {before} (i)  {PATTERNS[pattern]}  q = {behind} (v)  y = MatMul (q, w2)")
     used = {each for one in nodes for each in one.input}
     constants = {key: value for key, value in (constants | scale_and_zero_point(name)).items() if key in used}
     source = model(nodes, {"in": [2, 40, 24]}, ["y"], constants)
@@ -349,11 +286,11 @@ def test_constants_that_onnx_runtime_folds_into_weights(channels, operators, dim
     shape = {"scalar": (), "channel": (channels, 1, 1), "full rank": (1, channels, 1, 1)}[dimensions]
     constants = {"w1": normal((channels, 3, 3, 3)), "b": normal(channels), "c": normal(shape, 1) + np.float32(3)}
     constants |= {"w2": normal((4, channels, 1, 1), 1)} | scale_and_zero_point("fine")
-    nodes, last = [node("Conv", "x w1 b", "v0")], "v0"
+    steps, last = "v0 = Conv (x, w1, b)", "v0"
     for k, operator in enumerate(operators.split(), 1):
-        nodes.append(node(operator, last if operator == "Relu" else f"{last} c", f"v{k}"))
+        steps += f"  v{k} = {operator} ({last if operator == 'Relu' else f'{last}, c'})"
         last = f"v{k}"
-    nodes += [*pair(last, "q"), node("Conv", "q w2", "y")]
+    nodes = graph(f"{steps}  q = Pair ({last})  y = Conv (q, w2)")
     assert_same(model(nodes, {"x": [1, 3, 6, 6]}, ["y"], constants), {"x": normal((1, 3, 6, 6))}, exact=False)
 
 
@@ -364,18 +301,10 @@ def test_constants_that_onnx_runtime_folds_into_weights(channels, operators, dim
 @pytest.mark.parametrize("outputs", [["y"], ["y", "q"], ["y", "a"], ["y", "r", "q2"]], ids=str)
 def test_two_regions_of_one_value(channels, outputs):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid((channels, 1, 1), 2)}
-    nodes = [
-        node("Conv", "x w1", "a"),
-        *pair("a", "q"),
-        node("Relu", "q", "r"),
-        *pair("r", "q1"),
-        node("Mul", "q c", "m"),
-        *pair("m", "q2"),
-        node("Concat", "q1 q2", "both", axis=1),
-        node("MaxPool", "q2", "p", kernel_shape=[1, 1]),
-        node("Add", "p q1", "s"),
-        *pair("s", "q3"),
-        node("Conv", "q3 w2", "y"),
-    ]
+    nodes = graph("""
+        a = Conv (x, w1)  q = Pair (a)  r = Relu (q)  q1 = Pair (r)  m = Mul (q, c)  q2 = Pair (m)
+        both = Concat <axis = 1> (q1, q2)  p = MaxPool <kernel_shape = [1, 1]> (q2)
+        s = Add (p, q1)  q3 = Pair (s)  y = Conv (q3, w2)
+    """)
     source = model(nodes, {"x": ["n", 3, "h", "w"]}, [*outputs, "both"], constants | scale_and_zero_point("int8"))
     assert_same(source, {"x": grid((2, 3, 5, 4), 3)})

@@ -102,6 +102,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.by_default(3)
 def test_found(name, worker):
     text, feeds = CASES[name]
     assert_right(worker, parser.parse_model(text), feeds)
@@ -114,6 +115,7 @@ def assert_right(worker, model, feeds):
 
 
 @pytest.mark.parametrize("domain", ["", "com.amd.quark"])
+@pytest.mark.by_default(1)
 def test_weights_of_16_bits_between_activations_of_8_bits(domain, worker):
     """Behind a wide convolution, which is left on integers."""
     random, node = np.random.default_rng(0), helper.make_node

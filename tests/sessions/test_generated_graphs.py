@@ -1,25 +1,16 @@
-"""Sessions of generated graphs against drop-in sessions of the same graphs: no errors, no other shapes, and only differences
-that `compared_sessions` allows."""
+"""Sessions of generated graphs. Graphs like those of exporters are compared with drop-in sessions of the same graphs, by the
+rules in `compared_sessions`. Graphs of ONNX's own quantization operators, of dialects and of block formats run in every mode,
+against plain ONNX Runtime without optimisations and an oracle, by the rules in `qdq_sessions`."""
 
 import compared_sessions
 import pytest
+import qdq_sessions
+from marks import batches
 
 pytestmark = pytest.mark.compiled
 
 
-def batches(first, last, size, *marks):
-    return [pytest.param(range(k, k + size), id=f"{k}-{k + size - 1}", marks=marks) for k in range(first, last, size)]
-
-
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        *batches(0, 10, 5),
-        *batches(10, 20, 10, pytest.mark.full),
-        *batches(20, 180, 20, pytest.mark.full),
-        *batches(180, 5320, 50, pytest.mark.exhaustive),
-    ],
-)
+@batches(default=(0, 10, 5), full=(10, 180, 17), exhaustive=(180, 5330, 50))
 def test_sessions_give_what_drop_in_sessions_give(seeds):
     """``python tests/support/compared_sessions.py SEED`` shows the graph of a seed, and its smallest part with the same
     findings."""
@@ -28,3 +19,34 @@ def test_sessions_give_what_drop_in_sessions_give(seeds):
         case, comparison = compared_sessions.compared(seed)
         failures += [f"seed {seed}, {kind}: {what} {case.built}" for kind, what in comparison.found]
     assert not failures, "\n".join(["", *failures])
+
+
+@pytest.fixture(scope="module")
+def worker():
+    made = qdq_sessions.Worker()
+    yield made
+    made.close()
+
+
+@batches(default=(0, 8, 4), full=(8, 108, 20), exhaustive=(108, 5008, 50))
+def test_onnx_operators(seeds, worker):
+    assert_right(worker, "qdq", seeds)
+
+
+@pytest.mark.parametrize("graphs", ["dialects", "blocks"])
+@batches(default=(0, 4, 4), full=(4, 44, 20), exhaustive=(44, 1544, 50))
+def test_dialects_and_block_formats(graphs, seeds, worker):
+    assert_right(worker, graphs, seeds)
+
+
+def assert_right(worker, graphs, seeds):
+    """``python tests/support/qdq_sessions.py FIRST LAST --reduce`` shows the smallest parts of graphs with these findings."""
+    failures, refused = [], []
+    for seed in seeds:
+        status, found = worker.check(seed, qdq_sessions.modes_of(seed), graphs)
+        if status == "refused":
+            refused.append(seed)
+        else:
+            failures += [f"seed {seed}, {', '.join(each)}" for each in found]
+    assert not failures, "\n".join(["", *failures])
+    assert len(refused) <= 1 + len(seeds) // 5, f"plain ONNX Runtime refuses the graphs of {refused}"

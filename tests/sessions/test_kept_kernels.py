@@ -102,6 +102,7 @@ def test_options_that_replace_no_initializer(made):
     assert slow == "none"
 
 
+@pytest.mark.slow
 def test_options_that_replace_an_initializer(copy):
     """They cannot be listed, and the model has to be prepared for them."""
     import onnx
@@ -116,6 +117,7 @@ def test_options_that_replace_an_initializer(copy):
     assert not same(outputs, expected)
 
 
+@pytest.mark.slow
 def test_other_sessions_of_such_a_process(made):
     """A session that needs Numba after all has the same operators, and the same bits."""
     model, folder, expected = made
@@ -125,6 +127,7 @@ def test_other_sessions_of_such_a_process(made):
 
 
 @pytest.mark.parametrize("variable", ["NUMBA_OPT", "NUMBA_CPU_NAME"])
+@pytest.mark.slow
 def test_numbas_settings_need_numba(made, variable):
     model, folder, _ = made
     value = {"NUMBA_OPT": "3", "NUMBA_CPU_NAME": "x86-64" if "86" in os.uname().machine else "generic"}[variable]
@@ -147,6 +150,7 @@ def removed(path):
 
 
 @pytest.mark.parametrize("damage", [flipped, shortened, removed])
+@pytest.mark.by_default(1)
 def test_damaged_kernels_are_made_again(copy, damage):
     model, folder, expected = copy
     damage(kernels_of(folder))
@@ -168,6 +172,7 @@ def writable(path):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs owners and modes of files")
 @pytest.mark.parametrize("change", [of_another, writable])
+@pytest.mark.by_default(1)
 def test_kernels_that_another_user_could_have_written(copy, change):
     """They are never loaded. This user's own take their place."""
     if change is of_another and os.geteuid():
@@ -181,6 +186,7 @@ def test_kernels_that_another_user_could_have_written(copy, change):
     assert start(model, folder)[0] == "none"
 
 
+@pytest.mark.slow
 def test_another_model_has_other_kernels(copy, tmp_path):
     _, folder, expected = copy
     other = tmp_path / "other.onnx"
@@ -194,6 +200,7 @@ def test_another_model_has_other_kernels(copy, tmp_path):
     assert same(outputs, start(other, tmp_path / "empty")[1])
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(made, tmp_path):
     model, _, expected = made
     command = [sys.executable, "-c", PROGRAM, str(model), str(tmp_path / "cache")]

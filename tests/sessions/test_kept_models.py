@@ -294,6 +294,7 @@ print(session.run(None, {"x": np.zeros(4000, np.float32)})[0][:7].tolist())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no limit of the size of files")
+@pytest.mark.slow
 def test_a_file_that_the_system_refuses(tmp_path):
     write(tmp_path / "m.onnx", 1)
     command = [sys.executable, "-c", LIMITED, tmp_path / "m.onnx", tmp_path / "cache"]
@@ -445,6 +446,7 @@ quark_numba.InferenceSession(sys.argv[1], cache=sys.argv[2], disabled_optimizers
 """
 
 
+@pytest.mark.slow
 def test_a_set_of_optimizers(tmp_path):
     """Its order is another in each process."""
     write(tmp_path / "m.onnx", 1)
@@ -472,6 +474,7 @@ for _ in range(5):
 """
 
 
+@pytest.mark.slow
 def test_processes_at_once(tmp_path):
     """Several processes make, use, damage and remove entries of one folder, and some are killed."""
     write(tmp_path / "m.onnx", 1)
@@ -511,6 +514,7 @@ def test_the_command_shows_and_clears_it(path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["textline_cls_bf16", "textline_cls_mx9", "tagger_u16"])
+@pytest.mark.by_default(1)
 def test_real_models(name, tmp_path):
     sessions = [quark_numba.InferenceSession(MODELS / f"{name}.onnx", cache=tmp_path) for _ in range(2)]
     sessions.append(quark_numba.InferenceSession(MODELS / f"{name}.onnx"))

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from large_models import apart
-from marks import default_of
+from marks import default_of, sizes
 from onnx import helper, numpy_helper
 from onnx_models import model
 from paths import MODELS
@@ -49,6 +49,7 @@ REAL = sorted(path.stem for path in MODELS.glob("*.onnx"))
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", default_of(REAL, "textline_cls_a8w8", "textline_cls_bf16", "textline_cls_mx9", "style_xint8"))
 @pytest.mark.covering
+@pytest.mark.by_default(2)
 def test_real_models(name, threads, tmp_path, request):
     """Sessions of large models give the same bits as those in memory, and files of optimised models have the same tensors."""
     before = onnx.load(MODELS / f"{name}.onnx")
@@ -454,6 +455,7 @@ else:
 
 
 @pytest.mark.parametrize("what", ["optimize", "session"])
+@pytest.mark.by_default(1)
 def test_what_a_killed_process_leaves_is_removed_by_the_next(what, tmp_path, monkeypatch):
     apart(pair_model(weight_of(500, 40), "int8", ()), tmp_path / "m.onnx")
     out = tmp_path / "out"
@@ -493,7 +495,7 @@ def result(session):
     return session.run(None, {"x": np.array(1, np.float32)})[0].tobytes()
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.full)])
+@sizes("kills", 1, slow=2, full=30)
 def test_processes_that_are_killed_at_random(kills, tmp_path, monkeypatch):
     """A target is what it was or what it was to become, and what else is left behind is removed by the next process."""
     before = pair_model(weight_of(2000, 400), "int8", ())
@@ -516,6 +518,7 @@ def test_processes_that_are_killed_at_random(kills, tmp_path, monkeypatch):
     assert not list(cache.glob("quark_numba_*"))
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(tmp_path):
     """Processes that start at the same time in one folder do not remove each other's files."""
     apart(pair_model(weight_of(500, 40), "int8", ()), tmp_path / "m.onnx")

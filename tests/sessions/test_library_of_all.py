@@ -11,7 +11,7 @@ from paths import MODELS
 from quark_numba import build_library
 from quark_numba.element_types import find
 
-pytestmark = linked
+pytestmark = [*linked, pytest.mark.slow]
 
 MODELS_OF_QUARK = [
     "style_bf16",

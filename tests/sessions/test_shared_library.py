@@ -249,6 +249,7 @@ handle_of = ctypes.WinDLL("kernel32").GetModuleHandleW
 
 
 @windows
+@pytest.mark.slow
 def test_eight_processes_with_one_file(tmp_path):
     """At first the kernels are compiled, but there is no library. A ninth process finds the library and leaves it unchanged."""
     code = f"""{KEPT}

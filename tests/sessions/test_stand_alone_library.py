@@ -28,6 +28,7 @@ from libraries import (
     models_beside,
     own_session,
 )
+from marks import sizes
 from onnx import helper, numpy_helper
 from onnx_models import model, number, one_node
 from paths import MODELS
@@ -73,10 +74,12 @@ def library(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.by_default(1)
 def test_the_same_bits_without_this_package(library, threads, tmp_path):
     check_bits(library, models_beside(library), threads, tmp_path)
 
 
+@pytest.mark.by_default(1)
 def test_symbols(library):
     """An independent reader finds one export, nothing of Python's or of Numba's, and no function that runs at loading."""
     with open(library, "rb") as file:
@@ -92,7 +95,8 @@ def test_symbols(library):
         assert start is None or start.data_size == 8  # the compiler's own, which registers frames
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.full)])
+@sizes("count", 100, full=1000)
+@pytest.mark.by_default(1)
 def test_memory_of_cycles(library, count, tmp_path):
     path = library.with_name("textline_cls_bf16.onnx")
     np.savez(tmp_path / "feeds.npz", **feeds_of(own_session(path, 1)))
@@ -130,6 +134,7 @@ LACKING = {
 
 
 @pytest.mark.parametrize("case", LACKING)
+@pytest.mark.by_default(1)
 def test_a_node_that_the_library_lacks(library, tmp_path, case):
     source, message = LACKING[case]
     onnx.save(source, tmp_path / "model.onnx")
@@ -139,12 +144,14 @@ def test_a_node_that_the_library_lacks(library, tmp_path, case):
     assert "(node '" in found
 
 
+@pytest.mark.by_default(1)
 def test_a_missing_attribute(library, tmp_path):
     node = helper.make_node("Region", ["x"], ["y"], name="here", domain="quark_numba")
     onnx.save(model([node], ["x"], ["y"], domains=["quark_numba"]), tmp_path / "model.onnx")
     assert "attribute program is missing (node 'here')" in child(REFUSED, library, tmp_path / "model.onnx")
 
 
+@pytest.mark.slow
 def test_a_region_with_other_types(tmp_path):
     """The types of a region's inputs are not in its overload, and its program reads them as what they were."""
     build_library(MODELS / "textline_cls_bf16.onnx", tmp_path)
@@ -175,6 +182,8 @@ def test_types_that_onnx_runtime_lacks(name, tmp_path):
         built([name], "as written", tmp_path)
 
 
+@pytest.mark.skipif(not HAS_STANDARD_OPS, reason=TOO_OLD)
+@pytest.mark.slow
 def test_the_operators_of_onnx(tmp_path):
     """float4e2m1, 16 bits and 8 bits in ONNX's own operators, as written."""
     names = [*REFUSED_AS_WRITTEN, "ort/ort_cnn_a16w8_ms", "textline_cls_a8w8"]
@@ -224,6 +233,7 @@ TYPED = {
 
 
 @pytest.mark.parametrize("case", TYPED)
+@pytest.mark.by_default(1)
 def test_types_that_attributes_give(case, tmp_path):
     """Types that the model does not declare: without inference by the library ONNX Runtime would take an overload's."""
     first, of_first, second, of_second = TYPED[case]
@@ -254,6 +264,7 @@ def test_a_processor_without_the_instructions(tmp_path, monkeypatch):
 
 @x86_64
 @pytest.mark.parametrize(("absent", "works"), [("avx512f", True), ("avx2", True), ("sse4.1", False)])
+@pytest.mark.by_default(1)
 def test_the_best_of_several_processors(absent, works, tmp_path, monkeypatch):
     """Each lacking level leaves the work to the next one; if all lack something, the error is of the lowest."""
     monkeypatch.setitem(targets.CPUID, absent, (1, 0, 3, 10))
@@ -315,6 +326,7 @@ def registered(tmp_path_factory):
 
 @x86_64
 @pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="QEMU only")
+@pytest.mark.slow
 def test_on_other_processors(registered, tmp_path):
     """Emulated processors: one of 2008 has the second level, and one of 2003 none."""
     library = build_library(small(tmp_path), tmp_path / "out", cpu="x86-64-v2,x86-64-v3", optimize=False)

@@ -32,6 +32,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import helper
+from smaller_graphs import cut, smallest, with_outputs
 
 import quark_numba
 
@@ -124,7 +125,7 @@ class Comparison:
     def meets_nan(self):
         """Return whether the input of a MaxPool has a NaN."""
         names = [node.input[0] for node in self.folded.graph.node if node.op_type == "MaxPool"]
-        with_names = with_outputs(self.folded, names)
+        with_names = with_outputs(self.folded, [info(name) for name in names])
         return bool(names) and any(np.isnan(each).any() for each in run(drop_in(with_names, NONE), self.feeds))
 
     def _near(self, k, one, other):
@@ -194,78 +195,36 @@ def compared(seed):
     return case, Comparison(case.source, case.folded, case.feeds, case.exact)
 
 
-# The smallest part of a graph that has the same finding.
-
-
-def smaller(source, folded, feeds, exact, kind):
-    """Return the smallest part of a graph that still has a finding of this kind, as two models and their feeds. Nodes are cut
-    off at the end of the graph, then at the beginning."""
-    best = (source, folded, feeds)
+def smaller(case, kind):
+    """Return the smallest part of a case that still has a finding of this kind, as two models and their feeds."""
 
     def shows(part):
         try:
-            return any(each == kind for each, _ in Comparison(*part, exact).found)
+            return any(each == kind for each, _ in Comparison(*part, case.exact).found)
         except Exception:
             return False
 
-    made = [name for node in folded.graph.node for name in node.output]
-    floats = {each.name for each in folded.graph.output}
-    for name in [*(each for each in made if each not in floats), *floats]:
-        part = cut(source, folded, feeds, [], [name])
-        if part and shows(part):
-            best = part
-            break
-    else:
-        name = None
-    if name is None:
-        return best
-    # Values that can be fed instead of computed.
-    fed = []
-    for value in reversed([each for each in made if each != name]):
-        part = cut(source, folded, feeds, [*fed, value], [name])
-        if part and shows(part):
-            best, fed = part, [*fed, value]
-    return best
+    def part_of(fed, output):
+        """None if the values cannot be computed, or are not float32."""
+        names = [*fed, output]
+        try:
+            session = drop_in(with_outputs(case.folded, [info(name) for name in names]), NONE)
+            values = dict(zip(names, run(session, case.feeds), strict=True))
+        except Exception:
+            return None
+        if any(value.dtype != np.float32 for value in values.values()):
+            return None
+        inputs = [info(name, values[name].shape) for name in fed]
+        models = (cut(model, inputs, [info(output)]) for model in (case.source, case.folded))
+        return *models, case.feeds | {name: values[name] for name in fed}
+
+    floats = [each.name for each in case.folded.graph.output]
+    inner = [name for node in case.folded.graph.node for name in node.output if name not in floats]
+    return smallest([*inner, *floats], part_of, shows) or (case.source, case.folded, case.feeds)
 
 
-def cut(source, folded, feeds, fed, outputs):
-    """Return both models with the values `fed` as inputs and only `outputs` as outputs, and their feeds; None if the values
-    cannot be computed, or are not float32."""
-    try:
-        with_values = with_outputs(folded, [*fed, *outputs])
-        values = dict(zip([*fed, *outputs], run(drop_in(with_values, NONE), feeds), strict=True))
-    except Exception:
-        return None
-    if any(value.dtype != np.float32 for value in values.values()):
-        return None
-    models = []
-    for model in (source, folded):
-        result = with_outputs(model, outputs)
-        graph = result.graph
-        needed, kept = set(outputs), []
-        for node in reversed(graph.node):
-            if not needed.isdisjoint(set(node.output) - set(fed)):
-                kept.append(node)
-                needed.update(generated_graphs.used_names([node]))
-        del graph.node[:]
-        graph.node.extend(reversed(kept))
-        inputs = [each for each in graph.input if each.name in needed]
-        inputs += [helper.make_tensor_value_info(name, 1, values[name].shape) for name in fed if name in needed]
-        del graph.input[:]
-        graph.input.extend(inputs)
-        initializers = [each for each in graph.initializer if each.name in needed]
-        del graph.initializer[:]
-        graph.initializer.extend(initializers)
-        models.append(result)
-    return *models, feeds | {name: values[name] for name in fed}
-
-
-def with_outputs(model, names):
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.output[:]
-    result.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in names)
-    return result
+def info(name, shape=None):
+    return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
 
 
 def text_of(model):
@@ -296,7 +255,7 @@ def _main(arguments):
         print(text_of(case.source), case.built, f"exact: {case.exact}, special: {case.special}", sep="\n")
         print(*comparison.found, *comparison.alone, sep="\n")
         for kind in dict.fromkeys(kind for kind, _ in comparison.found):
-            source, folded, feeds = smaller(case.source, case.folded, case.feeds, case.exact, kind)
+            source, folded, feeds = smaller(case, kind)
             print(f"\n{kind}, in a smaller graph:\n{text_of(folded)}")
             print({name: value.shape for name, value in feeds.items()}, Comparison(source, folded, feeds, case.exact).found)
         return

@@ -99,145 +99,133 @@ def names(whole):
     return sorted({name for name in found if isinstance(name, str)} | {"", "nobody"})  # names that are not UTF-8 are bytes
 
 
-def change_input(rng, whole):
-    chosen = a_node(rng, whole)
-    if chosen is not None and chosen.input:
-        chosen.input[rng.integers(len(chosen.input))] = any_of(rng, names(whole))
+MUTATIONS = []
 
 
-def change_output(rng, whole):
-    chosen = a_node(rng, whole)
-    if chosen is not None and chosen.output:
-        chosen.output[rng.integers(len(chosen.output))] = any_of(rng, names(whole))
+def mutation_of(choose):
+    """Return a decorator of changes of what ``choose(rng, whole)`` returns. If that is None, nothing changes."""
+
+    def decorated(change):
+        def mutation(rng, whole):
+            chosen = choose(rng, whole)
+            if chosen is not None:
+                change(rng, whole, chosen)
+
+        MUTATIONS.append(mutation)
+        return mutation
+
+    return decorated
 
 
-def drop_input(rng, whole):
-    chosen = a_node(rng, whole)
-    if chosen is not None and chosen.input:
-        del chosen.input[rng.integers(len(chosen.input))]
+@mutation_of(a_node)
+def change_input(rng, whole, node):
+    if node.input:
+        node.input[rng.integers(len(node.input))] = any_of(rng, names(whole))
 
 
-def drop_output(rng, whole):
-    chosen = a_node(rng, whole)
-    if chosen is not None and chosen.output:
-        del chosen.output[:]
+@mutation_of(a_node)
+def change_output(rng, whole, node):
+    if node.output:
+        node.output[rng.integers(len(node.output))] = any_of(rng, names(whole))
 
 
-def add_input(rng, whole):
-    chosen = a_node(rng, whole)
-    if chosen is not None:
-        chosen.input.append(any_of(rng, names(whole)))
+@mutation_of(a_node)
+def drop_input(rng, whole, node):
+    if node.input:
+        del node.input[rng.integers(len(node.input))]
 
 
-def drop_node(rng, whole):
-    graph = any_of(rng, graphs(whole))
+@mutation_of(a_node)
+def drop_output(rng, whole, node):
+    del node.output[:]
+
+
+@mutation_of(a_node)
+def add_input(rng, whole, node):
+    node.input.append(any_of(rng, names(whole)))
+
+
+@mutation_of(lambda rng, whole: any_of(rng, graphs(whole)))
+def drop_node(rng, whole, graph):
     if graph.node:
         del graph.node[rng.integers(len(graph.node))]
 
 
-def move_node(rng, whole):
-    graph = any_of(rng, graphs(whole))
+@mutation_of(lambda rng, whole: any_of(rng, graphs(whole)))
+def move_node(rng, whole, graph):
     chosen = any_of(rng, graph.node)
     if chosen is not None:
         graph.node.insert(rng.integers(len(graph.node)), chosen)
 
 
-def change_operator(rng, whole):
-    chosen = a_node(rng, whole)
-    if chosen is not None:
-        operators = [Q, DQ, MX, BFP, "QuantizeLinear", "DequantizeLinear", "QuantizeDequantizeLinear", "Add", "", "FixNeuron"]
-        chosen.op_type = any_of(rng, operators)
-        chosen.domain = any_of(rng, ["", DOMAIN, "com.microsoft", "quark_numba", "com.vai.quantize", "local", "other"])
+@mutation_of(a_node)
+def change_operator(rng, whole, node):
+    operators = [Q, DQ, MX, BFP, "QuantizeLinear", "DequantizeLinear", "QuantizeDequantizeLinear", "Add", "", "FixNeuron"]
+    node.op_type = any_of(rng, operators)
+    node.domain = any_of(rng, ["", DOMAIN, "com.microsoft", "quark_numba", "com.vai.quantize", "local", "other"])
 
 
-def change_attribute(rng, whole):
-    chosen = a_node(rng, whole)
-    if chosen is None:
-        return
+@mutation_of(a_node)
+def change_attribute(rng, whole, node):
     name = any_of(rng, ["axis", "block_size", "output_dtype", "precision", "saturate", "element_dtype", "bit_width", "value"])
     values = [0, -1, 7, 10**6, -(2**63), 2**63 - 1, 0.5, "text", [1, 2], [0.5], ["a"]]
     value = helper.make_attribute(name, any_of(rng, [*values, helper.make_tensor("t", TensorProto.FLOAT, [], [1])]))
-    for attribute in chosen.attribute:
+    for attribute in node.attribute:
         if attribute.name == name:
             attribute.CopyFrom(value)
             return
-    chosen.attribute.append(value)
+    node.attribute.append(value)
 
 
-def change_tensor(rng, whole):
-    tensor = any_of(rng, whole.graph.initializer)
-    if tensor is None:
-        return
-    choice = rng.integers(6)
-    if choice == 0:
-        tensor.data_type = int(rng.integers(-1, 40))
-    elif choice == 1:
-        tensor.dims.append(int(rng.integers(-1, 4)))
-    elif choice == 2:
-        del tensor.dims[:]
-    elif choice == 3:
-        tensor.raw_data = rng.bytes(rng.integers(9))
-    elif choice == 4:
-        tensor.name = any_of(rng, names(whole))
-    else:
-        tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(
-            key=any_of(rng, ["location", "offset", "length", ""]), value=any_of(rng, ["a", "-1", "../x", ""])
-        )
+@mutation_of(lambda rng, whole: any_of(rng, whole.graph.initializer))
+def change_tensor(rng, whole, tensor):
+    match rng.integers(6):
+        case 0:
+            tensor.data_type = int(rng.integers(-1, 40))
+        case 1:
+            tensor.dims.append(int(rng.integers(-1, 4)))
+        case 2:
+            del tensor.dims[:]
+        case 3:
+            tensor.raw_data = rng.bytes(rng.integers(9))
+        case 4:
+            tensor.name = any_of(rng, names(whole))
+        case 5:
+            tensor.data_location = TensorProto.EXTERNAL
+            key, value = any_of(rng, ["location", "offset", "length", ""]), any_of(rng, ["a", "-1", "../x", ""])
+            tensor.external_data.add(key=key, value=value)
 
 
-def change_opset(rng, whole):
-    opset = any_of(rng, whole.opset_import)
-    if opset is not None:
-        opset.version = int(any_of(rng, [0, 1, 9, 13, 99, -1]))
+@mutation_of(lambda rng, whole: any_of(rng, whole.opset_import))
+def change_opset(rng, whole, opset):
+    opset.version = int(any_of(rng, [0, 1, 9, 13, 99, -1]))
 
 
-def drop_opset(rng, whole):
-    if whole.opset_import:
-        del whole.opset_import[rng.integers(len(whole.opset_import))]
+@mutation_of(lambda rng, whole: whole.opset_import)
+def drop_opset(rng, whole, opsets):
+    if opsets:
+        del opsets[rng.integers(len(opsets))]
 
 
-def change_function(rng, whole):
-    function = any_of(rng, whole.functions)
-    if function is None:
-        return
-    choice = rng.integers(4)
-    if choice == 0:
-        del function.input[:]
-    elif choice == 1:
-        function.output.append(any_of(rng, names(whole)))
-    elif choice == 2:
-        del function.opset_import[:]
-    else:
-        function.node.append(helper.make_node("F", ["fx"], ["again"], domain="local"))
+@mutation_of(lambda rng, whole: any_of(rng, whole.functions))
+def change_function(rng, whole, function):
+    match rng.integers(4):
+        case 0:
+            del function.input[:]
+        case 1:
+            function.output.append(any_of(rng, names(whole)))
+        case 2:
+            del function.opset_import[:]
+        case 3:
+            function.node.append(helper.make_node("F", ["fx"], ["again"], domain="local"))
 
 
-def change_value(rng, whole):
-    value = any_of(rng, [*whole.graph.input, *whole.graph.output])
-    if value is None:
-        return
-    choice = rng.integers(3)
-    if choice == 0:
-        value.type.tensor_type.elem_type = int(rng.integers(-1, 40))
-    elif choice == 1:
-        value.name = any_of(rng, names(whole))
-    else:
-        value.type.tensor_type.shape.dim.add(dim_value=int(rng.integers(-1, 9)))
-
-
-MUTATIONS = [
-    change_input,
-    change_output,
-    drop_input,
-    drop_output,
-    add_input,
-    drop_node,
-    move_node,
-    change_operator,
-    change_attribute,
-    change_tensor,
-    change_opset,
-    drop_opset,
-    change_function,
-    change_value,
-]
+@mutation_of(lambda rng, whole: any_of(rng, [*whole.graph.input, *whole.graph.output]))
+def change_value(rng, whole, value):
+    match rng.integers(3):
+        case 0:
+            value.type.tensor_type.elem_type = int(rng.integers(-1, 40))
+        case 1:
+            value.name = any_of(rng, names(whole))
+        case 2:
+            value.type.tensor_type.shape.dim.add(dim_value=int(rng.integers(-1, 9)))

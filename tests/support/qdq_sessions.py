@@ -26,12 +26,12 @@ import time
 import unittest.mock
 from pathlib import Path
 
-import generated_graphs
 import numpy as np
 import onnx
 import onnxruntime
 import qdq_oracle
 from onnx import helper
+from smaller_graphs import cut, smallest, with_outputs
 
 LEVELS = onnxruntime.GraphOptimizationLevel
 ALL, NONE = LEVELS.ORT_ENABLE_ALL, LEVELS.ORT_DISABLE_ALL
@@ -383,72 +383,32 @@ def _run_plain(model):
         plain(model, ALL)
 
 
-# The smallest part of a graph that has the same finding.
-
-
 def smaller(worker, case, wanted):
-    """Return the smallest part of a case that still has a finding of a kind (see `kind_of`): nodes are cut off at the end of
-    the graph, then at its beginning."""
+    """Return the smallest part of a case that still has a finding of a kind (see `kind_of`)."""
     mode = wanted.split(":")[0]
 
     def shows(part):
         status, found = worker.check(case.seed, [mode], case=part)
         return status == "checked" and any(kind_of(*each) == wanted for each in found)
 
-    made = [name for node in case.model.graph.node for name in node.output if name]
+    def part_of(fed, output):
+        model = cut(case.model, [info(name, values[name][0]) for name in fed], [info(output, values[output][0])])
+        inputs = {each.name for each in model.graph.input}
+        feeds = []
+        for k, feed in enumerate(case.feeds):
+            feed = feed | {name: values[name][k] for name in fed}
+            feeds.append({name: array for name, array in feed.items() if name in inputs})
+        return type(case)(case.seed, case.exact, model, feeds, case.built)
+
     values = {}
-    for name in made:  # of types that numpy has
-        with contextlib.suppress(Exception):
-            model = _with_outputs(case.model, {name: None})
+    for name in [name for node in case.model.graph.node for name in node.output if name]:
+        with contextlib.suppress(Exception):  # of types that numpy lacks
+            model = with_outputs(case.model, [onnx.ValueInfoProto(name=name)])
             values[name] = [plain(model, NONE).run(None, feed)[0] for feed in case.feeds]
-    best, fed = case, []
-    for name in values:
-        part = _part(case, values, [], name)
-        if shows(part):
-            best = part
-            break
-    else:
-        return best
-    for value in reversed([each for each in values if each != name]):
-        part = _part(case, values, [*fed, value], name)
-        if shows(part):
-            best, fed = part, [*fed, value]
-    return best
+    return smallest([*values], part_of, shows) or case
 
 
-def _part(case, values, fed, output):
-    """Return a case with the values `fed` as inputs and one output."""
-    model = _with_outputs(case.model, {output: values[output][0]})
-    graph, needed, kept = model.graph, {output}, []
-    for node in reversed(graph.node):
-        if not needed.isdisjoint(set(node.output) - set(fed)):
-            kept.append(node)
-            needed.update(generated_graphs.used_names([node]))
-    nodes = list(reversed(kept))
-    inputs = [each for each in graph.input if each.name in needed]
-    inputs += [_info(name, values[name][0]) for name in fed if name in needed]
-    initializers = [each for each in graph.initializer if each.name in needed]
-    for field, kept in (("node", nodes), ("input", inputs), ("initializer", initializers)):
-        graph.ClearField(field)
-        getattr(graph, field).extend(kept)
-    names = {each.name for each in inputs}
-    feeds = [
-        {name: array for name, array in (feed | {each: values[each][k] for each in fed}).items() if name in names}
-        for k, feed in enumerate(case.feeds)
-    ]
-    return type(case)(case.seed, case.exact, model, feeds, case.built)
-
-
-def _with_outputs(model, outputs):
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    infos = [onnx.ValueInfoProto(name=name) if array is None else _info(name, array) for name, array in outputs.items()]
-    result.graph.ClearField("output")
-    result.graph.output.extend(infos)
-    return result
-
-
-def _info(name, array):
+def info(name, array):
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
 
 
