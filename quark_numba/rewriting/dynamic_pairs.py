@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from ..catalog import OPERATORS
 from ..declaration import Dequantize, DynamicQuantize
 from ..element_types import FLOAT32
@@ -10,25 +12,26 @@ from .graph import Graph
 from .nodes import Left, Node, Operand
 from .pairs import FUSED, SHARED
 
-_USED = "its codes or scales"
-
 
 def rewrite(graph: Graph) -> None:
     graph.each(lambda node, quantize: _fuse(graph, node, quantize), DynamicQuantize)
 
 
 def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
+    def users(value: ir.Value, index: int) -> list[Node]:
+        return graph.followers(node, value, index, "its codes or scales", "its codes or its scales")
+
     codes, scales = node.node.outputs
     factors = [scales]
     if quantize.scale:
         factors = []
-        for first in graph.followers(node, scales, 0, _USED):
+        for first in users(scales, 0):
             meaning = _dequantize(graph, first)
             if meaning.block_size or not _is_same_number(meaning.scale, quantize.scale):
                 raise Left(f"{first.full_name} behind its scales has another scale")
             factors.append(first.y)
-    followers = graph.followers(node, codes, 0, _USED)
-    if {*followers} != {each for value in factors for each in graph.followers(node, value, 1, _USED)}:
+    followers = users(codes, 0)
+    if {*followers} != {each for value in factors for each in users(value, 1)}:
         raise Left("its codes and its scales have different users")
     first, *others = followers
     for each in followers:

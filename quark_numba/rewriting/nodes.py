@@ -307,9 +307,11 @@ class Nodes(Values):
         assert isinstance(meaning, Affine)
         return meaning
 
-    def followers(self, node: Node, value: ir.Value | None = None, index: int = 0, what: str = "its codes") -> list[Node]:
+    def followers(
+        self, node: Node, value: ir.Value | None = None, index: int = 0, what: str = "its codes", unused: str = "it"
+    ) -> list[Node]:
         """Return the dequantize nodes that use a quantize node's codes, in the order of the model; or those that use another
-        value, which is called `what`, as their input `index`.
+        value as their input `index`. `what` and `unused` are what messages call the value.
 
         Raises
         ------
@@ -320,7 +322,7 @@ class Nodes(Values):
         if value.is_graph_output():
             raise Left(f"{what} are an output of its graph")
         if not value.uses():
-            raise Left("nothing uses it")
+            raise Left(f"nothing uses {unused}")
         found = []
         for user, at in value.uses():
             follower = self.node(user)
