@@ -218,7 +218,7 @@ def _kept(path: Path, threads: int) -> Any:
 
 
 def _codes(path: Path, threads: int) -> Any:
-    return _own(path, threads, keep_codes=True)
+    return _own(path, threads, keep_quantized_weights=True)
 
 
 def _analyze(path: Path, threads: int) -> None:
@@ -239,7 +239,7 @@ CASES = {
     "registered": ("drop-in session", _registered, "{}.onnx"),
     "own": ("`InferenceSession`", _own, "{}.onnx"),
     "kept": ("the same, from the cache", _kept, "{}.onnx"),
-    "codes": ("the same with `keep_codes`", _codes, "{}.onnx"),
+    "codes": ("the same with `keep_quantized_weights`", _codes, "{}.onnx"),
     "optimize": ("`optimize(path, out)`", _optimize, "{}.onnx"),
     "output": ("a drop-in session of its output", _registered, "{}.optimised.onnx"),
     "analyze": ("`analyze`, one batch", _analyze, "{}.onnx"),

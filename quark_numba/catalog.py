@@ -1,4 +1,4 @@
-"""The catalog of all operators of all wings and dialects."""
+"""The catalog of all operators of all families and dialects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Catalog:
     """All versions of operators, by domain and name."""
 
     def __init__(self, operators: Iterable[Operator]) -> None:
-        self.nodes: dict[str, ModuleType] = {}  # by wing, for the wings from outside of the package
+        self.nodes: dict[str, ModuleType] = {}  # by family, for the families from outside of the package
         self._versions: dict[tuple[str, str], list[Operator]] = {}
         for operator in operators:
             self.add(operator)
@@ -34,7 +34,7 @@ class Catalog:
         ----------
         operator : Operator
         node : module, optional
-            The node of the operator's wing in sessions, if the wing is not in the package: a module with what
+            The node of the operator's family in sessions, if the family is not in the package: a module with what
             `quark_numba.ort.nodes` says. It selects None as the key of a kernel.
 
         Raises
@@ -47,7 +47,7 @@ class Catalog:
             raise ValueError(f"{operator.full_name}-{operator.since_version} comes twice, or after a later version")
         versions.append(operator)
         if node:
-            self.nodes[operator.wing] = node
+            self.nodes[operator.family] = node
 
     def __iter__(self) -> Iterator[Operator]:
         """Yield every version of every operator, the versions of one operator in ascending order."""

@@ -195,7 +195,7 @@ def test_all_that_is_named_exists(path):
         ("`quark-numba run`, `quark-numba go MODEL`", ["go None"]),
         ("`quark-numba optimize IN OUT --runs 3`", ["optimize --runs"]),
         ("`quark-numba types` and `--dim NAME=N`\n\n`quark-numba run --dim NAME=N`", ["types --dim"]),
-        ("- `quark-numba run MODEL`\n- `--runs`, `--keep-codes`", ["None --keep-codes"]),
+        ("- `quark-numba run MODEL`\n- `--runs`, `--keep-quantized-weights`", ["None --keep-quantized-weights"]),
         ("```sh\ngo && .venv/bin/quark-numba run m \\\n  --runs 3 --nothing\npytest --cov\n```", ["run --nothing"]),
     ],
 )

@@ -1,1 +1,1 @@
-"""The wing of block formats: the elements of a block along an axis share an exponent or a scale."""
+"""The family of block formats: the elements of a block along an axis share an exponent or a scale."""

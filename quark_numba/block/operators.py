@@ -1,4 +1,4 @@
-"""The declarations of the wing's operators."""
+"""The declarations of the family's operators."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _operator(name: str, family: _Family) -> Operator:
         return str(attributes.get(family.format_attribute, default))
 
     return Operator(
-        wing="block",
+        family="block",
         domain="com.amd.quark",
         name=name,
         since_version=1,
@@ -275,7 +275,7 @@ def _nvidia_operator(
     )
     has_scale = nvidia is NVIDIA_NVFP4
     return Operator(
-        wing="block",
+        family="block",
         since_version=1,
         types={**types, "S": (FLOAT32,)} if has_scale else types,
         inputs=inputs if has_scale else inputs[:1],

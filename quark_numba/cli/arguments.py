@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..rewriting.qdq import CHOICES
+
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
@@ -55,11 +57,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
-def add_standard_ops(parser: argparse.ArgumentParser) -> None:
+def add_qdq(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--standard-ops",
-        action=argparse.BooleanOptionalAction,
-        help="run all of ONNX's own quantization nodes in float, or none (default: on integers where that is faster)",
+        "--qdq",
+        choices=CHOICES,
+        default="auto",
+        help="how ONNX's own quantization nodes run: in float, as onnxruntime runs them, or on integers where that is faster "
+        "(default: %(default)s)",
     )
 
 

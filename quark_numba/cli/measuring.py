@@ -23,6 +23,7 @@ from ..errors import ModelError
 from ..models import files, model_files
 from ..models.temporary import temporary_folder
 from ..ort import Backend, register
+from ..rewriting.qdq import Qdq
 from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
 from ..session.prepared import Prepared, prepared
@@ -46,17 +47,17 @@ def optimised(
     path: str | Path,
     *,
     backend: Backend | None = None,
-    standard_ops: bool | None = None,
+    qdq: Qdq = "auto",
     cache: bool | str = False,
 ) -> Iterator[Prepared]:
-    """Yield the model as ``InferenceSession`` runs it, or would run it with this backend. `standard_ops` and `cache` are as
+    """Yield the model as ``InferenceSession`` runs it, or would run it with this backend. `qdq` and `cache` are as
     there."""
     options = onnxruntime.SessionOptions()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `create_session` issues the same warnings
-        is_native = register(options, backend=backend, standard_ops=bool(standard_ops)) == "native"
+        is_native = register(options, backend=backend, standard_ops=qdq == "float") == "native"
     read = model_files.Source.open(path)
-    with prepared(read, options, cache=cache, is_native=is_native, standard_ops=standard_ops) as model:
+    with prepared(read, options, cache=cache, is_native=is_native, qdq=qdq) as model:
         yield model
 
 
@@ -66,7 +67,7 @@ def create_session(
     *,
     backend: Backend | None = None,
     threads: int = 0,
-    standard_ops: bool | None = None,
+    qdq: Qdq = "auto",
     optimised: Prepared | None = None,
     profile: str = "",
 ) -> onnxruntime.InferenceSession:
@@ -75,10 +76,10 @@ def create_session(
     Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
     how: dict[str, Any] = {"backend": backend, "threads": threads, "profile": profile}
     if optimised and optimised.source:
-        how |= {"has_own_operators": True, "standard_ops": bool(standard_ops), "fuses_integers": True}
+        how |= {"has_own_operators": True, "standard_ops": qdq == "float", "fuses_integers": True}
         return create_session_of(optimised.source, str(path), **how)
     has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)
-    of_onnx = bool(standard_ops) or any(counted.needs_standard_ops for counted in nodes)
+    of_onnx = qdq == "float" or any(counted.needs_standard_ops for counted in nodes)
     return create_session_of(path, str(path), has_own_operators=has_own_operators, standard_ops=of_onnx, **how)
 
 

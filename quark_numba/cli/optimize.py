@@ -19,8 +19,10 @@ def add_parser(commands: Any) -> None:
         metavar="OUT",
         help="the optimised model; its tensors go to OUT.data if they are large and IN has them in files, or beyond 2 GiB",
     )
-    parser.add_argument("--keep-codes", action="store_true", help="keep constants quantized: a smaller, slower model")
-    arguments.add_standard_ops(parser)
+    parser.add_argument(
+        "--keep-quantized-weights", action="store_true", help="keep constants quantized: a smaller, slower model"
+    )
+    arguments.add_qdq(parser)
     parser.add_argument(
         "--no-regions", action="store_true", help="do not fuse elementwise nodes; onnxruntime-extensions cannot run fused nodes"
     )
@@ -33,8 +35,8 @@ def _optimize(options: argparse.Namespace) -> int:
     with progress(f"optimising {options.model}"):
         result = optimize.optimized(
             options.model,
-            keep_codes=options.keep_codes,
-            standard_ops=options.standard_ops,
+            keep_quantized_weights=options.keep_quantized_weights,
+            qdq=options.qdq,
             regions=not options.no_regions,
         )
         result.save(options.out)

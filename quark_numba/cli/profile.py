@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def add_parser(commands: Any) -> None:
     parser = arguments.add_runner(commands, "profile", "show where the time goes, before and after the model is optimised")
     parser.set_defaults(action=_profile)
-    arguments.add_standard_ops(parser)
+    arguments.add_qdq(parser)
     arguments.add_cache(parser)
     parser.add_argument(
         "--nodes", type=arguments.positive, default=10, metavar="N", help="the number of slowest nodes to list (default: 10)"
@@ -30,7 +30,7 @@ def _profile(options: argparse.Namespace) -> int:
 
     nodes = inventory.quantization_nodes(options.model)
     times = {}
-    how = {"backend": options.backend, "standard_ops": options.standard_ops}
+    how = {"backend": options.backend, "qdq": options.qdq}
     with measuring.optimised(options.model, **how, cache=options.cache) as optimised:
         for name, each in {"before": None, "after": optimised}.items():
             with progress(f"profiling, {name} it is optimised"):

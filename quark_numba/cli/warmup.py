@@ -35,14 +35,14 @@ def add_parser(commands: Any) -> None:
 
 
 def _warmup(options: argparse.Namespace) -> int:
-    types, wings = options.types or [], []
+    types, families = options.types or [], []
     if not options.types and not options.model:
-        types, wings = _added_types(), _wings_of_one_kernel()
-    with progress("compiling", len(_FORMS) * (2 * len(types) + len(wings)) + bool(options.model)) as tick:
+        types, families = _added_types(), _families_of_one_kernel()
+    with progress("compiling", len(_FORMS) * (2 * len(types) + len(families)) + bool(options.model)) as tick:
         for name in types:
             _compile_type(name, tick)
-        for wing in wings:
-            _compile_wing(wing, tick)
+        for family in families:
+            _compile_family(family, tick)
         if options.model:
             _compile_sessions(options.model)
             tick()
@@ -63,13 +63,13 @@ def _added_types() -> list[str]:
     return list(dict.fromkeys(name for operator in added for name in operator.formats))
 
 
-def _wings_of_one_kernel() -> list[str]:
-    """Return the package's wings whose nodes all need the same kernel."""
+def _families_of_one_kernel() -> list[str]:
+    """Return the package's families whose nodes all need the same kernel."""
     from ..catalog import OPERATORS
     from ..ort.operators import table_of
 
-    wings = dict.fromkeys(operator.wing for operator in OPERATORS if operator.wing not in OPERATORS.nodes)
-    return [wing for wing in wings if len(table_of(wing)) == 1]
+    families = dict.fromkeys(operator.family for operator in OPERATORS if operator.family not in OPERATORS.nodes)
+    return [family for family in families if len(table_of(family)) == 1]
 
 
 def _compile_type(name: str, tick: Callable[[], None]) -> None:
@@ -90,12 +90,12 @@ def _compile_type(name: str, tick: Callable[[], None]) -> None:
         _compile_forms(table_of("linear")[key], tick)
 
 
-def _compile_wing(wing: str, tick: Callable[[], None]) -> None:
-    """Compile all kernels of the wing."""
+def _compile_family(family: str, tick: Callable[[], None]) -> None:
+    """Compile all kernels of the family."""
     from ..ort.operators import table_of
 
-    _compile_functions(wing)
-    for kernel in table_of(wing).values():
+    _compile_functions(family)
+    for kernel in table_of(family).values():
         _compile_forms(kernel, tick)
 
 
@@ -105,15 +105,15 @@ def _compile_forms(kernel: Kernel, tick: Callable[[], None]) -> None:
         tick()
 
 
-def _compile_functions(wing: str) -> None:
-    """Compile the functions that ONNX Runtime calls for the wing's nodes."""
+def _compile_functions(family: str) -> None:
+    """Compile the functions that ONNX Runtime calls for the family's nodes."""
     from ..ort import callbacks
     from ..ort.operators import node_of
 
-    node = node_of(wing)
+    node = node_of(family)
     for function in ("compute", "prepare", "destroy"):
         if hasattr(node, function):
-            callbacks.compiled(getattr(node, function), f"{function}_{wing}")
+            callbacks.compiled(getattr(node, function), f"{function}_{family}")
 
 
 def _compile_sessions(model: str) -> None:

@@ -20,9 +20,9 @@ class Kernel:
 
     Parameters
     ----------
-    key : a key of the wing's dispatch table
+    key : a key of the family's dispatch table
     package : str
-        The importable name of the wing. Its module ``kernels`` has a function for each form. It is imported on first use of a
+        The importable name of the family. Its module ``kernels`` has a function for each form. It is imported on first use of a
         form, because it imports Numba.
     """
 
@@ -55,13 +55,13 @@ class Kernel:
 
 
 class Table(dict[K, Kernel], Generic[K]):
-    """The dispatch table of a wing: a kernel for each key.
+    """The dispatch table of a family: a kernel for each key.
 
     Parameters
     ----------
     keys : iterable
     package : str
-        The wing, see `Kernel`.
+        The family, see `Kernel`.
 
     Raises
     ------

@@ -173,7 +173,7 @@ class FakeQuantize(Generic[AnyOperand]):
     ----------
     x : Operand
     form, rounding_mode : str
-        The wing's names for the way in which the format is described, and for the rounding.
+        The family's names for the way in which the format is described, and for the rounding.
     parameters : mapping
         What describes the format, by the names of the form: operands, or numbers.
     axis : int, optional

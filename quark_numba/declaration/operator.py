@@ -22,10 +22,10 @@ class Operator(Schema):
 
     Parameters
     ----------
-    wing : str
+    family : str
         The package of the operator. ``ort/nodes`` has a module of the same name, with the compute function.
     operation : str
-        The wing's name for the computation. Operators with the same computation have the same `operation`.
+        The family's name for the computation. Operators with the same computation have the same `operation`.
     call : callable
         ``call(*inputs, **attributes)`` with arrays, None for an omitted input, and values for all attributes. Returns an array,
         or a tuple of arrays if there are several outputs. Raises TypeError or ValueError.
@@ -66,7 +66,7 @@ class Operator(Schema):
         operators with hundreds of nodes in a model are checked in the run instead.
     """
 
-    wing: str
+    family: str
     operation: str
     call: Callable[..., Any]
     infer: Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[Tensor]]

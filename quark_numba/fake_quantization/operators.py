@@ -1,4 +1,4 @@
-"""The declarations of the wing's operators: the one that `optimize` writes, and a function that declares those of dialects."""
+"""The family's declarations: the operator that `optimize` writes, and a function that declares those of dialects."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def operator(
         return [Tensor(FLOAT32, x.shape)]
 
     return Operator(
-        wing="fake_quantization",
+        family="fake_quantization",
         domain=domain,
         name=name,
         since_version=1,

@@ -57,7 +57,7 @@ class Tables:
     def _add(self, operator: Operator) -> None:
         overloads = [*operator.overloads(lambda element_type: element_type.has_tensors())]
         first = operators.describe(operator, overloads[0])
-        node = operators.node_of(operator.wing)
+        node = operators.node_of(operator.family)
         attributes = []
         for each in operator.attributes:
             free = node.FREE.index(each.name) if each.name in getattr(node, "FREE", ()) else -1
@@ -69,7 +69,9 @@ class Tables:
             found = [(ctypes.string_at(address, size), size) for address, size in operators.messages_of(operator).tolist()]
             messages = self._array("word", [_list([f"(word){_text(text)}", str(size)]) for text, size in found], "[2]")
             functions = [
-                self._symbol(callbacks.compiled(getattr(node, each), f"{each}_{operator.wing}")) if hasattr(node, each) else "0"
+                self._symbol(callbacks.compiled(getattr(node, each), f"{each}_{operator.family}"))
+                if hasattr(node, each)
+                else "0"
                 for each in ("settle", "compute", "prepare", "destroy")
             ]
         counts = [len(attributes), len(operator.inputs), len(operator.outputs)]
@@ -85,7 +87,7 @@ class Tables:
 
     def _add_overload(self, operator: Operator, overload: Overload, needs: Sequence[Need]) -> None:
         first_node = len(self._nodes)
-        free = getattr(operators.node_of(operator.wing), "FREE", ())
+        free = getattr(operators.node_of(operator.family), "FREE", ())
         # Nodes that differ in free attributes alone are one.
         different = {(need.types, *(each for each in need.attributes if each[0] not in free)): need for need in needs}
         for need in different.values():

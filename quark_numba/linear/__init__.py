@@ -1,2 +1,2 @@
-"""The wing of QuantizeLinear, DequantizeLinear and operators like them. A scale and a zero point belong to a tensor, to an
+"""The family of QuantizeLinear, DequantizeLinear and operators like them. A scale and a zero point belong to a tensor, to an
 index along an axis, or to a block."""

@@ -1,4 +1,4 @@
-"""The declarations of the wing's operators."""
+"""The declarations of the family's operators."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: Elem
     if not is_own:
         doc += f"\n\nAMD Quark's documentation, {version.name} - 1."
     return Operator(
-        wing="linear",
+        family="linear",
         domain=version.domain,
         name=version.name,
         since_version=version.since_version,

@@ -1,4 +1,4 @@
-"""All versions of the wing's operators, each with its element types and attributes."""
+"""All versions of the family's operators, each with its element types and attributes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The wing of instance normalization, with the bits of a hardware unit that computes in bfloat16."""
+"""The family of instance normalization, with the bits of a hardware unit that computes in bfloat16."""

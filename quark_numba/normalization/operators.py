@@ -1,4 +1,4 @@
-"""The declarations of the wing's operators."""
+"""The declarations of the family's operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
 
 OPERATORS = (
     Operator(
-        wing="normalization",
+        family="normalization",
         domain="com.amd.quark",
         name="ExtendedInstanceNormalization",
         since_version=1,

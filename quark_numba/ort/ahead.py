@@ -19,8 +19,8 @@ from .nodes import region
 
 def helpers(model: onnx.ModelProto) -> Helpers:
     """Return helper processes for what the regions of a model will probably need when it is optimised."""
-    wings = {operator.wing for node in model.graph.node if (operator := OPERATORS.find(node.domain, node.op_type))}
-    functions = (compile_node, compile_tiles if "block" in wings else compile_chunks) if wings else ()
+    families = {operator.family for node in model.graph.node if (operator := OPERATORS.find(node.domain, node.op_type))}
+    functions = (compile_node, compile_tiles if "block" in families else compile_chunks) if families else ()
     return Helpers([f"from {__name__} import {each.__name__}; {each.__name__}()" for each in functions])
 
 

@@ -132,7 +132,7 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
     "GetOutputType": ("output_types", True),
     "GetOutputTypeCount": ("output_count", False),
     "GetOutputCharacteristic": ("output_characteristics", True),
-    "KernelDestroy": (0, False),  # shared states are never freed; wings whose nodes have states of their own replace this
+    "KernelDestroy": (0, False),  # shared states are never freed; families whose nodes have states of their own replace this
 }
 
 

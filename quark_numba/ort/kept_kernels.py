@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Kernel(NamedTuple):
-    """The address of a state, and the addresses of the functions of its nodes, 0 for one that the wing does not have."""
+    """The address of a state, and the addresses of the functions of its nodes, 0 for one that the family does not have."""
 
     state: int
     prepare: int
@@ -208,12 +208,12 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
     """Return what is to be kept of a state that this process has made. Raises LookupError as `content_of`."""
     from . import callbacks, operators
 
-    node = operators.node_of(operator.wing)
+    node = operators.node_of(operator.family)
     words, functions = operators.words_of(operator, overload, attributes)
     messages = operators.messages_of(operator).tolist()
     _kept.messages[operator.full_name] = [ctypes.string_at(address, size).decode() for address, size in messages]
     of_node = [
-        _symbol_of(callbacks.compiled(getattr(node, each), f"{each}_{operator.wing}")) if hasattr(node, each) else ""
+        _symbol_of(callbacks.compiled(getattr(node, each), f"{each}_{operator.family}")) if hasattr(node, each) else ""
         for each in ("compute", "prepare", "destroy")
     ]
     return {

@@ -305,15 +305,15 @@ def need_of(
 
 
 def _prepare_of(operator: Operator) -> int:
-    """The address of the function `prepare` of a wing, 0 if it has none."""
+    """The address of the function `prepare` of a family, 0 if it has none."""
     from . import callbacks, operators
 
-    prepare = getattr(operators.node_of(operator.wing), "prepare", None)
-    return callbacks.compiled(prepare, f"prepare_{operator.wing}") if prepare else 0
+    prepare = getattr(operators.node_of(operator.family), "prepare", None)
+    return callbacks.compiled(prepare, f"prepare_{operator.family}") if prepare else 0
 
 
 def _prepared(kernel: kept_kernels.Kernel, constants: Sequence[tuple[int, int]]) -> int:
-    """The address of a node's state, as the wing's `prepare` returns it: the given one, or one for this node alone."""
+    """The address of a node's state, as the family's `prepare` returns it: the given one, or one for this node alone."""
     words = [word for pair in constants for word in pair]
     function = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)(kernel.prepare)
     address = function(kernel.state, (c_int64 * len(words))(*words))
@@ -355,15 +355,15 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     custom_op = _custom_ops[op]
     api, release, structure = custom_op.api, custom_op.release, custom_op.structure
     operator, overload = custom_op.declared
-    node = operators.node_of(operator.wing)
+    node = operators.node_of(operator.family)
     state = keep(operators.state_of(operator, overload, dict(attributes)))
     state["api"] = api
     state["has_shape_reference"] = release >= c_api.SHAPE_REFERENCE_RELEASE
     state["messages"] = operators.messages_of(operator).ctypes.data
     # This is early enough: ONNX Runtime reads these functions only when a node runs or is destroyed.
-    structure.KernelComputeV2 = callbacks.compiled(node.compute, f"compute_{operator.wing}")
+    structure.KernelComputeV2 = callbacks.compiled(node.compute, f"compute_{operator.family}")
     if hasattr(node, "destroy"):
-        structure.KernelDestroy = callbacks.compiled(node.destroy, f"destroy_{operator.wing}")
+        structure.KernelDestroy = callbacks.compiled(node.destroy, f"destroy_{operator.family}")
     release_compiler()
     return state
 

@@ -66,14 +66,14 @@ def have_any_type(operator: Operator, overload: Overload) -> list[bool]:
     return [each is operator.uint8_holds for each in overload.outputs]
 
 
-def node_of(wing: str) -> ModuleType:
-    """The module with the node of a wing."""
-    return OPERATORS.nodes.get(wing) or importlib.import_module(f"{__package__}.nodes.{wing}")
+def node_of(family: str) -> ModuleType:
+    """The module with the node of a family."""
+    return OPERATORS.nodes.get(family) or importlib.import_module(f"{__package__}.nodes.{family}")
 
 
-def table_of(wing: str) -> Table[Any]:
-    """The dispatch table of a wing."""
-    table: Table[Any] = importlib.import_module(f"..{wing}.dispatch", __package__).TABLE
+def table_of(family: str) -> Table[Any]:
+    """The dispatch table of a family."""
+    table: Table[Any] = importlib.import_module(f"..{family}.dispatch", __package__).TABLE
     return table
 
 
@@ -82,21 +82,21 @@ def messages_of(operator: Operator) -> NDArray[np.int64]:
     """The addresses and lengths of an operator's messages, in their order."""
     from .nodes import context
 
-    return context.messages_of(operator, getattr(node_of(operator.wing), "NUMBERS", ()))
+    return context.messages_of(operator, getattr(node_of(operator.family), "NUMBERS", ()))
 
 
 def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any], *, compiles: bool = True) -> NDArray[Any]:
-    """A new state of nodes with these types and attributes: what the wing selects, and the addresses of the functions, if it
+    """A new state of nodes with these types and attributes: what the family selects, and the addresses of the functions, if it
     `compiles`. Raises ValueError for wrong attributes."""
     from .nodes import context
 
-    node = node_of(operator.wing)
+    node = node_of(operator.family)
     state = np.zeros((), node.STATE)
     overload = operator.held(overload)
     key, numbers = node.select(operator, overload, attributes)
     functions: dict[str, Any] = {}
     if compiles and key is not None:
-        functions["task"] = table_of(operator.wing)[key].task
+        functions["task"] = table_of(operator.family)[key].task
     if compiles and hasattr(node, "functions"):
         functions |= node.functions(overload, key)
     context.fill(state, numbers, functions)

@@ -1,1 +1,1 @@
-"""The wing of the LSTM layer that computes with 16-bit codes."""
+"""The family of the LSTM layer that computes with 16-bit codes."""

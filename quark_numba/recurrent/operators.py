@@ -1,4 +1,4 @@
-"""The declarations of the wing's operators."""
+"""The declarations of the family's operators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
 
 OPERATORS = (
     Operator(
-        wing="recurrent",
+        family="recurrent",
         domain="com.amd.quark",
         name="ExtendedLSTM",
         since_version=1,

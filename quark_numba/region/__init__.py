@@ -1,1 +1,1 @@
-"""The wing of regions: connected elementwise nodes of a model that run as one node, in one pass over memory."""
+"""The family of regions: connected elementwise nodes of a model that run as one node, in one pass over memory."""

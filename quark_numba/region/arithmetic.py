@@ -140,7 +140,7 @@ def _float8_round_trip(key: Key) -> tuple[Any, Any]:
 
 
 def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
-    """Return the linear wing's key for a step that is a round trip."""
+    """Return the linear family's key for a step that is a round trip."""
     zero_point = step.operands[2]
     assert zero_point is not None
     saturate = dict(step.attributes)["saturate"] != 0
@@ -149,7 +149,7 @@ def round_trip_key(step: Step, inputs: tuple[Input, ...]) -> Key:
 
 def input_dtypes(program: Program) -> list[Any]:
     """Return the dtypes in which the program reads its inputs: float32, except for zero points, which have the dtype that the
-    kernels of the linear wing read, and inputs of Cast, which have their storage dtype."""
+    kernels of the linear family read, and inputs of Cast, which have their storage dtype."""
     dtypes: list[Any] = [np.float32] * len(program.inputs)
     for step in program.steps:
         if step.operator == CAST:

@@ -1,4 +1,4 @@
-"""A program on arrays: each step is a numpy function, or a round trip of another wing."""
+"""A program on arrays: each step is a numpy function, or a round trip of another family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The declaration of the wing's operator."""
+"""The declaration of the family's operator."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _like(inputs: Sequence[str], attributes: Mapping[str, Any]) -> tuple[str, li
 
 OPERATORS = (
     Operator(
-        wing="region",
+        family="region",
         domain=OWN_DOMAIN,
         name="Region",
         since_version=1,

@@ -58,7 +58,7 @@ def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: 
             raise Left("it is one step already, and its inputs are not all constants")
         return
     if isinstance(meaning, Quantize):
-        if not graph.keep_codes:
+        if not graph.keep_quantized_weights:
             with suppress(Left):
                 _there_and_back(graph, node, meaning, known)
                 return
@@ -66,13 +66,13 @@ def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: 
         return  # the dequantize nodes are folded, too, and this node is removed with them
     outputs = _outputs(graph, node, inputs, meaning, known)
     _remember(graph, node, outputs)
-    if graph.keep_codes and isinstance(meaning, BlockRoundTrip):
+    if graph.keep_quantized_weights and isinstance(meaning, BlockRoundTrip):
         with suppress(Left):
             kept = block_codes.keep(graph, node, meaning, known)
             graph.remember(kept.y, *outputs)  # nodes behind it may be folded, and it be removed with them
             graph.reasons[kept] = KEPT
             return
-    if graph.keep_codes and isinstance(meaning, Dequantize) and not _is_scale(node):
+    if graph.keep_quantized_weights and isinstance(meaning, Dequantize) and not _is_scale(node):
         quantize = graph.node(node.x.producer())
         if quantize:
             codes = graph.tensor(node.x)

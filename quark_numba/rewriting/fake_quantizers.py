@@ -1,4 +1,4 @@
-"""Rewrite nodes of fake quantization, by any of their names, into the wing's own operator, whose parameters are all inputs."""
+"""Rewrite nodes of fake quantization, by any of their names, into this package's operator, whose parameters are all inputs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _rewrite(graph: Graph, node: Node, meaning: FakeQuantize[Operand], constants
 
 
 def parameters(graph: Graph, node: Node, meaning: FakeQuantize[Operand]) -> tuple[list[NDArray[np.float32]], dict[str, str]]:
-    """Return the parameters in their order, in shapes that broadcast to x, and the attributes of the wing's own operator. Raise
+    """Return the parameters in their order, in shapes that broadcast to x, and the attributes of this package's operator. Raise
     ValueError if they are not valid, and Left if they are not known."""
     key, shape = key_of(meaning), graph.shape(node.x)
     arrays, ranks = [], [0]

@@ -16,7 +16,7 @@ MOVED = "moved: behind the Gather of its rows"
 
 
 def rewrite(graph: Graph) -> None:
-    if graph.keep_codes:
+    if graph.keep_quantized_weights:
         for node in graph.nodes():
             if graph.reasons.get(node) == KEPT:
                 _move(graph, node)

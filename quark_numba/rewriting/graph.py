@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..declaration import Operator
 from ..models.tensors import in_memory
 from .nodes import Left, Node, Nodes, full_name
+from .qdq import Qdq
 from .stand_ins import values
 
 # Where integer operators have to be exact: on this processor, on all of them, or they are not used.
@@ -29,8 +30,8 @@ class Graph(Nodes):
         self,
         model: ir.Model,
         *,
-        keep_codes: bool,
-        standard_ops: bool | None,
+        keep_quantized_weights: bool,
+        qdq: Qdq,
         regions: bool,
         replaced: frozenset[str],
         integers: Integers = "nowhere",
@@ -43,7 +44,7 @@ class Graph(Nodes):
             for value in weights:
                 model.graph.inputs.remove(value)
         super().__init__(model, replaced)
-        self.keep_codes, self.standard_ops, self.regions, self.integers = keep_codes, standard_ops, regions, integers
+        self.keep_quantized_weights, self.qdq, self.regions, self.integers = keep_quantized_weights, qdq, regions, integers
         self.done: Counter[tuple[str, str]] = Counter()
         self._constants: dict[Any, ir.Value] = {}  # made from tensors, by graph and tensor
         self._loose: dict[ir.Value, None] = {}  # initializers that removed nodes used, in order

@@ -34,7 +34,7 @@ _FIRST_OPSET = 10
 
 def rewrite(graph: Graph) -> None:
     version = graph.model.opset_imports.get("", 0)
-    if graph.standard_ops is not None or graph.integers == "nowhere" or version < _FIRST_OPSET:
+    if graph.qdq != "auto" or graph.integers == "nowhere" or version < _FIRST_OPSET:
         return
     found: dict[Node, Match] = {}  # by the quantize node behind it
     for node in graph.model.graph.all_nodes():

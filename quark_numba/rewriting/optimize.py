@@ -28,6 +28,7 @@ from . import (
     standard_operators,
 )
 from .graph import Graph, Integers
+from .qdq import Qdq, check
 
 # The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
 PASSES = (
@@ -51,8 +52,8 @@ def optimize(
     model: onnx.ModelProto | str | os.PathLike[str],
     out: None = None,
     *,
-    keep_codes: bool = False,
-    standard_ops: bool | None = None,
+    keep_quantized_weights: bool = False,
+    qdq: Qdq = "auto",
     regions: bool = True,
 ) -> onnx.ModelProto: ...
 
@@ -62,8 +63,8 @@ def optimize(
     model: onnx.ModelProto | str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    keep_codes: bool = False,
-    standard_ops: bool | None = None,
+    keep_quantized_weights: bool = False,
+    qdq: Qdq = "auto",
     regions: bool = True,
 ) -> None: ...
 
@@ -72,8 +73,8 @@ def optimize(
     model: onnx.ModelProto | str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
     *,
-    keep_codes: bool = False,
-    standard_ops: bool | None = None,
+    keep_quantized_weights: bool = False,
+    qdq: Qdq = "auto",
     regions: bool = True,
 ) -> onnx.ModelProto | None:
     """Return the model with its quantization nodes in cheaper forms, without changing one bit of their outputs. With `out`,
@@ -99,16 +100,16 @@ def optimize(
     out : path, optional
         The file to write. Tensors go to ``out.data`` if those of `model` are in files beside it and take more than 64 MB, or if
         the result is larger than 2 GiB. The memory that is needed does not grow with tensors in files.
-    keep_codes : bool
+    keep_quantized_weights : bool
         Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run.
         Constants in Microscaling formats become codes and scales, with ``quark_numba::Dequantize``, version 1, if that
         gives the same bits and ONNX Runtime has tensors of the codes. Other block formats become float constants in any case.
-    standard_ops : bool, optional
-        Whether nodes of ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. None: all of
-        them, and groups of 8-bit nodes become ONNX Runtime's integer operators if these are estimated to be faster. Their codes
-        may differ by one, where a result is within a thousandth of a step of the middle between two. True: all, and without
-        integer operators. False, for other execution providers than the CPU's: none of those for which ONNX Runtime's results
-        may differ from the specification's. If they quantize activations anywhere, the whole model stays as it is.
+    qdq : "auto", "float" or "onnxruntime"
+        How ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. "auto": all of them, and
+        groups of 8-bit nodes become ONNX Runtime's integer operators if these are estimated to be faster. Their codes may
+        differ by one, where a result is within a thousandth of a step of the middle between two. "float": all, and without
+        integer operators. "onnxruntime", for other execution providers than the CPU's: none of those for which ONNX Runtime's
+        results may differ from the specification's. If they quantize activations anywhere, the whole model stays as it is.
     regions : bool
         Whether to write ``quark_numba::Region``, ``Quantize`` and ``Dequantize``, which only the native backend of
         `register` provides.
@@ -121,10 +122,10 @@ def optimize(
     ------
     ModelError
         If the path does not lead to a model, a tensor cannot be read, or the result cannot be written.
-    TypeError
-        If `model` is neither a model nor a path.
+    TypeError, ValueError
+        If `model` is neither a model nor a path, or `qdq` is none of these.
     """
-    result = optimized(model, keep_codes=keep_codes, standard_ops=standard_ops, regions=regions)
+    result = optimized(model, keep_quantized_weights=keep_quantized_weights, qdq=qdq, regions=regions)
     if out is None:
         return result.model
     result.save(out)
@@ -168,14 +169,15 @@ class Optimized:
 def optimized(
     model: onnx.ModelProto | str | os.PathLike[str] | model_files.Source,
     *,
-    keep_codes: bool = False,
-    standard_ops: bool | None = None,
+    keep_quantized_weights: bool = False,
+    qdq: Qdq = "auto",
     regions: bool = True,
     replaced: frozenset[str] = frozenset(),
     integers: Integers = "anywhere",
 ) -> Optimized:
     """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
     `integers`: where integer operators have to be exact, if they may be used at all."""
+    check(qdq)
     if isinstance(model, (str, os.PathLike)):
         source = model_files.Source.open(model)
     elif isinstance(model, onnx.ModelProto):
@@ -200,9 +202,9 @@ def optimized(
         inlined, in_functions = functions.inline(intermediate)
         graph = Graph(
             intermediate,
-            keep_codes=keep_codes,
+            keep_quantized_weights=keep_quantized_weights,
             # Without the native backend nothing could run what ONNX Runtime is not to see.
-            standard_ops=False if standard_ops is None and not regions else standard_ops,
+            qdq="onnxruntime" if qdq == "auto" and not regions else qdq,
             regions=regions,
             replaced=replaced,
             integers=integers,

@@ -33,7 +33,7 @@ OWN: Mapping[str, Operator] = {each.operation: each for each in LINEAR if each.d
 
 
 def rewrite(graph: Graph) -> None:
-    """Rename all these nodes, and with `standard_ops` = False only those that ONNX Runtime cannot run. TensorRT's nodes of the
+    """Rename all these nodes, and with `qdq` = "onnxruntime" only those that ONNX Runtime cannot run. TensorRT's nodes of the
     same names are renamed if their tensors have the type of the codes."""
     zero_points: dict[Any, ir.Value] = {}
     for node in graph.nodes():
@@ -41,7 +41,7 @@ def rewrite(graph: Graph) -> None:
         if not is_valid or node.operator.name not in _NAMES or _is_held(graph, node):
             continue
         is_run = node.is_standard and is_run_by_onnx_runtime(node, graph.meaning(node))
-        if is_run and graph.standard_ops is False:
+        if is_run and graph.qdq == "onnxruntime":
             continue
         if not graph.regions:
             if node.is_standard and not is_run:
@@ -59,7 +59,7 @@ def rewrite(graph: Graph) -> None:
         new = graph.replace(node, OWN[node.operator.operation], inputs, node.attributes, RENAMED)
         if reason:
             graph.reasons[new] = reason
-    if graph.regions and graph.standard_ops is not False:
+    if graph.regions and graph.qdq != "onnxruntime":
         for function in graph.model.functions.values():
             _rename(function)
 

@@ -17,7 +17,7 @@ def stays(graph: Graph) -> bool:
 
     ONNX Runtime fuses such nodes with what is around them, and quantizes float tensors there. So all other nodes stay, too.
     Only nodes that ONNX Runtime cannot run may get another name."""
-    if graph.standard_ops is not False:
+    if graph.qdq != "onnxruntime":
         return False
     missing, meanings = _nodes(graph)
     if not any(isinstance(meaning, Dequantize) and _is_onnx_runtimes(graph, meaning.x) for meaning in meanings.values()):
@@ -29,9 +29,9 @@ def stays(graph: Graph) -> bool:
 
 
 def rewrite(graph: Graph) -> None:
-    """With `standard_ops` = False, leave nodes with types for which ONNX Runtime's results may differ from the specification's.
+    """With `qdq` = "onnxruntime", leave nodes with types for which ONNX Runtime's results may differ from the specification's.
     Nodes that ONNX Runtime cannot run are none of these, and neither are nodes that compute scales for those alone."""
-    if graph.standard_ops is False:
+    if graph.qdq == "onnxruntime":
         for node, meaning in _nodes(graph)[1].items():
             if _may_differ(meaning):
                 graph.reasons[node] = "ONNX Runtime's result may differ from the specification's"

@@ -14,6 +14,7 @@ import onnxruntime
 from ..compiling import memory
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, register
+from ..rewriting.qdq import Qdq, check
 from . import started
 
 # What is imported inside of functions is not needed by a process that finds its model kept.
@@ -34,13 +35,13 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     sess_options : onnxruntime.SessionOptions, optional
         The operators are registered with these options. Initializers that were added to the options, also in the place of
         files, keep their meaning.
-    standard_ops : bool, optional
-        As in `optimize`, but integer operators need to be exact on this processor alone. False also holds for None if the
-        session has other execution providers than the CPU's. With `sess_options` registered with `standard_ops`, None is True.
+    qdq : "auto", "float" or "onnxruntime"
+        As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "onnxruntime" if the session
+        has other execution providers than the CPU's, and "float" if `sess_options` were registered with `standard_ops`.
     blocked_layout : bool
         Whether regions keep ONNX Runtime's blocked layout for convolutions, if it has one and all optimisations are on. Then
         the last bit of a result may differ, as with ONNX Runtime's own optimisations.
-    keep_codes : bool
+    keep_quantized_weights : bool
         As in `optimize`: constants stay quantized in memory, and are dequantized in every run. This also sets
         ``sess_options.enable_mem_pattern`` to False.
     temporary_folder : path, optional
@@ -63,7 +64,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         refuses it, and it has an operator that is known to run nowhere; or if `cache` cannot be a folder; or if
         QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
     TypeError, ValueError
-        If `cache` is no path, or set for a model without a path.
+        If `cache` is no path, or set for a model without a path; or if `qdq` is none of its choices.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well, for instance if the file does not exist.
     """
@@ -76,18 +77,19 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         providers: Any = None,
         provider_options: Any = None,
         *,
-        standard_ops: bool | None = None,
+        qdq: Qdq = "auto",
         blocked_layout: bool = True,
-        keep_codes: bool = False,
+        keep_quantized_weights: bool = False,
         temporary_folder: str | os.PathLike[str] | None = None,
         cache: bool | str | os.PathLike[str] = False,
         **named: Any,
     ) -> None:
+        check(qdq)
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         how: dict[str, Any] = {
-            "standard_ops": standard_ops,
+            "qdq": qdq,
             "blocked_layout": blocked_layout,
-            "keep_codes": keep_codes,
+            "keep_quantized_weights": keep_quantized_weights,
             **named,
         }
         arguments = started.Arguments(path_or_bytes, sess_options, providers, cache, how)
@@ -95,8 +97,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         with ExitStack() as files:
             # Kept kernels come first: registering would compile them.
             kept_path = started.opened(arguments, files) if cache else None
-            backend = register(options, standard_ops=bool(standard_ops))
-            if keep_codes:
+            backend = register(options, standard_ops=qdq == "float")
+            if keep_quantized_weights:
                 # A plan of memory would set aside room for the floats of all weights twice.
                 options.enable_mem_pattern = False
             rest: dict[str, Any] = {"is_native": backend == "native", "folder": temporary_folder, "cache": cache, **how}

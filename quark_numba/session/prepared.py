@@ -20,6 +20,7 @@ from ..models.protos import subgraphs
 from ..models.temporary import temporary_folder
 from ..ort import DISABLE_QUANT_QDQ, STANDARD_OPS, ahead, entry
 from ..rewriting.optimize import optimized
+from ..rewriting.qdq import Qdq
 from . import kept, kept_names
 from .blocked_layout import BlockedModel, blocked, has_regions
 from .blocked_nodes import REGION
@@ -111,8 +112,8 @@ def _made(
     providers: Any,
     *,
     is_native: bool,
-    standard_ops: bool | None = None,
-    keep_codes: bool = False,
+    qdq: Qdq = "auto",
+    keep_quantized_weights: bool = False,
     blocked_layout: bool = True,
     replaced: frozenset[str],
     folder: str | os.PathLike[str] | None,
@@ -120,8 +121,8 @@ def _made(
 ) -> Prepared:
     """Return a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are
     those of `prepare` and of ``InferenceSession``."""
-    if standard_ops is None:
-        standard_ops = _standard_ops(options, providers)
+    if qdq == "auto":
+        qdq = _qdq(options, providers)
     uses_blocks = blocked_layout and is_native and not replaced
     changes = not is_optimised(read.proto)
     model: model_files.Model
@@ -130,8 +131,8 @@ def _made(
         if changes or read.is_large:
             result = optimized(
                 read,
-                standard_ops=standard_ops,
-                keep_codes=keep_codes,
+                qdq=qdq,
+                keep_quantized_weights=keep_quantized_weights,
                 regions=is_native,
                 replaced=replaced,
                 integers="here" if _has_integer_operators(options) else "nowhere",
@@ -153,7 +154,7 @@ def _made(
             ahead.wait(helpers, proto)
     found = BlockedModel(None, 0, Counter())
     if uses_blocks:
-        found = blocked(proto, options, providers, path=path, standard_ops=bool(standard_ops), **named)
+        found = blocked(proto, options, providers, path=path, standard_ops=qdq == "float", **named)
     for why, count in found.left.items():
         left[REGION.full_name, f"not in the blocked layout: {why}"] += count
     proto = found.model or proto
@@ -166,12 +167,12 @@ def _made(
     return Prepared(source, found.kept, left)
 
 
-def _standard_ops(options: onnxruntime.SessionOptions, providers: Any) -> bool | None:
-    """Return what `standard_ops` = None means with these arguments; None: it depends on the model. Other execution providers
+def _qdq(options: onnxruntime.SessionOptions, providers: Any) -> Qdq:
+    """Return what `qdq` = "auto" means with these arguments; "auto": it depends on the model. Other execution providers
     than the CPU's may have integer operators of their own."""
     if entry(options, STANDARD_OPS):
-        return True
-    return None if runs_on_cpu_alone(options, providers) else False
+        return "float"
+    return "auto" if runs_on_cpu_alone(options, providers) else "onnxruntime"
 
 
 def _has_integer_operators(options: onnxruntime.SessionOptions) -> bool:

@@ -39,7 +39,7 @@ def operator(
         return [Tensor(FLOAT32, x)]
 
     return Operator(
-        wing="tables",
+        family="tables",
         domain=domain,
         name=name,
         since_version=1,

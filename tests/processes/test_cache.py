@@ -148,20 +148,20 @@ def test_the_users_folder(system, variable, expected, monkeypatch):
         assert user_folder.own_folder() == Path(expected)
 
 
-@pytest.mark.parametrize("wing", ["linear", "block"])
-def test_the_digest_covers_what_a_kernel_is_made_of(wing):
+@pytest.mark.parametrize("family", ["linear", "block"])
+def test_the_digest_covers_what_a_kernel_is_made_of(family):
     """The digest covers all modules that the kernel's module imports, directly or not, except those that run the compilation.
     It covers no others, because every edit of a covered file makes every kernel stale."""
     grimp = pytest.importorskip("grimp", exc_type=ImportError, reason="its DLL does not load under Wine")
     package = Path(quark_numba.__file__).parent
-    paths = [path.relative_to(package.parent) for path in sources(package / wing / "kernels.py")]
+    paths = [path.relative_to(package.parent) for path in sources(package / family / "kernels.py")]
     covered = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths}
-    imported = grimp.build_graph("quark_numba").find_upstream_modules(f"quark_numba.{wing}.kernels")
+    imported = grimp.build_graph("quark_numba").find_upstream_modules(f"quark_numba.{family}.kernels")
     apart = ("cache", "lock", "memory", "user_folder")  # the last two are imported by the cache alone
     apart = {f"quark_numba.compiling.{each}" for each in apart}
     assert covered >= imported - apart
-    assert covered <= imported | {f"quark_numba.{each}" for each in ("compiling", wing, f"{wing}.kernels")}
-    assert not covered & (apart | {f"quark_numba.{wing}.calls", f"quark_numba.{wing}.operators"})
+    assert covered <= imported | {f"quark_numba.{each}" for each in ("compiling", family, f"{family}.kernels")}
+    assert not covered & (apart | {f"quark_numba.{family}.calls", f"quark_numba.{family}.operators"})
 
 
 @pytest.mark.slow

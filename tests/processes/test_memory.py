@@ -312,7 +312,7 @@ def dialect_nodes():
     """Yield every operator of fake quantization, of tables and of NVIDIA's, under its newest name, with a function that
     returns a random node for a seed: its inputs, the outputs and a model."""
     for operator in OPERATORS:
-        if operator.wing in ("fake_quantization", "tables") and operator.domain != "quark_numba" and not operator.newer_name:
+        if operator.family in ("fake_quantization", "tables") and operator.domain != "quark_numba" and not operator.newer_name:
             yield pytest.param(functools.partial(of_qonnx_or_mct, operator), id=operator.name)
     for name in (*nvidia_nodes.ORACLES, *nvidia_nodes.OWN):
         yield pytest.param(functools.partial(of_nvidia, name), id=name)

@@ -64,7 +64,7 @@ def test_constants_of_block_formats_are_computed(operator):
     assert result.done == {(f"com.amd.quark::{operator}", CONSTANT): 1}
     assert_same_values(before, result.model, ONE)
     # BFP has no codes in tensors, and no backend but the native one has the node that dequantizes MX's.
-    after = optimized(before, keep_codes=True, regions=operator != "MXQuantizeDequantize").model
+    after = optimized(before, keep_quantized_weights=True, regions=operator != "MXQuantizeDequantize").model
     assert after.graph == result.model.graph
 
 
@@ -76,7 +76,7 @@ SHAPES_AND_AXES = [((70, 50), 0), ((70, 50), -1), ((130,), 3), ((4, 3, 65, 2), 2
 def test_codes_of_block_formats_are_kept(name, shape, axis):
     weight = np.random.default_rng(44).normal(0, 3, shape).astype(np.float32)
     before = blocks_model(weight, axis=axis, element_dtype=name, block_size=20)
-    result = optimized(before, keep_codes=True)
+    result = optimized(before, keep_quantized_weights=True)
     assert_same_values(before, result.model, ONE)
     row = MX_ELEMENT_TYPES[name]
     if not row.has_tensors(RELEASE):
@@ -87,7 +87,7 @@ def test_codes_of_block_formats_are_kept(name, shape, axis):
     codes, scales = result.model.graph.initializer
     oracle.assert_same_bits(from_tensor_proto(codes), mx_quantize(weight, element_dtype=name, axis=axis, block_size=20)[0])
     assert scales.data_type == (FLOAT32 if row.is_integer else FLOAT8E8M0).number
-    for after in (optimized(result.model, keep_codes=True), optimized(result.model)):
+    for after in (optimized(result.model, keep_quantized_weights=True), optimized(result.model)):
         assert_same_values(before, after.model, ONE)
     assert operators(after.model) == ["Mul"]
 
@@ -110,7 +110,7 @@ def test_codes_that_cannot_hold_a_constant(name, first, others, is_kept):
     weight[32:, 3] = others
     weight[32, 3] = first
     before = blocks_model(weight, element_dtype=name)
-    after = optimized(before, keep_codes=True).model
+    after = optimized(before, keep_quantized_weights=True).model
     assert_same_values(before, after, ONE)
     assert operators(after) == [*["Dequantize"] * is_kept, "Mul"]
 
@@ -119,9 +119,9 @@ def test_codes_that_take_more_room_than_floats():
     """Blocks of three elements have a float32 factor each."""
     weight = np.random.default_rng(47).normal(0, 3, (512, 3)).astype(np.float32)
     for name, is_kept in (("int8", True), ("fp8_e4m3", True)):
-        after = optimized(blocks_model(weight, axis=1, element_dtype=name), keep_codes=True).model
+        after = optimized(blocks_model(weight, axis=1, element_dtype=name), keep_quantized_weights=True).model
         assert operators(after) == [*["Dequantize"] * is_kept, "Mul"]
-    after = optimized(blocks_model(weight[:, :1], axis=1, element_dtype="int8"), keep_codes=True).model
+    after = optimized(blocks_model(weight[:, :1], axis=1, element_dtype="int8"), keep_quantized_weights=True).model
     assert operators(after) == ["Mul"]
 
 
@@ -139,7 +139,7 @@ def test_nodes_behind_codes_of_blocks(behind):
     nodes = [*before.graph.node[:2], *more, before.graph.node[2]]
     initializers = [*scale_and_zero_point(), constant("i", np.array([3, 60]))]
     before = model(nodes, [("x", "float32", [1])], ["z"], initializers=initializers)
-    after = optimized(before, keep_codes=True).model
+    after = optimized(before, keep_quantized_weights=True).model
     assert operators(after) == {"pair": [DQ, "Mul"], "blocks": ["Mul"], "gather": ["Gather", "Mul"]}[behind]
     assert_same_values(before, after, ONE)
 
@@ -153,7 +153,7 @@ def test_equal_nodes_of_block_formats_share_codes():
     before.graph.node[2].input[0] = "y2"
     before.graph.node.insert(2, again)
     before.graph.input.pop()
-    after = optimized(before, keep_codes=True).model
+    after = optimized(before, keep_quantized_weights=True).model
     assert operators(after) == ["Dequantize", "Dequantize", "Mul"]
     assert len(after.graph.initializer) == 2
     assert_same_values(before, after, {})
@@ -163,7 +163,7 @@ def test_codes_are_kept():
     weight = np.random.default_rng(43).normal(0, 3, (64, 64)).astype(np.float32)
     nodes = [*pair("weight"), helper.make_node("MatMul", ["x", "y"], ["z"])]
     before = model(nodes, ["x"], ["z"], initializers=[constant("weight", weight), *scale_and_zero_point()])
-    result = optimized(before, keep_codes=True)
+    result = optimized(before, keep_quantized_weights=True)
     assert operators(result.model) == [DQ, "MatMul"]
     codes = {each.name: from_tensor_proto(each) for each in result.model.graph.initializer}["codes"]
     oracle.assert_same_bits(codes, oracle.quantize(weight, np.float32(0.25), None, "int8"))

@@ -47,10 +47,10 @@ def of_nodes(nodes, outputs=(("z", "float32", X.shape),), scale=0.01, **options)
 RELU = helper.make_node("Relu", ["y"], ["z"])
 
 
-@pytest.mark.parametrize("standard_ops", [False, True])
-def test_three_nodes_become_one(standard_ops):
+@pytest.mark.parametrize("qdq", ["onnxruntime", "float"])
+def test_three_nodes_become_one(qdq):
     before = of_nodes([*nvfp4(), RELU])
-    result = optimized(before, standard_ops=standard_ops)
+    result = optimized(before, qdq=qdq)
     assert operators(result.model) == ["NVFP4QuantizeDequantize", "Relu"]
     assert result.done == {("trt::TRT_FP4DynamicQuantize", FUSED): 1, (DEQUANTIZE, FUSED): 2}
     assert_same_values(before, result.model, {"x": X}, standard_ops=True)
@@ -130,10 +130,10 @@ def test_nodes_that_onnx_runtime_lacks_are_renamed():
     assert operators(result.model) == ["TRT_FP4DynamicQuantize", "Dequantize", "Dequantize", "Relu"]
     assert result.done == {(DEQUANTIZE, RENAMED): 2}
     (y,) = quark_numba.InferenceSession(before).run(None, {"x": X})
-    (expected,) = quark_numba.InferenceSession(before, standard_ops=True).run(None, {"x": X})
+    (expected,) = quark_numba.InferenceSession(before, qdq="float").run(None, {"x": X})
     assert y.tobytes() == expected.tobytes()
-    assert optimized(before, standard_ops=True).done == result.done
-    assert optimized(before, standard_ops=False).done == {(DEQUANTIZE, RENAMED): 1}
+    assert optimized(before, qdq="float").done == result.done
+    assert optimized(before, qdq="onnxruntime").done == {(DEQUANTIZE, RENAMED): 1}
     left = optimized(before, regions=False).left
     assert "only the native backend has the node that would replace it" in " ".join(reason for _, reason in left)
 
@@ -152,27 +152,27 @@ def weights():
 
 
 @pytest.mark.parametrize("are_inputs", [False, True])
-@pytest.mark.parametrize("keep_codes", [False, True])
-def test_weights(keep_codes, are_inputs):
-    """They are folded. With `keep_codes` the scales of the blocks are, and the codes stay."""
+@pytest.mark.parametrize("keep_quantized_weights", [False, True])
+def test_weights(keep_quantized_weights, are_inputs):
+    """They are folded. With `keep_quantized_weights` the scales of the blocks are, and the codes stay."""
     before = weights()
     x = {"x": np.random.default_rng(1).normal(0, 1, (2, 200)).astype(np.float32)}
     if are_inputs:
         held = [(each.name, each.data_type, each.dims) for each in before.graph.initializer]
         before.graph.input.extend(helper.make_tensor_value_info(*each) for each in held)
-    result = optimized(before, keep_codes=keep_codes)
-    assert operators(result.model) == (["Dequantize", "MatMul"] if keep_codes else ["MatMul"])
-    assert result.done[DEQUANTIZE, CONSTANT] == 2 - keep_codes
-    if keep_codes:
+    result = optimized(before, keep_quantized_weights=keep_quantized_weights)
+    assert operators(result.model) == (["Dequantize", "MatMul"] if keep_quantized_weights else ["MatMul"])
+    assert result.done[DEQUANTIZE, CONSTANT] == 2 - keep_quantized_weights
+    if keep_quantized_weights:
         assert result.done[DEQUANTIZE, RENAMED] == 1
         assert result.left["quark_numba::Dequantize", KEPT] == 1
         kept = [each for each in result.model.graph.initializer if each.data_type == find("float4e2m1").number]
         assert len(kept) == 1
     assert [each.name for each in result.model.graph.input] == ["x"]
-    (y,) = quark_numba.InferenceSession(before, keep_codes=keep_codes).run(None, x)
-    (expected,) = quark_numba.InferenceSession(weights(), standard_ops=True).run(None, x)
+    (y,) = quark_numba.InferenceSession(before, keep_quantized_weights=keep_quantized_weights).run(None, x)
+    (expected,) = quark_numba.InferenceSession(weights(), qdq="float").run(None, x)
     # ONNX Runtime adds in another order if the weights are not constants.
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-3 if keep_codes else 0)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-3 if keep_quantized_weights else 0)
 
 
 def test_constant_inputs_are_folded():

@@ -144,7 +144,7 @@ def clipped(dtype=np.int8, scale=(), bounds=(-8, 7), opset=17, zero_point=0):
 @pytest.mark.parametrize("scale", [(), (5,)])
 def test_clips_of_codes(dtype, bounds, zero_point, scale, opset):
     before = clipped(dtype, scale, bounds, opset, zero_point)
-    result = optimized(before, standard_ops=True)
+    result = optimized(before, qdq="float")
     assert operators(result.model) == ["Region"]
     assert [what for _, what in result.done if what == FUSED] == [FUSED] * 3
     assert_same_values(before, result.model, FEEDS, standard_ops=True)
@@ -158,10 +158,10 @@ def test_clips_that_stay():
     no_constant.graph.initializer.remove(next(each for each in no_constant.graph.initializer if each.name == "low"))
     no_constant.graph.input.append(helper.make_tensor_value_info("low", onnx.TensorProto.INT8, []))
     for before in (other_user, no_constant):
-        result = optimized(before, standard_ops=True)
+        result = optimized(before, qdq="float")
         assert "Clip" in operators(result.model)
         assert_same_values(before, result.model, {**FEEDS, "low": np.int8(-3)}, standard_ops=True)
-    assert "Clip" in operators(optimize(clipped(), standard_ops=False))
+    assert "Clip" in operators(optimize(clipped(), qdq="onnxruntime"))
 
 
 def test_a_clip_between_nodes_with_an_axis_that_x_lacks():
@@ -169,27 +169,27 @@ def test_a_clip_between_nodes_with_an_axis_that_x_lacks():
     for node in before.graph.node:
         for attribute in node.attribute:
             attribute.i = 7
-    result = optimized(before, standard_ops=True)
+    result = optimized(before, qdq="float")
     assert "Clip" in operators(result.model)
     assert any("not valid: the axis of the parameters is 7" in reason for _, reason in result.left)
 
 
 @pytest.mark.parametrize("path", other_quantizers.models_of("qonnx", "mct"), ids=lambda path: path.stem)
-@pytest.mark.parametrize("standard_ops", [None, True])
+@pytest.mark.parametrize("qdq", ["auto", "float"])
 @pytest.mark.by_default(8)
-def test_models_of_other_quantizers(path, standard_ops):
-    """All values of a model stay, and the initializers that are graph inputs are no inputs any more. With `standard_ops=False`
+def test_models_of_other_quantizers(path, qdq):
+    """All values of a model stay, and the initializers that are graph inputs are no inputs any more. With `qdq="onnxruntime"`
     a model stays as it is if ONNX's own operators quantize activations in it."""
-    if standard_ops and "qcdq" not in path.stem:
+    if qdq == "float" and "qcdq" not in path.stem:
         pytest.skip("it has no operators of ONNX to take over")
     feeds, _ = other_quantizers.expectation(path)
     before = onnx.load(path)
     held = {each.name: onnx.numpy_helper.to_array(each) for each in before.graph.initializer}
-    result = optimized(path, standard_ops=standard_ops)
+    result = optimized(path, qdq=qdq)
     assert [each.name for each in result.model.graph.input] == [*feeds]
-    assert_same_values(before, result.model, held | feeds, standard_ops=bool(standard_ops))
+    assert_same_values(before, result.model, held | feeds, standard_ops=qdq == "float")
     if "qcdq" in path.stem:
-        assert optimized(path, standard_ops=False).model.graph.input == before.graph.input
+        assert optimized(path, qdq="onnxruntime").model.graph.input == before.graph.input
 
 
 def test_single_steps_beside_convolutions_are_regions():

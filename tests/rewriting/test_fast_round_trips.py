@@ -1,4 +1,4 @@
-"""The faster round trips of regions, against those of the linear wing, whose every float32 is tested."""
+"""The faster round trips of regions, against those of the linear family, whose every float32 is tested."""
 
 import numba
 import numpy as np

@@ -48,7 +48,7 @@ CASES = [
 @pytest.mark.parametrize(("scale", "gather_axis", "axis", "indices"), CASES)
 def test_rows_of_codes_are_gathered(scale, gather_axis, axis, indices):
     before, feeds = table_model(scale, gather_axis, axis, indices)
-    result = optimized(before, keep_codes=True)
+    result = optimized(before, keep_quantized_weights=True)
     assert operators(result.model) == ["Gather", DQ, "Add"]
     assert result.done[f"com.amd.quark::{DQ}", MOVED] == 1
     assert result.left[f"com.amd.quark::{DQ}", "its codes are kept"] == 1
@@ -68,7 +68,7 @@ def test_rows_of_codes_are_gathered(scale, gather_axis, axis, indices):
 )
 def test_what_stays(arguments):
     before, feeds = table_model(**arguments)
-    result = optimized(before, keep_codes=True)
+    result = optimized(before, keep_quantized_weights=True)
     assert not any(what == MOVED for _, what in result.done)
     assert_same_values(before, result.model, feeds)
 
@@ -80,7 +80,7 @@ def test_types_that_gather_lacks():
     ]
     codes = to_tensor_proto(np.arange(6).astype(find("float8e4m3fn").dtype), "t")
     before = model(nodes, [("i", "int64", [2])], ["y"], initializers=[codes, constant("s", 0.5, np.float32)])
-    after = optimized(before, keep_codes=True, standard_ops=True).model
+    after = optimized(before, keep_quantized_weights=True, qdq="float").model
     assert operators(after) == ["Dequantize", "Gather"]
     assert_same_values(before, after, {"i": np.array([1, 5])}, standard_ops=True)
 
@@ -94,4 +94,4 @@ def test_indices_from_the_table_stay():
     ]
     initializers = [constant("t", [1, 0], np.uint8), constant("s", 1.0, np.float32)]
     before = model(nodes, [("x", "float32", [3])], ["y"], initializers=initializers)
-    assert operators(optimized(before, keep_codes=True).model) == [DQ, "Cast", "Gather"]
+    assert operators(optimized(before, keep_quantized_weights=True).model) == [DQ, "Cast", "Gather"]

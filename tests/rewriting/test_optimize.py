@@ -46,13 +46,13 @@ def inputs():
         return {"x": arrays["x"]}
 
 
-@pytest.mark.parametrize("keep_codes", [False, True], ids=["floats", "codes"])
+@pytest.mark.parametrize("keep_quantized_weights", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("variant", [*VARIANTS, "a8w8"])
 @pytest.mark.covering
 @pytest.mark.by_default(4)
-def test_every_place_in_real_models(variant, keep_codes, inputs):
+def test_every_place_in_real_models(variant, keep_quantized_weights, inputs):
     before = onnx.load(MODELS / f"textline_cls_{variant}.onnx")
-    after = optimize(before, keep_codes=keep_codes)
+    after = optimize(before, keep_quantized_weights=keep_quantized_weights)
     names = assert_same_values(before, after, inputs)
     quantizes = [name for name in operators(before) if "uantize" in name]
     rewritten = [name for name in operators(after) if "uantize" in name]
@@ -149,13 +149,13 @@ def test_generated_graphs(examples):
 
     @settings(max_examples=examples, deadline=None, derandomize=examples == 10)
     @given(graphs())
-    def check(graph_and_keep_codes):
-        before, keep_codes = graph_and_keep_codes
-        result = optimized(before, keep_codes=keep_codes)
+    def check(graph_and_keep_quantized_weights):
+        before, keep_quantized_weights = graph_and_keep_quantized_weights
+        result = optimized(before, keep_quantized_weights=keep_quantized_weights)
         after = result.model
         assert_same_values(before, after, {"x": X})
         assert len(after.graph.node) <= len(before.graph.node)
-        assert optimize(after, keep_codes=keep_codes).graph.node == after.graph.node
+        assert optimize(after, keep_quantized_weights=keep_quantized_weights).graph.node == after.graph.node
         rewritten.append(bool(result.done))
 
     check()

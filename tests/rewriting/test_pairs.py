@@ -48,7 +48,7 @@ def test_a_missing_zero_point_of_any_type(name):
     quantize.attribute.append(helper.make_attribute("output_dtype", find(name).number))
     values = [("x", "float32", X.shape)], [("y", "float32", X.shape)]
     before = model([quantize, dequantize], *values, initializers=[constant("scale", 0.3, np.float32)], domains=[], opset=25)
-    result = optimized(before, standard_ops=True, regions=False)
+    result = optimized(before, qdq="float", regions=False)
     assert operators(result.model) == ["QuantizeDequantizeLinear"]
     zero_point = result.model.graph.initializer[1]
     assert (zero_point.name, zero_point.data_type) == (f"zero_point_{name}_0", find(name).number)

@@ -23,11 +23,11 @@ def test_integer_models_are_onnx_runtimes():
     nodes = [*pair(domain=""), helper.make_node("Relu", ["y"], ["z"])]
     values = [("x", "float32", X.shape)], [("z", "float32", X.shape)]
     before = model(nodes, *values, initializers=scale_and_zero_point(), domains=[])
-    result = optimized(before, standard_ops=False, regions=False)
+    result = optimized(before, qdq="onnxruntime", regions=False)
     assert operators(result.model) == operators(before)
     assert {text for _, text in result.left} == {"ONNX Runtime may fuse it with its neighbours into an integer operator"}
     before.graph.value_info.append(helper.make_tensor_value_info("x", 1, X.shape))
-    result = optimized(before, standard_ops=True, regions=False)
+    result = optimized(before, qdq="float", regions=False)
     assert operators(result.model) == ["QuantizeDequantizeLinear", "Relu"]
     assert_same_values(before, result.model, {"x": X})
 
@@ -37,9 +37,9 @@ def test_what_onnx_runtime_computes_otherwise_is_its_own():
     nodes = [*pair("weight", domain=""), helper.make_node("Add", ["x", "y"], ["z"])]
     initializers = [constant("weight", [-1e-9, 3.0], np.float32), *scale_and_zero_point("float8e4m3fn")]
     before = model(nodes, ["x"], ["z"], initializers=initializers, domains=[])
-    assert operators(optimize(before, standard_ops=False)) == operators(before)
-    for standard_ops in (True, None):
-        assert operators(optimize(before, standard_ops=standard_ops)) == ["Add"]
+    assert operators(optimize(before, qdq="onnxruntime")) == operators(before)
+    for qdq in ("float", "auto"):
+        assert operators(optimize(before, qdq=qdq)) == ["Add"]
 
 
 def test_int32_zero_points_are_onnx_runtimes():
@@ -52,13 +52,13 @@ def test_int32_zero_points_are_onnx_runtimes():
             constant("codes", [[[2**31 - 1]], [[-(2**31)]]], np.int32),
         ]
         before = model(nodes, ["x"], ["z"], initializers=initializers, domains=["com.microsoft"])
-        assert (operators(optimize(before, standard_ops=False)) == operators(before)) is left
+        assert (operators(optimize(before, qdq="onnxruntime")) == operators(before)) is left
         if not left:  # older releases of ONNX Runtime refuse to run the model with zero point 5
             assert_same_values(before, optimize(before), {"x": X})
 
 
-@pytest.mark.parametrize("standard_ops", [None, True])
-def test_no_node_keeps_a_name_that_onnx_runtimes_optimisers_know(standard_ops):
+@pytest.mark.parametrize("qdq", ["auto", "float"])
+def test_no_node_keeps_a_name_that_onnx_runtimes_optimisers_know(qdq):
     """Neither in branches nor in local functions that are not inlined."""
     before = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
         g (bool c, int8[2, 4] x) => (float[] o, float[] p) <float s = {0.5}, int8[1] z = {1}, float[1] t = {0.25}> {
@@ -74,7 +74,7 @@ def test_no_node_keeps_a_name_that_onnx_runtimes_optimisers_know(standard_ops):
         }
         """)
     before.opset_import.add(domain="com.microsoft", version=1)
-    after = optimized(before, standard_ops=standard_ops).model
+    after = optimized(before, qdq=qdq).model
     branches = [attribute.g for node in after.graph.node for attribute in node.attribute if attribute.HasField("g")]
     found = [node.op_type for graph in (*branches, *after.functions) for node in graph.node]
     assert sorted(found) == ["Dequantize", "Dequantize", "Dequantize", "Neg", "Quantize", "Resize"]
@@ -123,16 +123,16 @@ def test_what_is_beside_onnx_runtimes_nodes_stays():
     initializers = [*scale_and_zero_point("int8", 0.125), constant("weight", weight), constant("fine", 2.0**-10, np.float32)]
     initializers.append(constant("wide_zero_point", 0, np.int16))
     before = model(nodes, [("x", "float32", X.shape)], ["z"], initializers=initializers)
-    result = optimized(before, standard_ops=False)
+    result = optimized(before, qdq="onnxruntime")
     assert operators(result.model) == operators(before)
-    for standard_ops in (None, True, False):
-        (z,) = quark_numba.InferenceSession(before, standard_ops=standard_ops).run(None, {"x": X})
+    for qdq in ("auto", "float", "onnxruntime"):
+        (z,) = quark_numba.InferenceSession(before, qdq=qdq).run(None, {"x": X})
         x = np.rint(X / 0.125).clip(-128, 127) * 0.125
         assert np.array_equal(z, np.rint(x @ weight.astype(np.float64) / 0.125).clip(-128, 127) * 0.125)
 
 
-@pytest.mark.parametrize("standard_ops", [None, True])
-def test_no_optimiser_quantizes_the_input_of_kept_codes(standard_ops):
+@pytest.mark.parametrize("qdq", ["auto", "float"])
+def test_no_optimiser_quantizes_the_input_of_kept_codes(qdq):
     """ONNX Runtime turns a DequantizeLinear in front of a MatMul into a product that quantizes its other input."""
     random = np.random.default_rng(2)
     nodes = [helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=1), helper.make_node("MatMul", ["x", "d"], ["y"])]
@@ -145,12 +145,12 @@ def test_no_optimiser_quantizes_the_input_of_kept_codes(standard_ops):
         domains=[],
     )
     x = random.integers(-99, 99, (3, 64)).astype(np.float32) / 64
-    for keep_codes in (True, False):
-        after = optimize(before, keep_codes=keep_codes, standard_ops=standard_ops)
+    for keep_quantized_weights in (True, False):
+        after = optimize(before, keep_quantized_weights=keep_quantized_weights, qdq=qdq)
         options = onnxruntime.SessionOptions()
         quark_numba.register(options)
         for session in (
-            quark_numba.InferenceSession(before, keep_codes=keep_codes, standard_ops=standard_ops),
+            quark_numba.InferenceSession(before, keep_quantized_weights=keep_quantized_weights, qdq=qdq),
             onnxruntime.InferenceSession(after.SerializeToString(), options),
         ):
             assert np.array_equal(session.run(None, {"x": x})[0], x @ (codes.astype(np.float64) * scale))
@@ -165,8 +165,8 @@ def test_codes_of_a_type_that_onnx_runtime_lacks():
         nodes, [("x", "bfloat16", [4])], [("y", "int8", [4])], initializers=[scale, zero_point], domains=[], opset=25
     )
     x = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.float32([1, 2, -3, 900]).astype(ml_dtypes.bfloat16), 16)
-    for standard_ops in (None, False):
-        loaded = quark_numba.InferenceSession(before, standard_ops=standard_ops)
+    for qdq in ("auto", "onnxruntime"):
+        loaded = quark_numba.InferenceSession(before, qdq=qdq)
         (y,) = loaded.run_with_ort_values(None, {"x": x})
         assert y.numpy().tolist() == [2, 4, -6, 127]
 
@@ -184,15 +184,15 @@ def test_a_model_that_onnx_runtime_refuses_for_its_fusions(caplog):
     quark_numba.register(options, standard_ops=True)
     drop_in = onnxruntime.InferenceSession(before.SerializeToString(), options)
     assert np.array_equal(drop_in.run(None, {"x": X})[0], expected)
-    for standard_ops, is_logged in [(None, False), (True, False), (False, True)]:
+    for qdq, is_logged in [("auto", False), ("float", False), ("onnxruntime", True)]:
         caplog.clear()
         options = onnxruntime.SessionOptions()
-        session = quark_numba.InferenceSession(before, options, standard_ops=standard_ops)
+        session = quark_numba.InferenceSession(before, options, qdq=qdq)
         assert np.array_equal(session.run(None, {"x": X})[0], expected)
         assert ("refused the model" in caplog.text) is is_logged
         session.set_providers(["CPUExecutionProvider"])
         assert np.array_equal(session.run(None, {"x": X})[0], expected)
-        if not standard_ops:
+        if qdq != "float":
             assert entry(options, DISABLE_QUANT_QDQ) in (None, "0")
             assert not entry(options, DISABLED_OPTIMIZERS)
 
@@ -202,6 +202,6 @@ def test_a_model_that_is_refused_in_any_case():
     before = model(
         nodes, ["x"], ["z"], initializers=[*scale_and_zero_point(), constant("shape", [2.5], np.float32)], domains=[]
     )
-    for standard_ops in (None, True, False):
+    for qdq in ("auto", "float", "onnxruntime"):
         with pytest.raises(Exception, match="Reshape"):
-            quark_numba.InferenceSession(before, standard_ops=standard_ops)
+            quark_numba.InferenceSession(before, qdq=qdq)

@@ -94,7 +94,7 @@ def test_a_model_is_prepared_once(path, prepares):
 def test_each_model_and_each_option_has_its_own(path, prepares):
     folder = path.parent / "cache"
     quark_numba.InferenceSession(path, cache=folder)
-    quark_numba.InferenceSession(path, cache=folder, keep_codes=True)
+    quark_numba.InferenceSession(path, cache=folder, keep_quantized_weights=True)
     quark_numba.InferenceSession(path, cache=folder, blocked_layout=False)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

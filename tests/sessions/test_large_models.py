@@ -186,18 +186,18 @@ MODELS_OF_ONE_WEIGHT |= {
 }
 
 
-@pytest.mark.parametrize("keep_codes", [False, True], ids=["floats", "codes"])
+@pytest.mark.parametrize("keep_quantized_weights", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("kind", list(MODELS_OF_ONE_WEIGHT))
 @pytest.mark.covering
-def test_parts_of_a_weight(kind, keep_codes, tmp_path, request):
+def test_parts_of_a_weight(kind, keep_quantized_weights, tmp_path, request):
     before = MODELS_OF_ONE_WEIGHT[kind]()
-    whole = optimize(before, keep_codes=keep_codes, standard_ops=True)
+    whole = optimize(before, keep_quantized_weights=keep_quantized_weights, qdq="float")
     apart(before, tmp_path / "m.onnx")
     request.getfixturevalue("is_large")
-    optimize(tmp_path / "m.onnx", tmp_path / "out.onnx", keep_codes=keep_codes, standard_ops=True)
+    optimize(tmp_path / "m.onnx", tmp_path / "out.onnx", keep_quantized_weights=keep_quantized_weights, qdq="float")
     found = onnx.load(tmp_path / "out.onnx")
     assert found.graph.node == whole.graph.node
-    assert len(whole.graph.node) == 1 + keep_codes * (not kind.startswith(("BFP", "QONNX", "MCT"))) * (
+    assert len(whole.graph.node) == 1 + keep_quantized_weights * (not kind.startswith(("BFP", "QONNX", "MCT"))) * (
         2 if kind == "computed scales" else 1
     )
     assert [each.name for each in found.graph.initializer] == [each.name for each in whole.graph.initializer]
@@ -209,7 +209,7 @@ def test_a_node_that_is_not_valid_in_a_late_row_stays(is_large):
     zeros = np.zeros(4000)
     zeros[-1] = 1  # int32 has no zero point other than 0
     before = codes_model("int32", (4000, 9), (4000,), 0, zeros=zeros)
-    after = optimize(before, standard_ops=True)
+    after = optimize(before, qdq="float")
     assert [node.op_type for node in after.graph.node] == ["DequantizeLinear", "Add"]
 
 
@@ -324,8 +324,8 @@ def test_equal_nodes_on_one_weight_are_folded_once(tmp_path, is_large):
     assert [each.name for each in after.graph.initializer] == [add.input[0]]
 
 
-@pytest.mark.parametrize("keep_codes", [False, True])
-def test_weights_are_folded_on_one_thread(keep_codes, tmp_path, monkeypatch):
+@pytest.mark.parametrize("keep_quantized_weights", [False, True])
+def test_weights_are_folded_on_one_thread(keep_quantized_weights, tmp_path, monkeypatch):
     """Numba's other threads would wait in a loop between the parts of a weight."""
 
     def number_of_threads():
@@ -336,7 +336,7 @@ def test_weights_are_folded_on_one_thread(keep_codes, tmp_path, monkeypatch):
         apart(each, tmp_path / "m.onnx")
         with monkeypatch.context() as patch:
             patch.setattr(threads, "_number_of_threads", number_of_threads)
-            optimize(tmp_path / "m.onnx", tmp_path / "out.onnx", keep_codes=keep_codes)
+            optimize(tmp_path / "m.onnx", tmp_path / "out.onnx", keep_quantized_weights=keep_quantized_weights)
 
 
 # Files that change, disks that fill up, processes that are killed.

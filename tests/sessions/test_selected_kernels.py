@@ -43,7 +43,7 @@ def overloads(operator):
 
 
 def select(operator, overload, **attributes):
-    node = node_of(operator.wing)
+    node = node_of(operator.family)
     return node, node.select(operator, overload, operator.values(REQUIRED | attributes))
 
 
@@ -60,7 +60,7 @@ def test_every_overload_selects_a_kernel_and_numbers_of_its_state(operator):
     for overload in map(operator.held, overloads(operator)):
         given = {"output_dtype": overload.outputs[0].number} if operator.takes_type else {}
         node, (key, numbers) = select(operator, overload, **given)
-        table = table_of(operator.wing)
+        table = table_of(operator.family)
         assert key in table or hasattr(table, "__missing__")
         assert not own & set(numbers)
         assert repr(select(operator, overload, **given)[1]) == repr(context.Selection(key, numbers))  # a number may be NaN
@@ -123,6 +123,6 @@ def test_wrong_attributes(name, attributes, message):
 
 
 def test_no_onnxruntime():
-    wings = sorted({operator.wing for operator in OPERATORS})
-    code = "\n".join(["import quark_numba", *(f"import quark_numba.ort.nodes.{wing}" for wing in wings)])
+    families = sorted({operator.family for operator in OPERATORS})
+    code = "\n".join(["import quark_numba", *(f"import quark_numba.ort.nodes.{family}" for family in families)])
     assert processes.loaded(code, "onnxruntime", "onnxruntime_extensions") == []

@@ -6,7 +6,7 @@ compares each mode with plain ONNX Runtime at ORT_DISABLE_ALL, which computes th
 oracle.
 
 - No mode ends the process, and none refuses a model or a feed that ORT_DISABLE_ALL runs. Shapes and types agree.
-- In an exact graph all values are equal (-0 equals 0, NaN equals NaN). With `standard_ops=False`, and in drop-in sessions,
+- In an exact graph all values are equal (-0 equals 0, NaN equals NaN). With `qdq="onnxruntime"`, and in drop-in sessions,
   they may also equal those of plain ONNX Runtime at ORT_ENABLE_ALL; where that itself ends the process or refuses the model,
   nothing is demanded.
 - In other graphs a code may flip, and all values behind it change: the average difference is at most 2^-4 of the largest value.
@@ -73,8 +73,8 @@ def ours(model, level=ALL, threads=1, **named):
 
 
 def optimized(model, **named):
-    own = named.get("standard_ops") or False
-    return session(quark_numba().optimize(model, **named), options(standard_ops=own))
+    is_float = named.get("qdq") == "float"
+    return session(quark_numba().optimize(model, **named), options(standard_ops=is_float))
 
 
 def on_integers(make, model):
@@ -143,16 +143,16 @@ def run_in_threads(made, feeds):
 # A mode makes one session or several from a model and a folder, and runs them.
 MODES = {
     "default": (lambda model, folder: ours(model), run),
-    "standard_ops=True": (lambda model, folder: ours(model, standard_ops=True), run),
+    'qdq="float"': (lambda model, folder: ours(model, qdq="float"), run),
     "optimize, plain": (lambda model, folder: optimized(model), run),
     "on integers": (lambda model, folder: on_integers(ours, model), run),
     "on integers, optimize, plain": (lambda model, folder: on_integers(optimized, model), run),
-    "standard_ops=False": (lambda model, folder: ours(model, standard_ops=False), run),
-    "optimize, standard_ops=False": (lambda model, folder: optimized(model, standard_ops=False), run),
-    "optimize, standard_ops=True": (lambda model, folder: optimized(model, standard_ops=True), run),
-    "optimize, keep_codes": (lambda model, folder: optimized(model, keep_codes=True), run),
-    "keep_codes": (lambda model, folder: ours(model, keep_codes=True), run),
-    "keep_codes, standard_ops=True": (lambda model, folder: ours(model, keep_codes=True, standard_ops=True), run),
+    'qdq="onnxruntime"': (lambda model, folder: ours(model, qdq="onnxruntime"), run),
+    'optimize, qdq="onnxruntime"': (lambda model, folder: optimized(model, qdq="onnxruntime"), run),
+    'optimize, qdq="float"': (lambda model, folder: optimized(model, qdq="float"), run),
+    "optimize, keep_quantized_weights": (lambda model, folder: optimized(model, keep_quantized_weights=True), run),
+    "keep_quantized_weights": (lambda model, folder: ours(model, keep_quantized_weights=True), run),
+    'keep_quantized_weights, qdq="float"': (lambda model, folder: ours(model, keep_quantized_weights=True, qdq="float"), run),
     "cache": (cached, run),
     "EXTENDED": (lambda model, folder: ours(model, LEVELS.ORT_ENABLE_EXTENDED), run),
     "BASIC": (lambda model, folder: ours(model, LEVELS.ORT_ENABLE_BASIC), run),
@@ -216,7 +216,7 @@ def checked(case, modes, announce):
             continue
         announce(mode)
         wrong = of_mode(case, mode, feeds, accepted)
-        if wrong and ("standard_ops=False" in mode or mode == DROP_IN):
+        if wrong and ('qdq="onnxruntime"' in mode or mode == DROP_IN):
             announce(PLAIN)
             try:
                 wrong = of_mode(case, mode, feeds, [*accepted, run(plain(case.model, ALL), feeds)])
@@ -339,10 +339,10 @@ class Worker:
             if mode in (REFERENCE, None):
                 return "refused", "the process ends in plain ONNX Runtime"
             if mode == PLAIN:  # of the mode before, of which nothing is demanded
-                modes = [each for each in modes if "standard_ops=False" not in each]
+                modes = [each for each in modes if 'qdq="onnxruntime"' not in each]
                 continue
             modes = [each for each in modes if each != mode]
-            if "standard_ops=False" not in mode or not self._ends_alone(seed, graphs, case):
+            if 'qdq="onnxruntime"' not in mode or not self._ends_alone(seed, graphs, case):
                 found.append((mode, status, result))
 
     def _ends_alone(self, seed, graphs, case):

@@ -1,5 +1,5 @@
 """A dialect that the package lacks, written like a file of ``quark_numba/dialects``. Its one operator rounds x to multiples of
-a step; the wing of fake quantization has this form. `add` does what the line of the catalog does."""
+a step; the family of fake quantization has this form. `add` does what the line of the catalog does."""
 
 from quark_numba.catalog import OPERATORS as CATALOG
 from quark_numba.declaration import Attribute, FakeQuantize, Parameter

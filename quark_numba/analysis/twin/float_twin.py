@@ -120,7 +120,7 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
 def _graph(source: Source) -> Graph:
     intermediate = source.lazy()
     intermediate.graph.sort()
-    graph = Graph(intermediate, keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
+    graph = Graph(intermediate, keep_quantized_weights=False, qdq="float", regions=False, replaced=frozenset())
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
     return graph

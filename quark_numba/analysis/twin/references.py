@@ -73,7 +73,7 @@ def _forms(reference: Source) -> Iterator[Graph]:
 
 
 def _graph(model: ir.Model) -> Graph:
-    return Graph(model, keep_codes=False, standard_ops=True, regions=False, replaced=frozenset())
+    return Graph(model, keep_quantized_weights=False, qdq="float", regions=False, replaced=frozenset())
 
 
 Place = tuple[str, str | None, int]

@@ -2,7 +2,7 @@
 
 The functions that run are compiled. They need neither Python nor its lock, and copy no tensor.
 
-There is a module for each wing. It contains
+There is a module for each family. It contains
 
 - ``STATE``, the dtype of a node's state: a record that begins with the fields of ``context.STATE``;
 - ``select(operator, overload, attributes)``, which returns a ``context.Selection``: the key of the kernel, and numbers for the

@@ -1,4 +1,4 @@
-"""Functions for the nodes of all wings: they get inputs, shapes and outputs from ONNX Runtime, split work, and report faults.
+"""Functions for the nodes of all operators: they get inputs, shapes and outputs from ONNX Runtime, split work, and report faults.
 
 The compiled functions take the node's state, a record that begins with STATE. Their `context` is the OrtKernelContext of a run,
 and a `value` is an OrtValue; both are addresses.
@@ -30,7 +30,7 @@ MAX_RANK = 64
 
 # Work up to this cost is left to one thread, which is done before a second one would have woken up. In a model the second one
 # is often awake already, so that less would be better there: this is a compromise. The unit is the conversion of an element by
-# the wing `linear`.
+# the family `linear`.
 _SMALL = 1 << 16
 
 # The order of messages: two for every operator, then those of the operator's faults, whose numbers begin with 1.
@@ -53,19 +53,19 @@ _RELEASE_SHAPE = int(OrtApi.ReleaseTensorTypeAndShapeInfo)
 # _FIRST_TEXT stands for a number. All other bytes are text.
 _FIRST_NUMBER, _FIRST_TEXT = 9, 32
 
-# The numbers for `fault_status` of a wing whose messages mention none. Numba cannot index an empty tuple.
+# The numbers for `fault_status` of a family whose messages mention none. Numba cannot index an empty tuple.
 NO_NUMBERS = (0,)
 
 
 class Selection(NamedTuple):
     """The kernel and the numbers that a node's types and attributes select."""
 
-    key: Any  # of the wing's dispatch table; None: the node has no kernel
+    key: Any  # of the family's dispatch table; None: the node has no kernel
     numbers: Mapping[str, Any]  # by the names of the state's fields; a tuple for a field that is an array
 
 
 def state_dtype(*fields: Any) -> np.dtype[Any]:
-    """The dtype of a wing's states: STATE, followed by these fields, in numpy's form. A name alone is a field of int64."""
+    """The dtype of a family's states: STATE, followed by these fields, in numpy's form. A name alone is a field of int64."""
     return np.dtype([*STATE, *((field, np.int64) if isinstance(field, str) else field for field in fields)])
 
 
@@ -233,7 +233,7 @@ def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, numbers: A
     """An OrtStatus for a fault: if `has_many`, that a tensor has too many dimensions, else the fault of this number among the
     operator's.
 
-    `shapes` has the two words of `shape_of` for each input, `numbers` is a tuple of the values of the wing's NUMBERS: the
+    `shapes` has the two words of `shape_of` for each input, `numbers` is a tuple of the values of the family's NUMBERS: the
     message may mention these. If there is no memory for the message, the status says that memory ran out."""
     api = array_at(state.api, API_WORDS, np.int64)
     message = array_at(state.messages + 16 * (_RANK if has_many else _FIRST_FAULT + fault), 2, np.int64)
@@ -264,7 +264,7 @@ def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, numbers: A
 
 
 def messages_of(operator: Operator, numbers: Sequence[str]) -> NDArray[np.int64]:
-    """The addresses and lengths of an operator's messages, in their order. `numbers` are the wing's NUMBERS."""
+    """The addresses and lengths of an operator's messages, in their order. `numbers` are the family's NUMBERS."""
     marks: dict[str, str] = {}
     for i, parameter in enumerate(operator.inputs):
         marks[f"{parameter.name}_shape"] = chr(1 + i)

@@ -66,7 +66,7 @@ class _Input(NamedTuple):
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
     """The kernel's key, and where each parameter comes from. Raises ValueError for wrong attributes."""
-    most = operator.most_inputs or 1 + len(FORMS[attributes["form"]].parameters)  # variadic: the wing's own operator
+    most = operator.most_inputs or 1 + len(FORMS[attributes["form"]].parameters)  # variadic: the family's own operator
     fewest = operator.fewest_inputs if operator.most_inputs else most
     meaning, fewer = (_meaning(operator, count, attributes) for count in (most, fewest))
     key = key_of(meaning)
@@ -77,7 +77,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "inputs": most,
         "single": tuple(name in form.single or meaning.axis is None for name in form.parameters),
         "axis": meaning.axis if isinstance(meaning.axis, int) else NO_AXIS,
-        "kinds": tuple(KINDS[each] for each in overload.inputs),  # the rest is 0: the wing's own operator has float32
+        "kinds": tuple(KINDS[each] for each in overload.inputs),  # the rest is 0: the family's own operator has float32
     }
     for prefix, each in (("", meaning), ("fewer_", fewer)):
         found = [each.parameters[name] for name in form.parameters]

@@ -1,4 +1,4 @@
-"""The operators of QONNX and of MCT against their oracles: of the wings of fake quantization and of tables."""
+"""The operators of QONNX and of MCT against their oracles: of the families of fake quantization and of tables."""
 
 import numba
 import numpy as np
@@ -20,8 +20,8 @@ from quark_numba.fake_quantization.key import FORMS
 
 f32 = np.float32
 
-# Every operator of the wings, but for the package's own and those with the same kernels under older names.
-OF_DIALECTS = [each for each in OPERATORS if each.wing in ("fake_quantization", "tables") and not each.newer_name]
+# Every operator of the families, but for the package's own and those with the same kernels under older names.
+OF_DIALECTS = [each for each in OPERATORS if each.family in ("fake_quantization", "tables") and not each.newer_name]
 OF_DIALECTS = [each for each in OF_DIALECTS if each.domain != "quark_numba"]
 
 # QONNX's probes with a bit width of 4.2, which its executor computes. The specification of the package refuses it.
@@ -155,7 +155,7 @@ def test_large_arrays(name):
         assert_same_bits(call(large), large.expected())
 
 
-OF_FAKE_QUANTIZATION = [each for each in OF_DIALECTS if each.wing == "fake_quantization"]
+OF_FAKE_QUANTIZATION = [each for each in OF_DIALECTS if each.family == "fake_quantization"]
 
 
 def of_own(node):

@@ -37,7 +37,7 @@ def test_a_kernel_comes_once():
 def test_what_a_node_means(operator):
     """A meaning has the scale and zero point by their names, in any place. Operators that round inside have no meaning."""
     if operator.meaning is None:
-        assert operator.wing in ("normalization", "recurrent", "region", "tables")
+        assert operator.family in ("normalization", "recurrent", "region", "tables")
         return
     inputs = {parameter.name: Input(parameter.name, operator.types[parameter.variable][-1]) for parameter in operator.inputs}
     required = {each.name: 1 for each in operator.attributes if each.default is None}
@@ -45,11 +45,11 @@ def test_what_a_node_means(operator):
         required["form"] = "bipolar"  # its only parameter stands for all inputs behind x
     meaning = operator.meaning([*inputs.values()], operator.values(required))
     assert meaning.x is inputs["x"]
-    if operator.wing == "fake_quantization":
+    if operator.family == "fake_quantization":
         assert set(meaning.parameters) == set(FORMS[meaning.form].parameters)
         assert set(inputs.values()) - {meaning.x} <= set(meaning.parameters.values())
         return
-    if (operator.wing, operator.operation) == ("block", "round"):
+    if (operator.family, operator.operation) == ("block", "round"):
         newest = OPERATORS.find("com.amd.quark", meaning.operator)
         assert not newest.newer_name
         assert newest.values({}) == meaning.attributes
@@ -57,11 +57,11 @@ def test_what_a_node_means(operator):
         assert meaning.bits == pytest.approx({"bfp16": 8 + 8 / 8, "mxint8": 8 + 8 / 32}[meaning.format])
         return
     scale = next((each for name, each in inputs.items() if name.endswith("scale")), None)
-    if operator.wing == "block":
+    if operator.family == "block":
         own = OPERATORS.find("quark_numba", getattr(meaning, "round_trip", getattr(meaning, "operator", None)))
-        assert (type(meaning).__name__, own.wing) == (
+        assert (type(meaning).__name__, own.family) == (
             {1: "BlockRoundTrip", 2: "DynamicQuantize"}[len(operator.outputs)],
-            operator.wing,
+            operator.family,
         )
         assert (meaning.axis, meaning.block_size) == (-1, {"nvfp4": 16, "mxfp8": 32}[next(iter(operator.formats))])
         if len(operator.outputs) == 2:
@@ -109,7 +109,7 @@ def test_older_names_are_those_of_operators():
     assert older
     for each in older:
         named = [other for other in OPERATORS if (other.name, other.newer_name) == (each.newer_name, "")]
-        assert any((newer.wing, newer.operation) == (each.wing, each.operation) for newer in named)
+        assert any((newer.family, newer.operation) == (each.family, each.operation) for newer in named)
 
 
 def test_nothing_asks_for_the_class_of_an_operator():
@@ -122,8 +122,8 @@ def test_nothing_asks_for_the_class_of_an_operator():
 
 
 PREPARE_TOY = """
-import toy_wing
-toy_wing.add()
+import toy_family
+toy_family.add()
 from onnx import checker, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx_models import model
@@ -231,7 +231,7 @@ del constant.graph.output[:]
 constant.graph.output.append(helper.make_tensor_value_info("w", 1, [2, 3]))
 assert [node.op_type for node in optimize(constant).graph.node] == ["Relu"]
 from quark_numba.cli import warmup
-assert "toy" not in warmup._wings_of_one_kernel()
+assert "toy" not in warmup._families_of_one_kernel()
 """
     )
 

@@ -18,7 +18,7 @@ from paths import MODELS
 import quark_numba
 from quark_numba.catalog import OPERATORS as CATALOG
 
-QUARK = [each for each in CATALOG if each.wing == "linear" and each.domain in ("com.amd.quark", "com.vai.quantize")]
+QUARK = [each for each in CATALOG if each.family == "linear" and each.domain in ("com.amd.quark", "com.vai.quantize")]
 
 
 @pytest.fixture(autouse=True, scope="module")

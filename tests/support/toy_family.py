@@ -1,4 +1,4 @@
-"""Two operators that the package lacks, declared as in a wing, with their compute functions. `add` puts them into the catalog;
+"""Two operators that the package lacks, declared as in a family, with compute functions. `add` puts them into the catalog;
 no other part of the package is changed for them.
 
 `toy::Spread` has two outputs, one of them not of x's shape, and a float attribute: y = x * factor, and the sum of y's elements.
@@ -29,7 +29,7 @@ def mix(*inputs, offsets):
 
 def declared(name, inputs, outputs, attributes, call, infer):
     return Operator(
-        wing="toy",
+        family="toy",
         domain="toy",
         name=name,
         since_version=1,
@@ -65,7 +65,7 @@ MIX = declared(
     lambda inputs, attributes: [inputs[0]],
 )
 
-# The names that a module of quark_numba.ort.nodes has. `add` registers this module as the one of the wing "toy".
+# The names that a module of quark_numba.ort.nodes has. `add` registers this module as the one of the family "toy".
 
 STATE = context.state_dtype(("factor", np.float32), ("offset", np.float32), "is_mix")
 
