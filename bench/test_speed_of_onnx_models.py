@@ -17,7 +17,7 @@ def _run(name: str, contender: str, threads: int) -> Run:
     if contender in (FLOAT, ONNX_RUNTIME):
         session = onnxruntime.InferenceSession(source.SerializeToString(), options)
     else:
-        session = InferenceSession(source, options, qdq="float" if contender == ALL_OURS else None)
+        session = InferenceSession(source, options, qdq="float" if contender == ALL_OURS else "auto")
     return partial(session.run, None, inputs(name))
 
 

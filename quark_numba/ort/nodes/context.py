@@ -1,4 +1,4 @@
-"""Functions for the nodes of all operators: they get inputs, shapes and outputs from ONNX Runtime, split work, and report faults.
+"""Functions for the nodes of all operators: they get inputs, shapes and outputs, split work, and report faults.
 
 The compiled functions take the node's state, a record that begins with STATE. Their `context` is the OrtKernelContext of a run,
 and a `value` is an OrtValue; both are addresses.
