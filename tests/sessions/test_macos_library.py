@@ -126,6 +126,26 @@ def test_a_damaged_byte(library):
             check_signature(bytes(damaged))
 
 
+# Compiles for a machine, and prints whether kernels use its instructions for multiply-add and for float16.
+INSTRUCTIONS = """
+import sys
+from quark_numba.compiling import elsewhere
+
+elsewhere.begin(elsewhere.Machine(*sys.argv[1:]))
+from quark_numba.compiling import intrinsics
+
+print(intrinsics.HAS_FMA, intrinsics.HAS_FLOAT16)
+"""
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("triple", ["arm64-apple-darwin23.6.0", "aarch64-unknown-linux-gnu"])
+def test_instructions_of_aarch64(triple):
+    """Apple has a name of its own for the processor."""
+    command = [sys.executable, "-c", INSTRUCTIONS, triple, "apple-m1", ""]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True True\n"
+
+
 # For each processor: its emulator; the registers of the first three arguments, three that have to keep their values, with the
 # stack pointer last, and the program counter.
 PROCESSORS = {
