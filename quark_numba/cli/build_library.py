@@ -17,12 +17,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("-o", "--out", metavar="FOLDER", required=True, help="the folder of the models and of the library")
     parser.add_argument(
-        "--target", metavar="NAME", help="a system, as linux-aarch64 (default: this machine); others need ziglang"
+        "--target", metavar="NAME", help="a system, such as linux-aarch64 (default: this machine); needs ziglang"
     )
-    parser.add_argument("--cpu", metavar="NAME", help="native, or x86-64, x86-64-v2, -v3, -v4, also several with commas")
+    parser.add_argument("--cpu", metavar="NAME", help="native, or one or more of x86-64, x86-64-v2, -v3, -v4, with commas")
     parser.add_argument("--as-written", action="store_true", help="do not optimise the models")
     parser.add_argument(
-        "--standard-ops", action="store_true", help="replace ONNX Runtime's QuantizeLinear and DequantizeLinear, too"
+        "--standard-ops", action="store_true", help="also replace ONNX Runtime's QuantizeLinear and DequantizeLinear"
     )
 
 

@@ -24,7 +24,6 @@ from ..rewriting.optimize import optimized
 from . import child, targets
 
 NAME = "quark_operators"
-COMMAND = "quark-numba build-library MODEL... -o FOLDER"
 
 _listing = threading.Lock()
 
@@ -135,7 +134,7 @@ def _build(
         machine, checks = targets.machine_of(name, cpu)
         part = work / cpu
         part.mkdir()
-        _compile(child.Job(machine, cpu, checks, i, len(cpus), needs, standard_ops, COMMAND, str(part)), name)
+        _compile(child.Job(machine, cpu, checks, i, len(cpus), needs, standard_ops, str(part)), name)
     library = NAME + targets.TARGETS[name].suffix
     targets.link(command, name, work, done / library)
     text = _readme(library, [each.name for each in paths], name, " or ".join(cpus))
@@ -176,7 +175,9 @@ def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
                 onnxruntime.InferenceSession(str(each), options, providers=["CPUExecutionProvider"])
             except Exception as error:
                 reraise_of_signal_handler(error)
-                raise ModelError(f"{each.name}: ONNX Runtime refuses it: {error}") from error
+                is_lacking = "Could not find an implementation" in str(error) and not standard_ops
+                hint = "; try --standard-ops (standard_ops=True)" if is_lacking else ""
+                raise ModelError(f"{each.name}: ONNX Runtime refuses it: {error}{hint}") from error
         return [*native.needs]
 
 
@@ -205,5 +206,5 @@ Node    onnxruntime-node's session options have no entry for such libraries so f
 Python  session_options.register_custom_ops_library("./{library}")
 
 A model with int32 zero points may need the configuration entry session.disable_quant_qdq = 1.
-For other models build a library of all of them: {COMMAND}
+For other models build a library of all of them: {targets.COMMAND}
 """

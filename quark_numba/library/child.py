@@ -14,8 +14,8 @@ from .targets import Check
 
 class Job(NamedTuple):
     """What the child gets: the machine, the processor's name in messages, what to check on it, its place among the processors
-    of the library and their number, what nodes need, whether ONNX's own operators are in it, the command that builds libraries,
-    and the folder that gets ``tables.h`` and an object file for each function."""
+    of the library and their number, what nodes need, whether ONNX's own operators are in it, and the folder that gets
+    ``tables.h`` and an object file for each function."""
 
     machine: elsewhere.Machine
     cpu: str
@@ -24,7 +24,6 @@ class Job(NamedTuple):
     places: int
     needs: list[Need]
     standard_ops: bool
-    command: str
     folder: str
 
 

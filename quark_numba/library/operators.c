@@ -1,74 +1,13 @@
 /* The operators of a stand-alone library: what ONNX Runtime calls when it registers the library and creates its kernels.
 
-   This file never changes. What differs from library to library is in tables.h, which quark_numba writes: numbers of ONNX
-   Runtime's C API, the functions compiled from kernels, and for each operator the nodes that the library can run. A node is
-   compared with these; its kernel is a copy of the state that belongs to it. The library keeps nothing else, starts no thread
-   and reads no environment variable. */
+   This file and the headers beside it never change. What differs from library to library is in tables.h, which quark_numba
+   writes: numbers of ONNX Runtime's C API, the functions compiled from kernels, and for each operator the nodes that the
+   library can run. A node is compared with these; its kernel is a copy of the state that belongs to it. The library keeps
+   nothing else, starts no thread and reads no environment variable. */
 
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-typedef int64_t word; /* a number or an address, as compiled functions take them */
-typedef const void *const *api_table;
-
-enum kind { INT, FLOAT, STRING };
-
-struct value {
-    int64_t number; /* of a FLOAT its bits */
-    const char *text;
-};
-
-struct attribute {
-    const char *name;
-    enum kind kind;
-    int is_required;
-    struct value standard; /* the default */
-    int free;              /* its place among the values that `settle` gets; -1: it is compared with the table */
-};
-
-/* A node that the library can run. */
-struct node {
-    const struct value *values; /* of all attributes */
-    const void *const *state;   /* the words of its state, into which `create` writes the addresses of this process */
-    size_t state_words;
-    const int *types;           /* of all inputs, -1 at the end; null: the overload says enough */
-};
-
-struct operator_ {
-    const char *domain, *name;
-    const struct attribute *attributes;
-    size_t attribute_count, input_count, output_count;
-    const uint8_t *inputs, *outputs; /* OrtCustomOpInputOutputCharacteristic */
-    int is_homogeneous, takes_type; /* takes_type: the attribute output_dtype gives the type of the output, or else */
-    int typed_by, instead;          /* the input of this index has it, or if the input is left out, it is `instead` */
-    const word (*messages)[2]; /* null: there is no node of the operator */
-    word (*settle)(word state, word values);
-    word (*compute)(word state, word context);
-    word (*prepare)(word state, word constants);
-    word (*destroy)(word state);
-};
-
-struct feature {
-    unsigned leaf, subleaf, register_, bit;
-    const char *name;
-};
-
-/* There are hundreds of overloads, so that they hold indices instead of addresses, which a linker would have to relocate. */
-#define OVERLOAD                                                                                                           \
-    struct overload {                                                                                                      \
-        uint16_t of, first_node, node_count;                                                                               \
-        uint8_t first_release;      /* of ONNX Runtime: 24 is 1.24 */                                                      \
-        uint8_t types[MOST_TYPES];  /* ONNXTensorElementDataType of inputs, then of outputs; ANY_TYPE: any */              \
-        uint8_t held[MOST_OUTPUTS]; /* of each output of any type the type that it has unless it is uint8 */               \
-    }
-
+#include "structures.h"
 #include "tables.h"
-
-#define COUNT(array) (sizeof(array) / sizeof *(array))
-#define CALL(api, index, ...) (((word (*)())(api)[index])(__VA_ARGS__))
-#define CHECK(expression) do { word status_ = (expression); if (status_) return status_; } while (0)
+#include "onnxruntime.h"
 
 struct custom_op {
     struct { uint32_t version; const void *functions[FUNCTIONS]; } table; /* struct OrtCustomOp */
@@ -92,108 +31,7 @@ struct kernel {
     word own[];
 };
 
-/* Text of a limited length: what does not fit is left out. */
-struct text {
-    char characters[1024];
-    size_t length;
-};
-
-static void add(struct text *text, const char *more) {
-    size_t length = strlen(more), room = sizeof text->characters - 1 - text->length;
-    if (length > room) length = room;
-    memcpy(text->characters + text->length, more, length);
-    text->characters[text->length += length] = 0;
-}
-
-static struct text start(const char *beginning) {
-    struct text text;
-    text.length = 0;
-    add(&text, beginning);
-    return text;
-}
-
-static void add_number(struct text *text, int64_t number) {
-    char digits[24], *at = digits + sizeof digits - 1;
-    uint64_t rest = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
-    *at = 0;
-    do *--at = (char)('0' + rest % 10); while (rest /= 10);
-    if (number < 0) *--at = '-';
-    add(text, at);
-}
-
-static word fail(api_table api, const struct text *text) {
-    return CALL(api, CreateStatus, (word)ORT_FAIL, (word)text->characters);
-}
-
-static void add_node(struct text *text, api_table api, word info) {
-    char name[256] = "";
-    size_t size = sizeof name;
-    word status = CALL(api, KernelInfo_GetNodeName, info, (word)name, (word)&size);
-    if (status) CALL(api, ReleaseStatus, status);
-    else { add(text, " (node '"); add(text, name); add(text, "')"); }
-}
-
-/* Read an attribute, or else its default. A text is allocated, unless it is the default. */
-static word read_attribute(api_table api, word info, const struct attribute *attribute, struct value *result) {
-    struct text text = start("quark_numba: attribute ");
-    int64_t number = 0;
-    float real = 0;
-    size_t size = 0;
-    word status, name = (word)attribute->name;
-    *result = (struct value){0, 0};
-    if (attribute->kind == INT) status = CALL(api, KernelInfoGetAttribute_int64, info, name, (word)&number);
-    else if (attribute->kind == FLOAT) {
-        status = CALL(api, KernelInfoGetAttribute_float, info, name, (word)&real);
-        uint32_t bits;
-        memcpy(&bits, &real, sizeof bits);
-        number = bits;
-    } else {
-        status = CALL(api, KernelInfoGetAttribute_string, info, name, (word)0, (word)&size);
-        if (!status) {
-            char *characters = malloc(size + 1);
-            if (!characters) { add(&text, attribute->name); add(&text, ": there is no memory"); return fail(api, &text); }
-            characters[0] = characters[size] = 0;
-            status = CALL(api, KernelInfoGetAttribute_string, info, name, (word)characters, (word)&size);
-            result->text = characters;
-        }
-    }
-    result->number = number;
-    if (!status) return 0;
-    const char *why = (const char *)CALL(api, GetErrorMessage, status);
-    int is_missing = strstr(why, "No attribute with") != 0;
-    add(&text, attribute->name);
-    add(&text, is_missing ? " is missing" : ": ");
-    if (!is_missing) add(&text, why);
-    CALL(api, ReleaseStatus, status);
-    if (!is_missing || attribute->is_required) { add_node(&text, api, info); return fail(api, &text); }
-    *result = attribute->standard;
-    return 0;
-}
-
-/* The element type of an input or output; ANY_TYPE if it is no tensor. */
-static word type_of(api_table api, word info, int get, size_t index, int *type) {
-    word type_info = 0, tensor = 0, status;
-    *type = ANY_TYPE;
-    CHECK(CALL(api, get, info, (word)index, (word)&type_info));
-    status = CALL(api, CastTypeInfoToTensorInfo, type_info, (word)&tensor);
-    if (!status && tensor) status = CALL(api, GetTensorElementType, tensor, (word)type);
-    CALL(api, ReleaseTypeInfo, type_info);
-    return status;
-}
-
-/* The address and the number of elements of an input; zeros if it is no constant. */
-static word constant_of(api_table api, word info, size_t index, word result[2]) {
-    int is_constant = 0;
-    word value = 0, shape = 0, status;
-    result[0] = result[1] = 0;
-    CHECK(CALL(api, KernelInfoGetConstantInput_tensor, info, (word)index, (word)&is_constant, (word)&value));
-    if (!is_constant) return 0;
-    CHECK(CALL(api, GetTensorTypeAndShape, value, (word)&shape));
-    status = CALL(api, GetTensorShapeElementCount, shape, (word)&result[1]);
-    CALL(api, ReleaseTensorTypeAndShapeInfo, shape);
-    CHECK(status);
-    return CALL(api, GetTensorMutableData, value, (word)&result[0]);
-}
+#define NO_MEMORY "there is no memory"
 
 static int is_same(const struct operator_ *of, const struct value *found, const struct value *expected) {
     for (size_t i = 0; i < of->attribute_count; i++) {
@@ -221,7 +59,8 @@ static word has_types(api_table api, word info, const struct node *node, int *re
 
 static word lacks(const struct custom_op *self, word info, const struct value *found) {
     const struct operator_ *of = operator_of(self);
-    struct text text = start("quark_numba: this library lacks ");
+    enum { MOST_CHARACTERS = 90 }; /* of a value, as a region's program may be long */
+    struct text text = {0};
     add(&text, *of->domain ? of->domain : "ai.onnx");
     add(&text, "::");
     add(&text, of->name);
@@ -235,24 +74,21 @@ static word lacks(const struct custom_op *self, word info, const struct value *f
         if (of->attributes[i].kind == FLOAT) continue;
         add(&text, " = ");
         if (of->attributes[i].kind == INT) add_number(&text, found[i].number);
-        else add(&text, found[i].text);
+        else add_some(&text, found[i].text, MOST_CHARACTERS);
     }
-    add(&text, ", or these inputs; build one of all models: ");
-    add(&text, COMMAND);
-    add_node(&text, self->api, info);
-    return fail(self->api, &text);
+    const char *command = ", or these inputs; build one of all models: " COMMAND;
+    return FAIL(self->api, "this library lacks ", text.characters, command, node_of(self->api, info).characters);
 }
 
 static word make_kernel(
     const struct custom_op *self, word info, const struct value *found, const struct node *node, word *result
 ) {
     const struct operator_ *of = operator_of(self);
-    struct text text = start("quark_numba: there is no memory");
     word constants[2 * MOST_INPUTS];
     word values[MOST_ATTRIBUTES + 1] = {0};
     for (size_t i = 0; of->prepare && i < of->input_count; i++) CHECK(constant_of(self->api, info, i, constants + 2 * i));
     struct kernel *kernel = malloc(sizeof *kernel + node->state_words * sizeof(word));
-    if (!kernel) return fail(self->api, &text);
+    if (!kernel) return FAIL(self->api, NO_MEMORY);
     memcpy(kernel->own, node->state, node->state_words * sizeof(word));
     for (size_t i = 0; i < of->attribute_count; i++)
         if (of->attributes[i].free >= 0) values[of->attributes[i].free] = found[i].number;
@@ -267,7 +103,7 @@ static word make_kernel(
     kernel->destroy = of->destroy;
     kernel->state = (word)kernel->own;
     if (of->prepare) kernel->state = of->prepare(kernel->state, (word)constants);
-    if (!kernel->state) { free(kernel); return fail(self->api, &text); }
+    if (!kernel->state) { free(kernel); return FAIL(self->api, NO_MEMORY); }
     *result = (word)kernel;
     return 0;
 }
@@ -284,11 +120,8 @@ static word create(const struct custom_op *self, api_table api, word info, word 
         if (overload->types[of->input_count + i] == ANY_TYPE) {
             int type;
             CHECK(type_of(self->api, info, KernelInfo_GetOutputTypeInfo, i, &type));
-            if (type != UINT8_TYPE && type != overload->held[i]) {
-                struct text text = start("quark_numba: an output is declared as another type");
-                add_node(&text, self->api, info);
-                return fail(self->api, &text);
-            }
+            if (type != UINT8_TYPE && type != overload->held[i])
+                return FAIL(self->api, "an output is declared as another type", node_of(self->api, info).characters);
         }
     while (!status && read < of->attribute_count) {
         status = read_attribute(self->api, info, &of->attributes[read], &found[read]);
@@ -313,25 +146,6 @@ static word compute(const struct kernel *kernel, word context) { return kernel->
 static void destroy(struct kernel *kernel) {
     if (kernel && kernel->destroy) kernel->destroy(kernel->state);
     free(kernel);
-}
-
-static int is_done(api_table api, word status) {
-    if (status) CALL(api, ReleaseStatus, status);
-    return !status;
-}
-
-/* Whether each dimension has a size or a name. A scalar looks like an unknown shape. */
-static int has_shape(api_table api, word shape) {
-    enum { MOST_DIMENSIONS = 64 };
-    size_t rank = 0;
-    int64_t sizes[MOST_DIMENSIONS];
-    const char *names[MOST_DIMENSIONS] = {0};
-    if (!is_done(api, CALL(api, GetDimensionsCount, shape, (word)&rank)) || rank == 0 || rank > MOST_DIMENSIONS) return 0;
-    if (!is_done(api, CALL(api, GetDimensions, shape, (word)sizes, (word)rank))) return 0;
-    if (!is_done(api, CALL(api, GetSymbolicDimensions, shape, (word)names, (word)rank))) return 0;
-    for (size_t i = 0; i < rank; i++)
-        if (sizes[i] < 0 && (!names[i] || !*names[i])) return 0;
-    return 1;
 }
 
 /* OrtCustomOp::InferOutputShapeFn. ONNX Runtime ignores a status that is returned here: if the type or the shape is not known, it
@@ -414,9 +228,8 @@ static const char *lacking(void) {
 static struct registered *kept; /* of the first ONNX Runtime of the process */
 
 static word make(api_table api, int release, struct registered **result) {
-    struct text text = start("quark_numba: there is no memory");
     struct registered *made = malloc(sizeof *made + COUNT(OVERLOADS) * sizeof made->operators[0]);
-    if (!made) return fail(api, &text);
+    if (!made) return FAIL(api, NO_MEMORY);
     made->api = api;
     for (size_t i = 0; i < DOMAINS; i++) CHECK(CALL(api, CreateCustomOpDomain, (word)DOMAIN_NAMES[i], (word)&made->domains[i]));
     for (size_t i = 0; i < COUNT(OVERLOADS); i++) {
@@ -462,31 +275,22 @@ word NEXT(word options, const void *const *base);
 EXPORT word REGISTER(word options, const void *const *base) {
     api_table api = ((api_table(*)(uint32_t))base[0])(API_VERSION);
     const char *version = ((const char *(*)(void))base[1])();
-    struct text text = start("quark_numba: ");
     int is_there = 0, release = 0;
     if (!api) {
-        add(&text, "the library needs ONNX Runtime " FIRST_RELEASE " or later; this is ");
-        add(&text, version);
-        return fail(((api_table(*)(uint32_t))base[0])(1), &text);
+        api = ((api_table(*)(uint32_t))base[0])(1);
+        return FAIL(api, "the library needs ONNX Runtime " FIRST_RELEASE " or later; this is ", version);
     }
     for (const char *at = strchr(version, '.'); at && *++at >= '0' && *at <= '9';) release = 10 * release + *at - '0';
     if (release < FIRST_MINOR) {
-        add(&text, "the library has ONNX's own operators, which needs ONNX Runtime 1.");
-        add_number(&text, FIRST_MINOR);
-        add(&text, " or later; this is ");
-        add(&text, version);
-        return fail(api, &text);
+        const char *needs = "the library has ONNX's own operators, which needs ONNX Runtime " STANDARD_OPS_RELEASE " or later";
+        return FAIL(api, needs, "; this is ", version);
     }
     const char *missing = lacking();
 #ifdef NEXT
     if (missing) return NEXT(options, base);
 #endif
-    if (missing) {
-        add(&text, "the library was built for " CPU ", and this processor lacks ");
-        add(&text, missing);
-        add(&text, "; build it with another --cpu");
-        return fail(api, &text);
-    }
+    if (missing)
+        return FAIL(api, "the library was built for " CPU ", and this processor lacks ", missing, "; build it with another --cpu");
     CHECK(CALL(api, HasSessionConfigEntry, options, (word)REGISTERED, (word)&is_there));
     if (is_there) return 0;
     for (const char *const *entry = ENTRIES; *entry; entry += 2) {

@@ -1,5 +1,5 @@
 """The tables of a library, as C: all overloads of all operators, and for those that nodes need, what the nodes are and their
-states. ``operators.c`` describes their structures."""
+states. ``structures.h`` describes them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..element_types import ELEMENT_TYPES, UINT8, ElementType
 from ..ort import NO_FUSIONS, c_api, callbacks, operators
 from ..ort.native import REGISTERED, Need
 from ..ort.nodes import context
+from .targets import COMMAND
 
 if TYPE_CHECKING:
     from .child import Job
@@ -134,7 +135,13 @@ class Tables:
             "MOST_OUTPUTS": max(len(each.outputs) for each in self._newest),
             "MOST_TYPES": max(len(each.inputs) + len(each.outputs) for each in self._newest),
         }
-        texts = {"FIRST_RELEASE": c_api.FIRST_RELEASE, "REGISTERED": REGISTERED, "CPU": job.cpu, "COMMAND": job.command}
+        texts = {
+            "FIRST_RELEASE": c_api.FIRST_RELEASE,
+            "STANDARD_OPS_RELEASE": ".".join(map(str, c_api.STANDARD_OPS_RELEASE)),
+            "REGISTERED": REGISTERED,
+            "CPU": job.cpu,
+            "COMMAND": COMMAND,
+        }
         names = {c_api.element_type(each): each.name for each in ELEMENT_TYPES if each.has_tensors()} | {c_api.ANY_TYPE: "?"}
         types = {each.number: c_api.element_type(each) for each in ELEMENT_TYPES if each.has_tensors()}
         features = [_list([*(f"{each}u" for each in where), _text(name)]) for name, where in job.checks]

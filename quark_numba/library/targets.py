@@ -14,6 +14,9 @@ from typing import NamedTuple
 from ..compiling.elsewhere import Machine
 from ..errors import ModelError
 
+# The command, as messages of libraries name it.
+COMMAND = "quark-numba build-library MODEL... -o FOLDER"
+
 
 class Target(NamedTuple):
     """A system: its triple, how zig names it, the end of the names of its libraries, and its processors, the default first."""
@@ -33,8 +36,7 @@ TARGETS = {
     "windows-x86-64": Target("x86_64-w64-windows-gnu", "x86_64-windows-gnu", ".dll", _X86_64),
     "windows-aarch64": Target("aarch64-w64-windows-gnu", "aarch64-windows-gnu", ".dll", ("generic",)),
     "macos-x86-64": Target("x86_64-apple-macosx11.0.0", "x86_64-macos.11.0", ".dylib", _X86_64),
-    # Not "arm64-…": kernels know the processor by the triple's first word.
-    "macos-arm64": Target("aarch64-apple-macosx11.0.0", "aarch64-macos.11.0", ".dylib", ("apple-m1",)),
+    "macos-arm64": Target("arm64-apple-macosx11.0.0", "aarch64-macos.11.0", ".dylib", ("apple-m1",)),
 }
 
 _HERE = {
@@ -123,7 +125,7 @@ def linker(target: str | None) -> list[str]:
 
 
 def link(command: Sequence[str], name: str, folder: Path, library: Path) -> None:
-    """Compile operators.c with the tables in each folder of a folder, and link it with the objects there. Raise ModelError if
+    """Compile operators.c with the tables in each folder of a folder, and link them with the objects there. Raise ModelError if
     this fails."""
     flags = ["-shared", "-O2", "-std=gnu11", "-fvisibility=hidden", "-w"]
     flags += {".so": ["-fPIC", "-Wl,--no-undefined", "-Wl,-z,noexecstack", "-s"], ".dylib": ["-fPIC", "-s"], ".dll": ["-s"]}[
@@ -131,13 +133,13 @@ def link(command: Sequence[str], name: str, folder: Path, library: Path) -> None
     ]
     if "ziglang" in command:
         flags.append("-fno-sanitize=all")
-    source = Path(__file__).with_name("operators.c")
-    for each in folder.iterdir():
-        shutil.copy(source, each)  # which includes the header beside it
-    parts = [*sorted(folder.glob("*/*.c")), *sorted(folder.glob("*/*.o"))]
+    for part in folder.iterdir():
+        for source in Path(__file__).parent.glob("*.[ch]"):
+            shutil.copy(source, part)  # beside the tables that it includes
+    inputs = [*sorted(folder.glob("*/*.c")), *sorted(folder.glob("*/*.o"))]
     math = ["-lm"] if library.suffix == ".so" else []
     result = subprocess.run(
-        [*command, *flags, "-o", str(library), *map(str, parts), *math], capture_output=True, text=True, check=False
+        [*command, *flags, "-o", str(library), *map(str, inputs), *math], capture_output=True, text=True, check=False
     )
     if result.returncode:
         raise ModelError(f"the library for {name} cannot be linked: {result.stderr.strip()[-2000:]}")
