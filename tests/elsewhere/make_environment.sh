@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes what the tests of this folder need: make_environment.sh FOLDER. FOLDER/include gets ONNX Runtime's headers, FOLDER/aarch64
-# an AArch64 Linux for qemu: its C and C++ libraries and ONNX Runtime's library. They come from Debian and PyPI. Needs apt, root
-# unless qemu-user and Debian's keys are installed, and a Python with the ONNX Runtime of the tests. It stays, and is made anew when
-# this file or ONNX Runtime's version changes.
+# Makes what the tests of this folder need: make_environment.sh FOLDER. FOLDER/debian gets Debian's own ONNX Runtime, with headers,
+# and all libraries that it needs, FOLDER/aarch64 an AArch64 Linux for qemu: its C and C++ libraries and ONNX Runtime's library of
+# PyPI. Needs apt, root unless qemu-user and Debian's keys are installed, and a Python with the ONNX Runtime of the tests. It stays,
+# and is made anew when this file or ONNX Runtime's version changes.
 set -euo pipefail
 
 folder=$(realpath -m "$1")
@@ -11,7 +11,7 @@ release=$("$python" -c 'import onnxruntime; print(onnxruntime.__version__)')
 made_of=$(cat "$0" <(echo "$release") | sha256sum)
 [ "$(cat "$folder/made_of" 2> /dev/null)" != "$made_of" ] || exit 0
 rm -rf "$folder"
-mkdir -p "$folder"/{apt/lists/partial,apt/cache/archives/partial,parts,aarch64/proc}
+mkdir -p "$folder"/{apt/lists/partial,apt/cache/archives/partial,parts,debian,aarch64/proc}
 
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
 if ! command -v qemu-aarch64 > /dev/null || ! [ -e "$keys" ]; then
@@ -31,12 +31,13 @@ Dir::Cache "$folder/apt/cache";
 APT::Architecture "amd64";
 APT::Architectures "amd64,arm64";
 APT::Sandbox::User "";
+Debug::NoLocking "true";
 CONFIGURATION
 export APT_CONFIG=$folder/apt/configuration
 apt-get update -qq
-(cd "$folder/parts" && apt-get download -qq libonnxruntime-dev:amd64 {libc6,libgcc-s1,libstdc++6}:arm64)
-dpkg -x "$folder"/parts/libonnxruntime-dev_*.deb "$folder/parts/headers"
-cp -r "$folder/parts/headers/usr/include/onnxruntime" "$folder/include"
+apt-get install -qq -y --download-only --no-install-recommends libonnxruntime-dev
+for each in "$folder"/apt/cache/archives/*.deb; do dpkg -x "$each" "$folder/debian"; done
+(cd "$folder/parts" && apt-get download -qq {libc6,libgcc-s1,libstdc++6}:arm64)
 for each in "$folder"/parts/*_arm64.deb; do dpkg -x "$each" "$folder/aarch64"; done
 ln -sfn usr/lib "$folder/aarch64/lib"
 

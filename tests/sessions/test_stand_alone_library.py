@@ -2,17 +2,32 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 
 import numpy as np
 import onnx
-import onnxruntime
 import pefile
 import pytest
 from elftools.elf.elffile import ELFFile
-from libraries import HAS_ZIG, NAMES, REFUSED, RUN, check_bits, child, feeds_of, linked, own_session
+from libraries import (
+    HAS_STANDARD_OPS,
+    HAS_ZIG,
+    NAMES,
+    REFUSED,
+    REFUSED_AS_WRITTEN,
+    RUN,
+    TOO_OLD,
+    built,
+    check_bits,
+    child,
+    feeds_of,
+    linked,
+    models_beside,
+    own_session,
+)
 from onnx import helper, numpy_helper
 from onnx_models import model, number, one_node
 from paths import MODELS
@@ -20,9 +35,6 @@ from paths import MODELS
 from quark_numba import ModelError, build_library
 from quark_numba.cli import main
 from quark_numba.library import targets
-from quark_numba.ort import c_api
-
-RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 pytestmark = linked
 zig = pytest.mark.skipif(not HAS_ZIG, reason="ziglang only")
@@ -54,26 +66,15 @@ assert library.rpartition("/")[2] not in open("/proc/self/maps").read(), "it is 
 """
 
 
-@pytest.fixture(scope="session", params=[True, False], ids=["optimised", "as written"])
+@pytest.fixture(scope="session", params=["optimised", "as written"])
 def library(request, tmp_path_factory):
-    """A library of all models."""
-    folder = tmp_path_factory.mktemp("library")
-    return build_library([MODELS / f"{name}.onnx" for name in NAMES], folder, optimize=request.param)
+    """A library of some models."""
+    return built(NAMES, request.param, tmp_path_factory.mktemp("library"))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_bits_without_this_package(library, threads, tmp_path):
-    models = sorted(library.parent.glob("*.onnx"))
-    assert len(models) == len(NAMES)
-    check_bits(library, models, threads, tmp_path)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("threads", [1, 2])
-def test_every_model_optimised(threads, tmp_path):
-    paths = [each for each in sorted(MODELS.rglob("*.onnx")) if not each.name.endswith("float.onnx")]
-    library = build_library(paths, tmp_path / "out")
-    check_bits(library, sorted((tmp_path / "out").glob("*.onnx")), threads, tmp_path, least=0.9)
+    check_bits(library, models_beside(library), threads, tmp_path)
 
 
 def test_symbols(library):
@@ -115,6 +116,15 @@ LACKING = {
             ["y"],
         ),
         "lacks com.amd.quark::MXQuantizeDequantize of float32 with element_dtype = fp6_e2m3, axis = 1, block_size = 32",
+    ),
+    "a long attribute": (
+        model(
+            [helper.make_node("Region", ["x"], ["y"], name="here", domain="quark_numba", program="long " * 400)],
+            ["x"],
+            ["y"],
+            domains=["quark_numba"],
+        ),
+        "lacks quark_numba::Region of ? with program = long long",
     ),
 }
 
@@ -159,17 +169,17 @@ LEVELS = "x86-64-v2,x86-64-v4,x86-64-v3"
 x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 only")
 
 
-NEEDS_STANDARD_OPS = ["nvidia/nvfp4_m", "ort/ort_cnn_a16w8_ms", "textline_cls_a8w8"]
+@pytest.mark.parametrize("name", REFUSED_AS_WRITTEN)
+def test_types_that_onnx_runtime_lacks(name, tmp_path):
+    with pytest.raises(ModelError, match=re.escape(REFUSED_AS_WRITTEN[name]) + ".*try --standard-ops"):
+        built([name], "as written", tmp_path)
 
 
-@pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")
 def test_the_operators_of_onnx(tmp_path):
     """float4e2m1, 16 bits and 8 bits in ONNX's own operators, as written."""
-    paths = [MODELS / f"{each}.onnx" for each in NEEDS_STANDARD_OPS]
-    library = build_library(paths, tmp_path / "out", optimize=False, standard_ops=True)
-    models = sorted((tmp_path / "out").glob("*.onnx"))
-    assert len(models) == len(paths)
-    check_bits(library, models, 2, tmp_path, standard_ops=True)
+    names = [*REFUSED_AS_WRITTEN, "ort/ort_cnn_a16w8_ms", "textline_cls_a8w8"]
+    library = built(names, "with ONNX's own operators", tmp_path / "out")
+    check_bits(library, models_beside(library), 2, tmp_path, standard_ops=True)
     onnx.save(one_node("quantize", "int4", domain=""), tmp_path / "other.onnx")
     assert "lacks ai.onnx::QuantizeLinear of float32, float32, int4" in child(REFUSED, library, tmp_path / "other.onnx")
     with pytest.raises(ValueError, match="standard_ops is True without models"):
@@ -258,18 +268,21 @@ def test_the_best_of_several_processors(absent, works, tmp_path, monkeypatch):
     assert "linux-x86-64, x86-64-v4 or x86-64-v3 or x86-64-v2." in (tmp_path / "out" / "README.txt").read_text()
 
 
-# Registers a library with an ONNX Runtime whose functions do nothing, and prints the message of an error.
+# Registers a library with an ONNX Runtime of release 1.N, whose functions do nothing, and prints the message of an error.
 REGISTER = r"""
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+static unsigned newest;
 static int64_t nothing(void) { return 0; }
 static int64_t status(int code, const char *message) { puts(message); return 1; }
 static void *table[500];
-static void *api(uint32_t version) { return table; }
-static const char *release(void) { return "1.20.0"; }
+static void *api(uint32_t version) { return version > newest ? 0 : table; }
+static const char *release(void) { static char text[16]; sprintf(text, "1.%u.0", newest); return text; }
 int main(int count, char **arguments) {
     void *base[2] = {(void *)api, (void *)release};
+    newest = atoi(arguments[2]);
     for (int i = 0; i < 500; i++) table[i] = (void *)nothing;
     table[0] = (void *)status;
     void *library = dlopen(arguments[1], RTLD_NOW);
@@ -282,22 +295,43 @@ int main(int count, char **arguments) {
 """
 
 
+@pytest.fixture(scope="session")
+def registered(tmp_path_factory):
+    """Return a function that registers a library with a release of ONNX Runtime, and returns the message of the error."""
+    if not shutil.which("cc"):
+        pytest.skip("a C compiler only")
+    folder = tmp_path_factory.mktemp("register")
+    (folder / "register.c").write_text(REGISTER)
+    subprocess.run(["cc", "-w", "-o", folder / "register", folder / "register.c", "-ldl"], check=True)
+
+    def registered(library, release, *emulator):
+        command = [*emulator, folder / "register", library, str(release)]
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert run.returncode == bool(run.stdout)
+        return run.stdout.strip()
+
+    return registered
+
+
 @x86_64
-@pytest.mark.skipif(not (shutil.which("qemu-x86_64") and shutil.which("cc")), reason="QEMU and a C compiler only")
-def test_on_other_processors(tmp_path):
+@pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="QEMU only")
+def test_on_other_processors(registered, tmp_path):
     """Emulated processors: one of 2008 has the second level, and one of 2003 none."""
     library = build_library(small(tmp_path), tmp_path / "out", cpu="x86-64-v2,x86-64-v3", optimize=False)
-    (tmp_path / "register.c").write_text(REGISTER)
-    subprocess.run(["cc", "-w", "-o", tmp_path / "register", tmp_path / "register.c", "-ldl"], check=True)
-
-    def registered_on(processor):
-        run = subprocess.run(["qemu-x86_64", "-cpu", processor, tmp_path / "register", library], capture_output=True, text=True)
-        return run.returncode, run.stdout
-
-    assert registered_on("Nehalem") == (0, "")
-    status, message = registered_on("Opteron_G1")
-    assert status == 1
+    assert registered(library, 20, "qemu-x86_64", "-cpu", "Nehalem") == ""
+    message = registered(library, 20, "qemu-x86_64", "-cpu", "Opteron_G1")
     assert "built for x86-64-v2, and this processor lacks" in message
+
+
+@pytest.mark.skipif(not HAS_STANDARD_OPS, reason=TOO_OLD)
+def test_older_releases_of_onnx_runtime(registered, tmp_path):
+    path = small(tmp_path)
+    library = build_library(path, tmp_path / "out", optimize=False)
+    message = "quark_numba: the library needs ONNX Runtime 1.20 or later; this is 1.19.0"
+    assert [registered(library, release) for release in (20, 19)] == ["", message]
+    library = build_library(path, tmp_path / "standard", optimize=False, standard_ops=True)
+    message = "quark_numba: the library has ONNX's own operators, which needs ONNX Runtime 1.31 or later; this is 1.30.0"
+    assert [registered(library, release) for release in (31, 30)] == ["", message]
 
 
 def test_the_command(tmp_path, capsys):

@@ -1,15 +1,20 @@
 """Libraries for programs outside of Python, run in a process without this package, beside our own sessions."""
 
+import functools
 import importlib.util
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
 import pytest
+from paths import MODELS
 
 import quark_numba
+from quark_numba.ort import c_api
 
 HAS_ZIG = importlib.util.find_spec("ziglang") is not None
 HAS_LINKER = sys.platform == "linux" and bool(HAS_ZIG or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"))
@@ -18,6 +23,9 @@ linked = [
     pytest.mark.compiled,
     pytest.mark.skipif(not HAS_LINKER, reason="Linux with a C compiler or ziglang only: this is where libraries run here"),
 ]
+HAS_STANDARD_OPS = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= c_api.STANDARD_OPS_RELEASE
+TOO_OLD = "standard_ops needs a newer ONNX Runtime"
+
 # bfloat16, 16 and 32 bits with an LSTM, block formats, normalizations, QONNX's and MCT's operators, and float8 in uint8.
 NAMES = (
     "textline_cls_bf16",
@@ -31,8 +39,24 @@ NAMES = (
     "nvidia/fp8_m",
 )
 
+EVERY_MODEL = [path.relative_to(MODELS).with_suffix("").as_posix() for path in sorted(MODELS.rglob("*.onnx"))]
+
+# How models come out of `build_library`: its options for that.
+FORMS = {
+    "optimised": {},
+    "as written": {"optimize": False},
+    "with ONNX's own operators": {"optimize": False, "standard_ops": True},
+}
+
+# The models that ONNX Runtime's CPU provider refuses as written, with its message, unless the library has ONNX's own operators.
+REFUSED_AS_WRITTEN = {"nvidia/nvfp4_m": "Could not find an implementation for DequantizeLinear(23)"}
+
+# What models get for dimensions that they leave open; the second one on emulated processors and systems, which are slow.
+SIZE, SMALL_SIZE = 16, 2
+
 # Runs models with the library, in a process without this package. Arguments: the library, the file of results, threads, models.
 RUN = """
+import os
 import sys
 import numpy as np
 import onnxruntime
@@ -40,7 +64,7 @@ import onnxruntime
 library, results, threads, *models = sys.argv[1:]
 found = {}
 for path in models:
-    name = path.rpartition("/")[2]
+    name = os.path.basename(path)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(threads)
     options.log_severity_level = 4
@@ -74,10 +98,10 @@ def child(code, *arguments):
     return process.stdout
 
 
-def feeds_of(session):
-    """Return random inputs; unknown dimensions are 2."""
+def feeds_of(session, size=SIZE):
+    """Return random inputs."""
     rng = np.random.default_rng(0)
-    shapes = {each.name: [size if isinstance(size, int) else 2 for size in each.shape] for each in session.get_inputs()}
+    shapes = {each.name: [given if isinstance(given, int) else size for given in each.shape] for each in session.get_inputs()}
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -90,19 +114,55 @@ def own_session(path, threads, standard_ops=False):
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def check_bits(library, models, threads, folder, *, least=1.0, standard_ops=False):
-    """The outputs of models with a library are those of our own sessions, to the last bit. At `least` this part of them is not
-    constant."""
-    results, expected = folder / "results.npz", {}
+def names_of(form):
+    """Return the names of all models that run in a form."""
+    return tuple(each for each in EVERY_MODEL if form != "as written" or each not in REFUSED_AS_WRITTEN)
+
+
+def built(names, form, folder, **options):
+    """Build a library of models in a form. Skip the test if ONNX Runtime is too old for it."""
+    if "standard_ops" in FORMS[form] and not HAS_STANDARD_OPS:
+        pytest.skip(TOO_OLD)
+    paths = [MODELS / f"{name}.onnx" for name in names]
+    library = quark_numba.build_library(paths, folder, **FORMS[form], **options)
+    assert {each.name for each in models_beside(library)} == {each.name for each in paths}
+    return library
+
+
+def models_beside(library):
+    return tuple(sorted(library.parent.glob("*.onnx")))
+
+
+class Case(NamedTuple):
+    """A model, its inputs, and the outputs that our own session computes."""
+
+    path: Path
+    feeds: dict[str, np.ndarray]
+    outputs: list[np.ndarray]
+
+
+@functools.cache
+def cases(models, threads, *, least=1.0, standard_ops=False, size=SIZE):
+    """Return a case for each path of a tuple. Of all outputs, at `least` this part is not constant."""
+    found = []
     for path in models:
         session = own_session(path, threads, standard_ops)
-        feeds = feeds_of(session)
-        np.savez(f"{results}.{path.name}.npz", **feeds)
-        expected |= {f"{path.name}:{i}": y for i, y in enumerate(session.run(None, feeds))}
-    child(RUN, library, results, threads, *models)
+        feeds = feeds_of(session, size)
+        found.append(Case(path, feeds, session.run(None, feeds)))
+    assert np.mean([np.ptp(y) > 0 for each in found for y in each.outputs]) >= least
+    return found
+
+
+def check_bits(library, models, threads, folder, *, run=child, **options):
+    """The outputs of models with a library are those of our own sessions, to the last bit. `run` runs Python's code, as `child`
+    does."""
+    results, expected = folder / "results.npz", {}
+    for each in cases(tuple(models), threads, **options):
+        np.savez(f"{results}.{each.path.name}.npz", **each.feeds)
+        expected |= {f"{each.path.name}:{i}": y for i, y in enumerate(each.outputs)}
+    run(RUN, library, results, threads, *models)
     found = np.load(results)
     assert set(found) == set(expected)
     for name, y in expected.items():
         assert found[name].dtype == y.dtype, name
         assert found[name].tobytes() == y.tobytes(), name
-    assert np.mean([y.min() < y.max() for y in expected.values()]) >= least
