@@ -18,12 +18,14 @@ _HALF_BITS = ir.IntType(16)
 _WORD = ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
-# Without an instruction for the conversion, LLVM calls a run-time library that does not exist here, and the process ends.
 _triple, _, _features = cpu_target.target_context.codegen().magic_tuple()
-HAS_FLOAT16 = JIT_ENABLED and (_triple.startswith("aarch64") or "+f16c" in _features.split(","))
+_IS_AARCH64 = _triple.startswith(("aarch64", "arm64"))  # the second is Apple's name for it
+
+# Without an instruction for the conversion, LLVM calls a run-time library that does not exist here, and the process ends.
+HAS_FLOAT16 = JIT_ENABLED and (_IS_AARCH64 or "+f16c" in _features.split(","))
 
 # Without an instruction for it, fused multiply-add takes longer than a division.
-HAS_FMA = JIT_ENABLED and (_triple.startswith("aarch64") or "+fma" in _features.split(","))
+HAS_FMA = JIT_ENABLED and (_IS_AARCH64 or "+fma" in _features.split(","))
 
 # Without its instructions for packing, LLVM's own way from 32 to 8 bits is used.
 HAS_AVX2 = JIT_ENABLED and "+avx2" in _features.split(",")

@@ -36,8 +36,7 @@ TARGETS = {
     "windows-x86-64": Target("x86_64-w64-windows-gnu", "x86_64-windows-gnu", ".dll", _X86_64),
     "windows-aarch64": Target("aarch64-w64-windows-gnu", "aarch64-windows-gnu", ".dll", ("generic",)),
     "macos-x86-64": Target("x86_64-apple-macosx11.0.0", "x86_64-macos.11.0", ".dylib", _X86_64),
-    # Not "arm64-…": kernels know the processor by the triple's first word.
-    "macos-arm64": Target("aarch64-apple-macosx11.0.0", "aarch64-macos.11.0", ".dylib", ("apple-m1",)),
+    "macos-arm64": Target("arm64-apple-macosx11.0.0", "aarch64-macos.11.0", ".dylib", ("apple-m1",)),
 }
 
 _HERE = {

@@ -138,7 +138,7 @@ def check_layout(program: Program, block_size: int, channels: int) -> None:
         )
     if block_size and any(axis is not None and axis < 0 for axis in program.axes):
         raise ValueError("program has scales along an axis; expected none in the blocked layout")
-    if block_size and any(dict(step.attributes)["axis"] != CHANNELS for step in program.block_steps):
+    if block_size and any(step.axis != CHANNELS for step in program.block_steps):
         raise ValueError(f"program has blocks along another axis than {CHANNELS}, as the blocked layout does not allow")
 
 

@@ -81,6 +81,11 @@ class Step(NamedTuple):
     attributes: tuple[tuple[str, Any], ...] = ()
 
     @property
+    def axis(self) -> int:
+        """The axis of a round trip's scales, or of blocks."""
+        return int(dict(self.attributes)["axis"])
+
+    @property
     def block_format(self) -> tuple[BlockKey, Blocks]:
         """The key and the blocks that the attributes of a step of BLOCK_ROUND_TRIPS select."""
         of_format = {name: value for name, value in self.attributes if name != "axis"}
@@ -150,7 +155,7 @@ class Program(NamedTuple):
                     continue
                 axis: int | None = None
                 if step.operator == ROUND_TRIP and index:
-                    axis = 0 if self.inputs[operand].is_scalar else int(dict(step.attributes)["axis"])
+                    axis = 0 if self.inputs[operand].is_scalar else step.axis
                 yield operand, axis
 
 
@@ -248,11 +253,10 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
             _, blocks = step.block_format
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
-        axis = dict(step.attributes)["axis"]
-        if axis >= 0 or blocks.block > MOST_ROWS:
+        if step.axis >= 0 or blocks.block > MOST_ROWS:
             raise ValueError(
-                f"{where} has axis {axis} and block_size {blocks.block}; expected an axis below 0, counted from the last one, "
-                f"and at most {MOST_ROWS}"
+                f"{where} has axis {step.axis} and block_size {blocks.block}; expected an axis below 0, counted from the last "
+                f"one, and at most {MOST_ROWS}"
             )
     to = dict(step.attributes).get("to")
     if step.operator == CAST and (type(to) is not int or to != FLOAT32.number or (step.operands[0] or 0) >= len(inputs)):
@@ -269,7 +273,7 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
         allowed = ZERO_POINTS if is_zero_point else CASTS if step.operator == CAST else (FLOAT32,)
         if element_type not in allowed:
             raise ValueError(f"{where} has the operand {node.input[index]} of element type {element_type.name}")
-        if step.operator == ROUND_TRIP and index and not is_scalar and dict(step.attributes)["axis"] >= 0:
+        if step.operator == ROUND_TRIP and index and not is_scalar and step.axis >= 0:
             raise ValueError(f"{where} has several scales, and no axis below 0, counted from the last one")
     return step
 
@@ -277,7 +281,7 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
 def _check_uses(program: Program, names: list[str]) -> None:
     """Raise ValueError if an input has several roles, such as a scale and an operand, or scales along two axes; or if there are
     blocks of several sizes or along several axes."""
-    kinds = {(dict(step.attributes)["axis"], step.block_format[1].block) for step in program.block_steps}
+    kinds = {(step.axis, step.block_format[1].block) for step in program.block_steps}
     if len(kinds) > 1:
         raise ValueError(f"program has blocks of several kinds, (axis, block_size) {sorted(kinds)}; expected one")
     axes = program.axes

@@ -335,6 +335,7 @@ def _process(*arguments, cache):
     ],
     ids=["types", "model", "other_operators"],
 )
+@pytest.mark.slow
 def test_warmup(arguments, after, tmp_path):
     """A later process finds all kernels that it needs in the cache."""
     done = _process("-m", "quark_numba", "warmup", *arguments, cache=tmp_path)

@@ -317,6 +317,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("encoding", ["cp936", "cp1252"])
+@pytest.mark.by_default(1)
 def test_code_pages_and_names_that_they_lack(encoding, folder):
     """Model, inputs, outputs, cache and temporary files are in a folder with letters of several scripts. The run with the
     second encoding finds the cache of the first."""
@@ -380,6 +381,7 @@ def first_use(tmp_path_factory):
     return arguments, folder / "cache", finished(*arguments, NUMBA_CACHE_DIR=str(folder / "cache"))
 
 
+@pytest.mark.slow
 def test_the_cache_is_shown_and_emptied(first_use, tmp_path):
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
     shutil.copytree(first_use[1], tmp_path, dirs_exist_ok=True)

@@ -72,6 +72,7 @@ def outputs(source, feeds, **named):
 
 
 @pytest.mark.parametrize("variant", default_of(VARIANTS, "bf16", "mx9"))
+@pytest.mark.by_default(1)
 def test_real_models(variant):
     """Fewer tensors are reordered. Outputs may differ as much as ONNX Runtime's pools differ between the layouts."""
     path = MODELS / f"textline_cls_{variant}.onnx"

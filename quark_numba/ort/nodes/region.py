@@ -82,7 +82,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         # All steps of block formats have the same block and axis.
         "block": formats[0].block if formats else 0,
         "group": group_size(program) if formats else 0,
-        "axis": dict(steps[0].attributes)["axis"] if steps else 0,
+        "axis": steps[0].axis if steps else 0,
         "formats": len(steps),
         "buffers_size": buffers_size(program),
         "layout": attributes["block_size"],
