@@ -25,6 +25,9 @@ PROCESSES = "QUARK_NUMBA_COMPILE_PROCESSES"
 # After so many seconds this process no longer waits for the others.
 _PATIENCE = 60.0
 
+# A helper's first statement. It ends the helper when this process has closed its end of a pipe, as it does even if it is killed.
+_WATCH = "import os, threading; threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()"
+
 # The programs that were started as Python and failed as helpers. They are not started again.
 _failed: set[str] = set()
 
@@ -55,6 +58,7 @@ class Helpers:
         count = min(_most_helpers(), len(statements))
         self._programs = ["; ".join(statements[number::count]) for number in range(count)]
         self._helpers: list[subprocess.Popen[bytes]] = []
+        self._process = os.getpid()
 
     def __enter__(self) -> Helpers:
         cache.before_compiling.append(self._start)
@@ -64,19 +68,21 @@ class Helpers:
         cache.before_compiling.remove(self._start)
         for helper in self._helpers:
             helper.kill()
-            helper.wait()
+            helper.communicate()
             _running.remove(helper)
 
     def _start(self) -> None:
+        if os.getpid() != self._process:  # a fork, in which nobody ends the context
+            return
         programs, self._programs = self._programs, []
         if _running or sys.executable in _failed:
             return
         for statements in programs:
-            command, environment = program(statements)
+            command, environment = program(f"{_WATCH}; {statements}")
             with suppress(OSError):  # it cannot be started
                 helper = subprocess.Popen(
                     command,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     cwd=PACKAGES,

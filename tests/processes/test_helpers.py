@@ -115,6 +115,37 @@ def test_a_helper_ends_with_the_session(tmp_path):
     assert helper.poll() is not None
 
 
+def test_a_child_of_fork_starts_none(tmp_path):
+    with Helpers(statements(tmp_path, 1)) as helpers:
+        helpers._process += 1  # as if a fork had copied it
+        compile_something()
+        assert not helpers_module._running
+
+
+PARENT = """
+import sys, time
+from quark_numba.compiling import cache, helpers
+with helpers.Helpers(["import time; time.sleep(1000)"]):
+    cache.before_compiling[0]()
+    print(helpers._running[0].pid, flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX's signals")
+def test_a_helper_does_not_survive_a_killed_process():
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        helper = int(parent.stdout.readline())
+        parent.kill()
+    for _ in range(600):
+        try:
+            os.kill(helper, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the helper is running")
+
+
 CHANGES = """
 import os, sys
 import onnx, onnxruntime, numba, onnx_ir, pickle, socket, subprocess, tempfile, secrets
