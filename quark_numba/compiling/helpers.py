@@ -25,7 +25,7 @@ PROCESSES = "QUARK_NUMBA_COMPILE_PROCESSES"
 # After so many seconds this process no longer waits for the others.
 _PATIENCE = 60.0
 
-# A helper's first statement. It ends the helper when this process has closed its end of a pipe, as it does even if it is killed.
+# A helper's first statement: it ends the helper when this process has closed its end of a pipe, as it does if it is killed.
 _WATCH = "import os, threading; threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()"
 
 # The programs that were started as Python and failed as helpers. They are not started again.
