@@ -700,6 +700,6 @@ def test_blocks_with_computed_scales(is_optimised, tmp_path):
         for node in onnx.load(MODELS / "nvidia" / "nvfp4_m.onnx").graph.node
         if node.output[0] == "/0/input_quantizer/Constant_output_0"
     )
-    rounded = quark_numba.nvfp4_dequantize(*quark_numba.nvfp4_quantize(x, scale), scale)
+    rounded = quark_numba.nvfp4_dequantize(*quark_numba.nvfp4_quantize(x, scale, axis=-1), scale, axis=-1)
     error = (rounded.astype(np.float64) - x) ** 2
     assert of_input.own_sqnr_db == pytest.approx(10 * np.log10((x.astype(np.float64) ** 2).sum() / error.sum()))
