@@ -85,7 +85,7 @@ def compute(state_address, context_address):
     room = stack(context.MAX_RANK)
     context.shape_of(state, context.input_of(state, context_address, 0), shape, room)
     if shape[1] == 0 and not state.is_mix:
-        return context.fault_status(state, False, 1, shape, context.NO_NUMBERS)
+        return context.fault_status(state, False, 1, shape, context.words(0, 0))
     size = context.size_of(context.shape_at(shape, 0))
     status, y_value = context.output_of(state, context_address, 0, shape[0], shape[1])
     if status:

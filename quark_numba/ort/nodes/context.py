@@ -53,9 +53,6 @@ _RELEASE_SHAPE = int(OrtApi.ReleaseTensorTypeAndShapeInfo)
 # _FIRST_TEXT stands for a number. All other bytes are text.
 _FIRST_NUMBER, _FIRST_TEXT = 9, 32
 
-# The numbers for `fault_status` of a family whose messages mention none. Numba cannot index an empty tuple.
-NO_NUMBERS = (0,)
-
 
 class Selection(NamedTuple):
     """The kernel and the numbers that a node's types and attributes select."""
@@ -163,6 +160,14 @@ def shape_at(shapes: Any, index: int) -> Any:
     return array_at(shapes[2 * index], shapes[2 * index + 1], np.int64)
 
 
+@jit.expand
+def words(first: int, second: int) -> Any:
+    """An array of two words. It stands for the numbers of a message: to index a tuple might raise."""
+    both = array_at(stack(2), 2, np.int64)
+    both[0], both[1] = first, second
+    return both
+
+
 @jit.function
 def size_of(shape: Any) -> int:
     """The number of elements of a shape."""
@@ -233,7 +238,7 @@ def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, numbers: A
     """An OrtStatus for a fault: if `has_many`, that a tensor has too many dimensions, else the fault of this number among the
     operator's.
 
-    `shapes` has the two words of `shape_of` for each input, `numbers` is a tuple of the values of the family's NUMBERS: the
+    `shapes` has the two words of `shape_of` for each input, `numbers` is an array of the values of the family's NUMBERS: the
     message may mention these. If there is no memory for the message, the status says that memory ran out."""
     api = array_at(state.api, API_WORDS, np.int64)
     message = array_at(state.messages + 16 * (_RANK if has_many else _FIRST_FAULT + fault), 2, np.int64)

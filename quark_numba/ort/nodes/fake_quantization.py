@@ -147,7 +147,7 @@ def compute(state_address: int, context_address: int) -> int:
             fault = 2 * number - 1
         first, last = min(first, place), max(last, _last_place(x_shape, shape))
     if has_many or fault != 0:
-        return context.fault_status(state, has_many, fault, shapes, context.NO_NUMBERS)
+        return context.fault_status(state, has_many, fault, shapes, context.words(0, 0))
     status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
     size = context.size_of(x_shape)
     rows = inner = np.int64(1)
@@ -186,7 +186,7 @@ def compute(state_address: int, context_address: int) -> int:
                 parameters[k * rows + row] = array_at(data, elements, np.int64)[index]
     made = memory + 8 * rows * state.parameters
     if call(state.prepare, (memory, made, rows)) == 0:
-        status = context.fault_status(state, False, VALUES, shapes, context.NO_NUMBERS)
+        status = context.fault_status(state, False, VALUES, shapes, context.words(0, 0))
     else:
         work_address = stack(WORK_WORDS)
         work = record_at(work_address, WORK)

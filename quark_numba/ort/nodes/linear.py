@@ -131,7 +131,7 @@ def compute(state_address: int, context_address: int) -> int:
     x_shape, scale_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
     fault, loop = _loop_shape(x_shape, scale_shape, context.shape_at(shapes, 2), state.axis, state.block_size)
     if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, (state.axis, state.block_size))
+        return context.fault_status(state, has_many, fault, shapes, context.words(state.axis, state.block_size))
     status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
     size = context.size_of(x_shape)
     if status or size == 0:
