@@ -86,7 +86,7 @@ class Catalog:
 
 
 # ONNX's own operators, those that `optimize` writes, and those of each dialect.
-_WINGS = (*_LINEAR, *_BLOCK_ROUND_TRIPS, *_FAKE_QUANTIZATION, *_REGION)
-_OWN = [each for each in _WINGS if each.domain in ("", OWN_DOMAIN)]
+_FAMILIES = (*_LINEAR, *_BLOCK_ROUND_TRIPS, *_FAKE_QUANTIZATION, *_REGION)
+_OWN = [each for each in _FAMILIES if each.domain in ("", OWN_DOMAIN)]
 
 OPERATORS = Catalog((*_OWN, *quark.OPERATORS, *qonnx.OPERATORS, *mct.OPERATORS, *nvidia.OPERATORS))

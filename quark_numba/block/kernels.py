@@ -296,6 +296,9 @@ def task(work_address: int, index: int) -> None:
     blocks = with_length(work, work.length)
     size = scratch_size(blocks)
     if IS_PACKED:
+        pieces = -(-work.size // piece_size(blocks))
+        if index * pieces // work.parts == (index + 1) * pieces // work.parts:  # pieces may be larger than parts
+            return
         size += piece_size(blocks) // 4 + 1
     address = allocate(4 * size)
     if address == 0:

@@ -148,7 +148,7 @@ def data_of(options: argparse.Namespace) -> Data | RandomData:
     """Return the data that the options of `add_data` select; by default one random batch."""
     from ..running.data import Data, RandomData
 
-    if options.data:
+    if options.data is not None:
         return Data(options.data, options.batch, options.limit)
     batches = options.random or 1
     return RandomData(min(batches, options.limit or batches), options.seed, dict(options.dim))
@@ -161,7 +161,7 @@ def batches_of(options: argparse.Namespace, session: InferenceSession) -> Iterat
     from ..running.inputs import inputs_of
 
     inputs = inputs_of(session)
-    if options.inputs:
+    if options.inputs is not None:
         return iter([read_arrays(options.inputs, [each.name for each in inputs])])
     return iter(open_batches(inputs, data_of(options)))
 

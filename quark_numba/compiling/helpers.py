@@ -31,7 +31,7 @@ _WATCH = "import os, threading; threading.Thread(target=lambda: os.read(0, 1) or
 # The programs that were started as Python and failed as helpers. They are not started again.
 _failed: set[str] = set()
 
-# The helpers of all sessions of this process that are being created.
+# The helpers that were started last. While one of them is running, sessions of other threads start none.
 _running: list[subprocess.Popen[bytes]] = []
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Helpers:
         count = min(_most_helpers(), len(statements))
         self._programs = ["; ".join(statements[number::count]) for number in range(count)]
         self._helpers: list[subprocess.Popen[bytes]] = []
-        self._process = os.getpid()
+        self._process, self._has_ended = os.getpid(), False
 
     def __enter__(self) -> Helpers:
         cache.before_compiling.append(self._start)
@@ -66,17 +66,17 @@ class Helpers:
 
     def __exit__(self, *_: object) -> None:
         cache.before_compiling.remove(self._start)
+        self._has_ended, self._programs = True, []
         for helper in self._helpers:
-            helper.kill()
-            helper.communicate()
-            _running.remove(helper)
+            _end(helper)
 
     def _start(self) -> None:
-        if os.getpid() != self._process:  # a fork, in which nobody ends the context
+        if os.getpid() != self._process:  # in a fork, nobody would end the helpers
             return
         programs, self._programs = self._programs, []
-        if _running or sys.executable in _failed:
+        if sys.executable in _failed or any(helper.poll() is None for helper in _running):
             return
+        _running.clear()
         for statements in programs:
             command, environment = program(f"{_WATCH}; {statements}")
             with suppress(OSError):  # it cannot be started
@@ -91,6 +91,8 @@ class Helpers:
                 )
                 self._helpers.append(helper)
                 _running.append(helper)
+                if self._has_ended:  # meanwhile, in another thread
+                    _end(helper)
 
     @property
     def are_done(self) -> bool:
@@ -107,6 +109,11 @@ class Helpers:
                 message = "a helper process failed, or took more than %.0f s; no more are started: %s"
                 _log.warning(message, _PATIENCE, sys.executable)
                 _failed.add(sys.executable)
+
+
+def _end(helper: subprocess.Popen[bytes]) -> None:
+    helper.kill()
+    helper.communicate()
 
 
 def program(code: str) -> tuple[list[str], dict[str, str]]:

@@ -6,8 +6,8 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -175,24 +175,24 @@ class Runner:
                 total.first = batch
         if total.done:
             self._report(total.done)
-        following = next(batches, None)  # if no batch is left, `work` is not called
-        left = () if following is None else self._sums(work, itertools.chain([following], batches), threads, stopped)
         try:
-            for batch, sums in left:
-                if isinstance(sums, ModelError):
-                    if self.execution.on_error == "stop":
-                        raise ModelError(with_name(batch.name, str(sums))) from sums
-                    total.failed[batch.name] = str(sums)
-                elif total.sums is None:
-                    total.sums = sums
-                else:
-                    total.sums.add(sums)
-                if total.first is None and not isinstance(sums, ModelError):
-                    total.first = batch
-                total.done += 1
-                if self._saved:
-                    self._saved.keep(kind, total.sums, total.done, total.failed)
-                self._report(total.done)
+            # An error that the caller keeps would keep the batches running, too.
+            with closing(self._sums(work, batches, threads, stopped or threading.Event())) as results:
+                for batch, sums in results:
+                    if isinstance(sums, ModelError):
+                        if self.execution.on_error == "stop":
+                            raise ModelError(with_name(batch.name, str(sums))) from sums
+                        total.failed[batch.name] = str(sums)
+                    elif total.sums is None:
+                        total.sums = sums
+                    else:
+                        total.sums.add(sums)
+                    if total.first is None and not isinstance(sums, ModelError):
+                        total.first = batch
+                    total.done += 1
+                    if self._saved:
+                        self._saved.keep(kind, total.sums, total.done, total.failed)
+                    self._report(total.done)
         finally:
             if self._saved:
                 self._saved.write()
@@ -207,12 +207,17 @@ class Runner:
             self.execution.progress(self._finished + done, self._steps)
 
     def _sums(
-        self, work: Callable[[], Work], batches: Iterable[Batch], threads: int, stopped: threading.Event | None
-    ) -> Iterator[tuple[Batch, Any]]:
-        """Return each batch with its sums or its error, in order."""
+        self, work: Callable[[], Work], batches: Iterator[Batch], threads: int, stopped: threading.Event
+    ) -> Generator[tuple[Batch, Any]]:
+        """Yield each batch with its sums or its error, in order. If no batch is left, `work` is not called."""
+        first = next(batches, None)
+        if first is None:
+            return
+        batches = itertools.chain([first], batches)
         if self._client is None:
             run = _outcomes_of(work)
-            return in_order(lambda batch: (batch, run(batch)), batches, threads, stopped or threading.Event())
-        from .cluster import in_order_on
+            yield from in_order(lambda batch: (batch, run(batch)), batches, threads, stopped)
+        else:
+            from .cluster import in_order_on
 
-        return in_order_on(self._client, functools.partial(_outcomes_of, work), batches, self.functions)
+            yield from in_order_on(self._client, functools.partial(_outcomes_of, work), batches, self.functions)

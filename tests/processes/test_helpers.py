@@ -24,8 +24,9 @@ from quark_numba.ort import ahead
 def _two_processes(monkeypatch):
     monkeypatch.setenv(PROCESSES, "2")
     monkeypatch.setattr(helpers_module, "_failed", set())
+    monkeypatch.setattr(helpers_module, "_running", [])
     yield
-    assert not helpers_module._running
+    assert all(helper.poll() is not None for helper in helpers_module._running)
     assert not cache.before_compiling
 
 
@@ -113,6 +114,23 @@ def test_a_helper_ends_with_the_session(tmp_path):
         (helper,) = helpers_module._running
         assert helper.poll() is None
     assert helper.poll() is not None
+
+
+def test_a_helper_that_starts_too_late_is_ended(tmp_path):
+    """Another thread compiles while the context ends."""
+    late = ["import time; time.sleep(1000)"]
+    with Helpers(late) as helpers:
+        start, programs = helpers._start, helpers._programs
+    start()
+    assert not helpers_module._running
+    helpers._programs = programs
+    start()
+    (helper,) = helpers_module._running
+    assert helper.poll() is not None
+    with Helpers(statements(tmp_path, 1)) as helpers:
+        compile_something()
+        helpers.wait()
+    assert len(done(tmp_path)) == 1
 
 
 def test_a_child_of_fork_starts_none(tmp_path):
