@@ -51,7 +51,8 @@ def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
     none if x has another memory order than C's, if an option is given in an unusual way, or if an argument is something else
     than a numpy array. But a scale may be a number."""
     operation = cast(Operation, check.__name__)
-    defaults = {name: parameter.default for name, parameter in inspect.signature(check).parameters.items()}
+    of_check = inspect.signature(check)
+    defaults = {name: parameter.default for name, parameter in of_check.parameters.items()}
 
     @keeps_labels
     @functools.wraps(check)
@@ -92,6 +93,7 @@ def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
         options |= {name: value for name, value in (("dtype", dtype), ("output_dtype", output_dtype)) if value is not None}
         return convert_checked(x, scale, zero_point, signature=signature, axis=axis, block_size=block_size, out=out, **options)
 
+    call.__signature__ = of_check.replace(return_annotation="NDArray[Any]")  # type: ignore[attr-defined]
     return cast(Callable[P, NDArray[Any]], call)
 
 
@@ -135,14 +137,14 @@ def _convert_chunks(conversion: Conversion) -> Any:
         for name, each in (("scale", scale), ("zero_point", zero_point)):
             check_sizes(each, name, () if each is None else range(each.ndim))
         if -x.ndim <= axis < x.ndim:
-            axis %= x.ndim
-            axes = (axis,) if scale.ndim == 1 else tuple(range(x.ndim))
+            axes = (axis % x.ndim,) if scale.ndim == 1 else tuple(range(x.ndim))
             check_sizes(x, "x", axes)
     # For the whole array: this finds every fault of the shapes.
     loop = loop_of(version, x.shape, scale, zero_point, axis, block_size)
     if not is_per_tensor:
         block = block_size or loop.block
         block_size = block if block > 1 or scale.ndim > 1 else 0
+        axis = axis % x.ndim if axes else axis
     (y,) = map_chunks(
         functools.partial(_convert_chunk, version, key, axis, block_size),
         x,

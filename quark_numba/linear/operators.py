@@ -151,8 +151,8 @@ def _call(
     try:
         return call(x, scale, zero_point, **types, **attributes)
     except (TypeError, ValueError) as error:  # which names the call's arguments
-        names = dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True))
-        raise type(error)(re.sub(r"\b(scale|zero_point)\b", lambda match: names[match[0]], str(error))) from None
+        names = {**dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True)), "dtype": "output_dtype"}
+        raise type(error)(re.sub(r"^dtype\b|\b(scale|zero_point)\b", lambda match: names[match[0]], str(error))) from error
 
 
 def _held_codes(holds: ElementType | None, array: Any) -> Any:

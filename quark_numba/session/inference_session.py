@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+# The arguments that ONNX Runtime takes by name alone.
+_OF_ONNX_RUNTIME = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
+
+
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # which has no types
     """An ``onnxruntime.InferenceSession`` of the optimised model (`optimize`), with this package's operators.
 
@@ -54,7 +58,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         damaged one is made again. One that cannot be kept gives a warning (`logging`), and the session runs without. The models
         used least recently are removed beyond 64 GB, or the gigabytes in the environment variable QUARK_NUMBA_CACHE_GB.
         ``quark-numba info`` prints the folder and its size.
-    providers, provider_options, named
+    providers, provider_options, disabled_optimizers, enable_fallback, read_config_from_model
         As in ``onnxruntime.InferenceSession``.
 
     Raises
@@ -64,7 +68,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         refuses it, and it has an operator that is known to run nowhere; or if `cache` cannot be a folder; or if
         QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
     TypeError, ValueError
-        If `cache` is no path, or set for a model without a path; or if `qdq` is none of its choices.
+        If `cache` is no path, or set for a model without a path; if `qdq` is none of its choices; or if an argument has a
+        name that neither this class nor ONNX Runtime knows.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well, for instance if the file does not exist.
     """
@@ -85,6 +90,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         **named: Any,
     ) -> None:
         check(qdq)
+        unknown = ", ".join(sorted({*named} - _OF_ONNX_RUNTIME))
+        if unknown:  # ONNX Runtime would ignore it
+            raise TypeError(f"InferenceSession has no argument {unknown}")
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         how: dict[str, Any] = {
             "qdq": qdq,

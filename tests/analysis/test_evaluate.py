@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from paths import MODELS
 import quark_numba
 from quark_numba import Data, Execution, RandomData, cli
 from quark_numba.analysis.twin import float_twin
+from quark_numba.running import runs
 from quark_numba.running.data import open_batches
 from quark_numba.running.inputs import Input
 
@@ -332,3 +334,31 @@ def test_data_are_read_again():
     found = quark_numba.analyze(model([node], [("x", "float32", [2, 32])], ["y"]), RandomData(2), what_if=["bfp16"])
     assert found.batches == 2
     assert len(found.trade_offs) == 2
+
+
+class NoSums:
+    def add(self, other): ...
+
+
+def test_batches_stop_after_an_error():
+    """When the error arrives, no batch is running any more, and no thread is left."""
+
+    def work():
+        def run(batch):
+            number = int(batch.load()["x"].ravel()[0])
+            if number == 2:
+                raise quark_numba.ModelError("a fault")
+            if number > 2:
+                stopped.wait(100)
+            return NoSums()
+
+        return run
+
+    stopped, before = threading.Event(), threading.active_count()
+    feeds = [{"x": np.full((1, 1), number, np.float32)} for number in range(12)]
+    batches = open_batches([Input("x", "tensor(float)", (1, 1))], quark_numba.Data(feeds))
+    with pytest.raises(quark_numba.ModelError, match="a fault") as kept:
+        runs.Runner(runs.Execution(), batches, {}, []).total(NoSums, work, threads=3, stopped=stopped)
+    assert kept.value
+    assert stopped.is_set()
+    assert threading.active_count() == before

@@ -1,6 +1,7 @@
 """Direct calls against the oracle, and the arrays that calls accept."""
 
 import array
+import inspect
 import tracemalloc
 
 import numpy as np
@@ -328,3 +329,8 @@ def test_memory(name, scale_shape):
         finally:
             tracemalloc.stop()
         assert result.nbytes <= peak <= result.nbytes + (1 << 20)
+
+
+def test_signatures():
+    for call in (quantize, dequantize, quantize_dequantize):
+        assert inspect.signature(call).return_annotation == "NDArray[Any]"

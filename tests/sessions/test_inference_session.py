@@ -16,6 +16,7 @@ import processes
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from onnx_models import model
+from paths import MODELS
 
 import quark_numba
 from quark_numba import ModelError, optimize
@@ -286,3 +287,15 @@ file.close()
         TMP=str(tmp_path),
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_names_of_arguments():
+    """ONNX Runtime ignores arguments that it does not know, so that a wrong name would have no effect."""
+    source = str(MODELS / "textline_cls_a8w8.onnx")
+    with pytest.raises(TypeError, match="InferenceSession has no argument keep_weights, standard_ops"):
+        quark_numba.InferenceSession(source, standard_ops=True, keep_weights=True)
+    with pytest.raises(ValueError, match="qdq is True; expected one of 'auto', 'float', 'onnxruntime'"):
+        quark_numba.InferenceSession(source, qdq=True)
+    with pytest.raises(ValueError, match="qdq is 'int'"):
+        quark_numba.optimize(source, qdq="int")
+    quark_numba.InferenceSession(source, enable_fallback=0, disabled_optimizers=["NchwcTransformer"])
