@@ -17,7 +17,7 @@ import numpy as np
 from ..compiling.intrinsics import HAS_FMA, fma
 from ..compiling.jit import inline
 from ..element_types import BFLOAT16, ElementType, codecs
-from ..linear.exponents import value_of
+from ..linear.exponents import value_of as value_of_scale
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD, INT8_FRACTION_BITS
 from .key import FLOOR, NVFP4, Key
 
@@ -171,7 +171,7 @@ def _step_of_scale(key: Key) -> Any:
         decode = codecs.decoder(key.scales)
         return inline(lambda scale, largest, max_shift, drop, tensor_scale: f32(decode(scale) * tensor_scale))
     unit = f32(1 if key.element else 2.0**-INT8_FRACTION_BITS)
-    return inline(lambda scale, largest, max_shift, drop, tensor_scale: f32(value_of(scale) * unit))
+    return inline(lambda scale, largest, max_shift, drop, tensor_scale: f32(value_of_scale(scale) * unit))
 
 
 # The biased exponents that the largest element of an ordinary block may have. Within them, the conversion of an element has no
