@@ -9,18 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..arrays.arguments import array, check_no_output, element_type_of, flat, index, output
+from ..arrays.arguments import array, check_no_output, convert_in_order, element_type_of, flat, index
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
-from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
 from .formats import bfp_format, mx_format, mx_name, rounding_mode_number
 from .granularity import FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
-
-# Below this many elements one thread finishes before a second one wakes up.
-_PARALLEL_SIZE = 1 << 16
 
 # The scale of the tensor, for formats that have none.
 ONE = np.float32(1)
@@ -188,16 +184,14 @@ def convert(
         check_no_output(out)
         return _convert_chunks(key, blocks, x, axis, rechunk, tensor_scale)
     _, length, inner = block_shape(x.shape, axis, blocks.block)
-    result, y_rows, y = output(out, x, key.x)
-    x_rows = x
     if x.flags.fnc:
-        x_rows = x.T
-        _, length, inner = block_shape(x_rows.shape, ~axis, blocks.block)
+        _, length, inner = block_shape(x.T.shape, ~axis, blocks.block)
     shaped = blocks._replace(length=length, inner=inner)
-    run(key, shaped, flat(x_rows, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale)
-    if y is not y_rows:
-        y_rows[...] = y
-    return result if out is None else out
+
+    def round_blocks(x: NDArray[Any], y: NDArray[Any]) -> None:
+        run(key, shaped, flat(x, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale)
+
+    return convert_in_order(round_blocks, x, key.x, out)
 
 
 def _convert_chunks(key: Key, blocks: Blocks, x: Any, axis: int, rechunk: bool, tensor_scale: np.float32) -> Any:
@@ -221,10 +215,7 @@ def rounded_block(key: Key, blocks: Blocks, x: NDArray[Any], axis: int, tensor_s
 
 def run(key: Key, blocks: Blocks, x: Any, y: Any, scales: Any, tensor_scale: np.float32) -> None:
     """Run the kernel on flat arrays."""
-    kernel, arguments = TABLE[key], (x, y, scales, tensor_scale, blocks)
-    if x.size >= _PARALLEL_SIZE and run_on_threads(lambda slices: kernel.parallel(*arguments, slices)):
-        return
-    kernel.serial(*arguments)
+    TABLE[key].run(x.size, x, y, scales, tensor_scale, blocks)
 
 
 def values_of_codes(

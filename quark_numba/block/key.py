@@ -16,7 +16,7 @@ X_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 # subnormal elements become zero ("to_bfp_prime"). RCEIL: the least power of two that brings the largest element into the range
 # of the element type (NVIDIA's MXFP8). NVFP4: the largest element becomes the largest value of the element type, but the scale
 # is rounded to float8e4m3fn, and there is a scale of the whole tensor, too.
-FLOOR, MICROEXPONENT, RCEIL, NVFP4 = RULES = ("floor", "microexponent", "rceil", "nvfp4")
+FLOOR, MICROEXPONENT, RCEIL, NVFP4 = ("floor", "microexponent", "rceil", "nvfp4")
 
 
 class Key(NamedTuple):

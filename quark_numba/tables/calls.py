@@ -9,14 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays.arguments import flat, float32_arrays
-from ..compiling.threads import run_on_threads
 from ..element_types import FLOAT32
 from .dispatch import TABLE
 from .granularity import BY_RANK, COUNT_FAULTS, NEAREST_FAULTS, NO_AXIS, THRESHOLD, shape_of, size_of
 from .key import COUNT, NEAREST
-
-# Below this many elements one thread finishes before a second one wakes up.
-_PARALLEL_SIZE = 1 << 16
 
 # By operation: the names of the inputs, and the messages of faults.
 INPUTS = {COUNT: ("x", "thresholds"), NEAREST: ("x", "lut", "threshold")}
@@ -75,7 +71,5 @@ def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:
     table, numbers = np.empty((NUMBERS + size[1]) * size[0], np.float32), (np.float32(rule.first), np.float32(rule.second))
     if not fill_kernel()(rule.is_nearest, *numbers, given[0], given[-1], rows, table, *size):
         raise ValueError(rule.message(THRESHOLD, axis, shapes))
-    kernel, operands = TABLE[rule.operation], (x, table, y.reshape(-1), inner, *size)
-    if x.size < _PARALLEL_SIZE or not run_on_threads(lambda slices: kernel.parallel(*operands, slices)):
-        kernel.serial(*operands)
+    TABLE[rule.operation].run(x.size, x, table, y.reshape(-1), inner, *size)
     return y

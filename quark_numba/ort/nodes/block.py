@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from ...block import formats, granularity
-from ...block.dispatch import TABLE
 from ...block.formats import BIT_WIDTHS, NVIDIA_FORMATS, SHIFT_BITS
 from ...block.granularity import NO_FAULT, SCALE, Blocks
 from ...block.kernels import CHUNK, WORK
-from ...block.key import Key
 from ...block.operators import FORMATS
 from ...compiling import jit
 from ...compiling.intrinsics import array_at, record_at, stack
@@ -63,11 +61,6 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         key, blocks = nvidia.format(overload.inputs[0], attributes["block_size"], has_codes=has_codes)
         numbers |= {"is_of_whole_blocks": 1, "has_tensor_scale": len(operator.inputs) > 1, "has_codes": has_codes}
     return context.Selection(key, numbers | blocks._asdict())
-
-
-def functions(overload: Overload, key: Key) -> dict[str, Any]:
-    """The C functions of the state."""
-    return {"task": TABLE[key].task}
 
 
 def settle(state_address: int, values_address: int) -> int:

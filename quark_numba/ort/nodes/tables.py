@@ -12,7 +12,6 @@ from ...compiling.intrinsics import allocate, array_at, record_at, release, stac
 from ...declaration import Operator, Overload
 from ...tables import granularity, kernels
 from ...tables.calls import rule
-from ...tables.dispatch import TABLE
 from ...tables.granularity import NO_FAULT, THRESHOLD
 from ...tables.kernels import CHUNK, WORK
 from . import context
@@ -44,11 +43,6 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     found = rule(operator.operation, attributes)
     numbers = {"is_nearest": found.is_nearest, "axis": found.axis, "first": found.first, "second": found.second}
     return context.Selection(found.operation, numbers)
-
-
-def functions(overload: Overload, key: str) -> dict[str, Any]:
-    """The C functions of the state."""
-    return {"task": TABLE[key].task}
 
 
 def compute(state_address: int, context_address: int) -> int:
