@@ -1,5 +1,6 @@
 """The package as a whole: which modules an import loads, and which processors and folders the package needs."""
 
+import inspect
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ from paths import MODELS, ROOT, TESTS
 import quark_numba
 
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PUBLIC_NAMES = TESTS / "processes" / "public_names.txt"
 REQUIREMENTS = [re.match(r"[\w-]+", each)[0] for each in _PROJECT["dependencies"]]
 
 
@@ -118,7 +120,29 @@ cli.main(["info", "--json"])
 
 
 def test_public_names():
-    assert all(hasattr(quark_numba, name) for name in quark_numba.__all__)
+    """A changed line here is a change for users: it needs a line in CHANGELOG.md, too."""
+    assert _public_names() == PUBLIC_NAMES.read_text().splitlines()
+
+
+def _public_names():
+    """Return the public names with their parameters and defaults, and of classes the members that no other package defines."""
+    lines = []
+    for name in sorted(quark_numba.__all__):
+        value = getattr(quark_numba, name)
+        lines.append(name + _parameters(value))
+        if inspect.isclass(value):
+            others = next(base for base in value.__mro__ if not base.__module__.startswith("quark_numba"))
+            members = {member for member in dir(value) if not member.startswith("_")} - set(dir(others))
+            lines += [f"    .{member}{_parameters(getattr(value, member))}" for member in sorted(members)]
+    return lines
+
+
+def _parameters(value):
+    if not callable(value) or (inspect.isclass(value) and issubclass(value, Exception)):
+        return ""
+    signature = inspect.signature(value)
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
 # This code takes away functions and files that Linux has and other systems lack.
