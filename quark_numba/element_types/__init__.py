@@ -172,8 +172,7 @@ def find(specification: Any) -> ElementType | None:
     """Return the element type for a numpy dtype (in any byte order), a scalar type, a dtype string, a name such as
     "bfloat16", or a number of TensorProto; None if the table has no such type."""
     if isinstance(specification, np.dtype):
-        found = _BY_SPECIFICATION.get(specification)
-        return found if found else _BY_SPECIFICATION.get(specification.newbyteorder("="))
+        return _BY_SPECIFICATION.get(specification) or _BY_SPECIFICATION.get(specification.newbyteorder("="))
     if isinstance(specification, bool) or not isinstance(specification, (int, np.integer, str, type)):
         return None
     if specification not in _BY_SPECIFICATION and isinstance(specification, str):
@@ -194,11 +193,11 @@ def checked(specification: Any, name: str, allowed: Collection[ElementType]) -> 
     TypeError
         If it is not. The message has `name`, the given type, and the allowed types.
     """
-    found = find(specification)
-    if found is None or found not in allowed:
+    element_type = find(specification)
+    if element_type is None or element_type not in allowed:
         given = getattr(specification, "__name__", specification)
         raise TypeError(f"{name} has element type {given}; expected {names(allowed)}")
-    return found
+    return element_type
 
 
 def named(text: str) -> tuple[ElementType, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.intrinsics import LINE, address_of, array_at, copy_streaming, fence, record_at, stack
+from ..compiling.intrinsics import HAS_AVX512, LINE, address_of, array_at, copy_streaming, fence, record_at, stack
 from ..compiling.jit import unsigned
 from ..compiling.vectors import WORDS, narrow, words_on_stack
 from ..element_types import ElementType, codecs, packing
@@ -44,7 +44,7 @@ ZERO_POINT_DTYPE: Any = None
 
 # If y has at least this many bytes, it is written with streaming (non-temporal) stores, which bypass the cache. The cache is
 # too small to keep it until somebody reads it.
-STREAMING_SIZE = 1 << 24 if jit.JIT_ENABLED else np.iinfo(np.int64).max
+STREAMING_SIZE = 1 << 24 if jit.JIT_ENABLED and not HAS_AVX512 else np.iinfo(np.int64).max
 
 # The bytes of the buffer for streaming stores. It fits into the first-level cache.
 BUFFER = 1 << 13
@@ -277,7 +277,7 @@ def widen_function(element_type: ElementType, dtype: Any) -> Any:
 
 def _names_in_run(key: Key) -> dict[str, Any]:
     convert, by_reciprocal = arithmetic.converter(key), arithmetic.reciprocal_converter(key)
-    in_words = key.converts_to_words and jit.JIT_ENABLED
+    in_words = key.converts_to_words and jit.JIT_ENABLED and not HAS_AVX512
     names = {"convert_row": jit.expand(varying_scale, convert=convert), "HAS_RECIPROCAL": by_reciprocal is not None}
     if by_reciprocal:
         names["has_reciprocal"] = arithmetic.has_reciprocal(key)

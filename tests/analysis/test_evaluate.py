@@ -361,4 +361,4 @@ def test_batches_stop_after_an_error():
         runs.Runner(runs.Execution(), batches, {}, []).total(NoSums, work, threads=3, stopped=stopped)
     assert kept.value
     assert stopped.is_set()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before

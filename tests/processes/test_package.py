@@ -184,15 +184,25 @@ assert run(session(one_node("quantize", "int8"), backend="extensions"), **one).t
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=300)
 
 
+# Names and features of processors for LLVM. The first has no vector instructions: LLVM would convert float16 by a call of a
+# run-time library, which is missing, and the process would end. The second one packs codes, and streams large arrays.
+PROCESSORS = {"generic": "", "haswell": "+avx,+avx2,+fma,+f16c"}
+
+
 @pytest.mark.compiled
-@pytest.mark.skipif(not re.fullmatch("x86_64|AMD64", platform.machine()), reason="every AArch64 processor has them")
-@pytest.mark.parametrize("chosen", ["test_small_shapes and float16", pytest.param("float16 or int8", marks=pytest.mark.slow)])
-def test_a_processor_without_vector_instructions(chosen):
-    """LLVM would convert float16 by a call of a run-time library, which is missing, and the process would end. int8 codes are
-    narrowed without the instructions for packing."""
-    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not full and not exhaustive", "-k", chosen]
-    command.append(str(TESTS / "arrays" / "test_calls.py"))
+@pytest.mark.skipif(not re.fullmatch("x86_64|AMD64", platform.machine()), reason="they are x86-64 processors")
+@pytest.mark.parametrize(
+    ("processor", "file", "chosen"),
+    [
+        ("generic", "arrays/test_calls.py", "test_small_shapes and float16"),
+        pytest.param("generic", "arrays/test_calls.py", "float16 or int8", marks=pytest.mark.slow),
+        pytest.param("haswell", "arrays/test_calls.py", "float16 or int8", marks=pytest.mark.slow),
+        pytest.param("haswell", "sessions/test_native.py", "test_past_the_cache", marks=pytest.mark.slow),
+    ],
+)
+def test_other_processors(processor, file, chosen):
+    environment = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": PROCESSORS[processor]}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not full and not exhaustive", "-k", chosen, str(TESTS / file)]
     assert " passed" in subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
