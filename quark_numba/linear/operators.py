@@ -109,8 +109,8 @@ def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: Elem
             for number, message in FAULTS.items()
             if has_zero_point or number != ZERO_POINT_SHAPE
         },
-        formats={each.name: each for each in version.quantized if held(uint8_holds, each) is each},
-        format_of=functools.partial(_format_of, version, uint8_holds),
+        formats={row.name: row for row in version.quantized if held(uint8_holds, row) is row},
+        select_format=functools.partial(_format_of, version, uint8_holds),
         column=scale_variable,
         meaning=functools.partial(_meaning, version, uint8_holds),
         attributes_of_shapes=_axis_of_shapes,
@@ -142,7 +142,7 @@ def _call(
         expected = "a block_size" if "block_size" in version.attributes else "a scalar or one dimension"
         raise ValueError(f"{name} has shape {np.shape(scale)}; expected {expected}")
     if version.operation == "dequantize":
-        x, scale, zero_point = (_held_codes(uint8_holds, each) for each in (x, scale, zero_point))
+        x, scale, zero_point = (_held_codes(uint8_holds, array) for array in (x, scale, zero_point))
         if version.domain and len(version.y) == 1:
             types[type_name] = version.y[0].number
     elif uint8_holds and zero_point is None:
@@ -187,7 +187,7 @@ def _check_shapes(
     # An unknown dimension of x is replaced by a number that fits.
     fits = scale[0] if scale else 1
     zero_point = scale if zero_point is None else zero_point
-    fault, _ = loop_shape([fits if each is None else each for each in x], scale, zero_point, axis, block_size)
+    fault, _ = loop_shape([fits if size is None else size for size in x], scale, zero_point, axis, block_size)
     if fault:
         names = dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True))
         shapes = {"x_shape": shape_text(x), "scale_shape": shape_text(scale), "zero_point_shape": shape_text(zero_point)}
@@ -231,10 +231,10 @@ def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
     number = attributes.get(name, 0)
     if not number:
         return None
-    found = find(number)
-    if found is None:
+    element_type = find(number)
+    if element_type is None:
         raise ValueError(f"{name} is {number}; expected the number of an element type, or 0")
-    return found
+    return element_type
 
 
 def _format_of(
