@@ -114,15 +114,9 @@ def dequantize(
     ----------
     x : array_like of any type that `quantize` returns; any shape, strides and memory order
     scale : array_like of float32, float16, bfloat16 or float8e8m0
-        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
-        length along `axis` is the number of blocks.
     zero_point : array_like of x's dtype, optional
-        Same shape as `scale`. Default: 0.
-    axis : int
-        The axis of a per-axis or blocked `scale`, -r..r-1. Ignored per tensor.
-    block_size : int
-        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
-        the only size that fits a blocked `scale`, if there is only one.
+    axis, block_size, rechunk, and the shapes of `scale` and `zero_point`
+        As in `quantize`.
     output_dtype : numpy dtype, name such as "bfloat16", or TensorProto number; float32, float16 or bfloat16, optional
         The output's type. Default: the type of `scale`, which then has to be float32, float16 or bfloat16.
     opset : int, optional
@@ -130,19 +124,8 @@ def dequantize(
         version, and of ExtendedDequantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the output's dtype.
-    rechunk : bool
-        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
-        ValueError.
 
-    Returns
-    -------
-    ndarray of x's shape: `out`, or a new array in the memory order of x. If an argument is a dask array, a lazy dask array; if
-    x is a DataArray, a DataArray.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
+    The result and the errors are those of `quantize`, in the output's type.
     """
     version = _version("dequantize", opset)
     # Python integers become the type of the zero point; without one, int32.
@@ -150,10 +133,7 @@ def dequantize(
     codes = element_type_of(x_array.dtype, "x", _types(version, "dequantize", "x"))
     scales = array(scale, "scale", FLOAT32, is_scale=True)
     scale_type = element_type_of(scales.dtype, "scale", _types(version, "dequantize", "scale"))
-    zeros = None
-    if zero_point is not None:
-        zeros = array(zero_point, "zero_point", codes)
-        element_type_of(zeros.dtype, "zero_point", (codes,))
+    _, zeros = _codes((codes,), zero_point, codes.dtype)
     y_types = _types(version, "dequantize", "y")
     y = element_type_of(scale_type.name if output_dtype is None else output_dtype, "output_dtype", y_types)
     if version:
@@ -180,41 +160,15 @@ def quantize_dequantize(
 
     Parameters
     ----------
-    x : array_like of float32, any shape, strides and memory order
-    scale : array_like of float32
-        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
-        length along `axis` is the number of blocks.
-    zero_point : array_like, optional
-        Same shape as `scale`. Its dtype is that of the codes. Default: 0.
-    axis : int
-        The axis of a per-axis or blocked `scale`, -r..r-1. Ignored per tensor.
-    block_size : int
-        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
-        the only size that fits a blocked `scale`, if there is only one.
-    dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
-        The type of the codes if there is no zero point, or if that has no dtype, such as a Python int: one of those of
-        `quantize`. Default: uint8.
-    saturate : bool
-        False: values beyond the range of a float8 type become Inf, or NaN if the type has no Inf.
+    x, scale : array_like of float32
     out : ndarray of float32, optional
         Where to write the result: x's shape.
-    rechunk : bool
-        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
-        ValueError.
 
-    Returns
-    -------
-    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x. If an argument is a dask array, a lazy
-    dask array; if x is a DataArray, a DataArray.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
+    The shapes, the other parameters and the errors are those of `quantize`, and so is the result, but for its type, float32.
     """
     x_array, scales = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32, is_scale=True)
-    for name, each in (("x", x_array), ("scale", scales)):
-        element_type_of(each.dtype, name, (FLOAT32,))
+    for name, operand in (("x", x_array), ("scale", scales)):
+        element_type_of(operand.dtype, name, (FLOAT32,))
     codes, zeros = _codes(types("quantize_dequantize", "quantized"), zero_point, dtype)
     key = select("quantize_dequantize", FLOAT32, FLOAT32, codes, FLOAT32, saturate=_saturated(saturate))
     return Conversion(None, key, x_array, scales, zeros, index(axis, "axis"), index(block_size, "block_size"), out, rechunk)

@@ -134,8 +134,8 @@ def _convert_chunks(conversion: Conversion) -> Any:
     zero_points = 1 if zero_point is None else zero_point.size
     is_per_tensor = scale.size == zero_points == 1 and not (block_size > 0 and scale.ndim == x.ndim)
     if not is_per_tensor:
-        for name, each in (("scale", scale), ("zero_point", zero_point)):
-            check_sizes(each, name, () if each is None else range(each.ndim))
+        for name, operand in (("scale", scale), ("zero_point", zero_point)):
+            check_sizes(operand, name, () if operand is None else range(operand.ndim))
         if -x.ndim <= axis < x.ndim:
             axes = (axis % x.ndim,) if scale.ndim == 1 else tuple(range(x.ndim))
             check_sizes(x, "x", axes)
@@ -185,16 +185,7 @@ def loop_of(version: Version | None, x_shape: tuple[int, ...], scale: Any, zero_
         if zero_point_shape != scale.shape and not (scalar and zero_point_shape in ((), (1,))):
             fault = ZERO_POINT_SHAPE
     if fault:
-        raise ValueError(
-            FAULTS[fault].format(
-                x="x",
-                x_shape=x_shape,
-                scale="scale",
-                scale_shape=scale.shape,
-                zero_point="zero_point",
-                zero_point_shape=zero_point_shape,
-                axis=axis,
-                block_size=block_size,
-            )
-        )
+        names = {name: name for name in ("x", "scale", "zero_point")}
+        shapes = {"x_shape": x_shape, "scale_shape": scale.shape, "zero_point_shape": zero_point_shape}
+        raise ValueError(FAULTS[fault].format(**names, **shapes, axis=axis, block_size=block_size))
     return loop
