@@ -77,12 +77,12 @@ def lstm(
     for name in "xwrby":
         numbers[f"{name}_zero_point"] = index(given[f"{name}_zero_point"], f"{name}_zero_point")
     layers = layer_of(numbers | {f"{name}_scale": real(given[f"{name}_scale"], f"{name}_scale") for name in "xwrby"})
-    fault, steps, batch, inputs = layer_shape(numbers["hidden_size"], *(each.shape for each in arrays))
+    fault, steps, batch, inputs = layer_shape(numbers["hidden_size"], *(array.shape for array in arrays))
     if fault:
-        shapes = {f"{name}_shape": each.shape for name, each in zip("xwrb", arrays, strict=True)}
+        shapes = {f"{name}_shape": array.shape for name, array in zip("xwrb", arrays, strict=True)}
         raise ValueError(FAULTS[fault].format(**shapes, hidden_size=hidden_size))
     y = np.empty((steps, DIRECTIONS, batch, hidden_size), np.float32)
     if y.size:
-        operands, products = [flat(each, FLOAT32) for each in (*arrays, y)], y.size * GATES * (inputs + hidden_size)
+        operands, products = [flat(array, FLOAT32) for array in (*arrays, y)], y.size * GATES * (inputs + hidden_size)
         TABLE[FLOAT32].run(products, *operands, steps, batch, inputs, layers)
     return y
