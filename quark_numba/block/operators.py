@@ -10,19 +10,9 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from ..arrays.arguments import element_type_of
-from ..declaration import (
-    AnyOperand,
-    Attribute,
-    BlockRoundTrip,
-    DynamicQuantize,
-    Kind,
-    Operator,
-    Parameter,
-    StoredForm,
-    Tensor,
-    known,
-    shape_text,
-)
+from ..declaration.meaning import AnyOperand, BlockRoundTrip, DynamicQuantize, StoredForm
+from ..declaration.operator import Operator
+from ..declaration.schema import Attribute, Kind, Parameter, Tensor, known, shape_text
 from ..element_types import FLOAT8E8M0, FLOAT32, UINT8, ElementType
 from ..linear.versions import OWN_DOMAIN
 from .calls import bfp_quantize_dequantize, block_input, convert, mx_quantize_dequantize

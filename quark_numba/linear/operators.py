@@ -10,20 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declaration import (
-    Affine,
-    AnyOperand,
-    Attribute,
-    Dequantize,
-    Operator,
-    Parameter,
-    Quantize,
-    RoundTrip,
-    Shape,
-    Tensor,
-    held,
-    shape_text,
-)
+from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize, RoundTrip
+from ..declaration.operator import Operator, held
+from ..declaration.schema import Attribute, Parameter, Shape, Tensor, shape_text
 from ..element_types import UINT8, ElementType, find
 from . import calls
 from .granularity import FAULTS, ZERO_POINT_SHAPE, loop_shape
