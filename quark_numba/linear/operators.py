@@ -18,11 +18,11 @@ from . import calls
 from .granularity import FAULTS, ZERO_POINT_SHAPE, loop_shape
 from .versions import DEFAULTS, OWN_DOMAIN, VERSIONS, Version
 
-# The names of the inputs, and the documentation of the schema.
+# The names of the inputs by those of the calls' arguments, and the documentation of the schema.
 _NAMES = {
-    "quantize": ("x", "y_scale", "y_zero_point"),
-    "dequantize": ("x", "x_scale", "x_zero_point"),
-    "quantize_dequantize": ("x", "scale", "zero_point"),
+    "quantize": {"x": "x", "scale": "y_scale", "zero_point": "y_zero_point"},
+    "dequantize": {"x": "x", "scale": "x_scale", "zero_point": "x_zero_point"},
+    "quantize_dequantize": {"x": "x", "scale": "scale", "zero_point": "zero_point"},
 }
 _DOCS = {
     "quantize": "y = saturate(x / y_scale + y_zero_point), with the scale and zero point of the whole tensor or of each "
@@ -32,11 +32,6 @@ _DOCS = {
     "quantize_dequantize": "QuantizeLinear followed by DequantizeLinear with the same scale and zero point: x is rounded to "
     "the values that the type of the zero point has then. For integer types x / scale is rounded, half to even, the zero point "
     "added, the sum saturated, the zero point subtracted, and the difference multiplied by the scale.",
-}
-_X = {
-    "quantize": "What to quantize.",
-    "dequantize": "What to dequantize.",
-    "quantize_dequantize": "What to quantize and dequantize.",
 }
 _SCALE = "A scalar, or one dimension with as many elements as x has along `axis`."
 _BLOCKED_SCALE = f"{_SCALE} With `block_size`, x's shape but along `axis`, where there is one element a block."
@@ -56,7 +51,8 @@ _ATTRIBUTES = {
 
 def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: ElementType | None = None) -> Operator:
     """Return the declaration of a version. `uint8_holds`: see ``declaration.Operator``."""
-    x, scale, zero_point = _NAMES[version.operation]
+    names = _NAMES[version.operation]
+    x, scale, zero_point = names.values()
     is_own, is_round_trip = version.domain == OWN_DOMAIN, version.operation == "quantize_dequantize"
     scale_variable = "T1" if version.scale_as_x else "T2"
     quantized_variable = {"quantize": "T3", "dequantize": "T1", "quantize_dequantize": "T4"}[version.operation]
@@ -65,7 +61,6 @@ def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: Elem
     if version.operation == "dequantize" and version.y == version.scale and "output_dtype" not in version.attributes:
         y_variable = scale_variable
         del types["T3"]
-    names = {"scale": scale, "zero_point": zero_point, "x": x}
     shapes = {f"{name}_shape": f"{{{own}_shape}}" for name, own in names.items()}
     given = Parameter(
         zero_point, quantized_variable, _ZERO_POINT[version.operation], "required" if is_round_trip else "optional"
@@ -82,7 +77,7 @@ def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: Elem
         doc=doc,
         types=types,
         inputs=(
-            Parameter(x, "T1", _X[version.operation]),
+            Parameter(x, "T1", f"What to {version.operation.replace('_', ' and ')}."),
             Parameter(scale, scale_variable, _BLOCKED_SCALE if "block_size" in version.attributes else _SCALE),
             *([given] if has_zero_point else []),
         ),
@@ -127,7 +122,7 @@ def _call(
     if not version.domain:
         attributes["opset"] = version.since_version
     elif np.ndim(scale) > 1 and np.size(scale) != 1 and not attributes.get("block_size"):
-        name = _NAMES[version.operation][1]
+        name = _NAMES[version.operation]["scale"]
         expected = "a block_size" if "block_size" in version.attributes else "a scalar or one dimension"
         raise ValueError(f"{name} has shape {np.shape(scale)}; expected {expected}")
     if version.operation == "dequantize":
@@ -140,7 +135,7 @@ def _call(
     try:
         return call(x, scale, zero_point, **types, **attributes)
     except (TypeError, ValueError) as error:  # which names the call's arguments
-        names = {**dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True)), "dtype": "output_dtype"}
+        names = _NAMES[version.operation] | {"dtype": "output_dtype"}
         raise type(error)(re.sub(r"^dtype\b|\b(scale|zero_point)\b", lambda match: names[match[0]], str(error))) from error
 
 
@@ -178,9 +173,8 @@ def _check_shapes(
     zero_point = scale if zero_point is None else zero_point
     fault, _ = loop_shape([fits if size is None else size for size in x], scale, zero_point, axis, block_size)
     if fault:
-        names = dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True))
         shapes = {"x_shape": shape_text(x), "scale_shape": shape_text(scale), "zero_point_shape": shape_text(zero_point)}
-        raise ValueError(FAULTS[fault].format(**names, **shapes, axis=axis, block_size=block_size))
+        raise ValueError(FAULTS[fault].format(**_NAMES[version.operation], **shapes, axis=axis, block_size=block_size))
 
 
 _MEANINGS = {"quantize": Quantize, "dequantize": Dequantize, "quantize_dequantize": RoundTrip}
