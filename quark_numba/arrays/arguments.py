@@ -183,25 +183,6 @@ def _check_out(out: Any, shape: tuple[int, ...], element_type: ElementType) -> N
         raise ValueError("out is read-only; expected a writeable array")
 
 
-def output(
-    out: Any, x: NDArray[Any], element_type: ElementType, others: tuple[NDArray[Any], ...] = ()
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the result, its view as the kernels see it, and the array that they write.
-
-    The result has x's shape. It is `out`, or a new array in x's memory order. Kernels see a Fortran-ordered x as the C-ordered
-    array of the reversed shape, and the result likewise. They write the view, or a new array if `out` has another memory layout
-    or shares memory with x or the others. The caller copies the new array to the view.
-    """
-    if out is not None:
-        _check_out(out, x.shape, element_type)
-    is_fortran = x.flags.fnc
-    result = np.empty(x.shape, element_type.dtype, "F" if is_fortran else "C") if out is None else np.asarray(out)
-    rows = written = result.T if is_fortran else result
-    if out is not None and (not rows.flags.carray or any(np.may_share_memory(rows, each) for each in (x, *others))):
-        written = np.empty(rows.shape, element_type.dtype)
-    return result, rows, written
-
-
 def convert_in_order(
     convert: Callable[[NDArray[Any], NDArray[Any]], None],
     x: NDArray[Any],
@@ -209,10 +190,18 @@ def convert_in_order(
     out: Any,
     others: tuple[NDArray[Any], ...] = (),
 ) -> NDArray[Any]:
-    """Return the result of `convert(x, y)`, which writes a C-contiguous y: `out`, or a new array in the memory order of x.
-    If x is Fortran-ordered, `convert` gets the transposed arrays."""
-    result, rows, written = output(out, x, element_type, others)
-    convert(x.T if x.flags.fnc else x, written)
+    """Return the result of ``convert(x, y)``, which writes a C-contiguous y: `out`, or a new array in the memory order of x.
+
+    A Fortran-ordered x, and the result, are passed as the C-ordered arrays of the reversed shape. If `out` has another memory
+    layout, or shares memory with x or the others, `convert` writes a new array, which is copied to `out`."""
+    if out is not None:
+        _check_out(out, x.shape, element_type)
+    is_fortran = x.flags.fnc
+    result = np.empty(x.shape, element_type.dtype, "F" if is_fortran else "C") if out is None else np.asarray(out)
+    rows = written = result.T if is_fortran else result
+    if out is not None and (not rows.flags.carray or any(np.may_share_memory(rows, read) for read in (x, *others))):
+        written = np.empty(rows.shape, element_type.dtype)
+    convert(x.T if is_fortran else x, written)
     if written is not rows:
         rows[...] = written
     return result if out is None else out

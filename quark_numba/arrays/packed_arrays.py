@@ -68,18 +68,12 @@ def unpack(
     dtype : numpy dtype, name such as "int4", or TensorProto number
         One of uint4, int4, uint2, int2, float4e2m1, float6e2m3 or float6e3m2.
     rechunk : bool
-        Whether to move the end of a chunk of a dask array to the end of an element. Default: a chunk that ends within an
-        element is refused.
+        As in `pack`, for chunks that end within an element.
 
     Returns
     -------
     ndarray of that shape in C order, with the type's dtype in ml_dtypes, one element per byte. If `packed` is a dask array, a
-    lazy dask array.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is invalid. The message names it and says what it is and what was expected.
+    lazy dask array. The errors are those of `pack`.
     """
     packed = unlabelled(packed)
     if not is_lazy(packed):

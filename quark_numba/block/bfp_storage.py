@@ -13,7 +13,7 @@ from ..arrays.chunks import Result, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import BFLOAT16, FLOAT32
 from .calls import attribute_values, axis_of, block_input, check_blocks, rounded_block, values_of_codes
-from .formats import bfp_format
+from .formats import BFP_ATTRIBUTES, bfp_format
 from .granularity import Blocks
 from .key import X_TYPES, Key
 
@@ -56,31 +56,16 @@ def bfp_quantize(
 
     Parameters
     ----------
-    As for `bfp_quantize_dequantize`, except that a single element is quantized as a block of its own.
+    As for `bfp_quantize_dequantize`, and so are the errors, except that a single element is quantized as a block of its own.
 
     Returns
     -------
     BFPBlocks. If x is a dask array, its arrays are lazy dask arrays; if x is a DataArray, they are DataArrays.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected.
     """
+    given = locals()
     x_array, _ = block_input(x)
     axis = axis_of(x_array.shape, axis)
-    key, blocks = bfp_format(
-        FLOAT32,
-        **attribute_values(
-            bfp_method=bfp_method,
-            bit_width=bit_width,
-            block_size=block_size,
-            rounding_mode=rounding_mode,
-            sub_block_size=sub_block_size,
-            sub_block_shift_bits=sub_block_shift_bits,
-            convert_to_bfloat_before_bfp=convert_to_bfloat_before_bfp,
-        ),
-    )
+    key, blocks = bfp_format(FLOAT32, **attribute_values(given, BFP_ATTRIBUTES))
     of_chunk = functools.partial(_bfp_blocks, key, blocks, axis)
     if not is_lazy(x_array):
         return of_chunk(x_array)
@@ -118,27 +103,20 @@ def bfp_dequantize(
     output_dtype: DTypeLike | str | int = "float32",
     rechunk: bool = False,
 ) -> NDArray[Any]:
-    """Return the values of blocks that `bfp_quantize` made with these attributes, in float32, float16 or bfloat16.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected.
-    """
+    """Return the values of blocks that `bfp_quantize` made with these attributes, in float32, float16 or bfloat16. Raises
+    TypeError or ValueError for invalid arguments."""
+    given = locals()
     y = element_type_of(output_dtype, "output_dtype", X_TYPES)
-    attributes = attribute_values(
-        bfp_method=bfp_method, bit_width=bit_width, block_size=block_size, sub_block_size=sub_block_size
-    )
+    attributes = attribute_values(given, ("bfp_method", "bit_width", "block_size", "sub_block_size"))
     unused: dict[str, Any] = {"rounding_mode": 0, "sub_block_shift_bits": 0, "convert_to_bfloat_before_bfp": 0}
     _, numbers = bfp_format(FLOAT32, **attributes, **unused)
     if not isinstance(blocks, BFPBlocks):
         raise TypeError(f"blocks is a {type(blocks).__name__}; expected BFPBlocks")
-    mantissas, exponents, shifts = (array(each, name, None) for name, each in zip(BFPBlocks._fields, blocks, strict=True))
+    mantissas, exponents, shifts = arrays = [array(part, name, None) for name, part in blocks._asdict().items()]
     byte = np.dtype(np.uint8)
-    dtypes = _mantissa_dtype(numbers), byte, byte
-    for name, given, dtype in zip(BFPBlocks._fields, (mantissas, exponents, shifts), dtypes, strict=True):
-        if given.dtype != dtype:
-            raise TypeError(f"{name} has dtype {given.dtype}; expected {dtype}")
+    for name, part, dtype in zip(BFPBlocks._fields, arrays, (_mantissa_dtype(numbers), byte, byte), strict=True):
+        if part.dtype != dtype:
+            raise TypeError(f"{name} has dtype {part.dtype}; expected {dtype}")
     axis = axis_of(mantissas.shape, axis)
     check_blocks("exponents", exponents, "mantissas", mantissas, axis, numbers.block)
     check_blocks("shifts", shifts, "mantissas", mantissas, axis, numbers.sub_block)
@@ -148,12 +126,7 @@ def bfp_dequantize(
 
 
 def _bfp_values(
-    axis: int,
-    numbers: Blocks,
-    dtype: np.dtype[Any],
-    mantissas: NDArray[Any],
-    exponents: NDArray[Any],
-    shifts: NDArray[Any],
+    axis: int, numbers: Blocks, dtype: np.dtype[Any], mantissas: NDArray[Any], exponents: NDArray[Any], shifts: NDArray[Any]
 ) -> NDArray[Any]:
     steps = _step_exponents(exponents, shifts, axis, numbers, mantissas.shape)
     magnitudes = (mantissas & (2 ** (numbers.drop + 1) - 1)).astype(np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
-from .formats import bfp_format, mx_format, mx_name, rounding_mode_number
+from .formats import BFP_ATTRIBUTES, MX_ATTRIBUTES, bfp_format, mx_format, mx_name, rounding_mode_number
 from .granularity import FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
 
@@ -79,19 +79,9 @@ def bfp_quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
+    given = locals()
     x_array, element_type = block_input(x)
-    key, blocks = bfp_format(
-        element_type,
-        **attribute_values(
-            bfp_method=bfp_method,
-            bit_width=bit_width,
-            block_size=block_size,
-            rounding_mode=rounding_mode,
-            sub_block_size=sub_block_size,
-            sub_block_shift_bits=sub_block_shift_bits,
-            convert_to_bfloat_before_bfp=convert_to_bfloat_before_bfp,
-        ),
-    )
+    key, blocks = bfp_format(element_type, **attribute_values(given, BFP_ATTRIBUTES))
     return convert(key, blocks, x_array, axis, out, rechunk)
 
 
@@ -115,43 +105,27 @@ def mx_quantize_dequantize(
 
     Parameters
     ----------
-    x : array_like of float32, float16 or bfloat16, any shape, strides and memory order
+    x : array_like of float32, float16 or bfloat16
         An array of one element is returned as it is.
     element_dtype : "fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1" or "int8"
         Or another name of one of these types, such as "float8e4m3fn", or its dtype of ml_dtypes. int8 has 6 fraction bits.
-    axis : int
-        The axis along which x is cut into blocks, -r..r-1. A one-dimensional x is cut along its only axis, whatever `axis` is.
     block_size : int
         The number of elements that share a scale. The last block along the axis may be shorter.
     rounding_mode : "half_away", "half_upward" or "half_even"
-        How ties are rounded to int8: away from zero, upward, or to even. Or the number in Quark's models: 0, 1 or 2. Float
-        types round ties to even.
-    out : ndarray, optional
-        Where to write the result: x's shape and dtype.
-    rechunk : bool
-        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
-        ValueError.
-
-    Returns
-    -------
-    ndarray of x's shape and dtype: `out`, or a new array in the memory order of x. float16 and bfloat16 are computed in
-    float32. If x is a dask array, a lazy dask array; if x is a DataArray, a DataArray.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
+        How ties are rounded to int8, as in `bfp_quantize_dequantize`. Float types round ties to even.
+    axis, out, rechunk
+        As in `bfp_quantize_dequantize`, and so are the result and the errors.
     """
+    given = locals()
     x_array, element_type = block_input(x)
-    attributes = attribute_values(element_dtype=element_dtype, block_size=block_size, rounding_mode=rounding_mode)
-    key, blocks = mx_format(element_type, **attributes)
+    key, blocks = mx_format(element_type, **attribute_values(given, MX_ATTRIBUTES))
     return convert(key, blocks, x_array, axis, out, rechunk)
 
 
-def attribute_values(**given: Any) -> dict[str, Any]:
-    """Return the values of attributes for arguments of a call."""
+def attribute_values(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of attributes of these names for the arguments of a call."""
     values = {"bfp_method": lambda text: text, "element_dtype": mx_name, "rounding_mode": rounding_mode_number}
-    return {name: values[name](value) if name in values else index(value, name) for name, value in given.items()}
+    return {name: values[name](given[name]) if name in values else index(given[name], name) for name in names}
 
 
 def block_input(x: Any) -> tuple[NDArray[Any], ElementType]:
@@ -189,7 +163,7 @@ def convert(
     shaped = blocks._replace(length=length, inner=inner)
 
     def round_blocks(x: NDArray[Any], y: NDArray[Any]) -> None:
-        run(key, shaped, flat(x, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale)
+        TABLE[key].run(x.size, flat(x, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale, shaped)
 
     return convert_in_order(round_blocks, x, key.x, out)
 
@@ -211,11 +185,6 @@ def rounded_block(key: Key, blocks: Blocks, x: NDArray[Any], axis: int, tensor_s
         return convert(key, blocks, x, axis, None, tensor_scale=tensor_scale)
     pair = np.append(x, x.dtype.type(0))
     return convert(key, blocks, pair, 0, None, tensor_scale=tensor_scale)[:1].reshape(x.shape)
-
-
-def run(key: Key, blocks: Blocks, x: Any, y: Any, scales: Any, tensor_scale: np.float32) -> None:
-    """Run the kernel on flat arrays."""
-    TABLE[key].run(x.size, x, y, scales, tensor_scale, blocks)
 
 
 def values_of_codes(

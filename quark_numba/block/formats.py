@@ -18,6 +18,13 @@ MX_ELEMENT_TYPES = dict(zip((*MX_NAMES, "int8"), named(" ".join((*MX_NAMES.value
 # The number of fraction bits of int8 in Microscaling formats.
 INT8_FRACTION_BITS = 6
 
+# The attributes of both operators that describe a format.
+BFP_ATTRIBUTES = (
+    *("bfp_method", "bit_width", "block_size", "rounding_mode", "sub_block_size", "sub_block_shift_bits"),
+    "convert_to_bfloat_before_bfp",
+)
+MX_ATTRIBUTES = ("element_dtype", "block_size", "rounding_mode")
+
 # The values of the attribute bfp_method, and whether they mean MicroeXponents.
 BFP_METHODS = {"to_bfp": False, "to_bfp_prime": True, "to_bfp_prime_shared": True}
 

@@ -11,6 +11,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
+from ..compiling.forms import forms
 from ..compiling.intrinsics import allocate, array_at, record_at, release
 from ..compiling.jit import unsigned
 from ..compiling.vectors import transpose
@@ -21,31 +22,19 @@ from .granularity import Blocks
 from .key import Key
 from .units import TILE, count_units, piece_size, runs_of, scratch_size, sub_blocks_at_a_time, unit_shape
 
-# Names in the templates, which a compilation binds to functions.
-magnitude_of: Any = None  # from ``arithmetic``
-scale_of: Any = None
-step_of: Any = None
-convert: Any = None  # the converter of a rounding mode
-to_even: Any = None  # `convert_by`, compiled for a rounding mode
-away_from_zero: Any = None
-upward: Any = None
-convert_all: Any = None  # `convert_by`, or `convert_in_mode` if there are several rounding modes
-set_scales: Any = None  # `scale_blocks`, compiled
-convert_columns: Any = None  # `columns`, compiled
-convert_consecutive: Any = None  # `consecutive`, compiled
-gather_blocks: Any = None  # `gather`, compiled
-scatter_blocks: Any = None  # `scatter`, compiled
-convert_piece: Any = None  # `run`, compiled
-convert_part: Any = None  # `run` or `run_packed`, compiled
-pack: Any = None  # packing.regroup
-writeable: Any = None  # from `_writeable`
-HAS_SCALES: Any = None  # Key.has_scales
-HAS_CODES: Any = None
-IS_CONSECUTIVE: Any = None  # whether blocks along the last axis are converted by `consecutive`, and not in transposed tiles
-IS_PACKED: Any = None
-X_DTYPE: Any = None
-Y_DTYPE: Any = None
-Y_PER_BYTE: Any = None
+# Names in the templates, which a compilation binds.
+_BOUND: Any = None
+magnitude_of = scale_of = step_of = _BOUND  # from ``arithmetic``
+convert = _BOUND  # the converter of a rounding mode
+to_even = away_from_zero = upward = _BOUND  # `convert_by`, compiled for a rounding mode
+convert_all = _BOUND  # `convert_by`, or `convert_in_mode` if there are several rounding modes
+set_scales = convert_columns = convert_consecutive = _BOUND  # `scale_blocks`, `columns` and `consecutive`, compiled
+gather_blocks = scatter_blocks = convert_piece = _BOUND  # `gather`, `scatter` and `run`, compiled
+convert_part = _BOUND  # `run` or `run_packed`, compiled
+pack = _BOUND  # packing.regroup
+writeable = _BOUND  # from `_names`
+IS_CONSECUTIVE = _BOUND  # whether blocks along the last axis are converted by `consecutive`, and not in transposed tiles
+HAS_SCALES = HAS_CODES = IS_PACKED = X_DTYPE = Y_DTYPE = Y_PER_BYTE = _BOUND
 
 # The approximate number of elements that one call of a task converts.
 CHUNK = 1 << 13
@@ -310,25 +299,6 @@ def task(work_address: int, index: int) -> None:
     release(address)
 
 
-def serial_kernel(key: Key) -> Any:
-    """Return the kernel (x, y, scales, tensor_scale, blocks) -> None. The arrays are flat and contiguous, of storage dtypes;
-    codes of less than 8 bits have a byte each. Scales may be empty if the key has no codes. `blocks` is a
-    ``granularity.Blocks``."""
-    names: dict[str, Any] = {"convert_part": _run(key), "writeable": _writeable(key)}
-    return jit.kernel(serial, f"serial_{key.name}", types.void(*_arguments(key)), **names)
-
-
-def parallel_kernel(key: Key) -> Any:
-    """Return the kernel (x, y, scales, tensor_scale, blocks, slices) -> None."""
-    names: dict[str, Any] = {"convert_part": _run(key), "writeable": _writeable(key)}
-    return jit.kernel(parallel, f"parallel_{key.name}", types.void(*_arguments(key), types.intp), parallel=True, **names)
-
-
-def task_function(key: Key) -> Any:
-    """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
-    return jit.c_function(task, f"task_{key.name}", types.void(types.int64, types.intp), **task_names(key))
-
-
 def task_names(key: Key) -> dict[str, Any]:
     """Return what `task` needs for a key."""
     names = {"convert_part": _run(key), "IS_PACKED": False, "Y_PER_BYTE": 1}
@@ -377,17 +347,22 @@ def _run(key: Key) -> Any:
 
 
 @functools.cache
-def _writeable(key: Key) -> Any:
-    """Return the function that gives a read-only x the type that `task` has for it. Otherwise `run` would be compiled for both
-    types."""
+def _names(key: Key) -> dict[str, Any]:
+    """Return what `serial` and `parallel` need for a key. `writeable` gives a read-only x the type that `task` has for it.
+    Otherwise `run` would be compiled for both types."""
     dtype = key.x.storage.type
-    return jit.inline(lambda x: array_at(x.ctypes.data, x.size, dtype)) if jit.JIT_ENABLED else lambda x: x
-
-
-_BLOCKS = types.NamedUniTuple(types.int64, len(Blocks._fields), Blocks)
+    writeable = jit.inline(lambda x: array_at(x.ctypes.data, x.size, dtype)) if jit.JIT_ENABLED else lambda x: x
+    return {"convert_part": _run(key), "writeable": writeable}
 
 
 def _arguments(key: Key) -> list[Any]:
+    """Return the types of the operands. The arrays are flat and contiguous, of storage dtypes; codes of less than 8 bits have a
+    byte each. Scales may be empty if the key has no codes."""
     x, y = (numba.from_dtype(element_type.storage) for element_type in (key.x, key.y))
     arrays = [types.Array(x, 1, "C", readonly=True), types.Array(y, 1, "C"), types.Array(types.uint8, 1, "C")]
-    return [*arrays, types.float32, _BLOCKS]
+    return [*arrays, types.float32, types.NamedUniTuple(types.int64, len(Blocks._fields), Blocks)]
+
+
+serial_kernel, parallel_kernel, task_function = forms(
+    (serial, parallel, task), lambda key: key.name, _arguments, _names, task_names
+)

@@ -10,19 +10,9 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from ..arrays.arguments import element_type_of
-from ..declaration import (
-    AnyOperand,
-    Attribute,
-    BlockRoundTrip,
-    DynamicQuantize,
-    Kind,
-    Operator,
-    Parameter,
-    StoredForm,
-    Tensor,
-    known,
-    shape_text,
-)
+from ..declaration.meaning import AnyOperand, BlockRoundTrip, DynamicQuantize, StoredForm
+from ..declaration.operator import Operator
+from ..declaration.schema import Attribute, Kind, Parameter, Tensor, known, shape_text
 from ..element_types import FLOAT8E8M0, FLOAT32, UINT8, ElementType
 from ..linear.versions import OWN_DOMAIN
 from .calls import bfp_quantize_dequantize, block_input, convert, mx_quantize_dequantize
@@ -52,10 +42,12 @@ class _Family(NamedTuple):
     make_format: Callable[..., tuple[Key, Blocks]]  # of x's type and all attributes but `axis`
     describe: Callable[[Key, Blocks, Mapping[str, Any]], tuple[str, float]]  # the name of a format, and the bits of an element
     stored: Callable[[Mapping[str, Any]], StoredForm | None]  # of all attributes
-    format_attribute: str  # the one that names the format
-    formats: Mapping[str, ElementType | None]
-    docs: Mapping[str, str]  # of the attributes
+    docs: Mapping[str, str]  # of the attributes, of which the first one names the format
     values: Mapping[str, tuple[Any, ...]]  # of the attributes that have few values
+
+    def format(self, x: ElementType, axis: int = 0, **attributes: Any) -> tuple[Key, Blocks]:
+        """Return what selects a kernel, and the numbers of the format. The axis has no effect on them."""
+        return self.make_format(x, **attributes)
 
 
 def _attributes(family: _Family) -> tuple[Attribute, ...]:
@@ -83,8 +75,6 @@ _BFP = _Family(
     bfp_format,
     bfp_name,
     lambda attributes: None,
-    "bfp_method",
-    dict.fromkeys(BFP_METHODS),
     {
         "bfp_method": "The rules for Inf and NaN, and whether there are sub-blocks.",
         "axis": _AXIS,
@@ -102,8 +92,6 @@ _MX = _Family(
     mx_format,
     mx_name_of,
     _mx_stored,
-    "element_dtype",
-    dict.fromkeys(MX_ELEMENT_TYPES),
     {
         "element_dtype": "The element type, to which x / scale is rounded.",
         "axis": _AXIS,
@@ -116,47 +104,38 @@ _MX = _Family(
 
 def _operator(name: str, family: _Family) -> Operator:
     own_attributes = _attributes(family)
+    of_format = own_attributes[0]
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         """y is like x."""
         x = inputs[0] or Tensor(None, None)
-        of_format = {key: value for key, value in attributes.items() if key != "axis"}
-        _, blocks = family.make_format(x.element_type or X_TYPES[0], **of_format)
+        _, blocks = family.format(x.element_type or X_TYPES[0], **attributes)
         if x.shape is not None:
             # Any number stands for a dimension that is not known.
-            fault, _, _ = block_shape([2 if each is None else each for each in x.shape], attributes["axis"], blocks.block)
+            fault, _, _ = block_shape([2 if size is None else size for size in x.shape], attributes["axis"], blocks.block)
             if fault:
                 raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape_text(x.shape)))
         return [x]
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
-        of_format = {key: value for key, value in attributes.items() if key != "axis"}
-        key, blocks = family.make_format(X_TYPES[0], **of_format)
-        described = family.describe(key, blocks, attributes)
+        described = family.describe(*family.format(X_TYPES[0], **attributes), attributes)
         return BlockRoundTrip(inputs[0], name, attributes, *described, family.stored(attributes))
-
-    def format_of(types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
-        default = next(each.default for each in own_attributes if each.name == family.format_attribute)
-        return str(attributes.get(family.format_attribute, default))
 
     return Operator(
         family="block",
         domain="com.amd.quark",
         name=name,
-        since_version=1,
         operation="round",
         doc="y is x, rounded to a format whose elements share exponents, block by block along `axis`. See "
         f"quark_numba.{family.call.__name__} for the attributes.",
         types={"T": X_TYPES},
         inputs=(Parameter("x", "T", "What to round."),),
-        outputs=(Parameter("y", "T", "Of the shape of x."),),
         attributes=own_attributes,
         call=family.call,
         infer=infer,
         faults={AXIS: FAULTS[AXIS]},
-        formats=family.formats,
-        format_of=format_of,
-        column="T",
+        formats=dict.fromkeys(of_format.values),
+        select_format=lambda types, attributes: str(attributes.get(of_format.name, of_format.default)),
         meaning=meaning,
     )
 
@@ -165,8 +144,8 @@ _FAMILIES = {"BFPQuantizeDequantize": _BFP, "MXQuantizeDequantize": _MX}
 
 OPERATORS = BFP, MX = tuple(_operator(*each) for each in _FAMILIES.items())
 
-# By name: (type of x, all attributes but `axis`) -> what selects a kernel, and the numbers of the format.
-FORMATS = {name: family.make_format for name, family in _FAMILIES.items()}
+# By name: (type of x, attributes) -> what selects a kernel, and the numbers of the format.
+FORMATS = {name: family.format for name, family in _FAMILIES.items()}
 
 
 # The operators of TensorRT, for the dialect to name, and those that `optimize` writes. Their blocks are whole.
@@ -252,7 +231,6 @@ def _round_trip(nvidia: NvidiaFormat) -> Operator:
         doc="x, rounded block by block along `axis`: code * s, and all products are rounded to float32. "
         f"{_NVIDIA_DOCS[nvidia.name]}",
         types={"T": (FLOAT32,)},
-        outputs=(Parameter("y", "T", "Of the shape of x."),),
         call=call,
         infer=infer,
         formats={nvidia.name: None},
@@ -276,13 +254,10 @@ def _nvidia_operator(
     has_scale = nvidia is NVIDIA_NVFP4
     return Operator(
         family="block",
-        since_version=1,
         types={**types, "S": (FLOAT32,)} if has_scale else types,
         inputs=inputs if has_scale else inputs[:1],
         attributes=(axis, block_size, *attributes),
         faults={number: text for number, text in FAULTS.items() if number != SCALE or has_scale},
-        format_of=lambda types, attributes: nvidia.name,
-        column="T",
         **fields,
     )
 

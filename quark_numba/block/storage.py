@@ -13,8 +13,9 @@ from ..arrays.chunks import Result, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import FLOAT8E8M0, INT8, ElementType
 from ..linear.calls import dequantize
-from .calls import ONE, attribute_values, axis_of, block_input, check_blocks, run, shape_of_blocks, values_of_codes
-from .formats import INT8_FRACTION_BITS, MX_ELEMENT_TYPES, NVIDIA_NVFP4, mx_codes_format, positive
+from .calls import ONE, attribute_values, axis_of, block_input, check_blocks, shape_of_blocks, values_of_codes
+from .dispatch import TABLE
+from .formats import INT8_FRACTION_BITS, MX_ATTRIBUTES, MX_ELEMENT_TYPES, NVIDIA_NVFP4, mx_codes_format, positive
 from .granularity import FAULTS, SCALE, Blocks, block_shape
 from .key import FLOAT4E2M1, FLOAT8E4M3FN, X_TYPES, Key
 
@@ -62,9 +63,9 @@ def mx_quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected.
     """
+    given = locals()
     x_array, element_type = block_input(x)
-    attributes = attribute_values(element_dtype=element_dtype, block_size=block_size, rounding_mode=rounding_mode)
-    key, blocks = mx_codes_format(element_type, scale_rule=scale_rule, **attributes)
+    key, blocks = mx_codes_format(element_type, scale_rule=scale_rule, **attribute_values(given, MX_ATTRIBUTES))
     return codes_and_scales(key, blocks, x_array, axis, rechunk=rechunk)
 
 
@@ -79,13 +80,7 @@ def mx_dequantize(
     rechunk: bool = False,
 ) -> NDArray[Any]:
     """Return the values of codes and scales from `mx_quantize`, in float32, float16 or bfloat16: code times scale, rounded
-    once.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected.
-    """
+    once. Raises TypeError or ValueError for invalid arguments."""
     return _values(codes, scales, None, tuple(MX_ELEMENT_TYPES.values()), axis, block_size, output_dtype, rechunk)
 
 
@@ -103,22 +98,14 @@ def nvfp4_quantize(
     Parameters
     ----------
     x, axis, block_size, rechunk
-        As for `mx_quantize`. TensorRT cuts blocks along the last axis.
+        As for `mx_quantize`, and so are the shapes of the results and the errors. TensorRT cuts blocks along the last axis.
     tensor_scale : array_like of one float32
         NVIDIA's calibration takes the largest magnitude of a tensor, divided by 6 * 448.
 
     Returns
     -------
-    codes : ndarray of ml_dtypes.float4_e2m1fn, of x's shape, one element a byte
+    codes : ndarray of ml_dtypes.float4_e2m1fn, one element a byte
     scales : ndarray of ml_dtypes.float8_e4m3fn
-        Of x's shape, except that its length along `axis` is the number of blocks.
-
-    If x is a dask array, both are lazy dask arrays; if x is a DataArray, both are DataArrays.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected.
     """
     x_array, element_type = block_input(x)
     block_size = positive("block_size", index(block_size, "block_size"))
@@ -138,13 +125,8 @@ def nvfp4_dequantize(
     rechunk: bool = False,
 ) -> NDArray[Any]:
     """Return the values of codes and scales from `nvfp4_quantize`, in float32, float16 or bfloat16: code times the product of
-    both scales. The products are rounded to float32, and the result to its type.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected.
-    """
+    both scales. The products are rounded to float32, and the result to its type. Raises TypeError or ValueError for invalid
+    arguments."""
     return _values(codes, scales, one(tensor_scale), (FLOAT4E2M1,), axis, block_size, output_dtype, rechunk)
 
 
@@ -168,7 +150,7 @@ def _quantize_chunk(
     codes = np.empty(x.shape, key.y.dtype)
     scales = np.empty(shape_of_blocks(x.shape, axis, blocks.block), key.scales.dtype)
     arrays = flat(x, key.x), flat(codes, key.y), flat(scales, key.scales).view(np.uint8)
-    run(key, blocks._replace(length=length, inner=inner), *arrays, tensor_scale)
+    TABLE[key].run(x.size, *arrays, tensor_scale, blocks._replace(length=length, inner=inner))
     return codes, scales
 
 

@@ -16,7 +16,7 @@ def held(uint8_holds: ElementType | None, element_type: ElementType) -> ElementT
     return uint8_holds if uint8_holds and element_type is UINT8 else element_type
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Operator(Schema):
     """A version of an operator: its schema, and what the package does with its nodes.
 
@@ -38,9 +38,8 @@ class Operator(Schema):
     formats : mapping of name to element type
         The number formats that the operator quantizes to or from, each with the element type of the tensors that hold it; None
         if no tensor does.
-    format_of : callable
-        ``format_of(types, attributes)`` with the name of each input's element type, None if it is unknown or the input is
-        omitted, and the attributes of a node. Returns the name of the node's format, "?" if it is unknown.
+    select_format : callable, optional
+        ``select_format(types, attributes)`` as `format_of`. None: the operator has one format.
     column : str
         The type variable that the tables of the documentation have columns for. Their rows are formats.
     meaning : callable, optional
@@ -72,8 +71,8 @@ class Operator(Schema):
     infer: Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[Tensor]]
     faults: Mapping[int, str]
     formats: Mapping[str, ElementType | None]
-    format_of: Callable[[Sequence[str | None], Mapping[str, Any]], str]
-    column: str
+    select_format: Callable[[Sequence[str | None], Mapping[str, Any]], str] | None = None
+    column: str = "T"
     meaning: Callable[[Sequence[Any], Mapping[str, Any]], Meaning[Any]] | None = None
     like: Callable[[Sequence[str], Mapping[str, Any]], tuple[str, Sequence[str], Mapping[str, Any]]] | None = None
     attributes_of_shapes: Callable[..., dict[str, Any]] | None = None
@@ -86,15 +85,15 @@ class Operator(Schema):
         """Return the same operator as older models name it."""
         return replace(self, domain=domain, name=name, newer_name=self.name)
 
+    def format_of(self, types: Sequence[str | None], attributes: Mapping[str, Any]) -> str:
+        """Return the name of a node's format, "?" if it is unknown. `types` has the name of each input's element type, None if
+        it is unknown or the input is omitted."""
+        return self.select_format(types, attributes) if self.select_format else next(iter(self.formats))
+
     @property
     def newest_name(self) -> str:
         return self.newer_name or self.name
 
     def held(self, overload: Overload) -> Overload:
         """Return an overload with the element types of the codes in its tensors."""
-        return Overload(*(tuple(held(self.uint8_holds, each) for each in types) for types in overload))
-
-    def fault(self, number: int, shapes: Sequence[Any], attributes: Mapping[str, Any]) -> str:
-        """Return the message of a fault. `shapes` are the shapes of the inputs, in the form that the message is to show."""
-        names = [f"{parameter.name}_shape" for parameter in self.inputs]
-        return self.faults[number].format(**dict(zip(names, shapes, strict=False)), **attributes)
+        return Overload(*(tuple(held(self.uint8_holds, row) for row in types) for types in overload))

@@ -64,12 +64,12 @@ def known(shape: Shape | None, instead: Sequence[int]) -> list[int]:
     if shape is None:
         return [*instead]
     padded = [*instead, *[1] * len(shape)]
-    return [padded[i] if each is None else each for i, each in enumerate(shape)]
+    return [padded[i] if size is None else size for i, size in enumerate(shape)]
 
 
 def shape_text(shape: Shape | None) -> str:
     """Return a shape as messages show it, with "?" for what is unknown."""
-    return "?" if shape is None else "[" + ", ".join("?" if each is None else str(each) for each in shape) + "]"
+    return "?" if shape is None else "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
 
 
 class Tensor(NamedTuple):
@@ -87,7 +87,7 @@ class Overload(NamedTuple):
     outputs: tuple[ElementType, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Schema:
     """The schema of a version of an operator.
 
@@ -105,11 +105,11 @@ class Schema:
 
     domain: str
     name: str
-    since_version: int
+    since_version: int = 1
     doc: str
     types: Mapping[str, tuple[ElementType, ...]]
     inputs: tuple[Parameter, ...]
-    outputs: tuple[Parameter, ...]
+    outputs: tuple[Parameter, ...] = (Parameter("y", "T", "Of the shape of x."),)
     attributes: tuple[Attribute, ...]
 
     @property
@@ -128,7 +128,7 @@ class Schema:
     @property
     def takes_type(self) -> bool:
         """Whether an attribute gives the element type of the output."""
-        return len(self.outputs) == 1 and any(each.name == "output_dtype" for each in self.attributes)
+        return len(self.outputs) == 1 and any(attribute.name == "output_dtype" for attribute in self.attributes)
 
     def input(self, index: int) -> Parameter:
         """Return the parameter of a node's input. A variadic parameter stands for all inputs from its place on."""
@@ -140,12 +140,12 @@ class Schema:
         alike = [parameter for parameter in self.inputs if parameter.is_homogeneous]
         used = {parameter.variable for parameter in (*alike, *self.outputs)}
         variables = [variable for variable in self.types if variable in used]
-        found = []
+        overloads = []
         for chosen in product(*(filter(allowed, self.types[variable]) for variable in variables)):
             types = dict(zip(variables, chosen, strict=True))
-            inputs, outputs = (tuple(types[parameter.variable] for parameter in each) for each in (alike, self.outputs))
-            found.append(Overload(inputs, outputs))
-        yield from sorted(found, key=lambda overload: not set(overload.outputs) <= set(overload.inputs))
+            inputs, outputs = (tuple(types[parameter.variable] for parameter in side) for side in (alike, self.outputs))
+            overloads.append(Overload(inputs, outputs))
+        yield from sorted(overloads, key=lambda overload: not set(overload.outputs) <= set(overload.inputs))
 
     def check_types(self, element_types: Sequence[ElementType | None]) -> None:
         """Raise TypeError if an input has an element type that is not allowed. None is an unknown type."""

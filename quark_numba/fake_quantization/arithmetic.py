@@ -23,13 +23,13 @@ _LARGEST = _f64(np.finfo(np.float32).max)
 @functools.cache
 def preparer(key: Key) -> Any:
     """Return the function (*parameters) -> (whether they are valid, the numbers)."""
-    return inline(_PREPARERS[key.form])
+    return inline(_FUNCTIONS[key.form][0])
 
 
 @functools.cache
 def converter(key: Key) -> Any:
     """Return the function (x, the numbers) -> y."""
-    return inline(_CONVERTERS[key.form], rounded=_ROUNDED[key.rounding_mode])
+    return inline(_FUNCTIONS[key.form][1], rounded=_ROUNDED[key.rounding_mode])
 
 
 # Rounding. sign(v) * f(abs(v)) is written out, as -0 may come of it.
@@ -63,31 +63,25 @@ def _clamp(v: Any, low: Any, high: Any) -> Any:
 # Numbers that elements share.
 
 
-def _power_of_two(exponent: Any) -> Any:
+@inline
+def _power(exponent: Any) -> Any:
     """Return 2 ** exponent, for a whole number from -1022 to 1023."""
     return np.int64((np.int64(exponent) + np.int64(1023)) << np.int64(52)).view(np.float64)
 
 
-_power = inline(_power_of_two)
-
-
-def _is_whole(number: Any, least: int, most: int) -> Any:
+@inline
+def _whole(number: Any, least: int, most: int) -> Any:
     return least <= number <= most and number == np.floor(number)
 
 
-_whole = inline(_is_whole)
-
-
-def _bounds_of(bits: Any, signed: Any, narrow: Any) -> Any:
+@inline
+def _bounds(bits: Any, signed: Any, narrow: Any) -> Any:
     """Return the lowest and highest code, in float64."""
     less = _f64(1) if narrow != 0 else _f64(0)
     if signed != 0:
         half = _power(bits - 1)
         return less - half, half - 1
     return _f64(0), _power(bits) - 1 - less
-
-
-_bounds = inline(_bounds_of)
 
 
 def _prepare_integer(scale: Any, zero_point: Any, bits: Any, signed: Any, narrow: Any) -> Any:
@@ -150,16 +144,14 @@ def _prepare_truncation(
 _ROOT = 1.4142135623730951
 
 
-def _nearest_exponent_of(ratio: Any) -> Any:
+@inline
+def _nearest_exponent(ratio: Any) -> Any:
     """Return rint(log2(ratio)), for a positive ratio; for another one some number."""
     bits = np.float64(ratio).view(np.int64)
     exponent = np.int64((bits >> np.int64(52)) & np.int64(2047)) - np.int64(1023)
     exponent = min(max(exponent, np.int64(-1022)), np.int64(1022))
     mantissa = np.int64((bits & np.int64(2**52 - 1)) | np.int64(1023 << 52)).view(np.float64)
     return exponent + (np.int64(1) if mantissa >= _ROOT else np.int64(0))
-
-
-_nearest_exponent = inline(_nearest_exponent_of)
 
 
 def _truncation(x: Any, numbers: Any) -> Any:
@@ -170,14 +162,7 @@ def _truncation(x: Any, numbers: Any) -> Any:
 
 
 def _prepare_minifloat(
-    scale: Any,
-    exponent_bits: Any,
-    mantissa_bits: Any,
-    bias: Any,
-    max_val: Any,
-    has_inf: Any,
-    has_nan: Any,
-    saturation: Any,
+    scale: Any, exponent_bits: Any, mantissa_bits: Any, bias: Any, max_val: Any, has_inf: Any, has_nan: Any, saturation: Any
 ) -> Any:
     is_valid = (
         _whole(exponent_bits, 1, 8)
@@ -228,7 +213,8 @@ def _of_clamped(x: Any, numbers: Any) -> Any:
     return _f32(rounded(_f32(_clamp(x, low, high) / scale)) * scale)
 
 
-def _range_in(number: Any, least: Any, most: Any, bits: Any) -> Any:
+@inline
+def _range(number: Any, least: Any, most: Any, bits: Any) -> Any:
     """Return the step and the bounds of a grid with 2 ** bits values that holds 0. `number` is the float type to compute in."""
     last = number(_power(bits) - 1)
     step = number(number(most - least) / last)
@@ -240,9 +226,6 @@ def _range_in(number: Any, least: Any, most: Any, bits: Any) -> Any:
         low, high = least, number(0)
     low, high = low if low < 0 else number(0), high if high > 0 else number(0)  # never -0
     return number(number(high - low) / last), low, high
-
-
-_range = inline(_range_in)
 
 
 def _prepare_range(least: Any, most: Any, bits: Any) -> Any:
@@ -262,24 +245,14 @@ def _offset(x: Any, numbers: Any) -> Any:
     return _f32(step * rounded((_clamp(_f64(x), low, high) - low) / step) + low)
 
 
-_PREPARERS: dict[str, Callable[..., Any]] = {
-    "integer": _prepare_integer,
-    "codes": _prepare_codes,
-    "bipolar": _prepare_bipolar,
-    "truncation": _prepare_truncation,
-    "minifloat": _prepare_minifloat,
-    "threshold": _prepare_threshold,
-    "range": _prepare_range,
-    "offset range": _prepare_offset_range,
-}
-
-_CONVERTERS: dict[str, Callable[..., Any]] = {
-    "integer": _integer,
-    "codes": _codes,
-    "bipolar": _bipolar,
-    "truncation": _truncation,
-    "minifloat": _minifloat,
-    "threshold": _of_clamped,
-    "range": _of_clamped,
-    "offset range": _offset,
+# By form: what `preparer` and `converter` compile.
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "integer": (_prepare_integer, _integer),
+    "codes": (_prepare_codes, _codes),
+    "bipolar": (_prepare_bipolar, _bipolar),
+    "truncation": (_prepare_truncation, _truncation),
+    "minifloat": (_prepare_minifloat, _minifloat),
+    "threshold": (_prepare_threshold, _of_clamped),
+    "range": (_prepare_range, _of_clamped),
+    "offset range": (_prepare_offset_range, _offset),
 }

@@ -19,7 +19,7 @@ from .granularity import first_place, last_place
 from .key import FORMS, Key, count_numbers, dtype_of, select
 
 # The element types of parameters.
-_TYPES = (FLOAT32, *(each for each in ELEMENT_TYPES if each.is_integer and each.bits >= 8), INT64)
+_TYPES = (FLOAT32, *(row for row in ELEMENT_TYPES if row.is_integer and row.bits >= 8), INT64)
 
 
 @keeps_labels
@@ -68,7 +68,7 @@ def fake_quantize(
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     parameters = {"scale": scale, "zero_point": zero_point, "bit_width": bit_width, "signed": signed, "narrow": narrow}
-    return convert(select("integer", _mode(rounding_mode)), x, parameters, out=out)
+    return convert(select("integer", rounding_mode), x, parameters, out=out)
 
 
 @keeps_labels
@@ -103,17 +103,7 @@ def minifloat_quantize_dequantize(
     has_inf, has_nan, saturation : bool
         What a value beyond the largest one becomes: the largest one with `saturation`, or else Inf, or else NaN.
     rounding_mode, out
-        As in `fake_quantize`.
-
-    Returns
-    -------
-    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x. If an argument is a dask array, a lazy
-    dask array; if x is a DataArray, a DataArray.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
+        As in `fake_quantize`, and so are the result and the errors.
     """
     parameters = {
         "scale": scale,
@@ -125,13 +115,7 @@ def minifloat_quantize_dequantize(
         "has_nan": has_nan,
         "saturation": saturation,
     }
-    return convert(select("minifloat", _mode(rounding_mode)), x, parameters, out=out)
-
-
-def _mode(rounding_mode: Any) -> str:
-    if not isinstance(rounding_mode, str):
-        raise TypeError(f"rounding_mode is {rounding_mode!r}; expected a name")
-    return rounding_mode
+    return convert(select("minifloat", rounding_mode), x, parameters, out=out)
 
 
 def convert(
@@ -139,22 +123,21 @@ def convert(
 ) -> NDArray[np.float32]:
     """Return x rounded to a format.
 
-    `parameters` has the form's parameters by their names. `names` are the names of arguments, for messages, where they differ
-    from those. Raises TypeError or ValueError."""
-    form, named = FORMS[key.form], {each: each for each in FORMS[key.form].parameters} | dict(names or {})
+    `parameters` has the form's parameters by their names. `names` are the names of arguments, for messages, if they differ from
+    those. Raises TypeError or ValueError."""
+    form, named = FORMS[key.form], names or {name: name for name in FORMS[key.form].parameters}
     x_array = array(x, "x", FLOAT32)
     element_type_of(x_array.dtype, "x", (FLOAT32,))
     arrays = []
-    for each in form.parameters:
-        given = parameters[each]
-        value = array(float(given) if isinstance(given, (bool, np.bool_)) else given, named[each], FLOAT32)
-        element_type_of(value.dtype, named[each], _TYPES)
-        if each in form.single and value.size != 1:
-            raise ValueError(f"{named[each]} has shape {value.shape}; expected one element")
-        if not is_lazy(value) and first_place(x_array.shape, value.shape) < 0:
-            raise ValueError(
-                f"{named[each]} has shape {value.shape}; expected one that broadcasts to the shape of x, {x_array.shape}"
-            )
+    for parameter in form.parameters:
+        given, name = parameters[parameter], named[parameter]
+        value = array(float(given) if isinstance(given, (bool, np.bool_)) else given, name, FLOAT32)
+        element_type_of(value.dtype, name, _TYPES)
+        if parameter in form.single and value.size != 1:
+            raise ValueError(f"{name} has shape {value.shape}; expected one element")
+        check_sizes(value, name, range(value.ndim))
+        if first_place(x_array.shape, value.shape) < 0:
+            raise ValueError(f"{name} has shape {value.shape}; expected one that broadcasts to the shape of x, {x_array.shape}")
         arrays.append(value)
     if is_lazy(x_array, *arrays):
         check_no_output(out)
@@ -165,17 +148,17 @@ def convert(
 def _convert(
     key: Key, x: NDArray[Any], parameters: list[NDArray[Any]], named: Mapping[str, str], out: Any = None
 ) -> NDArray[np.float32]:
-    aligned = [each.reshape(_aligned(each.shape, x.ndim)) for each in parameters]
+    aligned = [parameter.reshape(_aligned(parameter.shape, x.ndim)) for parameter in parameters]
     if x.flags.fnc:
-        aligned = [each.T for each in aligned]
+        aligned = [parameter.T for parameter in aligned]
     lengths = x.T.shape if x.flags.fnc else x.shape
-    first = min((first_place(lengths, each.shape) for each in aligned), default=x.ndim)
-    last = max((last_place(lengths, each.shape) for each in aligned), default=-1)
+    first = min((first_place(lengths, parameter.shape) for parameter in aligned), default=x.ndim)
+    last = max((last_place(lengths, parameter.shape) for parameter in aligned), default=-1)
     shape, inner = lengths[first : last + 1], int(np.prod(lengths[last + 1 :]))
     rows = int(np.prod(shape))
     numbers = np.empty(rows * count_numbers(key), dtype_of(key))
     if rows:
-        in_rows = [np.broadcast_to(each.reshape(each.shape[first : last + 1]), shape) for each in aligned]
+        in_rows = [np.broadcast_to(parameter.reshape(parameter.shape[first : last + 1]), shape) for parameter in aligned]
         _prepare(key, np.stack(in_rows).astype(np.float64).reshape(-1), numbers, rows, named)
 
     def run(x: NDArray[Any], y: NDArray[Any]) -> None:
@@ -207,16 +190,12 @@ def _prepare(key: Key, parameters: NDArray[Any], numbers: NDArray[Any], rows: in
 
 def _convert_chunks(key: Key, x: Any, parameters: list[Any], named: Mapping[str, str]) -> Any:
     """Return the result of `_convert` as a lazy dask array, computed chunk by chunk."""
-    for name, each in zip(FORMS[key.form].parameters, parameters, strict=True):
-        check_sizes(each, named[name], range(each.ndim))
-        if first_place(x.shape, each.shape) < 0:
-            raise ValueError(f"{named[name]} has shape {each.shape}; expected one that broadcasts to the shape of x, {x.shape}")
     cuts, shapes = [], []
-    for each in parameters:
+    for parameter in parameters:
         # Only the axes along which a parameter has several elements are cut as x is.
-        lengths = _aligned(each.shape, x.ndim)
+        lengths = _aligned(parameter.shape, x.ndim)
         axes = tuple(axis for axis, length in enumerate(lengths) if length != 1)
-        cuts.append(Cut(each.reshape([lengths[axis] for axis in axes]), axes or None, 1))
+        cuts.append(Cut(parameter.reshape([lengths[axis] for axis in axes]), axes or None, 1))
         shapes.append(axes)
     check_sizes(x, "x", sorted({axis for axes in shapes for axis in axes}))
     function = functools.partial(_convert_chunk, key, shapes, dict(named))
@@ -226,9 +205,9 @@ def _convert_chunks(key: Key, x: Any, parameters: list[Any], named: Mapping[str,
 
 def _convert_chunk(key: Key, shapes: list[tuple[int, ...]], named: Mapping[str, str], x: Any, *parameters: Any) -> Any:
     whole = []
-    for axes, each in zip(shapes, parameters, strict=True):
+    for axes, parameter in zip(shapes, parameters, strict=True):
         lengths = [1] * x.ndim
-        for axis, length in zip(axes, each.shape, strict=True):
+        for axis, length in zip(axes, parameter.shape, strict=True):
             lengths[axis] = length
-        whole.append(each.reshape(lengths))
+        whole.append(parameter.reshape(lengths))
     return _convert(key, x, whole, named)

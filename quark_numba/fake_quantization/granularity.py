@@ -1,14 +1,12 @@
 """Which elements of x share a format's parameters, from the shapes: the parameters broadcast to x as in numpy.
 
-``rows_of`` and ``spread`` are also compiled into the nodes of sessions, where shapes are arrays instead of tuples. So they use
-only ``len``, indexing and integers, and report a fault as a number.
+The functions are also compiled into the nodes of sessions, where shapes are arrays instead of tuples. So they use only ``len``,
+indexing and integers.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-NO_FAULT, BROADCAST, SINGLE = range(3)
 
 
 def first_place(x_shape: Any, shape: Any) -> int:

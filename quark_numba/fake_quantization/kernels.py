@@ -13,9 +13,11 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
+from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from ..compiling.text import function_of
+from ..linear.kernels import signed
 from .arithmetic import converter, preparer
 from .key import FORMS, Key, count_numbers, dtype_of
 
@@ -35,9 +37,6 @@ CHUNK = 1 << 14
 # The record that a node's tasks share: addresses of the tensors' elements and of the numbers; the elements of x, those of a
 # row that lie side by side, and the rows.
 WORK = np.dtype([(name, np.int64) for name in ("x", "y", "numbers", "size", "inner", "rows")])
-
-# The type of a counter that is passed to functions: see linear.kernels.
-signed = np.intp if jit.JIT_ENABLED else int
 
 
 def run(x: Any, numbers: Any, y: Any, inner: int, rows: int, start: int) -> None:
@@ -99,23 +98,6 @@ def prepare_at(parameters_address: int, numbers_address: int, rows: int) -> int:
     return 1 if prepare_rows(parameters, array_at(numbers_address, rows * COUNT, DTYPE), rows) else 0
 
 
-def serial_kernel(key: Key) -> Any:
-    """Return the kernel (x, numbers, y, inner, rows) -> None. The arrays are flat and contiguous."""
-    return jit.kernel(serial, f"serial_{key.name}", types.void(*_arguments(key)), convert_rows=_run(key))
-
-
-def parallel_kernel(key: Key) -> Any:
-    """Return the kernel (x, numbers, y, inner, rows, slices) -> None."""
-    signature = types.void(*_arguments(key), types.intp)
-    return jit.kernel(parallel, f"parallel_{key.name}", signature, parallel=True, convert_rows=_run(key))
-
-
-def task_function(key: Key) -> Any:
-    """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
-    names = {"COUNT": count_numbers(key), "DTYPE": dtype_of(key)}
-    return jit.c_function(task, f"task_{key.name}", types.void(types.int64, types.intp), convert_rows=_run(key), **names)
-
-
 @functools.cache
 def prepare_kernel(key: Key) -> Any:
     """Return the kernel (parameters, numbers, rows) -> whether they are valid."""
@@ -135,8 +117,9 @@ def prepare_function(key: Key) -> Any:
 
 
 @functools.cache
-def _run(key: Key) -> Any:
-    return jit.expand(run, convert=converter(key), numbers_of=_numbers_of(key))
+def _names(key: Key) -> dict[str, Any]:
+    convert_rows = jit.expand(run, convert=converter(key), numbers_of=_numbers_of(key))
+    return {"convert_rows": convert_rows, "COUNT": count_numbers(key), "DTYPE": dtype_of(key)}
 
 
 def _numbers_of(key: Key) -> Any:
@@ -159,5 +142,9 @@ def _make(key: Key) -> Any:
 
 
 def _arguments(key: Key) -> list[Any]:
+    """Return the types of the operands. The arrays are flat and contiguous."""
     read = [types.Array(numba.from_dtype(np.dtype(dtype)), 1, "C", readonly=True) for dtype in (np.float32, dtype_of(key))]
     return [*read, types.Array(types.float32, 1, "C"), types.intp, types.intp]
+
+
+serial_kernel, parallel_kernel, task_function = forms((serial, parallel, task), lambda key: key.name, _arguments, _names)

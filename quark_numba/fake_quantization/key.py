@@ -30,13 +30,7 @@ _BITS = f"a bit width that is a whole number from 1 to {MOST_BITS}"
 FORMS = {
     form.name: form
     for form in (
-        Form(
-            "integer",
-            4,
-            ("scale", "zero_point", "bit_width", "signed", "narrow"),
-            ("bit_width", "signed", "narrow"),
-            _BITS,
-        ),
+        Form("integer", 4, ("scale", "zero_point", "bit_width", "signed", "narrow"), ("bit_width", "signed", "narrow"), _BITS),
         Form("codes", 3, ("scale", "low", "high"), (), "any numbers", has_modes=False),
         Form("bipolar", 1, ("scale",), (), "any numbers", has_modes=False),
         Form(
@@ -49,10 +43,7 @@ FORMS = {
         Form(
             "minifloat",
             5,
-            (
-                *("scale", "exponent_bits", "mantissa_bits", "exponent_bias", "max_val"),
-                *("has_inf", "has_nan", "saturation"),
-            ),
+            (*("scale", "exponent_bits", "mantissa_bits", "exponent_bias", "max_val"), *("has_inf", "has_nan", "saturation")),
             ("exponent_bits", "mantissa_bits", "exponent_bias", "max_val", "has_inf", "has_nan", "saturation"),
             "1 to 8 exponent bits, 0 to 23 mantissa bits, a whole exponent bias, and for values beyond the largest one: "
             "saturation, Inf or NaN",
@@ -115,7 +106,9 @@ def dtype_of(key: Key) -> Any:
 
 
 def select(form: str, rounding_mode: str = "ROUND") -> Key:
-    """Return the key for a form and a rounding mode by any of its names. Raises ValueError."""
+    """Return the key for a form and a rounding mode by any of its names. Raises TypeError or ValueError."""
+    if not isinstance(rounding_mode, str):
+        raise TypeError(f"rounding_mode is {rounding_mode!r}; expected a name")
     mode = _MODES.get(rounding_mode.upper())
     if form not in FORMS:
         raise ValueError(f"form is {form!r}; expected one of {', '.join(FORMS)}")

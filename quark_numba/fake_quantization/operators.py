@@ -43,43 +43,44 @@ def operator(
     form, or "" if it depends on attributes."""
     every = (Parameter("x", "T", "What to round."), *inputs)
     faults = {VALUES: f"the format is not valid; expected {FORMS[form].expected if form else 'one that its form accepts'}"}
-    for number, each in enumerate(inputs, 1):
-        has = f"{each.name} has shape {{{each.name}_shape}}" if each.option != "variadic" else "a parameter has another shape"
+    for number, parameter in enumerate(inputs, 1):
+        shape = f"{parameter.name} has shape {{{parameter.name}_shape}}"
+        has = shape if parameter.option != "variadic" else "a parameter has another shape"
         faults[2 * number - 1] = f"{has}; expected one that broadcasts to the shape of x, {{x_shape}}"
         faults[2 * number] = f"{has}; expected one element"
 
-    def names_of(found: FakeQuantize[Any], given: Sequence[Any]) -> dict[str, str]:
+    def names_of(meant: FakeQuantize[Any], given: Sequence[Any]) -> dict[str, str]:
         """The names of the inputs, by the form's names for them."""
         pairs = zip(every, given, strict=False) if inputs and inputs[-1].option != "variadic" else ()
-        named = {id(value): each.name for each, value in pairs if value is not None}
-        return {each: named.get(id(value), each) for each, value in found.parameters.items()}
+        named = {id(value): parameter.name for parameter, value in pairs if value is not None}
+        return {name: named.get(id(value), name) for name, value in meant.parameters.items()}
 
     def call(x: NDArray[Any], *given: NDArray[Any] | None, **attributes: Any) -> NDArray[Any]:
-        found = meaning((x, *given), attributes)
-        names = names_of(found, (x, *given))
+        meant = meaning((x, *given), attributes)
+        names = names_of(meant, (x, *given))
         parameters = {
-            each: np.reshape(value, lengths(names[each], value.shape, found.axis, np.ndim(x)))
+            name: np.reshape(value, lengths(names[name], value.shape, meant.axis, np.ndim(x)))
             if isinstance(value, np.ndarray)
             else value
-            for each, value in found.parameters.items()
+            for name, value in meant.parameters.items()
         }
-        return convert(key_of(found), x, parameters, names=names)
+        return convert(key_of(meant), x, parameters, names=names)
 
     def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         """y is like x."""
         unknown = Tensor(None, None)
-        known = [each or unknown for each in tensors]
-        found = meaning(known, attributes)
-        names = names_of(found, known)
+        known = [tensor or unknown for tensor in tensors]
+        meant = meaning(known, attributes)
+        names = names_of(meant, known)
         x = known[0]
-        key = key_of(found)
-        for each, value in found.parameters.items():
+        key = key_of(meant)
+        for name, value in meant.parameters.items():
             shape = value.shape if isinstance(value, Tensor) else None
             if shape is None or None in shape:
                 continue
-            if each in FORMS[key.form].single and any(length != 1 for length in shape):
-                raise ValueError(f"{names[each]} has shape {shape_text(shape)}; expected one element")
-            whole = lengths(names[each], shape, found.axis, None if x.shape is None else len(x.shape))
+            if name in FORMS[key.form].single and any(length != 1 for length in shape):
+                raise ValueError(f"{names[name]} has shape {shape_text(shape)}; expected one element")
+            whole = lengths(names[name], shape, meant.axis, None if x.shape is None else len(x.shape))
             if x.shape is None:
                 continue
             # An unknown dimension of x is replaced by one that fits.
@@ -88,26 +89,22 @@ def operator(
             fitting = [fits if length is None else length for length, fits in pairs]
             if first_place(fitting, whole) < 0:
                 expected = f"expected one that broadcasts to the shape of x, {shape_text(x.shape)}"
-                raise ValueError(f"{names[each]} has shape {shape_text(shape)}; {expected}")
+                raise ValueError(f"{names[name]} has shape {shape_text(shape)}; {expected}")
         return [Tensor(FLOAT32, x.shape)]
 
     return Operator(
         family="fake_quantization",
         domain=domain,
         name=name,
-        since_version=1,
         operation="fake_quantize",
         doc=doc,
-        types={"T": (FLOAT32,)} | {each.variable: _NUMBERS for each in inputs if each.variable != "T"},
+        types={"T": (FLOAT32,)} | {parameter.variable: _NUMBERS for parameter in inputs if parameter.variable != "T"},
         inputs=every,
-        outputs=(Parameter("y", "T", "Of the shape of x."),),
         attributes=tuple(attributes),
         call=call,
         infer=infer,
         faults=faults,
         formats={format_name: None},
-        format_of=lambda types, attributes: format_name,
-        column="T",
         meaning=meaning,
     )
 

@@ -13,7 +13,7 @@ from ..catalog import OPERATORS
 from ..compiling import elsewhere
 from ..declaration import Attribute, Operator, Overload, Tensor
 from ..element_types import ELEMENT_TYPES, UINT8, ElementType
-from ..ort import NO_FUSIONS, c_api, callbacks, operators
+from ..ort import NO_FUSIONS, c_api, operators
 from ..ort.native import REGISTERED, Need
 from ..ort.nodes import context
 from .targets import COMMAND
@@ -27,8 +27,8 @@ class Tables:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._domains = [each for each in OPERATORS.domains if each or job.standard_ops]
-        self._newest = [each for domain in self._domains for each in OPERATORS.newest(domain)]
+        self._domains = [domain for domain in OPERATORS.domains if domain or job.standard_ops]
+        self._newest = [operator for domain in self._domains for operator in OPERATORS.newest(domain)]
         self.functions: dict[str, int] = {}
         self._arrays: list[str] = []
         self._operators: list[str] = []
@@ -59,28 +59,25 @@ class Tables:
         first = operators.describe(operator, overloads[0])
         node = operators.node_of(operator.family)
         attributes = []
-        for each in operator.attributes:
-            free = node.FREE.index(each.name) if each.name in getattr(node, "FREE", ()) else -1
-            fields = _text(each.name), each.kind, str(int(each.default is None)), _value(each, each.default), str(free)
+        for attribute in operator.attributes:
+            free = node.FREE.index(attribute.name) if attribute.name in getattr(node, "FREE", ()) else -1
+            is_required = str(int(attribute.default is None))
+            fields = _text(attribute.name), attribute.kind, is_required, _value(attribute, attribute.default), str(free)
             attributes.append(_list(fields))
         needs = self._needs[operator.domain, operator.name]
         messages, functions = "0", ["0"] * 4
         if needs:
-            found = [(ctypes.string_at(address, size), size) for address, size in operators.messages_of(operator).tolist()]
-            messages = self._array("word", [_list([f"(word){_text(text)}", str(size)]) for text, size in found], "[2]")
-            functions = [
-                self._symbol(callbacks.compiled(getattr(node, each), f"{each}_{operator.family}"))
-                if hasattr(node, each)
-                else "0"
-                for each in ("settle", "compute", "prepare", "destroy")
-            ]
+            contents = [(ctypes.string_at(address, size), size) for address, size in operators.messages_of(operator).tolist()]
+            messages = self._array("word", [_list([f"(word){_text(text)}", str(size)]) for text, size in contents], "[2]")
+            addresses = [operators.compiled(operator.family, name) for name in ("settle", "compute", "prepare", "destroy")]
+            functions = [self._symbol(address) if address else "0" for address in addresses]
         counts = [len(attributes), len(operator.inputs), len(operator.outputs)]
         options = [
-            self._array("uint8_t", [*map(str, each)]) for each in (first.input_characteristics, first.output_characteristics)
+            self._array("uint8_t", [*map(str, side)]) for side in (first.input_characteristics, first.output_characteristics)
         ]
         for overload in overloads:
-            names = [tuple(each.name for each in side) for side in overload]
-            self._add_overload(operator, overload, [each for each in needs if [each.inputs, each.outputs] == names])
+            names = [tuple(element_type.name for element_type in side) for side in overload]
+            self._add_overload(operator, overload, [need for need in needs if [need.inputs, need.outputs] == names])
         texts = [_text(operator.domain), _text(operator.name), self._array("struct attribute", attributes)]
         flags = [*map(str, (int(operator.inputs[-1].is_homogeneous), int(operator.takes_type), *_typed_by(operator)))]
         self._operators.append(_list([*texts, *map(str, counts), *options, *flags, messages, *functions]))
@@ -89,22 +86,22 @@ class Tables:
         first_node = len(self._nodes)
         free = getattr(operators.node_of(operator.family), "FREE", ())
         # Nodes that differ in free attributes alone are one.
-        different = {(need.types, *(each for each in need.attributes if each[0] not in free)): need for need in needs}
+        different = {(need.types, *(item for item in need.attributes if item[0] not in free)): need for need in needs}
         for need in different.values():
             self._add_node(operator, overload, need)
         types = operators.describe(operator, overload)
         # The release that has tensors of all these types.
-        release = max([each.ort_release or (0, 0) for side in overload for each in side], default=(0, 0))[1]
+        release = max([row.ort_release or (0, 0) for side in overload for row in side], default=(0, 0))[1]
         numbers = len(self._operators), first_node, len(different), release
-        codes = [*types.input_types, *types.output_types], [c_api.element_type(each) for each in overload.outputs]
-        self._overloads.append(_list([*map(str, numbers), *(_list([*map(str, each)]) for each in codes)]))
+        codes = [*types.input_types, *types.output_types], [c_api.element_type(row) for row in overload.outputs]
+        self._overloads.append(_list([*map(str, numbers), *(_list([*map(str, side)]) for side in codes)]))
 
     def _add_node(self, operator: Operator, overload: Overload, need: Need) -> None:
         given = dict(need.attributes)
         state, functions = operators.words_of(operator, overload, given)
         words = [f"(void *){self._symbol(word) if index in functions else _number(word)}" for index, word in enumerate(state)]
         fields = [
-            self._array("struct value", [_value(each, given[each.name]) for each in operator.attributes]),
+            self._array("struct value", [_value(attribute, given[attribute.name]) for attribute in operator.attributes]),
             self._array("void *const", words),
             str(len(words)),
             "0" if need.types is None else self._array("int", [*map(str, need.types), "-1"]),
@@ -119,7 +116,7 @@ class Tables:
         defined = "#define FIRST\n" * (job.place == 0)
         registers = [f"#define {name} {part}\n" for name, part in zip(("REGISTER", "NEXT"), parts, strict=False)]
         constants = {
-            **{each.name: int(each) for each in c_api.OrtApi},
+            **{function.name: int(function) for function in c_api.OrtApi},
             **{name: i for i, name in enumerate(c_api.CUSTOM_OP_FUNCTIONS)},
             **{f"STATE_{name.upper()}": i for i, (name, _) in enumerate(context.STATE)},
             "FUNCTIONS": len(c_api.CUSTOM_OP_FUNCTIONS),
@@ -132,10 +129,10 @@ class Tables:
             "UINT8_TYPE": c_api.element_type(UINT8),
             "DOMAINS": len(self._domains),
             "FIRST_MINOR": c_api.STANDARD_OPS_RELEASE[1] if job.standard_ops else 0,
-            "MOST_ATTRIBUTES": max(len(each.attributes) for each in self._newest),
-            "MOST_INPUTS": max(len(each.inputs) for each in self._newest),
-            "MOST_OUTPUTS": max(len(each.outputs) for each in self._newest),
-            "MOST_TYPES": max(len(each.inputs) + len(each.outputs) for each in self._newest),
+            "MOST_ATTRIBUTES": max(len(operator.attributes) for operator in self._newest),
+            "MOST_INPUTS": max(len(operator.inputs) for operator in self._newest),
+            "MOST_OUTPUTS": max(len(operator.outputs) for operator in self._newest),
+            "MOST_TYPES": max(len(operator.inputs) + len(operator.outputs) for operator in self._newest),
         }
         texts = {
             "FIRST_RELEASE": c_api.FIRST_RELEASE,
@@ -144,13 +141,13 @@ class Tables:
             "CPU": job.cpu,
             "COMMAND": COMMAND,
         }
-        names = {c_api.element_type(each): each.name for each in ELEMENT_TYPES if each.has_tensors()} | {c_api.ANY_TYPE: "?"}
-        types = {each.number: c_api.element_type(each) for each in ELEMENT_TYPES if each.has_tensors()}
-        features = [_list([*(f"{each}u" for each in where), _text(name)]) for name, where in job.checks]
+        names = {c_api.element_type(row): row.name for row in ELEMENT_TYPES if row.has_tensors()} | {c_api.ANY_TYPE: "?"}
+        types = {row.number: c_api.element_type(row) for row in ELEMENT_TYPES if row.has_tensors()}
+        features = [_list([*(f"{word}u" for word in where), _text(name)]) for name, where in job.checks]
         arrays = {
             "char *const TYPES": [_text(names.get(number, "")) for number in range(max(names) + 1)],
             "char *const DOMAIN_NAMES": [*map(_text, self._domains)],
-            "char *const ENTRIES": [_text(each) for entry in NO_FUSIONS.items() for each in entry if job.standard_ops] + ["0"],
+            "char *const ENTRIES": [_text(text) for entry in NO_FUSIONS.items() for text in entry if job.standard_ops] + ["0"],
             "struct feature FEATURES": [*features, "{0, 0, 0, 0, 0}"],
             "uint8_t TYPE_OF_ATTRIBUTE": [str(types.get(number, c_api.ANY_TYPE)) for number in range(max(types) + 1)],
             "struct operator_ OPERATORS": self._operators,
@@ -179,7 +176,7 @@ def _typed_by(operator: Operator) -> tuple[int, int]:
     that the output has if that input is left out, ANY_TYPE: unknown."""
     if not operator.takes_type:
         return -1, c_api.ANY_TYPE
-    defaults = {each.name: each.default for each in operator.attributes}
+    defaults = {attribute.name: attribute.default for attribute in operator.attributes}
 
     def type_with(inputs: list[Tensor | None]) -> ElementType | None:
         (y,) = operator.infer(inputs, defaults)
@@ -188,8 +185,8 @@ def _typed_by(operator: Operator) -> tuple[int, int]:
     def gives_type(index: int) -> bool:
         several = operator.types[operator.inputs[index].variable]
         unknown = [Tensor(None, None)] * len(operator.inputs)
-        found = [type_with([*unknown[:index], Tensor(each, None), *unknown[index + 1 :]]) for each in several]
-        return len(several) > 1 and [*several] == found
+        types = [type_with([*unknown[:index], Tensor(row, None), *unknown[index + 1 :]]) for row in several]
+        return len(several) > 1 and [*several] == types
 
     index = next(filter(gives_type, range(len(operator.inputs))), -1)
     instead = type_with([None] * len(operator.inputs))
@@ -203,7 +200,7 @@ def _list(items: Sequence[str]) -> str:
 def _text(text: str | bytes) -> str:
     """Return a text as C writes it, in ASCII."""
     content = text.encode() if isinstance(text, str) else text
-    return '"' + "".join(chr(each) if chr(each).isalnum() and each < 128 else f"\\{each:03o}" for each in content) + '"'
+    return '"' + "".join(chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\{byte:03o}" for byte in content) + '"'
 
 
 def _number(number: int) -> str:

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declaration import (
-    Affine,
-    AnyOperand,
-    Attribute,
-    Dequantize,
-    Operator,
-    Parameter,
-    Quantize,
-    RoundTrip,
-    Shape,
-    Tensor,
-    held,
-    shape_text,
-)
+from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize, RoundTrip
+from ..declaration.operator import Operator, held
+from ..declaration.schema import Attribute, Parameter, Shape, Tensor, shape_text
 from ..element_types import UINT8, ElementType, find
 from . import calls
 from .granularity import FAULTS, ZERO_POINT_SHAPE, loop_shape
 from .versions import DEFAULTS, OWN_DOMAIN, VERSIONS, Version
 
-# The names of the inputs, and the documentation of the schema.
+# The names of the inputs by those of the calls' arguments, and the documentation of the schema.
 _NAMES = {
-    "quantize": ("x", "y_scale", "y_zero_point"),
-    "dequantize": ("x", "x_scale", "x_zero_point"),
-    "quantize_dequantize": ("x", "scale", "zero_point"),
+    "quantize": {"x": "x", "scale": "y_scale", "zero_point": "y_zero_point"},
+    "dequantize": {"x": "x", "scale": "x_scale", "zero_point": "x_zero_point"},
+    "quantize_dequantize": {"x": "x", "scale": "scale", "zero_point": "zero_point"},
 }
 _DOCS = {
     "quantize": "y = saturate(x / y_scale + y_zero_point), with the scale and zero point of the whole tensor or of each "
@@ -43,11 +31,6 @@ _DOCS = {
     "quantize_dequantize": "QuantizeLinear followed by DequantizeLinear with the same scale and zero point: x is rounded to "
     "the values that the type of the zero point has then. For integer types x / scale is rounded, half to even, the zero point "
     "added, the sum saturated, the zero point subtracted, and the difference multiplied by the scale.",
-}
-_X = {
-    "quantize": "What to quantize.",
-    "dequantize": "What to dequantize.",
-    "quantize_dequantize": "What to quantize and dequantize.",
 }
 _SCALE = "A scalar, or one dimension with as many elements as x has along `axis`."
 _BLOCKED_SCALE = f"{_SCALE} With `block_size`, x's shape but along `axis`, where there is one element a block."
@@ -67,7 +50,8 @@ _ATTRIBUTES = {
 
 def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: ElementType | None = None) -> Operator:
     """Return the declaration of a version. `uint8_holds`: see ``declaration.Operator``."""
-    x, scale, zero_point = _NAMES[version.operation]
+    names = _NAMES[version.operation]
+    x, scale, zero_point = names.values()
     is_own, is_round_trip = version.domain == OWN_DOMAIN, version.operation == "quantize_dequantize"
     scale_variable = "T1" if version.scale_as_x else "T2"
     quantized_variable = {"quantize": "T3", "dequantize": "T1", "quantize_dequantize": "T4"}[version.operation]
@@ -76,7 +60,6 @@ def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: Elem
     if version.operation == "dequantize" and version.y == version.scale and "output_dtype" not in version.attributes:
         y_variable = scale_variable
         del types["T3"]
-    names = {"scale": scale, "zero_point": zero_point, "x": x}
     shapes = {f"{name}_shape": f"{{{own}_shape}}" for name, own in names.items()}
     given = Parameter(
         zero_point, quantized_variable, _ZERO_POINT[version.operation], "required" if is_round_trip else "optional"
@@ -93,7 +76,7 @@ def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: Elem
         doc=doc,
         types=types,
         inputs=(
-            Parameter(x, "T1", _X[version.operation]),
+            Parameter(x, "T1", f"What to {version.operation.replace('_', ' and ')}."),
             Parameter(scale, scale_variable, _BLOCKED_SCALE if "block_size" in version.attributes else _SCALE),
             *([given] if has_zero_point else []),
         ),
@@ -109,8 +92,8 @@ def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: Elem
             for number, message in FAULTS.items()
             if has_zero_point or number != ZERO_POINT_SHAPE
         },
-        formats={each.name: each for each in version.quantized if held(uint8_holds, each) is each},
-        format_of=functools.partial(_format_of, version, uint8_holds),
+        formats={row.name: row for row in version.quantized if held(uint8_holds, row) is row},
+        select_format=functools.partial(_format_of, version, uint8_holds),
         column=scale_variable,
         meaning=functools.partial(_meaning, version, uint8_holds),
         attributes_of_shapes=_axis_of_shapes,
@@ -138,21 +121,18 @@ def _call(
     if not version.domain:
         attributes["opset"] = version.since_version
     elif np.ndim(scale) > 1 and np.size(scale) != 1 and not attributes.get("block_size"):
-        name = _NAMES[version.operation][1]
+        name = _NAMES[version.operation]["scale"]
         expected = "a block_size" if "block_size" in version.attributes else "a scalar or one dimension"
         raise ValueError(f"{name} has shape {np.shape(scale)}; expected {expected}")
     if version.operation == "dequantize":
-        x, scale, zero_point = (_held_codes(uint8_holds, each) for each in (x, scale, zero_point))
+        x, scale, zero_point = (_held_codes(uint8_holds, array) for array in (x, scale, zero_point))
         if version.domain and len(version.y) == 1:
             types[type_name] = version.y[0].number
     elif uint8_holds and zero_point is None:
         types[type_name] = version.y[0].number
     call: Callable[..., NDArray[Any]] = getattr(calls, version.operation)
-    try:
-        return call(x, scale, zero_point, **types, **attributes)
-    except (TypeError, ValueError) as error:  # which names the call's arguments
-        names = {**dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True)), "dtype": "output_dtype"}
-        raise type(error)(re.sub(r"^dtype\b|\b(scale|zero_point)\b", lambda match: names[match[0]], str(error))) from error
+    names = _NAMES[version.operation] | {"dtype": "output_dtype"}
+    return call(x, scale, zero_point, names=names, **types, **attributes)
 
 
 def _held_codes(holds: ElementType | None, array: Any) -> Any:
@@ -187,11 +167,10 @@ def _check_shapes(
     # An unknown dimension of x is replaced by a number that fits.
     fits = scale[0] if scale else 1
     zero_point = scale if zero_point is None else zero_point
-    fault, _ = loop_shape([fits if each is None else each for each in x], scale, zero_point, axis, block_size)
+    fault, _ = loop_shape([fits if size is None else size for size in x], scale, zero_point, axis, block_size)
     if fault:
-        names = dict(zip(("x", "scale", "zero_point"), _NAMES[version.operation], strict=True))
         shapes = {"x_shape": shape_text(x), "scale_shape": shape_text(scale), "zero_point_shape": shape_text(zero_point)}
-        raise ValueError(FAULTS[fault].format(**names, **shapes, axis=axis, block_size=block_size))
+        raise ValueError(FAULTS[fault].format(**_NAMES[version.operation], **shapes, axis=axis, block_size=block_size))
 
 
 _MEANINGS = {"quantize": Quantize, "dequantize": Dequantize, "quantize_dequantize": RoundTrip}
@@ -231,10 +210,10 @@ def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:
     number = attributes.get(name, 0)
     if not number:
         return None
-    found = find(number)
-    if found is None:
+    element_type = find(number)
+    if element_type is None:
         raise ValueError(f"{name} is {number}; expected the number of an element type, or 0")
-    return found
+    return element_type
 
 
 def _format_of(

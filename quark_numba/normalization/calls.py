@@ -40,12 +40,12 @@ def instance_normalization(x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsi
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     arrays = float32_arrays(x=x, scale=scale, bias=bias)
-    fault, instances, channels, length = instance_shape(*(each.shape for each in arrays))
+    fault, instances, channels, length = instance_shape(*(array.shape for array in arrays))
     if fault:
-        shapes = {f"{name}_shape": each.shape for name, each in zip(("x", "scale", "bias"), arrays, strict=True)}
+        shapes = {f"{name}_shape": array.shape for name, array in zip(("x", "scale", "bias"), arrays, strict=True)}
         raise ValueError(FAULTS[fault].format(**shapes))
     added, y = np.float32(real(epsilon, "epsilon")), np.empty(arrays[0].shape, np.float32)
     if instances * length:
-        operands = [flat(each, FLOAT32) for each in (*arrays, y)]
+        operands = [flat(array, FLOAT32) for array in (*arrays, y)]
         TABLE[FLOAT32].run(y.size, *operands, channels, length, added)
     return y

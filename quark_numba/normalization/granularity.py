@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..linear.granularity import size_of
+
 NO_FAULT, RANK, SCALE, BIAS = range(4)
 _FEWER = "expected at least as many elements as x has channels, its second dimension"
 FAULTS = {
@@ -22,16 +24,11 @@ def instance_shape(x_shape: Any, scale_shape: Any, bias_shape: Any) -> tuple[int
     elements from element ``i * length`` on, and its channel is ``i % channels``."""
     if len(x_shape) < 2:
         return RANK, 0, 0, 0
-    scales, biases, length = 1, 1, 1
-    for i in range(len(scale_shape)):
-        scales *= scale_shape[i]
-    for i in range(len(bias_shape)):
-        biases *= bias_shape[i]
+    channels, length = x_shape[1], 1
     for i in range(2, len(x_shape)):
         length *= x_shape[i]
-    channels = x_shape[1]
-    if scales < channels:
+    if size_of(scale_shape) < channels:
         return SCALE, 0, 0, 0
-    if biases < channels:
+    if size_of(bias_shape) < channels:
         return BIAS, 0, 0, 0
     return NO_FAULT, x_shape[0] * channels, channels, length

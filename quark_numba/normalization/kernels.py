@@ -12,6 +12,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
+from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at, stack
 from ..compiling.jit import unsigned
 from ..element_types import ElementType
@@ -110,24 +111,13 @@ def task(work_address: int, index: int) -> None:
     run(x, scale, bias, y, work.channels, work.length, work.epsilon, first, last, scratch)
 
 
-def serial_kernel(key: ElementType) -> Any:
-    """Return the kernel (x, scale, bias, y, channels, length, epsilon) -> None. The arrays are flat, contiguous and not
-    empty."""
-    return jit.kernel(serial, f"serial_normalization_{key.name}", types.void(*_arguments(key)))
-
-
-def parallel_kernel(key: ElementType) -> Any:
-    """Return the kernel (x, scale, bias, y, channels, length, epsilon, slices) -> None."""
-    signature = types.void(*_arguments(key), types.intp)
-    return jit.kernel(parallel, f"parallel_normalization_{key.name}", signature, parallel=True)
-
-
-def task_function(key: ElementType) -> Any:
-    """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
-    return jit.c_function(task, f"task_normalization_{key.name}", types.void(types.int64, types.intp))
-
-
 def _arguments(key: ElementType) -> list[Any]:
+    """Return the types of the operands. The arrays are flat, contiguous and not empty."""
     item = numba.from_dtype(key.storage)
     read, written = types.Array(item, 1, "C", readonly=True), types.Array(item, 1, "C")
     return [read, read, read, written, types.intp, types.intp, item]
+
+
+serial_kernel, parallel_kernel, task_function = forms(
+    (serial, parallel, task), lambda key: f"normalization_{key.name}", _arguments
+)

@@ -16,7 +16,7 @@ _MANY = 1 << 62
 
 def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
     """Return the output y, which has x's shape. Raises ValueError if the shapes do not fit."""
-    x, scale, bias = (each.shape if each else None for each in inputs)
+    x, scale, bias = (tensor.shape if tensor else None for tensor in inputs)
     fault, _, _, _ = instance_shape(known(x, (0, 0)), known(scale, (_MANY,)), known(bias, (_MANY,)))
     if fault:
         shapes = {"x_shape": shape_text(x), "scale_shape": shape_text(scale), "bias_shape": shape_text(bias)}
@@ -29,7 +29,6 @@ OPERATORS = (
         family="normalization",
         domain="com.amd.quark",
         name="ExtendedInstanceNormalization",
-        since_version=1,
         operation="normalize",
         doc="y is x, normalized instance by instance, as a unit that computes in bfloat16 does it. See "
         "quark_numba.instance_normalization.",
@@ -39,14 +38,11 @@ OPERATORS = (
             Parameter("scale", "T", "C elements, or more."),
             Parameter("bias", "T", "C elements, or more."),
         ),
-        outputs=(Parameter("y", "T", "Of the shape of x."),),
         attributes=(Attribute("epsilon", 1e-5, "What is added to the variance.", "FLOAT"),),
         call=instance_normalization,
         infer=_infer,
         faults=FAULTS,
         formats={"bfloat16": None},
-        format_of=lambda types, attributes: "bfloat16",
-        column="T",
         is_checked_at_load=True,
     ),
 )

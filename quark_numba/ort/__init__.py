@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import MissingPackageError, missing_packages_are_named
 from . import c_api
 from .library.load import NotAvailableError
-from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, get_library_path
+from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, get_library_path, release_of
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -78,8 +78,7 @@ def register(
     if standard_ops:
         if backend == "extensions":
             raise ValueError('standard_ops is True, backend "extensions"; expected "native" or None')
-        release = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-        if release < c_api.STANDARD_OPS_RELEASE:
+        if release_of(onnxruntime.__version__) < c_api.STANDARD_OPS_RELEASE:
             expected = ".".join(map(str, c_api.STANDARD_OPS_RELEASE))
             raise RuntimeError(f"standard_ops needs ONNX Runtime {expected} or later; this is {onnxruntime.__version__}")
     if backend != "extensions":

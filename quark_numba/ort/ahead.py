@@ -11,8 +11,7 @@ from ..errors import reraise_of_signal_handler
 from ..region import kernels, operators, tiles
 from ..region.dispatch import TABLE
 from ..region.key import parse
-from . import callbacks
-from .nodes import region
+from .operators import compiled
 
 (REGION,) = operators.OPERATORS
 
@@ -20,26 +19,15 @@ from .nodes import region
 def helpers(model: onnx.ModelProto) -> Helpers:
     """Return helper processes for what the regions of a model will probably need when it is optimised."""
     families = {operator.family for node in model.graph.node if (operator := OPERATORS.find(node.domain, node.op_type))}
-    functions = (compile_node, compile_tiles if "block" in families else compile_chunks) if families else ()
-    return Helpers([f"from {__name__} import {each.__name__}; {each.__name__}()" for each in functions])
-
-
-def compile_node() -> None:
-    callbacks.compiled(region.compute, "compute_region")
-
-
-def compile_chunks() -> None:
-    kernels.chunk_function()
-
-
-def compile_tiles() -> None:
-    tiles.chunk_function()
+    chunks = tiles if "block" in families else kernels
+    node = f"from {compiled.__module__} import compiled; compiled('{REGION.family}', 'compute')"
+    return Helpers([node, f"from {chunks.__name__} import chunk_function; chunk_function()"] if families else [])
 
 
 def wait(running: Helpers, model: onnx.ModelProto) -> None:
     """Compile the regions of an optimised model until the helpers are done. If it has none, nobody waits."""
     nodes = (node for node in model.graph.node if (node.domain, node.op_type) == (REGION.domain, REGION.name))
-    programs = dict.fromkeys(each.s for node in nodes for each in node.attribute if each.name == "program")
+    programs = dict.fromkeys(attribute.s for node in nodes for attribute in node.attribute if attribute.name == "program")
     for text in programs:
         if running.are_done:
             break

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_ubyte, c_uint32, c_void_p
+from ctypes import CFUNCTYPE, c_char_p, c_float, c_int, c_int64, c_size_t, c_ubyte, c_uint32, c_void_p
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from ..declaration import Kind
+    from ..declaration import Attribute, Kind
     from ..element_types import ElementType
 
 # The API version of the oldest release that the project supports. Later releases serve it too: the table of functions only
@@ -153,26 +152,34 @@ def keep(value: T) -> T:
     return value
 
 
-def function(api: int, index: OrtApi, result: Any, *arguments: Any) -> Any:
-    """The function at `index` of the table at address `api`."""
-    return CFUNCTYPE(result, *arguments)(c_void_p.from_address(api + index * ctypes.sizeof(c_void_p)).value or 0)
+def function(api: int, index: OrtApi, result: Any, count: int) -> Any:
+    """The function at `index` of the table at address `api`, which takes `count` words: integers, bytes or pointers."""
+    return CFUNCTYPE(result, *[c_void_p] * count)(c_void_p.from_address(api + index * ctypes.sizeof(c_void_p)).value or 0)
 
 
 class StatusError(Exception):
     """An OrtStatus that is an error."""
 
 
-def check(api: int, status: int | None) -> None:
-    """Raise StatusError and release the status if it is an error; null is success."""
+def call(api: int, index: OrtApi, *arguments: Any) -> None:
+    """Call a function of the table. Raises StatusError if it returns an error."""
+    status = function(api, index, c_void_p, len(arguments))(*arguments)
     if status:
-        message = function(api, OrtApi.GetErrorMessage, c_char_p, c_void_p)(status).decode()
-        function(api, OrtApi.ReleaseStatus, None, c_void_p)(status)
+        message = function(api, OrtApi.GetErrorMessage, c_char_p, 1)(status).decode()
+        function(api, OrtApi.ReleaseStatus, None, 1)(status)
         raise StatusError(message)
+
+
+def ask(api: int, index: OrtApi, c_type: Any, *arguments: Any) -> Any:
+    """The value that a function of the table writes, to the address that is its last argument."""
+    value = c_type()
+    call(api, index, *arguments, ctypes.byref(value))
+    return value.value
 
 
 def create_status(api: int, code: int, message: str) -> int:
     """A new OrtStatus. ONNX Runtime releases it."""
-    return int(function(api, OrtApi.CreateStatus, c_void_p, c_int, c_char_p)(code, message.encode()))
+    return int(function(api, OrtApi.CreateStatus, c_void_p, 2)(code, message.encode()))
 
 
 def attribute(api: int, info: int, name: str, kind: Kind, default: Any) -> Any:
@@ -188,144 +195,100 @@ def attribute(api: int, info: int, name: str, kind: Kind, default: Any) -> Any:
         return default
 
 
-def _scalar_attribute(index: OrtApi, c_type: Any, api: int, info: int, name: bytes) -> Any:
-    value = c_type()
-    check(api, function(api, index, c_void_p, c_void_p, c_char_p, POINTER(c_type))(info, name, ctypes.byref(value)))
-    return value.value
-
-
-def _array_attribute(index: OrtApi, c_type: Any, api: int, info: int, name: bytes) -> list[Any]:
-    get = function(api, index, c_void_p, c_void_p, c_char_p, POINTER(c_type), POINTER(c_size_t))
+def _array(api: int, index: OrtApi, c_type: Any, *arguments: Any) -> list[Any]:
+    """The array that a function writes. Without an address for it, the function writes the number of elements."""
     size = c_size_t()
-    check(api, get(info, name, None, ctypes.byref(size)))
+    call(api, index, *arguments, None, ctypes.byref(size))
     values = (c_type * size.value)()
     if size.value:
-        check(api, get(info, name, values, ctypes.byref(size)))
+        call(api, index, *arguments, values, ctypes.byref(size))
     return list(values)
 
 
-def _string_attribute(api: int, info: int, name: bytes) -> str:
-    content = bytes(_array_attribute(OrtApi.KernelInfoGetAttribute_string, c_ubyte, api, info, name))
-    return content[:-1].decode(errors="replace")
+def _text(api: int, index: OrtApi, *arguments: Any) -> str:
+    return bytes(_array(api, index, c_ubyte, *arguments))[:-1].decode(errors="replace")
 
 
 _GET_ATTRIBUTE: dict[Kind, Callable[[int, int, bytes], Any]] = {
-    "INT": functools.partial(_scalar_attribute, OrtApi.KernelInfoGetAttribute_int64, c_int64),
-    "FLOAT": functools.partial(_scalar_attribute, OrtApi.KernelInfoGetAttribute_float, c_float),
-    "STRING": _string_attribute,
-    "INTS": functools.partial(_array_attribute, OrtApi.KernelInfoGetAttributeArray_int64, c_int64),
-    "FLOATS": functools.partial(_array_attribute, OrtApi.KernelInfoGetAttributeArray_float, c_float),
+    "INT": lambda api, *node: ask(api, OrtApi.KernelInfoGetAttribute_int64, c_int64, *node),
+    "FLOAT": lambda api, *node: ask(api, OrtApi.KernelInfoGetAttribute_float, c_float, *node),
+    "STRING": lambda api, *node: _text(api, OrtApi.KernelInfoGetAttribute_string, *node),
+    "INTS": lambda api, *node: _array(api, OrtApi.KernelInfoGetAttributeArray_int64, c_int64, *node),
+    "FLOATS": lambda api, *node: _array(api, OrtApi.KernelInfoGetAttributeArray_float, c_float, *node),
 }
 
 
 def node_name(api: int, info: int) -> str:
     """The name of an OrtKernelInfo's node."""
-    get = function(api, OrtApi.KernelInfo_GetNodeName, c_void_p, c_void_p, c_char_p, POINTER(c_size_t))
-    size = c_size_t()
-    check(api, get(info, None, ctypes.byref(size)))
-    name = ctypes.create_string_buffer(size.value)
-    check(api, get(info, name, ctypes.byref(size)))
-    return name.value.decode(errors="replace")
+    return _text(api, OrtApi.KernelInfo_GetNodeName, info)
 
 
 def inputs(api: int, info: int) -> list[tuple[int, list[int | None] | None]]:
-    """For each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is no tensor; and the shape, as far as
-    it is known."""
-    get_count = function(api, OrtApi.KernelInfo_GetInputCount, c_void_p, c_void_p, POINTER(c_size_t))
-    count = c_size_t()
-    check(api, get_count(info, ctypes.byref(count)))
-    return [_tensor(api, OrtApi.KernelInfo_GetInputTypeInfo, info, index) for index in range(count.value)]
+    """For each input of an OrtKernelInfo's node: the ONNXTensorElementDataType, 0 if it is no tensor; and the shape, None if it
+    is unknown or a scalar's, which look the same."""
+    count = ask(api, OrtApi.KernelInfo_GetInputCount, c_size_t, info)
+    return [tensor(api, OrtApi.KernelInfo_GetInputTypeInfo, info, index) for index in range(count)]
 
 
-def output_type(api: int, info: int, index: int) -> int:
-    """The ONNXTensorElementDataType of an output of an OrtKernelInfo's node, 0 if it is no tensor."""
-    return _tensor(api, OrtApi.KernelInfo_GetOutputTypeInfo, info, index)[0]
-
-
-def _tensor(api: int, get: OrtApi, info: int, index: int) -> tuple[int, list[int | None] | None]:
-    get_info = function(api, get, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
-    to_tensor = function(api, OrtApi.CastTypeInfoToTensorInfo, c_void_p, c_void_p, POINTER(c_void_p))
-    get_type = function(api, OrtApi.GetTensorElementType, c_void_p, c_void_p, POINTER(c_int))
-    release = function(api, OrtApi.ReleaseTypeInfo, None, c_void_p)
-    type_info, tensor_info, number, shape = c_void_p(), c_void_p(), c_int(), None
-    check(api, get_info(info, index, ctypes.byref(type_info)))
-    check(api, to_tensor(type_info, ctypes.byref(tensor_info)))
+def tensor(api: int, get: OrtApi, info: int, index: int) -> tuple[int, list[int | None] | None]:
+    """The type and the shape of an input or an output, for `get`, as `inputs` returns them."""
+    type_info, number, shape = ask(api, get, c_void_p, info, index), 0, None
+    tensor_info = ask(api, OrtApi.CastTypeInfoToTensorInfo, c_void_p, type_info)
     if tensor_info:
-        check(api, get_type(tensor_info, ctypes.byref(number)))
-        shape = _shape(api, tensor_info)
-    release(type_info)
-    return number.value, shape
+        number = ask(api, OrtApi.GetTensorElementType, c_int, tensor_info)
+        shape = [None if size < 0 else size for size in _sizes(api, tensor_info)] or None
+    function(api, OrtApi.ReleaseTypeInfo, None, 1)(type_info)
+    return number, shape
 
 
-def _shape(api: int, info: Any) -> list[int | None] | None:
-    """The shape of an OrtTensorTypeAndShapeInfo; None if it is unknown or a scalar's, which look the same."""
-    get_rank = function(api, OrtApi.GetDimensionsCount, c_void_p, c_void_p, POINTER(c_size_t))
-    get_dimensions = function(api, OrtApi.GetDimensions, c_void_p, c_void_p, POINTER(c_int64), c_size_t)
-    rank = c_size_t()
-    check(api, get_rank(info, ctypes.byref(rank)))
-    sizes = (c_int64 * rank.value)()
-    check(api, get_dimensions(info, sizes, rank))
-    return [None if size < 0 else size for size in sizes] or None
+def _sizes(api: int, info: int) -> list[int]:
+    """The dimensions of an OrtTensorTypeAndShapeInfo, below 0 for one that is not known."""
+    sizes = (c_int64 * ask(api, OrtApi.GetDimensionsCount, c_size_t, info))()
+    call(api, OrtApi.GetDimensions, info, sizes, len(sizes))
+    return list(sizes)
 
 
 def constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
     """For each input of an OrtKernelInfo's node: the address and number of its elements; 0 and 0 if it is no constant."""
-    get = function(
-        api, OrtApi.KernelInfoGetConstantInput_tensor, c_void_p, c_void_p, c_size_t, POINTER(c_int), POINTER(c_void_p)
-    )
-    get_info = function(api, OrtApi.GetTensorTypeAndShape, c_void_p, c_void_p, POINTER(c_void_p))
-    get_size = function(api, OrtApi.GetTensorShapeElementCount, c_void_p, c_void_p, POINTER(c_size_t))
-    get_data = function(api, OrtApi.GetTensorMutableData, c_void_p, c_void_p, POINTER(c_void_p))
-    release = function(api, OrtApi.ReleaseTensorTypeAndShapeInfo, None, c_void_p)
     result = []
     for index in range(count):
-        is_constant, value, type_info, size, data = c_int(), c_void_p(), c_void_p(), c_size_t(), c_void_p()
-        check(api, get(info, index, ctypes.byref(is_constant), ctypes.byref(value)))
+        is_constant, value, data, size = c_int(), c_void_p(), None, 0
+        call(api, OrtApi.KernelInfoGetConstantInput_tensor, info, index, ctypes.byref(is_constant), ctypes.byref(value))
         if is_constant:
-            check(api, get_info(value, ctypes.byref(type_info)))
-            check(api, get_size(type_info, ctypes.byref(size)))
-            release(type_info)
-            check(api, get_data(value, ctypes.byref(data)))
-        result.append((data.value or 0, size.value))
+            type_info = ask(api, OrtApi.GetTensorTypeAndShape, c_void_p, value)
+            size = ask(api, OrtApi.GetTensorShapeElementCount, c_size_t, type_info)
+            function(api, OrtApi.ReleaseTensorTypeAndShapeInfo, None, 1)(type_info)
+            data = ask(api, OrtApi.GetTensorMutableData, c_void_p, value)
+        result.append((data or 0, size))
     return result
 
 
 def inference_input(api: int, context: int, index: int) -> tuple[int | None, int]:
     """The OrtTensorTypeAndShapeInfo and the element type of an input of an OrtShapeInferContext; None and 0 if the node leaves
     the input out."""
-    get = function(api, OrtApi.ShapeInferContext_GetInputTypeShape, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
-    get_type = function(api, OrtApi.GetTensorElementType, c_void_p, c_void_p, POINTER(c_int))
-    info, number = c_void_p(), c_int()
     try:
-        check(api, get(context, index, ctypes.byref(info)))
+        info = ask(api, OrtApi.ShapeInferContext_GetInputTypeShape, c_void_p, context, index)
     except StatusError:
         return None, 0
-    check(api, get_type(info, ctypes.byref(number)))
-    return info.value, number.value
+    return info, ask(api, OrtApi.GetTensorElementType, c_int, info)
 
 
 def has_shape(api: int, info: int) -> bool:
     """Whether each dimension of an OrtTensorTypeAndShapeInfo has a size or a name. False for a scalar, which looks like an
     unknown shape, even to TensorTypeAndShape_HasShape."""
-    get_rank = function(api, OrtApi.GetDimensionsCount, c_void_p, c_void_p, POINTER(c_size_t))
-    get_sizes = function(api, OrtApi.GetDimensions, c_void_p, c_void_p, POINTER(c_int64), c_size_t)
-    get_names = function(api, OrtApi.GetSymbolicDimensions, c_void_p, c_void_p, POINTER(c_char_p), c_size_t)
-    rank = c_size_t()
-    check(api, get_rank(info, ctypes.byref(rank)))
-    sizes, names = (c_int64 * rank.value)(), (c_char_p * rank.value)()
-    check(api, get_sizes(info, sizes, rank.value))
-    check(api, get_names(info, names, rank.value))
-    return rank.value > 0 and all(size >= 0 or name for size, name in zip(sizes, names, strict=True))
+    sizes = _sizes(api, info)
+    names = (c_char_p * len(sizes))()
+    call(api, OrtApi.GetSymbolicDimensions, info, names, len(sizes))
+    return bool(sizes) and all(size >= 0 or name for size, name in zip(sizes, names, strict=True))
 
 
-def inference_attribute(api: int, context: int, name: str, default: int) -> int:
-    """The value of an INT attribute of an OrtShapeInferContext, or `default` if the node does not have it."""
-    get = function(api, OrtApi.ShapeInferContext_GetAttribute, c_void_p, c_void_p, c_char_p, POINTER(c_void_p))
-    read = function(api, OrtApi.ReadOpAttr, c_void_p, c_void_p, c_int, c_void_p, c_size_t, POINTER(c_size_t))
-    attribute, value, size = c_void_p(), c_int64(), c_size_t()
+def inference_attribute(api: int, context: int, declared: Attribute) -> Any:
+    """The value of an INT attribute of an OrtShapeInferContext, or its default if the node does not have it."""
     try:
-        check(api, get(context, name.encode(), ctypes.byref(attribute)))
+        attribute = ask(api, OrtApi.ShapeInferContext_GetAttribute, c_void_p, context, declared.name.encode())
     except StatusError:
-        return default
-    check(api, read(attribute, ORT_OP_ATTR_INT, ctypes.byref(value), ctypes.sizeof(value), ctypes.byref(size)))
+        return declared.default
+    value = c_int64()
+    size = ctypes.sizeof(value)
+    call(api, OrtApi.ReadOpAttr, attribute, ORT_OP_ATTR_INT, ctypes.byref(value), size, ctypes.byref(c_size_t()))
     return value.value

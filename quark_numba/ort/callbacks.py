@@ -162,11 +162,6 @@ def _symbol(name: str) -> str:
     return f"quark_numba_{name}"
 
 
-def plain_functions() -> dict[str, int]:
-    """The addresses of the plain functions."""
-    return {name: _plain_library().get_pointer_to_function(_symbol(name)) for name in _PLAIN}
-
-
 def plain_object() -> tuple[dict[str, str], bytes]:
     """The symbols of the plain functions, and the object file that has them."""
     library = _plain_library()
@@ -176,7 +171,8 @@ def plain_object() -> tuple[dict[str, str], bytes]:
 
 def functions() -> dict[str, int]:
     """The addresses of the functions that all operators share."""
-    return {each.__name__: compiled(each) for each in SHARED} | plain_functions()
+    plain = {name: _plain_library().get_pointer_to_function(_symbol(name)) for name in _PLAIN}
+    return {function.__name__: compiled(function) for function in SHARED} | plain
 
 
 @functools.cache

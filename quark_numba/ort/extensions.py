@@ -97,11 +97,8 @@ def _declare() -> None:
             _log.error("%s: %s; the output is left empty", operator.full_name, error)
             return _answer(k_id, tuple(np.empty(0, each.dtype) for each in overload.outputs)), True
 
-    def hook_without_compiling(k_id: int, feed: Any, attributes: Any) -> Any:
-        return again(k_id, feed, attributes)[0]
-
     onnxruntime_extensions.PyCustomOpDef.install_hooker(
-        callbacks.uninterrupted(hook, again) if JIT_ENABLED else hook_without_compiling
+        callbacks.uninterrupted(hook, again) if JIT_ENABLED else lambda *node: again(*node)[0]
     )
 
 

@@ -53,7 +53,7 @@ _OF_ERRORS = re.compile(r"_?Py[A-Z_]\w+|numba_(gil_\w+|do_raise|unpickle|runtime
 _OF_C = {"malloc", "free", "memcpy", "memset", "memmove", "tanhf", "NRT_Allocate", "NRT_Free"}
 
 
-def load(found: Mapping[str, Any]) -> None:
+def load(content: Mapping[str, Any]) -> None:
     """Load what `content_of` returned. Call this under the creation lock, before the library is made.
 
     Raises
@@ -62,8 +62,8 @@ def load(found: Mapping[str, Any]) -> None:
         If it is damaged. Nothing is loaded then.
     """
     names = ("callbacks", "messages", "states", "kernels", "objects", "stubs")
-    callbacks, messages, states, kernels, objects, stubs = (found[name] for name in names)
-    descriptions = [Description(*each) for each in found["descriptions"]]
+    callbacks, messages, states, kernels, objects, stubs = (content[name] for name in names)
+    descriptions = [Description(*fields) for fields in content["descriptions"]]
     by_key = {key: states[index] for key, index in kernels.items()}
     new = {names: code for names, code in objects.items() if names.split()[0] not in _kept.addresses}
     addresses = _addresses_of(new, stubs)
@@ -130,27 +130,27 @@ def key_of(description: Description, attributes: Mapping[str, Any], inputs: Any,
 
 def find(key: str, api: int, has_shape_reference: bool, structure: OrtCustomOp) -> Kernel | None:
     """The kept kernel of a node, with its functions in the structure of its operator; None: there is none."""
-    found = _kept.states.get(key)
-    if found is None:
+    state = _kept.states.get(key)
+    if state is None:
         return None
-    record(key, lambda: found)
-    compute, prepare, destroy = (_kept.addresses[symbol] if symbol else 0 for symbol in found["node"])
-    if "address" not in found:
-        words = [*found["words"]]
-        for index, symbol in found["functions"]:
+    record(key, lambda: state)
+    compute, prepare, destroy = (_kept.addresses[symbol] if symbol else 0 for symbol in state["node"])
+    if "address" not in state:
+        words = [*state["words"]]
+        for index, symbol in state["functions"]:
             words[index] = _kept.addresses[symbol]
-        for index, value in zip(found["given"], (api, has_shape_reference, _messages(found["operator"])), strict=True):
+        for index, value in zip(state["given"], (api, has_shape_reference, _messages(state["operator"])), strict=True):
             words[index] = value
-        found["address"] = ctypes.addressof(keep((ctypes.c_int64 * len(words))(*words)))
+        state["address"] = ctypes.addressof(keep((ctypes.c_int64 * len(words))(*words)))
     structure.KernelComputeV2 = compute
     if destroy:
         structure.KernelDestroy = destroy
-    return Kernel(found["address"], prepare)
+    return Kernel(state["address"], prepare)
 
 
 def _messages(operator: str) -> int:
     """The address of an operator's messages: the address and the length of each."""
-    texts = [each.encode() for each in _kept.messages[operator]]
+    texts = [text.encode() for text in _kept.messages[operator]]
     words = [word for text in texts for word in (ctypes.addressof(keep(ctypes.create_string_buffer(text))), len(text))]
     return ctypes.addressof(keep((ctypes.c_int64 * len(words))(*words)))
 
@@ -163,13 +163,13 @@ def recording() -> Iterator[Recorded]:
     try:
         yield made
     finally:
-        _recordings[:] = [each for each in _recordings if each is not made]
+        _recordings[:] = [recording for recording in _recordings if recording is not made]
 
 
 def record(key: str, state: Callable[[], dict[str, Any]]) -> None:
     """Note a kernel, and the function that returns what is to be kept of it."""
-    for each in [*_recordings]:
-        each[key] = state
+    for recording in [*_recordings]:
+        recording[key] = state
 
 
 def content_of(recorded: Recorded, release: tuple[int, ...]) -> dict[str, Any]:
@@ -206,22 +206,19 @@ def content_of(recorded: Recorded, release: tuple[int, ...]) -> dict[str, Any]:
 
 def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is to be kept of a state that this process has made. Raises LookupError as `content_of`."""
-    from . import callbacks, operators
+    from . import operators
 
-    node = operators.node_of(operator.family)
     words, functions = operators.words_of(operator, overload, attributes)
     messages = operators.messages_of(operator).tolist()
     _kept.messages[operator.full_name] = [ctypes.string_at(address, size).decode() for address, size in messages]
-    of_node = [
-        _symbol_of(callbacks.compiled(getattr(node, each), f"{each}_{operator.family}")) if hasattr(node, each) else ""
-        for each in ("compute", "prepare", "destroy")
-    ]
+    of_node = [operators.compiled(operator.family, name) for name in ("compute", "prepare", "destroy")]
+    fields = operators.node_of(operator.family).STATE.fields
     return {
         "operator": operator.full_name,
         "words": [0 if index in functions else word for index, word in enumerate(words)],
         "functions": [[index, _symbol_of(words[index])] for index in functions],
-        "given": [node.STATE.fields[name][1] // 8 for name in ("api", "has_shape_reference", "messages")],
-        "node": of_node,
+        "given": [fields[name][1] // 8 for name in ("api", "has_shape_reference", "messages")],
+        "node": [_symbol_of(address) if address else "" for address in of_node],
     }
 
 
@@ -231,7 +228,7 @@ def _shared() -> dict[str, str]:
 
     symbols, code = callbacks.plain_object()
     _kept.objects[" ".join(symbols.values())] = base64.b64encode(code).decode()
-    return symbols | {each.__name__: _symbol_of(callbacks.compiled(each)) for each in callbacks.SHARED}
+    return symbols | {function.__name__: _symbol_of(callbacks.compiled(function)) for function in callbacks.SHARED}
 
 
 def _symbol_of(address: int) -> str:
@@ -243,8 +240,8 @@ def _symbol_of(address: int) -> str:
     symbol, code, bitcode = object_of(address)
     if symbol not in _kept.objects:
         module = ll.parse_bitcode(bitcode)
-        needed = {each.name for each in (*module.functions, *module.global_variables) if each.is_declaration}
-        needed = {each for each in needed if not each.startswith("llvm.")} - _OF_C
+        needed = {value.name for value in (*module.functions, *module.global_variables) if value.is_declaration}
+        needed = {name for name in needed if not name.startswith("llvm.")} - _OF_C
         if not all(map(_OF_ERRORS.fullmatch, needed)):
             raise LookupError(f"{symbol} needs {', '.join(sorted(needed))}")
         _kept.stubs |= needed

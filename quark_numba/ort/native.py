@@ -7,7 +7,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compiling.lock import created
@@ -73,7 +73,8 @@ def get_library_path() -> str:
     Raises
     ------
     RuntimeError
-        If the native backend is not available. It needs Linux or Windows on x86-64 or AArch64, and a way to load the library.
+        If the native backend is not available. It needs Linux, Windows or macOS on x86-64 or AArch64, and a way to load the
+        library.
     """
     path, reason = created(_library)
     if path is None:
@@ -107,8 +108,8 @@ def _library() -> tuple[str | None, str]:
 @functools.cache
 def _functions() -> dict[str, int]:
     """The addresses of the functions that all operators share."""
-    if found := kept_kernels.callbacks():
-        return found
+    if addresses := kept_kernels.callbacks():
+        return addresses
     from . import callbacks
 
     return callbacks.functions()
@@ -133,27 +134,21 @@ def _register(options: int, api_base: int, _c: int, _d: int, is_done: Any) -> in
     release = release_of(base.GetVersionString().decode())
 
     def add() -> None:
-        has_entry = c_api.function(api, OrtApi.HasSessionConfigEntry, c_void_p, c_void_p, c_char_p, POINTER(c_int))
-        add_entry = c_api.function(api, OrtApi.AddSessionConfigEntry, c_void_p, c_void_p, c_char_p, c_char_p)
-        add_domain = c_api.function(api, OrtApi.AddCustomOpDomain, c_void_p, c_void_p, c_void_p)
-
         def has(entry: str) -> bool:
-            found = c_int()
-            c_api.check(api, has_entry(options, entry.encode(), ctypes.byref(found)))
-            return bool(found)
+            return bool(c_api.ask(api, OrtApi.HasSessionConfigEntry, c_int, options, entry.encode()))
 
-        found = dict.fromkeys(each.domain for each in _descriptions(release))
-        others = [each for each in found if each and each not in _limit]
+        domains = dict.fromkeys(description.domain for description in _descriptions(release))
+        others = [domain for domain in domains if domain and domain not in _limit]
         marks = {
             _HAS_LIMITED: [] if has(REGISTERED) else sorted(_limit),
             REGISTERED: [] if _limit and not has(ALL_DOMAINS) else others,
             _HAS_STANDARD_OPS: [""] if has(STANDARD_OPS) else [],
         }
-        for mark, domains in marks.items():
-            if domains and not has(mark):
-                for domain in domains:
-                    c_api.check(api, add_domain(options, _domain(api, release, domain, has(LISTS_NEEDS))))
-                c_api.check(api, add_entry(options, mark.encode(), b"native"))
+        for mark, added in marks.items():
+            if added and not has(mark):
+                for domain in added:
+                    c_api.call(api, OrtApi.AddCustomOpDomain, options, _domain(api, release, domain, has(LISTS_NEEDS)))
+                c_api.call(api, OrtApi.AddSessionConfigEntry, options, mark.encode(), b"native")
 
     return _status(api, add, is_done)
 
@@ -166,9 +161,9 @@ def release_of(version: str) -> tuple[int, ...]:
 def _descriptions(release: tuple[int, ...]) -> list[Description]:
     """The descriptions of all overloads. Kept ones are those of this release, and serve until the catalog is loaded, to which
     operators may be added."""
-    found = kept_kernels.descriptions()
-    if found and f"{__package__.rpartition('.')[0]}.catalog" not in sys.modules:
-        return found
+    descriptions = kept_kernels.descriptions()
+    if descriptions and f"{__package__.rpartition('.')[0]}.catalog" not in sys.modules:
+        return descriptions
     from . import operators
 
     return operators.descriptions(release)
@@ -198,23 +193,20 @@ class _CustomOp(NamedTuple):
         from ..catalog import OPERATORS
         from . import operators
 
-        (operator,) = (each for each in OPERATORS.newest(self.description.domain) if each.name == self.description.name)
+        (operator,) = (known for known in OPERATORS.newest(self.description.domain) if known.name == self.description.name)
         return operator, operators.overloads(operator, self.release)[self.description.number]
 
 
 @functools.cache
-def _domain(api: int, release: tuple[int, ...], domain: str, lists_needs: bool) -> c_void_p:
+def _domain(api: int, release: tuple[int, ...], domain: str, lists_needs: bool) -> int:
     """An OrtCustomOpDomain with an OrtCustomOp for each overload. When ONNX Runtime loads a model, it uses the
     overloads' types to check types, and to infer the types of outputs that the model does not declare."""
-    create_domain = c_api.function(api, OrtApi.CreateCustomOpDomain, c_void_p, c_char_p, POINTER(c_void_p))
-    add_operator = c_api.function(api, OrtApi.CustomOpDomain_Add, c_void_p, c_void_p, c_void_p)
-    result = c_void_p()
-    c_api.check(api, create_domain(domain.encode(), ctypes.byref(result)))
+    result: int = c_api.ask(api, OrtApi.CreateCustomOpDomain, c_void_p, domain.encode())
     for description in _descriptions(release):
         if description.domain == domain:
             structure = _structure(description)
             _custom_ops[ctypes.addressof(structure)] = _CustomOp(api, release, description, structure, lists_needs)
-            c_api.check(api, add_operator(result, ctypes.byref(structure)))
+            c_api.call(api, OrtApi.CustomOpDomain_Add, result, ctypes.byref(structure))
     return result
 
 
@@ -260,8 +252,8 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
         attributes = {each[0]: c_api.attribute(api, info, *each) for each in description.attributes}
         inputs = c_api.inputs(api, info) if description.is_checked else None
         outputs = [
-            c_api.output_type(api, info, index) if each == c_api.ANY_TYPE else None
-            for index, each in enumerate(description.output_types)
+            c_api.tensor(api, OrtApi.KernelInfo_GetOutputTypeInfo, info, index)[0] if number == c_api.ANY_TYPE else None
+            for index, number in enumerate(description.output_types)
         ]
         key = kept_kernels.key_of(description, attributes, inputs, outputs)
         kernel = None
@@ -277,7 +269,9 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
             if custom_op.lists_needs:
                 _list_need(operator, overload, given, api, info)
                 return
-            kernel = kept_kernels.Kernel(_state(op, given).ctypes.data, _prepare_of(operator))
+            from . import operators
+
+            kernel = kept_kernels.Kernel(_state(op, given).ctypes.data, operators.compiled(operator.family, "prepare"))
             kept_kernels.record(key, functools.partial(kept_kernels.state_of, operator, overload, attributes))
         address = kernel.state
         if kernel.prepare:
@@ -300,16 +294,8 @@ def _list_need(operator: Operator, overload: Overload, given: tuple[tuple[str, A
 def need_of(
     operator: Operator, overload: Overload, attributes: tuple[tuple[str, Any], ...], types: tuple[int, ...] | None = None
 ) -> Need:
-    inputs, outputs = (tuple(each.name for each in side) for side in overload)
+    inputs, outputs = (tuple(element_type.name for element_type in side) for side in overload)
     return Need(operator.domain, operator.name, inputs, outputs, attributes, types)
-
-
-def _prepare_of(operator: Operator) -> int:
-    """The address of the function `prepare` of a family, 0 if it has none."""
-    from . import callbacks, operators
-
-    prepare = getattr(operators.node_of(operator.family), "prepare", None)
-    return callbacks.compiled(prepare, f"prepare_{operator.family}") if prepare else 0
 
 
 def _prepared(kernel: kept_kernels.Kernel, constants: Sequence[tuple[int, int]]) -> int:
@@ -323,13 +309,13 @@ def _prepared(kernel: kept_kernels.Kernel, constants: Sequence[tuple[int, int]])
 
 
 def _check_inputs(
-    operator: Operator, found: Sequence[tuple[int, list[int | None] | None]], attributes: Mapping[str, Any]
+    operator: Operator, given: Sequence[tuple[int, list[int | None] | None]], attributes: Mapping[str, Any]
 ) -> None:
     """Check the element types and shapes of inputs, as far as they are known. Raises TypeError or ValueError."""
     from ..declaration import Tensor
 
     inputs = []
-    for index, (number, shape) in enumerate(found):
+    for index, (number, shape) in enumerate(given):
         element_type = _element_type(number)
         if element_type is None:
             raise TypeError(f"input {index} is no tensor of an element type that {operator.full_name} takes")
@@ -337,11 +323,11 @@ def _check_inputs(
     operator.infer(inputs, attributes)
 
 
-def _check_outputs(operator: Operator, overload: Overload, found: Sequence[int | None]) -> None:
+def _check_outputs(operator: Operator, overload: Overload, given: Sequence[int | None]) -> None:
     """Check the element types of outputs of any type: a tensor of another type may have too little memory. Raises TypeError."""
     from ..element_types import UINT8, names
 
-    for index, number in enumerate(found):
+    for index, number in enumerate(given):
         allowed = [overload.outputs[index], UINT8]
         if number is not None and number not in map(c_api.element_type, allowed):
             raise TypeError(f"{operator.outputs[index].name} is declared as another type; expected {names(allowed)}")
@@ -350,20 +336,18 @@ def _check_outputs(operator: Operator, overload: Overload, found: Sequence[int |
 @functools.cache
 def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     """The state of all nodes with this operator, these types and attributes. There are few states, so none is ever freed."""
-    from . import callbacks, operators
+    from . import operators
 
     custom_op = _custom_ops[op]
-    api, release, structure = custom_op.api, custom_op.release, custom_op.structure
     operator, overload = custom_op.declared
-    node = operators.node_of(operator.family)
     state = keep(operators.state_of(operator, overload, dict(attributes)))
-    state["api"] = api
-    state["has_shape_reference"] = release >= c_api.SHAPE_REFERENCE_RELEASE
+    state["api"] = custom_op.api
+    state["has_shape_reference"] = custom_op.release >= c_api.SHAPE_REFERENCE_RELEASE
     state["messages"] = operators.messages_of(operator).ctypes.data
     # This is early enough: ONNX Runtime reads these functions only when a node runs or is destroyed.
-    structure.KernelComputeV2 = callbacks.compiled(node.compute, f"compute_{operator.family}")
-    if hasattr(node, "destroy"):
-        structure.KernelDestroy = callbacks.compiled(node.destroy, f"destroy_{operator.family}")
+    custom_op.structure.KernelComputeV2 = operators.compiled(operator.family, "compute")
+    if destroy := operators.compiled(operator.family, "destroy"):
+        custom_op.structure.KernelDestroy = destroy
     release_compiler()
     return state
 
@@ -373,21 +357,17 @@ def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> Non
     from ..declaration import Tensor
 
     api, (operator, _) = _custom_ops[op].api, _custom_ops[op].declared
-    set_type = c_api.function(api, OrtApi.SetTensorElementType, c_void_p, c_void_p, c_int)
-    set_output = c_api.function(api, OrtApi.ShapeInferContext_SetOutputTypeShape, c_void_p, c_void_p, c_size_t, c_void_p)
     # ONNX Runtime ignores a status that is returned here: if this fails, it falls back to its own inference.
     with contextlib.suppress(c_api.StatusError, ValueError):
         known = [c_api.inference_input(api, context, index) for index in range(len(operator.inputs))]
         inputs = [Tensor(_element_type(number), None) if info else None for info, number in known]
-        attributes = {
-            each.name: c_api.inference_attribute(api, context, each.name, each.default) for each in operator.attributes
-        }
+        attributes = {attribute.name: c_api.inference_attribute(api, context, attribute) for attribute in operator.attributes}
         (y,) = operator.infer(inputs, attributes)
         x, _ = known[0]
         # The API can set neither the type alone nor a shape that is partly unknown.
         if y.element_type and x and c_api.has_shape(api, x):
-            c_api.check(api, set_type(x, c_api.element_type(y.element_type)))
-            c_api.check(api, set_output(context, 0, x))
+            c_api.call(api, OrtApi.SetTensorElementType, x, c_api.element_type(y.element_type))
+            c_api.call(api, OrtApi.ShapeInferContext_SetOutputTypeShape, context, 0, x)
 
 
 def _element_type(number: int) -> ElementType | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import struct
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -40,7 +39,7 @@ def describe(operator: Operator, overload: Overload, number: int = 0) -> Descrip
     """The description of an overload. A model may say uint8 instead of the type that uint8 holds. ONNX Runtime refuses a model
     that says anything else than what it infers, and infers nothing for an output of any type. Only an optional output may have
     any type."""
-    has_any_type = have_any_type(operator, overload)
+    has_any_type = [row is operator.uint8_holds for row in overload.outputs]
     missing = len(operator.inputs) - len(overload.inputs)  # those of any type
     is_homogeneous = operator.inputs[-1].is_homogeneous
     return Description(
@@ -50,25 +49,28 @@ def describe(operator: Operator, overload: Overload, number: int = 0) -> Descrip
         is_homogeneous,
         operator.takes_type,
         operator.is_checked_at_load or not is_homogeneous,
-        [(each.name, each.kind, each.default) for each in operator.attributes],
+        [(attribute.name, attribute.kind, attribute.default) for attribute in operator.attributes],
         [*map(c_api.element_type, overload.inputs), *[c_api.ANY_TYPE] * missing],
         [
-            c_api.ANY_TYPE if any_type else c_api.element_type(each)
-            for each, any_type in zip(overload.outputs, has_any_type, strict=True)
+            c_api.ANY_TYPE if any_type else c_api.element_type(element_type)
+            for element_type, any_type in zip(overload.outputs, has_any_type, strict=True)
         ],
-        [_CHARACTERISTICS[each.option] for each in operator.inputs],
+        [_CHARACTERISTICS[parameter.option] for parameter in operator.inputs],
         [c_api.OPTIONAL if any_type else c_api.REQUIRED for any_type in has_any_type],
     )
-
-
-def have_any_type(operator: Operator, overload: Overload) -> list[bool]:
-    """For each output: whether ONNX Runtime is told that it may have any type."""
-    return [each is operator.uint8_holds for each in overload.outputs]
 
 
 def node_of(family: str) -> ModuleType:
     """The module with the node of a family."""
     return OPERATORS.nodes.get(family) or importlib.import_module(f"{__package__}.nodes.{family}")
+
+
+def compiled(family: str, name: str) -> int:
+    """The address of a function of a family's node by its name, such as "compute"; 0 if the family does not have it."""
+    from . import callbacks
+
+    function = getattr(node_of(family), name, None)
+    return callbacks.compiled(function, f"{name}_{family}") if function else 0
 
 
 def table_of(family: str) -> Table[Any]:
@@ -105,9 +107,6 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
 
 def words_of(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """The words of a new state, and the indices of those that are addresses of functions: a word that compiling changes."""
-    plain, words = (_words(state_of(operator, overload, attributes, compiles=compiles).tobytes()) for compiles in (False, True))
+    states = (state_of(operator, overload, attributes, compiles=compiles).tobytes() for compiles in (False, True))
+    plain, words = (np.frombuffer(state + bytes(-len(state) % 8), np.int64).tolist() for state in states)
     return words, [index for index, word in enumerate(words) if word != plain[index]]
-
-
-def _words(content: bytes) -> list[int]:
-    return [word for (word,) in struct.iter_unpack("<q", content + bytes(-len(content) % 8))]

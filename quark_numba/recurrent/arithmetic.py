@@ -172,5 +172,4 @@ def hidden_code(value: Any, mantissa: Any, left: Any, right: Any, initial: Any) 
     product = rounded(np.float64(value) * 16777216.0) * mantissa
     total = (product << left) + (initial << right)
     magnitude = (abs(total) + ((np.int64(1) << right) >> np.int64(1))) >> right
-    found = magnitude if total >= 0 else -magnitude
-    return min(max(found, np.int64(-32768)), np.int64(32767))
+    return min(max(magnitude if total >= 0 else -magnitude, np.int64(-32768)), np.int64(32767))

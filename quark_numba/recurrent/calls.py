@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..arrays.arguments import flat, float32_arrays, index, real
 from ..element_types import FLOAT32
 from .dispatch import TABLE
-from .fixed_point import layer_of
+from .fixed_point import OPERANDS, layer_of
 from .granularity import DIRECTIONS, FAULTS, GATES, layer_shape
 
 
@@ -73,16 +73,15 @@ def lstm(
     """
     arrays = float32_arrays(x=x, w=w, r=r, b=b)
     given = locals()
-    numbers = {name: index(given[name], name) for name in ("hidden_size", "layout", "input_forget")}
-    for name in "xwrby":
-        numbers[f"{name}_zero_point"] = index(given[f"{name}_zero_point"], f"{name}_zero_point")
-    layers = layer_of(numbers | {f"{name}_scale": real(given[f"{name}_scale"], f"{name}_scale") for name in "xwrby"})
-    fault, steps, batch, inputs = layer_shape(numbers["hidden_size"], *(each.shape for each in arrays))
+    integers = "hidden_size", "layout", "input_forget", *(f"{name}_zero_point" for name in OPERANDS)
+    numbers = {name: index(given[name], name) for name in integers}
+    layers = layer_of(numbers | {f"{name}_scale": real(given[f"{name}_scale"], f"{name}_scale") for name in OPERANDS})
+    fault, steps, batch, inputs = layer_shape(numbers["hidden_size"], *(array.shape for array in arrays))
     if fault:
-        shapes = {f"{name}_shape": each.shape for name, each in zip("xwrb", arrays, strict=True)}
+        shapes = {f"{name}_shape": array.shape for name, array in zip("xwrb", arrays, strict=True)}
         raise ValueError(FAULTS[fault].format(**shapes, hidden_size=hidden_size))
     y = np.empty((steps, DIRECTIONS, batch, hidden_size), np.float32)
     if y.size:
-        operands, products = [flat(each, FLOAT32) for each in (*arrays, y)], y.size * GATES * (inputs + hidden_size)
+        operands, products = [flat(array, FLOAT32) for array in (*arrays, y)], y.size * GATES * (inputs + hidden_size)
         TABLE[FLOAT32].run(products, *operands, steps, batch, inputs, layers)
     return y

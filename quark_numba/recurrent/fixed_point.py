@@ -59,7 +59,7 @@ def layer_of(attributes: Mapping[str, Any]) -> NDArray[Any]:
         derive(layer)
     for step, one, other in ((layer.x_step, "x", "w"), (layer.h_step, "y", "r")):
         if step == math.inf:
-            scales = " * ".join(str(np.float32(layer[f"{each}_scale"])) for each in (one, other))
+            scales = " * ".join(str(np.float32(layer[f"{name}_scale"])) for name in (one, other))
             raise ValueError(f"{one}_scale * {other}_scale is {scales}, beyond float32")
     return layers
 

@@ -21,6 +21,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
+from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from ..element_types import ElementType
@@ -363,25 +364,12 @@ def task(work_address: int, part: int) -> None:
     run(work.phase, part, steps, batch, inputs, x, w, r, b, y, layer, weights, memory)
 
 
-def serial_kernel(key: ElementType) -> Any:
-    """Return the kernel (x, w, r, b, y, steps, batch, inputs, layers) -> None: flat contiguous arrays, sizes, and an array of
-    one LAYER."""
-    return jit.kernel(serial, f"serial_recurrent_{key.name}", types.void(*_arguments(key)))
-
-
-def parallel_kernel(key: ElementType) -> Any:
-    """Return the kernel (x, w, r, b, y, steps, batch, inputs, layers, slices) -> None."""
-    signature = types.void(*_arguments(key), types.intp)
-    return jit.kernel(parallel, f"parallel_recurrent_{key.name}", signature, parallel=True)
-
-
-def task_function(key: ElementType) -> Any:
-    """Return the C function void (int64_t work, size_t part) that ONNX Runtime's threads call."""
-    return jit.c_function(task, f"task_recurrent_{key.name}", types.void(types.int64, types.intp))
-
-
 def _arguments(key: ElementType) -> list[Any]:
+    """Return the types of the operands: flat contiguous arrays, sizes, and an array of one LAYER."""
     item = numba.from_dtype(key.storage)
     read, written = types.Array(item, 1, "C", readonly=True), types.Array(item, 1, "C")
     layers = types.Array(numba.from_dtype(LAYER), 1, "C")
     return [read, read, read, read, written, types.intp, types.intp, types.intp, layers]
+
+
+serial_kernel, parallel_kernel, task_function = forms((serial, parallel, task), lambda key: f"recurrent_{key.name}", _arguments)

@@ -16,11 +16,11 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     """Return the output y, of shape (steps, directions, batch, hidden_size). Raises ValueError if an attribute or a shape is
     invalid."""
     layer_of(attributes)
-    shapes = [each.shape if each else None for each in inputs]
+    shapes = [tensor.shape if tensor else None for tensor in inputs]
     hidden = attributes["hidden_size"]
     rows = GATES * hidden
     # The input size is the last dimension of x and of w.
-    size = next((each[2] for each in shapes[:2] if each and len(each) == 3 and each[2] is not None), 1)
+    size = next((shape[2] for shape in shapes[:2] if shape and len(shape) == 3 and shape[2] is not None), 1)
     stand_ins = ((1, 1, size), (DIRECTIONS, rows, size), (DIRECTIONS, rows, hidden), (DIRECTIONS, 2 * rows))
     fault, _, _, _ = layer_shape(hidden, *map(known, shapes, stand_ins))
     if fault:
@@ -35,7 +35,6 @@ OPERATORS = (
         family="recurrent",
         domain="com.amd.quark",
         name="ExtendedLSTM",
-        since_version=1,
         operation="lstm",
         doc="y is what a bidirectional LSTM layer gives in 16-bit fixed point. See quark_numba.lstm.",
         types={"T": (FLOAT32,)},
@@ -48,8 +47,8 @@ OPERATORS = (
         outputs=(Parameter("y", "T", "Of shape [sequence length, 2, batch, hidden_size]."),),
         attributes=(
             Attribute("hidden_size", None, "Above 0."),
-            *(Attribute(f"{each}_scale", None, f"Of {each}: finite and positive.", "FLOAT") for each in OPERANDS),
-            *(Attribute(f"{each}_zero_point", None, f"Of {each}, modulo 65536.") for each in OPERANDS),
+            *(Attribute(f"{name}_scale", None, f"Of {name}: finite and positive.", "FLOAT") for name in OPERANDS),
+            *(Attribute(f"{name}_zero_point", None, f"Of {name}, modulo 65536.") for name in OPERANDS),
             Attribute("layout", 0, "0.", values=(0,)),
             Attribute("input_forget", 0, "0.", is_always_written=False, values=(0,)),
             Attribute("direction", "bidirectional", "Without meaning.", "STRING", is_always_written=False),
@@ -58,8 +57,6 @@ OPERATORS = (
         infer=_infer,
         faults=FAULTS,
         formats={"uint16": None},
-        format_of=lambda types, attributes: "uint16",
-        column="T",
         like=lambda inputs, attributes: (
             "LSTM",
             inputs,

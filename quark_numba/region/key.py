@@ -88,8 +88,7 @@ class Step(NamedTuple):
     @property
     def block_format(self) -> tuple[BlockKey, Blocks]:
         """The key and the blocks that the attributes of a step of BLOCK_ROUND_TRIPS select."""
-        of_format = {name: value for name, value in self.attributes if name != "axis"}
-        return FORMATS[self.operator](FLOAT32, **of_format)
+        return FORMATS[self.operator](FLOAT32, **dict(self.attributes))
 
     @property
     def fake_key(self) -> FakeKey:
@@ -113,10 +112,8 @@ class Program(NamedTuple):
     def text(self) -> str:
         """The program in the syntax of ``onnx.parser.parse_graph``."""
         names = [f"x{i}" for i in range(len(self.inputs))] + [f"v{i}" for i in range(len(self.steps) - 1)] + ["y"]
-        inputs = (
-            f"{_type_name(each.element_type)}{'[1]' * each.is_scalar} {name}"
-            for each, name in zip(self.inputs, names, strict=False)
-        )
+        types = ["float" if x.element_type is FLOAT32 else x.element_type.name for x in self.inputs]
+        inputs = (f"{kind}{'[1]' * x.is_scalar} {name}" for kind, x, name in zip(types, self.inputs, names, strict=False))
         lines = []
         for step, name in zip(self.steps, names[len(self.inputs) :], strict=True):
             operator = f"{DOMAINS[step.operator]}.{step.operator}" if step.operator in DOMAINS else step.operator
@@ -293,8 +290,3 @@ def _check_uses(program: Program, names: list[str]) -> None:
 def _attribute(value: float | str) -> str:
     """Return the type and value of an attribute in ONNX's textual syntax."""
     return f'string = "{value}"' if isinstance(value, str) else f"{type(value).__name__} = {value!r}"
-
-
-def _type_name(element_type: ElementType) -> str:
-    """Return the name of an element type in ONNX's textual syntax."""
-    return "float" if element_type is FLOAT32 else element_type.name

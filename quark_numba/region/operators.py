@@ -31,8 +31,8 @@ def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> li
     if None in shapes:
         return [Tensor(FLOAT32, None)]
     shape: list[int | None] = []
-    for place in range(-max(len(each) for each in shapes if each is not None), 0):
-        lengths = {each[place] for each in shapes if each is not None and len(each) >= -place} - {1}
+    for place in range(-max(len(operand) for operand in shapes if operand is not None), 0):
+        lengths = {operand[place] for operand in shapes if operand is not None and len(operand) >= -place} - {1}
         known = lengths - {None}
         if len(known) > 1:
             raise ValueError(f"inputs have shapes {shapes}, which do not go together")
@@ -54,7 +54,6 @@ OPERATORS = (
         family="region",
         domain=OWN_DOMAIN,
         name="Region",
-        since_version=1,
         operation="region",
         doc="y is what a program of elementwise steps gives of the inputs, which broadcast.",
         types={"T1": ELEMENT_TYPES, "T2": (FLOAT32,)},
@@ -82,7 +81,6 @@ OPERATORS = (
         infer=_infer,
         faults=FAULTS,
         formats={"float32": FLOAT32},
-        format_of=lambda types, attributes: "float32",
         column="T2",
         like=_like,
     ),

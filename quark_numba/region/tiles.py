@@ -23,13 +23,11 @@ _RUN_WORDS = 3
 _width = jit.function(tile_width)
 
 
-def columns_a_chunk(block: int, rows: int) -> int:
+@jit.function
+def _columns_a_chunk(block: int, rows: int) -> int:
     """Return the number of columns of `rows` rows that one call of a task does."""
     width = _width(block)
     return width * max(1, CHUNK // (width * rows))
-
-
-_columns_a_chunk = jit.function(columns_a_chunk)
 
 
 def count_chunks(size: int, block: int, length: int, inner: int) -> int:

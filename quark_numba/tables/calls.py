@@ -59,11 +59,11 @@ def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:
     from .kernels import NUMBERS, fill_kernel
 
     arrays = float32_arrays(**dict(zip(INPUTS[rule.operation], inputs, strict=True)))
-    shapes = [each.shape for each in arrays]
+    shapes = [array.shape for array in arrays]
     fault, axis, rows, entries, inner = shape_of(rule.is_nearest, rule.axis, shapes[0], shapes[1], shapes[-1])
     if fault:
         raise ValueError(rule.message(fault, axis, shapes))
-    x, *given = (flat(each, FLOAT32) for each in arrays)
+    x, *given = (flat(array, FLOAT32) for array in arrays)
     y = np.empty(shapes[0], np.float32)
     if not x.size:
         return y

@@ -12,8 +12,10 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
+from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
+from ..linear.kernels import signed
 from .arithmetic import LAST, STEP
 from .granularity import TOGETHER
 
@@ -34,9 +36,6 @@ TILE = 1 << 11
 # The record that a node's tasks share: addresses of the tensors' elements and of the table; the elements of x, those of a row
 # that lie side by side, the rows and the entries of each.
 WORK = np.dtype([(name, np.int64) for name in ("x", "y", "table", "size", "inner", "rows", "entries")])
-
-# The type of a counter that is passed to functions: see linear.kernels.
-signed = np.intp if jit.JIT_ENABLED else int
 
 
 @jit.inline
@@ -140,22 +139,6 @@ def fill(
     return bool(are_valid)
 
 
-def serial_kernel(key: str) -> Any:
-    """Return the kernel (x, table, y, inner, rows, entries) -> None. The arrays are flat and contiguous."""
-    return jit.kernel(serial, f"serial_table_{key}", types.void(*_ARGUMENTS), convert_rows=_run(key))
-
-
-def parallel_kernel(key: str) -> Any:
-    """Return the kernel (x, table, y, inner, rows, entries, slices) -> None."""
-    signature = types.void(*_ARGUMENTS, types.intp)
-    return jit.kernel(parallel, f"parallel_table_{key}", signature, parallel=True, convert_rows=_run(key))
-
-
-def task_function(key: str) -> Any:
-    """Return the C function void (int64_t work, size_t index) that ONNX Runtime's threads call."""
-    return jit.c_function(task, f"task_table_{key}", types.void(types.int64, types.intp), convert_rows=_run(key))
-
-
 @functools.cache
 def fill_kernel() -> Any:
     """Return the kernel of `fill`."""
@@ -165,9 +148,14 @@ def fill_kernel() -> Any:
 
 
 @functools.cache
-def _run(key: str) -> Any:
-    return jit.expand(run, compare=jit.inline(steps, step=STEP[key]), last=LAST[key])
+def _names(key: str) -> dict[str, Any]:
+    return {"convert_rows": jit.expand(run, compare=jit.inline(steps, step=STEP[key]), last=LAST[key])}
 
 
+# Flat and contiguous arrays.
 _READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
 _ARGUMENTS = (_READ, _READ, _WRITTEN, types.intp, types.intp, types.intp)
+
+serial_kernel, parallel_kernel, task_function = forms(
+    (serial, parallel, task), lambda key: f"table_{key}", lambda key: _ARGUMENTS, _names
+)

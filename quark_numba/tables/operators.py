@@ -25,34 +25,30 @@ def operator(
 
     def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         """y is like x."""
-        found = rule(operation, attributes)
-        shapes = [each.shape if each else None for each in tensors]
+        applied = rule(operation, attributes)
+        shapes = [tensor.shape if tensor else None for tensor in tensors]
         x, table, last = shapes[0], shapes[1], shapes[-1]
         if x is not None and table is not None and last is not None:
             # An unknown number of rows is replaced by 1, which always fits, and an unknown dimension of x by one that fits.
             known = [[1 if length is None else length for length in shape] for shape in (table, last)]
-            rows = shape_of(found.is_nearest, found.axis, (), *known)[2]
+            rows = shape_of(applied.is_nearest, applied.axis, (), *known)[2]
             of_x = [rows if length is None else length for length in x]
-            fault, axis, *_ = shape_of(found.is_nearest, found.axis, of_x, *known)
+            fault, axis, *_ = shape_of(applied.is_nearest, applied.axis, of_x, *known)
             if fault:
-                raise ValueError(found.message(fault, axis, [*map(shape_text, shapes)]))
+                raise ValueError(applied.message(fault, axis, [*map(shape_text, shapes)]))
         return [Tensor(FLOAT32, x)]
 
     return Operator(
         family="tables",
         domain=domain,
         name=name,
-        since_version=1,
         operation=operation,
         doc=doc,
         types={"T": (FLOAT32,)},
-        inputs=tuple(Parameter(each, "T", _DOCS[each]) for each in INPUTS[operation]),
-        outputs=(Parameter("y", "T", "Of the shape of x."),),
+        inputs=tuple(Parameter(name, "T", _DOCS[name]) for name in INPUTS[operation]),
         attributes=tuple(attributes),
         call=lambda *arrays, **attributes: convert(rule(operation, attributes), *arrays),
         infer=infer,
         faults=FAULTS[operation],
         formats={format_name: None},
-        format_of=lambda types, attributes: format_name,
-        column="T",
     )

@@ -32,7 +32,6 @@ def declared(name, inputs, outputs, attributes, call, infer):
         family="toy",
         domain="toy",
         name=name,
-        since_version=1,
         operation=name.lower(),
         doc=f"{name}, for tests.",
         types={"T": (FLOAT32,)},
@@ -43,8 +42,6 @@ def declared(name, inputs, outputs, attributes, call, infer):
         infer=infer,
         faults={1: "x has shape {x_shape}; expected a dimension"},
         formats={"float32": FLOAT32},
-        format_of=lambda types, attributes: "float32",
-        column="T",
     )
 
 

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from . import elf
 
 
 class Machine(NamedTuple):
-    """A processor: its type and subtype in Mach-O files, and its code, which is the same as on Linux."""
+    """A processor: its type and subtype in Mach-O files, and its code (a function of address and argument), as on Linux."""
 
     cpu_type: int
     cpu_subtype: int
-    linux: elf.Machine
-
-    def code(self, address: int, argument: int) -> bytes:
-        return self.linux.code(address, argument)
+    code: Callable[[int, int], bytes]
 
 
 # By the processor that the process runs on.
 MACHINES = {
-    "macos-x86_64": Machine(0x01000007, 3, elf.MACHINES["linux-x86_64"]),
-    "macos-arm64": Machine(0x0100000C, 0, elf.MACHINES["linux-aarch64"]),
+    "macos-x86_64": Machine(0x01000007, 3, elf.MACHINES["linux-x86_64"].code),
+    "macos-arm64": Machine(0x0100000C, 0, elf.MACHINES["linux-aarch64"].code),
 }
 
 # The larger one of the two processors' pages, to which segments are aligned, and the pages that the signature counts.

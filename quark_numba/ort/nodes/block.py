@@ -15,32 +15,25 @@ from ...block.operators import FORMATS
 from ...compiling import jit
 from ...compiling.intrinsics import array_at, record_at, stack
 from ...declaration import Operator, Overload, Tensor
-from ...linear.granularity import size_of
 from . import context
 
-STATE = np.dtype(
-    [
-        *context.STATE,
-        ("axis", np.int64),
-        ("is_microexponent", np.int64),
-        # NVIDIA's operators take whole blocks only; they may have an input with the scale of the tensor, and return scales.
-        ("is_of_whole_blocks", np.int64),
-        ("has_tensor_scale", np.int64),
-        ("has_codes", np.int64),
-        *((name, np.int64) for name in Blocks._fields),
-    ]
+STATE = context.state_dtype(
+    "axis",
+    "is_microexponent",
+    # NVIDIA's operators take whole blocks only; they may have an input with the scale of the tensor, and return scales.
+    "is_of_whole_blocks",
+    "has_tensor_scale",
+    "has_codes",
+    *Blocks._fields,
 )
 NUMBERS = ("axis", "block_size")
 
 # See `settle`. All formats but block floating point have the first two alone.
 FREE = ("axis", "block_size", "bit_width", "sub_block_size", "sub_block_shift_bits")
 
-# Up to this many elements are left to one thread, which is done before a second one would have woken up.
-SERIAL_SIZE = 1 << 14
-
+COST = 4  # of an element, see `context.is_small`
 WORK_WORDS = WORK.itemsize // 8
 
-_size = jit.function(size_of)
 _block_shape = jit.function(granularity.block_shape)
 _whole_block_shape = jit.function(granularity.whole_block_shape, block_shape=_block_shape)
 _steps = jit.function(formats.steps)
@@ -51,8 +44,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     """The kernel's key, the axis and the numbers of the format. Raises ValueError for wrong attributes."""
     numbers = {"axis": attributes["axis"]}
     if operator.newest_name in FORMATS:
-        of_format = {name: value for name, value in attributes.items() if name != "axis"}
-        key, blocks = FORMATS[operator.newest_name](overload.inputs[0], **of_format)
+        key, blocks = FORMATS[operator.newest_name](overload.inputs[0], **attributes)
         numbers["is_microexponent"] = key.is_microexponent
     else:
         operator.infer([Tensor(element_type, None) for element_type in overload.inputs], attributes)
@@ -85,10 +77,8 @@ def settle(state_address: int, values_address: int) -> int:
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    values, shapes = array_at(stack(2), 2, np.int64), array_at(stack(4), 4, np.int64)
-    count = 1 + state.has_tensor_scale
-    has_many = context.inputs_of(state, context_address, count, values, shapes, stack(2 * context.MAX_RANK))
-    x_shape = array_at(shapes[0], shapes[1], np.int64)
+    has_many, values, shapes = context.inputs(state, context_address, 1 + state.has_tensor_scale, 2)
+    x_shape = context.shape_at(shapes, 0)
     if state.is_of_whole_blocks:
         fault, length, inner = _whole_block_shape(x_shape, state.axis, state.block)
     else:
@@ -97,15 +87,12 @@ def compute(state_address: int, context_address: int) -> int:
     work = record_at(work_address, WORK)
     work.tensor_scale = np.float32(1)
     if state.has_tensor_scale:
-        scale_shape = array_at(shapes[2], shapes[3], np.int64)
-        if _size(scale_shape) == 1:
+        if context.size_of(context.shape_at(shapes, 1)) == 1:
             work.tensor_scale = array_at(context.data_of(state, values[1]), 1, np.float32)[0]
         elif fault == NO_FAULT:
             fault = SCALE
     if has_many or fault != NO_FAULT:
-        numbers = array_at(stack(2), 2, np.int64)
-        numbers[0], numbers[1] = state.axis, state.block
-        return context.fault_status(state, has_many, fault, array_at(shapes.ctypes.data, 2 * count, np.int64), numbers)
+        return context.fault_status(state, has_many, fault, shapes, context.words(state.axis, state.block))
     status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
     if status:
         return status
@@ -118,16 +105,15 @@ def compute(state_address: int, context_address: int) -> int:
         if status:
             return status
         work.scales = context.data_of(state, scales)
-    size = _size(x_shape)
+    size = context.size_of(x_shape)
     if size == 0:
         return status
     work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
     work.size, work.length, work.inner, work.has_failed = size, length, inner, 0
     work.block, work.sub_block, work.max_shift, work.drop = state.block, state.sub_block, state.max_shift, state.drop
     work.lowest, work.highest, work.rounding_mode = state.lowest, state.highest, state.rounding_mode
-    is_serial = size <= SERIAL_SIZE
-    work.parts = 1 if is_serial else (size + CHUNK - 1) // CHUNK
-    status = context.run_tasks(state, context_address, work_address, work.parts, is_serial)
+    work.parts = 1 if context.is_small(COST * size) else (size + CHUNK - 1) // CHUNK
+    status = context.run_tasks(state, context_address, work_address, work.parts, COST * size)
     if status == 0 and work.has_failed:
         return context.no_memory(state)
     return status

@@ -68,7 +68,7 @@ def state_dtype(*fields: Any) -> np.dtype[Any]:
 
 def fill(state: Any, numbers: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
     """Set fields of a state: to numbers, and to the addresses of C functions, which are 0 for None."""
-    addresses = {name: _addresses(each) for name, each in functions.items()}
+    addresses = {name: _addresses(function) for name, function in functions.items()}
     for name, value in {**numbers, **addresses}.items():
         if isinstance(value, tuple):
             state[name][: len(value)] = value  # the rest stays 0
@@ -184,10 +184,10 @@ def is_small(cost: int) -> bool:
 
 
 @jit.inline
-def run_tasks(state: Any, context: int, work: int, count: int, is_serial: bool) -> int:
-    """Do `count` parts of the work at an address, on this thread if `is_serial`, else on the session's threads. Returns an
-    OrtStatus."""
-    if is_serial:
+def run_tasks(state: Any, context: int, work: int, count: int, cost: int) -> int:
+    """Do `count` parts of the work at an address, on this thread if the cost is small, else on the session's threads. Returns
+    an OrtStatus."""
+    if is_small(cost):
         for i in range(count):
             call(state.task, (work, i))
         return 0

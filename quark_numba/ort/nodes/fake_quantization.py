@@ -77,12 +77,14 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "inputs": most,
         "single": tuple(name in form.single or meaning.axis is None for name in form.parameters),
         "axis": meaning.axis if isinstance(meaning.axis, int) else NO_AXIS,
-        "kinds": tuple(KINDS[each] for each in overload.inputs),  # the rest is 0: the family's own operator has float32
+        "kinds": tuple(KINDS[row] for row in overload.inputs),  # the rest is 0: the family's own operator has float32
     }
-    for prefix, each in (("", meaning), ("fewer_", fewer)):
-        found = [each.parameters[name] for name in form.parameters]
-        numbers[f"{prefix}sources"] = tuple(one.number if isinstance(one, _Input) else 0 for one in found)
-        numbers[f"{prefix}values"] = tuple(0.0 if isinstance(one, _Input) else one for one in found)
+    for prefix, meant in (("", meaning), ("fewer_", fewer)):
+        parameters = [meant.parameters[name] for name in form.parameters]
+        numbers[f"{prefix}sources"] = tuple(
+            parameter.number if isinstance(parameter, _Input) else 0 for parameter in parameters
+        )
+        numbers[f"{prefix}values"] = tuple(0.0 if isinstance(parameter, _Input) else parameter for parameter in parameters)
     return context.Selection(key, numbers)
 
 
@@ -193,7 +195,7 @@ def compute(state_address: int, context_address: int) -> int:
         work.x, work.y = context.data_of(state, values[0]), context.data_of(state, y)
         work.numbers, work.size, work.inner, work.rows = made, size, inner, rows
         chunks = (size + CHUNK - 1) // CHUNK
-        status = context.run_tasks(state, context_address, work_address, chunks, context.is_small(COST * size))
+        status = context.run_tasks(state, context_address, work_address, chunks, COST * size)
     if rows > 1:
         release(memory)
     return status

@@ -21,7 +21,7 @@ FREE = ("epsilon",)
 COST = 4  # of an element, see `context.is_small`
 WORK_WORDS = WORK.itemsize // 8
 
-_instance_shape = jit.function(granularity.instance_shape)
+_instance_shape = jit.function(granularity.instance_shape, size_of=context.size_of)
 
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
@@ -39,8 +39,8 @@ def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
     has_many, values, shapes = context.inputs(state, context_address, 3, 3)
-    x_shape, scale_shape, bias_shape = (context.shape_at(shapes, 0), context.shape_at(shapes, 1), context.shape_at(shapes, 2))
-    fault, instances, channels, length = _instance_shape(x_shape, scale_shape, bias_shape)
+    scale_shape, bias_shape = context.shape_at(shapes, 1), context.shape_at(shapes, 2)
+    fault, instances, channels, length = _instance_shape(context.shape_at(shapes, 0), scale_shape, bias_shape)
     if has_many or fault != NO_FAULT:
         return context.fault_status(state, has_many, fault, shapes, context.words(0, 0))
     status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
@@ -54,4 +54,4 @@ def compute(state_address: int, context_address: int) -> int:
     work.instances, work.channels, work.length = instances, channels, length
     work.epsilon, work.part = state.epsilon, part_of(instances, length, state.threads)
     parts = (instances + work.part - 1) // work.part
-    return context.run_tasks(state, context_address, work_address, parts, context.is_small(COST * size))
+    return context.run_tasks(state, context_address, work_address, parts, COST * size)

@@ -13,15 +13,7 @@ from ...declaration import Operator, Overload
 from ...recurrent import fixed_point, granularity
 from ...recurrent.fixed_point import LAYER, OPERANDS, layer_of
 from ...recurrent.granularity import DIRECTIONS, GATES, NO_FAULT
-from ...recurrent.kernels import (
-    ENCODE_INPUTS,
-    ENCODE_WEIGHTS,
-    PHASES,
-    WORK,
-    count_parts,
-    count_weight_words,
-    count_words,
-)
+from ...recurrent.kernels import ENCODE_INPUTS, ENCODE_WEIGHTS, PHASES, WORK, count_parts, count_weight_words, count_words
 from . import context
 
 STATE = context.state_dtype(
@@ -135,6 +127,6 @@ def compute(state_address: int, context_address: int) -> int:
         work.phase = phase
         parts = count_parts(phase, steps, batch, hidden)
         if status == 0:
-            status = context.run_tasks(state, context_address, work_address, parts, context.is_small(COST * size))
+            status = context.run_tasks(state, context_address, work_address, parts, COST * size)
     release(memory)
     return status

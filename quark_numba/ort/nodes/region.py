@@ -26,32 +26,26 @@ from ...region.source import buffers_size
 from . import context
 from .context import MAX_RANK
 
-STATE = np.dtype(
-    [
-        *context.STATE,
-        ("run", np.int64),  # the C function of the program
-        ("count", np.int64),  # the number of inputs
-        ("streams", np.int64),  # the number of inputs with more than one element
-        # For each input: its axis (granularity.OPERAND for an operand); whether it has one element; the C function that
-        # converts it to the program's type, or 0; the bytes of an element in that type, 0 for an input of one element.
-        *((name, np.int64, MOST_INPUTS) for name in ("axes", "scalars", "widen", "itemsizes")),
-        # About the steps of block formats; 0 if the program has none.
-        ("block", np.int64),  # elements in a block
-        ("group", np.int64),  # the rows of a tile are a multiple of it
-        ("axis", np.int64),  # the axis that is cut into blocks
-        ("formats", np.int64),  # the number of these steps
-        ("buffers_size", np.int64),  # bytes of the program's buffers, if it has such steps
-        ("functions", np.int64, 2 * MOST_STEPS),  # for each such step two C functions: `prepare`, and the task for any blocks
-        ("layout", np.int64),  # channels in a block of the blocked layout; 0 if tensors are not in that layout
-        ("channels", np.int64),  # in that layout: the channels of y without padding; 0 if there is no padding
-    ]
+STATE = context.state_dtype(
+    "run",  # the C function of the program
+    "count",  # the number of inputs
+    "streams",  # the number of inputs with more than one element
+    # For each input: its axis (granularity.OPERAND for an operand); whether it has one element; the C function that converts it
+    # to the program's type, or 0; the bytes of an element in that type, 0 for an input of one element.
+    *((name, np.int64, MOST_INPUTS) for name in ("axes", "scalars", "widen", "itemsizes")),
+    # About the steps of block formats; 0 if the program has none.
+    "block",  # elements in a block
+    "group",  # the rows of a tile are a multiple of it
+    "axis",  # the axis that is cut into blocks
+    "formats",  # the number of these steps
+    "buffers_size",  # bytes of the program's buffers, if it has such steps
+    ("functions", np.int64, 2 * MOST_STEPS),  # for each such step two C functions: `prepare`, and the task for any blocks
+    "layout",  # channels in a block of the blocked layout; 0 if tensors are not in that layout
+    "channels",  # in that layout: the channels of y without padding; 0 if there is no padding
 )
 NUMBERS = ("input", "axis", "channels")
 
-# Up to this many elements are left to one thread, which is done before a second one would have woken up. A step takes less time
-# than a quantization alone.
-SERIAL_SIZE = 1 << 14
-
+COST = 4  # of an element, see `context.is_small`. A step takes less time than a quantization alone.
 WORK_WORDS = WORK.itemsize // 8
 AXES_AT, SCALARS_AT, WIDEN_AT, ITEMSIZES_AT, FUNCTIONS_AT = (
     STATE.fields[name][1]  # type: ignore[index]
@@ -73,11 +67,11 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     inputs, steps, formats = program.inputs, program.block_steps, program.blocks
     numbers = {
         "count": len(inputs),
-        "streams": sum(not each.is_scalar for each in inputs),
+        "streams": sum(not x.is_scalar for x in inputs),
         "axes": tuple(OPERAND if axis is None else axis for axis in program.axes),
-        "scalars": tuple(each.is_scalar for each in inputs),
+        "scalars": tuple(x.is_scalar for x in inputs),
         "itemsizes": tuple(
-            0 if each.is_scalar else np.dtype(dtype).itemsize for each, dtype in zip(inputs, input_dtypes(program), strict=True)
+            0 if x.is_scalar else np.dtype(dtype).itemsize for x, dtype in zip(inputs, input_dtypes(program), strict=True)
         ),
         # All steps of block formats have the same block and axis.
         "block": formats[0].block if formats else 0,
@@ -95,7 +89,7 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
     """The C functions of the state."""
     formats = [step.block_format for step in key.block_steps]
     return {
-        "task": tiles.chunk_function() if formats else chunk_function(),
+        "task": tiles.chunk_function() if formats else chunk_function(),  # in place of the kernel, which is in `run`
         "run": TABLE[key].task,
         "functions": tuple(
             function
@@ -103,8 +97,8 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
             for function in (prepare_function(block_key, blocks), BLOCK_TABLE[block_key].task)
         ),
         "widen": tuple(
-            None if axis is None else widen_function(each.element_type, dtype)
-            for each, axis, dtype in zip(key.inputs, key.axes, input_dtypes(key), strict=True)
+            None if axis is None else widen_function(x.element_type, dtype)
+            for x, axis, dtype in zip(key.inputs, key.axes, input_dtypes(key), strict=True)
         ),
     }
 
@@ -116,17 +110,13 @@ def compute(state_address: int, context_address: int) -> int:
     axes, scalars = array_at(state_address + AXES_AT, count, np.int64), array_at(state_address + SCALARS_AT, count, np.int64)
     itemsizes = array_at(state_address + ITEMSIZES_AT, count, np.int64)
     widen = array_at(state_address + WIDEN_AT, count, np.int64)
-    ranks, values = array_at(stack(count), count, np.int64), array_at(stack(count), count, np.int64)
-    shapes = array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
-    found, room = array_at(stack(2), 2, np.int64), stack(MAX_RANK)
-    has_many: Any = np.bool_(False)  # not False, see `context.inputs_of`
+    has_many, values, given_shapes = context.inputs(state, context_address, count, count)
+    ranks, shapes = array_at(stack(count), count, np.int64), array_at(stack(MAX_RANK * count), MAX_RANK * count, np.int64)
     for k in range(count):
-        values[k] = context.input_of(state, context_address, k)
-        has_many |= context.shape_of(state, values[k], found, room)
-        ranks[k] = found[1]
-        dimensions = array_at(found[0], found[1], np.int64)
-        for d in range(found[1]):
-            shapes[MAX_RANK * (k + 1) - found[1] + d] = dimensions[d]
+        dimensions = context.shape_at(given_shapes, k)
+        ranks[k] = dimensions.size
+        for d in range(dimensions.size):
+            shapes[MAX_RANK * (k + 1) - dimensions.size + d] = dimensions[d]
 
     shape = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     fault: Any = np.int64(NO_FAULT)
@@ -141,10 +131,8 @@ def compute(state_address: int, context_address: int) -> int:
     if fault == NO_FAULT:
         fault, wrong, rank = _y_shape(shapes, ranks, axes, scalars, shape)
     y_shape = shape.ctypes.data + 8 * (MAX_RANK - rank)
-    found[0], found[1] = shapes.ctypes.data + 8 * (MAX_RANK * (wrong + 1) - ranks[wrong]), ranks[wrong]
-    size = np.int64(1)
-    for d in range(MAX_RANK - rank, MAX_RANK):
-        size *= shape[d]
+    wrong_shape = context.words(shapes.ctypes.data + 8 * (MAX_RANK * (wrong + 1) - ranks[wrong]), ranks[wrong])
+    size = context.size_of(array_at(y_shape, rank, np.int64))
     length: Any = np.int64(0)
     inner: Any = np.int64(0)
     lanes: Any = np.int64(0)
@@ -156,7 +144,7 @@ def compute(state_address: int, context_address: int) -> int:
     elif fault == NO_FAULT and state.block:
         no_axis, length, inner = _block_shape(array_at(y_shape, rank, np.int64), state.axis, state.block)
         if no_axis != NO_FAULT:
-            fault, found[0], found[1] = AXIS, y_shape, rank
+            fault, wrong_shape[0], wrong_shape[1] = AXIS, y_shape, rank
         elif inner == 1:
             # A block is consecutive in memory, as the channels of one place are in the blocked layout. So y is taken for one
             # image with a place for each block, or, if the last block of an axis is short, with a place for each axis.
@@ -166,11 +154,11 @@ def compute(state_address: int, context_address: int) -> int:
     if lanes and state.channels:
         own_lanes = state.channels - (shape[MAX_RANK - 4] - 1) * lanes
         if own_lanes <= 0 or own_lanes > lanes:
-            fault, found[0], found[1] = CHANNELS, y_shape, rank
+            fault, wrong_shape[0], wrong_shape[1] = CHANNELS, y_shape, rank
     if has_many or fault != NO_FAULT:
         numbers = array_at(stack(3), 3, np.int64)
         numbers[0], numbers[1], numbers[2] = wrong, state.axis, state.channels
-        return context.fault_status(state, has_many, fault, found, numbers)
+        return context.fault_status(state, has_many, fault, wrong_shape, numbers)
 
     given, given_rank = y_shape, rank  # to ONNX Runtime
     if state.layout and rank == 5:
@@ -219,7 +207,7 @@ def compute(state_address: int, context_address: int) -> int:
         chunks = (size + CHUNK - 1) // CHUNK
         if state.block:
             chunks = _count_tile_chunks(work.size, state.block, length, inner)
-        status = context.run_tasks(state, context_address, work_address, chunks, size <= SERIAL_SIZE)
+        status = context.run_tasks(state, context_address, work_address, chunks, COST * size)
     for k in range(count):
         if widened[k]:
             release(widened[k])

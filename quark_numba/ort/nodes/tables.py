@@ -16,21 +16,9 @@ from ...tables.granularity import NO_FAULT, THRESHOLD
 from ...tables.kernels import CHUNK, WORK
 from . import context
 
-STATE = np.dtype(
-    [
-        *context.STATE,
-        ("is_nearest", np.int64),
-        ("axis", np.int64),
-        ("first", np.float32),
-        ("second", np.float32),
-    ]
-)
+STATE = context.state_dtype("is_nearest", "axis", ("first", np.float32), ("second", np.float32))
 NUMBERS = ("axis",)
 
-# Up to this many comparisons are left to one thread, which is done before a second one would have woken up.
-SERIAL_SIZE = 1 << 17
-
-INPUTS = 3
 WORK_WORDS = WORK.itemsize // 8
 
 _shape_of = jit.function(granularity.shape_of)
@@ -40,30 +28,24 @@ _fill = jit.function(kernels.fill)
 
 def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]) -> context.Selection:
     """The kernel's key, and what the node does. Raises ValueError for wrong attributes."""
-    found = rule(operator.operation, attributes)
-    numbers = {"is_nearest": found.is_nearest, "axis": found.axis, "first": found.first, "second": found.second}
-    return context.Selection(found.operation, numbers)
+    applied = rule(operator.operation, attributes)
+    numbers = {"is_nearest": applied.is_nearest, "axis": applied.axis, "first": applied.first, "second": applied.second}
+    return context.Selection(applied.operation, numbers)
 
 
 def compute(state_address: int, context_address: int) -> int:
     """OrtCustomOp::KernelComputeV2: run the node. Returns an OrtStatus."""
     state = record_at(state_address, STATE)
-    values, shapes = array_at(stack(INPUTS), INPUTS, np.int64), array_at(stack(2 * INPUTS), 2 * INPUTS, np.int64)
-    shapes[:] = 0  # messages read that of the third input, too
     is_nearest = state.is_nearest != 0
     count = np.int64(3) if is_nearest else np.int64(2)
-    has_many = context.inputs_of(state, context_address, count, values, shapes, stack(INPUTS * context.MAX_RANK))
-    x_shape, table_shape = array_at(shapes[0], shapes[1], np.int64), array_at(shapes[2], shapes[3], np.int64)
-    last_shape = array_at(shapes[2 * count - 2], shapes[2 * count - 1], np.int64)
+    has_many, values, shapes = context.inputs(state, context_address, count, 3)
+    x_shape, table_shape = context.shape_at(shapes, 0), context.shape_at(shapes, 1)
+    last_shape = context.shape_at(shapes, count - 1)
     fault, axis, given_rows, given_entries, inner = _shape_of(is_nearest, state.axis, x_shape, table_shape, last_shape)
-    numbers = array_at(stack(1), 1, np.int64)
-    numbers[0] = axis
     if has_many or fault != NO_FAULT:
-        return context.fault_status(state, has_many, fault, shapes, numbers)
+        return context.fault_status(state, has_many, fault, shapes, context.words(axis, 0))
     status, y = context.output_of(state, context_address, 0, shapes[0], shapes[1])
-    size = np.int64(1)
-    for d in range(x_shape.size):
-        size *= x_shape[d]
+    size = context.size_of(x_shape)
     if status or size == 0:
         return status
 
@@ -81,8 +63,8 @@ def compute(state_address: int, context_address: int) -> int:
         work.x, work.y, work.table = context.data_of(state, values[0]), context.data_of(state, y), memory
         work.size, work.inner, work.rows, work.entries = size, inner, rows, entries
         chunks = (size + CHUNK - 1) // CHUNK
-        status = context.run_tasks(state, context_address, work_address, chunks, size * columns <= SERIAL_SIZE)
+        status = context.run_tasks(state, context_address, work_address, chunks, size * columns // 2)
     else:
-        status = context.fault_status(state, False, THRESHOLD, shapes, numbers)
+        status = context.fault_status(state, False, THRESHOLD, shapes, context.words(axis, 0))
     release(memory)
     return status
