@@ -27,6 +27,14 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
+def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of graphs, each before those of its subgraphs."""
+    for graph in graphs:
+        for node in graph.node:
+            yield node
+            yield from nodes(*subgraphs(node))
+
+
 def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
     """All graphs of a model: the main one, local functions, those of a training, and the graphs in nodes of these."""
     training = (graph for each in model.training_info for graph in (each.initialization, each.algorithm))
@@ -85,16 +93,6 @@ def load_tensors(
             raise ModelError(f"{name}: tensor {tensor.name}: {error}") from None
 
 
-def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:
-    """Return the tensor with its elements, which may be in a file of the folder. Raise ModelError if they cannot be read."""
-    if uses_external_data(tensor):
-        model = onnx.ModelProto()
-        model.graph.initializer.append(tensor)
-        load_tensors(model, folder)
-        return model.graph.initializer[0]
-    return tensor
-
-
 def _read(tensor: onnx.TensorProto, folder: str) -> None:
     external_data_helper.load_external_data_for_tensor(tensor, folder)
     tensor.data_location = onnx.TensorProto.DEFAULT
@@ -128,7 +126,7 @@ def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> 
         tensor.external_data.add(key=key, value=str(value))
 
 
-def check_is_whole(model: onnx.ModelProto, leave: Container[str] = ()) -> None:
+def check_is_whole(model: onnx.ModelProto, leave: Container[str]) -> None:
     """Raise ModelError if a tensor other than the initializers in `leave` is in a file: the author of the model might name any
     file that this process can read."""
     for tensor in _external(model, leave):

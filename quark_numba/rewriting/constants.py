@@ -115,11 +115,7 @@ def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known
 
 
 def _outputs(
-    graph: Graph,
-    node: Node,
-    inputs: Sequence[ir.TensorProtocol | None],
-    meaning: Meaning[Operand] | None,
-    known: Known,
+    graph: Graph, node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None, known: Known
 ) -> Sequence[ir.TensorProtocol]:
     """Return the outputs of a node for constant inputs. Raise Left if the node is not valid."""
     x, *others = inputs
@@ -134,11 +130,7 @@ def _outputs(
 
 
 def _lazily(
-    graph: Graph,
-    node: Node,
-    x: ir.TensorProtocol,
-    others: Sequence[ir.TensorProtocol | None],
-    meaning: Meaning[Operand] | None,
+    graph: Graph, node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None
 ) -> ComputedTensor | None:
     """Return the output of a node as a tensor that is computed when it is read. None: it is small, or it is not known how its
     rows are computed apart. Raise Left if the node is not valid."""

@@ -9,7 +9,7 @@ from ..declaration import Dequantize, DynamicQuantize
 from ..element_types import FLOAT32
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
-from .nodes import Left, Node, Operand
+from .nodes import Left, Node, Operand, have_same_bits
 from .pairs import FUSED, SHARED
 
 
@@ -74,7 +74,7 @@ def _is_same_number(one: Operand, other: Operand) -> bool:
     """Whether two scales of one element are the same. One may be a scalar, and the other have a dimension."""
     if one.is_same(other):
         return True
-    arrays = one.array, other.array
-    if arrays[0] is None or arrays[1] is None or arrays[0].size != 1 or arrays[1].size != 1:
+    numbers = one.array, other.array
+    if numbers[0] is None or numbers[1] is None or numbers[0].size != 1:
         return False
-    return arrays[0].dtype == arrays[1].dtype and arrays[0].tobytes() == arrays[1].tobytes()
+    return have_same_bits(numbers[0].reshape(-1), numbers[1].reshape(-1))

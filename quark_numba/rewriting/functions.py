@@ -59,7 +59,10 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
     for graph in (model.graph, *(function.graph for function in functions.values())):
         for node in graph.all_nodes():
             if node.op_identifier() in wanted:
-                _complete(node, functions[node.op_identifier()])
+                # The inlined nodes need the outputs that a call omits, as values without names, and name them.
+                node.resize_outputs(max(len(functions[node.op_identifier()].outputs), len(node.outputs)))
+                for output in node.outputs:
+                    output.name = output.name or None
     InlinePass(is_wanted)(model)
     for name in wanted:
         model.functions.pop(name, None)  # nothing calls it
@@ -115,10 +118,3 @@ def _make_names_unique(model: ir.Model, functions: Iterable[ir.Function]) -> Non
             if value.name:
                 value.name += tag
                 names.add(value.name)
-
-
-def _complete(call: ir.Node, function: ir.Function) -> None:
-    """Add the outputs that a call omits, as values without names. The inlined nodes need them, and name them."""
-    call.resize_outputs(max(len(function.outputs), len(call.outputs)))
-    for output in call.outputs:
-        output.name = output.name or None

@@ -155,7 +155,9 @@ class _Writing:
         shift, value, tensor = source.codes.shift(codes), source.node.x, self.graph.tensor(source.node.x)
         quantize = self.graph.node(value.producer())
         if tensor is not None and (shift or source.codes.element_type is not codes):
-            changed = self.shifted.setdefault((id(tensor), codes, shift), _shifted(tensor, codes, shift))
+            # Computed when it is read.
+            computed = mapped(tensor, lambda part, *_: (part.astype(np.int16) + shift).astype(codes.dtype), codes)
+            changed = self.shifted.setdefault((id(tensor), codes, shift), computed)
             value = self.graph.shared_constant(changed, self.graph.unused_name(f"{value.name}_codes"), match.node)
         elif quantize in self.made:
             value = self.made[quantize]
@@ -225,8 +227,3 @@ class _Writing:
             quantize.y.name, codes.name = None, name
         if quantize.node.graph:  # else it was removed with the last of its users
             self.graph.remove(quantize, REWRITTEN)
-
-
-def _shifted(tensor: ir.TensorProtocol, codes: ElementType, shift: int) -> ir.TensorProtocol:
-    """Return codes plus a number, in another type, which are computed when they are read."""
-    return mapped(tensor, lambda part, *_: (part.astype(np.int16) + shift).astype(codes.dtype), codes)

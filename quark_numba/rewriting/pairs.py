@@ -31,12 +31,7 @@ def rewrite(graph: Graph) -> None:
 
 def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> list[Node]:
     """Return the dequantize nodes behind a quantize node, in the order of the model, if one fused node can replace them all.
-
-    Raises
-    ------
-    Left
-        As in `Graph.followers`, or if a fused node would not return the same.
-    """
+    Raise Left as `Graph.followers` does, or if a fused node would not return the same."""
     found = graph.followers(node)
     first, *others = found
     dequantize = graph.affine(first)

@@ -171,18 +171,12 @@ def _implied_clip(form: Linear) -> tuple[float, float] | None:
 def _followers(graph: Graph, node: Node) -> list[Node]:
     """Return the dequantize nodes downstream of a quantize node. Raise Left if their parameters differ or are not constant."""
     followers = graph.followers(node)
-    meanings = [_affine(graph, follower) for follower in followers]
+    meanings = [graph.affine(follower) for follower in followers]
     if not all(meanings[0].has_same_parameters(other) for other in meanings[1:]):
         raise Left("the dequantize nodes downstream of it differ")
     for meaning in meanings:
         Linear(meaning)  # raises Left
     return followers
-
-
-def _affine(graph: Graph, node: Node) -> Affine[Operand]:
-    meaning = graph.meaning(node)
-    assert isinstance(meaning, Affine)
-    return meaning
 
 
 def _round_trip(
@@ -200,7 +194,7 @@ def _round_trip(
         )
     if not followers:
         return graph.as_function(node)
-    quantize, dequantize, behind = graph.as_function(node), graph.as_function(followers[0]), _affine(graph, followers[0])
+    quantize, dequantize, behind = graph.as_function(node), graph.as_function(followers[0]), graph.affine(followers[0])
 
     def two_steps(x: Array) -> Array:
         return dequantize(quantize(x))

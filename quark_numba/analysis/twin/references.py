@@ -60,7 +60,7 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
 
 def _forms(reference: Source) -> Iterator[Graph]:
     """Yield the reference as it is, and then as ONNX Runtime simplifies it. For that all its tensors are read."""
-    yield _graph(reference.lazy())
+    yield Graph(reference.lazy())
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     register(options)
@@ -69,11 +69,7 @@ def _forms(reference: Source) -> Iterator[Graph]:
     except Exception as error:  # ONNX Runtime cannot load the reference
         reraise_of_signal_handler(error)
         return
-    yield _graph(ir.from_proto(simplified))
-
-
-def _graph(model: ir.Model) -> Graph:
-    return Graph(model, keep_quantized_weights=False, qdq="float", regions=False, replaced=frozenset())
+    yield Graph(ir.from_proto(simplified))
 
 
 Place = tuple[str, str | None, int]

@@ -16,9 +16,10 @@ import onnx
 from onnx import external_data_helper, helper
 
 from ...element_types.tensors import from_tensor_proto
-from ...errors import ModelError, reraise_of_signal_handler
-from ...models import model_files, protos
+from ...errors import ModelError, errors_named
+from ...models import model_files
 from ...models.protos import used_names
+from ...rewriting.nodes import have_same_bits
 from ...running import sessions
 from ...running.inputs import inputs_of
 from .float_twin import Twin
@@ -46,13 +47,10 @@ class Segment:
     def run(self, values: Mapping[str, Any], *, quantized: bool) -> list[Any]:
         session = self._kept if quantized else self._session
         feeds = {name: values[name] for name in self.inputs}
-        try:
+        with errors_named("the model does not run", with_type=False):
             if self._numpy:
                 return session.run(self.outputs, feeds)
             return sessions.run_on_values(session, self.outputs, feeds)
-        except Exception as error:
-            reraise_of_signal_handler(error)
-            raise ModelError(f"the model does not run: {error}") from None
 
 
 # A part of a model: nodes, or a tensor that is rounded.
@@ -60,13 +58,15 @@ Part = Segment | Quantizer
 
 
 class Segments:
-    """The parts of a model in the order of execution. `weights` are its rounded constants, which exist before parts run."""
+    """The parts of a model in the order of execution."""
 
     def __init__(self, twin: Twin) -> None:
         self.twin = twin
         self.outputs = [each.name for each in twin.model.graph.output]
-        self.weights = [each for each in twin.quantizers if each.kind == "weight"]
-        self._weights = {name: each for each in self.weights for name in each.ys}
+        # The rounded constants, which exist before parts run.
+        self._weights = {
+            name: quantizer for quantizer in twin.quantizers if quantizer.kind == "weight" for name in quantizer.ys
+        }
         builder = _Builder(twin)
         self.inputs = [each for each in builder.inputs if each.name not in builder.initializers]
         self._constants = builder.constants_put_out()
@@ -146,7 +146,8 @@ class Segments:
             if isinstance(part, Quantizer):
                 if part in pending or part.x in new:
                     self.advance(part, values, config, quantized=quantized)
-                    if _same(new[part.ys[0]], base[part.ys[0]]):
+                    y = new[part.ys[0]]
+                    if isinstance(y, np.ndarray) and have_same_bits(y, base[part.ys[0]]):
                         for name in part.ys:
                             del new[name]
             elif any(name in new for name in part.inputs):
@@ -175,15 +176,6 @@ class _Values(dict[str, Any]):
         return (weight if rounding is None else rounding(weight)).astype(quantizer.dtype, copy=False)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return (
-        isinstance(one, np.ndarray)
-        and one.shape == other.shape
-        and one.dtype == other.dtype
-        and one.tobytes() == other.tobytes()
-    )
-
-
 def _clipped(x: Array, quantizer: Quantizer) -> Array:
     return x if quantizer.clip is None else np.clip(x, *(x.dtype.type(end) for end in quantizer.clip))
 
@@ -207,12 +199,10 @@ class _Builder:
         tapped = onnx.ModelProto()
         tapped.CopyFrom(self.twin.model)
         in_files = {each.name: each for each in tapped.graph.initializer if external_data_helper.uses_external_data(each)}
-        for values, without in (
-            (tapped.graph.initializer, [each for each in tapped.graph.initializer if each.name not in in_files]),
-            (tapped.graph.input, [each for each in tapped.graph.input if each.name not in in_files]),
-        ):
+        for values in (tapped.graph.initializer, tapped.graph.input):
+            in_memory = [value for value in values if value.name not in in_files]
             del values[:]
-            values.extend(without)
+            values.extend(in_memory)
         # For large tensors types are enough.
         tapped.graph.input.extend(
             helper.make_tensor_value_info(name, each.data_type, each.dims) for name, each in in_files.items()
@@ -229,7 +219,8 @@ class _Builder:
             if output.name in self.constant_nodes:
                 tensor = next((each.t for each in self.constant_nodes[output.name].attribute if each.name == "value"), None)
             if tensor is not None:
-                found[output.name] = from_tensor_proto(protos.in_memory(tensor, self.twin.folder))
+                with errors_named("the model", with_type=False):
+                    found[output.name] = from_tensor_proto(tensor, self.twin.folder)
         return found
 
     def parts(self) -> Iterator[Part]:
