@@ -21,9 +21,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(action=_evaluate)
     arguments.add_threads(parser)
     parser.add_argument(
-        "--labels",
-        metavar="KEY",
-        help="the array of right classes in the data; adds the accuracy of both models",
+        "--labels", metavar="KEY", help="the array of right classes in the data; adds the accuracy of both models"
     )
     parser.add_argument(
         "--top-k",

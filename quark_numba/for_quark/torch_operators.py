@@ -28,12 +28,7 @@ def bfp(tensor: torch.Tensor, bit_width: int, block_size: int, rounding_mode: in
 
 
 def bfp_prime(
-    tensor: torch.Tensor,
-    bit_width: int,
-    block_size: int,
-    sub_block_size: int,
-    sub_block_shift_bits: int,
-    rounding_mode: int,
+    tensor: torch.Tensor, bit_width: int, block_size: int, sub_block_size: int, sub_block_shift_bits: int, rounding_mode: int
 ) -> torch.Tensor:
     """Return the tensor rounded to MicroeXponents."""
     return _rounded(
@@ -85,12 +80,7 @@ def _like(tensor: torch.Tensor, *numbers: float) -> torch.Tensor:
 
 @functools.cache
 def _bfp_format(
-    method: str,
-    bit_width: int,
-    block_size: int,
-    rounding_mode: int,
-    sub_block_size: int = 1,
-    sub_block_shift_bits: int = 0,
+    method: str, bit_width: int, block_size: int, rounding_mode: int, sub_block_size: int = 1, sub_block_shift_bits: int = 0
 ) -> tuple[Key, Blocks]:
     return bfp_format(
         FLOAT32,
