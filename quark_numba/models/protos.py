@@ -51,10 +51,10 @@ def used_names(node: onnx.NodeProto) -> Iterator[str]:
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
         inner = {each.name for each in (*graph.input, *graph.initializer)}
-        for each in graph.node:
-            yield from (name for name in used_names(each) if name not in inner)
-            inner.update(each.output)
-        yield from (each.name for each in graph.output if each.name not in inner)
+        for inner_node in graph.node:
+            yield from (name for name in used_names(inner_node) if name not in inner)
+            inner.update(inner_node.output)
+        yield from (output.name for output in graph.output if output.name not in inner)
 
 
 def tensors(model: onnx.ModelProto, leave: Container[str] = ()) -> Iterator[onnx.TensorProto]:
@@ -62,14 +62,14 @@ def tensors(model: onnx.ModelProto, leave: Container[str] = ()) -> Iterator[onnx
     for graph in graphs(model):
         sparse = []
         if isinstance(graph, onnx.GraphProto):
-            yield from (each for each in graph.initializer if graph is not model.graph or each.name not in leave)
+            yield from (tensor for tensor in graph.initializer if graph is not model.graph or tensor.name not in leave)
             sparse += graph.sparse_initializer
         for node in graph.node:
             for attribute in node.attribute:
                 yield from (attribute.t, *attribute.tensors)
                 sparse += (attribute.sparse_tensor, *attribute.sparse_tensors)
-        for each in sparse:
-            yield from (each.values, each.indices)
+        for sparse_tensor in sparse:
+            yield from (sparse_tensor.values, sparse_tensor.indices)
 
 
 def load_tensors(
@@ -83,8 +83,8 @@ def load_tensors(
     """Read the external data of a model from a folder, except for the initializers in `leave` and, without `large`, for large
     initializers of the main graph. As in onnx, files elsewhere are refused. Raise ModelError if a tensor cannot be read."""
     staying = [] if large else [each for each in model.graph.initializer if each.name not in leave and nbytes(each) > _LARGE]
-    readers = [(each, _check_can_be_read) for each in staying if uses_external_data(each)]
-    readers += [(each, _read) for each in _external(model, {*leave, *(each.name for each in staying)})]
+    readers = [(tensor, _check_can_be_read) for tensor in staying if uses_external_data(tensor)]
+    readers += [(tensor, _read) for tensor in _external(model, {*leave, *(tensor.name for tensor in staying)})]
     for tensor, read in readers:
         try:
             read(tensor, os.fspath(folder))

@@ -87,7 +87,7 @@ class Values:
         inferred = self._infer(value).shape
         if inferred is not None or value.shape is None:
             return inferred
-        return [each if isinstance(each, int) else each.value for each in value.shape.dims]
+        return [dim if isinstance(dim, int) else dim.value for dim in value.shape.dims]
 
     def _infer(self, value: ir.Value) -> Inferred:
         """Return what onnx infers for a value of the main graph; nothing if onnx fails."""
@@ -171,7 +171,7 @@ class Operand:
     def is_same(self, other: Operand) -> bool:
         if self.value is other.value:
             return True
-        sizes = [tensor.nbytes for each in (self, other) if (tensor := each.graph.tensor(each.value))]
+        sizes = [tensor.nbytes for operand in (self, other) if (tensor := operand.graph.tensor(operand.value))]
         if len(sizes) < 2 or sizes[0] != sizes[1]:
             return False
         one, two = self.array, other.array
@@ -317,7 +317,7 @@ class Nodes(Values):
             if follower is None or at != index or not isinstance(self.meaning(follower), Dequantize):
                 raise Left(f"{what} are used by {full_name(user)}")
             found.append(follower)
-        return sorted(found, key=lambda each: each.place)
+        return sorted(found, key=lambda follower: follower.place)
 
     def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return a node as a function of its x. Its other inputs have to be constants. The function raises Left if x is not

@@ -52,7 +52,7 @@ class WhatIf(Experiment):
         self.mixes: list[Mix] = []
 
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
-        return {(str(self.places[quantizer]), each.name): own_noise(x, each.apply(x)) for each in self.formats}
+        return {(str(self.places[quantizer]), format_.name): own_noise(x, format_.apply(x)) for format_ in self.formats}
 
     def runs(self, values: Values) -> dict[Key, Callable[[], Comparison]]:
         return {
@@ -73,15 +73,15 @@ class WhatIf(Experiment):
         }
         effects = common(own.outputs)
         noise = {
-            (each, candidate.name): _noise_of(effects[str(self.places[each]), candidate.name])
-            for each, types in self.candidates.items()
+            (quantizer, candidate.name): _noise_of(effects[str(self.places[quantizer]), candidate.name])
+            for quantizer, types in self.candidates.items()
             for candidate in types
         }
         self.mixes = _line(self.candidates, elements, noise)
-        return [{self.places[each]: type_.name for each, type_ in mix.chosen.items()} for mix in self.mixes]
+        return [{self.places[quantizer]: type_.name for quantizer, type_ in mix.chosen.items()} for mix in self.mixes]
 
     def config(self, point: Point) -> Config:
-        types = {(self.places[each], type_.name): type_ for each, all_ in self.candidates.items() for type_ in all_}
+        types = {(self.places[quantizer], type_.name): type_ for quantizer, all_ in self.candidates.items() for type_ in all_}
         quantizers = self.segments.twin.quantizers
         return self.segments.quantized | {quantizers[place]: types[place, name].apply for place, name in point.items()}
 
@@ -91,11 +91,11 @@ class WhatIf(Experiment):
             quantizer = self.segments.twin.quantizers[tensor.place]
             if quantizer.kind == "activation":
                 signal = outcome.total.tensors[tensor.place].signal
-                noise = {each.name: outcome.own.noise[str(tensor.place), each.name] for each in self.formats}
+                noise = {format_.name: outcome.own.noise[str(tensor.place), format_.name] for format_ in self.formats}
             elif quantizer.floats is not None:
                 weight = quantizer.weight
                 signal = own_noise(weight, np.zeros_like(weight))
-                noise = {each.name: own_noise(weight, each.apply(weight)) for each in self.formats}
+                noise = {format_.name: own_noise(weight, format_.apply(weight)) for format_ in self.formats}
             else:
                 continue
             tensor.what_if |= {name: decibels(signal, of_format) for name, of_format in noise.items()}
@@ -131,11 +131,11 @@ def _line(
     chosen = {each: min(types, key=lambda type_: (noise[each, type_.name], type_.bits)) for each, types in options.items()}
 
     def bits() -> float:
-        return sum(elements[each] * type_.bits for each, type_ in chosen.items())
+        return sum(elements[quantizer] * type_.bits for quantizer, type_ in chosen.items())
 
     points = [Mix(bits(), dict(chosen))]
     # The next step of each tensor. A step changes only the next step of its own tensor.
-    steps = {each: _next(each, chosen[each], types, elements, noise) for each, types in options.items()}
+    steps = {quantizer: _next(quantizer, chosen[quantizer], types, elements, noise) for quantizer, types in options.items()}
     while any(steps.values()):
         _, quantizer, candidate = min((step for step in steps.values() if step), key=lambda step: step[0])
         chosen[quantizer] = candidate
@@ -159,13 +159,13 @@ def _next(
 ) -> tuple[float, Quantizer, Format] | None:
     """Return the cheapest step of a tensor: its price in noise per bit, the tensor and the new type; None if there is none."""
     prices = []
-    for each in types:
-        saved = elements[quantizer] * (present.bits - each.bits)
+    for candidate in types:
+        saved = elements[quantizer] * (present.bits - candidate.bits)
         if saved > 0:
-            prices.append(((noise[quantizer, each.name] - noise[quantizer, present.name]) / saved, quantizer, each))
+            prices.append(((noise[quantizer, candidate.name] - noise[quantizer, present.name]) / saved, quantizer, candidate))
     return min(prices, key=lambda price: price[0], default=None)
 
 
 def _noise_of(errors: Errors) -> float:
     """Return the noise of all outputs, each relative to its signal."""
-    return sum(each.noise / each.signal if each.signal else each.noise for each in errors.values())
+    return sum(sums.noise / sums.signal if sums.signal else sums.noise for sums in errors.values())

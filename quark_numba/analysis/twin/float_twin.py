@@ -75,9 +75,9 @@ def load(model: Model, name: str = "model", *, whole: bool = False) -> Source:
 
 def check(*sources: Source | None) -> None:
     """Raise ModelError if the file of a model, or one with tensors of it, was changed since it was first read."""
-    for each in sources:
-        if each is not None:
-            each.check()
+    for source in sources:
+        if source is not None:
+            source.check()
 
 
 def make_twin(model: Source, reference: Source | None = None) -> Twin:
@@ -91,15 +91,15 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
             _bypass(inner, find_quantizers(inner).quantizers)
             whole = model_files.without_elements(inner.model).graph.node
             kept = {index: node for index, node in enumerate(whole) if any(True for _ in subgraphs(node))}
-        codes = [each for each in found.quantizers if each.kind == "weight" and each.floats is None]
+        codes = [quantizer for quantizer in found.quantizers if quantizer.kind == "weight" and quantizer.floats is None]
         if reference is not None:
             use_reference(graph, found.quantizers, reference)
         _bypass(graph, [*found.quantizers, *found.nested])
-        for each in codes:
-            if each.floats is None:
+        for quantizer in codes:
+            if quantizer.floats is None:
                 why = "and the reference has no tensor for it" if reference is not None else "and there is no reference"
-                found.unmatched[each.name] = f"the model holds only its codes, {why}"
-            _set_weight(graph, each)
+                found.unmatched[quantizer.name] = f"the model holds only its codes, {why}"
+            _set_weight(graph, quantizer)
         used = {name for node in kept.values() for name in used_names(node)}
         initializers = graph.model.graph.initializers
         for name, value in list(initializers.items()):
