@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ..compiling.threads import number_of_processors
 from ..errors import ModelError
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.runs import Execution, Runner, Total, Work
-from ..running.threads import in_order, number_of_threads
+from ..running.threads import in_order
 from .experiments.experiment import Experiment, Found, Measured, Outcome, Point, Values
 from .experiments.formats import formats
 from .experiments.histograms import Histogram, Histograms
@@ -123,7 +124,7 @@ def analyze(
         raise ValueError(f'by is {by!r}; expected "tensor", "node" or "operator"')
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms)
-    analyzer = _Analyzer(recipe, threads=number_of_threads(execution.threads))
+    analyzer = _Analyzer(recipe, threads=execution.threads or number_of_processors())
     check_chosen(outputs, analyzer.segments.outputs)
     batches = open_batches(analyzer.segments.inputs, data)
     for experiment in analyzer.experiments:
