@@ -13,7 +13,7 @@ from onnx import helper
 from ..catalog import OPERATORS
 from ..declaration import Operator
 from ..dialects import refused
-from ..errors import ModelError
+from ..errors import errors_named
 from ..models import model_files
 from ..models.protos import subgraphs
 from ..rewriting.onnx_runtime import has_kernels, has_operator
@@ -44,10 +44,8 @@ def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
     this package has, by operator and element type. Subgraphs and local functions are included."""
     model = model_files.load(path, external_data=False)
     functions = {(function.domain, function.name) for function in model.functions}
-    try:
+    with errors_named(f"{path}: not a valid model", with_type=False):
         counts = Counter(key for graph in (model.graph, *model.functions) for key in _keys(graph, {}, functions))
-    except Exception as error:  # whatever an invalid model leads to
-        raise ModelError(f"{path}: not a valid model: {error}") from error
     return [
         QuantizationNodes(name, element_type, count, run_by) for (name, element_type, run_by), count in sorted(counts.items())
     ]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx import external_data_helper
 from onnx.external_data_helper import uses_external_data
 
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import ModelError, errors_named
 
 # Initializers of more bytes stay in their files until their elements are needed.
 _LARGE = 1 << 16
@@ -86,11 +86,8 @@ def load_tensors(
     readers = [(tensor, _check_can_be_read) for tensor in staying if uses_external_data(tensor)]
     readers += [(tensor, _read) for tensor in _external(model, {*leave, *(tensor.name for tensor in staying)})]
     for tensor, read in readers:
-        try:
+        with errors_named(f"{name}: tensor {tensor.name}", with_type=False):
             read(tensor, os.fspath(folder))
-        except Exception as error:
-            reraise_of_signal_handler(error)
-            raise ModelError(f"{name}: tensor {tensor.name}: {error}") from None
 
 
 def _read(tensor: onnx.TensorProto, folder: str) -> None:
@@ -111,12 +108,12 @@ def _check_can_be_read(tensor: onnx.TensorProto, folder: str) -> None:
     """Raise an exception unless the file of a tensor is one that onnx reads, and has all bytes of the tensor."""
     info, size = external_data_helper.ExternalDataInfo(tensor), nbytes(tensor)
     if info.length not in (None, size):
-        raise ModelError(f"it has {info.length} bytes in {info.location}; expected {size}")
+        raise ValueError(f"it has {info.length} bytes in {info.location}; expected {size}")
     last = onnx.TensorProto(name=tensor.name)
     refer(last, info.location, (info.offset or 0) + size - 1, 1)
     _read(last, folder)
     if len(last.raw_data) != 1:
-        raise ModelError(f"{info.location} ends within it")
+        raise ValueError(f"{info.location} ends within it")
 
 
 def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
@@ -145,10 +142,10 @@ def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.Te
 def locations(model: onnx.ModelProto, leave: Container[str] = ()) -> set[str]:
     """Return the files of external data, without those of initializers in `leave` alone. Raise ModelError for an entry that is
     not valid."""
-    found = set()
+    names = set()
     for tensor in _external(model, leave):
         try:
-            found.add(external_data_helper.ExternalDataInfo(tensor).location)
+            names.add(external_data_helper.ExternalDataInfo(tensor).location)
         except ValueError as error:
             raise ModelError(f"tensor {tensor.name}: {error}") from None
-    return found
+    return names

@@ -36,7 +36,7 @@ def rewrite(graph: Graph) -> None:
     version = graph.model.opset_imports.get("", 0)
     if graph.qdq != "auto" or graph.integers == "nowhere" or version < _FIRST_OPSET:
         return
-    found: dict[Node, Match] = {}  # by the quantize node behind it
+    matches: dict[Node, Match] = {}  # by the quantize node behind it
     for node in graph.model.graph.all_nodes():
         rule = RULES.get(node.op_type) if not node.domain else None
         if rule and (rule.domain, rule.name or node.op_type, "") not in graph.model.functions:
@@ -44,14 +44,14 @@ def rewrite(graph: Graph) -> None:
                 operator = rule.match(graph, node)
             except Left:
                 continue
-            found[operator.target.quantize] = operator
-    chosen = [match for group in _groups(found) if _is_faster(graph, group) for match in group]
+            matches[operator.target.quantize] = operator
+    chosen = [match for group in _groups(matches) if _is_faster(graph, group) for match in group]
     if chosen:
         graph.model.graph.sort()  # ONNX Runtime takes nodes in any order
         _Writing(graph, chosen).run()
 
 
-def _groups(found: Mapping[Node, Match]) -> Iterator[list[Match]]:
+def _groups(matches: Mapping[Node, Match]) -> Iterator[list[Match]]:
     """Yield the operators that codes connect, each group in the order of the model."""
     parents: dict[Any, Any] = {}
 
@@ -60,12 +60,12 @@ def _groups(found: Mapping[Node, Match]) -> Iterator[list[Match]]:
             value = parents[value]
         return value
 
-    for operator in found.values():
+    for operator in matches.values():
         for source in operator.sources:
             if not source.is_constant:
                 parents[root(source.node.x)] = root(operator.target.quantize.y)
     groups: dict[Any, list[Match]] = {}
-    for operator in found.values():
+    for operator in matches.values():
         groups.setdefault(root(operator.target.quantize.y), []).append(operator)
     yield from groups.values()
 

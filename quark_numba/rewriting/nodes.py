@@ -307,7 +307,7 @@ class Nodes(Values):
             raise Left(f"{what} are an output of its graph")
         if not value.uses():
             raise Left(f"nothing uses {unused}")
-        found = []
+        followers = []
         for user, at in value.uses():
             follower = self.node(user)
             if user.graph is not node.node.graph:
@@ -316,8 +316,8 @@ class Nodes(Values):
                 raise Left(f"{follower.full_name} behind it stays: {self.reasons[follower]}")
             if follower is None or at != index or not isinstance(self.meaning(follower), Dequantize):
                 raise Left(f"{what} are used by {full_name(user)}")
-            found.append(follower)
-        return sorted(found, key=lambda follower: follower.place)
+            followers.append(follower)
+        return sorted(followers, key=lambda follower: follower.place)
 
     def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return a node as a function of its x. Its other inputs have to be constants. The function raises Left if x is not

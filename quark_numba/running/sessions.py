@@ -107,8 +107,8 @@ def results(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Ar
     """Return the outputs of a session, also of one with types that numpy lacks."""
     if any(each.type.startswith("tensor(") and dtype_of(each.type) is None for each in session.get_outputs()):
         return run_on_values(session, outputs, feeds)
-    found: list[Any] = session.run(outputs, feeds)
-    return found
+    arrays: list[Any] = session.run(outputs, feeds)
+    return arrays
 
 
 def run_on_values(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Mapping[str, Any]) -> list[Any]:

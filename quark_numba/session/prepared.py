@@ -133,19 +133,19 @@ def _made(
         del model
         if helpers:
             ahead.wait(helpers, proto)
-    found = BlockedModel(None, 0, Counter())
+    in_blocks = BlockedModel(None, 0, Counter())
     if uses_blocks:
-        found = blocked(proto, options, providers, path=path, standard_ops=qdq == "float", **named)
-    for why, count in found.left.items():
+        in_blocks = blocked(proto, options, providers, path=path, standard_ops=qdq == "float", **named)
+    for why, count in in_blocks.left.items():
         left[REGION.full_name, f"not in the blocked layout: {why}"] += count
-    proto = found.model or proto
-    if path and found.model:
+    proto = in_blocks.model or proto
+    if path and in_blocks.model:
         for written in (path, f"{path}.data", os.path.join(os.path.dirname(path), "optimised.onnx")):
             os.remove(written)
         path = os.path.join(os.path.dirname(path), "blocked.onnx")
         Path(path).write_bytes(proto.SerializeToString())
     source = path or files.enter_context(model_files.session_source(proto, folder))
-    return Prepared(source, found.kept, left)
+    return Prepared(source, in_blocks.kept, left)
 
 
 def _has_integer_operators(options: onnxruntime.SessionOptions) -> bool:

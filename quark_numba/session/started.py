@@ -67,10 +67,10 @@ def _has_loaded(entry: Path, manifest: Mapping[str, Any], session_options: onnxr
     if content is None:
         return False
     try:
-        found = json.loads(content)
-        if session_options is not None and not options.replace_nothing(session_options, base64.b64decode(found["probe"])):
+        kernels = json.loads(content)
+        if session_options is not None and not options.replace_nothing(session_options, base64.b64decode(kernels["probe"])):
             return False
-        created(lambda: kept_kernels.load(found))
+        created(lambda: kept_kernels.load(kernels))
     except Exception as error:
         reraise_of_signal_handler(error)
         _log.info("%s: kept kernels cannot be loaded: %s", entry, error)
