@@ -60,16 +60,17 @@ def reraise_of_signal_handler(error: BaseException) -> None:
 
 
 @contextmanager
-def errors_named(name: str, kind: type[Exception] = ModelError) -> Iterator[None]:
+def errors_named(name: str, kind: type[Exception] = ModelError, *, with_type: bool = True) -> Iterator[None]:
     """Turn an exception in the context (of a user's function, a library, an invalid model) into one of `kind` that begins with
-    `name`. One of that kind already, and the exception of a signal handler, are raised as they are."""
+    `name` and, `with_type`, its type. One of that kind already, and the exception of a signal handler, are raised as they
+    are."""
     try:
         yield
     except kind:
         raise
     except Exception as error:
         reraise_of_signal_handler(error)
-        raise kind(f"{name}: {type(error).__name__}: {error}") from error
+        raise kind(f"{name}: {type(error).__name__ + ': ' if with_type else ''}{error}") from error
 
 
 def _codes_of_handlers() -> Iterator[CodeType]:

@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from ..compiling.threads import number_of_processors
 from ..errors import ModelError
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.runs import Execution, Runner, Total, Work
-from ..running.threads import in_order, number_of_threads
+from ..running.threads import in_order
 from .experiments.experiment import Experiment, Found, Measured, Outcome, Point, Values
 from .experiments.formats import formats
 from .experiments.histograms import Histogram, Histograms
 from .experiments.sweep import BY, By, Effect, Sweep
 from .experiments.what_if import TradeOff, WhatIf
 from .measures.outputs import Comparison, OutputError, check_chosen, check_names, compare, output_error
-from .measures.sums import TensorSums
+from .measures.sums import Sums, TensorSums
 from .measures.tensors import QuantizedTensor, measure, tensor_of
 from .twin import float_twin
 from .twin.forms import Array
@@ -65,14 +66,10 @@ class Analysis:
 
 
 @dataclass
-class _Points:
+class _Points(Sums):
     """The comparisons of outputs at the points that experiments chose, over one or more batches."""
 
     outputs: list[Comparison]
-
-    def add(self, other: _Points) -> None:
-        for mine, others in zip(self.outputs, other.outputs, strict=True):
-            mine.add(others)
 
 
 def analyze(
@@ -97,14 +94,12 @@ def analyze(
     ----------
     model : path, or onnx.ModelProto
         The quantized model.
-    data : Data, RandomData, or what Data takes as its source
-        The batches, such as ``"images.npz"``, ``Data("images.npz", batch=8)`` or ``RandomData(4)``.
+    data, outputs, execution
+        As in `evaluate`.
     reference : path, or onnx.ModelProto, optional
         The float model. The outputs are compared with its outputs. If the model has only codes of a weight, the float values
         are taken from it. They are matched by name, or by the operator, output and input of the node that takes the weight, and
         by shape.
-    outputs : sequence of str, optional
-        The names of the outputs to compare. Default: all. Outputs that cannot be compared are in `not_compared`.
     sweep : bool
         For each tensor, also measure the outputs with only this tensor in float, and with only this tensor quantized.
     by : "tensor", "node" or "operator"
@@ -113,8 +108,6 @@ def analyze(
         Other formats to try for each tensor, such as "bfloat16" or "mxfp8_e4m3". The data are read twice then.
     histograms : int
         The number of worst tensors to make histograms of.
-    execution : Execution, optional
-        Threads, processes or a cluster, what a faulty batch does, and the file to continue from.
 
     Returns
     -------
@@ -122,10 +115,8 @@ def analyze(
 
     Raises
     ------
-    ModelError
-        If the model or the data cannot be used. Faults in the headers of files are found before the first run.
-    TypeError, ValueError
-        If an argument is wrong.
+    ModelError, TypeError, ValueError
+        As in `evaluate`.
     """
     execution = execution or Execution()
     check_names(outputs)
@@ -133,7 +124,7 @@ def analyze(
         raise ValueError(f'by is {by!r}; expected "tensor", "node" or "operator"')
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms)
-    analyzer = _Analyzer(recipe, threads=number_of_threads(execution.threads))
+    analyzer = _Analyzer(recipe, threads=execution.threads or number_of_processors())
     check_chosen(outputs, analyzer.segments.outputs)
     batches = open_batches(analyzer.segments.inputs, data)
     for experiment in analyzer.experiments:
@@ -195,10 +186,9 @@ class _Analyzer:
             compared = self.total(_Points, runner, points).sums.outputs
         assert done.first
         first, outputs = self.first or self.again(done.first)
-        unmatched = dict(self.twin.found.unmatched)
-        for place in measured.reshaped:
-            name = self.twin.quantizers[place].name
-            unmatched[name] = "its shape differs in the float model, so only its own error is measured"
+        reshaped = [self.twin.quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
+        why = "its shape differs in the float model, so only its own error is measured"
+        unmatched = self.twin.found.unmatched | dict.fromkeys(reshaped, why)
         analysis = Analysis(
             tensors=self.tensors(measured),
             outputs=_output_errors(measured.outputs),
@@ -234,7 +224,7 @@ class _Analyzer:
         tensors = []
         for place, quantizer in enumerate(self.twin.quantizers):
             sums = _of_weight(quantizer) if quantizer.kind == "weight" else measured.tensors[place]
-            tensors.append(tensor_of(quantizer, place, sums, own_only=place in measured.reshaped))
+            tensors.append(tensor_of(quantizer, place, sums))
         return sorted(tensors, key=_worst_first)
 
     def work(self, points: list[list[Point]] | None) -> Work:
@@ -254,14 +244,10 @@ class _Analyzer:
     def of_batch(self, batch: Batch) -> Measured:
         feed = batch.load()
         tensors: dict[int, TensorSums] = {}
-        reshaped: list[int] = []
         of_experiments = [Found() for _ in self.experiments]
 
         def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
-            place = self.places[quantizer]
-            tensors[place] = measure(quantizer, x, arrived, kept)
-            if arrived.shape != x.shape:
-                reshaped.append(place)
+            tensors[self.places[quantizer]] = measure(quantizer, x, arrived, kept)
             for experiment, sums in zip(self.experiments, of_experiments, strict=True):
                 sums.noise |= experiment.see(quantizer, x)
 
@@ -280,9 +266,7 @@ class _Analyzer:
         if batch.number == 0:
             self.first = feed, outputs
         of_twin = Comparison() if self.reference is None else self.compare(twin, reference)
-        return Measured(
-            batch.layout.samples(feed), tensors, reshaped, self.compare(outputs, reference), of_twin, of_experiments
-        )
+        return Measured(batch.layout.samples(feed), tensors, self.compare(outputs, reference), of_twin, of_experiments)
 
     def compare(self, outputs: Any, reference: Any) -> Comparison:
         return compare(outputs, reference, self.chosen)

@@ -63,7 +63,7 @@ class _Places(Sums):
 
 
 @dataclass
-class _Batch:
+class _Batch(Sums):
     """The sums of one or more batches."""
 
     samples: int
@@ -71,15 +71,6 @@ class _Batch:
     places: dict[str, _Places]
     metrics: dict[str, float]
     seconds: list[float]
-
-    def add(self, other: _Batch) -> None:
-        self.samples += other.samples
-        self.outputs.add(other.outputs)
-        for name, places in other.places.items():
-            self.places.setdefault(name, _Places()).add(places)
-        for name, value in other.metrics.items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + value
-        self.seconds = [mine + others for mine, others in zip(self.seconds, other.seconds, strict=True)]
 
 
 def evaluate(
@@ -203,7 +194,13 @@ def _of_batch(
         if name in compared.errors and y.ndim and y.shape[-1] > 1
     }
     samples = batch.layout.samples(feed)
-    metrics = {name: value * samples for name, value in _metrics(metric, results[0], results[1], feed).items()}
+    metrics: dict[str, float] = {}
+    if metric is not None:
+        name = getattr(metric, "__name__", "metric")
+        with errors_named(f"metric {name}"):
+            given = metric(results[0], results[1], feed)
+            named = given if isinstance(given, Mapping) else {name: given}
+            metrics = {str(key): float(value) * samples for key, value in named.items()}
     return _Batch(samples, compared, places, metrics, seconds)
 
 
@@ -219,12 +216,3 @@ def _places(y: NDArray[Any], expected: NDArray[Any], labels: NDArray[Any] | None
         wanted = labels.reshape(y.shape[:-1])
         sums.labelled, sums.right, sums.reference_right = wanted.size, hits(y, wanted), hits(expected, wanted)
     return sums
-
-
-def _metrics(metric: Any, outputs: Arrays, reference: Arrays, feed: Arrays) -> dict[str, float]:
-    if metric is None:
-        return {}
-    name = getattr(metric, "__name__", "metric")
-    with errors_named(f"metric {name}"):
-        given = metric(outputs, reference, feed)
-        return {str(key): float(value) for key, value in (given if isinstance(given, Mapping) else {name: given}).items()}

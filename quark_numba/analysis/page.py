@@ -251,18 +251,11 @@ def _histogram(pyplot: Any, histogram: Histogram) -> str:
         axes.plot(marks, np.full(len(marks), -0.045), transform=axes.get_xaxis_transform(), **how)
         axes.tick_params(axis="x", pad=8)
     values = "" if histogram.grid is None else f", {len(histogram.grid):,} values"
-    axes.set_title(_ascii(f"{_shortened(histogram.name)}{values}"), fontsize=9, loc="left")
+    name = histogram.name if len(histogram.name) <= 34 else f"{histogram.name[:16]}…{histogram.name[-16:]}"
+    # Between dollar signs matplotlib would typeset mathematics.
+    axes.set_title(f"{name}{values}".replace("$", r"\$"), fontsize=9, loc="left")
     axes.set_ylabel("elements")
     return _svg(pyplot, figure, f"Histogram of {histogram.name}", "")
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 34 else f"{name[:16]}…{name[-16:]}"
-
-
-def _ascii(text: str) -> str:
-    """Return the text with its dollar signs escaped, between which matplotlib would typeset mathematics."""
-    return text.replace("$", r"\$")
 
 
 def _svg(pyplot: Any, figure: Any, title: str, kind: str) -> str:

@@ -26,7 +26,13 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0; 1 if a model or a file cannot be used or a check fails; 130 on Ctrl-C. Exit
     with 2 if arguments are wrong."""
     try:
-        parser = _parser()
+        parser = argparse.ArgumentParser(
+            prog="quark-numba", description="Run models that AMD Quark quantized, in ONNX Runtime."
+        )
+        parser.add_argument("--version", action="version", version=f"quark-numba {__version__}")
+        commands = parser.add_subparsers(required=True, metavar="COMMAND")
+        for command in _COMMANDS:
+            command.add_parser(commands)
         options = parser.parse_args(words)
         arguments.check(parser, options)
         with warnings.catch_warnings(), _compiling_is_told(), missing_packages_are_named():
@@ -70,12 +76,3 @@ def _compiling_is_told() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="quark-numba", description="Run models that AMD Quark quantized, in ONNX Runtime.")
-    parser.add_argument("--version", action="version", version=f"quark-numba {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add_parser(commands)
-    return parser

@@ -158,17 +158,13 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
         columns = ["name", ">only this quantized, dB", ">only this in float, dB"]
         print_table("Least SQNR of the outputs, the worst first", columns, effects)
     if analysis.trade_offs:
-        points = [
-            [f"{each.bits / 8e3:,.1f}", cell(each.sqnr_db, ".1f"), _choices(each.choices)] for each in analysis.trade_offs
-        ]
+        points = []
+        for point in analysis.trade_offs:
+            changes = ", ".join(f"{count} to {name}" for name, count in Counter(point.choices.values()).items())
+            points.append([f"{point.bits / 8e3:,.1f}", cell(point.sqnr_db, ".1f"), changes])
         columns = [">kB of quantized tensors per sample", ">least SQNR of the outputs, dB", "changes"]
         print_table("Best trade-offs", columns, points)
     if analysis.unmatched:
         reasons = list(analysis.unmatched.items())
         more = [["…", f"{len(reasons) - top} more"]] if len(reasons) > top else []
         print_table("Not measured, or not in full", ["name", "why"], [[*each] for each in reasons[:top]] + more)
-
-
-def _choices(choices: dict[str, str]) -> str:
-    counts = Counter(choices.values())
-    return ", ".join(f"{count} to {name}" for name, count in counts.items())

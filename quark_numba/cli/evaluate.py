@@ -21,9 +21,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(action=_evaluate)
     arguments.add_threads(parser)
     parser.add_argument(
-        "--labels",
-        metavar="KEY",
-        help="the array of right classes in the data; adds the accuracy of both models",
+        "--labels", metavar="KEY", help="the array of right classes in the data; adds the accuracy of both models"
     )
     parser.add_argument(
         "--top-k",
@@ -83,8 +81,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     tell_failed(evaluation.failed)
     if options.json:
         # Without the rates, which differ from run to run, so that the JSON is always the same for the same models and data.
-        found = {name: value for name, value in asdict(evaluation).items() if not name.endswith("samples_per_second")}
-        print_json({"model": options.model, "reference": options.reference, **found})
+        fields = {name: value for name, value in asdict(evaluation).items() if not name.endswith("samples_per_second")}
+        print_json({"model": options.model, "reference": options.reference, **fields})
     else:
         print_outputs("Quantized model, against the reference", evaluation.outputs)
         print_not_compared(evaluation.not_compared)
@@ -122,13 +120,14 @@ def print_outputs(title: str, outputs: list[OutputError]) -> None:
     print_table(title, ["output", *(f">{name}" for name in columns)], rows, none="none that can be compared")
 
 
-def fails_below(options: argparse.Namespace, found: Analysis | Evaluation) -> int:
+def fails_below(options: argparse.Namespace, result: Analysis | Evaluation) -> int:
     """Return the exit code: 1 if --fail-below finds a fault. Print a message for each fault."""
     limit = options.fail_below
     if limit is None:
         return 0
-    faults = [f"output {each.name} has an SQNR of {each.sqnr_db:.1f} dB" for each in found.outputs if not each.sqnr_db >= limit]
-    compared = [each.name for each in found.outputs]
+    worse = [output for output in result.outputs if not output.sqnr_db >= limit]
+    faults = [f"output {output.name} has an SQNR of {output.sqnr_db:.1f} dB" for output in worse]
+    compared = [output.name for output in result.outputs]
     faults += [f"output {name} is not compared" for name in options.outputs or () if name not in compared]
     if not (faults or compared):
         faults.append("no output is compared")

@@ -33,7 +33,11 @@ def _info(options: argparse.Namespace) -> int:
 
     models = kept.folder_of(options.cache or True)
     if options.clear_cache:
-        _clear_cache()
+        for path in cache.files():
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ModelError(f"{path}: {error.strerror}") from None
         kept.clear(models)
     sizes = cache.sizes()
     try:
@@ -81,16 +85,6 @@ def _onnxruntime() -> tuple[str, str]:
 
 def _count_and_size(sizes: list[int]) -> str:
     return f"{len(sizes)}, {sum(sizes) / 1e6:.1f} MB"
-
-
-def _clear_cache() -> None:
-    from ..compiling import cache
-
-    for path in cache.files():
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise ModelError(f"{path}: {error.strerror}") from None
 
 
 def _version(distribution: str) -> str:

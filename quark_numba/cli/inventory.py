@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from onnx import helper
 from ..catalog import OPERATORS
 from ..declaration import Operator
 from ..dialects import refused
-from ..errors import ModelError
+from ..errors import errors_named
 from ..models import model_files
 from ..models.protos import subgraphs
 from ..rewriting.onnx_runtime import has_kernels, has_operator
@@ -43,24 +43,18 @@ def quantization_nodes(path: str | Path) -> list[QuantizationNodes]:
     """Return the nodes of the package's operators in the model at `path`, and those of operators that neither ONNX Runtime nor
     this package has, by operator and element type. Subgraphs and local functions are included."""
     model = model_files.load(path, external_data=False)
-    counts: Counter[tuple[str, str, str]] = Counter()
     functions = {(function.domain, function.name) for function in model.functions}
-    try:
-        for graph in (model.graph, *model.functions):
-            _count(graph, {}, functions, counts)
-    except Exception as error:  # whatever an invalid model leads to
-        raise ModelError(f"{path}: not a valid model: {error}") from error
+    with errors_named(f"{path}: not a valid model", with_type=False):
+        counts = Counter(key for graph in (model.graph, *model.functions) for key in _keys(graph, {}, functions))
     return [
         QuantizationNodes(name, element_type, count, run_by) for (name, element_type, run_by), count in sorted(counts.items())
     ]
 
 
-def _count(
-    graph: onnx.GraphProto | onnx.FunctionProto,
-    outer_types: Mapping[str, str],
-    functions: set[tuple[str, str]],
-    counts: Counter[tuple[str, str, str]],
-) -> None:
+def _keys(
+    graph: onnx.GraphProto | onnx.FunctionProto, outer_types: Mapping[str, str], functions: set[tuple[str, str]]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the operator, the element type and the runtime of each quantization node."""
     types = dict(outer_types)
     if isinstance(graph, onnx.GraphProto):
         types |= {tensor.name: _name(tensor.data_type) for tensor in graph.initializer}
@@ -70,7 +64,7 @@ def _count(
             if node.op_type == "Constant" and attribute.name == "value" and node.output:
                 types[node.output[0]] = _name(attribute.t.data_type)
         for subgraph in subgraphs(node):
-            _count(subgraph, types, functions, counts)
+            yield from _keys(subgraph, types, functions)
         if (node.domain, node.op_type) in functions:
             continue
         operator = OPERATORS.find(node.domain, node.op_type)
@@ -83,9 +77,9 @@ def _count(
                 (known, *others) = operator.types[parameter.variable]
                 if not others:
                     types[name] = known.name
-            counts[full_name, element_type, _run_by(operator, node, element_type)] += 1
+            yield full_name, element_type, _run_by(operator, node, element_type)
         elif not has_operator(node.domain, node.op_type):
-            counts[full_name, "?", "nobody"] += 1
+            yield full_name, "?", "nobody"
 
 
 def _run_by(operator: Operator, node: onnx.NodeProto, element_type: str) -> str:

@@ -44,11 +44,7 @@ _BLOCK = 5
 
 @contextmanager
 def optimised(
-    path: str | Path,
-    *,
-    backend: Backend | None = None,
-    qdq: Qdq = "auto",
-    cache: bool | str = False,
+    path: str | Path, *, backend: Backend | None = None, qdq: Qdq = "auto", cache: bool | str = False
 ) -> Iterator[Prepared]:
     """Yield the model as ``InferenceSession`` runs it, or would run it with this backend. `qdq` and `cache` are as
     there."""

@@ -49,7 +49,10 @@ def _run(options: argparse.Namespace) -> int:
     models = [(path, quantization_nodes(path)) for path in (options.model, options.reference) if path]
     nodes = models[0][1]
     if not options.json:
-        rows = [[each.operator, each.element_type, str(each.count), _who(each)] for each in nodes]
+        rows = [
+            [each.operator, each.element_type, str(each.count), f"{each.run_by}: {each.why}" if each.why else each.run_by]
+            for each in nodes
+        ]
         columns = ["operator", "type", ">nodes", "run by"]
         print_table(f"Quantization nodes of {options.model}", columns, rows)
     report, optimised = _measure(options, models)
@@ -59,10 +62,6 @@ def _run(options: argparse.Namespace) -> int:
     else:
         _print(options, report, optimised)
     return 0 if report.get("expected", {}).get("holds", True) else 1
-
-
-def _who(nodes: QuantizationNodes) -> str:
-    return f"{nodes.run_by}: {nodes.why}" if nodes.why else nodes.run_by
 
 
 def _measure(

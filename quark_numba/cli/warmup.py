@@ -35,16 +35,29 @@ def add_parser(commands: Any) -> None:
 
 
 def _warmup(options: argparse.Namespace) -> int:
+    from ..catalog import OPERATORS
+    from ..ort.operators import table_of
+
     types, families = options.types or [], []
     if not options.types and not options.model:
-        types, families = _added_types(), _families_of_one_kernel()
+        # ONNX's own operators run in ONNX Runtime by default.
+        added = [operator for operator in OPERATORS if operator.operation == "quantize" and operator.domain]
+        types = list(dict.fromkeys(name for operator in added for name in operator.formats))
+        families = _families_of_one_kernel()
     with progress("compiling", len(_FORMS) * (2 * len(types) + len(families)) + bool(options.model)) as tick:
         for name in types:
             _compile_type(name, tick)
         for family in families:
-            _compile_family(family, tick)
+            _compile_functions(family)
+            for kernel in table_of(family).values():
+                _compile_forms(kernel, tick)
         if options.model:
-            _compile_sessions(options.model)
+            from . import inventory, measuring
+
+            nodes = inventory.quantization_nodes(options.model)
+            measuring.create_session(options.model, nodes)
+            with measuring.optimised(options.model) as optimised:
+                measuring.create_session(options.model, nodes, optimised=optimised)
             tick()
     if not options.model:
         tell(
@@ -53,14 +66,6 @@ def _warmup(options: argparse.Namespace) -> int:
             "block formats, ONNX's own operators and optimised models, whose kernels depend on the model; see --model",
         )
     return 0
-
-
-def _added_types() -> list[str]:
-    """Return the types of quantize operators outside ONNX's domain. ONNX's own operators run in ONNX Runtime by default."""
-    from ..catalog import OPERATORS
-
-    added = [operator for operator in OPERATORS if operator.operation == "quantize" and operator.domain]
-    return list(dict.fromkeys(name for operator in added for name in operator.formats))
 
 
 def _families_of_one_kernel() -> list[str]:
@@ -90,15 +95,6 @@ def _compile_type(name: str, tick: Callable[[], None]) -> None:
         _compile_forms(table_of("linear")[key], tick)
 
 
-def _compile_family(family: str, tick: Callable[[], None]) -> None:
-    """Compile all kernels of the family."""
-    from ..ort.operators import table_of
-
-    _compile_functions(family)
-    for kernel in table_of(family).values():
-        _compile_forms(kernel, tick)
-
-
 def _compile_forms(kernel: Kernel, tick: Callable[[], None]) -> None:
     for form in _FORMS:
         getattr(kernel, form)
@@ -114,13 +110,3 @@ def _compile_functions(family: str) -> None:
     for function in ("compute", "prepare", "destroy"):
         if hasattr(node, function):
             callbacks.compiled(getattr(node, function), f"{function}_{family}")
-
-
-def _compile_sessions(model: str) -> None:
-    """Create sessions of the model, as it is and optimised."""
-    from . import inventory, measuring
-
-    nodes = inventory.quantization_nodes(model)
-    measuring.create_session(model, nodes)
-    with measuring.optimised(model) as optimised:
-        measuring.create_session(model, nodes, optimised=optimised)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter
+from ..declaration import AnyOperand, Attribute, FakeQuantize, Parameter
 from ..fake_quantization.operators import operator
 from ..tables.key import NEAREST
 from ..tables.operators import operator as table_operator
@@ -33,49 +33,6 @@ def _by_threshold(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -
     return FakeQuantize(x, "threshold", "ROUND", parameters, _axis(attributes))
 
 
-def _activation(name: str) -> Operator:
-    return operator(
-        _DOMAIN,
-        name,
-        (),
-        (Attribute("threshold", None, "The bound of x.", "FLOAT"), _SIGNED, _NUM_BITS, _VERSION),
-        _by_threshold,
-        form="threshold",
-        doc="y = rint(clamp(x, low, high) / s) * s with s = threshold / 2 ** (num_bits - signed).",
-    )
-
-
-def _weights(name: str) -> Operator:
-    return operator(
-        _DOMAIN,
-        name,
-        (Parameter("threshold", "T", "One element, or one for each channel."),),
-        (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
-        _by_threshold,
-        form="threshold",
-        doc="y = rint(clamp(x, -threshold, threshold - s) / s) * s with s = threshold / 2 ** (num_bits - 1).",
-    )
-
-
-def _weights_of_table(name: str) -> Operator:
-    return table_operator(
-        _DOMAIN,
-        name,
-        NEAREST,
-        (
-            Attribute("lut_values_bitwidth", None, "Bits of the values of lut."),
-            Attribute("eps", 1e-8, "What is added to the threshold before the division.", "FLOAT"),
-            *_CHANNELS,
-            _NUM_BITS,
-            _SIGNED,
-            Attribute("input_rank", 0, "Without effect.", is_always_written=False),
-            _VERSION,
-        ),
-        doc="y is the value of a table that is nearest to x.",
-        format_name="values of a table",
-    )
-
-
 def _uniform_activation(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> FakeQuantize[AnyOperand]:
     parameters = {"min": attributes["min_range"], "max": attributes["max_range"], "bit_width": attributes["num_bits"]}
     return FakeQuantize(inputs[0], "offset range", "ROUND", parameters)
@@ -88,8 +45,18 @@ def _uniform_weights(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]
 
 
 OPERATORS = (
-    _activation("ActivationSymmetricQuantizer"),
-    _activation("ActivationPOTQuantizer"),
+    *(
+        operator(
+            _DOMAIN,
+            name,
+            (),
+            (Attribute("threshold", None, "The bound of x.", "FLOAT"), _SIGNED, _NUM_BITS, _VERSION),
+            _by_threshold,
+            form="threshold",
+            doc="y = rint(clamp(x, low, high) / s) * s with s = threshold / 2 ** (num_bits - signed).",
+        )
+        for name in ("ActivationSymmetricQuantizer", "ActivationPOTQuantizer")
+    ),
     operator(
         _DOMAIN,
         "ActivationUniformQuantizer",
@@ -104,8 +71,18 @@ OPERATORS = (
         form="offset range",
         doc="y = step * rint((clamp(x, low, high) - low) / step) + low, in float64, for a grid that holds 0.",
     ),
-    _weights("WeightsSymmetricQuantizer"),
-    _weights("WeightsPOTQuantizer"),
+    *(
+        operator(
+            _DOMAIN,
+            name,
+            (Parameter("threshold", "T", "One element, or one for each channel."),),
+            (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
+            _by_threshold,
+            form="threshold",
+            doc="y = rint(clamp(x, -threshold, threshold - s) / s) * s with s = threshold / 2 ** (num_bits - 1).",
+        )
+        for name in ("WeightsSymmetricQuantizer", "WeightsPOTQuantizer")
+    ),
     operator(
         _DOMAIN,
         "WeightsUniformQuantizer",
@@ -118,6 +95,23 @@ OPERATORS = (
         form="range",
         doc="y = rint(clamp(x, low, high) / step) * step, for a grid that holds 0.",
     ),
-    _weights_of_table("WeightsLUTSymmetricQuantizer"),
-    _weights_of_table("WeightsLUTPOTQuantizer"),
+    *(
+        table_operator(
+            _DOMAIN,
+            name,
+            NEAREST,
+            (
+                Attribute("lut_values_bitwidth", None, "Bits of the values of lut."),
+                Attribute("eps", 1e-8, "What is added to the threshold before the division.", "FLOAT"),
+                *_CHANNELS,
+                _NUM_BITS,
+                _SIGNED,
+                Attribute("input_rank", 0, "Without effect.", is_always_written=False),
+                _VERSION,
+            ),
+            doc="y is the value of a table that is nearest to x.",
+            format_name="values of a table",
+        )
+        for name in ("WeightsLUTSymmetricQuantizer", "WeightsLUTPOTQuantizer")
+    ),
 )

@@ -133,14 +133,7 @@ _MULTI_THRESHOLD = table_operator(
     format_name="counts",
 )
 
-_OWN = (
-    _integer_quantizer("Quant"),
-    _integer_quantizer("IntQuant"),
-    _BIPOLAR_QUANT,
-    _TRUNC,
-    _FLOAT_QUANT,
-    _MULTI_THRESHOLD,
-)
+_OWN = (_integer_quantizer("Quant"), _integer_quantizer("IntQuant"), _BIPOLAR_QUANT, _TRUNC, _FLOAT_QUANT, _MULTI_THRESHOLD)
 
 # All domains in which models have these operators.
 DOMAINS = (_DOMAIN, *_OLDER_DOMAINS)

@@ -38,10 +38,6 @@ class _StandIn(Loader):
         stand_in.fill(module)
 
 
-def _install() -> None:
-    if _QUARK in sys.modules:
-        raise ImportError(f"{_QUARK} has been imported already, with its own operators; import {__name__} before it")
-    sys.meta_path.insert(0, _Finder())
-
-
-_install()
+if _QUARK in sys.modules:
+    raise ImportError(f"{_QUARK} has been imported already, with its own operators; import {__name__} before it")
+sys.meta_path.insert(0, _Finder())

@@ -24,21 +24,17 @@ def bfp(tensor: torch.Tensor, bit_width: int, block_size: int, rounding_mode: in
     """Return the tensor rounded to block floating point."""
     if kernel_version:
         raise ValueError(f"kernel_version is {kernel_version}; expected 0: quark_numba has no kernel of the compiler's version")
-    return _rounded(tensor, _bfp_format("to_bfp", bit_width, block_size, rounding_mode))
+    how = {"bit_width": bit_width, "block_size": block_size, "rounding_mode": rounding_mode}
+    return _rounded(tensor, _bfp_format(bfp_method="to_bfp", sub_block_size=1, sub_block_shift_bits=0, **how))
 
 
 def bfp_prime(
-    tensor: torch.Tensor,
-    bit_width: int,
-    block_size: int,
-    sub_block_size: int,
-    sub_block_shift_bits: int,
-    rounding_mode: int,
+    tensor: torch.Tensor, bit_width: int, block_size: int, sub_block_size: int, sub_block_shift_bits: int, rounding_mode: int
 ) -> torch.Tensor:
     """Return the tensor rounded to MicroeXponents."""
-    return _rounded(
-        tensor, _bfp_format("to_bfp_prime", bit_width, block_size, rounding_mode, sub_block_size, sub_block_shift_bits)
-    )
+    how = {"bit_width": bit_width, "block_size": block_size, "rounding_mode": rounding_mode}
+    sub_blocks = {"sub_block_size": sub_block_size, "sub_block_shift_bits": sub_block_shift_bits}
+    return _rounded(tensor, _bfp_format(bfp_method="to_bfp_prime", **how, **sub_blocks))
 
 
 def mx(
@@ -83,25 +79,7 @@ def _like(tensor: torch.Tensor, *numbers: float) -> torch.Tensor:
     return torch.empty_like(tensor)
 
 
-@functools.cache
-def _bfp_format(
-    method: str,
-    bit_width: int,
-    block_size: int,
-    rounding_mode: int,
-    sub_block_size: int = 1,
-    sub_block_shift_bits: int = 0,
-) -> tuple[Key, Blocks]:
-    return bfp_format(
-        FLOAT32,
-        bfp_method=method,
-        bit_width=bit_width,
-        block_size=block_size,
-        rounding_mode=rounding_mode,
-        sub_block_size=sub_block_size,
-        sub_block_shift_bits=sub_block_shift_bits,
-        convert_to_bfloat_before_bfp=0,
-    )
+_bfp_format = functools.cache(functools.partial(bfp_format, FLOAT32, convert_to_bfloat_before_bfp=0))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ State = list[int]
 def state_of(path: str | os.PathLike[str]) -> State:
     """Return what changes if a file is changed."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):  # ValueError: no file has such a name
         return []
-    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]

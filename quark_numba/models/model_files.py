@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ..errors import ModelError, WriteError, reraise_of_signal_handler
+from ..errors import ModelError, WriteError, errors_named, reraise_of_signal_handler
 from . import files, protos, tensors
 from .file_states import State, state_of
 from .protos import load_tensors
@@ -40,8 +40,9 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
     model. Raise ModelError if the model cannot be read."""
     name = os.fspath(path)
     try:
-        if _is_ort_format(name):
-            raise ModelError(f"{name}: a model in ONNX Runtime's own format; expected an ONNX model")
+        with open(name, "rb") as file:
+            if file.read(8)[4:] == b"ORTM":  # the identifier of ONNX Runtime's flatbuffers
+                raise ModelError(f"{name}: a model in ONNX Runtime's own format; expected an ONNX model")
         model = onnx.load(path, load_external_data=False)
     except ModelError:
         raise
@@ -54,19 +55,9 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
     return model
 
 
-def _is_ort_format(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(8)[4:] == b"ORTM"  # the identifier of ONNX Runtime's flatbuffers
-
-
 def _serialized(model: ir.Model) -> onnx.ModelProto:
-    try:
+    with errors_named("not a valid model"):
         return ir.to_proto(model)
-    except ModelError:
-        raise
-    except Exception as error:  # a model that is not valid may raise anything
-        reraise_of_signal_handler(error)
-        raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
 
 
 def as_proto(model: Model) -> onnx.ModelProto:
@@ -88,24 +79,9 @@ def as_proto(model: Model) -> onnx.ModelProto:
 class Source:
     """A model that was read, except for large initializers of the main graph that are in files.
 
-    Parameters
-    ----------
-    proto : onnx.ModelProto
-        The model. Small tensors are read into it.
-    folder : path, optional
-        The folder of tensors in files. None: the model has to contain its tensors.
-    path : path, optional
-        The path of the model.
-    leave : set of str
-        Initializers that are never read, because session options replace them.
-    state : State, optional
-        The state of the model's file before it was read.
-
-    Raises
-    ------
-    ModelError
-        If a tensor cannot be read.
-    """
+    Small tensors are read into `proto`, from files in `folder`; None: the model has to contain its tensors. Initializers named
+    in `leave` are never read, because session options replace them. `state` is that of the file at `path` before it was read.
+    Raise ModelError if a tensor cannot be read."""
 
     def __init__(
         self,
@@ -130,6 +106,22 @@ class Source:
     def open(cls, path: str | os.PathLike[str]) -> Source:
         state = state_of(path)
         return cls(load(path, external_data=False), os.path.dirname(os.path.abspath(path)), path, state=state)
+
+    @classmethod
+    def of(cls, model: object, name: str = "model", leave: frozenset[str] = frozenset()) -> Source:
+        """Return the source of an argument `name`: a model, a path, or a source. Raise TypeError if it is nothing of these, and
+        ModelError if it cannot be used."""
+        if isinstance(model, (str, os.PathLike)):
+            source = cls.open(model)
+        elif isinstance(model, onnx.ModelProto):
+            source = cls(model, leave=leave)
+        elif isinstance(model, Source):
+            source = model
+        else:
+            raise TypeError(f"{name} is a {type(model).__name__}; expected onnx.ModelProto or a path")
+        if not source.proto.HasField("graph"):
+            raise ModelError("not an ONNX model: it has no graph")
+        return source
 
     @property
     def folder(self) -> str:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx import external_data_helper
 from onnx.external_data_helper import uses_external_data
 
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import ModelError, errors_named
 
 # Initializers of more bytes stay in their files until their elements are needed.
 _LARGE = 1 << 16
@@ -25,6 +25,14 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of graphs, each before those of its subgraphs."""
+    for graph in graphs:
+        for node in graph.node:
+            yield node
+            yield from nodes(*subgraphs(node))
 
 
 def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
@@ -43,10 +51,10 @@ def used_names(node: onnx.NodeProto) -> Iterator[str]:
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
         inner = {each.name for each in (*graph.input, *graph.initializer)}
-        for each in graph.node:
-            yield from (name for name in used_names(each) if name not in inner)
-            inner.update(each.output)
-        yield from (each.name for each in graph.output if each.name not in inner)
+        for inner_node in graph.node:
+            yield from (name for name in used_names(inner_node) if name not in inner)
+            inner.update(inner_node.output)
+        yield from (output.name for output in graph.output if output.name not in inner)
 
 
 def tensors(model: onnx.ModelProto, leave: Container[str] = ()) -> Iterator[onnx.TensorProto]:
@@ -54,14 +62,14 @@ def tensors(model: onnx.ModelProto, leave: Container[str] = ()) -> Iterator[onnx
     for graph in graphs(model):
         sparse = []
         if isinstance(graph, onnx.GraphProto):
-            yield from (each for each in graph.initializer if graph is not model.graph or each.name not in leave)
+            yield from (tensor for tensor in graph.initializer if graph is not model.graph or tensor.name not in leave)
             sparse += graph.sparse_initializer
         for node in graph.node:
             for attribute in node.attribute:
                 yield from (attribute.t, *attribute.tensors)
                 sparse += (attribute.sparse_tensor, *attribute.sparse_tensors)
-        for each in sparse:
-            yield from (each.values, each.indices)
+        for sparse_tensor in sparse:
+            yield from (sparse_tensor.values, sparse_tensor.indices)
 
 
 def load_tensors(
@@ -75,24 +83,11 @@ def load_tensors(
     """Read the external data of a model from a folder, except for the initializers in `leave` and, without `large`, for large
     initializers of the main graph. As in onnx, files elsewhere are refused. Raise ModelError if a tensor cannot be read."""
     staying = [] if large else [each for each in model.graph.initializer if each.name not in leave and nbytes(each) > _LARGE]
-    readers = [(each, _check_can_be_read) for each in staying if uses_external_data(each)]
-    readers += [(each, _read) for each in _external(model, {*leave, *(each.name for each in staying)})]
+    readers = [(tensor, _check_can_be_read) for tensor in staying if uses_external_data(tensor)]
+    readers += [(tensor, _read) for tensor in _external(model, {*leave, *(tensor.name for tensor in staying)})]
     for tensor, read in readers:
-        try:
+        with errors_named(f"{name}: tensor {tensor.name}", with_type=False):
             read(tensor, os.fspath(folder))
-        except Exception as error:
-            reraise_of_signal_handler(error)
-            raise ModelError(f"{name}: tensor {tensor.name}: {error}") from None
-
-
-def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:
-    """Return the tensor with its elements, which may be in a file of the folder. Raise ModelError if they cannot be read."""
-    if uses_external_data(tensor):
-        model = onnx.ModelProto()
-        model.graph.initializer.append(tensor)
-        load_tensors(model, folder)
-        return model.graph.initializer[0]
-    return tensor
 
 
 def _read(tensor: onnx.TensorProto, folder: str) -> None:
@@ -113,12 +108,12 @@ def _check_can_be_read(tensor: onnx.TensorProto, folder: str) -> None:
     """Raise an exception unless the file of a tensor is one that onnx reads, and has all bytes of the tensor."""
     info, size = external_data_helper.ExternalDataInfo(tensor), nbytes(tensor)
     if info.length not in (None, size):
-        raise ModelError(f"it has {info.length} bytes in {info.location}; expected {size}")
+        raise ValueError(f"it has {info.length} bytes in {info.location}; expected {size}")
     last = onnx.TensorProto(name=tensor.name)
     refer(last, info.location, (info.offset or 0) + size - 1, 1)
     _read(last, folder)
     if len(last.raw_data) != 1:
-        raise ModelError(f"{info.location} ends within it")
+        raise ValueError(f"{info.location} ends within it")
 
 
 def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
@@ -128,7 +123,7 @@ def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> 
         tensor.external_data.add(key=key, value=str(value))
 
 
-def check_is_whole(model: onnx.ModelProto, leave: Container[str] = ()) -> None:
+def check_is_whole(model: onnx.ModelProto, leave: Container[str]) -> None:
     """Raise ModelError if a tensor other than the initializers in `leave` is in a file: the author of the model might name any
     file that this process can read."""
     for tensor in _external(model, leave):
@@ -147,10 +142,10 @@ def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.Te
 def locations(model: onnx.ModelProto, leave: Container[str] = ()) -> set[str]:
     """Return the files of external data, without those of initializers in `leave` alone. Raise ModelError for an entry that is
     not valid."""
-    found = set()
+    names = set()
     for tensor in _external(model, leave):
         try:
-            found.add(external_data_helper.ExternalDataInfo(tensor).location)
+            names.add(external_data_helper.ExternalDataInfo(tensor).location)
         except ValueError as error:
             raise ModelError(f"tensor {tensor.name}: {error}") from None
-    return found
+    return names

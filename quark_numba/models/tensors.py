@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..element_types import FLOAT32, ElementType
 from ..element_types.tensors import from_bytes, to_bytes, to_tensor_proto
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import ModelError, errors_named
 
 # The bytes of a part in float32: few enough to stay in a processor's cache until they are written.
 _PART = 1 << 21
@@ -28,17 +28,8 @@ Rows = Callable[[int, int], NDArray[Any]]
 
 
 class ComputedTensor(ir.LazyTensor):  # type: ignore[misc, unused-ignore]
-    """A tensor that is computed when it is read.
-
-    Parameters
-    ----------
-    open_rows : callable
-        ``open_rows()`` returns a context manager, whose value is the function that returns rows.
-    element_type : ElementType
-    shape : sequence of int
-    unit : int
-        The rows can be computed apart if their numbers are multiples of this.
-    """
+    """A tensor that is computed when it is read. ``open_rows()`` returns a context manager, whose value is the function that
+    returns rows. Rows can be computed apart if their numbers are multiples of `unit`."""
 
     def __init__(
         self,
@@ -108,11 +99,8 @@ def _file_of(tensor: ir.ExternalTensor) -> Any:
 
 
 def _elements(tensor: ir.TensorProtocol) -> NDArray[Any]:
-    try:
+    with errors_named(f"tensor {tensor.name}", with_type=False):  # bytes may not fit the shape
         return np.asarray(tensor.numpy())
-    except Exception as error:  # bytes that do not fit the shape
-        reraise_of_signal_handler(error)
-        raise ModelError(f"tensor {tensor.name}: {error}") from None
 
 
 def _read(file: Any, tensor: ir.ExternalTensor, start: int, stop: int) -> NDArray[Any]:

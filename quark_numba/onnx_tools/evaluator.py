@@ -77,11 +77,7 @@ def _known(array: Any, operator: Operator, index: int) -> ElementType:
 def _classes() -> tuple[type[OpRun], ...]:
     # The evaluator looks a class up by its name.
     return tuple(
-        type(
-            newest.name,
-            (_Operator,),
-            {"op_domain": newest.domain, "newest": newest, "__module__": __name__},
-        )
+        type(newest.name, (_Operator,), {"op_domain": newest.domain, "newest": newest, "__module__": __name__})
         for domain in OPERATORS.domains
         for newest in OPERATORS.newest(domain)
     )

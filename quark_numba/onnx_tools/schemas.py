@@ -12,7 +12,7 @@ from onnx import defs, helper, shape_inference
 
 from ..catalog import OPERATORS
 from ..compiling.lock import created
-from ..declaration import Operator, Parameter, Shape, Tensor
+from ..declaration import Attribute, Operator, Parameter, Shape, Tensor
 from ..element_types import ElementType, names
 from ..element_types.operands import find_any
 
@@ -58,18 +58,20 @@ def _deregister(operator: Operator) -> None:
 
 def schema(operator: Operator) -> defs.OpSchema:
     """Return the schema of an operator, without registering it."""
+    parameters = (*operator.inputs, *operator.outputs)
+    users = {variable: [each.name for each in parameters if each.variable == variable] for variable in operator.types}
     made = defs.OpSchema(
         operator.name,
         operator.domain,
         operator.since_version,
         operator.doc,
-        inputs=[_parameter(each) for each in operator.inputs],
-        outputs=[_parameter(each) for each in operator.outputs],
+        inputs=list(map(_parameter, operator.inputs)),
+        outputs=list(map(_parameter, operator.outputs)),
         type_constraints=[
-            (variable, _type_strings(element_types), f"Element types of {_users(operator, variable)}.")
+            (variable, _type_strings(element_types), f"Element types of {', '.join(users[variable])}.")
             for variable, element_types in operator.types.items()
         ],
-        attributes=[_attribute(each.name, each.kind, each.default, each.doc) for each in operator.attributes],
+        attributes=list(map(_attribute, operator.attributes)),
     )
     if hasattr(made, "set_type_and_shape_inference_function"):
         made.set_type_and_shape_inference_function(lambda context: _infer(operator, context))
@@ -83,15 +85,12 @@ def _parameter(parameter: Parameter) -> Any:
     )
 
 
-def _users(operator: Operator, variable: str) -> str:
-    return ", ".join(each.name for each in (*operator.inputs, *operator.outputs) if each.variable == variable)
-
-
-def _attribute(name: str, kind: str, default: Any, doc: str) -> Any:
-    if default is None:
+def _attribute(attribute: Attribute) -> Any:
+    name, kind, doc = attribute.name, attribute.kind, attribute.doc
+    if attribute.default is None:
         return defs.OpSchema.Attribute(name, getattr(defs.OpSchema.AttrType, kind), doc, required=True)
-    kinds = onnx.AttributeProto.AttributeType
-    return defs.OpSchema.Attribute(name, helper.make_attribute(name, default, attr_type=kinds.Value(kind)), doc)
+    number = onnx.AttributeProto.AttributeType.Value(kind)
+    return defs.OpSchema.Attribute(name, helper.make_attribute(name, attribute.default, attr_type=number), doc)
 
 
 def _type_strings(element_types: Iterable[ElementType]) -> list[str]:

@@ -69,14 +69,14 @@ def _bounds(graph: Graph, clip: ir.Node, codes: ElementType | None) -> tuple[int
     """Return the bounds of a Clip of integers; None if they are not constants of one element."""
     if codes is None or not codes.is_integer or codes.bits > _MOST_BITS:
         return None
-    found = []
+    bounds = []
     for index, missing in ((1, codes.lowest), (2, codes.highest)):
         value = clip.inputs[index] if index < len(clip.inputs) else None
         array = None if value is None else graph.array(value)
         if value is not None and (array is None or array.size != 1):
             return None
-        found.append(int(missing) if array is None else int(array.reshape(())))
-    return found[0], found[1]
+        bounds.append(int(missing) if array is None else int(array.reshape(())))
+    return bounds[0], bounds[1]
 
 
 def _parameters(

@@ -115,30 +115,23 @@ def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known
 
 
 def _outputs(
-    graph: Graph,
-    node: Node,
-    inputs: Sequence[ir.TensorProtocol | None],
-    meaning: Meaning[Operand] | None,
-    known: Known,
+    graph: Graph, node: Node, inputs: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None, known: Known
 ) -> Sequence[ir.TensorProtocol]:
     """Return the outputs of a node for constant inputs. Raise Left if the node is not valid."""
     x, *others = inputs
     assert x is not None
-    digests = (each and hashlib.sha256(array_of(each).tobytes()).digest() for each in others)
-    key = node.operator, repr(node.attributes), id(x), *digests, *(each and (each.dtype, each.shape.numpy()) for each in others)
+    digests = (tensor and hashlib.sha256(array_of(tensor).tobytes()).digest() for tensor in others)
+    types = (tensor and (tensor.dtype, tensor.shape.numpy()) for tensor in others)
+    key = node.operator, repr(node.attributes), id(x), *digests, *types
     if key not in known:
         y = _lazily(graph, node, x, others, meaning)
-        arrays = () if y else call(node, [None if each is None else array_of(each) for each in inputs])
-        known[key] = x, [y] if y else [in_memory(each) for each in arrays]
+        arrays = () if y else call(node, [None if tensor is None else array_of(tensor) for tensor in inputs])
+        known[key] = x, [y] if y else [in_memory(array) for array in arrays]
     return known[key][1]
 
 
 def _lazily(
-    graph: Graph,
-    node: Node,
-    x: ir.TensorProtocol,
-    others: Sequence[ir.TensorProtocol | None],
-    meaning: Meaning[Operand] | None,
+    graph: Graph, node: Node, x: ir.TensorProtocol, others: Sequence[ir.TensorProtocol | None], meaning: Meaning[Operand] | None
 ) -> ComputedTensor | None:
     """Return the output of a node as a tensor that is computed when it is read. None: it is small, or it is not known how its
     rows are computed apart. Raise Left if the node is not valid."""
@@ -150,11 +143,11 @@ def _lazily(
     if not isinstance(meaning, (Affine, BlockRoundTrip)):
         return None
     axis, block = meaning.axis % len(shape) if len(shape) > 1 else 0, meaning.block_size
-    if not block and any(each is not None and len(each.shape) > 1 and each.size > 1 for each in others):
+    if not block and any(tensor is not None and len(tensor.shape) > 1 and tensor.size > 1 for tensor in others):
         return None
     x_type = find(x.dtype.value)
     assert x_type
-    known = [None if each is None else Tensor(find(each.dtype.value), each.shape.numpy()) for each in (x, *others)]
+    known = [None if tensor is None else Tensor(find(tensor.dtype.value), tensor.shape.numpy()) for tensor in (x, *others)]
     try:
         (inferred,) = node.operator.infer(known, node.attributes)
     except ValueError as error:
@@ -167,7 +160,7 @@ def _lazily(
     unit = block if block and along == axis else 1
 
     def rows_of_y(part: NDArray[Any], start: int, stop: int, *parameters: NDArray[Any] | None) -> NDArray[Any]:
-        of_part = (_rows(each, parameter_axis, start // unit, -(-stop // unit)) for each in parameters)
+        of_part = (_rows(parameter, parameter_axis, start // unit, -(-stop // unit)) for parameter in parameters)
         return on_one_thread(call, node, [part, *of_part])[0]
 
     y = mapped(x, rows_of_y, inferred.element_type, unit, others)
@@ -176,7 +169,7 @@ def _lazily(
     with opened(y) as rows:
         first = rows(0, min(next(spans(y))[1], max(y.unit, 2)))
     few = [length if each == axis else 1 for each, length in enumerate(shape)]
-    call(node, [np.zeros(few, x_type.dtype), *(_few(each, axis, len(shape)) for each in others)])
+    call(node, [np.zeros(few, x_type.dtype), *(_few(parameter, axis, len(shape)) for parameter in others)])
     return y if find(first.dtype) is inferred.element_type else None
 
 
@@ -187,12 +180,12 @@ def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: Fak
         arrays, attributes = fake_quantizers.parameters(graph, node, meaning)
     except ValueError as error:
         raise Left(f"not valid: {error}") from None
-    if np.broadcast_shapes(shape, *(each.shape for each in arrays)) != tuple(shape):
+    if np.broadcast_shapes(shape, *(array.shape for array in arrays)) != tuple(shape):
         raise Left("not valid: a parameter does not broadcast to x")
     own, along = replace(node, operator=FAKE_QUANTIZE, attributes=attributes), row_axis(shape) - len(shape)
 
     def rows_of_y(part: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-        return on_one_thread(call, own, [part, *(_rows(each, along, start, stop) for each in arrays)])[0]
+        return on_one_thread(call, own, [part, *(_rows(array, along, start, stop) for array in arrays)])[0]
 
     return mapped(x, rows_of_y, FLOAT32)
 

@@ -9,7 +9,7 @@ from ..declaration import Dequantize, DynamicQuantize
 from ..element_types import FLOAT32
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
-from .nodes import Left, Node, Operand
+from .nodes import Left, Node, Operand, have_same_bits
 from .pairs import FUSED, SHARED
 
 
@@ -31,22 +31,22 @@ def _fuse(graph: Graph, node: Node, quantize: DynamicQuantize[Operand]) -> None:
                 raise Left(f"{first.full_name} behind its scales has another scale")
             factors.append(first.y)
     followers = users(codes, 0)
-    if {*followers} != {each for value in factors for each in users(value, 1)}:
+    if {*followers} != {user for value in factors for user in users(value, 1)}:
         raise Left("its codes and its scales have different users")
     first, *others = followers
-    for each in followers:
-        meaning = _dequantize(graph, each)
+    for follower in followers:
+        meaning = _dequantize(graph, follower)
         if (meaning.block_size, _axis(graph, node, meaning.axis)) != (quantize.block_size, _axis(graph, node, quantize.axis)):
-            raise Left(f"{each.full_name} behind it has other blocks")
+            raise Left(f"{follower.full_name} behind it has other blocks")
     if graph.inferred_type(node.x) is not FLOAT32:
         raise Left("its x is not known to be float32")
-    if any(each.y.is_graph_output() for each in others):
+    if any(other.y.is_graph_output() for other in others):
         raise Left("the dequantize nodes downstream of it are outputs of their graph")
     operator = OPERATORS.find(OWN_DOMAIN, quantize.round_trip)
     assert operator
-    for each in others:
-        each.y.replace_all_uses_with(first.y)
-        graph.remove(each, SHARED)
+    for other in others:
+        other.y.replace_all_uses_with(first.y)
+        graph.remove(other, SHARED)
     inputs = [quantize.x.value, *([quantize.scale.value] if quantize.scale else [])]
     graph.replace(first, operator, inputs, {"axis": quantize.axis, "block_size": quantize.block_size}, FUSED)
 
@@ -74,7 +74,7 @@ def _is_same_number(one: Operand, other: Operand) -> bool:
     """Whether two scales of one element are the same. One may be a scalar, and the other have a dimension."""
     if one.is_same(other):
         return True
-    arrays = one.array, other.array
-    if arrays[0] is None or arrays[1] is None or arrays[0].size != 1 or arrays[1].size != 1:
+    numbers = one.array, other.array
+    if numbers[0] is None or numbers[1] is None or numbers[0].size != 1:
         return False
-    return arrays[0].dtype == arrays[1].dtype and arrays[0].tobytes() == arrays[1].tobytes()
+    return have_same_bits(numbers[0].reshape(-1), numbers[1].reshape(-1))

@@ -26,7 +26,9 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
     """Inline functions of the model. Return how many calls of each function were inlined, and how many nodes of each operator
     stay in functions, with the reason. With `every`, inline all functions, whatever they contain."""
     functions = dict(model.functions)
-    used = {name: functions.keys() & {node.op_identifier() for node in each.all_nodes()} for name, each in functions.items()}
+    used = {
+        name: functions.keys() & {node.op_identifier() for node in function.all_nodes()} for name, function in functions.items()
+    }
     users = {name: {user for user, names in used.items() if name in names} for name in used}
     own = {
         name for name, function in functions.items() if every or any(_is_own(node, functions) for node in function.all_nodes())
@@ -54,12 +56,15 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
         return True
 
     for name in sorted(wanted):
-        functions[name].opset_imports.update({each: model.opset_imports[each] for each in functions[name].opset_imports})
+        functions[name].opset_imports.update({domain: model.opset_imports[domain] for domain in functions[name].opset_imports})
     _make_names_unique(model, [functions[name] for name in sorted(wanted)])
     for graph in (model.graph, *(function.graph for function in functions.values())):
         for node in graph.all_nodes():
             if node.op_identifier() in wanted:
-                _complete(node, functions[node.op_identifier()])
+                # The inlined nodes need the outputs that a call omits, as values without names, and name them.
+                node.resize_outputs(max(len(functions[node.op_identifier()].outputs), len(node.outputs)))
+                for output in node.outputs:
+                    output.name = output.name or None
     InlinePass(is_wanted)(model)
     for name in wanted:
         model.functions.pop(name, None)  # nothing calls it
@@ -115,10 +120,3 @@ def _make_names_unique(model: ir.Model, functions: Iterable[ir.Function]) -> Non
             if value.name:
                 value.name += tag
                 names.add(value.name)
-
-
-def _complete(call: ir.Node, function: ir.Function) -> None:
-    """Add the outputs that a call omits, as values without names. The inlined nodes need them, and name them."""
-    call.resize_outputs(max(len(function.outputs), len(call.outputs)))
-    for output in call.outputs:
-        output.name = output.name or None

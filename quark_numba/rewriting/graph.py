@@ -30,15 +30,15 @@ class Graph(Nodes):
         self,
         model: ir.Model,
         *,
-        keep_quantized_weights: bool,
-        qdq: Qdq,
-        regions: bool,
-        replaced: frozenset[str],
+        keep_quantized_weights: bool = False,
+        qdq: Qdq = "float",
+        regions: bool = False,
+        replaced: frozenset[str] = frozenset(),
         integers: Integers = "nowhere",
     ) -> None:
         # Some exporters list weights as graph inputs, too, as IR version 3 wanted it. These become constants alone, so that a
         # session refuses to be fed with them. If every input has an initializer, these are the defaults of real inputs.
-        self._inputs = [*model.graph.inputs]
+        self.inputs = [*model.graph.inputs]  # those of the model as it was
         weights = [value for value in model.graph.inputs if value.is_initializer()]
         if model.ir_version >= 4 and len(weights) < len(model.graph.inputs):
             for value in weights:
@@ -111,10 +111,6 @@ class Graph(Nodes):
         copy_metadata(replaced, new)
         self.model.opset_imports.setdefault(operator.domain, operator.since_version)
         return new
-
-    def restore_inputs(self) -> None:
-        """Let the model have all its inputs again, for a model that stays as it is."""
-        self.model.graph.inputs[:] = self._inputs
 
     def remove(self, node: Node | ir.Node, what: str) -> None:
         """Remove a node that nothing uses, and the constants and the package's nodes that only this node used."""

@@ -163,11 +163,11 @@ def _clip_bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
         return 0.0, math.inf
     if node.op_identifier() != ("", "Clip", ""):
         return None
-    found = [node.attributes.get_float("min", -math.inf), node.attributes.get_float("max", math.inf)]
+    bounds = [node.attributes.get_float("min", -math.inf), node.attributes.get_float("max", math.inf)]
     for index, value in enumerate(node.inputs[1:3]):
         array = None if value is None else graph.array(value)
         if value is not None:
             if array is None or array.size != 1 or array.dtype != np.float32 or np.isnan(array).any():
                 return None
-            found[index] = float(array.reshape(()))
-    return (found[0], found[1]) if found[0] <= found[1] else None
+            bounds[index] = float(array.reshape(()))
+    return (bounds[0], bounds[1]) if bounds[0] <= bounds[1] else None

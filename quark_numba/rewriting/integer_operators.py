@@ -36,7 +36,7 @@ def rewrite(graph: Graph) -> None:
     version = graph.model.opset_imports.get("", 0)
     if graph.qdq != "auto" or graph.integers == "nowhere" or version < _FIRST_OPSET:
         return
-    found: dict[Node, Match] = {}  # by the quantize node behind it
+    matches: dict[Node, Match] = {}  # by the quantize node behind it
     for node in graph.model.graph.all_nodes():
         rule = RULES.get(node.op_type) if not node.domain else None
         if rule and (rule.domain, rule.name or node.op_type, "") not in graph.model.functions:
@@ -44,43 +44,43 @@ def rewrite(graph: Graph) -> None:
                 operator = rule.match(graph, node)
             except Left:
                 continue
-            found[operator.target.quantize] = operator
-    chosen = [each for group in _groups(found) if _is_faster(graph, group) for each in group]
+            matches[operator.target.quantize] = operator
+    chosen = [match for group in _groups(matches) if _is_faster(graph, group) for match in group]
     if chosen:
         graph.model.graph.sort()  # ONNX Runtime takes nodes in any order
         _Writing(graph, chosen).run()
 
 
-def _groups(found: Mapping[Node, Match]) -> Iterator[list[Match]]:
+def _groups(matches: Mapping[Node, Match]) -> Iterator[list[Match]]:
     """Yield the operators that codes connect, each group in the order of the model."""
     parents: dict[Any, Any] = {}
 
-    def root(each: Any) -> Any:
-        while parents.setdefault(each, each) is not each:
-            each = parents[each]
-        return each
+    def root(value: Any) -> Any:
+        while parents.setdefault(value, value) is not value:
+            value = parents[value]
+        return value
 
-    for operator in found.values():
+    for operator in matches.values():
         for source in operator.sources:
             if not source.is_constant:
                 parents[root(source.node.x)] = root(operator.target.quantize.y)
     groups: dict[Any, list[Match]] = {}
-    for operator in found.values():
+    for operator in matches.values():
         groups.setdefault(root(operator.target.quantize.y), []).append(operator)
     yield from groups.values()
 
 
 def _is_faster(graph: Graph, group: Sequence[Match]) -> bool:
-    total, own = 0.0, {each.node for each in group}
-    made = {each.target.quantize for each in group}
+    total, own = 0.0, {match.node for match in group}
+    made = {match.target.quantize for match in group}
     taken: dict[ir.Value, None] = {}
-    for each in group:
-        total += of_operator(graph, each.node, each.of_weights.name)
-        taken |= dict.fromkeys(source.node.x for source in each.sources if not source.is_constant)
+    for match in group:
+        total += of_operator(graph, match.node, match.of_weights.name)
+        taken |= dict.fromkeys(source.node.x for source in match.sources if not source.is_constant)
     # The codes that the group takes from outside, and those that it gives to float operators.
     total += sum(of_quantization(graph, value) for value in taken if graph.node(value.producer()) not in made)
-    for each in group:
-        behind = [user for user, _ in each.target.quantize.y.uses()]
+    for match in group:
+        behind = [user for user, _ in match.target.quantize.y.uses()]
         total += sum(of_quantization(graph, user.outputs[0]) for user in behind if not _feeds_only(user.outputs[0], own))
     return total < 0
 
@@ -89,9 +89,9 @@ def _feeds_only(value: ir.Value, nodes: set[ir.Node]) -> bool:
     """Whether only these nodes use a value, or what moves it."""
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        others = [user for user, _ in each.uses() if user not in nodes]
-        if each.is_graph_output() or not each.uses() or any(user.op_identifier() not in MOVES for user in others):
+        value = waiting.pop()
+        others = [user for user, _ in value.uses() if user not in nodes]
+        if value.is_graph_output() or not value.uses() or any(user.op_identifier() not in MOVES for user in others):
             return False
         waiting += [user.outputs[0] for user in others]
     return True
@@ -125,7 +125,7 @@ class _Writing:
         inputs exist, and nothing uses its output yet."""
         rule, replaced, target = match.rule, match.node, match.target
         types = [UINT8, match.of_weights, *[UINT8] * len(match.sources)]
-        operands = [self._operand(match, *each) for each in zip(match.sources, types, strict=False)]
+        operands = [self._operand(match, *operand) for operand in zip(match.sources, types, strict=False)]
         order = rule.order.split()
         parts: dict[str, list[ir.Value | None]] = {
             "x": [value for operand in operands for value in operand],
@@ -145,8 +145,8 @@ class _Writing:
             self.graph.model.opset_imports.setdefault(rule.domain, 1)
         codes = self._insert(node, target.quantize, target.quantize.y)
         if target.bounds:
-            bounds = (np.array(each + target.codes.shift(UINT8), np.uint8) for each in target.bounds)
-            node = ir.node("Clip", [codes, *(self._constant(match, each, "bound") for each in bounds)])
+            bounds = (np.array(bound + target.codes.shift(UINT8), np.uint8) for bound in target.bounds)
+            node = ir.node("Clip", [codes, *(self._constant(match, bound, "bound") for bound in bounds)])
             codes = self._insert(node, target.quantize, target.quantize.y)
         self.made[target.quantize] = codes
 
@@ -155,7 +155,9 @@ class _Writing:
         shift, value, tensor = source.codes.shift(codes), source.node.x, self.graph.tensor(source.node.x)
         quantize = self.graph.node(value.producer())
         if tensor is not None and (shift or source.codes.element_type is not codes):
-            changed = self.shifted.setdefault((id(tensor), codes, shift), _shifted(tensor, codes, shift))
+            # Computed when it is read.
+            computed = mapped(tensor, lambda part, *_: (part.astype(np.int16) + shift).astype(codes.dtype), codes)
+            changed = self.shifted.setdefault((id(tensor), codes, shift), computed)
             value = self.graph.shared_constant(changed, self.graph.unused_name(f"{value.name}_codes"), match.node)
         elif quantize in self.made:
             value = self.made[quantize]
@@ -182,7 +184,7 @@ class _Writing:
         divisor = divisor_of(self.graph, match.node)
         assert divisor
         parts = np.array(1, np.uint8), np.array(1 / divisor, np.float32), np.array(0, np.uint8)
-        return [self._constant(match, each, "reciprocal") for each in parts]
+        return [self._constant(match, part, "reciprocal") for part in parts]
 
     def _constant(self, match: Match, array: NDArray[Any], name: str) -> ir.Value:
         return self.graph.new_constant(array, f"{match.node.outputs[0].name}_{name}", match.target.quantize.node)
@@ -192,7 +194,7 @@ class _Writing:
         (y,) = node.outputs
         y.name, y.type = self.graph.unused_name(f"{like.name}_codes"), codes or ir.TensorType(ir.DataType.UINT8)
         if (shape := self.graph.shape(like)) is not None:
-            y.shape = ir.Shape([None if isinstance(each, int) and each < 0 else each for each in shape])
+            y.shape = ir.Shape([None if isinstance(dim, int) and dim < 0 else dim for dim in shape])
         before.node.prepend(node)
         return y
 
@@ -225,8 +227,3 @@ class _Writing:
             quantize.y.name, codes.name = None, name
         if quantize.node.graph:  # else it was removed with the last of its users
             self.graph.remove(quantize, REWRITTEN)
-
-
-def _shifted(tensor: ir.TensorProtocol, codes: ElementType, shift: int) -> ir.TensorProtocol:
-    """Return codes plus a number, in another type, which are computed when they are read."""
-    return mapped(tensor, lambda part, *_: (part.astype(np.int16) + shift).astype(codes.dtype), codes)

@@ -60,23 +60,14 @@ class Match:
 class Rule:
     """How operators of one name are matched and written.
 
-    Parameters
-    ----------
-    domain, name : str
-        The integer operator. Without a name it is the operator itself, which takes codes as well.
-    inputs : int, optional
-        How many inputs are dequantized; None: all.
-    check : callable, optional
-        Raises Left if an operator that matched otherwise is not rewritten.
-    order : str
-        The order of the inputs. x: codes, scale and zero point of each input; y: scale and zero point of the output; b: the
-        bias, which is the operator's third input; d: the reciprocal of the divisor, as the code 1 with a scale; codes: codes
-        alone, and all other inputs.
-    attributes : tuple of str, optional
-        The attributes that the integer operator has; None: all.
-    has_weights : bool
-        Whether the first input is multiplied with the second one, which may have several scales.
-    """
+    `domain` and `name` are those of the integer operator; without a name it is the operator itself, which takes codes as well.
+    `inputs` is how many inputs are dequantized; None: all. `check` raises Left if an operator that matched otherwise is not
+    rewritten. `attributes` are those that the integer operator has; None: all. `has_weights`: whether the first input is
+    multiplied with the second one, which may have several scales.
+
+    `order` is the order of the inputs. x: codes, scale and zero point of each input; y: scale and zero point of the output; b:
+    the bias, which is the operator's third input; d: the reciprocal of the divisor, as the code 1 with a scale; codes: codes
+    alone, and all other inputs."""
 
     domain: str
     name: str
@@ -140,9 +131,9 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
     return codes
 
 
-def _weights_shape(graph: Graph, source: Source, along: int | None = None) -> list[int]:
-    """Return the shape of weights behind their moves. Raise Left unless they are constant, with one scale or, if `along` is an
-    axis, one for each index along it."""
+def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
+    """Return the shape of weights behind their moves. Raise Left unless they are constant, with one scale, or with one for each
+    index along an axis."""
     tensor = graph.tensor(source.node.x)
     if tensor is None or any(move.op_type != "Transpose" for move in source.moves):
         raise Left("its weights are not constant")
@@ -153,8 +144,8 @@ def _weights_shape(graph: Graph, source: Source, along: int | None = None) -> li
         shape, axes = ([each[place] for place in perm] for each in (shape, axes))
     scales = source.codes.scales
     if scales.size != 1:
-        is_along = along is not None and len(shape) > along and axes[along] == source.codes.meaning.axis % len(axes)
-        if along is None or not is_along or scales.size != shape[along]:
+        is_along = len(shape) > along and axes[along] == source.codes.meaning.axis % len(axes)
+        if not is_along or scales.size != shape[along]:
             raise Left("its scales lie along another axis")
     return shape
 

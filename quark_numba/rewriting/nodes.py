@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import shape_inference
@@ -33,27 +34,6 @@ class Inferred(NamedTuple):
 
     element_type: ElementType | None = None
     shape: Shape | None = None
-
-
-def inferred_values(graph: Values) -> dict[ir.Value, Inferred]:
-    """Return what onnx infers for the values of the main graph; nothing if onnx fails."""
-    try:
-        copy = skeleton(graph.model, graph.tensor)
-        inferred = shape_inference.infer_shapes(copy, data_prop=True).graph
-    except Exception as error:  # a model that is not valid may raise anything
-        reraise_of_signal_handler(error)
-        return {}
-    found, values = {}, {value.name: value for node in graph.model.graph for value in node.outputs}
-    values |= {value.name: value for value in graph.model.graph.inputs}
-    for info in (*inferred.value_info, *inferred.input, *inferred.output):
-        if info.name not in values:
-            continue
-        tensor_type = info.type.tensor_type
-        dimensions = [
-            each.dim_value if each.HasField("dim_value") else each.dim_param or None for each in tensor_type.shape.dim
-        ]
-        found[values[info.name]] = Inferred(find(tensor_type.elem_type), dimensions if tensor_type.HasField("shape") else None)
-    return found
 
 
 class Values:
@@ -107,11 +87,24 @@ class Values:
         inferred = self._infer(value).shape
         if inferred is not None or value.shape is None:
             return inferred
-        return [each if isinstance(each, int) else each.value for each in value.shape.dims]
+        return [dim if isinstance(dim, int) else dim.value for dim in value.shape.dims]
 
     def _infer(self, value: ir.Value) -> Inferred:
+        """Return what onnx infers for a value of the main graph; nothing if onnx fails."""
         if self._inferred is None:
-            self._inferred = inferred_values(self)
+            try:
+                inferred = shape_inference.infer_shapes(skeleton(self.model, self.tensor), data_prop=True).graph
+            except Exception as error:  # a model that is not valid may raise anything
+                reraise_of_signal_handler(error)
+                inferred = onnx.GraphProto()
+            graph, self._inferred = self.model.graph, {}
+            values = {value.name: value for value in (*(y for node in graph for y in node.outputs), *graph.inputs)}
+            for info in (*inferred.value_info, *inferred.input, *inferred.output):
+                tensor_type = info.type.tensor_type
+                dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor_type.shape.dim]
+                if info.name in values:
+                    known = Inferred(find(tensor_type.elem_type), dims if tensor_type.HasField("shape") else None)
+                    self._inferred[values[info.name]] = known
         return self._inferred.get(value, Inferred())
 
     def forget_inferred(self) -> None:
@@ -178,16 +171,16 @@ class Operand:
     def is_same(self, other: Operand) -> bool:
         if self.value is other.value:
             return True
-        sizes = [tensor.nbytes for each in (self, other) if (tensor := each.graph.tensor(each.value))]
+        sizes = [tensor.nbytes for operand in (self, other) if (tensor := operand.graph.tensor(operand.value))]
         if len(sizes) < 2 or sizes[0] != sizes[1]:
             return False
         one, two = self.array, other.array
-        return (
-            one is not None
-            and two is not None
-            and (one.shape, one.dtype) == (two.shape, two.dtype)
-            and one.tobytes() == two.tobytes()
-        )
+        return one is not None and two is not None and have_same_bits(one, two)
+
+
+def have_same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether two arrays have the same shape, type and bits."""
+    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
 class Nodes(Values):
@@ -226,7 +219,11 @@ class Nodes(Values):
 
     def _record(self, node: Node) -> None:
         self._nodes[node.node] = node
-        self._mend_types(node)
+        for value, parameter in zip(node.node.outputs, node.operator.outputs, strict=True):
+            (element_type, *others) = node.operator.types[parameter.variable]
+            # The model may leave the type of codes out, or call it uint8.
+            if element_type is node.operator.uint8_holds and not others and not value.is_graph_output():
+                value.type = ir.TensorType(ir.DataType(element_type.number))
         given = {}
         for attribute in node.operator.attributes:
             of_node = node.node.attributes.get(attribute.name)
@@ -244,14 +241,6 @@ class Nodes(Values):
 
     def _leave_as_invalid(self, node: Node, why: str) -> None:
         node.is_valid, self.reasons[node] = False, why
-
-    @staticmethod
-    def _mend_types(node: Node) -> None:
-        """Set the types of outputs that are codes, and that the model leaves out or calls uint8."""
-        for value, parameter in zip(node.node.outputs, node.operator.outputs, strict=True):
-            (element_type, *others) = node.operator.types[parameter.variable]
-            if element_type is node.operator.uint8_holds and not others and not value.is_graph_output():
-                value.type = ir.TensorType(ir.DataType(element_type.number))
 
     # The nodes, and why they stay as they are.
 
@@ -311,19 +300,14 @@ class Nodes(Values):
         self, node: Node, value: ir.Value | None = None, index: int = 0, what: str = "its codes", unused: str = "it"
     ) -> list[Node]:
         """Return the dequantize nodes that use a quantize node's codes, in the order of the model; or those that use another
-        value as their input `index`. `what` and `unused` are what messages call the value.
-
-        Raises
-        ------
-        Left
-            If the codes have another user or no user, or if one of the dequantize nodes stays as it is.
-        """
+        value as their input `index`. `what` and `unused` are what messages call the value. Raise Left if the codes have another
+        user or no user, or if one of the dequantize nodes stays as it is."""
         value = value or node.y
         if value.is_graph_output():
             raise Left(f"{what} are an output of its graph")
         if not value.uses():
             raise Left(f"nothing uses {unused}")
-        found = []
+        followers = []
         for user, at in value.uses():
             follower = self.node(user)
             if user.graph is not node.node.graph:
@@ -332,8 +316,8 @@ class Nodes(Values):
                 raise Left(f"{follower.full_name} behind it stays: {self.reasons[follower]}")
             if follower is None or at != index or not isinstance(self.meaning(follower), Dequantize):
                 raise Left(f"{what} are used by {full_name(user)}")
-            found.append(follower)
-        return sorted(found, key=lambda each: each.place)
+            followers.append(follower)
+        return sorted(followers, key=lambda follower: follower.place)
 
     def as_function(self, node: Node) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return a node as a function of its x. Its other inputs have to be constants. The function raises Left if x is not

@@ -55,8 +55,8 @@ def _operators() -> frozenset[tuple[str, str]]:
 
 @functools.cache
 def _types_of_kernels() -> dict[tuple[str, str], set[str]]:
-    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    types: dict[tuple[str, str], set[str]] = defaultdict(set)
     for each in onnxruntime_pybind11_state.get_all_opkernel_def():
         if each.provider == "CPUExecutionProvider":
-            found[each.domain, each.op_name].update(*each.type_constraints.values())
-    return found
+            types[each.domain, each.op_name].update(*each.type_constraints.values())
+    return types

@@ -10,7 +10,7 @@ from typing import overload
 import onnx
 
 from ..compiling.memory import no_garbage_collection
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..models import files, model_files, protos
 from . import (
     clips,
@@ -158,10 +158,10 @@ class Optimized:
         except ValueError as error:  # no file has such a name
             raise ModelError(f"{os.fspath(path)}: {error}") from None
         if original is None or os.path.realpath(original) != target:
-            for each in (target, f"{target}.data"):
+            for file in (target, f"{target}.data"):
                 for what, others in (("has tensors of", self.source.files), ("is", [original] if original else [])):
-                    if files.is_one_of(each, others):
-                        raise ModelError(f"{each} {what} the original model; expected another name for the optimised one")
+                    if files.is_one_of(file, others):
+                        raise ModelError(f"{file} {what} the original model; expected another name for the optimised one")
         model_files.save(self.rewritten, path, apart=self.source.is_apart, check=self.source.check)
 
 
@@ -178,18 +178,11 @@ def optimized(
     """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
     `integers`: where integer operators have to be exact, if they may be used at all."""
     check(qdq)
-    if isinstance(model, (str, os.PathLike)):
-        source = model_files.Source.open(model)
-    elif isinstance(model, onnx.ModelProto):
-        source = model_files.Source(model, leave=replaced)
-    elif isinstance(model, model_files.Source):
-        source = model
-    else:
-        raise TypeError(f"model is a {type(model).__name__}; expected onnx.ModelProto or a path")
-    if not source.proto.HasField("graph"):
-        raise ModelError("not an ONNX model: it has no graph")
+    source = model_files.Source.of(model, leave=replaced)
+    is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
+    # What onnx-ir would lose.
+    lost = "sparse initializers" if is_sparse else "training_info" if source.proto.training_info else ""
     try:
-        lost = _what_gets_lost(source.proto)
         intermediate = None if lost else source.lazy()
     except Exception as error:
         reraise_of_signal_handler(error)
@@ -198,7 +191,7 @@ def optimized(
         same = onnx.ModelProto()
         same.CopyFrom(source.whole())
         return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
-    try:
+    with errors_named("not a valid model"):
         inlined, in_functions = functions.inline(intermediate)
         graph = Graph(
             intermediate,
@@ -209,19 +202,7 @@ def optimized(
             replaced=replaced,
             integers=integers,
         )
-        for each in (own_operators,) if standard_operators.stays(graph) else PASSES:
-            each.rewrite(graph)
+        for rewriting in (own_operators,) if standard_operators.stays(graph) else PASSES:
+            rewriting.rewrite(graph)
             graph.sweep()
         return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left)
-    except ModelError:
-        raise
-    except Exception as error:  # a model that is not valid may raise anything
-        reraise_of_signal_handler(error)
-        raise ModelError(f"not a valid model: {type(error).__name__}: {error}") from error
-
-
-def _what_gets_lost(model: onnx.ModelProto) -> str:
-    """Return what onnx-ir would lose from a model; "" if it loses nothing."""
-    if any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(model)):
-        return "sparse initializers"
-    return "training_info" if model.training_info else ""

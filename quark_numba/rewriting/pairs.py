@@ -31,14 +31,9 @@ def rewrite(graph: Graph) -> None:
 
 def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> list[Node]:
     """Return the dequantize nodes behind a quantize node, in the order of the model, if one fused node can replace them all.
-
-    Raises
-    ------
-    Left
-        As in `Graph.followers`, or if a fused node would not return the same.
-    """
-    found = graph.followers(node)
-    first, *others = found
+    Raise Left as `Graph.followers` does, or if a fused node would not return the same."""
+    followers = graph.followers(node)
+    first, *others = followers
     dequantize = graph.affine(first)
     for other in others:
         is_equal = (
@@ -49,7 +44,7 @@ def fusible_followers(graph: Graph, node: Node, quantize: Quantize[Operand]) -> 
         if not is_equal or other.y.is_graph_output():
             raise Left("the dequantize nodes downstream of it differ, or are outputs of their graph")
     _check(graph, node, quantize, dequantize)
-    return found
+    return followers
 
 
 def attributes(meaning: Affine[Operand]) -> dict[str, Any]:

@@ -11,23 +11,8 @@ import onnx_ir as ir
 from ..block.granularity import MOST_ROWS
 from ..declaration import BlockRoundTrip, FakeQuantize, RoundTrip
 from ..element_types import FLOAT32
-from ..region.key import (
-    BLOCK_ROUND_TRIPS,
-    CAST,
-    CASTS,
-    DOMAINS,
-    FAKE_QUANTIZE,
-    MOST_INPUTS,
-    MOST_STEPS,
-    MOST_STREAMS,
-    OPERANDS,
-    ROUND_TRIP,
-    UNARY,
-    ZERO_POINTS,
-    Input,
-    Program,
-    Step,
-)
+from ..region import key as programs
+from ..region.key import BLOCK_ROUND_TRIPS, CAST, CASTS, FAKE_QUANTIZE, ROUND_TRIP, Input, Program, Step
 from ..region.operators import OPERATORS as REGION
 from .fusions import fused_values
 from .graph import Graph
@@ -85,15 +70,15 @@ class _Steps:
             except Left as error:
                 self.graph.reasons[own] = str(error)
                 return None
-        if node.domain or node.op_type not in OPERANDS or node.op_type in DOMAINS or len(node.outputs) != 1:
+        if node.domain or node.op_type not in programs.OPERANDS or node.op_type in programs.DOMAINS or len(node.outputs) != 1:
             return None
         if node.outputs[0].name in self.fused:
             self.graph.leave(node, self.fused[node.outputs[0].name])
             return None
         if node.op_type == CAST:
             return self._cast(node)
-        fewest, most = OPERANDS[node.op_type]
-        attributes = dict(UNARY.get(node.op_type, {}))
+        fewest, most = programs.OPERANDS[node.op_type]
+        attributes = dict(programs.UNARY.get(node.op_type, {}))
         for name, attribute in node.attributes.items():
             if name not in attributes or attribute.is_ref() or attribute.type.name != "FLOAT":
                 return None
@@ -127,7 +112,7 @@ class _Steps:
         if scale.shape != zero_point.shape and not scale.size == zero_point.size == 1:
             raise Left("its scale and its zero point have different shapes")
         codes = meaning.element_type
-        if codes not in ZERO_POINTS:
+        if codes not in programs.ZERO_POINTS:
             raise Left(f"{_REGION.full_name} has no {codes.name if codes else 'zero point of its type'}")
         axis = 0
         if scale.size != 1:
@@ -246,7 +231,8 @@ class _Merging:
         if len(blocks) > 1:
             return False
         # A constant with two roles becomes two inputs.
-        return len(region) <= MOST_STEPS and 2 * len(given) <= MOST_INPUTS and streams <= MOST_STREAMS
+        is_small = len(region) <= programs.MOST_STEPS and streams <= programs.MOST_STREAMS
+        return is_small and 2 * len(given) <= programs.MOST_INPUTS
 
     # The change of the graph.
 

@@ -78,7 +78,8 @@ def _is_rounded(graph: Graph, x: ir.Value, round_trip: RoundTrip[Operand]) -> bo
             return False
         before = graph.meaning(graph.node(producer))
         if isinstance(before, RoundTrip):
-            if not _is_equal(before, round_trip):
+            is_same_type = before.element_type is round_trip.element_type and before.saturate == round_trip.saturate
+            if not is_same_type or before.has_other_type or not round_trip.has_same_parameters(before):
                 return False
             continue
         if producer.domain or graph.node(producer):
@@ -119,11 +120,6 @@ def _signs_of_zeros_are_lost(graph: Graph, y: ir.Value) -> bool:
                 seen.update(new)
                 waiting += new
     return True
-
-
-def _is_equal(before: RoundTrip[Operand], after: RoundTrip[Operand]) -> bool:
-    is_same_type = before.element_type is after.element_type and before.saturate == after.saturate
-    return is_same_type and not before.has_other_type and after.has_same_parameters(before)
 
 
 def _keeps_rounded(graph: Graph, node: ir.Node, round_trip: RoundTrip[Operand]) -> bool:

@@ -29,21 +29,13 @@ def stand_ins(
     nodes: Iterable[onnx.NodeProto], types: Mapping[str, int], *, hidden: list[str] | None = None
 ) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of a graph, with stand-ins for nodes of the package's operators, ONNX's own among them, also in
-    subgraphs. Outputs keep their names, element types and shapes, but not their values.
+    subgraphs. Outputs keep their names, element types and shapes, but not their values. A node of the package's operators is
+    left out if it is not valid, or if the element type of its output is unknown. `types` are the element types of values, by
+    name.
 
-    Parameters
-    ----------
-    nodes : onnx.NodeProto
-        The nodes are not changed. A node of the package's operators is left out if it is not valid, or if the element type of
-        its output is unknown.
-    types : mapping of str to int
-        The element types of values, by name.
-    hidden : list of str, optional
-        If the list is given, outputs have unknown shapes, as ONNX Runtime sees the package's operators. No optimiser looks
-        through a stand-in, because it is a Reshape to a shape that is a graph input. The names of these graph inputs are
-        appended to the list, and the caller has to add the inputs to the model.
-    """
-
+    With a list `hidden`, outputs have unknown shapes, as ONNX Runtime sees the package's operators. No optimiser looks through
+    a stand-in, because it is a Reshape to a shape that is a graph input. The names of these graph inputs are appended to the
+    list, and the caller has to add the inputs to the model."""
     types = dict(types)
     for node in nodes:
         operator = OPERATORS.find(node.domain, node.op_type)

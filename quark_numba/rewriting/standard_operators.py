@@ -24,7 +24,7 @@ def stays(graph: Graph) -> bool:
         return False
     others = [node for node in graph.nodes() if node not in graph.reasons and node not in missing]
     graph.reasons |= {node: _FUSED if node in meanings else _BESIDE for node in others}
-    graph.restore_inputs()
+    graph.model.graph.inputs[:] = graph.inputs
     return True
 
 
@@ -40,8 +40,8 @@ def rewrite(graph: Graph) -> None:
 def _nodes(graph: Graph) -> tuple[set[Node], dict[Node, Affine[Operand]]]:
     """Return ONNX's own nodes that ONNX Runtime cannot run, and the others with their meanings. Nodes that compute nothing but
     scales of the former are neither."""
-    found = {node: graph.meaning(node) for node in graph.nodes() if node.is_standard and node not in graph.reasons}
-    meanings = {node: meaning for node, meaning in found.items() if isinstance(meaning, Affine)}
+    nodes = [node for node in graph.nodes() if node.is_standard and node not in graph.reasons]
+    meanings = {node: meaning for node in nodes if isinstance(meaning := graph.meaning(node), Affine)}
     missing = {node for node, meaning in meanings.items() if not is_run_by_onnx_runtime(node, meaning)}
     of_missing = {node for node in meanings if node not in missing and _is_scale_of(graph, node, missing)}
     return missing, {node: meaning for node, meaning in meanings.items() if node not in missing | of_missing}

@@ -223,13 +223,8 @@ class Batches:
 
 def open_batches(inputs: Sequence[Input], data: Any, *, labels: str | None = None) -> Batches:
     """Return the batches of the data for a model with these inputs: of Data, of RandomData, or of the source of Data. Each has
-    an array of integers under the key `labels`, too.
-
-    Raises
-    ------
-    ModelError
-        If data are missing, wrong or cannot be read. The message names the file.
-    """
+    an array of integers under the key `labels`, too. Raise ModelError, with the name of the file, if data are missing, wrong or
+    cannot be read."""
     if isinstance(data, RandomData):
         return _random_batches(inputs, data, labels)
     if not isinstance(data, Data):

@@ -11,11 +11,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from ..compiling.threads import number_of_processors
 from ..errors import ModelError
 from ..models.model_files import Source
 from .data import Batch, Batches, check_positive
 from .saved import Saved
-from .threads import in_order, number_of_threads
+from .threads import in_order
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Execution:
         """The number of threads of a session; 0: ONNX Runtime's choice."""
         if self.threads or self.is_here:
             return self.threads
-        return 1 if self.workers is None else max(1, number_of_threads(0) // self.workers)
+        return 1 if self.workers is None else max(1, number_of_processors() // self.workers)
 
 
 class Addable(Protocol):

@@ -11,16 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
 from ..element_types import find
-from ..errors import ModelError, reraise_of_signal_handler
-from ..models import model_files
-from ..models.protos import subgraphs
+from ..errors import ModelError, errors_named
+from ..models import model_files, protos
 from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, Backend, register
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -65,12 +63,9 @@ def create_session(
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
     if has_own_operators or standard_ops:
         register(options, backend=backend, standard_ops=standard_ops)
-    try:
-        content = source if isinstance(source, bytes) else os.fspath(source)
+    content = source if isinstance(source, bytes) else os.fspath(source)
+    with errors_named(name, with_type=False):
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        raise ModelError(f"{name}: {error}") from None
 
 
 def session_of(model: model_files.Source | model_files.Model, name: str, *, threads: int = 0) -> onnxruntime.InferenceSession:
@@ -85,29 +80,15 @@ def session_of(model: model_files.Source | model_files.Model, name: str, *, thre
 
 def _has_own_operators(model: model_files.Model) -> bool:
     """Whether the model has nodes of the package's domains."""
-    if isinstance(model, ir.Model):
-        nodes = ir.traversal.RecursiveGraphIterator(model.graph)
-        return any(node.domain and node.domain in OPERATORS.domains for node in nodes)
-    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
-    while waiting:
-        for node in waiting.pop().node:
-            if node.domain and node.domain in OPERATORS.domains:
-                return True
-            waiting += subgraphs(node)
-    return False
+    nodes: Any = model.graph.all_nodes() if isinstance(model, ir.Model) else protos.nodes(model.graph, *model.functions)
+    return any(node.domain and node.domain in OPERATORS.domains for node in nodes)
 
 
 def run(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, NDArray[Any]]:
     """Return the outputs by name. `inputs` may have more arrays than the session takes. Raises ModelError."""
     names = [node_arg.name for node_arg in session.get_outputs()]
-    with _logged_errors() as errors:
-        try:
-            outputs = results(session, names, feeds(session, inputs))
-        except ModelError:
-            raise
-        except Exception as error:
-            reraise_of_signal_handler(error)
-            raise ModelError(f"the model does not run: {error}") from None
+    with _logged_errors() as errors, errors_named("the model does not run", with_type=False):
+        outputs = results(session, names, feeds(session, inputs))
     if errors:
         raise ModelError(f"the model does not run: {errors[0]}")
     return dict(zip(names, outputs, strict=True))
@@ -126,8 +107,8 @@ def results(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Ar
     """Return the outputs of a session, also of one with types that numpy lacks."""
     if any(each.type.startswith("tensor(") and dtype_of(each.type) is None for each in session.get_outputs()):
         return run_on_values(session, outputs, feeds)
-    found: list[Any] = session.run(outputs, feeds)
-    return found
+    arrays: list[Any] = session.run(outputs, feeds)
+    return arrays
 
 
 def run_on_values(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Mapping[str, Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from ..compiling.threads import number_of_processors, on_one_thread
+from ..compiling.threads import on_one_thread
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,8 +36,3 @@ def in_order(function: Callable[[T], R], items: Iterable[T], threads: int, stopp
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def number_of_threads(threads: int) -> int:
-    """Return `threads`, or for 0 the number of processors that this process may use."""
-    return threads or number_of_processors()

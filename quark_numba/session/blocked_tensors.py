@@ -47,7 +47,7 @@ class BlockedTensors:
     are not graph inputs, which may be in files of `folder`. `nodes` and `new_constants` are the result. With a folder, new
     constants are written to a file there."""
 
-    def __init__(self, model: onnx.ModelProto, block: int, folder: str | None = None) -> None:
+    def __init__(self, model: onnx.ModelProto, block: int, folder: str | None) -> None:
         graph = model.graph
         self.block, self._folder = block, folder
         self.shapes = _inferred_shapes(model)
@@ -155,14 +155,11 @@ class BlockedTensors:
         if key not in self._constants_in_blocks:
             array = np.ascontiguousarray(make(from_tensor_proto(self.constants[name], self._folder or "")))
             self._constants_in_blocks[key] = self._name()
-            self.new_constants.append(self._stored(to_tensor_proto(array, self._constants_in_blocks[key])))
+            tensor = to_tensor_proto(array, self._constants_in_blocks[key])
+            if self._folder is not None:
+                tensor = model_files.appended(tensor, self._folder, "blocked.onnx.data")
+            self.new_constants.append(tensor)
         return self._constants_in_blocks[key]
-
-    def _stored(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
-        """Return a tensor, or a reference to it in a file of the folder."""
-        if self._folder is None:
-            return tensor
-        return model_files.appended(tensor, self._folder, "blocked.onnx.data")
 
 
 def perm(node: onnx.NodeProto) -> list[int]:

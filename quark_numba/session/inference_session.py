@@ -100,11 +100,11 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             "keep_quantized_weights": keep_quantized_weights,
             **named,
         }
-        arguments = started.Arguments(path_or_bytes, sess_options, providers, cache, how)
+        entry_of_session = functools.partial(started.entry_of, path_or_bytes, sess_options, providers, cache, how)
         self._options = options
         with ExitStack() as files:
             # Kept kernels come first: registering would compile them.
-            kept_path = started.opened(arguments, files) if cache else None
+            kept_path = started.opened(entry_of_session, sess_options, files) if cache else None
             backend = register(options, standard_ops=qdq == "float")
             if keep_quantized_weights:
                 # A plan of memory would set aside room for the floats of all weights twice.
@@ -122,7 +122,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                     lambda: super(InferenceSession, self).__init__(model.source, options, providers, provider_options, **named),
                 )
             if backend == "native" and model.probe:
-                started.keep(arguments, recorded, model.probe)
+                started.keep(entry_of_session, recorded, model.probe)
 
     @memory.no_garbage_collection()
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
@@ -145,9 +145,22 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             self._create(model, files, lambda: super(InferenceSession, self).set_providers(providers, provider_options))
 
     def _create(self, model: _Model, files: ExitStack, create: Callable[[], None]) -> None:
-        """Let ONNX Runtime create its session of a model."""
+        """Let ONNX Runtime create its session of a model. If it refuses the model, it may do so only for what it makes of
+        quantization nodes, and tries again without its fusions of these. Raise the first error if it refuses that, too."""
         with _of_files(model.source, self._options) if self._has_files else nullcontext():
-            _create_session(self._options, create, model.refusal)
+            try:
+                create()
+            except Exception as first:
+                reraise_of_signal_handler(first)
+                if _is_created_without_fusions(self._options, create):
+                    what = "ONNX Runtime fuses no quantization nodes in this session, as it refused the model with them: %s"
+                    _log.warning(what, first)
+                elif model.refusal:  # only now: a library that the user registered may run the operator
+                    raise ModelError(model.refusal) from first
+                elif isinstance(first, UnicodeDecodeError):  # the message of ONNX Runtime, which quotes a damaged model
+                    raise ModelError(f"not a valid model: {first.object.decode(errors='backslashreplace')}") from first
+                else:
+                    raise
         # Windows cannot remove the files while the session maps them. Attributes are deleted in the order in which they were
         # set: this one after ONNX Runtime's session.
         self._files = files.pop_all() if os.name == "nt" else None
@@ -162,26 +175,6 @@ class _Model(NamedTuple):
     source: Any
     probe: bytes = b""
     refusal: str = ""
-
-
-def _create_session(options: onnxruntime.SessionOptions, create: Callable[[], None], refusal: str) -> None:
-    """Create ONNX Runtime's session, without its fusions of quantization nodes if it refuses the model with them: it refuses
-    some models only for what it makes of these. Raise the first error if it refuses the model in any case."""
-    try:
-        create()
-    except Exception as first:
-        reraise_of_signal_handler(first)
-        if _is_created_without_fusions(options, create):
-            _log.warning(
-                "ONNX Runtime fuses no quantization nodes in this session, as it refused the model with them: %s", first
-            )
-            return
-        # Only now: a library that the user registered may run the operator.
-        if refusal:
-            raise ModelError(refusal) from first
-        if isinstance(first, UnicodeDecodeError):  # the message of ONNX Runtime, which quotes a damaged model
-            raise ModelError(f"not a valid model: {first.object.decode(errors='backslashreplace')}") from first
-        raise
 
 
 def _is_created_without_fusions(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
@@ -221,10 +214,10 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     """Return what ONNX Runtime makes the session from. A path exists until `files` are closed."""
     import onnx
 
-    from ..models import model_files
+    from ..models import model_files, protos
     from ..models.file_states import state_of
     from . import initializers
-    from .prepared import prepare
+    from .prepared import prepared
 
     if _is_for_onnx_runtime_alone(source, options):
         return _Model(source)
@@ -240,9 +233,9 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     read = model_files.Source(model, folder or None, path, outside, state)
     replaced = initializers.replaced(model, options, outside)
     probe = initializers.probe_of_all(model) if how["cache"] and not replaced else b""
-    refusal = next(filter(None, map(_refusal, (model.graph, *model.functions))), "")
+    refusal = next(filter(None, map(_refusal, protos.nodes(model.graph, *model.functions))), "")
     del model
-    made = prepare(files, read, options, providers, replaced=replaced, **how)
+    made = files.enter_context(prepared(read, options, providers, replaced=replaced, **how))
     return _Model(source if made.source is None else made.source, probe, refusal)
 
 
@@ -257,19 +250,14 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
     return False
 
 
-def _refusal(graph: onnx.GraphProto | onnx.FunctionProto) -> str:
-    """Return why a model with this graph cannot run, if an operator is the reason; "": no reason is known."""
+def _refusal(node: onnx.NodeProto) -> str:
+    """Return why a model with this node cannot run; "": no reason is known."""
     from ..dialects import refused
-    from ..models.protos import subgraphs
 
-    for node in graph.node:
-        why = refused.reason(node.domain, node.op_type)
-        if why:
-            return f"node {node.name or node.output[0]!r} is a {node.domain}::{node.op_type}, which cannot run: {why}"
-        why = next(filter(None, map(_refusal, subgraphs(node))), "")
-        if why:
-            return why
-    return ""
+    why = refused.reason(node.domain, node.op_type)
+    if not why:
+        return ""
+    return f"node {node.name or node.output[0]!r} is a {node.domain}::{node.op_type}, which cannot run: {why}"
 
 
 def _model(source: Any) -> onnx.ModelProto:

@@ -36,17 +36,17 @@ def in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOption
     }
     if not tensors or cannot_be_asked(options):
         return frozenset()
-    found: list[str] = []
-    error = _error(tensors, found, options)
+    names: list[str] = []
+    error = _error(tensors, names, options)
     if error and not _error(tensors, tensors, options):
         return frozenset(tensors)
     while error:
-        missing = [name for name in tensors if str(error).endswith(f" {name}.") and name not in found]
+        missing = [name for name in tensors if str(error).endswith(f" {name}.") and name not in names]
         if not missing:
             raise error
-        found.append(max(missing, key=len))
-        error = _error(tensors, found, options)
-    return frozenset(found)
+        names.append(max(missing, key=len))
+        error = _error(tensors, names, options)
+    return frozenset(names)
 
 
 def replaced(model: onnx.ModelProto, options: onnxruntime.SessionOptions, outside: frozenset[str]) -> frozenset[str]:
@@ -57,8 +57,8 @@ def replaced(model: onnx.ModelProto, options: onnxruntime.SessionOptions, outsid
     if not inside or cannot_be_asked(options):
         return outside
     session = probe_session(_probe([*empty, *(each for each in _named(model) if each.name in outside)]), options)
-    found = session.run_with_ort_values(inside, {})
-    return outside | {name for name, value in zip(inside, found, strict=True) if value.shape() != [0]}
+    values = session.run_with_ort_values(inside, {})
+    return outside | {name for name, value in zip(inside, values, strict=True) if value.shape() != [0]}
 
 
 def probe_of_all(model: onnx.ModelProto) -> bytes:

@@ -126,8 +126,8 @@ def content_of(entry: Path, manifest: Mapping[str, Any], name: str) -> bytes | N
     if not isinstance(file, str) or file not in manifest["files"]:
         return None
     with suppress(OSError), open(entry / file, "rb") as opened_file:
-        found = os.fstat(opened_file.fileno())
-        if os.name == "posix" and (found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        status = os.fstat(opened_file.fileno())
+        if os.name == "posix" and (status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             return None
         content = opened_file.read()
         if zlib.crc32(content) == manifest["files"][file][1]:
@@ -224,20 +224,20 @@ def _is_own(entry: Path) -> bool:
 def entries(folder: Path) -> list[tuple[Path, int, float]]:
     """Return the entries of a folder, each with its bytes and the time of its last use, the oldest first. What a killed removal
     left of an entry counts as the oldest."""
-    found = []
+    kept_entries = []
     for entry in filter(_is_own, folder.glob(f"{PREFIX}*")):
         with suppress(OSError):
             size = sum(each.stat().st_size for each in entry.iterdir())
             manifest = entry / _MANIFEST
-            found.append((entry, size, manifest.stat().st_mtime if manifest.exists() else 0.0))
-    return sorted(found, key=lambda each: each[2])
+            kept_entries.append((entry, size, manifest.stat().st_mtime if manifest.exists() else 0.0))
+    return sorted(kept_entries, key=lambda each: each[2])
 
 
 def make_room(folder: Path, apart_from: Path) -> None:
     """Remove the entries that were used least recently, until the folder has no more bytes than its limit."""
-    found = entries(folder)
-    total = sum(size for _, size, _ in found)
-    for entry, size, _ in found:
+    kept_entries = entries(folder)
+    total = sum(size for _, size, _ in kept_entries)
+    for entry, size, _ in kept_entries:
         if total > limit() and entry != apart_from and remove(entry):
             total -= size
 

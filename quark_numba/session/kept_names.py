@@ -42,14 +42,14 @@ def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[
 
     host = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
     model, *others = map(os.path.abspath, paths)
-    found = {
+    parts = {
         "files": [_digest(folder, model, others), *(_digest(folder, path, []) for path in others)],
         "options": options,
         "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_version, _DISTRIBUTIONS), _sources()],
         "operators": _added_operators(),
         "processor": [platform.machine(), *host],
     }
-    return _name(json.dumps(found, sort_keys=True))
+    return _name(json.dumps(parts, sort_keys=True))
 
 
 def _name(text: str) -> str:
@@ -85,8 +85,8 @@ def _version(name: str) -> str:
     pattern = re.compile(re.sub("[-_]", "[-_.]", name) + r"-(.+)\.dist-info", re.IGNORECASE)
     for place in sys.path:
         for each in _names_in(place or "."):
-            if found := pattern.fullmatch(each):
-                return found[1]
+            if match := pattern.fullmatch(each):
+                return match[1]
     from importlib.metadata import version
 
     try:

@@ -68,8 +68,8 @@ def replace_nothing(options: onnxruntime.SessionOptions, probe: bytes) -> bool:
         return False
     try:
         session = probe_session(probe, options)
-        found = session.run_with_ort_values([each.name for each in session.get_outputs()], {})
-        return all(value.shape() == [0] for value in found)
+        values = session.run_with_ort_values([each.name for each in session.get_outputs()], {})
+        return all(value.shape() == [0] for value in values)
     except Exception as error:
         reraise_of_signal_handler(error)
         return False

@@ -50,14 +50,7 @@ class Prepared:
 
 
 @contextmanager
-def prepared(*arguments: Any, **named: Any) -> Iterator[Prepared]:
-    """Yield what `prepare` returns with these arguments."""
-    with ExitStack() as files:
-        yield prepare(files, *arguments, **named)
-
-
-def prepare(
-    files: ExitStack,
+def prepared(
     read: model_files.Source,
     options: onnxruntime.SessionOptions,
     providers: Any = None,
@@ -66,43 +59,29 @@ def prepare(
     folder: str | os.PathLike[str] | None = None,
     replaced: frozenset[str] = frozenset(),
     **how: Any,
-) -> Prepared:
-    """Return a model for sessions with these options.
+) -> Iterator[Prepared]:
+    """Yield a model for sessions with these arguments. Its files exist in the context, and `read` is forgotten.
 
-    Parameters
-    ----------
-    files
-        The files of the model exist until these are closed.
-    read, options, providers
-        The model, and the arguments of the session.
-    cache
-        As in ``InferenceSession``.
-    folder
-        The place of temporary folders for the files of large models.
-    replaced
-        The initializers that the options replace.
-    how
-        The arguments of `_made`, and others of the session.
-
-    Raises
-    ------
-    ValueError
-        If `cache` is set for a model without a path.
-    """
-    if cache is None or cache is False:
-        return _made(files, read, options, providers, folder=folder, replaced=replaced, **how)
-    if read.path is None:
-        raise ValueError("cache is set, but the model has no path; expected the path of a model")
-    original = os.path.abspath(read.path)
-    place = kept.folder_of(cache)
+    `cache` is as in ``InferenceSession``, `folder` is the place of temporary folders for the files of large models, `replaced`
+    are the initializers that the options replace, and `how` are the arguments of `_made` and others of the session. Raise
+    ValueError if `cache` is set for a model without a path."""
 
     def make(files: ExitStack, apart: Path | None) -> kept.Made:
         source = read if apart else read.again()
         made = _made(files, source, options, providers, folder=apart or folder, replaced=replaced, **how)
         return made.source, made.json() | {"original": original}
 
-    name = kept_names.key(place, [read.path, *read.files], facts(options, providers, replaced, how))
-    return Prepared.of_json(*kept.kept(files, place / name, make))
+    with ExitStack() as files:
+        if cache is None or cache is False:
+            result = _made(files, read, options, providers, folder=folder, replaced=replaced, **how)
+        elif read.path is None:
+            raise ValueError("cache is set, but the model has no path; expected the path of a model")
+        else:
+            original, place = os.path.abspath(read.path), kept.folder_of(cache)
+            name = kept_names.key(place, [read.path, *read.files], facts(options, providers, replaced, how))
+            result = Prepared.of_json(*kept.kept(files, place / name, make))
+        read.forget()
+        yield result
 
 
 def _made(
@@ -120,9 +99,11 @@ def _made(
     **named: Any,
 ) -> Prepared:
     """Return a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are
-    those of `prepare` and of ``InferenceSession``."""
-    if qdq == "auto":
-        qdq = _qdq(options, providers)
+    those of `prepared` and of ``InferenceSession``."""
+    if qdq == "auto" and entry(options, STANDARD_OPS):
+        qdq = "float"
+    elif qdq == "auto" and not runs_on_cpu_alone(options, providers):  # other providers may have integer operators of their own
+        qdq = "onnxruntime"
     uses_blocks = blocked_layout and is_native and not replaced
     changes = not is_optimised(read.proto)
     model: model_files.Model
@@ -152,27 +133,19 @@ def _made(
         del model
         if helpers:
             ahead.wait(helpers, proto)
-    found = BlockedModel(None, 0, Counter())
+    in_blocks = BlockedModel(None, 0, Counter())
     if uses_blocks:
-        found = blocked(proto, options, providers, path=path, standard_ops=qdq == "float", **named)
-    for why, count in found.left.items():
+        in_blocks = blocked(proto, options, providers, path=path, standard_ops=qdq == "float", **named)
+    for why, count in in_blocks.left.items():
         left[REGION.full_name, f"not in the blocked layout: {why}"] += count
-    proto = found.model or proto
-    if path and found.model:
+    proto = in_blocks.model or proto
+    if path and in_blocks.model:
         for written in (path, f"{path}.data", os.path.join(os.path.dirname(path), "optimised.onnx")):
             os.remove(written)
         path = os.path.join(os.path.dirname(path), "blocked.onnx")
         Path(path).write_bytes(proto.SerializeToString())
     source = path or files.enter_context(model_files.session_source(proto, folder))
-    return Prepared(source, found.kept, left)
-
-
-def _qdq(options: onnxruntime.SessionOptions, providers: Any) -> Qdq:
-    """Return what `qdq` = "auto" means with these arguments; "auto": it depends on the model. Other execution providers
-    than the CPU's may have integer operators of their own."""
-    if entry(options, STANDARD_OPS):
-        return "float"
-    return "auto" if runs_on_cpu_alone(options, providers) else "onnxruntime"
+    return Prepared(source, in_blocks.kept, left)
 
 
 def _has_integer_operators(options: onnxruntime.SessionOptions) -> bool:

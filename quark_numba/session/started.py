@@ -9,10 +9,10 @@ import base64
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnxruntime
 
@@ -29,30 +29,25 @@ _log = logging.getLogger(__name__)
 _KERNELS = "kernels"
 
 
-class Arguments(NamedTuple):
-    """The arguments of a session that a kept model depends on; `how` are those by name."""
-
-    path: Any
-    options: onnxruntime.SessionOptions | None
-    providers: Any
-    cache: Any
-    how: Mapping[str, Any]
+# A function without arguments that returns `entry_of` the arguments of a session.
+EntryOf = Callable[[], Path | None]
 
 
-def opened(arguments: Arguments, files: ExitStack) -> str | None:
-    """Load the kernels of a kept model, and return the model's path, which exists until `files` are closed; None: there is
-    none, or no kernels with it, or Numba is there already."""
-    entry = _entry(arguments) if is_plain() else None
+def opened(entry_of_session: EntryOf, chosen: onnxruntime.SessionOptions | None, files: ExitStack) -> str | None:
+    """Load the kernels of a kept model for these session options, and return the model's path, which exists until `files` are
+    closed; None: there is none, or no kernels with it, or Numba is there already."""
+    entry = entry_of_session() if is_plain() else None
     manifest = files.enter_context(kept.opened(entry)) if entry else None
-    if entry is None or manifest is None or not _has_loaded(entry, manifest, arguments.options):
+    if entry is None or manifest is None or not _has_loaded(entry, manifest, chosen):
         return None
     remove_left_behind(entry.parent)
     return str(entry / manifest["file"])
 
 
-def _entry(arguments: Arguments) -> Path | None:
-    """Return where the model is kept, if it is."""
-    path, chosen, providers, cache, how = arguments
+def entry_of(
+    path: Any, chosen: onnxruntime.SessionOptions | None, providers: Any, cache: Any, how: Mapping[str, Any]
+) -> Path | None:
+    """Return where the model of a session with these arguments is kept, if it is."""
     if not isinstance(path, (str, os.PathLike)):
         return None
     try:
@@ -72,10 +67,10 @@ def _has_loaded(entry: Path, manifest: Mapping[str, Any], session_options: onnxr
     if content is None:
         return False
     try:
-        found = json.loads(content)
-        if session_options is not None and not options.replace_nothing(session_options, base64.b64decode(found["probe"])):
+        kernels = json.loads(content)
+        if session_options is not None and not options.replace_nothing(session_options, base64.b64decode(kernels["probe"])):
             return False
-        created(lambda: kept_kernels.load(found))
+        created(lambda: kept_kernels.load(kernels))
     except Exception as error:
         reraise_of_signal_handler(error)
         _log.info("%s: kept kernels cannot be loaded: %s", entry, error)
@@ -83,10 +78,10 @@ def _has_loaded(entry: Path, manifest: Mapping[str, Any], session_options: onnxr
     return True
 
 
-def keep(arguments: Arguments, recorded: kept_kernels.Recorded, probe: bytes) -> None:
+def keep(entry_of_session: EntryOf, recorded: kept_kernels.Recorded, probe: bytes) -> None:
     """Keep the kernels of a session with its model, unless they cannot be kept or loaded by themselves. `probe` tells whether
     the options of later sessions replace initializers (``initializers.probe_of_all``)."""
-    entry = _entry(arguments) if _is_ordinary() else None
+    entry = entry_of_session() if _is_ordinary() else None
     if entry is None or not os.path.isdir(entry):
         return
     release = native.release_of(onnxruntime.__version__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...running.sessions import Arrays
 from ..measures.outputs import Comparison
-from ..measures.sums import TensorSums
+from ..measures.sums import Sums, TensorSums
 from ..measures.tensors import QuantizedTensor
 from ..twin.forms import Array
 from ..twin.quantizers import Quantizer
@@ -22,39 +22,22 @@ Point = dict[int, str]
 
 
 @dataclass
-class Found:
+class Found(Sums):
     """The sums of an experiment: noise of tensors, and comparisons of outputs."""
 
     noise: dict[Key, float] = field(default_factory=dict)
     outputs: dict[Key, Comparison] = field(default_factory=dict)
 
-    def add(self, other: Found) -> None:
-        for key, noise in other.noise.items():
-            self.noise[key] += noise
-        for key, compared in other.outputs.items():
-            self.outputs[key].add(compared)
-
 
 @dataclass
-class Measured:
+class Measured(Sums):
     """The sums of one or more batches: of tensors by place in the order of execution, of outputs, and of each experiment."""
 
     samples: int
     tensors: dict[int, TensorSums]
-    reshaped: list[int]  # places of the tensors whose shape differs in the quantized model
     outputs: Comparison
     twin: Comparison
     experiments: list[Found]
-
-    def add(self, other: Measured) -> None:
-        self.samples += other.samples
-        for place, sums in other.tensors.items():
-            self.tensors[place].add(sums)
-        self.reshaped = sorted({*self.reshaped, *other.reshaped})
-        self.outputs.add(other.outputs)
-        self.twin.add(other.twin)
-        for mine, others in zip(self.experiments, other.experiments, strict=True):
-            mine.add(others)
 
 
 @dataclass

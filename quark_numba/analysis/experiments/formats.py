@@ -30,9 +30,7 @@ class Format:
 
 def _float(element_type: ElementType) -> Format:
     return Format(
-        element_type.name,
-        element_type.bits,
-        lambda x: quantize_dequantize(_float32(x), np.float32(1), dtype=element_type.name),
+        element_type.name, element_type.bits, lambda x: quantize_dequantize(_float32(x), np.float32(1), dtype=element_type.name)
     )
 
 

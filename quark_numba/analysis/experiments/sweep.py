@@ -52,9 +52,9 @@ class Sweep(Experiment):
 
     def _run(self, group: list[Quantizer], is_on: bool, values: Values) -> Comparison:
         """Return the comparison of the quantized model with a group in float, or of the float model with it quantized."""
-        config = {each: each.apply for each in group}
+        config = {quantizer: quantizer.apply for quantizer in group}
         if not is_on:
-            config = {each: rounding for each, rounding in self.segments.quantized.items() if each not in config}
+            config = {quantizer: rounding for quantizer, rounding in self.segments.quantized.items() if quantizer not in config}
         base = values.floats if is_on else values.quantized
         outputs = self.segments.rerun(base, config, group, quantized=not is_on)
         return compare(outputs, values.reference, self.chosen)
@@ -63,7 +63,7 @@ class Sweep(Experiment):
         """Return the effects. The group that makes the outputs worst, if only this group is quantized, comes first."""
         errors = common(outcome.own.outputs)
         effects = [Effect(name, least_sqnr_db(errors[name, _OFF]), least_sqnr_db(errors[name, _ON])) for name in self.groups]
-        effects.sort(key=lambda each: (each.on_sqnr_db == each.on_sqnr_db, each.on_sqnr_db, -each.off_sqnr_db))
+        effects.sort(key=lambda effect: (effect.on_sqnr_db == effect.on_sqnr_db, effect.on_sqnr_db, -effect.off_sqnr_db))
         return {"sweep": effects}
 
 
@@ -79,5 +79,5 @@ def _groups(quantizers: Sequence[Quantizer], by: By) -> dict[str, list[Quantizer
         for name in names:
             groups.setdefault(name, []).append(each)
     for kind, name in (("weight", WEIGHTS), ("activation", ACTIVATIONS)):
-        groups[name] = [each for each in quantizers if each.kind == kind]
+        groups[name] = [quantizer for quantizer in quantizers if quantizer.kind == kind]
     return groups

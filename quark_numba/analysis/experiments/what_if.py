@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..measures.outputs import Comparison, Errors, common, compare, least_sqnr_db
-from ..measures.sums import ErrorSums
+from ..measures.sums import decibels
 from ..measures.tensors import own_noise
 from ..twin.forms import Array
 from ..twin.quantizers import Quantizer
-from ..twin.segments import Config, Rounding, Segments
+from ..twin.segments import Config, Segments
 from .experiment import Experiment, Found, Key, Measured, Outcome, Point, Values
 from .formats import Format
 
@@ -33,15 +33,6 @@ class TradeOff:
     choices: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A type that a tensor may have: the model's own, or a format."""
-
-    type: str
-    bits: float
-    apply: Rounding
-
-
 class WhatIf(Experiment):
     """Each tensor with other types: its own noise, and its effect on the outputs. Then a line of mixes of types."""
 
@@ -51,21 +42,26 @@ class WhatIf(Experiment):
     def __init__(self, segments: Segments, chosen: Sequence[str] | None, formats: Sequence[Format]) -> None:
         super().__init__(segments, chosen)
         self.formats = formats
-        known = [each for each in segments.twin.quantizers if each.kind == "activation" or each.floats is not None]
-        self.candidates = {each: _candidates(each, formats) for each in known}
+        # The types that a tensor may have, its own among them, the one with the most bits first.
+        self.candidates: dict[Quantizer, list[Format]] = {}
+        for quantizer in segments.twin.quantizers:
+            if quantizer.kind == "activation" or quantizer.floats is not None:
+                form = quantizer.form
+                types = [Format(form.type, form.bits, quantizer.apply), *(each for each in formats if each.name != form.type)]
+                self.candidates[quantizer] = sorted(types, key=lambda each: -each.bits)
         self.mixes: list[Mix] = []
 
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
-        return {(str(self.places[quantizer]), each.name): own_noise(x, each.apply(x)) for each in self.formats}
+        return {(str(self.places[quantizer]), format_.name): own_noise(x, format_.apply(x)) for format_ in self.formats}
 
     def runs(self, values: Values) -> dict[Key, Callable[[], Comparison]]:
         return {
-            (str(self.places[quantizer]), candidate.type): functools.partial(self._effect, quantizer, candidate, values)
+            (str(self.places[quantizer]), candidate.name): functools.partial(self._effect, quantizer, candidate, values)
             for quantizer, candidates in self.candidates.items()
             for candidate in candidates
         }
 
-    def _effect(self, quantizer: Quantizer, candidate: Candidate, values: Values) -> Comparison:
+    def _effect(self, quantizer: Quantizer, candidate: Format, values: Values) -> Comparison:
         """Return the comparison of the outputs if only this tensor is rounded, to the candidate's type."""
         config = {quantizer: candidate.apply}
         return compare(self.segments.rerun(values.floats, config, [quantizer], quantized=False), values.twin, self.chosen)
@@ -77,54 +73,41 @@ class WhatIf(Experiment):
         }
         effects = common(own.outputs)
         noise = {
-            (each, candidate.type): _noise_of(effects[str(self.places[each]), candidate.type])
-            for each, types in self.candidates.items()
+            (quantizer, candidate.name): _noise_of(effects[str(self.places[quantizer]), candidate.name])
+            for quantizer, types in self.candidates.items()
             for candidate in types
         }
         self.mixes = _line(self.candidates, elements, noise)
-        return [{self.places[each]: type_.type for each, type_ in mix.chosen.items()} for mix in self.mixes]
+        return [{self.places[quantizer]: type_.name for quantizer, type_ in mix.chosen.items()} for mix in self.mixes]
 
     def config(self, point: Point) -> Config:
-        types = {(self.places[each], type_.type): type_ for each, all_ in self.candidates.items() for type_ in all_}
+        types = {(self.places[quantizer], type_.name): type_ for quantizer, all_ in self.candidates.items() for type_ in all_}
         quantizers = self.segments.twin.quantizers
         return self.segments.quantized | {quantizers[place]: types[place, name].apply for place, name in point.items()}
 
     def report(self, outcome: Outcome) -> dict[str, Any]:
         """Return the trade-offs. Also fill in `what_if` of the tensors."""
-        quantizers = self.segments.twin.quantizers
         for tensor in outcome.tensors:
-            quantizer = quantizers[tensor.place]
-            signal = self._signal(quantizer, outcome.total)
-            for format_ in self.formats:
-                noise = self._noise(quantizer, format_, outcome.own)
-                if noise is not None and signal is not None:
-                    tensor.what_if[format_.name] = ErrorSums(signal=signal, noise=noise).sqnr_db
+            quantizer = self.segments.twin.quantizers[tensor.place]
+            if quantizer.kind == "activation":
+                signal = outcome.total.tensors[tensor.place].signal
+                noise = {format_.name: outcome.own.noise[str(tensor.place), format_.name] for format_ in self.formats}
+            elif quantizer.floats is not None:
+                weight = quantizer.weight
+                signal = own_noise(weight, np.zeros_like(weight))
+                noise = {format_.name: own_noise(weight, format_.apply(weight)) for format_ in self.formats}
+            else:
+                continue
+            tensor.what_if |= {name: decibels(signal, of_format) for name, of_format in noise.items()}
         errors = common(dict(enumerate(outcome.points)))
-        own = {each: each.form.type for each in self.candidates}
-        return {"trade_offs": _trade_offs(self.mixes, [least_sqnr_db(each) for each in errors.values()], own)}
-
-    def _signal(self, quantizer: Quantizer, total: Measured) -> float | None:
-        if quantizer.kind == "activation":
-            return total.tensors[self.places[quantizer]].signal
-        if quantizer.floats is None:
-            return None
-        weight = quantizer.weight
-        return own_noise(weight, np.zeros_like(weight))
-
-    def _noise(self, quantizer: Quantizer, format_: Format, own: Found) -> float | None:
-        if quantizer.kind == "activation":
-            return own.noise[str(self.places[quantizer]), format_.name]
-        if quantizer.floats is None:
-            return None
-        weight = quantizer.weight
-        return own_noise(weight, format_.apply(weight))
-
-
-def _candidates(quantizer: Quantizer, formats: Sequence[Format]) -> list[Candidate]:
-    """Return the types that a tensor may have, the one with the most bits first."""
-    own = Candidate(quantizer.form.type, quantizer.form.bits, quantizer.apply)
-    others = [Candidate(each.name, each.bits, each.apply) for each in formats if each.name != quantizer.form.type]
-    return sorted([own, *others], key=lambda each: -each.bits)
+        types = {quantizer: quantizer.form.type for quantizer in self.candidates}
+        trade_offs = []
+        for mix, errors_of_outputs in zip(self.mixes, errors.values(), strict=True):
+            changed = {quantizer: type_.name for quantizer, type_ in mix.chosen.items() if types[quantizer] != type_.name}
+            types |= changed
+            choices = {quantizer.name: name for quantizer, name in changed.items()}
+            trade_offs.append(TradeOff(mix.bits, least_sqnr_db(errors_of_outputs), choices))
+        return {"trade_offs": trade_offs}
 
 
 @dataclass
@@ -132,11 +115,11 @@ class Mix:
     """The type of each tensor at a point of the line."""
 
     bits: float
-    chosen: dict[Quantizer, Candidate]
+    chosen: dict[Quantizer, Format]
 
 
 def _line(
-    options: Mapping[Quantizer, Sequence[Candidate]],
+    options: Mapping[Quantizer, Sequence[Format]],
     elements: Mapping[Quantizer, float],
     noise: Mapping[tuple[Quantizer, str], float],
 ) -> list[Mix]:
@@ -145,14 +128,14 @@ def _line(
     Each step gives one tensor a type with fewer bits. It is the step that adds the least noise for each bit saved. `elements`
     are the numbers of elements in one sample. `noise` is the noise that a tensor of a type adds to the outputs if only this
     tensor is rounded. The choice of steps assumes that the noise of several tensors adds up; the points are then measured."""
-    chosen = {each: min(types, key=lambda type_: (noise[each, type_.type], type_.bits)) for each, types in options.items()}
+    chosen = {each: min(types, key=lambda type_: (noise[each, type_.name], type_.bits)) for each, types in options.items()}
 
     def bits() -> float:
-        return sum(elements[each] * type_.bits for each, type_ in chosen.items())
+        return sum(elements[quantizer] * type_.bits for quantizer, type_ in chosen.items())
 
     points = [Mix(bits(), dict(chosen))]
     # The next step of each tensor. A step changes only the next step of its own tensor.
-    steps = {each: _next(each, chosen[each], types, elements, noise) for each, types in options.items()}
+    steps = {quantizer: _next(quantizer, chosen[quantizer], types, elements, noise) for quantizer, types in options.items()}
     while any(steps.values()):
         _, quantizer, candidate = min((step for step in steps.values() if step), key=lambda step: step[0])
         chosen[quantizer] = candidate
@@ -169,33 +152,20 @@ def _line(
 
 def _next(
     quantizer: Quantizer,
-    present: Candidate,
-    types: Sequence[Candidate],
+    present: Format,
+    types: Sequence[Format],
     elements: Mapping[Quantizer, float],
     noise: Mapping[tuple[Quantizer, str], float],
-) -> tuple[float, Quantizer, Candidate] | None:
+) -> tuple[float, Quantizer, Format] | None:
     """Return the cheapest step of a tensor: its price in noise per bit, the tensor and the new type; None if there is none."""
     prices = []
-    for each in types:
-        saved = elements[quantizer] * (present.bits - each.bits)
+    for candidate in types:
+        saved = elements[quantizer] * (present.bits - candidate.bits)
         if saved > 0:
-            prices.append(((noise[quantizer, each.type] - noise[quantizer, present.type]) / saved, each))
-    if not prices:
-        return None
-    price, candidate = min(prices, key=lambda pair: pair[0])
-    return price, quantizer, candidate
+            prices.append(((noise[quantizer, candidate.name] - noise[quantizer, present.name]) / saved, quantizer, candidate))
+    return min(prices, key=lambda price: price[0], default=None)
 
 
 def _noise_of(errors: Errors) -> float:
     """Return the noise of all outputs, each relative to its signal."""
-    return sum(each.noise / each.signal if each.signal else each.noise for each in errors.values())
-
-
-def _trade_offs(points: Sequence[Mix], sqnr_db: Sequence[float], own: Mapping[Quantizer, str]) -> list[TradeOff]:
-    before = dict(own)
-    found = []
-    for point, ratio in zip(points, sqnr_db, strict=True):
-        changed = {each: type_.type for each, type_ in point.chosen.items() if before[each] != type_.type}
-        before |= changed
-        found.append(TradeOff(point.bits, ratio, {each.name: name for each, name in changed.items()}))
-    return found
+    return sum(sums.noise / sums.signal if sums.signal else sums.noise for sums in errors.values())

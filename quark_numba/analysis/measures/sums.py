@@ -14,7 +14,8 @@ _CHUNK = 1 << 16
 
 
 class Sums:
-    """A dataclass of sums. Fields whose name begins with "largest" or "least" hold a maximum or a minimum instead."""
+    """A dataclass of sums, also in dicts and lists, which add up key by key and place by place. Fields whose name begins with
+    "largest" or "least" hold a maximum or a minimum instead."""
 
     def add(self, other: Any) -> None:
         """Add the sums of later batches."""
@@ -25,8 +26,19 @@ class Sums:
             elif each.name.startswith("least"):
                 value = min(one, two)
             else:
-                value = one + two
+                value = _added(one, two)
             setattr(self, each.name, value)
+
+
+def _added(one: Any, two: Any) -> Any:
+    if isinstance(one, dict):
+        return one | {key: _added(one[key], value) if key in one else value for key, value in two.items()}
+    if isinstance(one, list):
+        return [_added(*pair) for pair in zip(one, two, strict=True)]
+    if hasattr(one, "add"):
+        one.add(two)
+        return one
+    return one + two
 
 
 @dataclass
@@ -119,3 +131,4 @@ class TensorSums(Sums):
     largest_code: float = -math.inf
     largest: float = 0.0
     largest_own: float = 0.0
+    reshaped: float = 0.0  # batches in which its shape differs in the quantized model, so that only its own error counts

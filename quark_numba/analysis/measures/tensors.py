@@ -58,7 +58,7 @@ class QuantizedTensor:
     what_if: dict[str, float] = field(default_factory=dict)
 
 
-def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None, *, own_only: bool = False) -> QuantizedTensor:
+def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None) -> QuantizedTensor:
     tensor = QuantizedTensor(
         name=quantizer.name,
         place=place,
@@ -73,21 +73,16 @@ def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None, *, own_
     tensor.own_sqnr_db = decibels(sums.signal, sums.own_noise)
     tensor.saturated = sums.saturated / sums.count if sums.count else 0.0
     tensor.flushed_to_zero = sums.flushed / sums.count if sums.count else 0.0
-    tensor.range_used = _range_used(quantizer, sums)
-    if not own_only:
+    if quantizer.form.code_ends and sums.count:
+        lowest, highest = quantizer.form.code_ends
+        used = min(sums.largest_code, highest) - max(sums.least_code, lowest)
+        tensor.range_used = min(max(used, 0.0) / (highest - lowest), 1.0)
+    if not sums.reshaped:
         tensor.sqnr_db = decibels(sums.signal, sums.noise)
         tensor.inherited_sqnr_db = decibels(sums.signal, sums.inherited_noise)
         tensor.cosine = cosine(sums.signal, sums.energy, sums.product)
         tensor.max_abs_error = sums.largest
     return tensor
-
-
-def _range_used(quantizer: Quantizer, sums: TensorSums) -> float | None:
-    if not quantizer.form.code_ends or not sums.count:
-        return None
-    lowest, highest = quantizer.form.code_ends
-    used = min(sums.largest_code, highest) - max(sums.least_code, lowest)
-    return min(max(used, 0.0) / (highest - lowest), 1.0)
 
 
 class _Kernels:
@@ -115,9 +110,9 @@ def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> Tens
     own = quantizer.apply(x)
     form = quantizer.form
     lowest, highest = form.limits or (-math.inf, math.inf)
-    if arrived.shape != x.shape:
-        arrived, kept = x, own
-    sums = add_up(x, own, arrived, kept, lowest, highest)
+    is_reshaped = arrived.shape != x.shape
+    sums = add_up(x, own, x if is_reshaped else arrived, own if is_reshaped else kept, lowest, highest)
+    sums.reshaped = float(is_reshaped)
     if isinstance(form, Block):
         sums.saturated = float(_saturated_in_blocks(form, x, own))
     elif isinstance(form, Linear) and form.is_per_tensor:

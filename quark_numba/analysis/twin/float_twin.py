@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,11 +12,11 @@ import onnx_ir as ir
 
 from ...declaration import Tensor
 from ...element_types import FLOAT32, find
-from ...errors import ModelError, errors_named
+from ...errors import errors_named
 from ...models import model_files
 from ...models.model_files import Source
 from ...models.protos import subgraphs, used_names
-from ...models.tensors import ComputedTensor, Rows, in_memory, is_in_memory, opened
+from ...models.tensors import ComputedTensor, in_memory, is_in_memory, opened
 from ...rewriting import constants, dynamic_pairs, functions
 from ...rewriting.graph import Graph
 from .forms import Array
@@ -62,35 +60,24 @@ class Twin:
 def load(model: Model, name: str = "model", *, whole: bool = False) -> Source:
     """Return the model, with local functions inlined. Large tensors of a large model stay in their files, unless it has to be
     `whole`. Raise ModelError if the model cannot be used, and TypeError if it is neither a model nor a path."""
-    if isinstance(model, (str, os.PathLike)):
-        source = Source.open(model)
-    elif isinstance(model, onnx.ModelProto):
-        source = Source(model)
-    else:
-        raise TypeError(f"{name} is a {type(model).__name__}; expected onnx.ModelProto or a path")
-    if not source.proto.HasField("graph"):
-        raise ModelError("not an ONNX model: it has no graph")
+    source = Source.of(model, name)
     if whole or not source.is_large:
         content = source.whole()
         source.check()
         source = Source(content)
     if source.proto.functions:
-        source.proto = _without_functions(source)
+        with errors_named("not a valid model"):
+            intermediate = source.lazy()
+            functions.inline(intermediate, every=True)
+            source.proto = ir.to_proto(intermediate)
     return source
 
 
 def check(*sources: Source | None) -> None:
     """Raise ModelError if the file of a model, or one with tensors of it, was changed since it was first read."""
-    for each in sources:
-        if each is not None:
-            each.check()
-
-
-def _without_functions(source: Source) -> onnx.ModelProto:
-    with errors_named("not a valid model"):
-        intermediate = source.lazy()
-        functions.inline(intermediate, every=True)
-        return ir.to_proto(intermediate)
+    for source in sources:
+        if source is not None:
+            source.check()
 
 
 def make_twin(model: Source, reference: Source | None = None) -> Twin:
@@ -104,23 +91,27 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
             _bypass(inner, find_quantizers(inner).quantizers)
             whole = model_files.without_elements(inner.model).graph.node
             kept = {index: node for index, node in enumerate(whole) if any(True for _ in subgraphs(node))}
-        codes = [each for each in found.quantizers if each.kind == "weight" and each.floats is None]
+        codes = [quantizer for quantizer in found.quantizers if quantizer.kind == "weight" and quantizer.floats is None]
         if reference is not None:
             use_reference(graph, found.quantizers, reference)
         _bypass(graph, [*found.quantizers, *found.nested])
-        for each in codes:
-            if each.floats is None:
+        for quantizer in codes:
+            if quantizer.floats is None:
                 why = "and the reference has no tensor for it" if reference is not None else "and there is no reference"
-                found.unmatched[each.name] = f"the model holds only its codes, {why}"
-            _set_weight(graph, each)
-        _drop_unused(graph, {name for node in kept.values() for name in used_names(node)})
+                found.unmatched[quantizer.name] = f"the model holds only its codes, {why}"
+            _set_weight(graph, quantizer)
+        used = {name for node in kept.values() for name in used_names(node)}
+        initializers = graph.model.graph.initializers
+        for name, value in list(initializers.items()):
+            if not (name in used or value.uses() or value.is_graph_output() or value.is_graph_input()):
+                del initializers[name]
         return Twin(graph.model, found, kept, model.folder)
 
 
 def _graph(source: Source) -> Graph:
     intermediate = source.lazy()
     intermediate.graph.sort()
-    graph = Graph(intermediate, keep_quantized_weights=False, qdq="float", regions=False, replaced=frozenset())
+    graph = Graph(intermediate)
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
     return graph
@@ -167,23 +158,12 @@ def _set_weight(graph: Graph, quantizer: Quantizer) -> None:
     def floats() -> Array:
         return quantizer.rounded if quantizer.floats is None else quantizer.weight.astype(quantizer.dtype)
 
-    @contextmanager
-    def open_rows() -> Iterator[Rows]:
-        with opened(in_memory(floats())) as rows:
-            yield rows
-
     element_type = find(quantizer.dtype)
     assert element_type
-    is_small = is_in_memory(quantizer.constant)
-    tensor = in_memory(floats()) if is_small else ComputedTensor(open_rows, element_type, quantizer.constant.shape.numpy())
+    if is_in_memory(quantizer.constant):
+        tensor = in_memory(floats())
+    else:
+        tensor = ComputedTensor(lambda: opened(in_memory(floats())), element_type, quantizer.constant.shape.numpy())
     for node in list(graph.model.graph):
         if node.outputs and node.outputs[0].name in quantizer.ys:
             node.replace_input_with(0, graph.constant(tensor, graph.unused_name(f"{quantizer.name}_float"), node))
-
-
-def _drop_unused(graph: Graph, used: set[str]) -> None:
-    """Remove the initializers that nothing uses any more, except those named in `used`."""
-    initializers = graph.model.graph.initializers
-    for name, value in list(initializers.items()):
-        if not (name in used or value.uses() or value.is_graph_output() or value.is_graph_input()):
-            del initializers[name]

@@ -26,13 +26,9 @@ Limits = tuple[float, float]
 class Form:
     """What a tensor is rounded to.
 
-    Attributes
-    ----------
-    type, bits, parameters : name of the format; bits of an element, with its share of a block's scale or exponent; and the
-        parameters as reports show them
-    limits : limits beyond which elements saturate; None if they are not the same for all elements
-    code_ends : the ends of the range of codes, or of values if there are no codes; None if elements do not share one
-    """
+    `type` is the name of the format, `bits` those of an element, with its share of a block's scale or exponent. `parameters`
+    are as reports show them. `limits` are those beyond which elements saturate; None: they are not the same for all elements.
+    `code_ends` are the ends of the range of codes, or of values without codes; None: elements do not share one."""
 
     type: str
     bits: float

@@ -26,7 +26,7 @@ Kind = Literal["activation", "weight"]
 class Quantizer:
     """A quantized tensor, and the nodes that round it: one node, or a quantize node and its dequantize nodes.
 
-    `x` is the name of the tensor before rounding. `ys` are the names of the tensors after rounding, which are equal. For a
+    `name` is that of the tensor before rounding. `ys` are the names of the tensors after rounding, which are equal. For a
     weight, `floats` is the float tensor (None if the model has only codes), `constant` is the tensor in the model, floats or
     codes, `of_constant` turns it into the rounded tensor, and `dtype` is that of the rounded tensor. `clip` holds
     the bounds of an activation function that the float twin needs and the model may lack: quantization tools leave out a Relu
@@ -36,7 +36,6 @@ class Quantizer:
     name: str
     kind: Kind
     form: Form
-    x: str
     ys: list[str]
     apply: Callable[[Array], Array]
     nodes: list[ir.Node]
@@ -82,7 +81,7 @@ def find_quantizers(graph: Graph) -> Found:
     found = Found()
     taken: set[ir.Node] = set()
     place = {node: index for index, node in enumerate(ir.traversal.RecursiveGraphIterator(graph.model.graph))}
-    for node in sorted(graph.nodes(), key=lambda each: place.get(each.node, 0)):
+    for node in sorted(graph.nodes(), key=lambda record: place.get(record.node, 0)):
         if node.node in taken:
             continue
         try:
@@ -133,10 +132,9 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         name=node.x.name or "",
         kind="activation" if constant is None else "weight",
         form=form,
-        x=node.x.name or "",
         ys=[y.name or "" for y in ys],
         apply=apply,
-        nodes=[node.node, *(each.node for each in followers)],
+        nodes=[node.node, *(follower.node for follower in followers)],
         users={label(user): user.op_type for y in ys for user, _ in y.uses()},
     )
     if constant is not None:
@@ -171,18 +169,12 @@ def _implied_clip(form: Linear) -> tuple[float, float] | None:
 def _followers(graph: Graph, node: Node) -> list[Node]:
     """Return the dequantize nodes downstream of a quantize node. Raise Left if their parameters differ or are not constant."""
     followers = graph.followers(node)
-    meanings = [_affine(graph, follower) for follower in followers]
+    meanings = [graph.affine(follower) for follower in followers]
     if not all(meanings[0].has_same_parameters(other) for other in meanings[1:]):
         raise Left("the dequantize nodes downstream of it differ")
     for meaning in meanings:
         Linear(meaning)  # raises Left
     return followers
-
-
-def _affine(graph: Graph, node: Node) -> Affine[Operand]:
-    meaning = graph.meaning(node)
-    assert isinstance(meaning, Affine)
-    return meaning
 
 
 def _round_trip(
@@ -200,7 +192,7 @@ def _round_trip(
         )
     if not followers:
         return graph.as_function(node)
-    quantize, dequantize, behind = graph.as_function(node), graph.as_function(followers[0]), _affine(graph, followers[0])
+    quantize, dequantize, behind = graph.as_function(node), graph.as_function(followers[0]), graph.affine(followers[0])
 
     def two_steps(x: Array) -> Array:
         return dequantize(quantize(x))

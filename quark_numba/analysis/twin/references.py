@@ -27,8 +27,8 @@ def use_reference(graph: Graph, quantizers: list[Quantizer], reference: Source) 
     name, or it is the same input of a node with the same operator and output. It is looked up in the reference as it is, and
     then in the reference as ONNX Runtime simplifies it, with constants folded and normalizations fused into convolutions. A
     tensor whose activation function the model lacks gets the bounds of the reference's Relu or Clip with that output."""
-    without_weight = [each for each in quantizers if each.kind == "weight" and each.floats is None]
-    clipped = {each.x: each for each in quantizers if each.clip}
+    without_weight = [quantizer for quantizer in quantizers if quantizer.kind == "weight" and quantizer.floats is None]
+    clipped = {quantizer.name: quantizer for quantizer in quantizers if quantizer.clip}
     forms = _forms(reference)
     while (without_weight or clipped) and (candidate := next(forms, None)):
         constants, inputs = _constants(candidate)
@@ -36,15 +36,15 @@ def use_reference(graph: Graph, quantizers: list[Quantizer], reference: Source) 
             bounds = _bounds(candidate, node)
             if bounds and node.outputs[0].name in clipped:
                 clipped.pop(node.outputs[0].name).clip = bounds
-        for each in without_weight:
-            assert each.constant is not None
-            names = {name.removesuffix(suffix) for name in (each.name, *each.ys) for suffix in ("", *_SUFFIXES)}
+        for quantizer in without_weight:
+            assert quantizer.constant is not None
+            names = {name.removesuffix(suffix) for name in (quantizer.name, *quantizer.ys) for suffix in ("", *_SUFFIXES)}
             found = [constants[name] for name in sorted(names) if name in constants]
-            found += [inputs[place] for place in _places(graph, each) if place in inputs]
-            found = [tensor for tensor in found if tensor.shape.numpy() == each.constant.shape.numpy()]
+            found += [inputs[place] for place in _places(graph, quantizer) if place in inputs]
+            found = [tensor for tensor in found if tensor.shape.numpy() == quantizer.constant.shape.numpy()]
             if found:
-                each.floats = found[0]
-        without_weight = [each for each in without_weight if each.floats is None]
+                quantizer.floats = found[0]
+        without_weight = [quantizer for quantizer in without_weight if quantizer.floats is None]
 
 
 def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
@@ -60,7 +60,7 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
 
 def _forms(reference: Source) -> Iterator[Graph]:
     """Yield the reference as it is, and then as ONNX Runtime simplifies it. For that all its tensors are read."""
-    yield _graph(reference.lazy())
+    yield Graph(reference.lazy())
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     register(options)
@@ -69,11 +69,7 @@ def _forms(reference: Source) -> Iterator[Graph]:
     except Exception as error:  # ONNX Runtime cannot load the reference
         reraise_of_signal_handler(error)
         return
-    yield _graph(ir.from_proto(simplified))
-
-
-def _graph(model: ir.Model) -> Graph:
-    return Graph(model, keep_quantized_weights=False, qdq="float", regions=False, replaced=frozenset())
+    yield Graph(ir.from_proto(simplified))
 
 
 Place = tuple[str, str | None, int]

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import external_data_helper, helper
+from onnx import helper
+from onnx.external_data_helper import uses_external_data
 
 from ...element_types.tensors import from_tensor_proto
-from ...errors import ModelError, reraise_of_signal_handler
-from ...models import model_files, protos
+from ...errors import ModelError, errors_named
+from ...models import model_files
 from ...models.protos import used_names
+from ...rewriting.nodes import have_same_bits
 from ...running import sessions
 from ...running.inputs import inputs_of
 from .float_twin import Twin
@@ -41,18 +43,15 @@ class Segment:
     def __init__(self, inputs: list[str], outputs: list[str], session: Any, kept: Any) -> None:
         self.inputs, self.outputs, self._session, self._kept = inputs, outputs, session, kept
         nodes = [*session.get_inputs(), *session.get_outputs()]
-        self._numpy = all(sessions.dtype_of(each.type) is not None for each in nodes)
+        self._numpy = all(sessions.dtype_of(value.type) is not None for value in nodes)
 
     def run(self, values: Mapping[str, Any], *, quantized: bool) -> list[Any]:
         session = self._kept if quantized else self._session
         feeds = {name: values[name] for name in self.inputs}
-        try:
+        with errors_named("the model does not run", with_type=False):
             if self._numpy:
                 return session.run(self.outputs, feeds)
             return sessions.run_on_values(session, self.outputs, feeds)
-        except Exception as error:
-            reraise_of_signal_handler(error)
-            raise ModelError(f"the model does not run: {error}") from None
 
 
 # A part of a model: nodes, or a tensor that is rounded.
@@ -60,15 +59,17 @@ Part = Segment | Quantizer
 
 
 class Segments:
-    """The parts of a model in the order of execution. `weights` are its rounded constants, which exist before parts run."""
+    """The parts of a model in the order of execution."""
 
     def __init__(self, twin: Twin) -> None:
         self.twin = twin
-        self.outputs = [each.name for each in twin.model.graph.output]
-        self.weights = [each for each in twin.quantizers if each.kind == "weight"]
-        self._weights = {name: each for each in self.weights for name in each.ys}
+        self.outputs = [output.name for output in twin.model.graph.output]
+        # The rounded constants, which exist before parts run.
+        self._weights = {
+            name: quantizer for quantizer in twin.quantizers if quantizer.kind == "weight" for name in quantizer.ys
+        }
         builder = _Builder(twin)
-        self.inputs = [each for each in builder.inputs if each.name not in builder.initializers]
+        self.inputs = [model_input for model_input in builder.inputs if model_input.name not in builder.initializers]
         self._constants = builder.constants_put_out()
         self.parts = list(builder.parts())
         self._last_use = self._uses()
@@ -78,7 +79,7 @@ class Segments:
         """Return for each part the names of the values that nothing needs after it."""
         last: dict[str, int] = {}
         for index, part in enumerate(self.parts):
-            for name in (part.x, *part.ys) if isinstance(part, Quantizer) else (*part.inputs, *part.outputs):
+            for name in (part.name, *part.ys) if isinstance(part, Quantizer) else (*part.inputs, *part.outputs):
                 last[name] = index
         found: list[list[str]] = [[] for _ in self.parts]
         for name, index in last.items():
@@ -91,12 +92,12 @@ class Segments:
     @property
     def quantized(self) -> dict[Quantizer, Rounding]:
         """The config of the quantized model as it is."""
-        return {each: each.apply for each in self.twin.quantizers}
+        return {quantizer: quantizer.apply for quantizer in self.twin.quantizers}
 
     def start(self, feed: Mapping[str, Array], config: Config) -> dict[str, Any]:
         """Return the values that exist before the first part runs."""
         values = _Values(self._weights, config)
-        values.update(self._constants, **{each.name: feed[each.name] for each in self.inputs})
+        values.update(self._constants, **{model_input.name: feed[model_input.name] for model_input in self.inputs})
         return values
 
     def run(self, feed: Mapping[str, Array], config: Config, *, quantized: bool) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class Segments:
         if self.stopped.is_set():
             raise StoppedError
         if isinstance(part, Quantizer):
-            y = _clipped(values[part.x], part)
+            y = _clipped(values[part.name], part)
             rounding = config.get(part)
             values.update(dict.fromkeys(part.ys, y if rounding is None else rounding(y)))
         else:
@@ -130,7 +131,7 @@ class Segments:
             self.advance(part, values, config, quantized=True)
             self.advance(part, floats, {}, quantized=False)
             if isinstance(part, Quantizer):
-                see(part, floats[part.ys[0]], _clipped(values[part.x], part), values[part.ys[0]])
+                see(part, floats[part.ys[0]], _clipped(values[part.name], part), values[part.ys[0]])
             for name in () if keep else self._last_use[index]:
                 values.pop(name, None)
                 floats.pop(name, None)
@@ -140,13 +141,14 @@ class Segments:
         """Return the outputs after a change of config. `base` holds all values before the change, and `changed` are the
         quantizers whose rounding differs. Only the parts downstream of these are computed."""
         pending = set(changed)
-        new = _Values({name: each for name, each in self._weights.items() if each in pending}, config)
+        new = _Values({name: quantizer for name, quantizer in self._weights.items() if quantizer in pending}, config)
         values = ChainMap[str, Any](new, base)  # base stays as it is: only the first map is written to
         for index, part in enumerate(self.parts):
             if isinstance(part, Quantizer):
-                if part in pending or part.x in new:
+                if part in pending or part.name in new:
                     self.advance(part, values, config, quantized=quantized)
-                    if _same(new[part.ys[0]], base[part.ys[0]]):
+                    y = new[part.ys[0]]
+                    if isinstance(y, np.ndarray) and have_same_bits(y, base[part.ys[0]]):
                         for name in part.ys:
                             del new[name]
             elif any(name in new for name in part.inputs):
@@ -175,15 +177,6 @@ class _Values(dict[str, Any]):
         return (weight if rounding is None else rounding(weight)).astype(quantizer.dtype, copy=False)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return (
-        isinstance(one, np.ndarray)
-        and one.shape == other.shape
-        and one.dtype == other.dtype
-        and one.tobytes() == other.tobytes()
-    )
-
-
 def _clipped(x: Array, quantizer: Quantizer) -> Array:
     return x if quantizer.clip is None else np.clip(x, *(x.dtype.type(end) for end in quantizer.clip))
 
@@ -193,31 +186,29 @@ class _Builder:
 
     def __init__(self, twin: Twin) -> None:
         self.twin, self.graph = twin, twin.model.graph
-        self.initializers = {each.name: each for each in self.graph.initializer}
+        self.initializers = {initializer.name: initializer for initializer in self.graph.initializer}
         # Each segment has copies of the constant nodes that it uses.
         self.constant_nodes = {
             node.output[0]: node for node in self.graph.node if node.op_type == "Constant" and not node.domain
         }
         session = self._of_all_values()
         self.inputs = inputs_of(session)
-        self.types = {each.name: each.type for each in (*session.get_inputs(), *session.get_outputs())}
+        self.types = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
 
     def _of_all_values(self) -> Any:
         """Return a session that does not run. It has the types of all values, which the inputs of segments need."""
         tapped = onnx.ModelProto()
         tapped.CopyFrom(self.twin.model)
-        in_files = {each.name: each for each in tapped.graph.initializer if external_data_helper.uses_external_data(each)}
-        for values, without in (
-            (tapped.graph.initializer, [each for each in tapped.graph.initializer if each.name not in in_files]),
-            (tapped.graph.input, [each for each in tapped.graph.input if each.name not in in_files]),
-        ):
+        in_files = {tensor.name: tensor for tensor in tapped.graph.initializer if uses_external_data(tensor)}
+        for values in (tapped.graph.initializer, tapped.graph.input):
+            in_memory = [value for value in values if value.name not in in_files]
             del values[:]
-            values.extend(without)
+            values.extend(in_memory)
         # For large tensors types are enough.
         tapped.graph.input.extend(
-            helper.make_tensor_value_info(name, each.data_type, each.dims) for name, each in in_files.items()
+            helper.make_tensor_value_info(name, tensor.data_type, tensor.dims) for name, tensor in in_files.items()
         )
-        present = {each.name for each in self.graph.output}
+        present = {output.name for output in self.graph.output}
         names = dict.fromkeys(name for node in self.graph.node for name in node.output if name and name not in present)
         tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
         return _session(tapped, "the model without its quantization nodes", any(node.domain for node in self.graph.node))
@@ -229,15 +220,15 @@ class _Builder:
             if output.name in self.constant_nodes:
                 tensor = next((each.t for each in self.constant_nodes[output.name].attribute if each.name == "value"), None)
             if tensor is not None:
-                found[output.name] = from_tensor_proto(protos.in_memory(tensor, self.twin.folder))
+                with errors_named("the model", with_type=False):
+                    found[output.name] = from_tensor_proto(tensor, self.twin.folder)
         return found
 
     def parts(self) -> Iterator[Part]:
         groups = self._groups()
         used_by: dict[str, set[int]] = {}
         for place, group in enumerate(groups):
-            nodes = [] if isinstance(group, Quantizer) else group
-            for name in (group.x,) if isinstance(group, Quantizer) else self._used(nodes):
+            for name in [group.name] if isinstance(group, Quantizer) else self._used(group):
                 used_by.setdefault(name, set()).add(place)
         for output in self.graph.output:
             used_by.setdefault(output.name, set()).add(-1)
@@ -251,7 +242,7 @@ class _Builder:
     def _groups(self) -> list[Quantizer | list[int]]:
         """Return the parts: quantized activations, and segments as lists of node indices. A node joins the part that the last
         of its inputs comes from. If that is a quantizer, or if there is none, the node begins a new segment."""
-        quantizers = {name: each for each in self.twin.quantizers for name in each.ys}
+        quantizers = {name: quantizer for quantizer in self.twin.quantizers for name in quantizer.ys}
         groups: list[Quantizer | list[int]] = []
         places: dict[str, int] = {}  # index of the group that each value comes from
         for index, node in enumerate(self.graph.node):
