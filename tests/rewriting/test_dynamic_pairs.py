@@ -71,7 +71,8 @@ def test_special_values():
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 def test_any_axis(axis):
     other = axis - 2 if axis >= 0 else axis + 2
-    nodes = nvfp4(quantize=f"axis = {axis}, block_size = 1", dequantize=f"axis = {other}, block_size = 1")
+    block_size = 3 if axis in (0, -2) else 16
+    nodes = nvfp4("x", "scale", *(f"axis = {each}, block_size = {block_size}" for each in (axis, other)))
     assert_rewritten(of_nodes(*nodes, RELU), NVFP4, {"x": X}, standard_ops=True)
 
 
