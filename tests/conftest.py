@@ -5,7 +5,8 @@ import threading
 
 import numba
 import pytest
-from large_models import is_large  # noqa: F401  # a fixture for all tests
+from commands import terminal  # noqa: F401  # a fixture for all tests
+from large_models import is_large  # noqa: F401  # the same
 
 from quark_numba.compiling.helpers import PROCESSES
 from quark_numba.element_types import FLOAT32

@@ -1,18 +1,17 @@
 """`analyze` and `evaluate` on models whose weights stay in files give what they give on the models in memory."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 import weakref
 
 import numpy as np
 import onnx
 import pytest
 from large_models import apart
-from onnx import helper, numpy_helper
+from onnx import helper
 from onnx_models import model
-from paths import MODELS
+from processes import python
+from rewritten_models import floats
+from textline import X, path_of
 
 import quark_numba
 from quark_numba import Execution, ModelError, RandomData
@@ -21,12 +20,7 @@ from quark_numba.models import model_files, tensors
 
 pytestmark = pytest.mark.compiled
 
-with np.load(MODELS / "textline_cls_expected.npz") as arrays:
-    FEEDS = [{"x": arrays["x"][:2]}, {"x": arrays["x"][2:4]}]
-
-
-def path_of(variant):
-    return MODELS / f"textline_cls_{variant}.onnx"
+FEEDS = [{"x": X[:2]}, {"x": X[2:4]}]
 
 
 def large(variant, folder):
@@ -82,12 +76,9 @@ def test_weights_are_read_one_at_a_time(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("is_large")
 def test_a_weight_that_is_an_output(tmp_path):
-    weight = np.random.default_rng(1).normal(0, 1, (40, 30)).astype(np.float32)
-    nodes = [
-        helper.make_node("MXQuantizeDequantize", ["w"], ["y"], domain="com.amd.quark"),
-        helper.make_node("MatMul", ["x", "y"], ["z"]),
-    ]
-    content = model(nodes, [("x", "float32", [2, 40])], ["z", "w", "y"], initializers=[numpy_helper.from_array(weight, "w")])
+    weight = np.random.default_rng(1).normal(0, 1, (40, 30))
+    nodes = ["y = com.amd.quark.MXQuantizeDequantize (w)", "z = MatMul (x, y)"]
+    content = model(nodes, [("x", "float32", [2, 40])], ["z", "w", "y"], initializers=floats(w=weight))
     whole = quark_numba.analyze(content, RandomData(1))
     apart(content, tmp_path / "m.onnx")
     assert quark_numba.analyze(tmp_path / "m.onnx", RandomData(1)) == whole
@@ -99,14 +90,9 @@ def test_a_weight_that_is_an_output(tmp_path):
 def test_weights_that_are_inputs_too(has_types, tmp_path):
     """In IR version 3 all are."""
     random = np.random.default_rng(2)
-    weights = {name: random.normal(0, 1, (40, 40)).astype(np.float32) for name in ("w", "w2")}
-    nodes = [
-        helper.make_node("MXQuantizeDequantize", ["w"], ["v"], domain="com.amd.quark"),
-        helper.make_node("MatMul", ["x", "v"], ["y"]),
-        helper.make_node("MatMul", ["y", "w2"], ["z"]),
-    ]
-    initializers = [numpy_helper.from_array(each, name) for name, each in weights.items()]
-    content = model(nodes, [("x", "float32", [2, 40])], ["z"], initializers=initializers)
+    weights = {name: random.normal(0, 1, (40, 40)) for name in ("w", "w2")}
+    nodes = ["v = com.amd.quark.MXQuantizeDequantize (w)", "y = MatMul (x, v)", "z = MatMul (y, w2)"]
+    content = model(nodes, [("x", "float32", [2, 40])], ["z"], initializers=floats(**weights))
     content.ir_version = 3
     content.graph.input.extend(helper.make_tensor_value_info(name, 1, [40, 40] if has_types else None) for name in weights)
     whole = quark_numba.analyze(content, RandomData(1))
@@ -120,12 +106,8 @@ def test_tensors_in_several_files(tmp_path):
     content = onnx.load(path_of("bf16"))
     onnx.save(content, tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=False)
     code = f"from quark_numba.models.model_files import Source; print(Source.open({str(tmp_path / 'm.onnx')!r}).digest())"
-    digests = set()
-    for seed in "123":
-        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True)
-        digests.add(done.stdout)
-    assert len(digests) == 1
-    assert len(digests.pop()) == 65
+    (digest,) = {python("-c", code, PYTHONHASHSEED=seed).stdout for seed in "123"}
+    assert len(digest) == 65
 
 
 @pytest.mark.usefixtures("is_large")

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import threading
 
@@ -17,23 +16,20 @@ import onnx
 import onnxruntime
 import processes
 import pytest
-from onnx import helper, numpy_helper
-from onnx_models import model
+from marks import default_of
+from onnx import helper, numpy_helper, parser
+from onnx_models import model, parsed
 from paths import MODELS
+from rewritten_models import VARIANTS, constant, floats, pair
+from smaller_graphs import with_outputs
+from textline import EXPECTED, FLOAT, X, path_of
 
 import quark_numba
 from quark_numba import Execution, RandomData, cli
 
 pytestmark = pytest.mark.compiled
 
-FLOAT, EXPECTED = str(MODELS / "textline_cls_float.onnx"), str(MODELS / "textline_cls_expected.npz")
-with np.load(EXPECTED) as arrays:
-    X = arrays["x"]
 BLOCKS = ("BFPQuantizeDequantize", "MXQuantizeDequantize")
-
-
-def path_of(variant):
-    return str(MODELS / f"textline_cls_{variant}.onnx")
 
 
 # The oracle: plain protobuf and numpy.
@@ -68,15 +64,10 @@ def clip_bounds(proto, x, nodes):
 
 
 def exact(proto, outputs):
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(proto)
-    del tapped.graph.output[:]
-    tapped.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in outputs)
+    tapped = with_outputs(proto, [helper.make_empty_tensor_value_info(name) for name in outputs])
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
     quark_numba.register(options)
     return onnxruntime.InferenceSession(tapped.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
@@ -100,9 +91,7 @@ def oracle(proto, x):
         if bounds:
             clips[source] = bounds
             names = [f"{y}_lowest", f"{y}_highest"]
-            twin.graph.initializer.extend(
-                numpy_helper.from_array(np.array(each), name) for each, name in zip(bounds, names, strict=True)
-            )
+            twin.graph.initializer.extend(constant(name, each) for name, each in zip(names, bounds, strict=True))
             replaced[y] = helper.make_node("Clip", [source, *names], [y])
         else:
             replaced[y] = helper.make_node("Identity", [source], [y])
@@ -147,10 +136,7 @@ def decibels(signal, noise):
     return math.inf if noise == 0 else 10 * math.log10(signal / noise)
 
 
-@pytest.mark.parametrize(
-    "variant",
-    ["a8w8", *(pytest.param(each, marks=pytest.mark.full) for each in ("bf16", "fp16", "i32", "u32", "bfp16", "mxfp8", "mx9"))],
-)
+@pytest.mark.parametrize("variant", default_of(["a8w8", *VARIANTS], "a8w8"))
 def test_sums_are_those_of_all_tensors(variant):
     """Two batches of two images run side by side on two threads."""
     proto = onnx.load(path_of(variant))
@@ -209,62 +195,38 @@ def test_the_reference_gives_what_codes_lack():
     assert given.tensors[0].saturated == 1
 
 
-def network(names="{}", order=None, scale_of="t2", wrong_scale=16.0, wrong_weight="w1", wrong_zero_point=20):
-    """Return a chain of matrix products with uint8 activations and int8 weights. One scale is too large, and one weight's zero
-    point is wrong."""
-    generator = np.random.default_rng(3)
-    nodes, initializers = [], []
-
-    def add(operator, inputs, outputs, **attributes):
-        node = helper.make_node(operator, inputs, outputs, name=names.format(len(nodes)), **attributes)
-        nodes.append(node)
-
-    x = "x"
-    for layer in range(4):
-        weight = generator.normal(0, 0.3, (16, 16)).astype(np.float32)
-        zero_point = np.int8(0)
-        w_scale = np.float32(np.abs(weight).max() / 127)
+def network(names="{}", order=None, wrong_scale=16.0, wrong_zero_point=20):
+    """Return a chain of matrix products with uint8 activations and int8 weights. The third scale is too large, and the zero
+    point of the second weight is wrong in its dequantize node, as if a tool had mixed zero points up."""
+    texts, constants, x = [], [], "x"
+    for layer, weight in enumerate(weights_of_network()):
+        scale = np.float32(np.abs(weight).max() / 127)
+        codes = np.clip(np.rint(weight / scale), -128, 127)
         w, t = f"w{layer}", f"t{layer}"
-        initializers += [numpy_helper.from_array(weight, w), numpy_helper.from_array(w_scale, f"{w}_s")]
-        initializers.append(numpy_helper.from_array(zero_point, f"{w}_z"))
-        # The wrong zero point is that of the dequantize node, as if a tool had mixed zero points up.
-        shifted = np.int8(wrong_zero_point if w == wrong_weight else 0)
-        codes = np.clip(np.rint(weight / w_scale), -128, 127).astype(np.int8)
-        initializers.append(numpy_helper.from_array(codes, f"{w}_codes"))
-        initializers.append(numpy_helper.from_array(shifted, f"{w}_z2"))
-        add("DequantizeLinear", [f"{w}_codes", f"{w}_s", f"{w}_z2"], [f"{w}_y"])
-        t_scale = np.float32(0.05 * (wrong_scale if t == scale_of else 1))
-        initializers += [numpy_helper.from_array(t_scale, f"{t}_s"), numpy_helper.from_array(np.uint8(128), f"{t}_z")]
-        add("QuantizeLinear", [x, f"{t}_s", f"{t}_z"], [f"{t}_codes"])
-        add("DequantizeLinear", [f"{t}_codes", f"{t}_s", f"{t}_z"], [f"{t}_y"])
-        add("MatMul", [f"{t}_y", f"{w}_y"], [f"m{layer}"])
+        constants += floats(**{f"{w}_s": scale, f"{t}_s": 0.05 * (wrong_scale if t == "t2" else 1)})
+        constants += [constant(f"{w}_codes", codes, np.int8), constant(f"{t}_z", 128, np.uint8)]
+        constants.append(constant(f"{w}_z", wrong_zero_point if w == "w1" else 0, np.int8))
+        texts.append(f"{w}_y = DequantizeLinear ({w}_codes, {w}_s, {w}_z)")
+        texts += [*pair(x, f"{t}_codes", f"{t}_y", [f"{t}_s", f"{t}_z"], ""), f"m{layer} = MatMul ({t}_y, {w}_y)"]
         x = f"m{layer}"
-    add("Identity", [x], ["y"])
-    initializers = [each for each in initializers if not each.name.endswith("_z") or each.name.startswith("t")]
-    used = {name for node in nodes for name in node.input}
-    initializers = [each for each in initializers if each.name in used]
-    return model(
-        [nodes[i] for i in order or range(len(nodes))],
-        [("x", "float32", [None, 16])],
-        ["y"],
-        initializers=initializers,
-        domains=[],
-    )
+    nodes = parsed(*texts, f"y = Identity ({x})")
+    for number, node in enumerate(nodes):
+        node.name = names.format(number)
+    nodes = [nodes[i] for i in order or range(len(nodes))]
+    return model(nodes, [("x", "float32", [None, 16])], ["y"], initializers=constants, domains=[])
+
+
+def weights_of_network():
+    generator = np.random.default_rng(3)
+    return [generator.normal(0, 0.3, (16, 16)).astype(np.float32) for _ in range(4)]
 
 
 def float_network():
-    quantized = network(wrong_scale=1, wrong_weight="")
-    generator = np.random.default_rng(3)
-    weights = [numpy_helper.from_array(generator.normal(0, 0.3, (16, 16)).astype(np.float32), f"w{i}") for i in range(4)]
     chain = ["x", "m0", "m1", "m2", "m3"]
-    nodes = [helper.make_node("MatMul", [chain[i], f"w{i}"], [chain[i + 1]]) for i in range(4)]
-    return model(
-        [*nodes, helper.make_node("Identity", ["m3"], ["y"])],
-        [("x", "float32", [None, 16])],
-        ["y"],
-        initializers=weights,
-        domains=[],
-    ), quantized
+    nodes = [f"{chain[i + 1]} = MatMul ({chain[i]}, w{i})" for i in range(4)]
+    weights = [constant(f"w{i}", weight) for i, weight in enumerate(weights_of_network())]
+    floating = model([*nodes, "y = Identity (m3)"], [("x", "float32", [None, 16])], ["y"], initializers=weights, domains=[])
+    return floating, network(wrong_scale=1, wrong_zero_point=0)
 
 
 FEEDS = [np.random.default_rng(seed).normal(size=(8, 16)).astype(np.float32) for seed in range(3)]
@@ -379,44 +341,20 @@ def test_what_if_of_a_small_model():
 
 def test_extended_operators_in_subgraphs_and_functions():
     """Tensors in a local function are measured. Tensors in a subgraph are listed, and are float in the twin."""
-    parameters = [numpy_helper.from_array(np.float32(0.5), "s"), numpy_helper.from_array(np.int8(0), "z")]
 
-    def pair(x, codes, y):
-        return [
-            helper.make_node("ExtendedQuantizeLinear", [x, "s", "z"], [codes], domain="com.amd.quark"),
-            helper.make_node("ExtendedDequantizeLinear", [codes, "s", "z"], [y], domain="com.amd.quark"),
-        ]
+    def rounded(x, y):
+        codes = f"{y}_codes = com.amd.quark.ExtendedQuantizeLinear ({x}, s, z)"
+        return f"{codes} {y} = com.amd.quark.ExtendedDequantizeLinear ({y}_codes, s, z)"
 
-    body = helper.make_graph(pair("h", "inner_codes", "inner"), "then", [], [helper.make_empty_tensor_value_info("inner")])
-    other = helper.make_graph(
-        [helper.make_node("Identity", ["h"], ["e"])], "else", [], [helper.make_empty_tensor_value_info("e")]
-    )
-    function = helper.make_function(
-        "local",
-        "F",
-        ["a"],
-        ["b"],
-        [
-            helper.make_node("Constant", [], ["s"], value=parameters[0]),
-            helper.make_node("Constant", [], ["z"], value=parameters[1]),
-            *pair("a", "c", "b"),
-        ],
-        [helper.make_opsetid("com.amd.quark", 1), helper.make_opsetid("", 17)],
-    )
-    nodes = [
-        helper.make_node("F", ["x"], ["h"], domain="local"),
-        helper.make_node("If", ["condition"], ["y"], then_branch=body, else_branch=other),
-    ]
-    condition = numpy_helper.from_array(np.array(True), "condition")
-    whole = model(
-        nodes,
-        [("x", "float32", [4])],
-        ["y"],
-        initializers=[*parameters, condition],
-        domains=["local", "com.amd.quark"],
-        opset=17,
-    )
-    whole.functions.append(function)
+    whole = parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 17, "local" : 1, "com.amd.quark" : 1]>
+        g (float[4] x) => (float[] y) <float s = {{0.5}}, int8 z = {{0}}, bool condition = {{1}}> {{
+          h = local.F (x)
+          y = If (condition) <then_branch = t () => (inner) {{ {rounded("h", "inner")} }},
+                              else_branch = e () => (other) {{ other = Identity (h) }}>
+        }}
+        <domain: "local", opset_import: ["" : 17, "com.amd.quark" : 1]> F (a) => (b) {{
+          s = Constant <value = float {{0.5}}> () z = Constant <value = int8 {{0}}> () {rounded("a", "b")}
+        }}""")
     x = np.array([0.3, 0.6, 100, -0.2], np.float32)
     found = quark_numba.analyze(whole, [x])
     (tensor,) = found.tensors
@@ -431,14 +369,9 @@ def test_extended_operators_in_subgraphs_and_functions():
 
 
 def test_what_cannot_be_told_apart_is_listed():
-    parameters = [numpy_helper.from_array(np.float32(0.5), "s"), numpy_helper.from_array(np.uint8(3), "z")]
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["c"]),
-        helper.make_node("MaxPool", ["c"], ["p"], kernel_shape=[2]),
-        helper.make_node("DequantizeLinear", ["p", "s", "z"], ["y"]),
-        helper.make_node("DynamicQuantizeLinear", ["y"], ["d", "d_s", "d_z"]),
-        helper.make_node("DequantizeLinear", ["d", "d_s", "d_z"], ["w"]),
-    ]
+    nodes = ["c = QuantizeLinear (x, s, z)", "p = MaxPool <kernel_shape = [2]> (c)", "y = DequantizeLinear (p, s, z)"]
+    nodes += ["d, d_s, d_z = DynamicQuantizeLinear (y)", "w = DequantizeLinear (d, d_s, d_z)"]
+    parameters = [*floats(s=0.5), constant("z", 3, np.uint8)]
     whole = model(nodes, [("x", "float32", [1, 1, 6])], ["w"], initializers=parameters, domains=[])
     x = np.linspace(-2, 2, 6, dtype=np.float32).reshape(1, 1, 6)
     found = quark_numba.analyze(whole, [x])
@@ -451,11 +384,8 @@ def test_what_cannot_be_told_apart_is_listed():
 def test_per_axis_and_blocked_scales():
     """Saturation and the used range follow from the scale of each element."""
     scales = np.array([0.1, 1, 10], np.float32)
-    initializers = [numpy_helper.from_array(scales, "s"), numpy_helper.from_array(np.zeros(3, np.int8), "z")]
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["c"], axis=1),
-        helper.make_node("DequantizeLinear", ["c", "s", "z"], ["y"], axis=1),
-    ]
+    initializers = [*floats(s=scales), constant("z", np.zeros(3), np.int8)]
+    nodes = pair("x", "c", "y", ["s", "z"], "", axis=1)
     whole = model(nodes, [("x", "float32", [2, 3])], ["y"], initializers=initializers, domains=[])
     x = np.array([[12.7, 12.7, 12.7], [-13, 100, 1300]], np.float32)
     (tensor,) = quark_numba.analyze(whole, [x]).tensors
@@ -468,7 +398,6 @@ def test_per_axis_and_blocked_scales():
 
 @pytest.mark.full
 def test_memory_does_not_grow_with_the_data():
-    """The largest resident set of a process is about the same for 8 and for 40 batches."""
     code = f"""
 import resource, sys
 import numpy as np, quark_numba
@@ -481,7 +410,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 quark_numba.analyze({path_of("bf16")!r}, feeds(40), execution=quark_numba.Execution(threads=2))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = processes.python("-c", code)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 24 * 1024  # KiB; the tensors of 32 more batches are 560 MB
 
@@ -497,11 +426,10 @@ def test_ctrl_c_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_command(capsys, tmp_path):
+def test_command(capsys, tmp_path, terminal):
     table, exclude = tmp_path / "t.csv", tmp_path / "e.json"
     arguments = ["analyze", path_of("bf16"), "--data", EXPECTED, "--batch", "3", "--limit", "1"]
-    assert cli.main([*arguments, "--top", "3", "--csv", str(table), "--exclude-config", str(exclude), "--exclude", "2"]) == 0
-    text = capsys.readouterr().out
+    text = terminal.text(*arguments, "--top", "3", "--csv", str(table), "--exclude-config", str(exclude), "--exclude", "2")
     assert "the worst 3 of 258" in text
     rows = list(csv.DictReader(io.StringIO(table.read_text())))
     assert [int(row["place"]) for row in rows] == list(range(258))
@@ -509,8 +437,7 @@ def test_command(capsys, tmp_path):
     names = {node.name for node in onnx.load(path_of("bf16")).graph.node}
     assert 1 <= len(excluded) <= 4
     assert set(excluded) <= names
-    assert cli.main([*arguments, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = terminal.report(*arguments)
     assert report["tensors"][0]["used_by"][0] == excluded[0]
     assert {"name", "kind", "type", "sqnr_db", "own_sqnr_db", "cosine", "max_abs_error"} <= set(report["tensors"][0])
     assert cli.main([*arguments, "--fail-below", "20"]) == 0
@@ -519,12 +446,10 @@ def test_command(capsys, tmp_path):
     assert re.search(rf"none.t\.csv: ({reason})", capsys.readouterr().err.replace("\n", ""))
     onnx.save(network(names="n{}"), tmp_path / "m.onnx")
     small = ["analyze", str(tmp_path / "m.onnx"), "--random", "2", "--dim", "x[0]=4"]
-    assert cli.main([*small, "--json", "--by", "operator", "--what-if", "bfp16"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = terminal.report(*small, "--by", "operator", "--what-if", "bfp16")
     assert {"MatMul", "all weights", "all activations"} == {each["name"] for each in report["sweep"]}
     assert report["trade_offs"][0].keys() == {"bits", "sqnr_db", "choices"}
-    assert cli.main([*small, "--sweep", "--what-if", "mxfp8_e4m3"]) == 0
-    text = capsys.readouterr().out
+    text = terminal.text(*small, "--sweep", "--what-if", "mxfp8_e4m3")
     assert all(each in text for each in ("only this quantized", "Best trade-offs", "all activations"))
 
 
@@ -615,34 +540,23 @@ def test_histograms(variant):
     assert [each.name for each in analysis.histograms] == [each.name for each in analysis.tensors[:3]]
 
 
-def test_page_without_plots(tmp_path, capsys, monkeypatch):
+def test_page_without_plots(tmp_path, terminal, monkeypatch):
     """A missing matplotlib is reported before anything runs, and no file is written."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     words = ["analyze", path_of("bf16"), "--data", EXPECTED, "--html", str(tmp_path / "page.html")]
     monkeypatch.setattr("quark_numba.analysis.analyze.analyze", None)
-    assert cli.main(words) == 1
-    assert "pip install 'quark_numba[plots]'" in capsys.readouterr().err.replace("\n", " ")
+    assert "pip install 'quark_numba[plots]'" in terminal.error(*words)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_values_that_numpy_lacks():
     """bfloat16 tensors and sequences are passed from step to step. An error of ONNX Runtime when it optimises the model is
     listed."""
-    initializers = [
-        quark_numba.to_tensor_proto(np.array(0.5).astype(ml_dtypes.bfloat16), "s"),
-        numpy_helper.from_array(np.int8(0), "z"),
-    ]
-    initializers += [numpy_helper.from_array(np.int64(0), "first"), numpy_helper.from_array(np.int64(1), "second")]
-    nodes = [
-        helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0),
-        helper.make_node("SequenceAt", ["parts", "first"], ["a"]),
-        helper.make_node("Cast", ["a"], ["b"], to=onnx.TensorProto.BFLOAT16),
-        helper.make_node("QuantizeLinear", ["b", "s", "z"], ["c"]),
-        helper.make_node("DequantizeLinear", ["c", "s", "z"], ["d"]),
-        helper.make_node("Cast", ["d"], ["e"], to=onnx.TensorProto.FLOAT),
-        helper.make_node("SequenceAt", ["parts", "second"], ["f"]),
-        helper.make_node("Add", ["e", "f"], ["y"]),
-    ]
+    initializers = [constant("s", 0.5, ml_dtypes.bfloat16), constant("z", 0, np.int8)]
+    initializers += [constant("first", 0, np.int64), constant("second", 1, np.int64)]
+    nodes = ["parts = SplitToSequence <axis = 0> (x)", "a = SequenceAt (parts, first)", "b = Cast <to = 16> (a)"]
+    nodes += [*pair("b", "c", "d", ["s", "z"], ""), "e = Cast <to = 1> (d)"]
+    nodes += ["f = SequenceAt (parts, second)", "y = Add (e, f)"]
     whole = model(nodes, [("x", "float32", [2, 3])], ["y"], initializers=initializers, domains=[])
     x = np.array([[0.3, 1.2, 100], [1, 2, 3]], np.float32)
     found = quark_numba.analyze(whole, [x])
@@ -658,18 +572,11 @@ def test_branches_and_outputs_that_are_constants():
     """A node may take a tensor that is rounded late, and one that was computed long before. Outputs of the model may be
     constants or inputs."""
     generator = np.random.default_rng(9)
-    weights = [numpy_helper.from_array(generator.normal(size=(4, 4)).astype(np.float32), name) for name in ("w", "v")]
-    scales = [numpy_helper.from_array(np.float32(0.1), "s"), numpy_helper.from_array(np.int8(0), "z")]
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"]),
-        helper.make_node("MatMul", ["u", "v"], ["b"]),
-        helper.make_node("QuantizeLinear", ["a", "s", "z"], ["a_codes"]),
-        helper.make_node("DequantizeLinear", ["a_codes", "s", "z"], ["a_y"]),
-        helper.make_node("Add", ["b", "a_y"], ["c"]),
-        helper.make_node("Sub", ["c", "b"], ["y"]),
-    ]
-    inputs = [(name, "float32", [2, 4]) for name in "xu"]
-    whole = model(nodes, inputs, ["y", "w", "u", "a_y"], initializers=[*weights, *scales], domains=[])
+    w, v = generator.normal(size=(2, 4, 4))
+    nodes = ["a = MatMul (x, w)", "b = MatMul (u, v)", *pair("a", "a_codes", "a_y", ["s", "z"], "")]
+    nodes += ["c = Add (b, a_y)", "y = Sub (c, b)"]
+    inputs, initializers = [(name, "float32", [2, 4]) for name in "xu"], [*floats(w=w, v=v, s=0.1), constant("z", 0, np.int8)]
+    whole = model(nodes, inputs, ["y", "w", "u", "a_y"], initializers=initializers, domains=[])
     x, u = generator.normal(size=(2, 2, 4)).astype(np.float32)
     found = quark_numba.analyze(whole, [{"x": x, "u": u}], sweep=True)
     (tensor,) = found.tensors

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 from onnx_models import model
-from paths import MODELS
+from rewritten_models import constant, floats, pair, scale_and_zero_point
+from textline import BF16, EXPECTED, FLOAT, X
 
 import quark_numba
 from quark_numba import Data, Execution, RandomData, cli
@@ -29,9 +29,6 @@ from quark_numba.running.cluster import interruptions  # noqa: E402  # needs the
 
 pytestmark = pytest.mark.compiled
 
-BF16, FLOAT, EXPECTED = (
-    str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
-)
 COUNT = 500
 
 
@@ -41,17 +38,9 @@ def small(tmp_path_factory):
     for three rows."""
     folder = tmp_path_factory.mktemp("small")
     rng = np.random.default_rng(7)
-    nodes = [
-        helper.make_node("ExtendedQuantizeLinear", ["x", "s", "z"], ["q"], domain="com.amd.quark"),
-        helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain="com.amd.quark"),
-        helper.make_node("MatMul", ["d", "w"], ["t"]),
-        helper.make_node("Reshape", ["t", "shape"], ["m"]),
-        helper.make_node("ExtendedQuantizeLinear", ["m", "s", "z"], ["p"], domain="com.amd.quark"),
-        helper.make_node("ExtendedDequantizeLinear", ["p", "s", "z"], ["y"], domain="com.amd.quark"),
-    ]
-    arrays = {"s": np.float32(0.03), "z": np.int8(1), "w": rng.normal(0, 0.3, (32, 10)).astype(np.float32)}
-    arrays["shape"] = np.array([3, 10])
-    initializers = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in arrays.items()]
+    nodes = [*pair(y="d"), "t = MatMul (d, w)", "m = Reshape (t, shape)", *pair("m", "codes_of_m")]
+    initializers = [*scale_and_zero_point("int8", 0.03, 1), *floats(w=rng.normal(0, 0.3, (32, 10)))]
+    initializers.append(constant("shape", [3, 10], np.int64))
     onnx.save(model(nodes, [("x", "float32", [None, 32])], ["y"], initializers=initializers), folder / "m.onnx")
     data = folder / "data"
     data.mkdir()
@@ -65,11 +54,6 @@ def whole(small):
     return quark_numba.evaluate(small[0], small[1], labels="l", execution=Execution(threads=1))
 
 
-def text_of(capsys, *words):
-    assert cli.main([*words, "--json"]) == 0
-    return capsys.readouterr().out
-
-
 def own_workers():
     """Return the worker processes that this process has started."""
     return [each for each in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(each.cmdline())]
@@ -79,9 +63,9 @@ def biggest_difference(outputs, reference, feed):
     return {"largest": max(np.abs(outputs[name] - reference[name]).max() for name in outputs), "mean": feed["x"].mean()}
 
 
-def test_the_same_bytes_and_only_loopback(small, capsys, monkeypatch):
+def test_the_same_bytes_and_only_loopback(small, terminal, monkeypatch):
     words = ["evaluate", small[0], "--data", str(small[1]), "--labels", "l", "--metric", "test_cluster:biggest_difference"]
-    alone = text_of(capsys, *words)
+    alone = terminal.text(*words, "--json")
     listening = []
     counted = cli.evaluate.counted_progress
 
@@ -105,7 +89,7 @@ def test_the_same_bytes_and_only_loopback(small, capsys, monkeypatch):
             return self.inner.__exit__(*error)
 
     monkeypatch.setattr(cli.evaluate, "counted_progress", Progress)
-    assert text_of(capsys, *words, "--workers", "2") == alone
+    assert terminal.text(*words, "--workers", "2", "--json") == alone
     assert len(listening) >= 3  # the scheduler and two workers
     assert set(listening) == {"127.0.0.1"}
     assert own_workers() == []
@@ -186,27 +170,25 @@ def test_a_file_of_another_run(small, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.full)])
-def test_a_batch_that_fails(workers, small, tmp_path, capsys):
+def test_a_batch_that_fails(workers, small, tmp_path, terminal, capsys):
     """The batch has four rows, and the model takes three."""
     names = [f"{index:03}.npz" for index in range(9)]
     for name in names:
         (tmp_path / name).write_bytes((small[1] / name).read_bytes())
     np.savez(tmp_path / "004.npz", x=np.zeros((4, 32), np.float32))
     words = ["evaluate", small[0], "--data", str(tmp_path)] + (["--workers", str(workers)] if workers else [])
-    assert cli.main(words) == 1
-    assert "004.npz: the model does not run: " in capsys.readouterr().err.replace("\n", " ")
+    assert "004.npz: the model does not run: " in terminal.error(*words)
     assert cli.main([*words, "--on-error", "continue", "--json"]) == 0
     text = capsys.readouterr()
     assert "left out: " in text.err
     report = json.loads(text.out)
     assert [Path(each).name for each in report["failed"]] == ["004.npz"]
     (tmp_path / "004.npz").unlink()
-    good = json.loads(text_of(capsys, *words))
+    good = terminal.report(*words)
     assert (report["outputs"], report["samples"], report["batches"]) == (good["outputs"], good["samples"], good["batches"] + 1)
     for name in names:
         np.savez(tmp_path / name, x=np.zeros((4, 32), np.float32))
-    assert cli.main([*words, "--on-error", "continue"]) == 1
-    assert "no batch could be run; the first: " in capsys.readouterr().err
+    assert "no batch could be run; the first: " in terminal.error(*words, "--on-error", "continue")
 
 
 @pytest.mark.full
@@ -228,14 +210,12 @@ def test_files_that_workers_have_not_are_sent(small, whole, tmp_path):
 @pytest.mark.full
 def test_a_running_cluster(small, whole):
     """A running cluster takes data of all kinds. The content of the model is sent."""
-    with np.load(EXPECTED) as arrays:
-        x = arrays["x"]
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
     ) as cluster:
         here, there = Execution(threads=1), Execution(threads=1, scheduler=cluster.scheduler_address)
         assert quark_numba.evaluate(*small, labels="l", execution=there) == whole
-        for data in (Data(EXPECTED, batch=2), [x[:1], x[1:4], x[4:]], lambda: iter([x])):
+        for data in (Data(EXPECTED, batch=2), [X[:1], X[1:4], X[4:]], lambda: iter([X])):
             one, two = (quark_numba.evaluate(BF16, data, FLOAT, execution=execution) for execution in (here, there))
             assert one == two
         random = RandomData(3, dimensions={"x[0]": 3})
@@ -250,16 +230,16 @@ def test_numbers_do_not_depend_on_the_threads_of_a_session():
 
 
 @pytest.mark.full
-def test_analyze(small, capsys, tmp_path):
+def test_analyze(small, terminal, tmp_path):
     words = ["analyze", small[0], "--data", str(small[1]), "--limit", "20", "--sweep", "--what-if", "bfloat16", "bfp16"]
-    alone = text_of(capsys, *words)
+    alone = terminal.text(*words, "--json")
     kept = str(tmp_path / "kept.json")
-    assert text_of(capsys, *words, "--workers", "2", "--resume", kept) == alone
-    assert text_of(capsys, *words, "--resume", kept) == alone
+    assert terminal.text(*words, "--workers", "2", "--resume", kept, "--json") == alone
+    assert terminal.text(*words, "--resume", kept, "--json") == alone
     content = json.loads(Path(kept).read_text())
     del content["_Points"]
     Path(kept).write_text(json.dumps(content))
-    assert text_of(capsys, *words, "--resume", kept) == alone
+    assert terminal.text(*words, "--resume", kept, "--json") == alone
 
 
 @pytest.mark.parametrize(

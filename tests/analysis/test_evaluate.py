@@ -1,32 +1,24 @@
 """`evaluate`, and the data that it reads: batches from files, folders and functions give the same numbers."""
 
-import json
 import math
 import threading
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from marks import sizes
-from onnx import helper
 from onnx_models import model, session
-from paths import MODELS
+from rewritten_models import floats
+from textline import BF16, EXPECTED, FLOAT, X, path_of
 
 import quark_numba
-from quark_numba import Data, Execution, RandomData, cli
+from quark_numba import Data, Execution, RandomData
 from quark_numba.analysis.twin import float_twin
 from quark_numba.running import runs
 from quark_numba.running.data import open_batches
 from quark_numba.running.inputs import Input
 
 pytestmark = pytest.mark.compiled
-
-BF16, FLOAT, EXPECTED = (
-    str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
-)
-with np.load(EXPECTED) as arrays:
-    X = arrays["x"]
 
 
 def feeds():
@@ -111,8 +103,7 @@ def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
 @pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16", "mx9", "mxfp8"])
 def test_without_a_reference_the_model_itself_is_it(variant):
     """The twin has the weights of the float model, and gives its outputs."""
-    path = MODELS / f"textline_cls_{variant}.onnx"
-    twin = float_twin.make_twin(float_twin.load(path)).model
+    twin = float_twin.make_twin(float_twin.load(path_of(variant))).model
     assert not any(node.domain for node in twin.graph.node)
     ours, theirs = session(twin, backend=None).run(None, {"x": X})[0], run_whole(FLOAT)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
@@ -121,7 +112,7 @@ def test_without_a_reference_the_model_itself_is_it(variant):
 @pytest.mark.parametrize(("variant", "agreement_db"), [("i32", 120), ("u32", 120), ("a8w8", 60)])
 def test_a_reference_gives_weights_and_activation_functions(variant, agreement_db):
     """The model has only codes of its weights, and a Relu or a Clip is part of the codes' range. The reference gives both."""
-    twin = float_twin.make_twin(float_twin.load(MODELS / f"textline_cls_{variant}.onnx"), float_twin.load(FLOAT))
+    twin = float_twin.make_twin(float_twin.load(path_of(variant)), float_twin.load(FLOAT))
     weights = [each for each in twin.quantizers if each.kind == "weight"]
     assert sum(each.floats is None for each in weights) == 1  # of the matrix product that Quark turned into a Gemm
     assert len(twin.found.unmatched) == 1
@@ -133,16 +124,10 @@ def test_top_k(tmp_path):
     scores = np.array([[4, 3, 2, 1], [1, 2, 3, 4], [1, 4, 3, 2]], np.float32)
     others = np.array([[3, 4, 2, 1], [4, 3, 2, 1], [1, 4, 2, 3]], np.float32)
     path = tmp_path / "m.onnx"
-    onnx.save(model([helper.make_node("Identity", ["x"], ["y"])], [("x", "float32", [None, 4])], ["y"], domains=[]), path)
-    swap = helper.make_node("Add", ["x", "d"], ["y"])
-    difference = [onnx.numpy_helper.from_array(scores - others, "d")]
-    onnx.save(model([swap], [("x", "float32", [3, 4])], ["y"], initializers=difference, domains=[]), tmp_path / "q.onnx")
-    shares = [
-        quark_numba.evaluate(tmp_path / "q.onnx", [{"x": others, "l": np.array([0, 3, 0])}], path, labels="l", top_k=k).outputs[
-            0
-        ]
-        for k in (1, 2, 4)
-    ]
+    onnx.save(model(["y = Identity (x)"], [("x", "float32", [None, 4])], ["y"], domains=[]), path)
+    swap = model(["y = Add (x, d)"], [("x", "float32", [3, 4])], ["y"], initializers=floats(d=scores - others), domains=[])
+    feeds = {"x": others, "l": np.array([0, 3, 0])}
+    shares = [quark_numba.evaluate(swap, [feeds], path, labels="l", top_k=k).outputs[0] for k in (1, 2, 4)]
     assert [each.same_top for each in shares] == [1 / 3, 2 / 3, 1]
     assert [each.accuracy for each in shares] == [2 / 3, 2 / 3, 1]
     assert [each.reference_accuracy for each in shares] == [0, 1 / 3, 1]
@@ -242,7 +227,7 @@ def test_data_are_needed(function):
 def test_many_small_files(count, tmp_path):
     """The files are read one by one."""
     path = tmp_path / "m.onnx"
-    onnx.save(model([helper.make_node("Neg", ["x"], ["y"])], [("x", "float32", [2])], ["y"], domains=[]), path)
+    onnx.save(model(["y = Neg (x)"], [("x", "float32", [2])], ["y"], domains=[]), path)
     folder = tmp_path / "data"
     folder.mkdir()
     for index in range(count):
@@ -257,60 +242,46 @@ def npy(array):
     return b"\x93NUMPY\x01\x00\x76\x00" + header.encode() + array.tobytes()
 
 
-def test_command(capsys):
+def test_command(terminal):
     arguments = ["evaluate", BF16, "--reference", FLOAT, "--data", EXPECTED, "--batch", "3"]
-    assert cli.main(arguments) == 0
-    text = capsys.readouterr().out
+    text = terminal.text(*arguments)
     assert all(each in text for each in ("SQNR, dB", "cosine", "same top", "6 in 2 batches", "samples a second"))
-    assert cli.main([*arguments, "--json", "--metric", "test_evaluate:largest", "--fail-below", "10"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = terminal.report(*arguments, "--metric", "test_evaluate:largest", "--fail-below", "10")
     assert report["samples"] == 6
     assert set(report["metrics"]) == {"largest", "one"}
     sqnr = report["outputs"][0]["sqnr_db"]
-    assert cli.main([*arguments, "--json", "--fail-below", str(sqnr + 1)]) == 1
-    assert f"output save_infer_model/scale_0.tmp_1 has an SQNR of {sqnr:.1f} dB" in capsys.readouterr().err.replace("\n", " ")
+    error = terminal.error(*arguments, "--json", "--fail-below", str(sqnr + 1))
+    assert f"output save_infer_model/scale_0.tmp_1 has an SQNR of {sqnr:.1f} dB" in error
 
 
-def test_run_over_data(capsys, tmp_path):
-    arguments = ["run", BF16, "--reference", FLOAT, "--runs", "1", "--json"]
-    reports = []
+def test_run_over_data(terminal, tmp_path):
+    arguments = ["run", BF16, "--reference", FLOAT, "--runs", "1"]
     np.save(tmp_path / "x.npy", X)
-    for source in (
-        ["--inputs", EXPECTED],
-        ["--inputs", str(tmp_path / "x.npy")],
-        ["--data", EXPECTED, "--batch", "4"],
-        ["--data", EXPECTED, "--batch", "4", "--limit", "1"],
-    ):
-        assert cli.main([*arguments, *source]) == 0
-        reports.append(json.loads(capsys.readouterr().out))
+    batches = ["--data", EXPECTED, "--batch", "4"]
+    sources = [["--inputs", EXPECTED], ["--inputs", tmp_path / "x.npy"], batches, [*batches, "--limit", "1"]]
+    reports = [terminal.report(*arguments, *source) for source in sources]
     assert [each["batches"] for each in reports] == [1, 1, 2, 1]
     assert [each["inputs"]["x"]["shape"][0] for each in reports] == [6, 6, 4, 4]
     sqnr = [each["reference"]["outputs"][0]["sqnr_db"] for each in reports]
     assert sqnr[0] == sqnr[1] == pytest.approx(sqnr[2], rel=1e-6)
     assert sqnr[0] != sqnr[3]
-    assert cli.main([*arguments, "--data", EXPECTED, "--batch", "4", "--outputs", str(tmp_path / "y.npz")]) == 1
-    assert "are for one batch" in capsys.readouterr().err
-    assert cli.main(["run", BF16, "--random", "2", "--dim", "?=48", "--runs", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["batches"] == 2
-    words = ["run", BF16, "--random", "3", "--limit", "2", "--dim", "?=48", "--runs", "1", "--json"]
-    assert cli.main(words) == 0
-    assert json.loads(capsys.readouterr().out)["batches"] == 2
+    error = terminal.error(*arguments, *batches, "--outputs", tmp_path / "y.npz")
+    assert "are for one batch" in error
+    assert terminal.report("run", BF16, "--random", "2", "--dim", "?=48", "--runs", "1")["batches"] == 2
+    words = ["run", BF16, "--random", "3", "--limit", "2", "--dim", "?=48", "--runs", "1"]
+    assert terminal.report(*words)["batches"] == 2
 
 
 @pytest.mark.parametrize(
     "words",
     [["--data", EXPECTED, "--random", "1"], ["--data", EXPECTED, "--dim", "n=1"], ["--random", "1", "--batch", "1"], []],
 )
-def test_wrong_command(words, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["evaluate", BF16, *words])
-    assert stop.value.code == 2
-    capsys.readouterr()
+def test_wrong_command(words, terminal):
+    assert terminal.refusal("evaluate", BF16, *words)
 
 
 def test_onnx_runtime_without_our_operators_runs_the_twin():
-    twin = float_twin.make_twin(float_twin.load(BF16)).model
-    onnxruntime.InferenceSession(twin.SerializeToString(), providers=["CPUExecutionProvider"])
+    session(float_twin.make_twin(float_twin.load(BF16)).model, backend=None)
 
 
 def test_data_are_read_again():
@@ -330,8 +301,8 @@ def test_data_are_read_again():
     assert (opened.again, once.again, once.count) == (True, False, None)
     with pytest.raises(quark_numba.ModelError, match="what_if reads the data twice"):
         quark_numba.analyze(BF16, iter([X]), what_if=["bfp16"])
-    node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain="com.amd.quark")
-    found = quark_numba.analyze(model([node], [("x", "float32", [2, 32])], ["y"]), RandomData(2), what_if=["bfp16"])
+    whole = model(["y = com.amd.quark.MXQuantizeDequantize (x)"], [("x", "float32", [2, 32])], ["y"])
+    found = quark_numba.analyze(whole, RandomData(2), what_if=["bfp16"])
     assert found.batches == 2
     assert len(found.trade_offs) == 2
 

@@ -1,47 +1,35 @@
 """Outputs that cannot be compared are listed with the reason, all others are compared, and samples are counted."""
 
-import json
 import math
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
-from onnx_models import model
+from onnx import helper
+from onnx_models import model, parsed
+from rewritten_models import constant, floats, pair
 
 import quark_numba
-from quark_numba import Data, Execution, cli
+from quark_numba import Data, Execution
 from quark_numba.running.data import open_batches
 from quark_numba.running.inputs import Input
 
 pytestmark = pytest.mark.compiled
 
-DOMAIN = "com.amd.quark"
 rng = np.random.default_rng(11)
 X = rng.normal(0, 0.3, (4, 8)).astype(np.float32)
-SCALES = [numpy_helper.from_array(np.float32(0.5), "s"), numpy_helper.from_array(np.int8(0), "z")]
+SCALES = [*floats(s=0.5), constant("z", 0, np.int8)]
 
 
-def round_trip(x, y, domain=DOMAIN):
-    names = ["QuantizeLinear", "DequantizeLinear"] if not domain else ["ExtendedQuantizeLinear", "ExtendedDequantizeLinear"]
-    return [
-        helper.make_node(names[0], [x, "s", "z"], [f"{y}_codes"], domain=domain),
-        helper.make_node(names[1], [f"{y}_codes", "s", "z"], [y], domain=domain),
-    ]
+def round_trip(x, y, domain="com.amd.quark"):
+    return pair(x, f"{y}_codes", y, ["s", "z"], domain)
 
 
 def detector():
     """Return a model that finds the elements other than 0. Rounding makes many elements 0, so that the model finds fewer
     positions and fewer values. One output is a sequence, and one is text."""
-    nodes = [
-        *round_trip("x", "y"),
-        helper.make_node("NonZero", ["y"], ["places"]),
-        helper.make_node("Transpose", ["places"], ["found"]),
-        helper.make_node("GatherND", ["y", "found"], ["values"]),
-        *round_trip("values", "rounded"),
-        helper.make_node("SplitToSequence", ["y"], ["parts"], axis=0),
-        helper.make_node("Cast", ["y"], ["text"], to=onnx.TensorProto.STRING),
-    ]
+    nodes = [*round_trip("x", "y"), "places = NonZero (y)", "found = Transpose (places)", "values = GatherND (y, found)"]
+    nodes += [*round_trip("values", "rounded"), "parts = SplitToSequence <axis = 0> (y)", "text = Cast <to = 8> (y)"]
     outputs = ["y", ("places", "int64", None), "rounded", ("text", "string", None)]
     made = model(nodes, [("x", "float32", [None, 8])], outputs, initializers=SCALES)
     made.graph.output.append(helper.make_tensor_sequence_value_info("parts", onnx.TensorProto.FLOAT, None))
@@ -125,28 +113,17 @@ def test_analyze():
 
 def test_what_can_be_compared_but_in_the_sweep_is_told():
     """One element of the difference is zero if both tensors are float, or both rounded, but not if only one is rounded."""
-    offset = [numpy_helper.from_array(np.array([0.2, 0.2], np.float32), "w")]
-    nodes = [
-        *round_trip("x", "a"),
-        *round_trip("w", "b"),
-        helper.make_node("Sub", ["a", "b"], ["d"]),
-        helper.make_node("NonZero", ["d"], ["n"]),
-    ]
-    whole = model(
-        nodes, [("x", "float32", [None, 2])], ["d", ("n", "int64", None)], initializers=[*SCALES, *offset], domains=[DOMAIN]
-    )
+    nodes = [*round_trip("x", "a"), *round_trip("w", "b"), "d = Sub (a, b)", "n = NonZero (d)"]
+    outputs = ["d", ("n", "int64", None)]
+    whole = model(nodes, [("x", "float32", [None, 2])], outputs, initializers=[*SCALES, *floats(w=[0.2, 0.2])])
     found = quark_numba.analyze(whole, [np.array([[0.2, 1.2]], np.float32)], sweep=True)
     assert [each.name for each in found.outputs] == ["d", "n"]
     assert found.not_compared["n"].startswith("in the sweep it has shape (2, ")
 
 
-def test_types_that_numpy_lacks(tmp_path, capsys):
+def test_types_that_numpy_lacks(tmp_path, terminal):
     """Outputs of these types are compared as numbers, but cannot be written to files of numpy."""
-    nodes = [
-        helper.make_node("Cast", ["x"], ["wide"], to=onnx.TensorProto.BFLOAT16),
-        *round_trip("x", "y"),
-        helper.make_node("Cast", ["y"], ["b"], to=onnx.TensorProto.BFLOAT16),
-    ]
+    nodes = ["wide = Cast <to = 16> (x)", *round_trip("x", "y"), "b = Cast <to = 16> (y)"]
     outputs = ["y", ("wide", "bfloat16", None), ("b", "bfloat16", None)]
     whole = model(nodes, [("x", "float32", [None, 8])], outputs, initializers=SCALES)
     for function in (quark_numba.evaluate, quark_numba.analyze):
@@ -157,61 +134,53 @@ def test_types_that_numpy_lacks(tmp_path, capsys):
         assert found.not_compared == {}
     onnx.save(whole, tmp_path / "m.onnx")
     words = ["run", str(tmp_path / "m.onnx"), "--dim", "x[0]=4", "--runs", "1", "--outputs", str(tmp_path / "y.npz")]
-    assert cli.main(words) == 1
-    assert "output wide is bfloat16, which .npz files cannot hold" in capsys.readouterr().err
+    assert "output wide is bfloat16, which .npz files cannot hold" in terminal.error(*words)
 
 
-def test_commands(path, capsys, tmp_path):
+def test_commands(path, tmp_path, terminal):
     pytest.importorskip("matplotlib")
     for words in (["evaluate"], ["analyze", "--html", str(tmp_path / "page.html")]):
         words = [*words, path[0], "--data", path[1]]
-        assert cli.main(words) == 0
-        text = capsys.readouterr().out
+        text = terminal.text(*words)
         assert "Outputs that are not compared" in text
         assert "cannot be compared because it is text, not an array of numbers" in text
-        assert cli.main([*words, "--json", "--outputs", "y", "text"]) == 0
-        report = json.loads(capsys.readouterr().out)
+        report = terminal.report(*words, "--outputs", "y", "text")
         assert [each["name"] for each in report["outputs"]] == ["y"]
         assert report["not_compared"] == {"text": "cannot be compared because it is text, not an array of numbers"}
-        assert cli.main([*words, "--outputs", "y", "--fail-below", "-100"]) == 0
-        assert cli.main([*words, "--fail-below", "-100"]) == 0
-        capsys.readouterr()
-        assert cli.main([*words, "--outputs", "y", "text", "--fail-below", "-100"]) == 1
-        assert "output text is not compared; expected at least -100 dB" in capsys.readouterr().err
-        assert cli.main([*words, "--outputs", "nothing"]) == 1
-        assert "the model has none named 'nothing'; it has y, places, rounded, text, parts" in capsys.readouterr().err
+        assert terminal.text(*words, "--outputs", "y", "--fail-below", "-100")
+        assert terminal.text(*words, "--fail-below", "-100")
+        error = terminal.error(*words, "--outputs", "y", "text", "--fail-below", "-100")
+        assert "output text is not compared; expected at least -100 dB" in error
+        error = terminal.error(*words, "--outputs", "nothing")
+        assert "the model has none named 'nothing'; it has y, places, rounded, text, parts" in error
     assert "cannot be compared because it is text" in (tmp_path / "page.html").read_text()
 
 
-def test_none_compared_fails_below(tmp_path, capsys):
+def test_none_compared_fails_below(tmp_path, terminal):
     whole = detector()
     del whole.graph.output[0], whole.graph.output[2]
     onnx.save(whole, tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=X)
     words = ["evaluate", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "x.npz")]
-    assert cli.main(words) == 0
-    assert "none that can be compared" in capsys.readouterr().out
-    assert cli.main([*words, "--fail-below", "-100"]) == 1
-    assert "no output is compared" in capsys.readouterr().err
+    assert "none that can be compared" in terminal.text(*words)
+    assert "no output is compared" in terminal.error(*words, "--fail-below", "-100")
 
 
-def test_run_lists_them_too(path, tmp_path, capsys):
+def test_run_lists_them_too(path, tmp_path, terminal):
     """With a reference, `run` lists outputs that cannot be compared. With --expected, they are an error."""
     reference = detector()
     del reference.graph.node[:2]
-    reference.graph.node.insert(0, helper.make_node("Identity", ["x"], ["y"]))
+    reference.graph.node.insert(0, *parsed("y = Identity (x)"))
     onnx.save(reference, tmp_path / "float.onnx")
     words = ["run", path[0], "--reference", str(tmp_path / "float.onnx"), "--inputs", path[1], "--runs", "1"]
-    assert cli.main([*words, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)["reference"]
+    report = terminal.report(*words)["reference"]
     assert [each["output"] for each in report["outputs"]] == ["y"]
     assert set(report["not_compared"]) == set(REASONS)
-    assert cli.main(words) == 0
-    assert "cannot be compared because it is a sequence, not an array of numbers" in capsys.readouterr().out
+    assert "cannot be compared because it is a sequence, not an array of numbers" in terminal.text(*words)
     outputs = {"y": X, "places": np.zeros((2, 1), np.int64), "rounded": X, "text": X, "parts": X}
     np.savez(tmp_path / "y.npz", **outputs)
-    assert cli.main(["run", path[0], "--inputs", path[1], "--runs", "1", "--expected", str(tmp_path / "y.npz")]) == 1
-    assert "output places has shape (2, " in capsys.readouterr().err.replace("\n", " ")
+    error = terminal.error("run", path[0], "--inputs", path[1], "--runs", "1", "--expected", tmp_path / "y.npz")
+    assert "output places has shape (2, " in error
 
 
 @pytest.mark.parametrize("function", [quark_numba.evaluate, quark_numba.analyze])

@@ -1,6 +1,5 @@
 """The command: its reports, in tables and in JSON, and its refusals."""
 
-import json
 import os
 import re
 import subprocess
@@ -13,49 +12,36 @@ import onnx
 import onnxruntime
 import oracle
 import pytest
-from onnx import TensorProto, helper
-from onnx_models import model, one_node
+from onnx import helper
+from onnx_models import model, one_node, parsed
 from paths import MODELS, ROOT
+from processes import python
+from textline import BF16, EXPECTED, FLOAT, path_of
 
 from quark_numba import cli
 from quark_numba.cli import inventory, measuring, types
 
 pytestmark = pytest.mark.compiled
 
-BF16, FLOAT, EXPECTED = (
-    str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
-)
 
-
-def test_run_with_reference(capsys):
-    assert cli.main(["run", BF16, "--reference", FLOAT, "--inputs", EXPECTED, "--threads", "2", "--runs", "2"]) == 0
-    text = capsys.readouterr().out
+def test_run_with_reference(terminal):
+    text = terminal.text("run", BF16, "--reference", FLOAT, "--inputs", EXPECTED, "--threads", "2", "--runs", "2")
     for expected in ("com.amd.quark::ExtendedQuantizeLinear", "bfloat16", "258", "median latency", "SQNR, dB", "ratio"):
         assert expected in text
 
 
-def test_models_that_nobody_runs(capsys, tmp_path):
+def test_models_that_nobody_runs(terminal, tmp_path):
     """The table of nodes has the operator that keeps a model from loading."""
-    node = helper.make_node("FixNeuron", ["x"], ["y"], domain="com.vai.quantize")
-    onnx.save(model([node], ["x"], ["y"], domains=["com.vai.quantize"]), tmp_path / "m")
-    assert cli.main(["run", str(tmp_path / "m")]) == 1
-    assert re.search(r"FixNeuron +│ \? +│ +1 │ nobody", capsys.readouterr().out)
+    onnx.save(model(["y = com.vai.quantize.FixNeuron (x)"], ["x"], ["y"]), tmp_path / "m")
+    assert re.search(r"FixNeuron +│ \? +│ +1 │ nobody", terminal.text("run", tmp_path / "m", code=1))
 
 
 def test_domains_that_nobody_has(tmp_path):
     """Nobody runs operators of unknown domains, even if their names are those of quantization operators, or if they are in
     local functions."""
-    nodes = [
-        helper.make_node("DequantizeLinear", ["x", "s"], ["u"], domain="trt"),
-        helper.make_node("QuantizeLinear", ["u", "s"], ["v"], domain="com.foo"),
-        helper.make_node("QuantizeLinear", ["u", "s"], ["w"], domain="com.microsoft"),
-        helper.make_node("Gelu", ["u"], ["t"], domain="com.microsoft"),
-        helper.make_node("Relu", ["u"], ["y"]),
-        helper.make_node("F", ["u"], ["z"], domain="local"),
-    ]
-    counted = model(nodes, ["x"], ["y"])
-    function = helper.make_function("local", "F", ["x"], ["y"], [helper.make_node("Odd", ["x"], ["y"], domain="odd")], [])
-    counted.functions.append(function)
+    nodes = ["u = trt.DequantizeLinear (x, s)", "v = com.foo.QuantizeLinear (u, s)", "w = com.microsoft.QuantizeLinear (u, s)"]
+    counted = model([*nodes, "t = com.microsoft.Gelu (u)", "y = Relu (u)", "z = local.F (u)"], ["x"], ["y"])
+    counted.functions.append(helper.make_function("local", "F", ["x"], ["y"], parsed("y = odd.Odd (x)"), []))
     onnx.save(counted, tmp_path / "m.onnx")
     assert {n.operator: n.run_by for n in inventory.quantization_nodes(tmp_path / "m.onnx")} == {
         "trt::DequantizeLinear": "nobody",
@@ -65,58 +51,49 @@ def test_domains_that_nobody_has(tmp_path):
     }
 
 
-def test_models_of_block_formats(capsys):
-    assert cli.main(["run", str(MODELS / "textline_cls_mxfp8.onnx"), "--inputs", EXPECTED, "--runs", "3"]) == 0
-    assert re.search(r"MXQuantizeDequantize +│ fp8_e4m3 +│ +291 │ quark_numba", capsys.readouterr().out)
+def test_models_of_block_formats(terminal):
+    text = terminal.text("run", path_of("mxfp8"), "--inputs", EXPECTED, "--runs", "3")
+    assert re.search(r"MXQuantizeDequantize +│ fp8_e4m3 +│ +291 │ quark_numba", text)
 
 
 @pytest.mark.parametrize(
     ("name", "row"),
     [("tagger_u16", r"ExtendedLSTM +│ uint16 +│ +2"), ("style_bf16", r"ExtendedInstanceNormalization +│ bfloat16 +│ +11")],
 )
-def test_models_of_other_operators(name, row, capsys):
-    assert cli.main(["run", str(MODELS / f"{name}.onnx"), "--runs", "2"]) == 0
-    assert re.search(rf"{row} │ quark_numba", capsys.readouterr().out)
+def test_models_of_other_operators(name, row, terminal):
+    assert re.search(rf"{row} │ quark_numba", terminal.text("run", str(MODELS / f"{name}.onnx"), "--runs", "2"))
 
 
-def test_formats_of_nodes_that_do_not_say(tmp_path, capsys):
+def test_formats_of_nodes_that_do_not_say(tmp_path, capsys, terminal):
     """Their format is the default. If a function leaves the format to its caller, it is unknown."""
-    node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain="com.amd.quark")
+    (node,) = parsed("y = com.amd.quark.MXQuantizeDequantize (x)")
     onnx.save(model([node], ["x"], ["y"]), tmp_path / "m")
-    assert cli.main(["run", str(tmp_path / "m"), "--runs", "1"]) == 0
-    assert re.search(r"MXQuantizeDequantize +│ int8 +│ +1 │ quark_numba", capsys.readouterr().out)
+    assert re.search(r"MXQuantizeDequantize +│ int8 +│ +1 │ quark_numba", terminal.text("run", tmp_path / "m", "--runs", "1"))
     for name in ("element_dtype", "block_size"):
         attribute = node.attribute.add()
         attribute.name, attribute.ref_attr_name = name, "outer"
         attribute.type = onnx.AttributeProto.STRING if name == "element_dtype" else onnx.AttributeProto.INT
     body = helper.make_function("local", "F", ["x"], ["y"], [node], [helper.make_opsetid("com.amd.quark", 1)], ["outer"])
-    whole = model([helper.make_node("F", ["x"], ["y"], domain="local")], ["x"], ["y"], domains=["local", "com.amd.quark"])
+    whole = model(["y = local.F (x)"], ["x"], ["y"])
     whole.functions.append(body)
     onnx.save(whole, tmp_path / "f")
     cli.main(["run", str(tmp_path / "f")])
     assert re.search(r"MXQuantizeDequantize +│ \? +│ +1 │ quark_numba", capsys.readouterr().out)
 
 
-def test_inputs_go_by_name(capsys, tmp_path):
+def test_inputs_go_by_name(terminal, tmp_path):
     """Models that declare their inputs in another order get the same arrays."""
     inputs = [(name, "float32", [1000]) for name in "ab"]
-    difference = helper.make_node("Sub", ["a", "b"], ["y"])
-    onnx.save(model([difference], inputs, ["y"]), tmp_path / "ab.onnx")
-    onnx.save(model([difference], inputs[::-1], ["y"]), tmp_path / "ba.onnx")
-    assert cli.main(["run", str(tmp_path / "ab.onnx"), "--reference", str(tmp_path / "ba.onnx"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["reference"]["outputs"][0]["sqnr_db"] == "inf"
+    onnx.save(model(["y = Sub (a, b)"], inputs, ["y"]), tmp_path / "ab.onnx")
+    onnx.save(model(["y = Sub (a, b)"], inputs[::-1], ["y"]), tmp_path / "ba.onnx")
+    report = terminal.report("run", tmp_path / "ab.onnx", "--reference", tmp_path / "ba.onnx")
+    assert report["reference"]["outputs"][0]["sqnr_db"] == "inf"
 
 
-def test_json(capsys):
-    assert cli.main(["run", BF16, "--reference", FLOAT, "--inputs", EXPECTED, "--runs", "3", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_json(terminal):
+    report = terminal.report("run", BF16, "--reference", FLOAT, "--inputs", EXPECTED, "--runs", "3")
     assert report["nodes"] == [
-        {
-            "operator": f"com.amd.quark::{name}",
-            "element_type": "bfloat16",
-            "count": 258,
-            "run_by": "quark_numba",
-        }
+        {"operator": f"com.amd.quark::{name}", "element_type": "bfloat16", "count": 258, "run_by": "quark_numba"}
         for name in ("ExtendedDequantizeLinear", "ExtendedQuantizeLinear")
     ]
     reference = report["reference"]
@@ -128,32 +105,27 @@ def test_json(capsys):
     assert output["largest_difference"] == pytest.approx(np.abs(y - expected).max(), abs=1e-3)
 
 
-def test_a_model_is_its_own_reference(capsys):
-    assert cli.main(["run", FLOAT, "--reference", FLOAT, "--dim", "?=48", "--runs", "1", "--json"]) == 0
-    (output,) = json.loads(capsys.readouterr().out)["reference"]["outputs"]
+def test_a_model_is_its_own_reference(terminal):
+    (output,) = terminal.report("run", FLOAT, "--reference", FLOAT, "--dim", "?=48", "--runs", "1")["reference"]["outputs"]
     assert (output["sqnr_db"], output["largest_difference"]) == ("inf", 0)
 
 
 @pytest.mark.parametrize("dimensions", [["x[0]=2", "?=48"], ["x[0]=2", "x[2]=48", "x[3]=64"]])
-def test_dimensions(capsys, dimensions):
+def test_dimensions(terminal, dimensions):
     arguments = [argument for dimension in dimensions for argument in ("--dim", dimension)]
-    assert cli.main(["run", BF16, *arguments, "--runs", "1", "--json"]) == 0
-    shape = json.loads(capsys.readouterr().out)["inputs"]["x"]["shape"]
+    shape = terminal.report("run", BF16, *arguments, "--runs", "1")["inputs"]["x"]["shape"]
     assert shape == [2, 3, 48, 64 if "x[3]=64" in dimensions else 48]
 
 
-def test_info(capsys):
-    assert cli.main(["info", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_info(terminal):
+    report = terminal.report("info")
     assert report["onnxruntime"] == onnxruntime.__version__
     assert report["backend"] == "native"
-    assert cli.main(["info"]) == 0
-    assert onnxruntime.__version__ in capsys.readouterr().out
+    assert onnxruntime.__version__ in terminal.text("info")
 
 
-def test_types(capsys):
-    assert cli.main(["types", "--json"]) == 0
-    rows = {(row["operator"], row["type"]): row for row in json.loads(capsys.readouterr().out)}
+def test_types(terminal):
+    rows = {(row["operator"], row["type"]): row for row in terminal.report("types")}
     formats = {kind for operator, kind in rows if operator.endswith("QuantizeDequantize")}
     assert formats == {*oracle.MX_ELEMENTS, "to_bfp", "to_bfp_prime", "to_bfp_prime_shared", "nvfp4", "mxfp8"}
     assert rows["quark_numba::Region", "float32"]["native"]
@@ -167,8 +139,7 @@ def test_types(capsys):
     extended = rows["com.amd.quark::ExtendedDequantizeLinear", "int16"]
     assert extended["scales"] == {"float32": 1}
     assert [extended[way] for way in ("arrays", "native", "extensions")] == [True, True, True]
-    assert cli.main(["types"]) == 0
-    assert "float6e2m3" in capsys.readouterr().out
+    assert "float6e2m3" in terminal.text("types")
 
 
 def test_readme_has_the_tables_of_types():
@@ -183,11 +154,8 @@ def test_readme_has_the_tables_of_types():
     [[], ["run"], ["run", BF16, "--dim", "x"], ["run", BF16, "--threads", "0"], ["go"]]
     + [["run", BF16, "--threads", "x"], ["run", BF16, "--dim", "n=1", "--inputs", EXPECTED]],
 )
-def test_wrong_arguments(capsys, arguments):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
-    assert stop.value.code == 2
-    assert "usage: quark-numba" in capsys.readouterr().err
+def test_wrong_arguments(terminal, arguments):
+    assert "usage: quark-numba" in terminal.refusal(*arguments)
 
 
 @pytest.fixture
@@ -265,30 +233,16 @@ def test_quantized_nodes_are_kept_only_in_models_with_our_operators(tmp_path, do
 
 
 def test_node_counts_in_subgraphs_and_functions(tmp_path):
-    def node(name, inputs, output, domain="com.amd.quark"):
-        return helper.make_node(name, inputs, [output], domain=domain)
-
-    constant = helper.make_node("Constant", [], ["zero"], value=helper.make_tensor("zero", TensorProto.INT16, [], [0]))
-    branch = helper.make_graph(
-        [
-            constant,
-            node("ExtendedQuantizeLinear", ["x", "scale", "zero"], "q"),
-            node("ExtendedDequantizeLinear", ["q", "scale"], "b"),
-        ],
-        "branch",
-        [],
-        [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)],
-    )
-    nodes = [
-        helper.make_node("If", ["condition"], ["y"], then_branch=branch, else_branch=branch),
-        node("ExtendedQuantizeLinear", ["x", "scale"], "u"),
-        helper.make_node("BFPQuantizeDequantize", ["x"], ["v"], domain="com.amd.quark", bfp_method="to_bfp"),
-    ]
-    counted = model(nodes, ["x"], ["y"])
-    function = helper.make_function(
-        "test", "F", ["x", "s", "z"], ["y"], [node("QuantizeLinear", ["x", "s", "z"], "y", domain="")], []
-    )
-    counted.functions.append(function)
+    branch = """branch () => (float[] b) {
+          zero = Constant <value = int16 {0}> ()
+          q = com.amd.quark.ExtendedQuantizeLinear (x, scale, zero)
+          b = com.amd.quark.ExtendedDequantizeLinear (q, scale)
+        }"""
+    nodes = [f"y = If <then_branch = {branch}, else_branch = {branch}> (condition)"]
+    nodes.append("u = com.amd.quark.ExtendedQuantizeLinear (x, scale)")
+    nodes.append('v = com.amd.quark.BFPQuantizeDequantize <bfp_method = "to_bfp"> (x)')
+    counted, body = model(nodes, ["x"], ["y"]), parsed("y = QuantizeLinear (x, s, z)")
+    counted.functions.append(helper.make_function("test", "F", ["x", "s", "z"], ["y"], body, []))
     onnx.save(counted, tmp_path / "m.onnx")
     counts = inventory.quantization_nodes(tmp_path / "m.onnx")
     assert [(n.operator.split("::")[1], n.element_type, n.count) for n in counts] == [
@@ -300,56 +254,41 @@ def test_node_counts_in_subgraphs_and_functions(tmp_path):
     ]
 
 
-def _process(*arguments, cache):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=300)
+TAGGER = str(MODELS / "tagger_u16.onnx")
+CALLS = """import numpy, quark_numba
+for size in (1, 1 << 20):
+    quark_numba.dequantize(quark_numba.quantize(numpy.ones(size, "f"), 0.5, dtype="int4"), 0.5)
+"""
+SESSION = """import numpy, onnxruntime, quark_numba
+options = onnxruntime.SessionOptions()
+quark_numba.register(options)
+session = onnxruntime.InferenceSession({!r}, options)"""
+RUN = "session.run(None, {'x': numpy.zeros((9, 1, 20), 'f')})"
 
 
 @pytest.mark.parametrize(
     ("arguments", "after"),
     [
-        pytest.param(
-            ["--types", "int4"],
-            "import numpy, quark_numba\n"
-            "for size in (1, 1 << 20):\n"
-            "    y = quark_numba.quantize(numpy.ones(size, 'f'), 0.5, dtype='int4')\n"
-            "    quark_numba.dequantize(y, 0.5)",
-            marks=pytest.mark.full,
-        ),
-        (
-            ["--model", BF16],
-            "import onnxruntime, quark_numba\n"
-            "options = onnxruntime.SessionOptions()\n"
-            "quark_numba.register(options)\n"
-            f"onnxruntime.InferenceSession({BF16!r}, options)",
-        ),
-        pytest.param(
-            ["--model", str(MODELS / "tagger_u16.onnx")],
-            "import numpy, onnxruntime, quark_numba\n"
-            "options = onnxruntime.SessionOptions()\n"
-            "quark_numba.register(options)\n"
-            f"session = onnxruntime.InferenceSession({str(MODELS / 'tagger_u16.onnx')!r}, options)\n"
-            "session.run(None, {'x': numpy.zeros((9, 1, 20), 'f')})",
-            marks=pytest.mark.full,
-        ),
+        pytest.param(["--types", "int4"], CALLS, marks=pytest.mark.full),
+        (["--model", BF16], SESSION.format(BF16)),
+        pytest.param(["--model", TAGGER], f"{SESSION.format(TAGGER)}\n{RUN}", marks=pytest.mark.full),
     ],
     ids=["types", "model", "other_operators"],
 )
 @pytest.mark.slow
 def test_warmup(arguments, after, tmp_path):
     """A later process finds all kernels that it needs in the cache."""
-    done = _process("-m", "quark_numba", "warmup", *arguments, cache=tmp_path)
+    done = python("-m", "quark_numba", "warmup", *arguments, NUMBA_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kernel")}
     assert compiled
-    done = _process("-c", after, cache=tmp_path)
+    done = python("-c", after, NUMBA_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kernel")} == compiled
 
 
-def test_warmup_refuses(capsys):
-    assert cli.main(["warmup", "--model", "/nowhere.onnx"]) == 1
-    assert "/nowhere.onnx: No such file" in capsys.readouterr().err
+def test_warmup_refuses(capsys, terminal):
+    assert "/nowhere.onnx: No such file" in terminal.error("warmup", "--model", "/nowhere.onnx")
     with pytest.raises(SystemExit):
         cli.main(["warmup", "--types", "int3"])
     assert "invalid choice: 'int3'" in capsys.readouterr().err

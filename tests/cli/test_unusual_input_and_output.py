@@ -17,19 +17,16 @@ import numpy as np
 import onnx
 import processes
 import pytest
+from marks import default_of
 from onnx import helper
 from onnx_models import model, one_node
-from paths import MODELS
+from textline import BF16, EXPECTED, FLOAT
 
 from quark_numba import cli
 from quark_numba.compiling import cache
 from quark_numba.errors import interrupt
 
 pytestmark = pytest.mark.compiled
-
-BF16, FLOAT, EXPECTED = (
-    str(MODELS / name) for name in ("textline_cls_bf16.onnx", "textline_cls_float.onnx", "textline_cls_expected.npz")
-)
 
 
 def command(*arguments, **environment):
@@ -50,7 +47,7 @@ def own_errors(text):
 def twice(tmp_path):
     """Return the path of a model of y = x + x."""
     path = tmp_path / "twice.onnx"
-    onnx.save(model([helper.make_node("Add", ["x", "x"], ["y"])], [("x", "float32", [3])], ["y"], domains=[]), path)
+    onnx.save(model(["y = Add (x, x)"], [("x", "float32", [3])], ["y"], domains=[]), path)
     return str(path)
 
 
@@ -85,16 +82,9 @@ def encrypted(content):
 @pytest.mark.parametrize(
     ("content", "change"),
     [
-        (npy((10**15,)), None),
-        (npy((10**40,)), None),
-        (npy((-3,)), None),
-        (npy("'three'"), None),
-        (npy((3,), "nonsense"), None),
-        (npy((3,), "|O"), None),
-        (npy((3,)), None),
-        (b"\x93NUMPY\x09\x00", None),
-        (b"", None),
-        (b"text", None),
+        *((npy(shape), None) for shape in ((10**15,), (10**40,), (-3,), "'three'")),
+        *((npy((3,), descr), None) for descr in ("nonsense", "|O", "<f4")),
+        *((content, None) for content in (b"\x93NUMPY\x09\x00", b"", b"text")),
         (npy((3,), data=bytes(12)), other_compression),
         (npy((3,), data=bytes(12)), encrypted),
         (npy((3,), data=bytes(12)), lambda content: content[:-30]),
@@ -103,17 +93,15 @@ def encrypted(content):
     ids=["too many", "far too many", "negative", "text", "dtype", "objects", "short", "version", "empty", "no header"]
     + ["compression", "encryption", "cut", "damaged"],
 )
-def test_inputs_that_are_none(twice, tmp_path, content, change, capsys):
+def test_inputs_that_are_none(twice, tmp_path, content, change, terminal):
     npz(tmp_path / "x.npz", content, change=change)
-    assert cli.main(["run", twice, "--inputs", str(tmp_path / "x.npz"), "--runs", "1"]) == 1
-    assert "x.npz: not a file of numbers" in capsys.readouterr().err
+    assert "x.npz: not a file of numbers" in terminal.error("run", twice, "--inputs", tmp_path / "x.npz", "--runs", "1")
 
 
-def test_inputs_that_cannot_be_read(twice, tmp_path, capsys):
+def test_inputs_that_cannot_be_read(twice, tmp_path, terminal):
     of_a_folder = "Is a directory" if os.name == "posix" else "Permission denied"
     for path, reason in ((tmp_path, of_a_folder), (tmp_path / "missing", "No such file or directory")):
-        assert cli.main(["run", twice, "--inputs", str(path)]) == 1
-        assert f"{path.name}: {reason}" in capsys.readouterr().err
+        assert f"{path.name}: {reason}" in terminal.error("run", twice, "--inputs", str(path))
 
 
 def test_the_other_byte_order(twice, tmp_path, capsys):
@@ -125,13 +113,11 @@ def test_the_other_byte_order(twice, tmp_path, capsys):
         assert outputs["y"].tolist() == [2, 4, 6]
 
 
-def test_outputs_and_what_is_expected(twice, tmp_path, capsys):
+def test_outputs_and_what_is_expected(twice, tmp_path, terminal):
     out, arguments = str(tmp_path / "y.npz"), ["run", twice, "--runs", "1"]
     assert cli.main([*arguments, "--seed", "1", "--outputs", out]) == 0
-    assert cli.main([*arguments, "--seed", "1", "--expected", out]) == 0
-    assert "within the tolerance of 0" in capsys.readouterr().out
-    assert cli.main([*arguments, "--expected", out, "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)["expected"]
+    assert "within the tolerance of 0" in terminal.text(*arguments, "--seed", "1", "--expected", out)
+    report = terminal.report(*arguments, "--expected", out, code=1)["expected"]
     assert report["holds"] is False
     assert cli.main([*arguments, "--expected", out, "--tolerance", str(report["outputs"][0]["largest_difference"])]) == 0
     for wrong, message in (
@@ -139,9 +125,7 @@ def test_outputs_and_what_is_expected(twice, tmp_path, capsys):
         ({"y": np.zeros(4)}, r"output y has shape (3,), the reference's (4,)"),
     ):
         np.savez(out, **wrong)
-        capsys.readouterr()
-        assert cli.main([*arguments, "--expected", out]) == 1
-        assert message in capsys.readouterr().err
+        assert message in terminal.error(*arguments, "--expected", out)
     np.savez(out, y=np.full(3, np.nan))
     assert cli.main([*arguments, "--expected", out, "--tolerance", "1e9"]) == 1
     assert cli.main([*arguments, "--outputs", str(tmp_path / "no" / "y.npz")]) == 1
@@ -151,12 +135,8 @@ def test_outputs_and_what_is_expected(twice, tmp_path, capsys):
 
 
 def identity(path, element_type, shape=(2,)):
-    onnx.save(
-        model(
-            [helper.make_node("Identity", ["x"], ["y"])], [("x", element_type, shape)], [("y", element_type, shape)], domains=[]
-        ),
-        path,
-    )
+    values = [("x", element_type, shape)], [("y", element_type, shape)]
+    onnx.save(model(["y = Identity (x)"], *values, domains=[]), path)
     return str(path)
 
 
@@ -173,15 +153,14 @@ def test_integers_beyond_what_float64_has(tmp_path):
         assert cli.main(["run", whole, *files, "--runs", "1"]) == code
 
 
-def test_outputs_that_are_no_numbers(tmp_path, capsys):
+def test_outputs_that_are_no_numbers(tmp_path, terminal):
     whole = identity(tmp_path / "m.onnx", "string")
     np.savez(tmp_path / "x.npz", x=np.array(["ab", "cd"]))
     np.savez(tmp_path / "y.npz", y=np.array(["ab", "ce"]))
     arguments = ["run", whole, "--inputs", str(tmp_path / "x.npz"), "--runs", "1"]
-    assert cli.main([*arguments, "--expected", str(tmp_path / "y.npz")]) == 1
-    assert "output y cannot be compared" in capsys.readouterr().err
-    assert cli.main([*arguments, "--outputs", str(tmp_path / "o.npz")]) == 1
-    assert "output y is not an array of numbers and cannot be written" in capsys.readouterr().err
+    assert "output y cannot be compared" in terminal.error(*arguments, "--expected", tmp_path / "y.npz")
+    error = terminal.error(*arguments, "--outputs", tmp_path / "o.npz")
+    assert "output y is not an array of numbers and cannot be written" in error
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no /dev/stdout")
@@ -214,11 +193,8 @@ def test_no_output_at_all():
     ],
     ids=str,
 )
-def test_empty_names(words, name, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    assert stop.value.code == 2
-    assert f"argument {name}: it is empty; expected a name" in capsys.readouterr().err
+def test_empty_names(words, name, terminal):
+    assert f"argument {name}: it is empty; expected a name" in terminal.refusal(*words)
 
 
 @pytest.mark.parametrize(
@@ -232,12 +208,9 @@ def test_empty_names(words, name, capsys):
     ],
     ids=str,
 )
-def test_options_that_would_be_ignored(words, needed, capsys, tmp_path, monkeypatch):
+def test_options_that_would_be_ignored(words, needed, terminal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    assert stop.value.code == 2
-    assert f"only allowed with argument --{needed}" in capsys.readouterr().err
+    assert f"only allowed with argument --{needed}" in terminal.refusal(*words)
     assert not list(tmp_path.iterdir())
 
 
@@ -269,12 +242,10 @@ def test_other_things_in_the_folder_of_the_cache(tmp_path):
     assert [each.read_text() for each in others] == ["of somebody else"] * 3
 
 
-def test_the_optimised_model_beside_it(capsys):
+def test_the_optimised_model_beside_it(terminal):
     arguments = ["run", BF16, "--reference", FLOAT, "--inputs", EXPECTED, "--optimize", "--runs", "1"]
-    assert cli.main(arguments) == 0
-    assert "textline_cls_bf16.onnx, optimised" in capsys.readouterr().out
-    assert cli.main([*arguments, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    assert "textline_cls_bf16.onnx, optimised" in terminal.text(*arguments)
+    report = terminal.report(*arguments)
     assert report["optimised"]["latency_ratio"] == report["optimised"]["median_seconds"] / report["reference"]["median_seconds"]
 
 
@@ -296,9 +267,8 @@ def test_control_sequences_of_a_model_stay_out_of_the_terminal(tmp_path, capsys)
 
 
 def test_tables_in_a_pipe_are_whole(tmp_path):
-    domain = "a.domain.with.a.name.that.is.much.longer.than.any.terminal.is.wide." + 3 * "and.longer."
-    node = helper.make_node("QuantizeLinear", ["x"], ["y"], domain=domain)
-    onnx.save(model([node], ["x"], ["y"], domains=[domain]), tmp_path / "m")
+    domain = "a.domain.with.a.name.that.is.much.longer.than.any.terminal.is.wide" + 3 * ".and.longer"
+    onnx.save(model([f"y = {domain}.QuantizeLinear (x)"], ["x"], ["y"]), tmp_path / "m")
     assert f"{domain}::QuantizeLinear".encode() in finished("run", str(tmp_path / "m")).stdout
 
 
@@ -359,7 +329,7 @@ def test_an_output_that_nobody_reads():
     process.stderr.close()
 
 
-def test_info_of_another_distribution_of_onnx_runtime(monkeypatch, capsys):
+def test_info_of_another_distribution_of_onnx_runtime(monkeypatch, terminal):
     """The distribution may have another name, such as onnxruntime-gpu."""
 
     def version(name):
@@ -368,8 +338,7 @@ def test_info_of_another_distribution_of_onnx_runtime(monkeypatch, capsys):
         return "1.0"
 
     monkeypatch.setattr("importlib.metadata.version", version)
-    assert cli.main(["info", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["onnxruntime"][0].isdigit()
+    assert terminal.report("info")["onnxruntime"][0].isdigit()
 
 
 @pytest.fixture(scope="module")
@@ -403,9 +372,7 @@ def test_the_first_use_is_told(first_use):
     assert b"first use" not in second.stderr
 
 
-@pytest.mark.parametrize(
-    "seconds", [0.4, 1.5, *(pytest.param(each, marks=pytest.mark.full) for each in (0.3, 0.6, 1.0, 2.0, 3.0))]
-)
+@pytest.mark.parametrize("seconds", default_of([0.4, 1.5, 0.3, 0.6, 1.0, 2.0, 3.0], 0.4, 1.5))
 @pytest.mark.by_default(1)
 def test_ctrl_c(seconds, tmp_path):
     """From the moment when Python runs the package, Ctrl-C ends the command without a traceback, and with the exit code that

@@ -7,15 +7,12 @@ import threading
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 from onnx_models import model, one_node
+from rewritten_models import floats
 
 from quark_numba import cli
 
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.skipif(os.name != "posix", reason="links, pipes and modes of POSIX"),
-]
+pytestmark = [pytest.mark.compiled, pytest.mark.skipif(os.name != "posix", reason="links, pipes and modes of POSIX")]
 
 
 @pytest.fixture
@@ -26,9 +23,8 @@ def optimize(tmp_path):
 
 def in_files(path, *, location):
     """Write a model whose large tensor is in a file, and an input."""
-    w = numpy_helper.from_array(np.ones((30, 40), np.float32), "w")
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    whole = model([node], [("x", "float32", [2, 30])], ["y"], initializers=[w], domains=[])
+    initializers = floats(w=np.ones((30, 40)))
+    whole = model(["y = MatMul (x, w)"], [("x", "float32", [2, 30])], ["y"], initializers=initializers, domains=[])
     onnx.save(whole, path, save_as_external_data=True, location=location)
 
 
@@ -67,21 +63,19 @@ OVER_INPUTS = [
 
 
 @pytest.mark.parametrize("words", OVER_INPUTS, ids=" ".join)
-def test_no_output_replaces_an_input(words, folder, capsys):
-    """No file that the command reads is changed, whatever its name is."""
+def test_no_output_replaces_an_input(words, folder, terminal):
     before = {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()}
-    assert cli.main(words) == 1
-    assert "expected another" in capsys.readouterr().err
+    assert "expected another" in terminal.error(*words)
     assert {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()} == before
 
 
 @pytest.mark.parametrize("second", ["table", "./table", "linked"])
-def test_outputs_are_different_files(second, folder, capsys):
+def test_outputs_are_different_files(second, folder, terminal):
     if second == "linked":
         (folder / "table").touch()
         os.link("table", "linked")
-    assert cli.main([*ANALYZE, "--csv", "table", "--exclude-config", second]) == 1
-    assert f"{second}: to be written twice; expected different files" in capsys.readouterr().err
+    error = terminal.error(*ANALYZE, "--csv", "table", "--exclude-config", second)
+    assert f"{second}: to be written twice; expected different files" in error
 
 
 def test_outputs_beside_inputs(folder):

@@ -7,7 +7,7 @@ from onnx import helper
 from onnx_models import model
 from other_quantizers import expectation
 from paths import MODELS
-from rewritten_models import assert_same_values, constant, operators
+from rewritten_models import assert_rewritten, assert_same_values, constant, floats, operators
 
 import quark_numba
 from quark_numba.element_types import find
@@ -19,113 +19,98 @@ from quark_numba.rewriting.own_operators import RENAMED
 pytestmark = pytest.mark.compiled
 
 X = np.random.default_rng(40).normal(0, 3, (3, 64)).astype(np.float32)
-DEQUANTIZE = "ai.onnx::DequantizeLinear"
+DEQUANTIZE, MXFP8 = "ai.onnx::DequantizeLinear", "trt::TRT_MXFP8DequantizeLinear"
 
 
-def nvfp4(x="x", *, y="y", scale="scale", axis=-1, block_size=16, first=None, second=None):
-    """Return the three nodes. `first` and `second` are more attributes of the dequantize nodes."""
-    attributes = {"axis": axis, "block_size": block_size}
+def nvfp4(x="x", scale="scale", quantize="axis = -1, block_size = 16", dequantize=None):
+    """Return the three nodes. `quantize` and `dequantize` are attributes; by default, both are the same."""
     return [
-        helper.make_node("TRT_FP4DynamicQuantize", [x, "scale"], ["codes", "blocks"], domain="trt", **attributes),
-        helper.make_node("DequantizeLinear", ["blocks", scale], ["factors"], **(first or {})),
-        helper.make_node("DequantizeLinear", ["codes", "factors"], [y], **(attributes | (second or {}))),
+        f"codes, blocks = trt.TRT_FP4DynamicQuantize <{quantize}> ({x}, scale)",
+        f"factors = DequantizeLinear (blocks, {scale})",
+        f"y = DequantizeLinear <{dequantize or quantize}> (codes, factors)",
     ]
 
 
-def mxfp8(x="x", *, y="y", **attributes):
+def mxfp8(x="x", attributes=""):
     return [
-        helper.make_node("TRT_MXFP8DynamicQuantize", [x], ["codes", "blocks"], domain="trt"),
-        helper.make_node("TRT_MXFP8DequantizeLinear", ["codes", "blocks"], [y], domain="trt", **attributes),
+        f"codes, blocks = trt.TRT_MXFP8DynamicQuantize ({x})",
+        f"y = trt.TRT_MXFP8DequantizeLinear {attributes} (codes, blocks)",
     ]
 
 
-def of_nodes(nodes, outputs=(("z", "float32", X.shape),), scale=0.01, **options):
-    initializers = [constant("scale", scale, np.float32)]
-    return model(nodes, [("x", "float32", X.shape)], outputs, initializers=initializers, domains=["trt"], opset=23, **options)
+def of_nodes(*nodes, outputs=(("z", "float32", X.shape),), scale=0.01, **others):
+    """Return a model of nodes. Its initializers are the scale and others."""
+    initializers = floats(scale=scale, **others)
+    return model(nodes, [("x", "float32", X.shape)], outputs, initializers=initializers, domains=["trt"], opset=23)
 
 
-RELU = helper.make_node("Relu", ["y"], ["z"])
+RELU = "z = Relu (y)"
+NVFP4 = ["NVFP4QuantizeDequantize", "Relu"]
 
 
 @pytest.mark.parametrize("qdq", ["onnxruntime", "float"])
 def test_three_nodes_become_one(qdq):
-    before = of_nodes([*nvfp4(), RELU])
-    result = optimized(before, qdq=qdq)
-    assert operators(result.model) == ["NVFP4QuantizeDequantize", "Relu"]
+    result = assert_rewritten(of_nodes(*nvfp4(), RELU), NVFP4, {"x": X}, qdq=qdq, standard_ops=True)
     assert result.done == {("trt::TRT_FP4DynamicQuantize", FUSED): 1, (DEQUANTIZE, FUSED): 2}
-    assert_same_values(before, result.model, {"x": X}, standard_ops=True)
     onnx.checker.check_model(result.model)
 
 
 def test_two_nodes_become_one():
-    before = of_nodes([*mxfp8(), RELU])
-    result = optimized(before)
-    assert operators(result.model) == ["MXFP8QuantizeDequantize", "Relu"]
-    assert result.done == {("trt::TRT_MXFP8DynamicQuantize", FUSED): 1, ("trt::TRT_MXFP8DequantizeLinear", FUSED): 1}
-    assert_same_values(before, result.model, {"x": X})
+    result = assert_rewritten(of_nodes(*mxfp8(), RELU), ["MXFP8QuantizeDequantize", "Relu"], {"x": X})
+    assert result.done == {("trt::TRT_MXFP8DynamicQuantize", FUSED): 1, (MXFP8, FUSED): 1}
 
 
 def test_special_values():
     x = X.copy()
     x[0, :8] = np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38, -1e-38
     for nodes in (nvfp4(), mxfp8()):
-        before = of_nodes([*nodes, RELU])
+        before = of_nodes(*nodes, RELU)
         assert_same_values(before, optimized(before).model, {"x": x}, standard_ops=True)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 def test_any_axis(axis):
     other = axis - 2 if axis >= 0 else axis + 2
-    before = of_nodes([*nvfp4(axis=axis, block_size=1, second={"axis": other}), RELU])
-    after = optimized(before).model
-    assert operators(after) == ["NVFP4QuantizeDequantize", "Relu"]
-    assert_same_values(before, after, {"x": X}, standard_ops=True)
+    block_size = 3 if axis in (0, -2) else 16
+    nodes = nvfp4("x", "scale", *(f"axis = {each}, block_size = {block_size}" for each in (axis, other)))
+    assert_rewritten(of_nodes(*nodes, RELU), NVFP4, {"x": X}, standard_ops=True)
 
 
 def test_equal_dequantize_nodes_are_shared():
-    twice = helper.make_node("DequantizeLinear", ["codes", "factors"], ["y2"], axis=1, block_size=16)
-    before = of_nodes([*nvfp4(), twice, helper.make_node("Add", ["y", "y2"], ["z"])])
-    result = optimized(before)
-    assert operators(result.model) == ["NVFP4QuantizeDequantize", "Add"]
+    twice = "y2 = DequantizeLinear <axis = 1, block_size = 16> (codes, factors)"
+    before = of_nodes(*nvfp4(), twice, "z = Add (y, y2)")
+    result = assert_rewritten(before, ["NVFP4QuantizeDequantize", "Add"], {"x": X}, standard_ops=True)
     assert result.done[DEQUANTIZE, SHARED] == 1
-    assert_same_values(before, result.model, {"x": X}, standard_ops=True)
 
 
 def test_scales_of_another_shape():
     """One scale is a scalar, the other has a dimension."""
-    before = of_nodes([*nvfp4(scale="scale_too"), RELU])
-    before.graph.initializer.append(constant("scale_too", [0.01], np.float32))
-    after = optimized(before).model
-    assert operators(after) == ["NVFP4QuantizeDequantize", "Relu"]
+    before = of_nodes(*nvfp4(scale="scale_too"), RELU, scale_too=[0.01])
+    after = assert_rewritten(before, NVFP4, {"x": X}, standard_ops=True).model
     assert [each.name for each in after.graph.initializer] == ["scale"]
-    assert_same_values(before, after, {"x": X}, standard_ops=True)
 
 
 @pytest.mark.parametrize(
     ("nodes", "outputs", "why"),
     [
         ([*nvfp4(scale="other"), RELU], ["z"], f"{DEQUANTIZE} behind its scales has another scale"),
-        ([*nvfp4(second={"block_size": 20}), RELU], ["z"], f"{DEQUANTIZE} behind it has other blocks"),
+        ([*nvfp4(dequantize="axis = -1, block_size = 20"), RELU], ["z"], f"{DEQUANTIZE} behind it has other blocks"),
         ([*nvfp4(), RELU], ["z", ("codes", "float4e2m1", None)], "its codes or scales are an output of its graph"),
         ([*nvfp4(), RELU], ["z", ("blocks", "float8e4m3fn", None)], "its codes or scales are an output of its graph"),
         ([nvfp4()[0]], [("codes", "float4e2m1", None)], "nothing uses its codes or its scales"),
-        ([*mxfp8(output_dtype=10)], [("y", "float16", X.shape)], "trt::TRT_MXFP8DequantizeLinear behind it is not known"),
-        ([*mxfp8(block_size=16), RELU], ["z"], "trt::TRT_MXFP8DequantizeLinear behind it has other blocks"),
+        ([*mxfp8(attributes="<output_dtype = 10>")], [("y", "float16", X.shape)], f"{MXFP8} behind it is not known"),
+        ([*mxfp8(attributes="<block_size = 16>"), RELU], ["z"], f"{MXFP8} behind it has other blocks"),
     ],
 )
 def test_what_stays(nodes, outputs, why):
-    before = of_nodes(nodes, outputs)
-    before.graph.initializer.append(constant("other", 0.02, np.float32))
-    result = optimized(before)
-    reasons = [reason for name, reason in result.left if "DynamicQuantize" in name]
-    assert len(reasons) == 1
-    assert reasons[0].startswith(why)
+    result = optimized(of_nodes(*nodes, outputs=outputs, other=0.02))
+    (reason,) = [reason for name, reason in result.left if "DynamicQuantize" in name]
+    assert reason.startswith(why)
 
 
 def test_nodes_that_onnx_runtime_lacks_are_renamed():
     """So a session runs them without `standard_ops`."""
-    before = of_nodes([*nvfp4(scale="other"), RELU])
-    before.graph.initializer.append(constant("other", 0.02, np.float32))
+    before = of_nodes(*nvfp4(scale="other"), RELU, other=0.02)
     result = optimized(before)
     assert operators(result.model) == ["TRT_FP4DynamicQuantize", "Dequantize", "Dequantize", "Relu"]
     assert result.done == {(DEQUANTIZE, RENAMED): 2}
@@ -142,11 +127,11 @@ def weights():
     """Return a model whose weights are NVFP4."""
     codes, blocks = quark_numba.nvfp4_quantize(np.random.default_rng(0).normal(0, 1, (200, 96)).astype(np.float32), 0.01)
     nodes = [
-        helper.make_node("DequantizeLinear", ["blocks", "scale"], ["factors"]),
-        helper.make_node("DequantizeLinear", ["codes", "factors"], ["weight"], axis=-1, block_size=16),
-        helper.make_node("MatMul", ["x", "weight"], ["y"]),
+        "factors = DequantizeLinear (blocks, scale)",
+        "weight = DequantizeLinear <axis = -1, block_size = 16> (codes, factors)",
+        "y = MatMul (x, weight)",
     ]
-    initializers = [constant("codes", codes), constant("blocks", blocks), constant("scale", [0.01], np.float32)]
+    initializers = [constant("codes", codes), constant("blocks", blocks), *floats(scale=[0.01])]
     values = [("x", "float32", [2, 200])], [("y", "float32", [2, 96])]
     return model(nodes, *values, initializers=initializers, domains=[], opset=23)
 
@@ -177,11 +162,7 @@ def test_weights(keep_quantized_weights, are_inputs):
 
 def test_constant_inputs_are_folded():
     for nodes in (nvfp4("w"), mxfp8("w")):
-        before = of_nodes([*nodes, helper.make_node("Add", ["x", "y"], ["z"])])
-        before.graph.initializer.append(constant("w", X))
-        after = optimized(before).model
-        assert operators(after) == ["Add"]
-        assert_same_values(before, after, {"x": X}, standard_ops=True)
+        assert_rewritten(of_nodes(*nodes, "z = Add (x, y)", w=X), ["Add"], {"x": X}, standard_ops=True)
 
 
 @pytest.mark.parametrize("name", ["fp8", "nvfp4"])
@@ -204,11 +185,11 @@ def test_models_of_modelopt(name):
 def test_float8_pairs(declared):
     """A pair becomes one step of a region with its neighbours, whatever type the model gives for the codes."""
     nodes = [
-        helper.make_node("QuantizeLinear", ["x", "scale", "zero_point"], ["codes"], domain="trt", saturate=1),
-        helper.make_node("DequantizeLinear", ["codes", "scale"], ["y"], domain="trt"),
-        helper.make_node("Add", ["x", "y"], ["z"]),
+        "codes = trt.QuantizeLinear <saturate = 1> (x, scale, zero_point)",
+        "y = trt.DequantizeLinear (codes, scale)",
+        "z = Add (x, y)",
     ]
-    before = of_nodes(nodes, scale=0.3)
+    before = of_nodes(*nodes, scale=0.3)
     before.graph.initializer.append(constant("zero_point", [0], find("float8e4m3fn").dtype))
     if declared:
         before.graph.value_info.append(helper.make_tensor_value_info("codes", find(declared).number, X.shape))

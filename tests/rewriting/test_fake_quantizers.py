@@ -10,7 +10,7 @@ import other_quantizers
 import pytest
 from onnx import helper
 from onnx_models import model
-from rewritten_models import assert_same_values, constant, operators
+from rewritten_models import assert_rewritten, assert_same_values, constant, floats, operators, pair
 
 from quark_numba import optimize
 from quark_numba.fake_quantization.key import FORMS, ROUNDING_MODES
@@ -25,7 +25,7 @@ SHAPE = (2, 5, 3, 7)
 SPECIAL = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 3.4e38, -3.4e38, 0.125, -0.125, 0.375, -0.375, 1e-39]
 X = np.random.default_rng(30).normal(0, 3, SHAPE).astype(np.float32)
 X.reshape(-1)[: len(SPECIAL)] = SPECIAL
-FEEDS = {"x": X}
+INPUTS, FEEDS = [("x", "float32", SHAPE)], {"x": X}
 
 # By form: an operator of a dialect, its inputs besides x, and its attributes. Scales are multiplied by shapes that broadcast.
 NODES = {
@@ -66,11 +66,8 @@ def node(form, mode, shape, x="a", y="b"):
     if FORMS[form].has_modes:
         attributes = attributes | {"rounding_mode": mode}
     rng = np.random.default_rng(31)
-    constants = [
-        constant(each, value * (rng.choice([0.5, 1, 2], shape) if "scale" in each else np.float32(1)), np.float32)
-        for each, value in inputs.items()
-    ]
-    return helper.make_node(name, [x, *inputs], [y], domain=domain, **attributes), constants
+    values = {each: value * (rng.choice([0.5, 1, 2], shape) if "scale" in each else 1) for each, value in inputs.items()}
+    return helper.make_node(name, [x, *inputs], [y], domain=domain, **attributes), floats(**values)
 
 
 @pytest.mark.parametrize(("form", "mode", "shape"), CASES)
@@ -79,13 +76,11 @@ def test_a_node_becomes_a_step(form, mode, shape):
     """Parameters of every shape that broadcasts to x. The values before and behind the node are those of the model as
     written."""
     quantizer, constants = node(form, mode, shape)
-    nodes = [helper.make_node("HardSwish", ["x"], ["a"]), quantizer, helper.make_node("Abs", ["b"], ["y"])]
-    before = model(nodes, [("x", "float32", SHAPE)], ["y"], initializers=constants, domains=[QONNX, MCT], opset=17)
-    assert operators(optimize(before)) == ["Region"]
-    assert_same_values(before, optimize(before), FEEDS)
+    nodes = ["a = HardSwish (x)", quantizer, "y = Abs (b)"]
+    before = model(nodes, INPUTS, ["y"], initializers=constants, opset=17)
+    assert_rewritten(before, ["Region"], FEEDS)
     quantizer, _ = node(form, mode, shape, "x", "y")
-    inputs, domains = [("x", "float32", SHAPE)], [QONNX, MCT]
-    alone = model([quantizer], inputs, ["y"], initializers=constants, domains=domains)
+    alone = model([quantizer], INPUTS, ["y"], initializers=constants)
     result = optimized(alone)
     assert [what for _, what in result.done] == [REWRITTEN]
     assert_same_values(alone, result.model, FEEDS)
@@ -106,28 +101,25 @@ def test_every_form_is_tried():
 )
 def test_nodes_that_stay(changed, why):
     values = {"scale": 0.25, "zero_point": 0.0, "bit_width": 4.0} | changed
-    quantizer = helper.make_node("Quant", ["x", *values], ["y"], domain=QONNX, signed=1, narrow=0, rounding_mode="ROUND")
-    constants = [constant(name, value, np.float32) for name, value in values.items() if value is not None]
-    inputs = [("x", "float32", SHAPE), *([] if values["scale"] is not None else [("scale", "float32", [])])]
-    result = optimized(model([quantizer], inputs, ["y"], initializers=constants, domains=[QONNX]))
+    quantizer = f'y = {QONNX}.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND"> (x, scale, zero_point, bit_width)'
+    inputs = [*INPUTS, *([] if values["scale"] is not None else [("scale", "float32", [])])]
+    constants = floats(**{name: value for name, value in values.items() if value is not None})
+    result = optimized(model([quantizer], inputs, ["y"], initializers=constants))
     ((_, reason),) = result.left
     assert re.match(why, reason), reason
     assert operators(result.model) == ["Quant"]
 
 
-def clipped(dtype=np.int8, scale=(), bounds=(-8, 7), opset=17, zero_point=0):
+def clipped(dtype=np.int8, scale=(), bounds=(-8, 7), opset=17, zero_point=0, axis=1):
     """Return a model of a pair with a Clip between."""
     values = {"scale": np.full(scale, 0.21, np.float32), "zero_point": np.full(scale, zero_point, dtype)}
     limits = {name: np.array(each, dtype) for name, each in zip(("low", "high"), bounds, strict=True) if each is not None}
-    attributes = {"axis": 1} if scale else {}
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", *values], ["codes"], **attributes),
-        helper.make_node("Clip", ["codes", *(name if name in limits else "" for name in ("low", "high"))], ["clipped"]),
-        helper.make_node("DequantizeLinear", ["clipped", *values], ["v"], **attributes),
-        helper.make_node("Add", ["v", "x"], ["y"]),
-    ]
+    quantize, dequantize = pair(domain="", **({"axis": axis} if scale else {}))
+    dequantize.input[0] = "clipped"
+    low, high = (name if name in limits else '""' for name in ("low", "high"))
     constants = [constant(name, each) for name, each in (values | limits).items()]
-    return model(nodes, [("x", "float32", SHAPE)], ["y"], initializers=constants, opset=opset)
+    nodes = [quantize, f"clipped = Clip (codes, {low}, {high})", dequantize, "z = Add (y, x)"]
+    return model(nodes, INPUTS, ["z"], initializers=constants, opset=opset)
 
 
 @pytest.mark.parametrize("opset", [13, 17])
@@ -144,10 +136,8 @@ def clipped(dtype=np.int8, scale=(), bounds=(-8, 7), opset=17, zero_point=0):
 @pytest.mark.parametrize("scale", [(), (5,)])
 def test_clips_of_codes(dtype, bounds, zero_point, scale, opset):
     before = clipped(dtype, scale, bounds, opset, zero_point)
-    result = optimized(before, qdq="float")
-    assert operators(result.model) == ["Region"]
+    result = assert_rewritten(before, ["Region"], FEEDS, qdq="float", standard_ops=True)
     assert [what for _, what in result.done if what == FUSED] == [FUSED] * 3
-    assert_same_values(before, result.model, FEEDS, standard_ops=True)
 
 
 def test_clips_that_stay():
@@ -165,11 +155,7 @@ def test_clips_that_stay():
 
 
 def test_a_clip_between_nodes_with_an_axis_that_x_lacks():
-    before = clipped(scale=(5,))
-    for node in before.graph.node:
-        for attribute in node.attribute:
-            attribute.i = 7
-    result = optimized(before, qdq="float")
+    result = optimized(clipped(scale=(5,), axis=7), qdq="float")
     assert "Clip" in operators(result.model)
     assert any("not valid: the axis of the parameters is 7" in reason for _, reason in result.left)
 

@@ -1,16 +1,14 @@
 """Local functions with the package's operators are inlined. The results equal those of ONNX Runtime, which itself inlines the
 same functions with ONNX's own operators."""
 
-import json
-
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper, parser
+from onnx_models import session
+from rewritten_models import exact_session
 
 import quark_numba
-from quark_numba import cli
 from quark_numba.rewriting.functions import INLINED
 from quark_numba.rewriting.optimize import optimized
 
@@ -47,19 +45,16 @@ def parsed(graph, *functions, ours=True, imports='"" : 21'):
     return made
 
 
-def run(session):
-    """Return the session's outputs by name."""
-    names = [each.name for each in session.get_outputs()]
-    return dict(zip(names, session.run(None, {each.name: FEEDS[each.name] for each in session.get_inputs()}), strict=True))
+def run(made):
+    """Return the outputs of a session by name."""
+    names = [each.name for each in made.get_outputs()]
+    return dict(zip(names, made.run(None, {each.name: FEEDS[each.name] for each in made.get_inputs()}), strict=True))
 
 
 def check(*texts, imports='"" : 21', calls=None):
     """Assert that `optimize` leaves no function. Assert that the package's session and a session of the optimised model give
     the same results as ONNX's own operators. Return the optimised model."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    standard = parsed(*texts, ours=False).SerializeToString()
-    expected = run(onnxruntime.InferenceSession(standard, options, providers=["CPUExecutionProvider"]))
+    expected = run(exact_session(parsed(*texts, ours=False)))
     whole = parsed(*texts, imports=imports)
     before = whole.SerializeToString()
     result = optimized(whole)
@@ -68,15 +63,10 @@ def check(*texts, imports='"" : 21', calls=None):
     inlined = {name: count for (name, what), count in result.done.items() if what == INLINED}
     if calls is not None:
         assert inlined == calls
-    options = onnxruntime.SessionOptions()
-    quark_numba.register(options)
-    for session in (
-        quark_numba.InferenceSession(whole),
-        onnxruntime.InferenceSession(result.model.SerializeToString(), options, providers=["CPUExecutionProvider"]),
-    ):
-        found = run(session)
-        assert list(found) == list(expected)
-        for name, y in found.items():
+    for made in (quark_numba.InferenceSession(whole), session(result.model)):
+        outputs = run(made)
+        assert list(outputs) == list(expected)
+        for name, y in outputs.items():
             np.testing.assert_array_equal(y, expected[name])
     quark_numba.register_schemas()
     onnx.checker.check_model(result.model)
@@ -107,6 +97,15 @@ MATRIX = "g (float[1,3] m) => (float[1,3] out) <float[3] s = {0.3, 0.4, 1}, int8
 AXIS = "<axis: int = @axis>"
 
 
+def with_axis(call, attribute):
+    """Return the texts of a model and its functions, of which one has an attribute by reference."""
+    return (
+        f"{MATRIX} {{ out = {call} }}",
+        f"P <{attribute}> (x, s, z) => (y) {{ q = Q {AXIS} (x, s, z) y = D {AXIS} (q, s, z) }}",
+        "Around <a> (x, s, z) => (y) { y = l.P <axis: int = @a> (x, s, z) }",
+    )
+
+
 @pytest.mark.parametrize(
     "texts",
     [
@@ -117,19 +116,10 @@ AXIS = "<axis: int = @axis>"
         ),
         (f"{G} {PARAMETERS} {{ out = l.Outer (x, s, z) }}", "Outer (x, s, z) => (y) { y = l.QAct (x, s, z) }", ACT),
         # An attribute by reference: given by the call, by its default, left out, or given by the outer call.
-        *(
-            (
-                f"{MATRIX} {{ out = {call} }}",
-                f"P <{attribute}> (x, s, z) => (y) {{ q = Q {AXIS} (x, s, z) y = D {AXIS} (q, s, z) }}",
-                "Around <a> (x, s, z) => (y) { y = l.P <axis: int = @a> (x, s, z) }",
-            )
-            for call, attribute in (
-                ("l.P <axis = 1> (m, s, z)", "axis: int = 0"),
-                ("l.P (m, s, z)", "axis: int = 1"),
-                ("l.P (m, s, z)", "axis"),
-                ("l.Around <a = 1> (m, s, z)", "axis: int = 0"),
-            )
-        ),
+        with_axis("l.P <axis = 1> (m, s, z)", "axis: int = 0"),
+        with_axis("l.P (m, s, z)", "axis: int = 1"),
+        with_axis("l.P (m, s, z)", "axis"),
+        with_axis("l.Around <a = 1> (m, s, z)", "axis: int = 0"),
         # A zero point that the call leaves out.
         (f"{G} {PARAMETERS} {{ out = l.QAct (x, s) }}", ACT),
         (f'{G} {PARAMETERS} {{ out = l.QAct (x, s, "") }}', ACT),
@@ -206,13 +196,8 @@ def test_opsets():
     """A function with another opset than the model is inlined if its operators are the same in both opsets. Otherwise it stays,
     with all functions that it calls, and their quantization nodes are listed."""
     text = f"{G} {PARAMETERS} {{ a = l.F (x, s, z) out = l.QAct (a, s, z) }}"
-    check(
-        text,
-        "F (x, s, z) => (y) { n = Relu (x) y = l.QAct (n, s, z) }",
-        ACT,
-        imports='"" : 17',
-        calls={"l::F": 1, "l::QAct": 2},
-    )
+    relu = "F (x, s, z) => (y) { n = Relu (x) y = l.QAct (n, s, z) }"
+    check(text, relu, ACT, imports='"" : 17', calls={"l::F": 1, "l::QAct": 2})
     whole = parsed(text, "F (x, s, z) => (y) { n = Softmax (x) y = l.QAct (n, s, z) }", ACT, imports='"" : 11')
     result = optimized(whole)
     assert [each.name for each in result.model.functions] == ["F", "QAct"]
@@ -221,24 +206,21 @@ def test_opsets():
     assert not result.done
 
 
-def test_the_command_says_what_was_done(tmp_path, capsys):
+def test_the_command_says_what_was_done(tmp_path, terminal):
     path, out = str(tmp_path / "m.onnx"), str(tmp_path / "o.onnx")
     onnx.save(parsed(f"{G} {PARAMETERS} {{ out = l.QAct (x, s, z) }}", ACT), path)
-    assert cli.main(["optimize", path, out, "--json"]) == 0
-    assert {"operator": "l::QAct", "nodes": 1, "what": INLINED} in json.loads(capsys.readouterr().out)["done"]
+    assert {"operator": "l::QAct", "nodes": 1, "what": INLINED} in terminal.report("optimize", path, out)["done"]
 
 
 def test_a_session_of_the_model_as_it_is_needs_types():
     """ONNX Runtime infers no types for the outputs of a call, so the model has to declare them."""
-    options = onnxruntime.SessionOptions()
-    quark_numba.register(options)
     whole = parsed(f"{G} {PARAMETERS} {{ a = l.QAct (x, s, z) out = Neg (a) }}", ACT)
     expected = run(quark_numba.InferenceSession(whole))["out"]
     with pytest.raises(Exception, match="type inference failed"):
-        onnxruntime.InferenceSession(whole.SerializeToString(), options)
+        session(whole)
     whole.graph.value_info.append(helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, None))
-    np.testing.assert_array_equal(run(onnxruntime.InferenceSession(whole.SerializeToString(), options))["out"], expected)
-    np.testing.assert_array_equal(run(quark_numba.InferenceSession(whole))["out"], expected)
+    for made in (session(whole), quark_numba.InferenceSession(whole)):
+        np.testing.assert_array_equal(run(made)["out"], expected)
 
 
 def test_evaluate_and_analyze():

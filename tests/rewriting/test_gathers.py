@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from onnx import helper
 from onnx_models import model
-from rewritten_models import DQ, Q, assert_same_values, constant, operators
+from rewritten_models import DQ, assert_rewritten, assert_same_values, constant, floats, operators, pair
 
 from quark_numba import to_tensor_proto
 from quark_numba.element_types import find
@@ -16,23 +15,12 @@ pytestmark = pytest.mark.compiled
 TABLE = np.random.default_rng(50).normal(0, 2, (5, 6, 7)).astype(np.float32)
 
 
-def table_model(scale, gather_axis=0, axis=0, indices=((0, -1), (4, 2)), element_type=np.int8, others=(), outputs=("y",)):
-    attributes = {"axis": axis}
-    nodes = [
-        helper.make_node(Q, ["t", "s", "z"], ["q"], domain="com.amd.quark", **attributes),
-        helper.make_node(DQ, ["q", "s", "z"], ["d"], domain="com.amd.quark", **attributes),
-        helper.make_node("Gather", ["d", "i"], ["g"], axis=gather_axis),
-        helper.make_node("Add", ["g", "x"], ["y"]),
-        *others,
-    ]
-    initializers = [
-        constant("t", TABLE),
-        constant("s", scale, np.float32),
-        constant("z", np.ones(np.shape(scale)), element_type),
-    ]
+def table_model(scale, gather_axis=0, axis=0, indices=((0, -1), (4, 2)), others=(), outputs=("y",)):
+    nodes = [*pair("t", "q", "d", ["s", "z"], axis=axis), f"g = Gather <axis = {gather_axis}> (d, i)", "y = Add (g, x)"]
+    initializers = [*floats(t=TABLE, s=scale), constant("z", np.ones(np.shape(scale)), np.int8)]
     feeds = {"i": np.array(indices, np.int64), "x": np.float32(1)}
     values = [("i", "int64", np.shape(indices)), ("x", "float32", [])]
-    return model(nodes, values, list(outputs), initializers=initializers), feeds
+    return model([*nodes, *others], values, outputs, initializers=initializers), feeds
 
 
 CASES = [
@@ -48,11 +36,9 @@ CASES = [
 @pytest.mark.parametrize(("scale", "gather_axis", "axis", "indices"), CASES)
 def test_rows_of_codes_are_gathered(scale, gather_axis, axis, indices):
     before, feeds = table_model(scale, gather_axis, axis, indices)
-    result = optimized(before, keep_quantized_weights=True)
-    assert operators(result.model) == ["Gather", DQ, "Add"]
+    result = assert_rewritten(before, ["Gather", DQ, "Add"], feeds, keep_quantized_weights=True)
     assert result.done[f"com.amd.quark::{DQ}", MOVED] == 1
     assert result.left[f"com.amd.quark::{DQ}", "its codes are kept"] == 1
-    assert_same_values(before, result.model, feeds)
     assert operators(optimized(before).model) == ["Gather", "Add"]
 
 
@@ -61,7 +47,7 @@ def test_rows_of_codes_are_gathered(scale, gather_axis, axis, indices):
     [
         {"scale": np.linspace(0.1, 1, 5), "axis": 0},
         {"scale": np.linspace(0.1, 1, 5), "gather_axis": 1, "axis": 0, "indices": (1, 2)},
-        {"scale": 0.25, "others": [helper.make_node("Relu", ["d"], ["r"])], "outputs": ("y", "r")},
+        {"scale": 0.25, "others": ["r = Relu (d)"], "outputs": ("y", "r")},
         {"scale": 0.25, "outputs": ("y", "d")},
     ],
     ids=["scales along the axis", "scales before the axis", "another user", "an output"],
@@ -74,24 +60,16 @@ def test_what_stays(arguments):
 
 
 def test_types_that_gather_lacks():
-    nodes = [
-        helper.make_node("DequantizeLinear", ["t", "s"], ["d"]),
-        helper.make_node("Gather", ["d", "i"], ["y"]),
-    ]
+    nodes = ["d = DequantizeLinear (t, s)", "y = Gather (d, i)"]
     codes = to_tensor_proto(np.arange(6).astype(find("float8e4m3fn").dtype), "t")
-    before = model(nodes, [("i", "int64", [2])], ["y"], initializers=[codes, constant("s", 0.5, np.float32)])
-    after = optimized(before, keep_quantized_weights=True, qdq="float").model
-    assert operators(after) == ["Dequantize", "Gather"]
-    assert_same_values(before, after, {"i": np.array([1, 5])}, standard_ops=True)
+    before = model(nodes, [("i", "int64", [2])], ["y"], initializers=[codes, *floats(s=0.5)])
+    assert_rewritten(
+        before, ["Dequantize", "Gather"], {"i": np.array([1, 5])}, keep_quantized_weights=True, qdq="float", standard_ops=True
+    )
 
 
 def test_indices_from_the_table_stay():
     """The constant may also be what another Gather takes as its indices."""
-    nodes = [
-        helper.make_node(DQ, ["t", "s"], ["d"], domain="com.amd.quark"),
-        helper.make_node("Cast", ["d"], ["c"], to=7),
-        helper.make_node("Gather", ["x", "c"], ["y"]),
-    ]
-    initializers = [constant("t", [1, 0], np.uint8), constant("s", 1.0, np.float32)]
-    before = model(nodes, [("x", "float32", [3])], ["y"], initializers=initializers)
+    nodes = [f"d = com.amd.quark.{DQ} (t, s)", "c = Cast <to = 7> (d)", "y = Gather (x, c)"]
+    before = model(nodes, [("x", "float32", [3])], ["y"], initializers=[constant("t", [1, 0], np.uint8), *floats(s=1)])
     assert operators(optimized(before, keep_quantized_weights=True).model) == [DQ, "Cast", "Gather"]

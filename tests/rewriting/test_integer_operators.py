@@ -5,8 +5,8 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import compose, helper
-from onnx_models import model
-from rewritten_models import assert_same_values, constant, exact_session, operators, pair, scale_and_zero_point
+from onnx_models import model, parsed
+from rewritten_models import assert_same_values, constant, exact_session, floats, operators, pair, scale_and_zero_point
 
 import quark_numba
 from quark_numba import optimize
@@ -46,11 +46,8 @@ class Layers:
 
     def quantized(self, x, y, scale, zero_point):
         """Add a pair behind x."""
-        parameters = [
-            self.constant(f"{y}_scale", scale, np.float32),
-            self.constant(f"{y}_zero_point", zero_point, find(self.activations).dtype),
-        ]
-        self.nodes += pair(x, f"{y}_codes", y, parameters, domain="")
+        zero_point = self.constant(f"{y}_zero_point", zero_point, find(self.activations).dtype)
+        self.nodes += pair(x, f"{y}_codes", y, [self.constant(f"{y}_scale", scale, np.float32), zero_point], domain="")
         return y
 
     def input(self, name, shape, scale=0.5):
@@ -62,11 +59,8 @@ class Layers:
         codes = (codes + (0 if self.weights.startswith("int") else -codes.min())).astype(find(self.weights).dtype)
         scale = np.resize(scales, shape[axis]) if axis is not None else scales[0]
         zeros = np.full(np.shape(scale), 5 if self.weights == "uint8" else 0)
-        names = [
-            self.constant(f"{name}_codes", codes, codes.dtype),
-            self.constant(f"{name}_scale", scale, np.float32),
-            self.constant(f"{name}_zero_point", zeros, codes.dtype),
-        ]
+        values = {"codes": (codes, codes.dtype), "scale": (scale, np.float32), "zero_point": (zeros, codes.dtype)}
+        names = [self.constant(f"{name}_{key}", *value) for key, value in values.items()]
         self.nodes.append(helper.make_node("DequantizeLinear", names, [name], **({} if axis is None else {"axis": axis})))
         return name, scale
 
@@ -80,11 +74,18 @@ class Layers:
         self.nodes.append(helper.make_node(operator, inputs, [y], **attributes))
         return y
 
+    def product(self):
+        return self.put("MatMul", self.input("x", ROWS), self.weight((24, 9))[0])
+
+    def rounded(self, x, scale, zero_point=None):
+        """Return the model that gives x behind a pair."""
+        return self.model(self.quantized(x, "y", scale, self.zero_points[1] if zero_point is None else zero_point))
+
     def model(self, y):
         return model(self.nodes, self.inputs, [y], initializers=self.constants, domains=[], opset=self.opset)
 
 
-def check(before, integer, shapes, integers="here"):
+def check(before, integer, integers="here"):
     """Check that a model becomes these operators, and gives what ONNX Runtime gives of it node by node."""
     own, after = ("Quantize", "Dequantize", "QuantizeDequantizeLinear", "Constant"), optimized(before, integers=integers).model
     assert [name for name in operators(after) if name not in own] == [*integer]
@@ -93,6 +94,7 @@ def check(before, integer, shapes, integers="here"):
         assert known.issuperset(node.input)
         known.update(node.output)
     random = np.random.default_rng(4)
+    shapes = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in before.graph.input}
     feeds = {name: random.integers(-160, 161, shape).astype(np.float32) / 4 for name, shape in shapes.items()}
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -118,8 +120,7 @@ def test_conv(always, integers, group, axis, activations, weights, zero_points):
     w, scale = layers.weight((12, 6 // group, 3, 3), axis)
     inputs = [layers.input("x", IMAGE), w, layers.bias(scale, 12)]
     v = layers.put("Conv", *inputs, group=group, pads=[1, 0, 2, 1], strides=[1, 2], dilations=[2, 1])
-    before = layers.model(layers.quantized(v, "y", 64, layers.zero_points[1]))
-    check(before, ["QLinearConv"], {"x": IMAGE}, integers=integers)
+    check(layers.rounded(v, 64), ["QLinearConv"], integers=integers)
 
 
 @pytest.mark.parametrize("zero_points", ZERO_POINTS)
@@ -140,9 +141,8 @@ def test_products_of_matrices(always, integers, kind, has_axis, activations, wei
         v = layers.put("Gemm", *inputs, layers.bias(scale, 9), transB=int(turned))
     else:
         v = layers.put("MatMul", *inputs)
-    before = layers.model(layers.quantized(v, "y", 32, layers.zero_points[1]))
     integer = ["QLinearMatMul"] if kind in ("MatMul", "Transpose") else ["QGemm"]
-    check(before, [*["Transpose"] * (kind == "Transpose"), *integer], {"x": ROWS}, integers=integers)
+    check(layers.rounded(v, 32), [*["Transpose"] * (kind == "Transpose"), *integer], integers=integers)
 
 
 @pytest.mark.parametrize("zero_points", ZERO_POINTS)
@@ -155,9 +155,8 @@ def test_two_activations(always, kind, activations, zero_points):
     inputs = [layers.input(name, shape, scale) for (name, shape), scale in zip(shapes.items(), (0.5, 0.25), strict=True)]
     v = layers.put(kind, *inputs, **({"axis": 1} if kind == "Concat" else {}))
     of_y = {"MatMul": 32, "Add": 1, "Mul": 8, "Concat": 1}[kind]
-    before = layers.model(layers.quantized(v, "y", of_y, layers.zero_points[1]))
     has_ties = kind in ("Add", "Mul") and zero_points[1] % 2
-    check(before, ["Region"] if has_ties else [f"QLinear{kind}"], shapes)
+    check(layers.rounded(v, of_y), ["Region"] if has_ties else [f"QLinear{kind}"])
 
 
 @pytest.mark.parametrize("zero_points", ZERO_POINTS)
@@ -170,9 +169,8 @@ def test_division(always, divisor, is_integer, activations, zero_points):
     """A division by a constant becomes QLinearMul with its reciprocal, unless that is inexact and there are ties."""
     layers = Layers(activations, zero_points=zero_points)
     v = layers.put("Div", layers.input("x", IMAGE), layers.constant("divisor", divisor, np.float32))
-    before = layers.model(layers.quantized(v, "y", 0.25, layers.zero_points[1]))
     is_integer &= divisor == 6.1 or not zero_points[1] % 2
-    check(before, ["QLinearMul" if is_integer else "Region"], {"x": IMAGE})
+    check(layers.rounded(v, 0.25), ["QLinearMul" if is_integer else "Region"])
 
 
 @pytest.mark.parametrize("zero_points", ZERO_POINTS)
@@ -186,10 +184,12 @@ def test_one_activation(always, kind, activations, zero_points):
     if kind == "Reshape":
         inputs.append(layers.constant("shape", [2, -1], np.int64))
     v = layers.put(kind, *inputs, **attributes)
-    before = layers.model(layers.quantized(v, "y", 0.25 if "Average" in kind else 0.5, layers.zero_points[0]))
     # QLinearAveragePool rounds ties in another way if the zero point of the output is odd.
     integer = "QLinearGlobalAveragePool" if kind == "GlobalAveragePool" else "QLinearAveragePool" if "Average" in kind else kind
-    check(before, ["AveragePool"] if kind == "AveragePool" and zero_points[0] % 2 else [integer], {"x": IMAGE})
+    check(
+        layers.rounded(v, 0.25 if "Average" in kind else 0.5),
+        ["AveragePool"] if kind == "AveragePool" and zero_points[0] % 2 else [integer],
+    )
 
 
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
@@ -205,12 +205,11 @@ def test_one_activation(always, kind, activations, zero_points):
 )
 def test_clips_of_codes(always, clips, zero_point, is_clipped, activations):
     layers = Layers(activations, zero_points=(100, zero_point))
-    v = layers.put("MatMul", layers.input("x", ROWS), layers.weight((24, 9))[0])
+    v = layers.product()
     for number, (kind, bounds) in enumerate(clips):
         names = [layers.constant(f"bound{number}_{each}", each, np.float32) for each in bounds or ()]
         v = layers.put(kind, v, *names, y=f"v{number}")
-    before = layers.model(layers.quantized(v, "y", 2, layers.zero_points[1]))
-    check(before, ["QLinearMatMul", *["Clip"] * is_clipped], {"x": ROWS})
+    check(layers.rounded(v, 2), ["QLinearMatMul", *["Clip"] * is_clipped])
 
 
 def test_a_group_of_int8_becomes_uint8(always):
@@ -232,54 +231,41 @@ def test_a_group_of_int8_becomes_uint8(always):
 
 
 def test_codes_that_the_model_shows_keep_their_type(always):
-    layers = Layers("int8")
-    layers.quantized(layers.put("MatMul", layers.input("x", ROWS), layers.weight((24, 9))[0]), "y", 2, 3)
-    before = layers.model("y")
-    before.graph.output.append(helper.make_tensor_value_info("y_codes", onnx.TensorProto.INT8, None))
-    check(before, ["MatMul"], {"x": ROWS})
-    layers = Layers("uint8")
-    layers.quantized(layers.put("MatMul", layers.input("x", ROWS), layers.weight((24, 9))[0]), "y", 2, 3)
-    before = layers.model("y")
-    before.graph.output.append(helper.make_tensor_value_info("y_codes", onnx.TensorProto.UINT8, None))
-    check(before, ["QLinearMatMul"], {"x": ROWS})
+    for name, integer in [("int8", "MatMul"), ("uint8", "QLinearMatMul")]:
+        layers = Layers(name)
+        layers.quantized(layers.product(), "y", 2, 3)
+        before = layers.model("y")
+        before.graph.output.append(helper.make_tensor_value_info("y_codes", find(name).number, None))
+        check(before, [integer])
 
 
-def _of_matmul(**changed):
+def _of_matmul(bias=(0.25, 0.125, 0.5), zero_points=None, scale=None, **attributes):
     """Return a model of a product whose parts are changed: the scale or the zero points of the weights, or the bias."""
     layers = Layers()
     w, _ = layers.weight((24, 9), 1)
-    b = layers.bias(np.resize(changed.get("bias", [0.25, 0.125, 0.5]), 9).astype(np.float32), 9)
+    b = layers.bias(np.resize(bias, 9).astype(np.float32), 9)
     constants = {each.name: each for each in layers.constants}
-    if "zero_points" in changed:
-        constants["w_zero_point"].CopyFrom(constant("w_zero_point", changed["zero_points"], np.int8))
-    if "scale" in changed:
-        constants["w_scale"].CopyFrom(constant("w_scale", np.full(9, changed["scale"]), np.float32))
-    v = layers.put("Gemm", layers.input("x", ROWS), w, b, **changed.get("attributes", {}))
-    return layers.model(layers.quantized(v, "y", 2, 100))
+    if zero_points:
+        constants["w_zero_point"].CopyFrom(constant("w_zero_point", zero_points, np.int8))
+    if scale:
+        constants["w_scale"].CopyFrom(constant("w_scale", np.full(9, scale), np.float32))
+    v = layers.put("Gemm", layers.input("x", ROWS), w, b, **attributes)
+    return layers.rounded(v, 2, 100)
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {"bias": [0.5]},
-        {"zero_points": [*range(9)]},
-        {"scale": 2.0**-60},
-        {"attributes": {"alpha": 2.0}},
-        {"attributes": {"beta": 2.0}},
-    ],
-    ids=str,
+    "changed", [{"bias": [0.5]}, {"zero_points": [*range(9)]}, {"scale": 2.0**-60}, {"alpha": 2.0}, {"beta": 2.0}], ids=str
 )
 def test_what_integer_operators_do_not_give(always, changed):
-    check(_of_matmul(**changed), ["Gemm"], {"x": ROWS})
+    check(_of_matmul(**changed), ["Gemm"])
 
 
 def test_sums_of_no_products(always):
     """ONNX Runtime's integer operators leave the memory of the output as it is."""
     for kind in ("MatMul", "Gemm"):
         layers = Layers()
-        w, _ = layers.weight((0, 9))
-        before = layers.model(layers.quantized(layers.put(kind, layers.input("x", (5, 0)), w), "y", 2, 100))
-        check(before, [kind], {"x": (5, 0)})
+        v = layers.put(kind, layers.input("x", (5, 0)), layers.weight((0, 9))[0])
+        check(layers.rounded(v, 2, 100), [kind])
 
 
 @pytest.mark.parametrize("kind", ["Conv", "Gemm"])
@@ -290,14 +276,14 @@ def test_scales_along_the_other_axis(always, kind):
     w, scale = layers.weight(shape, axis=1 if kind == "Conv" else 0, scales=[0.25])
     v = layers.put(kind, layers.input("x", x), w, layers.bias(scale[0], 8 if kind == "Conv" else 9))
     integer = ["Region", "Conv", "Region"] if kind == "Conv" else [kind]
-    check(layers.model(layers.quantized(v, "y", 64, 100)), integer, {"x": x})
+    check(layers.rounded(v, 64, 100), integer)
 
 
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
 def test_nodes_in_any_order(always, activations):
     """Constants are nodes in front of the quantize node that uses them; ONNX Runtime takes nodes in any order."""
     layers = Layers(activations)
-    y = layers.quantized(layers.put("MatMul", layers.input("x", ROWS), layers.weight((24, 9))[0]), "y", 2, 3)
+    y = layers.quantized(layers.product(), "y", 2, 3)
     z = layers.quantized(layers.put("MatMul", y, layers.weight((9, 7), name="w2")[0], y="v2"), "z", 64, 3)
     before = layers.model(z)
     for name in ("y_scale", "y_zero_point", "z_scale", "z_zero_point"):
@@ -307,18 +293,18 @@ def test_nodes_in_any_order(always, activations):
         before.graph.node.insert(place, helper.make_node("Constant", [], [name], value=tensor))
     before.graph.value_info.extend(onnx.shape_inference.infer_shapes(before).graph.value_info)
     kept = ["QLinearMatMul", "QLinearMatMul"]
-    check(before, kept, {"x": ROWS})
+    check(before, kept)
     for last in range(2):
         nodes = [*before.graph.node]
         nodes.insert(0, nodes.pop(-1 - last))
         del before.graph.node[:]
         before.graph.node.extend(nodes)
-    check(before, kept, {"x": ROWS})
+    check(before, kept)
 
 
 def test_long_chains_of_moves(always):
     layers = Layers()
-    y = layers.quantized(layers.put("MatMul", layers.input("x", ROWS), layers.weight((24, 9))[0]), "y", 2, 3)
+    y = layers.quantized(layers.product(), "y", 2, 3)
     for number in range(1100):
         y = layers.put("Identity", y, y=f"moved{number}")
     assert "QLinearMatMul" in operators(optimize(layers.model(y)))
@@ -327,16 +313,16 @@ def test_long_chains_of_moves(always):
 def test_attributes_that_the_integer_operator_lacks(always):
     layers = Layers()
     v = layers.put("AveragePool", layers.input("x", IMAGE), kernel_shape=[2, 2], dilations=[1, 1], ceil_mode=0)
-    check(layers.model(layers.quantized(v, "y", 0.5, 100)), ["QLinearAveragePool"], {"x": IMAGE})
+    check(layers.rounded(v, 0.5, 100), ["QLinearAveragePool"])
     layers = Layers()
     v = layers.put("Gemm", layers.input("x", ROWS), layers.weight((9, 24))[0], transB=2)
-    check(layers.model(layers.quantized(v, "y", 2, 100)), ["QGemm"], {"x": ROWS})
+    check(layers.rounded(v, 2, 100), ["QGemm"])
 
 
 def test_sums_that_do_not_fit(always):
     layers = Layers()
-    w, _ = layers.weight((1 << 15, 2))
-    before = layers.model(layers.quantized(layers.put("MatMul", layers.input("x", (1, 1 << 15)), w), "y", 2, 100))
+    v = layers.put("MatMul", layers.input("x", (1, 1 << 15)), layers.weight((1 << 15, 2))[0])
+    before = layers.rounded(v, 2, 100)
     assert "QLinearMatMul" not in operators(optimized(before).model)
 
 
@@ -348,13 +334,13 @@ def test_weights_have_int8_where_products_are_exact(always, largest):
         layers.weight((24, 9))
         codes = np.full((24, 9), -largest, np.int8)
         layers.constants[0].CopyFrom(constant("w_codes", codes))
-        before = layers.model(layers.quantized(layers.put("MatMul", layers.input("x", ROWS), "w"), "y", 64, 100))
+        before = layers.rounded(layers.put("MatMul", layers.input("x", ROWS), "w"), 64, 100)
         after = optimized(before, integers=integers).model
         (node,) = [each for each in after.graph.node if each.op_type == "QLinearMatMul"]
         (weights,) = [each for each in after.graph.initializer if each.name == node.input[3]]
         is_exact = largest == 64 or (integers == "here" and multiplies_exactly())
         assert weights.data_type == (onnx.TensorProto.INT8 if is_exact else onnx.TensorProto.UINT8)
-        check(before, ["QLinearMatMul"], {"x": ROWS}, integers=integers)
+        check(before, ["QLinearMatMul"], integers=integers)
 
 
 def test_results_differ_by_one_code_beside_ties_alone(always):
@@ -366,7 +352,7 @@ def test_results_differ_by_one_code_beside_ties_alone(always):
         w, of_w = layers.weight((24, 9), 1, scales=random.uniform(0.01, 0.1, 9))
         of_y = np.float32(random.uniform(0.05, 0.2))
         v = layers.put("MatMul", layers.input("x", (500, 24), scale), w)
-        before = layers.model(layers.quantized(v, "y", of_y, layers.zero_points[1]))
+        before = layers.rounded(v, of_y)
         x = random.normal(0, 2, (500, 24)).astype(np.float32)
         (y,) = exact_session(optimized(before, integers="here").model).run(None, {"x": x})
         codes = {each.name: each for each in layers.constants}
@@ -388,7 +374,7 @@ def layers(kinds, element_type="uint8", shape=(4, 64), weights="int8"):
     middle = 0 if element_type.startswith("int") else 2 ** (find(element_type).bits - 1)
     scale = 16 / 2 ** find(element_type).bits
     initializers = scale_and_zero_point(element_type, scale, middle)
-    initializers += [constant("weight_scale", 0.01, np.float32), constant("weight_zero_point", 0, find(weights).dtype)]
+    initializers += [*floats(weight_scale=0.01), constant("weight_zero_point", 0, find(weights).dtype)]
     nodes, x = pair("x", "codes", "x_back", domain=""), "x_back"
     for number, kind in enumerate(kinds):
         inputs = [x]
@@ -452,21 +438,17 @@ def test_unknown_shapes():
             before = layers(kinds, shape=shape)
             for dimension in (before.graph.input[0].type.tensor_type.shape.dim[index] for index in {0, len(shape) - 2} - {1}):
                 dimension.Clear()
-                if name == -1:
-                    dimension.dim_value = name
-                else:
-                    dimension.dim_param = name
+                setattr(dimension, "dim_value" if name == -1 else "dim_param", name)
             assert any(each.startswith("QLinear") for each in operators(optimize(before))) is is_faster
 
 
 def test_subgraphs():
-    """Nodes of a branch are found as well."""
     inner = onnx.shape_inference.infer_shapes(layers(["MatMul"] * 2)).graph
     branch = helper.make_graph(inner.node, "branch", [], inner.output, inner.initializer, value_info=inner.value_info)
     same = helper.make_tensor_value_info("same", onnx.TensorProto.FLOAT, None)
-    plain = helper.make_graph([helper.make_node("Identity", ["x"], ["same"])], "plain", [], [same])
-    nodes = [helper.make_node("If", ["condition"], ["y"], then_branch=branch, else_branch=plain)]
-    before = model(nodes, [("condition", "bool", []), ("x", "float32", (4, 64))], [("y", "float32", None)], domains=[])
+    plain = helper.make_graph(parsed("same = Identity (x)"), "plain", [], [same])
+    node = helper.make_node("If", ["condition"], ["y"], then_branch=branch, else_branch=plain)
+    before = model([node], [("condition", "bool", []), ("x", "float32", (4, 64))], [("y", "float32", None)], domains=[])
     after = optimize(before)
     (attribute,) = [each for each in after.graph.node[0].attribute if each.name == "then_branch"]
     assert [each.op_type for each in attribute.g.node] == ["Quantize", "QLinearMatMul", "QLinearMatMul", "Dequantize"]
@@ -482,8 +464,7 @@ def test_sessions_without_integer_operators(level, disabled):
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     if disabled:
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
-    before = layers(["MatMul"])
-    with prepared(Source(before), options, is_native=True) as made:
+    with prepared(Source(layers(["MatMul"])), options, is_native=True) as made:
         has_integers = not disabled and level in ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
         assert ("QLinearMatMul" in operators(onnx.load_from_string(made.source))) is has_integers
 

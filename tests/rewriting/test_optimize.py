@@ -1,6 +1,5 @@
 """`optimize` as a whole, sessions and commands: rewritten nodes give the same bits as before, and everything else stays."""
 
-import json
 import os
 import re
 
@@ -9,20 +8,22 @@ import onnx
 import onnxruntime
 import oracle
 import pytest
+import textline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import sizes
 from onnx import helper
-from onnx_models import model
-from paths import MODELS
+from onnx_models import model, parsed
 from rewritten_models import (
     DQ,
     VARIANTS,
     Q,
     X,
+    assert_rewritten,
     assert_same_values,
     constant,
     exact_session,
+    floats,
     operators,
     pair,
     scale_and_zero_point,
@@ -40,32 +41,24 @@ pytestmark = pytest.mark.compiled
 # Whole models that Quark wrote.
 
 
-@pytest.fixture(scope="module")
-def inputs():
-    with np.load(MODELS / "textline_cls_expected.npz") as arrays:
-        return {"x": arrays["x"]}
-
-
 @pytest.mark.parametrize("keep_quantized_weights", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("variant", [*VARIANTS, "a8w8"])
 @pytest.mark.covering
 @pytest.mark.by_default(4)
-def test_every_place_in_real_models(variant, keep_quantized_weights, inputs):
-    before = onnx.load(MODELS / f"textline_cls_{variant}.onnx")
+def test_every_place_in_real_models(variant, keep_quantized_weights):
+    before = onnx.load(textline.path_of(variant))
     after = optimize(before, keep_quantized_weights=keep_quantized_weights)
-    names = assert_same_values(before, after, inputs)
-    quantizes = [name for name in operators(before) if "uantize" in name]
-    rewritten = [name for name in operators(after) if "uantize" in name]
-    assert {node.output[0] for node in after.graph.node if "uantize" in node.op_type} <= set(names)
+    names = assert_same_values(before, after, {"x": textline.X})
+    quantizes, rewritten = ([node for node in each.graph.node if "uantize" in node.op_type] for each in (before, after))
+    assert {node.output[0] for node in rewritten} <= set(names)
     assert len(rewritten) < len(quantizes)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.by_default(3)
-def test_whole_real_models(variant, inputs):
+def test_whole_real_models(variant):
     """At the level "all", ONNX Runtime gives convolutions with constant weights another layout, so last bits differ. A last bit
     may flip a rounding to float16, and a float16 output has only 11 bits."""
-    path = MODELS / f"textline_cls_{variant}.onnx"
     for level, tolerance in [("EXTENDED", 1e-5), ("ALL", 2**-11 if variant == "fp16" else 1e-5)]:
         outputs = []
         for make in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
@@ -74,7 +67,7 @@ def test_whole_real_models(variant, inputs):
             options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
             options.add_session_config_entry("session.disable_quant_qdq", "1")
             quark_numba.register(options)
-            outputs += make(path, options, providers=["CPUExecutionProvider"]).run(None, inputs)
+            outputs += make(textline.path_of(variant), options, providers=["CPUExecutionProvider"]).run(None, {"x": textline.X})
         np.testing.assert_allclose(outputs[1], outputs[0], rtol=0, atol=tolerance)
 
 
@@ -88,16 +81,15 @@ NAMES = ["uint8", "int8", "int16", "int32", "bfloat16"]
 def graphs(draw):
     """Return a random model, and whether to keep codes. The model may have chains, fan-outs, shared and equal parameters,
     outputs in the middle, scales per axis, missing zero points and constants."""
-    initializers, nodes, floats = [], [], ["x", "weight"]
-    initializers.append(constant("weight", np.random.default_rng(44).normal(0, 3, X.shape), np.float32))
+    initializers = floats(weight=np.random.default_rng(44).normal(0, 3, X.shape))
+    nodes, sources = [], ["x", "weight"]
     codes: list[tuple[str, str, tuple]] = []
     sets = []
     for i in range(draw(st.integers(1, 3))):
         name, per_axis = draw(st.sampled_from(NAMES)), draw(st.booleans())
         axis = draw(st.sampled_from([-2, 0, 1, 2])) if per_axis else 1
-        scale = np.resize(
-            np.array(draw(st.sampled_from([[0.25], [0.1, 2.0], [1.0]])), np.float32), X.shape[axis] if per_axis else ()
-        )
+        scales = draw(st.sampled_from([[0.25], [0.1, 2.0], [1.0]]))
+        scale = np.resize(np.float32(scales), X.shape[axis] if per_axis else ())
         low = draw(st.sampled_from([0, 1])) if name != "bfloat16" else draw(st.sampled_from([0, 0.5]))
         zeros = np.full(scale.shape, low).astype(oracle.dtype(name))
         initializers += [constant(f"scale{i}", scale), constant(f"zero{i}", zeros)]
@@ -109,33 +101,29 @@ def graphs(draw):
     for i in range(draw(st.integers(1, 8))):
         what = draw(st.sampled_from(["pair", "pair", "pair", "quantize", "dequantize", "Relu", "Add", "block"]))
         output = f"{what}{i}"
-        if what == "pair":
+        if what == "dequantize" and not codes:
+            continue
+        recent = st.sampled_from(sources[-3:])
+        if what in ("pair", "quantize"):
             name, parameters, attributes = draw(st.sampled_from(sets))
-            source = draw(st.sampled_from(floats[-3:]))
-            nodes += pair(source, f"codes{i}", output, parameters, **attributes)
-            floats.append(output)
-        elif what == "quantize":
-            name, parameters, attributes = draw(st.sampled_from(sets))
-            source = draw(st.sampled_from(floats[-3:]))
-            nodes.append(helper.make_node(Q, [source, *parameters], [output], domain="com.amd.quark", **attributes))
-            codes.append((output, name, (parameters, attributes)))
-        elif what == "dequantize" and codes:
+            both = pair(draw(recent), f"codes{i}", output, parameters, **attributes)
+            nodes += both if what == "pair" else both[:1]
+            if what == "quantize":
+                codes.append((f"codes{i}", name, (parameters, attributes)))
+        elif what == "dequantize":
             source, name, own = draw(st.sampled_from(codes[-2:]))
             other = [(parameters, attributes) for each, parameters, attributes in sets if each == name]
             parameters, attributes = draw(st.sampled_from([own, own, *other]))
-            nodes.append(helper.make_node(DQ, [source, *parameters], [output], domain="com.amd.quark", **attributes))
-            floats.append(output)
+            nodes.append(pair("", source, output, parameters, **attributes)[1])
         elif what == "block":
-            source = draw(st.sampled_from(floats[-3:]))
-            nodes.append(helper.make_node("BFPQuantizeDequantize", [source], [output], domain="com.amd.quark"))
-            floats.append(output)
-        elif what in ("Relu", "Add"):
-            sources = [draw(st.sampled_from(floats[-3:])) for _ in range(1 + (what == "Add"))]
-            nodes.append(helper.make_node(what, sources, [output]))
-            floats.append(output)
-    produced = [name for name in floats if name not in ("x", "weight")]
+            nodes.append(f"{output} = com.amd.quark.BFPQuantizeDequantize ({draw(recent)})")
+        else:
+            nodes.append(f"{output} = {what} ({', '.join(draw(recent) for _ in range(1 + (what == 'Add')))})")
+        if what != "quantize":
+            sources.append(output)
+    produced = sources[2:]
     if not produced:
-        nodes.append(helper.make_node("Relu", ["x"], ["last"]))
+        nodes.append("last = Relu (x)")
         produced = ["last"]
     others = [*produced[:-1], *codes]
     outputs = [produced[-1], *(draw(st.lists(st.sampled_from(others), max_size=2, unique_by=str)) if others else [])]
@@ -165,31 +153,24 @@ def test_generated_graphs(examples):
 # Several passes at once.
 
 
+def one_pair():
+    return model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
+
+
 def test_a_missing_zero_point_is_zero():
-    for per_axis in (False, True):
-        scale = constant("scale", np.linspace(0.1, 1, 4) if per_axis else 0.1, np.float32)
+    for scale in (0.1, np.linspace(0.1, 1, 4)):
         nodes = [*pair("x", "a", "y", ["scale"], axis=1), *pair("y", "b", "z", ["scale"], axis=1)]
-        before = model(nodes, ["x"], ["z"], initializers=[scale])
-        result = optimized(before)
-        assert operators(result.model) == ["QuantizeDequantizeLinear"]
+        before = model(nodes, ["x"], ["z"], initializers=floats(scale=scale))
+        result = assert_rewritten(before, ["QuantizeDequantizeLinear"], {"x": X})
         assert len(result.model.graph.initializer) == 2
-        assert_same_values(before, result.model, {"x": X})
 
 
 def test_nodes_stay_in_order():
-    nodes = [
-        *pair("x", "c", "y1"),
-        *pair("y1", "c2", "y2"),
-        helper.make_node("Relu", ["y2"], ["z"]),
-        pair("x", "c", "w")[1],
-        helper.make_node("Add", ["z", "w"], ["o"]),
-    ]
+    nodes = [*pair("x", "c", "y1"), *pair("y1", "c2", "y2"), "z = Relu (y2)", pair("x", "c", "w")[1], "o = Add (z, w)"]
     values = [("x", "float32", X.shape)], [("o", "float32", X.shape)]
     before = model(nodes, *values, initializers=scale_and_zero_point())
-    after = optimize(before, regions=False)
-    assert operators(after) == ["QuantizeDequantizeLinear", "Relu", "Add"]
+    after = assert_rewritten(before, ["QuantizeDequantizeLinear", "Relu", "Add"], {"x": X}, regions=False).model
     onnx.checker.check_model(after)
-    assert_same_values(before, after, {"x": X})
 
 
 # Subgraphs and functions.
@@ -197,25 +178,19 @@ def test_nodes_stay_in_order():
 
 def branches(then_nodes, then_initializers=()):
     """Return a model of an If on the input `flag`. One branch has `then_nodes`, the other one an Identity."""
-    graphs = [
-        helper.make_graph(nodes, f"branch{i}", [], [helper.make_tensor_value_info(nodes[-1].output[0], 1, None)], initializers)
-        for i, (nodes, initializers) in enumerate(
-            [(then_nodes, then_initializers), ([helper.make_node("Identity", ["x"], ["other"])], ())]
-        )
-    ]
-    node = helper.make_node("If", ["flag"], ["out"], then_branch=graphs[0], else_branch=graphs[1])
+    then, other = (
+        helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(nodes[-1].output[0], 1, None)], initializers)
+        for nodes, initializers in [(parsed(*then_nodes), then_initializers), (parsed("other = Identity (x)"), ())]
+    )
+    node = helper.make_node("If", ["flag"], ["out"], then_branch=then, else_branch=other)
     return model([node], ["x", ("flag", "bool", [])], ["out"], initializers=scale_and_zero_point(zero_point=1))
 
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_subgraphs(flag):
     """Constants in a subgraph are folded, and its pairs are rewritten, with parameters of the outer graph."""
-    nodes = [
-        *pair(),
-        *pair("bias", "bias_codes", "bias_y"),
-        helper.make_node("Add", ["y", "bias_y"], ["z"]),
-    ]
-    before = branches(nodes, [constant("bias", 0.8, np.float32)])
+    nodes = [*pair(), *pair("bias", "bias_codes", "bias_y"), "z = Add (y, bias_y)"]
+    before = branches(nodes, floats(bias=0.8))
     result = optimized(before)
     (then,) = (each.g for each in result.model.graph.node[0].attribute if each.name == "then_branch")
     assert [node.op_type for node in then.node] == ["Region"]
@@ -227,17 +202,14 @@ def test_subgraphs(flag):
 def test_codes_that_a_subgraph_uses_stay():
     before = branches([pair()[1]])
     before.graph.node.insert(0, pair()[0])
-    result = optimized(before)
-    assert operators(result.model) == operators(before)
+    result = assert_rewritten(before, operators(before), {"x": X, "flag": np.array(True)})
     assert {text for _, text in result.left} == {"its codes are used in another graph"}
-    assert_same_values(before, result.model, {"x": X, "flag": np.array(True)})
 
 
 def test_operators_that_are_functions_of_the_model_are_left():
-    opsets = [helper.make_opsetid("", 21)]
-    body = [helper.make_node("Identity", ["x"], ["y"])]
-    before = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
-    before.functions.append(helper.make_function("com.amd.quark", DQ, ["x", "scale", "zero_point"], ["y"], body, opsets))
+    inputs, body, opsets = ["x", "scale", "zero_point"], parsed("y = Identity (x)"), [helper.make_opsetid("", 21)]
+    before = one_pair()
+    before.functions.append(helper.make_function("com.amd.quark", DQ, inputs, ["y"], body, opsets))
     result = optimized(before)
     assert operators(result.model) == [Q, DQ]
     assert result.left[f"com.amd.quark::{DQ}", "a local function of the model has its name"] == 1
@@ -251,9 +223,7 @@ def test_initializers_that_are_inputs_may_be_fed():
         before = model(pair("x"), ["x"], ["y"], initializers=[constant("x", X), *scale_and_zero_point()])
         before.ir_version = ir_version
         if ir_version < 4:
-            before.graph.input.extend(
-                helper.make_tensor_value_info(name, each, []) for name, each in [("scale", 1), ("zero_point", 3)]
-            )
+            before.graph.input.extend(helper.make_tensor_value_info(*each, []) for each in [("scale", 1), ("zero_point", 3)])
         result = optimized(before)
         assert [each.name for each in result.model.graph.input] == [each.name for each in before.graph.input]
         assert any(what == FUSED for _, what in result.done) is not computed
@@ -262,12 +232,9 @@ def test_initializers_that_are_inputs_may_be_fed():
 
 
 def test_everything_else_stays():
-    nodes = [
-        helper.make_node("Strange", ["x"], ["w"], domain="some.domain", mode="odd"),
-        *pair("w"),
-        helper.make_node("Relu", ["x"], ["unused"]),
-    ]
-    before = model(nodes, ["x"], ["y"], initializers=[*scale_and_zero_point(), constant("idle", 1.0, np.float32)])
+    nodes = ['w = some.domain.Strange <mode = "odd"> (x)', *pair("w"), "unused = Relu (x)"]
+    initializers = [*scale_and_zero_point(), *floats(idle=1)]
+    before = model(nodes, ["x"], ["y"], initializers=initializers, domains=["com.amd.quark"])
     before.opset_import.extend([helper.make_opsetid("some.domain", 7), helper.make_opsetid("idle.domain", 2)])
     before.producer_name, before.producer_version, before.model_version, before.doc_string = "p", "1.2", 3, "doc"
     helper.set_model_props(before, {"key": "value"})
@@ -279,22 +246,20 @@ def test_everything_else_stays():
     assert after.graph.node[0] == before.graph.node[0]
     for name in ("producer_name", "producer_version", "model_version", "doc_string", "ir_version", "metadata_props"):
         assert getattr(after, name) == getattr(before, name)
-    assert after.graph.input == before.graph.input
-    assert after.graph.output == before.graph.output
+    assert (after.graph.input, after.graph.output) == (before.graph.input, before.graph.output)
     assert "idle" in [each.name for each in after.graph.initializer]
     opsets = {each.domain: each.version for each in after.opset_import}
     assert opsets == {"": 21, "com.amd.quark": 1, "some.domain": 7, "idle.domain": 2, "quark_numba": 1}
-    unknown = model([helper.make_node("FixNeuron", ["x"], ["y"], domain="com.vai.quantize")], ["x"], ["y"])
+    unknown = model(["y = com.vai.quantize.FixNeuron (x)"], ["x"], ["y"])
     why = "neither ONNX Runtime nor this package has this operator"
     assert optimized(unknown).left == {("com.vai.quantize::FixNeuron", why): 1}
 
 
 def test_metadata_of_what_is_rewritten_stays():
-    before = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
+    before = one_pair()
     before.graph.output[0].doc_string, before.graph.node[1].doc_string = "of y", "of the node"
-    before.graph.quantization_annotation.add(tensor_name="y").quant_parameter_tensor_names.add(
-        key="SCALE_TENSOR", value="scale"
-    )
+    annotation = before.graph.quantization_annotation.add(tensor_name="y")
+    annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")
     after = optimize(before)
     assert operators(after) == ["QuantizeDequantizeLinear"]
     assert after.graph.output == before.graph.output
@@ -306,12 +271,11 @@ def test_metadata_of_what_is_rewritten_stays():
 
 
 def test_models_that_onnx_ir_does_not_keep_stay_as_they_are():
-    sparse = model([helper.make_node("Add", ["x", "s"], ["w"]), *pair("w")], ["x"], ["y"], initializers=scale_and_zero_point())
+    sparse = model(["w = Add (x, s)", *pair("w")], ["x"], ["y"], initializers=scale_and_zero_point())
     values, indices = constant("s", [1.0, 2.0], np.float32), constant("s_indices", [0, 3], np.int64)
     sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [6]))
-    trained = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
-    trained.training_info.add().algorithm.node.append(helper.make_node("Relu", ["x"], ["q"]))
-    mapped = model(pair(), ["x"], ["y"], initializers=scale_and_zero_point())
+    trained, mapped = one_pair(), one_pair()
+    trained.training_info.add().algorithm.node.extend(parsed("q = Relu (x)"))
     mapped.graph.output[0].type.map_type.key_type = 7
     for before, reason in [(sparse, "it has sparse initializers"), (trained, "it has training_info"), (mapped, "cannot read")]:
         result = optimized(before)
@@ -323,10 +287,9 @@ def test_models_that_onnx_ir_does_not_keep_stay_as_they_are():
 
 
 def test_wrong_nodes_are_left_to_onnx_runtime():
-    nodes = [*pair("weight"), *pair("weight", "codes2", "y2", axis=1.5), helper.make_node("Add", ["y", "y2"], ["z"])]
-    initializers = [constant("weight", np.ones((2, 3)), np.float32), constant("scale", np.ones(4), np.float32)]
-    initializers += [constant("zero_point", np.zeros(4), np.int8)]
-    before = model(nodes, [], ["z"], initializers=initializers)
+    nodes = [*pair("weight"), *pair("weight", "codes2", "y2", axis=1.5), "z = Add (y, y2)"]
+    initializers = floats(weight=np.ones((2, 3)), scale=np.ones(4))
+    before = model(nodes, [], ["z"], initializers=[*initializers, constant("zero_point", np.zeros(4), np.int8)])
     result = optimized(before)
     assert operators(result.model) == operators(before)
     reasons = " ".join(text for _, text in result.left)
@@ -337,22 +300,18 @@ def test_wrong_nodes_are_left_to_onnx_runtime():
 @pytest.mark.parametrize(
     "nodes",
     [
-        [helper.make_node(Q, [], ["y"], domain="com.amd.quark")],
-        [helper.make_node(Q, ["x"], ["codes"], domain="com.amd.quark"), pair(parameters=())[1]],
-        [helper.make_node(Q, ["x", "", "zero_point"], ["codes"], domain="com.amd.quark"), pair()[1]],
-        [helper.make_node(Q, ["x", "scale", "zero_point", "x"], ["codes"], domain="com.amd.quark"), pair()[1]],
-        [helper.make_node(Q, ["x", "scale"], [], domain="com.amd.quark"), helper.make_node("Relu", ["x"], ["y"])],
+        [f"y = com.amd.quark.{Q} ()"],
+        [f"codes = com.amd.quark.{Q} (x)", pair(parameters=())[1]],
+        [f'codes = com.amd.quark.{Q} (x, "", zero_point)', pair()[1]],
+        [f"codes = com.amd.quark.{Q} (x, scale, zero_point, x)", pair()[1]],
+        [f"= com.amd.quark.{Q} (x, scale)", "y = Relu (x)"],
         [pair(parameters=["scale"])[0], pair()[1]],  # quantizes to uint8, dequantizes int8
         [pair("codes0", "y", "z", ["scales", "zeros"])[1], *pair("z", "codes", "y", ["scales", "zeros"])],
         [pair("codes0", "y", "z", ["double"])[1], *pair("z", "codes", "y", ["double"])],
     ],
 )
 def test_nodes_that_are_not_valid_are_left(nodes):
-    initializers = [
-        *scale_and_zero_point(),
-        constant("scales", np.ones(4), np.float32),
-        constant("zeros", np.zeros(2), np.int8),
-    ]
+    initializers = [*scale_and_zero_point(), *floats(scales=np.ones(4)), constant("zeros", np.zeros(2), np.int8)]
     initializers += [constant("double", 1.0, np.float64), constant("codes0", np.zeros(3), np.int8)]
     before = model(nodes, ["x"], ["y"], initializers=initializers)
     result = optimized(before)
@@ -363,17 +322,14 @@ def test_nodes_that_are_not_valid_are_left(nodes):
 # Files, sessions and commands.
 
 
+def product(x, weight):
+    nodes = [*pair("weight"), "z = MatMul (x, y)", *pair("z", "codes2", "out")]
+    return model(nodes, [x], ["out"], initializers=[*floats(weight=weight), *scale_and_zero_point()])
+
+
 @pytest.fixture
 def files(tmp_path):
-    before = model(
-        [*pair("weight"), helper.make_node("MatMul", ["x", "y"], ["z"]), *pair("z", "codes2", "out")],
-        ["x"],
-        ["out"],
-        initializers=[
-            constant("weight", np.random.default_rng(45).normal(0, 3, (6, 500)), np.float32),
-            *scale_and_zero_point(),
-        ],
-    )
+    before = product("x", np.random.default_rng(45).normal(0, 3, (6, 500)))
     onnx.save(before, tmp_path / "m.onnx")
     inside = onnx.ModelProto()
     inside.CopyFrom(before)
@@ -403,7 +359,7 @@ def test_paths_and_tensors_in_files(files, name):
         ("alone.onnx", "alone.onnx: "),
     ],
 )
-def test_no_model(files, name, message, capsys):
+def test_no_model(files, name, message, terminal):
     folder, _ = files
     (folder / "alone.onnx").write_bytes((folder / "outside.onnx").read_bytes().replace(b"outside.data", b"missing.data"))
     with pytest.raises(ModelError, match=message):
@@ -412,8 +368,7 @@ def test_no_model(files, name, message, capsys):
         quark_numba.InferenceSession(folder / name)
     out = folder / "out.onnx"
     out.write_text("from before")
-    assert cli.main(["optimize", str(folder / name), str(out)]) == 1
-    assert message in capsys.readouterr().err.replace("\n", " ")
+    assert message in terminal.error("optimize", folder / name, str(out))
     assert out.read_text() == "from before"
 
 
@@ -435,19 +390,19 @@ def test_tensors_that_cannot_be_read(files):
 
 
 @pytest.mark.parametrize("most", [None, 1000])
-def test_the_command_writes_all_or_nothing(files, monkeypatch, capsys, most):
+def test_the_command_writes_all_or_nothing(files, monkeypatch, terminal, most):
     """Tensors for which the model's file has no room go to another file."""
     folder, before = files
     if most:
         monkeypatch.setattr(model_files, "_MOST_BYTES", most)
     out = folder / "out.onnx"
-    assert cli.main(["optimize", str(folder / "m.onnx"), str(out), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = terminal.report("optimize", folder / "m.onnx", str(out))
     assert {"operator": f"com.amd.quark::{DQ}", "nodes": 1, "what": CONSTANT} in report["done"]
     assert (folder / "out.onnx.data").exists() is bool(most)
     assert_same_values(before, onnx.load(out), {"x": X})
-    assert cli.main(["optimize", str(folder / "m.onnx"), str(out)]) == 0
-    assert "fused: quantize and dequantize" in re.sub(r"\s+", " ", capsys.readouterr().out.replace("│", " "))
+    assert "fused: quantize and dequantize" in re.sub(
+        r"\s+", " ", terminal.text("optimize", folder / "m.onnx", str(out)).replace("│", " ")
+    )
     session = quark_numba.InferenceSession(str(folder / "outside.onnx"))
     (expected,) = exact_session(before).run(None, {"x": X})
     assert session.run(None, {"x": X})[0].tobytes() == expected.tobytes()
@@ -460,8 +415,7 @@ def test_the_command_writes_all_or_nothing(files, monkeypatch, capsys, most):
     content = out.read_bytes()
     monkeypatch.setattr(onnx, "save", full)
     monkeypatch.setattr(model_files, "write_apart", full)
-    assert cli.main(["optimize", str(folder / "m.onnx"), str(out)]) == 1
-    assert "No space left on device" in capsys.readouterr().err
+    assert "No space left on device" in terminal.error("optimize", folder / "m.onnx", str(out))
     assert out.read_bytes() == content
     assert not [each for each in folder.iterdir() if each.name.startswith(".")]
     assert cli.main(["optimize", str(folder / "m.onnx"), str(folder / "no" / "folder")]) == 1
@@ -481,42 +435,29 @@ def test_sessions(files):
     with pytest.raises(ModelError, match="not an ONNX model"):
         quark_numba.InferenceSession(b"nothing")
     with pytest.raises(Exception, match="FixNeuron"):
-        quark_numba.InferenceSession(
-            model([helper.make_node("FixNeuron", ["x"], ["y"], domain="com.vai.quantize")], ["x"], ["y"])
-        )
+        quark_numba.InferenceSession(model(["y = com.vai.quantize.FixNeuron (x)"], ["x"], ["y"]))
 
 
-def test_profile(files, capsys):
+def test_profile(files, terminal):
     folder, _ = files
     arguments = ["profile", str(folder / "m.onnx"), "--dim", "x[0]=2", "--dim", "x[1]=6", "--runs", "3"]
-    before = model(
-        [*pair("weight"), helper.make_node("MatMul", ["x", "y"], ["z"]), *pair("z", "codes2", "out")],
-        [("x", "float32", ["n", "m"])],
-        ["out"],
-        initializers=[constant("weight", np.ones((6, 5)), np.float32), *scale_and_zero_point()],
-    )
-    onnx.save(before, folder / "m.onnx")
-    assert cli.main([*arguments, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    after = {each["operator"] for each in report["after"]}
-    assert {Q, DQ, "MatMul"} == {each["operator"] for each in report["before"]}
-    assert after == {"QuantizeDequantizeLinear", "MatMul"}
+    onnx.save(product(("x", "float32", ["n", "m"]), np.ones((6, 5))), folder / "m.onnx")
+    report = terminal.report(*arguments)
+    assert {each["operator"] for each in report["before"]} == {Q, DQ, "MatMul"}
+    assert {each["operator"] for each in report["after"]} == {"QuantizeDequantizeLinear", "MatMul"}
     assert all(each["seconds"] >= 0 for each in report["before"])
-    assert cli.main(arguments) == 0
-    text = capsys.readouterr().out
+    text = terminal.text(*arguments)
     assert all(word in text for word in ("quantization", "the rest", "100%", "MatMul"))
     assert cli.main(["profile", str(folder / "text.onnx")]) == 1
 
-    body_values = [helper.make_tensor_value_info(*each) for each in [("i", 7, []), ("c", 9, []), ("v", 1, None)]]
-    body_nodes = [helper.make_node("Identity", ["c"], ["c_out"]), *pair("v", "codes", "v_out")]
-    outputs = [helper.make_tensor_value_info(*each) for each in [("c_out", 9, []), ("v_out", 1, None)]]
-    loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=helper.make_graph(body_nodes, "body", body_values, outputs))
-    count = constant("n", 20, np.int64)
-    onnx.save(
-        model([loop], [("x", "float32", [64, 64])], ["y"], initializers=[*scale_and_zero_point(), count]), folder / "l.onnx"
-    )
-    assert cli.main(["profile", str(folder / "l.onnx"), "--runs", "3", "--json"]) == 0
-    times = {each["operator"]: each["seconds"] for each in json.loads(capsys.readouterr().out)["before"]}
+    nodes = f"codes = com.amd.quark.{Q} (v, scale, zero_point) d = com.amd.quark.{DQ} (codes, scale, zero_point)"
+    body = f"body (int64 i, bool c, float[] v) => (bool go, float[] d) {{ go = Identity (c) {nodes} }}"
+    initializers = [*scale_and_zero_point(), constant("n", 20, np.int64)]
+    loop = model([f'y = Loop <body = {body}> (n, "", x)'], [("x", "float32", [64, 64])], ["y"], initializers=initializers)
+    onnx.save(loop, folder / "l.onnx")
+    times = {
+        each["operator"]: each["seconds"] for each in terminal.report("profile", folder / "l.onnx", "--runs", "3")["before"]
+    }
     assert "Loop" not in times
     assert times[Q] > 0
     assert not [each for each in os.listdir() if each.startswith("profile")]

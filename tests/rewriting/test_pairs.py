@@ -7,7 +7,19 @@ import pytest
 from marks import default_of
 from onnx import helper
 from onnx_models import model
-from rewritten_models import DQ, RELEASE, Q, X, assert_same_values, constant, operators, pair, scale_and_zero_point
+from rewritten_models import (
+    DQ,
+    RELEASE,
+    Q,
+    X,
+    assert_rewritten,
+    assert_same_values,
+    constant,
+    floats,
+    operators,
+    pair,
+    scale_and_zero_point,
+)
 
 from quark_numba import optimize
 from quark_numba.catalog import OPERATORS
@@ -21,14 +33,8 @@ pytestmark = pytest.mark.compiled
 
 @pytest.mark.parametrize("name", oracle.EXTENDED)
 def test_pairs_are_fused(name):
-    nodes = [*pair(), helper.make_node("Relu", ["y"], ["z"])]
-    zero_point = 1 if isinstance(oracle.TYPES[name], oracle.Integer) else 0.5
-    before = model(
-        nodes,
-        [("x", "float32", X.shape)],
-        [("z", "float32", X.shape)],
-        initializers=scale_and_zero_point(name, 0.3, zero_point),
-    )
+    parameters = scale_and_zero_point(name, 0.3, 1 if isinstance(oracle.TYPES[name], oracle.Integer) else 0.5)
+    before = model([*pair(), "z = Relu (y)"], [("x", "float32", X.shape)], [("z", "float32", X.shape)], initializers=parameters)
     result = optimized(before, regions=False)
     assert operators(result.model) == ["QuantizeDequantizeLinear", "Relu"]
     assert [(each.domain, each.version) for each in result.model.opset_import][-1] == ("quark_numba", 1)
@@ -47,61 +53,42 @@ def test_a_missing_zero_point_of_any_type(name):
     quantize, dequantize = pair(parameters=["scale"], domain="")
     quantize.attribute.append(helper.make_attribute("output_dtype", find(name).number))
     values = [("x", "float32", X.shape)], [("y", "float32", X.shape)]
-    before = model([quantize, dequantize], *values, initializers=[constant("scale", 0.3, np.float32)], domains=[], opset=25)
-    result = optimized(before, qdq="float", regions=False)
-    assert operators(result.model) == ["QuantizeDequantizeLinear"]
+    before = model([quantize, dequantize], *values, initializers=floats(scale=0.3), domains=[], opset=25)
+    result = assert_rewritten(before, ["QuantizeDequantizeLinear"], {"x": X}, qdq="float", regions=False, standard_ops=True)
     zero_point = result.model.graph.initializer[1]
     assert (zero_point.name, zero_point.data_type) == (f"zero_point_{name}_0", find(name).number)
-    assert_same_values(before, result.model, {"x": X}, standard_ops=True)
 
 
 def test_names_are_new():
     """Zero points that `optimize` adds get names that the model does not use."""
-    relu = helper.make_node("Relu", ["zero_point_uint8_0"], ["zero_point_uint8_1"])
-    nodes = [*pair("x", "codes", "y", ["scale"]), relu]
-    before = model(nodes, ["x", "zero_point_uint8_0"], ["y", "zero_point_uint8_1"], initializers=[constant("scale", 0.3, "f")])
+    nodes = [*pair(parameters=["scale"]), "zero_point_uint8_1 = Relu (zero_point_uint8_0)"]
+    before = model(nodes, ["x", "zero_point_uint8_0"], ["y", "zero_point_uint8_1"], initializers=floats(scale=0.3))
     after = optimize(before, regions=False)
     assert after.graph.initializer[1].name == "zero_point_uint8_2"
     assert_same_values(before, after, {"x": X, "zero_point_uint8_0": X})
 
 
 def test_what_dequantizes_equally_is_shared():
-    nodes = [
-        *pair(),
-        helper.make_node(DQ, ["codes", "scale_too", "zero_point"], ["y2"], domain="com.amd.quark", axis=0),
-        helper.make_node("Add", ["y", "y2"], ["z"]),
-    ]
-    initializers = [*scale_and_zero_point(), constant("scale_too", 0.25, np.float32)]
-    before = model(nodes, ["x"], ["z"], initializers=initializers)
-    result = optimized(before, regions=False)
-    assert operators(result.model) == ["QuantizeDequantizeLinear", "Add"]
+    nodes = [*pair(), f"y2 = com.amd.quark.{DQ} <axis = 0> (codes, scale_too, zero_point)", "z = Add (y, y2)"]
+    before = model(nodes, ["x"], ["z"], initializers=[*scale_and_zero_point(), *floats(scale_too=0.25)])
+    result = assert_rewritten(before, ["QuantizeDequantizeLinear", "Add"], {"x": X}, regions=False)
     assert result.done[f"com.amd.quark::{DQ}", SHARED] == 1
     assert [each.name for each in result.model.graph.initializer] == ["scale", "zero_point"]
-    assert_same_values(before, result.model, {"x": X})
+
+
+OTHER = "the dequantize node behind it has other parameters"
 
 
 @pytest.mark.parametrize(
     ("nodes", "outputs", "reason"),
     [
         (pair(), [("codes", "int8", None), "y"], "its codes are an output of its graph"),
-        ([*pair(), helper.make_node("Cast", ["codes"], ["z"], to=1)], ["y", "z"], "its codes are used by ai.onnx::Cast"),
+        ([*pair(), "z = Cast <to = 1> (codes)"], ["y", "z"], "its codes are used by ai.onnx::Cast"),
         ([pair()[0]], ["codes"], "its codes are an output of its graph"),
-        ([pair()[0], helper.make_node("Relu", ["x"], ["y"])], ["y"], "nothing uses it"),
-        (
-            [pair()[0], pair(parameters=("scale2", "zero_point"))[1]],
-            ["y"],
-            "the dequantize node behind it has other parameters",
-        ),
-        (
-            [pair(parameters=("scale", "one"))[0], pair(parameters=("scale",))[1]],
-            ["y"],
-            "the dequantize node behind it has other parameters",
-        ),
-        (
-            [*pair(), pair(y="y2", parameters=("scale2", "zero_point"))[1], helper.make_node("Add", ["y", "y2"], ["z"])],
-            ["z"],
-            "the dequantize nodes downstream of it differ",
-        ),
+        ([pair()[0], "y = Relu (x)"], ["y"], "nothing uses it"),
+        ([pair()[0], pair(parameters=("scale2", "zero_point"))[1]], ["y"], OTHER),
+        ([pair(parameters=("scale", "one"))[0], pair(parameters=("scale",))[1]], ["y"], OTHER),
+        ([*pair(), pair(y="y2", parameters=("scale2", "zero_point"))[1], "z = Add (y, y2)"], ["z"], "downstream of it differ"),
         ([*pair(), pair(y="y2")[1]], ["y", "y2"], "differ, or are outputs of their graph"),
         ([pair(axis=0)[0], pair(axis=1)[1]], ["y"], None),
         ([pair(parameters=("scales", "zeros"), axis=1)[0], pair(parameters=("scales", "zeros"), axis=-2)[1]], ["y"], "other"),
@@ -109,9 +96,8 @@ def test_what_dequantizes_equally_is_shared():
     ],
 )
 def test_what_is_left_and_why(nodes, outputs, reason):
-    initializers = [*scale_and_zero_point(), constant("scale2", 0.5, np.float32)]
-    initializers += [constant("scales", np.ones(4), np.float32), constant("zeros", np.zeros(4), np.int8)]
-    initializers.append(constant("one", 1, np.int8))
+    initializers = [*scale_and_zero_point(), *floats(scale2=0.5, scales=np.ones(4))]
+    initializers += [constant("zeros", np.zeros(4), np.int8), constant("one", 1, np.int8)]
     inputs = ["x", "scale_in"] if reason and "shape" in reason else ["x"]
     outputs = [("codes", "int8", None) if each == "codes" else each for each in outputs]
     before = model(nodes, inputs, outputs, initializers=initializers)

@@ -8,20 +8,21 @@ import numpy as np
 import onnx
 import oracle
 import pytest
+import textline
 from block_samples import BFP, MX, rounding_modes
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from marks import default_of
+from marks import default_of, sizes
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import model, run, session
+from onnx_models import model, parsed, run, session
 from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
-from paths import MODELS
 from rewritten_models import (
     VARIANTS,
     assert_same_values,
     constant,
     exact_session,
+    floats,
     names_of,
     operators,
     pair,
@@ -63,7 +64,7 @@ def one_step(name, shapes=((3, 5), (3, 5)), parameters=None, is_first=True, **at
         nodes = [helper.make_node(name, inputs, ["v"], **attributes), *pair("v", "codes", "y")]
     else:
         nodes = [*pair("x", "codes", "v"), helper.make_node(name, ["v", *inputs[1:]], ["y"], **attributes)]
-    constants = [constant("lowest", -1.5, np.float32), constant("highest", 2.25, np.float32)] * (name == "Clip")
+    constants = floats(lowest=-1.5, highest=2.25) * (name == "Clip")
     values = [("x", "float32", shapes[0]), *([("other", "float32", shapes[1])] * (name in BINARY))]
     return model(nodes, values, ["y"], initializers=[*(parameters or scale_and_zero_point()), *constants], opset=17)
 
@@ -75,6 +76,12 @@ def assert_merged(before, feeds, count=1):
     assert operators(after).count("Region") == count, operators(after)
     assert_same_values(before, after, feeds)
     return after
+
+
+def merge(nodes, feeds, initializers=(), opset=17):
+    """Assert the same of a model of nodes that give y. Return the optimised model."""
+    inputs = [(name, find(each.dtype).name, each.shape) for name, each in feeds.items()]
+    return assert_merged(model(nodes, inputs, ["y"], initializers=initializers, opset=opset), feeds)
 
 
 def test_each_step_has_its_functions():
@@ -95,7 +102,7 @@ def test_steps_give_what_onnx_runtime_gives(name, is_first):
     other[np.isnan(other) & np.isnan(x)] = 1  # of two NaNs, either may be the result
     before = one_step(name, ((None,), (None,)), scale_and_zero_point("bfloat16", 1), is_first)
     if name in ("Max", "Min"):  # of two zeros, either may be the result
-        before.graph.initializer.append(constant("other", np.where(other == 0, np.float32(1), other)))
+        before.graph.initializer.extend(floats(other=np.where(other == 0, np.float32(1), other)))
         del before.graph.input[1]
         assert "Region" not in operators(optimize(one_step(name)))
     assert_merged(before, {"x": x, "other": other})
@@ -108,7 +115,7 @@ def test_every_float32(name):
     """Each step of one operand gives the bits of ONNX Runtime's own node. Clip has no bounds, and attributes have their
     defaults."""
     step = region_model(f"region (float x0) => (float y) {{\n  y = {name} (x0)\n}}", ["float32"], [None])
-    theirs = model([helper.make_node(name, ["i0"], ["y"])], [("i0", "float32", [None])], ["y"], opset=17)
+    theirs = model([f"y = {name} (i0)"], [("i0", "float32", [None])], ["y"], opset=17)
     node, expected = exact_session(step), exact_session(theirs)
     for first in range(0, 2**32, 2**24):
         x = np.arange(first, first + 2**24, dtype=np.uint32).view(np.float32)
@@ -124,19 +131,13 @@ def test_casts(element_type):
     """Regions cast every code of a type. They cast before block formats, too, and if inputs broadcast. A cast of a smaller
     tensor than y stays a separate node."""
     codes = np.arange(2**16, dtype=np.uint16).view(element_type.dtype)
-    cast, add = helper.make_node("Cast", ["h"], ["v"], to=1), helper.make_node("Add", ["v", "x"], ["w"])
+    cast, add = "v = Cast <to = 1> (h)", "w = Add (v, x)"
     for shape, h_shape, count in [((2**16,), (2**16,), 1), ((3, 2**15), (2**15,), 0), ((5, 4, 30), (5, 4, 30), 1)]:
-        x, h = np.zeros(shape, np.float32), np.resize(codes, h_shape)
-        inputs = [("h", element_type.name, h_shape), ("x", "float32", shape)]
-        after = assert_merged(
-            model([cast, add, *pair("w")], inputs, ["y"], initializers=scale_and_zero_point("bfloat16", 1), opset=17),
-            {"h": h, "x": x},
-        )
+        feeds = {"h": np.resize(codes, h_shape), "x": np.zeros(shape, np.float32)}
+        after = merge([cast, add, *pair("w")], feeds, scale_and_zero_point("bfloat16", 1))
         assert operators(after).count("Cast") == 1 - count
-        if len(shape) > 2:
-            for axis in (1, 2):
-                nodes = [cast, add, block_node("w", "b", "BFP16", axis), helper.make_node("Neg", ["b"], ["y"])]
-                assert_merged(model(nodes, inputs, ["y"], opset=17), {"h": h, "x": x})
+        for axis in (1, 2) if len(shape) > 2 else ():
+            merge([cast, add, block_node("w", "b", "BFP16", axis), "y = Neg (b)"], feeds)
     text = f"region ({element_type.name} x0, float x1) => (float y) {{\n  v = Cast <to: int = 1> (x0)\n  y = Sub (x1, v)\n}}"
     for h_shape in [(40, 1), (1, 3000), (1,), (40, 3000)]:
         h, x = np.resize(codes[:1000], h_shape), np.random.default_rng(5).normal(0, 1, (40, 3000)).astype(np.float32)
@@ -144,26 +145,10 @@ def test_casts(element_type):
         np.testing.assert_array_equal(run(exact_session(one), i0=h, i1=x), x - h.astype(np.float32))
 
 
-BROADCASTS = [
-    ((2, 3, 4, 5), (3, 1, 1)),
-    ((2, 3, 4, 5), (2, 3, 1, 1)),
-    ((2, 3, 4, 5), (5,)),
-    ((2, 3, 4, 5), (2, 1, 4, 1)),
-    ((2, 3, 4, 5), ()),
-    ((2, 3, 4, 5), (1,)),
-    ((2, 1, 4, 1), (3, 1, 5)),
-    ((), ()),
-    ((), (1, 1)),
-    ((0, 3), (1, 3)),
-    ((2, 3, 0), (3, 1)),
-    ((1, 1, 1), (1,)),
-    ((4, 20_000), (4, 1)),
-    ((4, 20_000), (20_000,)),
-    ((2, 3000, 7), (3000, 1)),
-    ((70_000, 3), (3,)),
-    ((3,) * 8, (3, 1, 3, 1, 3, 1)),
-    ((2, 3, 4, 5), (2, 3, 4, 5)),
-]
+BROADCASTS = [((2, 3, 4, 5), each) for each in [(3, 1, 1), (2, 3, 1, 1), (5,), (2, 1, 4, 1), (), (1,), (2, 3, 4, 5)]]
+BROADCASTS += [((2, 1, 4, 1), (3, 1, 5)), ((), ()), ((), (1, 1)), ((0, 3), (1, 3)), ((2, 3, 0), (3, 1)), ((1, 1, 1), (1,))]
+BROADCASTS += [((4, 20_000), (4, 1)), ((4, 20_000), (20_000,)), ((2, 3000, 7), (3000, 1)), ((70_000, 3), (3,))]
+BROADCASTS.append(((3,) * 8, (3, 1, 3, 1, 3, 1)))
 
 
 @pytest.mark.compiled
@@ -190,22 +175,11 @@ def test_every_type_and_axis(name, axis):
     x = x.reshape(4, 5, 301)
     for scales, low in [([0.3, 2.0, 1e-5], 0), ([1.0], 0), ([2.0**-70, 0.7, 1e30], 1), ([0.3], 1)]:
         shape = () if axis is None else (x.shape[axis],)
-        scale = np.resize(np.array(scales, np.float32), shape)
         zero_point = np.full(shape, low).astype(oracle.dtype(name))
-        attributes = {} if axis is None else {"axis": axis}
-        round_trip = helper.make_node(
-            ROUND_TRIP,
-            ["v", "scale", "zero_point"],
-            ["w"],
-            domain="quark_numba",
-            block_size=0,
-            saturate=1,
-            **{"axis": 1} | attributes,
-        )
-        nodes = [helper.make_node("Mul", ["x", "half"], ["v"]), round_trip, helper.make_node("Neg", ["w"], ["y"])]
-        constants = [constant("scale", scale), constant("zero_point", zero_point), constant("half", 0.5, np.float32)]
-        before = model(nodes, [("x", "float32", x.shape)], ["y"], initializers=constants, domains=["quark_numba"], opset=21)
-        assert_merged(before, {"x": x})
+        attributes = f"axis = {1 if axis is None else axis}, block_size = 0, saturate = 1"
+        round_trip = f"w = quark_numba.{ROUND_TRIP} <{attributes}> (v, scale, zero_point)"
+        constants = [*floats(scale=np.resize(scales, shape), half=0.5), constant("zero_point", zero_point)]
+        merge(["v = Mul (x, half)", round_trip, "y = Neg (w)"], {"x": x}, constants, opset=21)
 
 
 def block_node(source, target, name, axis, rounding_mode=2):
@@ -228,23 +202,16 @@ BLOCK_SHAPES += [((9, 5, 64), -1), ((300, 45), 1), ((2, 3, 7), 2), ((70, 1), 1),
 def test_blocks(name, rounding_mode):
     """Regions round to block formats behind each kind of input, and behind steps that may leave blocks unchanged. Some blocks
     are ordinary, others hold special values."""
-    between = [
-        helper.make_node("Relu", ["b0"], ["v0"]),
-        helper.make_node("Clip", ["b1", "zero", "six"], ["v1"]),
-        helper.make_node("Clip", ["b2", "zero", "odd"], ["v2"]),
-        helper.make_node("Clip", ["b3", "low", "six"], ["v3"]),
-        helper.make_node("Mul", ["b4", "gate"], ["v4"]),
-    ]
+    between = ["v0 = Relu (b0)", "v1 = Clip (b1, zero, six)", "v2 = Clip (b2, zero, odd)", "v3 = Clip (b3, low, six)"]
+    between.append("v4 = Mul (b4, gate)")
     for shape, axis in BLOCK_SHAPES:
-        nodes = [helper.make_node("Add", ["x", "other"], ["v"]), block_node("v", "b0", name, axis, rounding_mode)]
+        nodes = ["v = Add (x, other)", block_node("v", "b0", name, axis, rounding_mode)]
         for k, node in enumerate(between):
             nodes += [node, block_node(f"v{k}", f"b{k + 1}", name, axis, rounding_mode)]
-        nodes.append(helper.make_node("Sub", ["b5", "b0"], ["y"]))
-        bounds = {"zero": 0, "six": 6, "odd": 5.765432, "low": -1}
+        nodes.append("y = Sub (b5, b0)")
         gate = (*shape[:2], *[1] * (len(shape) - 2))
         inputs = [("x", "float32", shape), ("other", "float32", shape), ("gate", "float32", gate)]
-        constants = [constant(key, value, np.float32) for key, value in bounds.items()]
-        before = model(nodes, inputs, ["y"], initializers=constants, domains=["com.amd.quark"], opset=17)
+        before = model(nodes, inputs, ["y"], initializers=floats(zero=0, six=6, odd=5.765432, low=-1), opset=17)
         random = np.random.default_rng(4)
         feeds = {"other": np.zeros(shape, np.float32), "gate": random.normal(0, 1, gate).astype(np.float32)}
         after = assert_merged(before, {"x": random.normal(0, 3, shape).astype(np.float32)} | feeds)
@@ -261,43 +228,28 @@ def test_blocks(name, rounding_mode):
 def test_scales_along_an_axis_beside_blocks(name, axis, of_blocks, shape):
     """Zero points have 1 to 8 bytes an element in the program, wherever the blocks lie."""
     random = np.random.default_rng(8)
-    scale = random.uniform(0.01, 0.1, shape[axis]).astype(np.float32)
     zero_point = np.arange(shape[axis]).astype(oracle.dtype(name)) * (name != "float16")
     nodes = [block_node("x", "b", "MX9", of_blocks), *pair("b", y="d", axis=axis), block_node("d", "y", "MX9", of_blocks)]
-    constants = [constant("scale", scale), constant("zero_point", zero_point, oracle.dtype(name))]
-    inputs = [("x", "float32", shape)]
-    before = model(nodes, inputs, ["y"], initializers=constants, domains=["com.amd.quark"], opset=17)
-    assert_merged(before, {"x": random.normal(0, 3, shape).astype(np.float32)})
+    parameters = scale_and_zero_point(name, random.uniform(0.01, 0.1, shape[axis]), zero_point)
+    merge(nodes, {"x": random.normal(0, 3, shape).astype(np.float32)}, parameters)
 
 
 @pytest.mark.compiled
 def test_a_step_of_blocks_that_passes_on_its_operand_leaves_other_values_alone():
-    nodes = [
-        block_node("x", "b0", "BFP16", 1),
-        helper.make_node("Relu", ["b0"], ["r"]),
-        block_node("r", "b1", "BFP16", 1),
-        helper.make_node("Mul", ["b1", "c"], ["m"]),
-        block_node("m", "b2", "BFP16", 1),
-        helper.make_node("Add", ["b2", "r"], ["s"]),
-        block_node("s", "y", "BFP16", 1),
-    ]
-    x = np.random.default_rng(1).normal(0, 3, (2, 64, 4, 6)).astype(np.float32)
-    constants = [constant("c", 0.7, np.float32)]
-    before = model(nodes, [("x", "float32", x.shape)], ["y"], initializers=constants, domains=["com.amd.quark"], opset=17)
-    assert_merged(before, {"x": x})
+    blocks = [block_node(x, y, "BFP16", 1) for x, y in (("x", "b0"), ("r", "b1"), ("m", "b2"), ("s", "y"))]
+    nodes = [blocks[0], "r = Relu (b0)", blocks[1], "m = Mul (b1, c)", blocks[2], "s = Add (b2, r)", blocks[3]]
+    merge(nodes, {"x": np.random.default_rng(1).normal(0, 3, (2, 64, 4, 6)).astype(np.float32)}, floats(c=0.7))
 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_real_models_have_regions(variant):
-    after = optimize(onnx.load(MODELS / f"textline_cls_{variant}.onnx"))
-    has = "Region" in operators(after)
-    assert has is (variant != "a8w8")
-    if has:
-        assert not {"Add", "Mul", "Div", "Clip", "HardSigmoid"} & set(operators(after))
-        # ONNX Runtime fuses a Relu behind a convolution into the convolution.
-        convolutions = {node.output[0] for node in after.graph.node if node.op_type == "Conv"}
-        assert {node.input[0] for node in after.graph.node if node.op_type == "Relu"} <= convolutions
+    after = optimize(onnx.load(textline.path_of(variant)))
+    assert "Region" in operators(after)
+    assert not {"Add", "Mul", "Div", "Clip", "HardSigmoid"} & set(operators(after))
+    # ONNX Runtime fuses a Relu behind a convolution into the convolution.
+    convolutions = {node.output[0] for node in after.graph.node if node.op_type == "Conv"}
+    assert {node.input[0] for node in after.graph.node if node.op_type == "Relu"} <= convolutions
 
 
 # Generated graphs.
@@ -318,12 +270,11 @@ def graphs(draw):
     kinds = draw(st.sampled_from([[ROUND_TRIP] * 12 + ["blocks"] * 6 + STEPS, ["blocks"] * 6 + ["Relu", "Mul", "Add", "Clip"]]))
     half = draw(st.sampled_from(SHAPES))
     if draw(st.booleans()):
-        nodes.append(helper.make_node("Cast", ["h"], ["from_half"], to=1))
+        nodes += parsed("from_half = Cast <to = 1> (h)")
         values["from_half"] = half
     for i in range(draw(st.integers(0, 3))):
-        shape = draw(st.sampled_from(SHAPES))
-        values[f"c{i}"] = shape
-        initializers.append(constant(f"c{i}", random.normal(0, 2, shape), np.float32))
+        values[f"c{i}"] = draw(st.sampled_from(SHAPES))
+        initializers.append(constant(f"c{i}", random.normal(0, 2, values[f"c{i}"]), np.float32))
     for i in range(draw(st.integers(6, 14))):
         recent = [*list(values)[-2:], list(values)[-1], "x"]
         source = draw(st.sampled_from(recent))
@@ -332,47 +283,43 @@ def graphs(draw):
         if what == "blocks":
             if len(shape) < 2:
                 continue
-            node = block_node(
-                source, f"v{i}", draw(st.sampled_from([block] * 8 + [*BFP, *MX])), draw(st.sampled_from([1] * 4 + [0, -1]))
-            )
+            name, axis = draw(st.sampled_from([block] * 8 + [*BFP, *MX])), draw(st.sampled_from([1] * 4 + [0, -1]))
+            nodes.append(block_node(source, f"v{i}", name, axis))
         elif what == ROUND_TRIP:
             name = draw(st.sampled_from(TYPES))
             axis = draw(st.integers(0, len(shape) - 1)) if shape and draw(st.integers(0, 3)) == 0 else None
             own = () if axis is None else (shape[axis],)
-            scale = random.choice(np.array([0.05, 0.25, 1.0, 3.0], np.float32), own)
             zero_point = np.full(own, draw(st.sampled_from([0, 0, 1]))).astype(oracle.dtype(name))
-            initializers += [constant(f"s{i}", scale), constant(f"p{i}", zero_point)]
-            node = helper.make_node(
-                what, [source, f"s{i}", f"p{i}"], [f"v{i}"], domain="quark_numba", axis=axis or 0, block_size=0, saturate=1
-            )
+            initializers += [constant(f"s{i}", random.choice(np.float32([0.05, 0.25, 1.0, 3.0]), own))]
+            initializers.append(constant(f"p{i}", zero_point))
+            attributes = f"axis = {axis or 0}, block_size = 0, saturate = 1"
+            nodes += parsed(f"v{i} = quark_numba.{what} <{attributes}> ({source}, s{i}, p{i})")
         elif what in BINARY:
             other = draw(st.sampled_from(recent))
             if what == "PRelu" and (len(values[other]) > len(shape) or np.broadcast_shapes(shape, values[other]) != shape):
                 continue
             shape = np.broadcast_shapes(shape, values[other])
-            node = helper.make_node(what, [source, other], [f"v{i}"])
-        elif what == "Clip":
-            bounds = draw(st.sampled_from([[], ["low"], ["", "high"], ["low", "high"]]))
-            node = helper.make_node(what, [source, *bounds], [f"v{i}"])
+            nodes += parsed(f"v{i} = {what} ({source}, {other})")
         else:
-            node = helper.make_node(what, [source], [f"v{i}"])
-        nodes.append(node)
+            bounds = draw(st.sampled_from(["", ", low", ', "", high', ", low, high"])) if what == "Clip" else ""
+            nodes += parsed(f"v{i} = {what} ({source}{bounds})")
         values[f"v{i}"] = shape
-    initializers += [constant("low", -1, np.float32), constant("high", 2, np.float32)]
+    initializers += floats(low=-1, high=2)
     assume(nodes)
     produced = [node.output[0] for node in nodes]
     outputs = {produced[-1], *draw(st.lists(st.sampled_from(produced), max_size=1))}
     known = draw(st.booleans())
     graph_inputs = [(name, "float32", shape if known else [None] * len(shape)) for name, shape in inputs.items()]
     graph_inputs.append(("h", "float16", half))
-    domains = ["quark_numba", "com.amd.quark"]
-    source = model(nodes, graph_inputs, sorted(outputs), initializers=initializers, domains=domains, opset=18)
+    source = model(nodes, graph_inputs, sorted(outputs), initializers=initializers, opset=18)
     special = random.choice(SPECIAL, 24).reshape(2, 3, 4) if draw(st.booleans()) else random.normal(0, 3, (2, 3, 4))
     feeds = {"x": special.astype(np.float32), "z": random.normal(0, 3, inputs["z"]).astype(np.float32)}
     return source, feeds | {"h": random.normal(0, 3, half).astype(np.float16)}
 
 
-def generated(examples):
+@pytest.mark.compiled
+@sizes("examples", 8, full=500)
+def test_generated_graphs(examples):
     merged = []
 
     @settings(max_examples=examples, deadline=None, database=None, derandomize=True)
@@ -400,36 +347,21 @@ def assert_same_floats(before, after, feeds):
         assert one.tobytes() == other.tobytes(), name
 
 
-@pytest.mark.compiled
-def test_generated_graphs():
-    generated(8)
-
-
-@pytest.mark.compiled
-@pytest.mark.full
-def test_many_generated_graphs():
-    generated(500)
-
-
 # The account of nodes, and the nodes that stay.
 
 
-def small(nodes, outputs=("y",), **named):
-    return model(nodes, [("x", "float32", [2, 3])], outputs, initializers=scale_and_zero_point(), opset=17, **named)
+def small(nodes, *outputs, x=(2, 3)):
+    return model(nodes, [("x", "float32", x)], outputs, initializers=scale_and_zero_point(), opset=17)
 
 
 def test_the_account():
-    relu, neg = helper.make_node("Relu", ["y"], ["z"]), helper.make_node("Neg", ["z"], ["last"])
-    result = optimized(small([*pair(), relu, neg], ["last"]))
-    assert operators(result.model) == ["Region"]
-    assert {key: count for key, count in result.done.items() if key[1] == MERGED} == {
-        (f"quark_numba::{ROUND_TRIP}", MERGED): 1,
-        ("ai.onnx::Relu", MERGED): 1,
-        ("ai.onnx::Neg", MERGED): 1,
-    }
+    result = optimized(small([*pair(), "z = Relu (y)", "last = Neg (z)"], "last"))
+    counts = {name: count for (name, what), count in result.done.items() if what == MERGED}
+    assert counts == {f"quark_numba::{ROUND_TRIP}": 1, "ai.onnx::Relu": 1, "ai.onnx::Neg": 1}
     (region,) = result.model.graph.node
-    assert region.output == ["last"]
-    assert optimized(small([*pair(), relu], ["z"]), regions=False).done.keys() == optimized(small(pair())).done.keys()
+    assert (region.op_type, region.output) == ("Region", ["last"])
+    without = optimized(small([*pair(), "z = Relu (y)"], "z"), regions=False)
+    assert without.done.keys() == optimized(small(pair(), "y")).done.keys()
 
 
 @pytest.mark.parametrize(
@@ -448,8 +380,7 @@ def test_left(scale, attributes, types, why):
     zeros = np.zeros(np.shape(scale) if scale is not None else (), find(types.get("z", "int8")).dtype)
     constants = [to_tensor_proto(zeros, "z"), *([constant("s", scale)] if scale is not None else [])]
     inputs = [("x", "float32", types.get("x", [2, 3])), *([("s", "float32", [])] if scale is None else [])]
-    relu = helper.make_node("Relu", ["v"], ["y"])
-    result = optimized(model([node, relu], inputs, ["y"], initializers=constants, domains=["quark_numba"], opset=17))
+    result = optimized(model([node, "y = Relu (v)"], inputs, ["y"], initializers=constants, opset=17))
     assert operators(result.model) == [ROUND_TRIP, "Relu"]
     assert result.left == {(f"quark_numba::{ROUND_TRIP}", why): 1}
 
@@ -466,53 +397,34 @@ def test_blocks_that_are_left(name, axis, x, why):
     node = block_node("x", "v", "BFP16", axis)
     if name == "long":
         next(each for each in node.attribute if each.name == "block_size").i = 129
-    relu = helper.make_node("Relu", ["v"], ["y"])
-    result = optimized(model([node, relu], [("x", "float32", x)], ["y"], domains=["com.amd.quark"], opset=17))
+    result = optimized(small([node, "y = Relu (v)"], "y", x=x))
     assert operators(result.model) == [node.op_type, "Relu"]
     assert result.left == {(f"com.amd.quark::{node.op_type}", why): 1}
 
 
 def test_blocks_of_one_kind_are_a_region():
     nodes = [block_node("x", "a", "BFP16", 0), block_node("a", "b", "BFP16", 0), block_node("b", "y", "MX9", 0)]
-    source = model(nodes, [("x", "float32", [8, 3])], ["y"], domains=["com.amd.quark"], opset=17)
-    assert operators(optimize(source)) == ["Region", "Region"]
+    assert operators(optimize(small(nodes, "y", x=[8, 3]))) == ["Region", "Region"]
 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("opset", range(14, 24))
 def test_nodes_that_onnx_runtime_fuses_are_left(opset):
     """In every opset, ONNX Runtime shows that it fuses a Relu into a convolution, and folds a Mul into weights."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"]),
-        helper.make_node("Relu", ["c"], ["r"]),
-        *pair("r", "r_codes", "q"),
-        helper.make_node("Conv", ["q", "w"], ["d"]),
-        helper.make_node("Mul", ["d", "k"], ["m"]),
-        *pair("m", "m_codes", "n"),
-        helper.make_node("Neg", ["n"], ["y"]),
-    ]
+    nodes = ["c = Conv (x, w)", "r = Relu (c)", *pair("r", "r_codes", "q"), "d = Conv (q, w)", "m = Mul (d, k)"]
+    nodes = parsed(*nodes, *pair("m", "m_codes", "n"), "y = Neg (n)")
     for each in nodes:
         each.name = each.output[0]
-    constants = [constant("w", np.ones((4, 4, 1, 1)), "f"), constant("k", np.full((4, 1, 1), 2), "f"), *scale_and_zero_point()]
-    source = model(
-        nodes, [("x", "float32", [1, 4, 3, 3])], ["y"], initializers=constants, domains=["com.amd.quark"], opset=opset
-    )
-    result = optimized(source)
+    constants = [*floats(w=np.ones((4, 4, 1, 1)), k=np.full((4, 1, 1), 2)), *scale_and_zero_point()]
+    result = optimized(model(nodes, [("x", "float32", [1, 4, 3, 3])], ["y"], initializers=constants, opset=opset))
     assert result.left == {("ai.onnx::Relu", FUSED): 1, ("ai.onnx::Mul", FUSED): 1}
     assert operators(result.model) == ["Conv", "Relu", "Region", "Conv", "Mul", "Region"]
 
 
 def test_what_may_be_fused_is_left():
     """ONNX Runtime refuses a model with an unknown operator, so it cannot be asked which nodes it fuses."""
-    nodes = [
-        helper.make_node("Strange", ["x"], ["s"], domain="some.domain"),
-        helper.make_node("Relu", ["s"], ["r"]),
-        *pair("r", "codes", "q"),
-        helper.make_node("Neg", ["q"], ["y"]),
-    ]
-    domains = ["com.amd.quark", "some.domain"]
-    source = model(nodes, [("x", "float32", [1, 4])], ["y"], initializers=scale_and_zero_point(), domains=domains)
-    result = optimized(source)
+    nodes = ["s = some.domain.Strange (x)", "r = Relu (s)", *pair("r", "codes", "q"), "y = Neg (q)"]
+    result = optimized(model(nodes, [("x", "float32", [1, 4])], ["y"], initializers=scale_and_zero_point()))
     assert operators(result.model) == ["Strange", "Relu", "QuantizeDequantizeLinear", "Neg"]
     reasons = {name: why for name, why in result.left if name in ("ai.onnx::Relu", "ai.onnx::Neg")}
     assert len(reasons) == 2
@@ -520,32 +432,20 @@ def test_what_may_be_fused_is_left():
 
 
 def test_a_node_by_itself_is_a_region_where_there_are_others():
-    nodes = [
-        *pair(),
-        helper.make_node("Softmax", ["y"], ["s"]),
-        *pair("s", "codes2", "t"),
-        helper.make_node("Relu", ["t"], ["z"]),
-    ]
-    assert operators(optimize(small(nodes, ["z"]))) == ["Region", "Softmax", "Region"]
-    assert operators(optimize(small(nodes[:3], ["s"]))) == [ROUND_TRIP, "Softmax"]
+    nodes = [*pair(), "s = Softmax (y)", *pair("s", "codes2", "t"), "z = Relu (t)"]
+    assert operators(optimize(small(nodes, "z"))) == ["Region", "Softmax", "Region"]
+    assert operators(optimize(small(nodes[:3], "s"))) == [ROUND_TRIP, "Softmax"]
 
 
 def test_values_that_others_use_stay():
-    """An output in the middle of the graph stays."""
-    relu = helper.make_node("Relu", ["y"], ["z"])
-    assert operators(optimize(small([*pair(), relu], ["y", "z"]))) == [ROUND_TRIP, "Relu"]
+    assert operators(optimize(small([*pair(), "z = Relu (y)"], "y", "z"))) == [ROUND_TRIP, "Relu"]
 
 
 def test_what_is_smaller_is_not_computed_for_each_element():
     """A gate with one value per channel is computed in a separate region."""
-    nodes = [helper.make_node("GlobalAveragePool", ["x"], ["p"]), *pair("p", "codes", "g")]
-    nodes += [
-        helper.make_node("HardSigmoid", ["g"], ["h"]),
-        helper.make_node("Mul", ["x", "h"], ["m"]),
-        *pair("m", "codes2", "y"),
-    ]
-    before = model(nodes, [("x", "float32", ["n", 3, 4, 5])], ["y"], initializers=scale_and_zero_point(), opset=17)
-    after = optimize(before)
+    nodes = ["p = GlobalAveragePool (x)", *pair("p", "codes", "g")]
+    nodes += ["h = HardSigmoid (g)", "m = Mul (x, h)", *pair("m", "codes2", "y")]
+    after = optimize(small(nodes, "y", x=["n", 3, 4, 5]))
     assert operators(after) == ["GlobalAveragePool", "Region", "Region"]
 
 
@@ -563,11 +463,10 @@ BLOCK_PROGRAM = """region (float x0, float x1) => (float y) {
 }"""  # noqa: E501  # as it is written
 
 
-def region_model(program, inputs=("float32", "float32", "int8"), shapes=((2, 3), (), ())):
+def region_model(program, inputs=("float32", "float32", "int8"), shapes=((2, 3), (), ()), **attributes):
     names = [f"i{k}" for k in range(len(inputs))]
-    node = helper.make_node("Region", names, ["y"], "the_node", domain="quark_numba", program=program)
-    values = [(name, element_type, shape) for name, element_type, shape in zip(names, inputs, shapes, strict=True)]
-    return model([node], values, ["y"], domains=["quark_numba"])
+    node = helper.make_node("Region", names, ["y"], "the_node", domain="quark_numba", program=program, **attributes)
+    return model([node], list(zip(names, inputs, shapes, strict=True)), ["y"])
 
 
 @pytest.mark.parametrize("text", [PROGRAM, BLOCK_PROGRAM])
@@ -602,11 +501,17 @@ def test_blocks_are_cut_from_what_inputs_broadcast_to(x, other):
     feeds = {"i0": random.normal(0, 3, x).astype(np.float32), "i1": random.normal(0, 3, other).astype(np.float32)}
     total = feeds["i0"] + feeds["i1"]
     expected = oracle.mx(total, element_dtype="fp8_e4m3", axis=-2 if total.ndim > 1 else 0, block_size=32, rounding_mode=0)
-    oracle.assert_same_bits(exact_session(source).run(None, feeds)[0], expected)
-    (y,) = ReferenceEvaluator(source, new_ops=reference_ops()).run(None, feeds)
-    oracle.assert_same_bits(y, expected)
+    for runner in (exact_session(source), ReferenceEvaluator(source, new_ops=reference_ops())):
+        oracle.assert_same_bits(runner.run(None, feeds)[0], expected)
 
 
+BFP_DEFAULTS = {"rounding_mode": 0, "sub_block_size": 2, "sub_block_shift_bits": 1, "convert_to_bfloat_before_bfp": 0}
+LAYOUTS = {
+    "bfp16": ("BFP", {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8}),
+    "mx9": ("BFP", {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16}),
+    "mxfp8": ("MX", {"element_dtype": "fp8_e4m3", "block_size": 32, "rounding_mode": 0}),
+    "mxint8": ("MX", {"element_dtype": "int8", "block_size": 4, "rounding_mode": 2}),
+}
 LAYOUT_PROGRAM = """region (float x0, float x1, float[1] x2) => (float y) {
   v0 = Mul (x0, x1)
   v1 = com.amd.quark.OPERATOR <axis: int = -3, ATTRIBUTES> (v0)
@@ -619,54 +524,34 @@ LAYOUT_PROGRAM = """region (float x0, float x1, float[1] x2) => (float y) {
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("channels", [4, 8, 12, 16, 20, 40, 100])
 @pytest.mark.parametrize("image", [(2, 1, 1), (2, 3, 5), (1, 9, 31), (1, 40, 33)], ids=str)
-@pytest.mark.parametrize("name", ["bfp16", "mx9", "mxfp8", "mxint8"])
+@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.covering
 @pytest.mark.by_default(3)
 def test_blocks_in_the_blocked_layout(name, image, channels, lanes):
     """Each element has the bits that it has in ONNX's layout, and the channels that the layout adds are 0, whatever they are
     in the inputs."""
-    operator, attributes, rounded = {
-        "bfp16": (
-            "BFPQuantizeDequantize",
-            BFP_DEFAULTS | {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8},
-            oracle.bfp,
-        ),
-        "mx9": (
-            "BFPQuantizeDequantize",
-            BFP_DEFAULTS | {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16},
-            oracle.bfp,
-        ),
-        "mxfp8": ("MXQuantizeDequantize", {"element_dtype": "fp8_e4m3", "block_size": 32, "rounding_mode": 0}, oracle.mx),
-        "mxint8": ("MXQuantizeDequantize", {"element_dtype": "int8", "block_size": 4, "rounding_mode": 2}, oracle.mx),
-    }[name]
+    kind, attributes = LAYOUTS[name]
+    attributes, rounded = (BFP_DEFAULTS | attributes, oracle.bfp) if kind == "BFP" else (attributes, oracle.mx)
     text = ", ".join(
         f'{key}: string = "{value}"' if isinstance(value, str) else f"{key}: int = {value}"
         for key, value in sorted((("axis", -3), *attributes.items()))
     )
-    program = LAYOUT_PROGRAM.replace("axis: int = -3, ATTRIBUTES", text).replace("OPERATOR", operator)
+    program = LAYOUT_PROGRAM.replace("axis: int = -3, ATTRIBUTES", text).replace("OPERATOR", f"{kind}QuantizeDequantize")
     n, h, w = image
     random = np.random.default_rng(channels)
     ordinary = random.normal(0, 3, (n, channels, h, w)).astype(np.float32)
     extreme = ordinary * random.choice(np.float32([0, 1, 1, 1e-30, 1e30]), ordinary.shape)
     extreme[random.random(extreme.shape) < 0.01] = random.choice(np.float32([np.nan, np.inf, -np.inf]))
     gate = random.normal(0, 1, (n, channels, 1, 1)).astype(np.float32)
-    node = helper.make_node(
-        "Region", ["x", "gate", "one"], ["y"], domain="quark_numba", program=program, block_size=lanes, channels=channels
-    )
-    source = model([node], ["x", "gate", ("one", "float32", [])], ["y"], domains=["quark_numba"])
+    source = region_model(program, ["float32"] * 3, (None, None, ()), block_size=lanes, channels=channels)
     options = {("to_bfloat16" if key == "convert_to_bfloat_before_bfp" else key): value for key, value in attributes.items()}
     session, evaluator = exact_session(source), ReferenceEvaluator(source, new_ops=reference_ops())
     for x in (ordinary, extreme):
-        feeds = {"x": in_lanes(x, lanes), "gate": in_lanes(gate, lanes), "one": np.array(1, np.float32)}
+        feeds = {"i0": in_lanes(x, lanes), "i1": in_lanes(gate, lanes), "i2": np.array(1, np.float32)}
         with np.errstate(all="ignore"):
             expected = rounded(rounded(x * gate, axis=1, **options) + np.float32(1), axis=1, **options)
-        expected = in_lanes(expected, lanes, added=0)
-        oracle.assert_same_bits(session.run(None, feeds)[0], expected)
-        (y,) = evaluator.run(None, feeds)
-        oracle.assert_same_bits(y, expected)
-
-
-BFP_DEFAULTS = {"rounding_mode": 0, "sub_block_size": 2, "sub_block_shift_bits": 1, "convert_to_bfloat_before_bfp": 0}
+        for runner in (session, evaluator):
+            oracle.assert_same_bits(runner.run(None, feeds)[0], in_lanes(expected, lanes, added=0))
 
 
 def in_lanes(x, lanes, added=np.nan):
@@ -729,13 +614,11 @@ def test_wrong_layouts(attributes, shapes, message, where):
     else:
         source = blocked_add(xs, **attributes)
         with pytest.raises(Exception, match=message.replace("or .* 8", "or whole blocks of channels")):
-            run(session(source), **{f"x{k}": x for k, x in enumerate(xs)})
+            run(session(source), i0=xs[0], i1=xs[1])
 
 
 def blocked_add(xs, **attributes):
-    node = helper.make_node("Region", ["x0", "x1"], ["y"], domain="quark_numba", program=ADD, **attributes)
-    inputs = [(f"x{k}", "float32", [None] * x.ndim) for k, x in enumerate(xs)]
-    return model([node], inputs, ["y"], domains=["quark_numba"], opset=17)
+    return region_model(ADD, ["float32"] * 2, [[None] * x.ndim for x in xs], **attributes)
 
 
 @pytest.mark.compiled
@@ -756,24 +639,18 @@ def test_the_blocked_layout(channels, other, count):
     if channels:
         expected[:, 1, :, :, channels - 16 :] = 0
     expected = expected.reshape(shape)
-    y = run(session(blocked_add([x, z], block_size=16, channels=channels)), x0=x, x1=z)
+    y = run(session(blocked_add([x, z], block_size=16, channels=channels)), i0=x, i1=z)
     np.testing.assert_array_equal(y, expected)
     np.testing.assert_array_equal(run_region(x, z, program=ADD, block_size=16, channels=channels), expected)
 
 
 def test_inference():
-    add = "region (float x0, float x1) => (float y) { y = Add (x0, x1) }"
-    for one, other, expected in [
-        ([2, 3], [3], [2, 3]),
-        ([2, 1], [1, None], [2, None]),
-        ([None, 3], [4, 1], [4, 3]),
-        ([1], [1, 1], [1, 1]),
-        (None, [3], None),
-    ]:
-        assert inferred([one, other], ["float32"] * 2, add) == expected
+    of_two = [([2, 3], [3], [2, 3]), ([2, 1], [1, None], [2, None]), ([None, 3], [4, 1], [4, 3]), ([1], [1, 1], [1, 1])]
+    for one, other, expected in [*of_two, (None, [3], None)]:
+        assert inferred([one, other], ["float32"] * 2, ADD) == expected
     assert inferred([[2, 3], [], [1]]) == [2, 3]
     with pytest.raises(ValueError, match="which do not go together"):
-        inferred([[2], [3]], ["float32"] * 2, add)
+        inferred([[2], [3]], ["float32"] * 2, ADD)
     with pytest.raises(TypeError, match="input 2 has element type uint8; expected int8"):
         inferred([[2], [], []], ["float32", "float32", "uint8"])
     with pytest.raises(ValueError, match="the node has 2 inputs; its program has 3"):
@@ -837,16 +714,14 @@ WRONG = [
     (BLOCK_PROGRAM.replace("com.amd.quark", "quark_numba"), "y = quark_numba::MXQuantizeDequantize is unknown"),
     (BLOCK_PROGRAM.replace("(v0)", "(x1)").replace("float x1", "float[1] x1"), "has the operand x1, of one element"),
     (
-        BLOCK_PROGRAM.replace("Add (x0, x1)", "com.amd.quark.BFPQuantizeDequantize <axis: int = -2> (x0)").replace(
-            ", float x1", ""
-        ),
+        BLOCK_PROGRAM.replace(", float x1", "").replace("Add (x0, x1)", "com.amd.quark.BFPQuantizeDequantize <axis = -2> (x0)"),
         "program has blocks of several kinds",
     ),
     ("region (float x0) => (float y) { y = Cast <to: int = 1> (x0) }", "operand x0 of element type float32"),
     ("region (float16 x0) => (float y) { y = Cast <to: int = 10> (x0) }", "Cast is no cast of an input to 1, float32"),
     ("region (float x0) => (float y) { v = Neg (x0) y = Cast (v) }", "Cast is no cast of an input to 1, float32"),
     ("region (float16 x0) => (float y) { y = Neg (x0) }", "operand x0 of element type float16"),
-    (PROGRAM.replace("(v0)\n}", f"(v0)\n{'  y = Relu (y)' * 1}\n}}"), "program gives y twice"),
+    (PROGRAM.replace("(v0)\n}", "(v0)\n  y = Relu (y)\n}"), "program gives y twice"),
 ]
 
 
@@ -891,24 +766,17 @@ def test_absurd_sizes(count, what):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (((2, 3), (3,), ()), r"input 1 has shape \(3,\); expected one element"),
-        (((0, 3), (0,), ()), r"input 1 has shape \(0,\); expected one element"),
-    ],
-)
-def test_wrong_shapes(shapes, message):
+@pytest.mark.parametrize("count", [3, 0])
+def test_wrong_shapes(count):
     source = region_model(PROGRAM, shapes=(None, None, None))
-    feeds = {f"i{k}": np.ones(shape, dtype) for k, (shape, dtype) in enumerate(zip(shapes, ["f4", "f4", "i1"], strict=True))}
-    with pytest.raises(Exception, match=message):
+    feeds = {"i0": np.ones((2, 3) if count else (0, 3), "f4"), "i1": np.ones(count, "f4"), "i2": np.ones((), "i1")}
+    with pytest.raises(Exception, match=rf"input 1 has shape \({count},\); expected one element"):
         exact_session(source).run(None, feeds)
 
 
 @pytest.mark.compiled
 def test_shapes_that_do_not_go_together():
-    add = "region (float x0, float x1) => (float y) {\n  y = Add (x0, x1)\n}"
-    node = exact_session(region_model(add, ["float32", "float32"], [None, None]))
+    node = exact_session(region_model(ADD, ["float32", "float32"], [None, None]))
     for one, other in itertools.product([(2, 3), (3,)], [(4,), (2, 2)]):
         with pytest.raises(Exception, match=r"input 1 has shape \(.*\), which does not go with those of the others"):
             node.run(None, {"i0": np.ones(one, np.float32), "i1": np.ones(other, np.float32)})
@@ -923,11 +791,9 @@ def test_shapes_that_do_not_go_together():
 )
 @pytest.mark.by_default(2)
 def test_architectures(source, name):
-    """The values stay the same in transformers and larger networks, which the benchmarks use, too."""
     x = source.graph.input[0]
     shape = [each.dim_value for each in x.type.tensor_type.shape.dim]
-    feeds = {"x": np.random.default_rng(6).normal(0, 1, shape).astype(np.float32)}
     before = architectures.quantized(source, name)
     after = optimize(before)
     assert not {"Add", "Mul", "Div", "Clip"} & set(operators(after))
-    assert_same_values(before, after, feeds)
+    assert_same_values(before, after, {"x": np.random.default_rng(6).normal(0, 1, shape).astype(np.float32)})

@@ -5,9 +5,8 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
 from onnx_models import model
-from rewritten_models import RELEASE, assert_same_values, constant
+from rewritten_models import RELEASE, assert_same_values, constant, floats
 
 from quark_numba import optimize, quantize_dequantize
 from quark_numba.rewriting.optimize import optimized
@@ -18,32 +17,25 @@ TYPES = [name for name, row in PAIR.formats.items() if row.ort_release and row.o
 IS_INTEGER = {name: isinstance(oracle.TYPES[name], oracle.Integer) for name in TYPES}
 
 # All exponents and both signs, ties, zeros, Inf, NaN, and numbers that a float type rounds to -0.
-X = np.concatenate(
-    [np.uint32(np.arange(0, 2**32, 2**17 + 2**13 + 3)).view(np.float32), np.float32([0, -0.0, 1e-9, -1e-9, -0.1])]
-)
+X = np.uint32(np.arange(0, 2**32, 2**17 + 2**13 + 3)).view(np.float32)
+X = np.concatenate([X, np.float32([0, -0.0, 1e-9, -1e-9, -0.1])])
 X = np.resize(X, (4, X.size // 16 * 4))
 
 
-def round_trip(x, y, scale="scale", zero_point="zero_point", **attributes):
-    attributes = {"axis": 0, "block_size": 0, "saturate": 1} | attributes
-    return helper.make_node("QuantizeDequantizeLinear", [x, scale, zero_point], [y], domain="quark_numba", **attributes)
+def round_trip(x, y, scale="scale", axis=0, saturate=1):
+    attributes = f"axis = {axis}, block_size = 0, saturate = {saturate}"
+    return f"{y} = quark_numba.QuantizeDequantizeLinear <{attributes}> ({x}, {scale}, zero_point)"
 
 
-def repeated(between, name="int8", scale=0.25, zero_point=0, behind=("MatMul", ["z", "w"]), second=None, **attributes):
+def repeated(between, name="int8", scale=0.25, zero_point=0, behind="MatMul (z, w)", second=None, **attributes):
     """Return a model in which the nodes `between` lie between two round trips, and what the second one gives goes to a node."""
-    nodes = [round_trip("x", "y"), *between, second or round_trip("v", "z", **attributes), helper.make_node(*behind, ["u"])]
+    second = second or round_trip("v", "z", **attributes)
+    nodes = [round_trip("x", "y"), *between, second, f"u = {behind}", round_trip("u", "end")]
     own = scale if np.ndim(scale) else [scale]
-    parameters = [
-        constant("scale", own, np.float32),
-        constant("zero_point", np.full(np.shape(own), zero_point), oracle.dtype(name)),
-    ]
-    others = [constant("w", np.random.default_rng(1).normal(0, 1, (4, 3)), np.float32)]
-    others += [constant("low", 0, np.float32), constant("high", 6, np.float32), constant("odd", 1.1, np.float32)]
-    others += [constant("shape", [-1, 4], np.int64)]
-    nodes.append(round_trip("u", "end"))
-    return model(
-        nodes, [("x", "float32", X.shape)], ["end"], initializers=[*parameters, *others], domains=["quark_numba"], opset=17
-    )
+    constants = floats(scale=own, w=np.random.default_rng(1).normal(0, 1, (4, 3)), low=0, high=6, odd=1.1)
+    constants.append(constant("zero_point", np.full(np.shape(own), zero_point), oracle.dtype(name)))
+    constants.append(constant("shape", [-1, 4], np.int64))
+    return model(nodes, [("x", "float32", X.shape)], ["end"], initializers=constants, opset=17)
 
 
 def dropped(source):
@@ -51,22 +43,11 @@ def dropped(source):
 
 
 MOVES = {
-    "transpose and reshape": [
-        helper.make_node("Reshape", ["y", "shape"], ["t"]),
-        helper.make_node("Transpose", ["t"], ["s"]),
-        helper.make_node("Transpose", ["s"], ["v"]),
-    ],
-    "concat": [
-        round_trip("x", "y2"),
-        helper.make_node("Concat", ["y", "y2"], ["c"], axis=0),
-        helper.make_node("Reshape", ["c", "shape"], ["v"]),
-    ],
-    "nothing": [helper.make_node("Reshape", ["y", "shape"], ["r"]), round_trip("r", "v")],
+    "transpose and reshape": ["t = Reshape (y, shape)", "s = Transpose (t)", "v = Transpose (s)"],
+    "concat": [round_trip("x", "y2"), "c = Concat <axis = 0> (y, y2)", "v = Reshape (c, shape)"],
+    "nothing": ["r = Reshape (y, shape)", round_trip("r", "v")],
 }
-CLIPS = {
-    "relu": [helper.make_node("Relu", ["y"], ["r"]), helper.make_node("Reshape", ["r", "shape"], ["v"])],
-    "clip": [helper.make_node("Clip", ["y", "low", "high"], ["r"]), helper.make_node("Reshape", ["r", "shape"], ["v"])],
-}
+CLIPS = {"relu": ["r = Relu (y)", "v = Reshape (r, shape)"], "clip": ["r = Clip (y, low, high)", "v = Reshape (r, shape)"]}
 
 
 @pytest.mark.compiled
@@ -92,12 +73,12 @@ def test_dropped_round_trips(name, between):
         repeated(MOVES["concat"], "float16", 0.5, 1),
         repeated(MOVES["concat"], "int8", 1e-40),
         repeated(MOVES["concat"], "int8", [0.25] * 4, axis=1),
-        repeated([helper.make_node("Neg", ["y"], ["v"])]),
-        repeated([helper.make_node("Clip", ["y", "low", "odd"], ["v"])]),
-        repeated([helper.make_node("Clip", ["y", "low"], ["v"])]),
-        repeated([helper.make_node("Concat", ["y", "x"], ["v"], axis=0)]),
-        repeated(MOVES["concat"], "float16", behind=("Neg", ["z"])),
-        repeated(MOVES["concat"], "float16", behind=("Div", ["z", "z"])),
+        repeated(["v = Neg (y)"]),
+        repeated(["v = Clip (y, low, odd)"]),
+        repeated(["v = Clip (y, low)"]),
+        repeated(["v = Concat <axis = 0> (y, x)"]),
+        repeated(MOVES["concat"], "float16", behind="Neg (z)"),
+        repeated(MOVES["concat"], "float16", behind="Div (z, z)"),
     ],
 )
 def test_round_trips_that_stay(source):
@@ -107,7 +88,7 @@ def test_round_trips_that_stay(source):
 def test_an_output_of_a_float_type_stays():
     """-0 would be left where the second round trip gives 0. An integer type gives no -0."""
     for name, count in (("float16", 0), ("int8", 1)):
-        source = repeated(MOVES["concat"], name, 1.0, behind=("Reshape", ["z", "shape"]))
+        source = repeated(MOVES["concat"], name, 1.0, behind="Reshape (z, shape)")
         source.graph.output[0].name = "u"
         del source.graph.node[-1]
         assert dropped(source) == count

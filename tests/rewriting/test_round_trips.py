@@ -4,7 +4,7 @@ import numpy as np
 import oracle
 import pytest
 from onnx_models import model
-from rewritten_models import Q, assert_same_values, constant, pair, scale_and_zero_point
+from rewritten_models import Q, assert_same_values, floats, pair, scale_and_zero_point
 
 from quark_numba.rewriting import round_trips
 from quark_numba.rewriting.optimize import optimized
@@ -13,19 +13,27 @@ from quark_numba.rewriting.round_trips import ROUND_TRIP
 pytestmark = pytest.mark.compiled
 
 
+def back_and_forth(name, initializers, parameters=("scale", "zero_point"), inputs=(), domain="com.amd.quark", opset=21):
+    """Return a model that dequantizes codes, and quantizes and dequantizes the result again, with `parameters`."""
+    nodes = [pair(domain=domain)[1], *pair("y", "codes2", "z", parameters, domain)]
+    values = [("codes", name, None), *inputs], ["z"]
+    return model(nodes, *values, initializers=initializers, domains=[domain], opset=opset)
+
+
+def drops(result):
+    return sum(count for (_, what), count in result.done.items() if what == ROUND_TRIP)
+
+
 @pytest.mark.parametrize("name", [*oracle.EXTENDED, "int4", "uint2"])
 def test_round_trips_are_dropped_where_all_codes_come_back(name):
     """All codes of integer types of up to 16 bits come back. Float types turn -0 into 0."""
     domain = "com.amd.quark" if name in oracle.EXTENDED else ""
     row, dtype = oracle.TYPES[name], oracle.dtype(name)
     zero_point = 3 if isinstance(row, oracle.Integer) and row.bits > 2 else 0
-    first, second = pair(domain=domain), pair("y", "codes2", "z", domain=domain)
-    before = model([first[1], *second], [("codes", name, None)], ["z"], domains=[domain], opset=25)
-    before.graph.initializer.extend(scale_and_zero_point(name, 0.25, zero_point))
+    before = back_and_forth(name, scale_and_zero_point(name, 0.25, zero_point), domain=domain, opset=25)
     result = optimized(before, qdq="onnxruntime" if domain else "float")
-    drops = sum(count for (_, what), count in result.done.items() if what == ROUND_TRIP)
-    assert drops == 2 * (isinstance(row, oracle.Integer) and row.bits < 32)
-    if drops:
+    assert drops(result) == 2 * (isinstance(row, oracle.Integer) and row.bits < 32)
+    if drops(result):
         assert len(result.model.graph.node) == 1
         codes = np.arange(2**row.bits).astype(f"u{dtype.itemsize}").view(dtype)
         scale, zero = np.float32(0.25), np.array(zero_point, dtype)
@@ -33,28 +41,23 @@ def test_round_trips_are_dropped_where_all_codes_come_back(name):
 
 
 def test_a_round_trip_with_other_parameters_is_none():
-    nodes = [pair()[1], *pair("y", "codes2", "z", ("scale2", "zero_point"))]
-    before = model(nodes, [("codes", "int8", None)], ["z"])
-    before.graph.initializer.extend([*scale_and_zero_point(), constant("scale2", 0.5, np.float32)])
+    initializers = [*scale_and_zero_point(), *floats(scale2=0.5)]
+    before = back_and_forth("int8", initializers, ("scale2", "zero_point"))
     result = optimized(before)
-    assert not any(what == ROUND_TRIP for _, what in result.done)
+    assert not drops(result)
     assert_same_values(before, result.model, {"codes": np.arange(-128, 128).astype(np.int8)})
 
 
 def test_a_round_trip_with_parameters_that_are_no_constants_stays():
-    for free in ("scale", "zero_point"):
-        nodes = [pair()[1], *pair("y", "codes2", "z")]
-        inputs = [("codes", "int8", None), (free, "int8" if free == "zero_point" else "float32", [])]
-        before = model(nodes, inputs, ["z"])
-        before.graph.initializer.extend(each for each in scale_and_zero_point() if each.name != free)
-        assert not any(what == ROUND_TRIP for _, what in optimized(before).done)
+    scale, zero_point = scale_and_zero_point()
+    assert not drops(optimized(back_and_forth("int8", [zero_point], inputs=[("scale", "float32", [])])))
+    assert not drops(optimized(back_and_forth("int8", [scale], inputs=[("zero_point", "int8", [])])))
 
 
 def test_a_scale_that_loses_codes_keeps_its_round_trip():
     """A scale of 0 turns all codes into 0, and a scale of 2e38 turns most codes into infinity."""
-    nodes = [pair()[1], *pair("y", "codes2", "z")]
     for scale in (0.0, 2e38):
-        before = model(nodes, [("codes", "int8", None)], ["z"], initializers=scale_and_zero_point("int8", scale))
+        before = back_and_forth("int8", scale_and_zero_point("int8", scale))
         assert not optimized(before).done[f"com.amd.quark::{Q}", ROUND_TRIP]
 
 
@@ -68,12 +71,10 @@ def test_scales_that_need_no_trial(name, monkeypatch):
     scales = [2.0**-126, 2.0**110, -(2.0**-126), *rng.uniform(0.5, 1, 20) * 2.0 ** rng.integers(-125, 110, 20)]
     for scale in np.array(scales, np.float32):
         zero_point = rng.choice(codes)
-        nodes = [pair()[1], *pair("y", "codes2", "z")]
-        before = model(nodes, [("codes", name, None)], ["z"], initializers=scale_and_zero_point(name, scale, zero_point))
+        before = back_and_forth(name, scale_and_zero_point(name, scale, zero_point))
         assert optimized(before).done[f"com.amd.quark::{Q}", ROUND_TRIP]
         back = oracle.quantize(oracle.dequantize(codes, scale, zero_point, name), scale, zero_point, name)
         oracle.assert_same_bits(back, codes)
     assert not tried
-    before = model(nodes, [("codes", name, None)], ["z"], initializers=scale_and_zero_point(name, np.float32(1e-38), 0))
-    optimized(before)
+    optimized(back_and_forth(name, scale_and_zero_point(name, 1e-38)))
     assert tried

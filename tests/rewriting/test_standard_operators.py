@@ -6,8 +6,8 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper, parser
-from onnx_models import model
-from rewritten_models import X, assert_same_values, constant, operators, pair, scale_and_zero_point
+from onnx_models import model, session
+from rewritten_models import X, assert_rewritten, assert_same_values, constant, floats, operators, pair, scale_and_zero_point
 
 import quark_numba
 from quark_numba import optimize
@@ -19,24 +19,26 @@ from quark_numba.session.prepared import prepared
 pytestmark = pytest.mark.compiled
 
 
-def test_integer_models_are_onnx_runtimes():
-    nodes = [*pair(domain=""), helper.make_node("Relu", ["y"], ["z"])]
+@pytest.fixture
+def rounded_relu():
+    """Return the model of a Relu behind a pair."""
     values = [("x", "float32", X.shape)], [("z", "float32", X.shape)]
-    before = model(nodes, *values, initializers=scale_and_zero_point(), domains=[])
+    return model([*pair(domain=""), "z = Relu (y)"], *values, initializers=scale_and_zero_point(), domains=[])
+
+
+def test_integer_models_are_onnx_runtimes(rounded_relu):
+    before = rounded_relu
     result = optimized(before, qdq="onnxruntime", regions=False)
     assert operators(result.model) == operators(before)
     assert {text for _, text in result.left} == {"ONNX Runtime may fuse it with its neighbours into an integer operator"}
     before.graph.value_info.append(helper.make_tensor_value_info("x", 1, X.shape))
-    result = optimized(before, qdq="float", regions=False)
-    assert operators(result.model) == ["QuantizeDequantizeLinear", "Relu"]
-    assert_same_values(before, result.model, {"x": X})
+    assert_rewritten(before, ["QuantizeDequantizeLinear", "Relu"], {"x": X}, qdq="float", regions=False)
 
 
 def test_what_onnx_runtime_computes_otherwise_is_its_own():
     """Operators stay if ONNX Runtime's result may differ from the specification's, for example with float8 types."""
-    nodes = [*pair("weight", domain=""), helper.make_node("Add", ["x", "y"], ["z"])]
-    initializers = [constant("weight", [-1e-9, 3.0], np.float32), *scale_and_zero_point("float8e4m3fn")]
-    before = model(nodes, ["x"], ["z"], initializers=initializers, domains=[])
+    initializers = [*floats(weight=[-1e-9, 3.0]), *scale_and_zero_point("float8e4m3fn")]
+    before = model([*pair("weight", domain=""), "z = Add (x, y)"], ["x"], ["z"], initializers=initializers, domains=[])
     assert operators(optimize(before, qdq="onnxruntime")) == operators(before)
     for qdq in ("float", "auto"):
         assert operators(optimize(before, qdq=qdq)) == ["Add"]
@@ -44,13 +46,10 @@ def test_what_onnx_runtime_computes_otherwise_is_its_own():
 
 def test_int32_zero_points_are_onnx_runtimes():
     """In ONNX Runtime, the difference between an int32 code and its zero point wraps around."""
-    nodes = [helper.make_node("DequantizeLinear", ["codes", "scale", "zero_point"], ["y"], domain="com.microsoft")]
-    nodes.append(helper.make_node("Add", ["x", "y"], ["z"]))
+    nodes = ["y = com.microsoft.DequantizeLinear (codes, scale, zero_point)", "z = Add (x, y)"]
+    codes = constant("codes", [[[2**31 - 1]], [[-(2**31)]]], np.int32)
     for zero_point, left in [(5, True), (0, False)]:
-        initializers = [
-            *scale_and_zero_point("int32", 0.3, zero_point),
-            constant("codes", [[[2**31 - 1]], [[-(2**31)]]], np.int32),
-        ]
+        initializers = [*scale_and_zero_point("int32", 0.3, zero_point), codes]
         before = model(nodes, ["x"], ["z"], initializers=initializers, domains=["com.microsoft"])
         assert (operators(optimize(before, qdq="onnxruntime")) == operators(before)) is left
         if not left:  # older releases of ONNX Runtime refuse to run the model with zero point 5
@@ -98,33 +97,23 @@ def test_types_of_codes_are_known_without_shapes(scale):
     assert np.array_equal(y, (np.rint(x / 0.25).clip(-128, 127) - 3) * 0.25)
 
 
-def test_other_execution_providers():
+def test_other_execution_providers(rounded_relu):
     """They may have integer operators of their own, so that all nodes stay."""
-    nodes = [*pair(domain=""), helper.make_node("Relu", ["y"], ["z"])]
-    values = [("x", "float32", X.shape)], [("z", "float32", X.shape)]
-    before = model(nodes, *values, initializers=scale_and_zero_point(), domains=[])
-    for providers, is_left in [
-        (["OpenVINOExecutionProvider", "CPUExecutionProvider"], True),
-        (["CPUExecutionProvider"], False),
-    ]:
-        with prepared(Source(before), onnxruntime.SessionOptions(), providers, is_native=True) as made:
-            assert any("Linear" in operator for operator, _ in made.left) is is_left
+    for others in (["OpenVINOExecutionProvider"], []):
+        providers = [*others, "CPUExecutionProvider"]
+        with prepared(Source(rounded_relu), onnxruntime.SessionOptions(), providers, is_native=True) as made:
+            assert any("Linear" in operator for operator, _ in made.left) is bool(others)
 
 
 def test_what_is_beside_onnx_runtimes_nodes_stays():
     """ONNX Runtime would quantize folded weights anew, to 8 bits."""
-    nodes = [
-        *pair(domain=""),
-        *pair("weight", "weight_codes", "w", ("fine", "wide_zero_point")),
-        helper.make_node("MatMul", ["y", "w"], ["v"]),
-        *pair("v", "v_codes", "z", domain=""),
-    ]
+    nodes = [*pair(domain=""), *pair("weight", "weight_codes", "w", ("fine", "wide_zero_point")), "v = MatMul (y, w)"]
+    nodes += pair("v", "v_codes", "z", domain="")
     weight = np.random.default_rng(1).integers(-1000, 1001, (6, 5)).astype(np.float32) / 1024
-    initializers = [*scale_and_zero_point("int8", 0.125), constant("weight", weight), constant("fine", 2.0**-10, np.float32)]
+    initializers = [*scale_and_zero_point("int8", 0.125), *floats(weight=weight, fine=2.0**-10)]
     initializers.append(constant("wide_zero_point", 0, np.int16))
     before = model(nodes, [("x", "float32", X.shape)], ["z"], initializers=initializers)
-    result = optimized(before, qdq="onnxruntime")
-    assert operators(result.model) == operators(before)
+    assert operators(optimize(before, qdq="onnxruntime")) == operators(before)
     for qdq in ("auto", "float", "onnxruntime"):
         (z,) = quark_numba.InferenceSession(before, qdq=qdq).run(None, {"x": X})
         x = np.rint(X / 0.125).clip(-128, 127) * 0.125
@@ -135,73 +124,52 @@ def test_what_is_beside_onnx_runtimes_nodes_stays():
 def test_no_optimiser_quantizes_the_input_of_kept_codes(qdq):
     """ONNX Runtime turns a DequantizeLinear in front of a MatMul into a product that quantizes its other input."""
     random = np.random.default_rng(2)
-    nodes = [helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=1), helper.make_node("MatMul", ["x", "d"], ["y"])]
+    nodes = ["d = DequantizeLinear <axis = 1> (w, s)", "y = MatMul (x, d)"]
     codes, scale = random.integers(-8, 8, (64, 32)).astype(ml_dtypes.int4), np.exp2(random.integers(-4, 0, 32))
-    before = model(
-        nodes,
-        [("x", "float32", [3, 64])],
-        ["y"],
-        initializers=[constant("w", codes), constant("s", scale, np.float32)],
-        domains=[],
-    )
+    before = model(nodes, [("x", "float32", [3, 64])], ["y"], initializers=[constant("w", codes), *floats(s=scale)], domains=[])
     x = random.integers(-99, 99, (3, 64)).astype(np.float32) / 64
     for keep_quantized_weights in (True, False):
-        after = optimize(before, keep_quantized_weights=keep_quantized_weights, qdq=qdq)
-        options = onnxruntime.SessionOptions()
-        quark_numba.register(options)
-        for session in (
-            quark_numba.InferenceSession(before, keep_quantized_weights=keep_quantized_weights, qdq=qdq),
-            onnxruntime.InferenceSession(after.SerializeToString(), options),
-        ):
-            assert np.array_equal(session.run(None, {"x": x})[0], x @ (codes.astype(np.float64) * scale))
+        named = {"keep_quantized_weights": keep_quantized_weights, "qdq": qdq}
+        for made in (quark_numba.InferenceSession(before, **named), session(optimize(before, **named))):
+            assert np.array_equal(made.run(None, {"x": x})[0], x @ (codes.astype(np.float64) * scale))
 
 
 def test_codes_of_a_type_that_onnx_runtime_lacks():
-    """Codes of a type that ONNX Runtime lacks are an output of the graph."""
-    nodes = [helper.make_node("QuantizeLinear", ["x", "scale", "zero_point"], ["y"])]
-    scale = constant("scale", 0.5, ml_dtypes.bfloat16)
-    zero_point = constant("zero_point", 0, np.int8)
-    before = model(
-        nodes, [("x", "bfloat16", [4])], [("y", "int8", [4])], initializers=[scale, zero_point], domains=[], opset=25
-    )
+    initializers = [constant("scale", 0.5, ml_dtypes.bfloat16), constant("zero_point", 0, np.int8)]
+    nodes, values = ["y = QuantizeLinear (x, scale, zero_point)"], ([("x", "bfloat16", [4])], [("y", "int8", [4])])
+    before = model(nodes, *values, initializers=initializers, domains=[], opset=25)
     x = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.float32([1, 2, -3, 900]).astype(ml_dtypes.bfloat16), 16)
     for qdq in ("auto", "onnxruntime"):
-        loaded = quark_numba.InferenceSession(before, qdq=qdq)
-        (y,) = loaded.run_with_ort_values(None, {"x": x})
+        (y,) = quark_numba.InferenceSession(before, qdq=qdq).run_with_ort_values(None, {"x": x})
         assert y.numpy().tolist() == [2, 4, -6, 127]
 
 
 def test_a_model_that_onnx_runtime_refuses_for_its_fusions(caplog):
     """ONNX Runtime's optimiser of Clip knows no codes of 4 bits in com.microsoft."""
-    nodes = [*pair(y="d", domain="com.microsoft"), helper.make_node("Clip", ["d", "low", "high"], ["c"])]
-    nodes += pair("c", "codes_of_c", domain="com.microsoft")
-    initializers = [*scale_and_zero_point("int4", 0.5, -3), constant("low", 0, np.float32), constant("high", 5, np.float32)]
-    before = model(nodes, [("x", "float32", X.shape)], ["y"], initializers=initializers, domains=["com.microsoft"], opset=13)
+    domain = "com.microsoft"
+    nodes = [*pair(y="d", domain=domain), "c = Clip (d, low, high)", *pair("c", "codes_of_c", domain=domain)]
+    initializers = [*scale_and_zero_point("int4", 0.5, -3), *floats(low=0, high=5)]
+    before = model(nodes, [("x", "float32", X.shape)], ["y"], initializers=initializers, domains=[domain], opset=13)
     with pytest.raises(Exception, match="clip_quantizelinear"):
         onnxruntime.InferenceSession(before.SerializeToString())
     expected = (np.rint(X / 0.5).clip(-5, 10) * 0.5).clip(0, 5)
-    options = onnxruntime.SessionOptions()
-    quark_numba.register(options, standard_ops=True)
-    drop_in = onnxruntime.InferenceSession(before.SerializeToString(), options)
-    assert np.array_equal(drop_in.run(None, {"x": X})[0], expected)
+    assert np.array_equal(session(before, standard_ops=True).run(None, {"x": X})[0], expected)
     for qdq, is_logged in [("auto", False), ("float", False), ("onnxruntime", True)]:
         caplog.clear()
         options = onnxruntime.SessionOptions()
-        session = quark_numba.InferenceSession(before, options, qdq=qdq)
-        assert np.array_equal(session.run(None, {"x": X})[0], expected)
+        made = quark_numba.InferenceSession(before, options, qdq=qdq)
+        assert np.array_equal(made.run(None, {"x": X})[0], expected)
         assert ("refused the model" in caplog.text) is is_logged
-        session.set_providers(["CPUExecutionProvider"])
-        assert np.array_equal(session.run(None, {"x": X})[0], expected)
+        made.set_providers(["CPUExecutionProvider"])
+        assert np.array_equal(made.run(None, {"x": X})[0], expected)
         if qdq != "float":
             assert entry(options, DISABLE_QUANT_QDQ) in (None, "0")
             assert not entry(options, DISABLED_OPTIMIZERS)
 
 
 def test_a_model_that_is_refused_in_any_case():
-    nodes = [*pair(domain=""), helper.make_node("Reshape", ["y", "shape"], ["z"])]
-    before = model(
-        nodes, ["x"], ["z"], initializers=[*scale_and_zero_point(), constant("shape", [2.5], np.float32)], domains=[]
-    )
+    nodes = [*pair(domain=""), "z = Reshape (y, shape)"]
+    before = model(nodes, ["x"], ["z"], initializers=[*scale_and_zero_point(), *floats(shape=[2.5])], domains=[])
     for qdq in ("auto", "float", "onnxruntime"):
         with pytest.raises(Exception, match="Reshape"):
             quark_numba.InferenceSession(before, qdq=qdq)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, defs, helper
+from onnx import TensorProto, defs, helper, parser
 
 import quark_numba
 from quark_numba.element_types import find
@@ -45,17 +45,27 @@ def node_tests():
     return [pytest.param(case, id=case.name) for case in cases if case.model.graph.node[0].op_type in OPERATORS.values()]
 
 
-def model(nodes, inputs, outputs, *, initializers=(), domains=("com.amd.quark",), opset=21):
-    """Return a model; `inputs` and `outputs` are names, or (name, element type, shape)."""
+def model(nodes, inputs, outputs, *, initializers=(), domains=None, opset=21):
+    """Return a model. `nodes` are nodes, or texts as in `parsed`. `inputs` and `outputs` are names, or (name, element type,
+    shape). The default `domains` are com.amd.quark and those of the nodes."""
 
     def values(descriptions):
         for description in descriptions:
             name, element_type, shape = (description, "float32", None) if isinstance(description, str) else description
             yield helper.make_tensor_value_info(name, number(element_type), shape)
 
+    nodes = parsed(*nodes)
+    if domains is None:
+        domains = dict.fromkeys(["com.amd.quark", *(node.domain for node in nodes)])
     graph = helper.make_graph(nodes, "graph", list(values(inputs)), list(values(outputs)), initializers)
     opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains if domain)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def parsed(*nodes):
+    """Return nodes, of which some may be given in ONNX's textual syntax: "y = Clip (x, low, high)"."""
+    texts = [parser.parse_graph(f"g () => () {{ {each} }}").node if isinstance(each, str) else [each] for each in nodes]
+    return [node for text in texts for node in text]
 
 
 def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attributes=None, types=None, shapes=None, opset=21):

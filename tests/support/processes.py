@@ -60,6 +60,12 @@ def note(path, text):
         file.write(f"{text} {os.getpid()}\n")
 
 
+def python(*words, **environment):
+    """Return the process of a Python that has run."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600)
+
+
 def loaded(code, *names):
     """Return the modules among `names` that are loaded in a new process after it has run the code."""
     code = f"{code}\nimport sys\nprint(*(name for name in {names!r} if name in sys.modules))"

@@ -13,6 +13,7 @@ from onnx_models import OPERATORS, ort_value
 import quark_numba
 from quark_numba import to_tensor_proto
 from quark_numba.element_types import find
+from quark_numba.rewriting.optimize import optimized
 
 RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 VARIANTS = ("bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8")
@@ -60,6 +61,15 @@ def assert_same_values(before, after, feeds, **options):
     return names
 
 
+def assert_rewritten(before, expected, feeds, standard_ops=False, **options):
+    """Assert that `optimize` makes a model of the expected operators, in which all values that both models have are equal.
+    Return its result."""
+    result = optimized(before, **options)
+    assert operators(result.model) == expected
+    assert_same_values(before, result.model, feeds, standard_ops=standard_ops)
+    return result
+
+
 def _value(array):
     return ort_value(array) if find(array.dtype) else onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
@@ -72,6 +82,11 @@ def content(value):
 
 def constant(name, value, dtype=None):
     return to_tensor_proto(np.asarray(value, dtype), name)
+
+
+def floats(**values):
+    """Return float32 initializers by their names."""
+    return [constant(name, value, np.float32) for name, value in values.items()]
 
 
 def pair(x="x", codes="codes", y="y", parameters=("scale", "zero_point"), domain="com.amd.quark", **attributes):
