@@ -77,11 +77,7 @@ def test_what_a_node_means(operator):
     assert (meaning.scale, meaning.zero_point, meaning.element_type) == (scale, zero_point, element_type)
     assert (
         type(meaning).__name__
-        == {
-            "quantize": "Quantize",
-            "dequantize": "Dequantize",
-            "quantize_dequantize": "RoundTrip",
-        }[operator.operation]
+        == {"quantize": "Quantize", "dequantize": "Dequantize", "quantize_dequantize": "RoundTrip"}[operator.operation]
     )
     for name, other in (("axis", -2), ("block_size", 4), ("saturate", 0), ("precision", 1), ("output_dtype", 1)):
         if name not in operator.values({}):

@@ -133,10 +133,7 @@ def test_layouts_of_arrays(operator):
     assert_same_bits(call(node._replace(inputs=[transposed, *strided])), y)
 
 
-@pytest.mark.parametrize(
-    "name",
-    default_of([each.name for each in OF_DIALECTS], "Quant"),
-)
+@pytest.mark.parametrize("name", default_of([each.name for each in OF_DIALECTS], "Quant"))
 @pytest.mark.compiled
 def test_large_arrays(name):
     """Calls split large arrays among threads."""

@@ -242,10 +242,7 @@ def test_special_values_of_mct():
     assert_same_bits(mct_oracle.activation_symmetric(x, threshold=1, signed=0, num_bits=2), f32s(np.nan, 0.75, 0, -0.0, 0))
     assert_same_bits(mct_oracle.activation_uniform(x, min_range=1, max_range=3, num_bits=2), f32s(np.nan, 3, 0, 0, 0))
     channel = {"per_channel": 0, "channel_axis": 0}
-    assert_same_bits(
-        mct_oracle.weights_uniform(x, [-0.001], [3], num_bits=2, **channel),
-        f32s(np.nan, 3.001, 0, -0.0, 0),
-    )
+    assert_same_bits(mct_oracle.weights_uniform(x, [-0.001], [3], num_bits=2, **channel), f32s(np.nan, 3.001, 0, -0.0, 0))
     y = mct_oracle.weights_lut_symmetric(f32s(np.nan, inf, -inf, 0.5), [3, -4, 1], [1], lut_values_bitwidth=3, **channel)
     assert_same_bits(y, f32s(0.75, 0.75, -1, 0.75))
 
@@ -268,8 +265,7 @@ def test_channels():
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "highest"),
-    [("float8e4m3fn", ml_dtypes.float8_e4m3fn, 448), ("float4e2m1", ml_dtypes.float4_e2m1fn, 6)],
+    ("name", "dtype", "highest"), [("float8e4m3fn", ml_dtypes.float8_e4m3fn, 448), ("float4e2m1", ml_dtypes.float4_e2m1fn, 6)]
 )
 def test_codes_are_those_of_casts(name, dtype, highest):
     """Ties and saturation are those of ml_dtypes' casts of clipped numbers."""
