@@ -8,11 +8,11 @@ QUARK = "com.amd.quark"
 
 
 def text_model(text, *, opset=21, **constants):
-    """Return the model of a graph's text, such as "(float[3] x) => (float[] y) { y = Relu (x) }". Functions may follow the graph.
+    """Return the model of a graph's text, such as "(float[3] x) => (float[] y) { y = Relu (x) }". Functions may follow it.
 
-    `constants` become initializers; they are arrays of any element type. Operators whose names begin with Extended, BFP or MX have
-    Quark's domain, and "y = Pair (x, scale, zero_point)" stands for a pair of Quark's linear operators. The model imports each
-    domain of its nodes."""
+    `constants` become initializers of their element types. Operators whose names begin with Extended, BFP or MX have Quark's
+    domain, and "y = Pair (x, scale, zero_point)" stands for a pair of Quark's linear operators. The model imports the domains
+    of its nodes."""
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> graph {text}')
     model.graph.initializer.extend(to_tensor_proto(array, name) for name, array in constants.items())
     domains = {}
