@@ -11,8 +11,8 @@ def text_model(text, *, opset=21, **constants):
     """Return the model of a graph's text, such as "(float[3] x) => (float[] y) { y = Relu (x) }". Functions may follow it.
 
     `constants` become initializers of their element types. Operators whose names begin with Extended, BFP or MX have Quark's
-    domain, and "y = Pair (x, scale, zero_point)" stands for a pair of Quark's linear operators. The model imports the domains
-    of its nodes."""
+    domain. "y = Pair (x, s, z)" stands for a pair of Quark's linear operators with the parameters s and z; without them, with
+    scale and zero_point. The model imports the domains of its nodes."""
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> graph {text}')
     model.graph.initializer.extend(to_tensor_proto(array, name) for name, array in constants.items())
     domains = {}
@@ -39,6 +39,7 @@ def _fill_in(graph, domains):
     for node in graph.node:
         if node.op_type == "Pair":
             (x, *parameters), (y,) = node.input, node.output
+            parameters = parameters or ["scale", "zero_point"]
             nodes.append(helper.make_node("ExtendedQuantizeLinear", [x, *parameters], [f"{y}_codes"]))
             nodes.append(helper.make_node("ExtendedDequantizeLinear", [f"{y}_codes", *parameters], [y]))
         else:
