@@ -7,12 +7,13 @@ import pytest
 import samples
 from fake_quantization_nodes import QONNX, Node, random_node
 from marks import default_of
-from onnx import checker, helper, numpy_helper, shape_inference
+from onnx import checker, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx_models import INFERS, session
 from oracle import assert_same_bits
 from other_quantizers import QONNX_DOMAINS
 from probes import probes
+from text_graphs import text_nodes
 
 import quark_numba
 from quark_numba.catalog import OPERATORS
@@ -107,12 +108,11 @@ def test_random_nodes_in_sessions(operator, first):
         assert_same_bits(made.run(None, node.feeds(constants=constants))[0], node.expected())
 
 
+OLDER = [each for each in OPERATORS if each.newer_name and each.domain in QONNX_DOMAINS]
+
+
 @pytest.mark.compiled
-@pytest.mark.parametrize(
-    "operator",
-    [each for each in OPERATORS if each.newer_name and each.domain in QONNX_DOMAINS],
-    ids=lambda each: each.full_name,
-)
+@pytest.mark.parametrize("operator", OLDER, ids=lambda each: each.full_name)
 def test_older_domains(operator):
     node = random_node(QONNX, operator.name, 4)._replace(domain=operator.domain)
     assert_same_bits(session(node.model()).run(None, node.feeds())[0], node.expected())
@@ -211,7 +211,7 @@ def test_constants_are_folded(operator):
         made = node.model(constants=True)
         made.graph.initializer.append(numpy_helper.from_array(node.inputs[0], "x"))
         del made.graph.input[:]
-        made.graph.node.append(helper.make_node("Identity", ["y"], ["z"]))
+        made.graph.node.extend(text_nodes("z = Identity (y)"))
         made.graph.output[0].name = "z"
         optimised = quark_numba.optimize(made)
         assert [each.op_type for each in optimised.graph.node] == ["Identity"]
@@ -288,20 +288,15 @@ wrong_inputs = pytest.mark.parametrize(("operator", "attributes", "inputs", "mes
 def node_of(operator, attributes, inputs):
     known = {each.name: each.domain for each in OF_DIALECTS}
     read = {each.name for each in OPERATORS.find(known[operator], operator).attributes}
-    return Node(known[operator], operator, {name: each for name, each in attributes.items() if name in read}, inputs)
-
-
-@wrong_inputs
-def test_wrong_inputs_of_calls(operator, attributes, inputs, message):
-    with pytest.raises(ValueError, match=message):
-        call(node_of(operator, attributes, inputs))
+    attributes = {name: each for name, each in attributes.items() if name in read}
+    return Node(known[operator], operator, attributes, [np.asarray(each) for each in inputs])
 
 
 @pytest.mark.compiled
 @wrong_inputs
 def test_wrong_inputs_of_sessions(operator, attributes, inputs, message):
     """The session goes on."""
-    node = node_of(operator, attributes, [np.asarray(each) for each in inputs])
+    node = node_of(operator, attributes, inputs)
     made = session(node.model())
     for _ in range(2):
         with pytest.raises(Exception, match=rf"{node.domain}::{operator}: .*{message}"):
@@ -312,7 +307,7 @@ def test_wrong_inputs_of_sessions(operator, attributes, inputs, message):
 @pytest.mark.parametrize(("operator", "attributes", "inputs", "message"), [each for each in WRONG_INPUTS if "shape" in each[3]])
 def test_wrong_shapes_of_shape_inference(operator, attributes, inputs, message):
     quark_numba.register_schemas()
-    node = node_of(operator, attributes, [np.asarray(each) for each in inputs])
+    node = node_of(operator, attributes, inputs)
     with pytest.raises(shape_inference.InferenceError, match=message):
         shape_inference.infer_shapes(node.model(shapes=[each.shape for each in node.inputs]))
 
@@ -335,17 +330,17 @@ WRONG_ATTRIBUTES = [
 wrong_attributes = pytest.mark.parametrize(("operator", "attributes", "inputs", "message"), WRONG_ATTRIBUTES)
 
 
-@wrong_attributes
-def test_wrong_attributes_of_calls(operator, attributes, inputs, message):
+@pytest.mark.parametrize(("operator", "attributes", "inputs", "message"), [*WRONG_INPUTS, *WRONG_ATTRIBUTES])
+def test_wrong_calls(operator, attributes, inputs, message):
+    known = node_of(operator, attributes, inputs)
     with pytest.raises(ValueError, match=message):
-        call(node_of(operator, attributes, inputs))
+        call(known._replace(inputs=inputs))
 
 
 @pytest.mark.compiled
 @wrong_attributes
 def test_wrong_attributes_are_refused_at_load(operator, attributes, inputs, message):
-    node = node_of(operator, attributes, [np.asarray(each) for each in inputs])
-    made = node.model()
+    made = node_of(operator, attributes, inputs).model()
     made.graph.node[0].name = "culprit"
     with pytest.raises(Exception, match=rf"{message}.*node 'culprit'"):
         session(made)
@@ -362,7 +357,7 @@ def test_wrong_attributes_are_refused_at_load(operator, attributes, inputs, mess
     ],
 )
 def test_wrong_types(operator, inputs):
-    node = node_of(operator, {}, [np.asarray(each) for each in inputs])
+    node = node_of(operator, {}, inputs)
     with pytest.raises(Exception, match=operator):
         session(node.model())
     quark_numba.register_schemas()
