@@ -31,6 +31,15 @@ def dequantize_pieces(x, *arguments, **attributes):
     return np.concatenate([dequantize(piece, *arguments, **attributes) for piece in samples.pieces(x)])
 
 
+def check(x, codes, scale, zero_point, name, attributes):
+    """Check that x is quantized, and codes, by default those of x, are dequantized as by the oracle."""
+    spread = [oracle.spread(each, attributes["axis"], attributes["block_size"], x.shape) for each in (scale, zero_point)]
+    y = quantize(x, scale, zero_point, **attributes)
+    oracle.assert_same_bits(y, oracle.quantize(x, *spread, name))
+    codes = y if codes is None else codes
+    oracle.assert_same_bits(dequantize(codes, scale, zero_point, **attributes), oracle.dequantize(codes, *spread, name))
+
+
 @keys("quantize")
 @pytest.mark.covering
 def test_quantize_kernel(key):
@@ -90,29 +99,18 @@ def test_zero_points_of_zero(granularity, name, last):
     x_shape, (scale, zeros), _, attributes = cell(granularity, "float32", name, True)
     zeros[...] = 0
     zeros[(-1,) * zeros.ndim] = samples.zero_points(name)[last]
-    spread = [oracle.spread(each, attributes["axis"], attributes["block_size"], x_shape) for each in (scale, zeros)]
     x = np.random.default_rng(9).normal(0, 20, x_shape).astype(np.float32)
-    oracle.assert_same_bits(quantize(x, scale, zeros, **attributes), oracle.quantize(x, *spread, name))
-    codes = np.resize(samples.codes(name), x_shape)
-    oracle.assert_same_bits(dequantize(codes, scale, zeros, **attributes), oracle.dequantize(codes, *spread, name))
+    check(x, np.resize(samples.codes(name), x_shape), scale, zeros, name, attributes)
 
 
 @quantized_types("quantize")
 @pytest.mark.parametrize("scale", samples.SCALES, ids=str)
-def test_quantize_float32(name, scale):
-    """The inputs include every tie and both its neighbours. Scales and zero points have all sizes."""
-    scale = np.float32(scale)
+def test_scales_of_all_sizes(name, scale):
+    """The inputs include every tie and both its neighbours. Zero points have all sizes, too."""
+    scale, codes = np.float32(scale), samples.codes(name)
     for zero_point in samples.zero_points(name):
         x = samples.floats(name, scale, zero_point)
         oracle.assert_same_bits(quantize_pieces(x, scale, zero_point), oracle.quantize(x, scale, zero_point, name))
-
-
-@quantized_types("dequantize")
-@pytest.mark.parametrize("scale", samples.SCALES, ids=str)
-def test_dequantize_to_float32(name, scale):
-    scale = np.float32(scale)
-    codes = samples.codes(name)
-    for zero_point in samples.zero_points(name):
         y = dequantize_pieces(codes, scale, zero_point)
         oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name))
 
@@ -190,11 +188,7 @@ def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
     """Threads divide arrays of these sizes in the middle of rows and blocks."""
     scale, zero_point = scales("float32", scale_shape), zero_points(name, scale_shape)
     x = np.random.default_rng(9).normal(0, 20, x_shape).astype(np.float32)
-    spread = [oracle.spread(v, axis, block_size, x_shape) for v in (scale, zero_point)]
-    y = quantize(x, scale, zero_point, axis=axis, block_size=block_size)
-    oracle.assert_same_bits(y, oracle.quantize(x, *spread, name))
-    z = dequantize(y, scale, zero_point, axis=axis, block_size=block_size)
-    oracle.assert_same_bits(z, oracle.dequantize(y, *spread, name))
+    check(x, None, scale, zero_point, name, {"axis": axis, "block_size": block_size})
 
 
 @pytest.mark.compiled
