@@ -77,13 +77,8 @@ def test_models_of_mct(path):
         assert_close(expected_outputs(path, feeds), expected, 1e-6)
 
 
-@pytest.mark.parametrize("path", models("qonnx"))
-def test_models_of_brevitas(path):
-    assert_close(expected_outputs(path), expectation(path)[1], 1e-6)
-
-
-@pytest.mark.parametrize("path", models("nvidia"))
-def test_models_of_modelopt(path):
+@pytest.mark.parametrize("path", models("qonnx", "nvidia"))
+def test_models_of_brevitas_and_modelopt(path):
     if defs.onnx_opset_version() < version_of(onnx.NodeProto(), onnx.load(path).opset_import):
         pytest.skip("onnx has no float4 yet")
     assert_close(expected_outputs(path), expectation(path)[1], 1e-6)
@@ -252,10 +247,8 @@ def test_channels():
     for axis, count in ((0, 2), (1, 3), (-1, 4)):
         thresholds = np.arange(1, count + 1) / 3
         y = mct_oracle.weights_symmetric(x, thresholds, num_bits=4, per_channel=1, channel_axis=axis)
-        slices = [
-            mct_oracle.weights_symmetric(np.take(x, i, axis), thresholds[i], num_bits=4, per_channel=0, channel_axis=0)
-            for i in range(count)
-        ]
+        one = {"num_bits": 4, "per_channel": 0, "channel_axis": 0}
+        slices = [mct_oracle.weights_symmetric(np.take(x, i, axis), thresholds[i], **one) for i in range(count)]
         assert_same_bits(y, np.stack(slices, axis))
         with pytest.raises(ValueError, match=f"1 elements; expected {count}"):
             mct_oracle.weights_symmetric(x, [1], num_bits=4, per_channel=1, channel_axis=axis)
@@ -302,9 +295,8 @@ def test_fp4_weights_of_the_model():
         pytest.skip("onnx has no float4 yet")
     for name in names:
         stem = name.removesuffix("_f4")
-        codes, scales, scale = (
-            numpy_helper.to_array(held[each]) for each in (name, f"{stem}_f8_scale", f"{stem}_f8_scale_f32_scale")
-        )
+        stored = [held[each] for each in (name, f"{stem}_f8_scale", f"{stem}_f8_scale_f32_scale")]
+        codes, scales, scale = map(numpy_helper.to_array, stored)
         blocks = nvidia_oracle.dequantize_linear(scales, scale.reshape(()))
         x = nvidia_oracle.dequantize_linear(codes, blocks, axis=-1, block_size=16)
         found, found_scales = nvidia_oracle.fp4_dynamic_quantize(x, scale)

@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from itertools import product
 
 import numpy as np
 import onnxruntime
@@ -23,25 +24,16 @@ domains = pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"
 
 
 @domains
-def test_quantize_per_tensor(quantize_key, domain):
+def test_per_tensor(quantize_key, domain):
     name = quantize_key.quantized.name
-    node = session(one_node("quantize", name, domain=domain))
-    for scale in np.array(samples.SCALES, np.float32):
-        for zero_point in samples.zero_points(name):
-            x = samples.floats(name, scale, zero_point)
-            y = run(node, x=x, scale=scale, zero_point=zero_point)
-            oracle.assert_same_bits(y, oracle.quantize(x, scale, zero_point, name))
-
-
-@domains
-def test_dequantize_per_tensor(dequantize_key, domain):
-    name = dequantize_key.quantized.name
-    node = session(one_node("dequantize", name, domain=domain))
+    quantize, dequantize = (session(one_node(operation, name, domain=domain)) for operation in ("quantize", "dequantize"))
     codes = samples.codes(name)
-    for scale in np.array(samples.SCALES, np.float32):
-        for zero_point in samples.zero_points(name):
-            y = run(node, x=codes, scale=scale, zero_point=zero_point)
-            oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name))
+    for scale, zero_point in product(np.array(samples.SCALES, np.float32), samples.zero_points(name)):
+        x = samples.floats(name, scale, zero_point)
+        y = run(quantize, x=x, scale=scale, zero_point=zero_point)
+        oracle.assert_same_bits(y, oracle.quantize(x, scale, zero_point, name))
+        z = run(dequantize, x=codes, scale=scale, zero_point=zero_point)
+        oracle.assert_same_bits(z, oracle.dequantize(codes, scale, zero_point, name))
 
 
 @pytest.mark.parametrize("zero_point", ["several", "all zero", "zero but for one", None])
