@@ -27,10 +27,12 @@ def pytest_cmdline_main(config):
         config.option.dist = "worksteal"
 
 
-def keys():
-    """Return the keys of all types that the Extended operators quantize, as parameters."""
-    (version,) = [v for v in VERSIONS if v.operation == "quantize" and v.domain == "com.amd.quark"]
-    return [pytest.param(select("quantize", FLOAT32, FLOAT32, row, row), id=row.name) for row in version.quantized]
+def keys(operation):
+    """Return the keys of all types that the Extended operators convert, as parameters."""
+    (version,) = [v for v in VERSIONS if v.operation == operation and v.domain == "com.amd.quark"]
+    operands = [(FLOAT32, row, row) if operation == "quantize" else (row, row, FLOAT32) for row in version.quantized]
+    each = [select(operation, x, FLOAT32, quantized, y) for x, quantized, y in operands]
+    return [pytest.param(key, id=key.quantized.name) for key in each]
 
 
 @pytest.hookimpl(trylast=True)  # after coverage has started
@@ -58,8 +60,9 @@ def trace_other_threads():
 
 
 def pytest_generate_tests(metafunc):
-    if "quantize_key" in metafunc.fixturenames:
-        metafunc.parametrize("quantize_key", keys())
+    for operation in ("quantize", "dequantize"):
+        if f"{operation}_key" in metafunc.fixturenames:
+            metafunc.parametrize(f"{operation}_key", keys(operation))
 
 
 # One element type of each kind. By default, a test of many types runs with these; with the others it is `slow`.

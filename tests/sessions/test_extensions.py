@@ -81,8 +81,6 @@ def test_a_missing_zero_point_is_refused_at_load():
 
 
 def test_operators_of_others():
-    """Operators of other packages work in one model with ours."""
-
     @onnxruntime_extensions.onnx_op(op_type="test.domain::Twice", inputs=[onnxruntime_extensions.PyCustomOpDef.dt_float])
     def twice(x):
         return 2 * x
