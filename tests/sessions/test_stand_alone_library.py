@@ -345,26 +345,24 @@ def test_the_command(tmp_path, capsys):
 def test_wrong_arguments(tmp_path):
     path = small(tmp_path)
     out = tmp_path / "out"
+    with pytest.raises(ValueError, match="models is empty"):
+        build_library([], out)
+    with pytest.raises(ValueError, match=r"models has two files of one name: small\.onnx, small\.onnx"):
+        build_library([path, path], out)
+    with pytest.raises(ValueError, match="target is 'amiga'; expected one of linux-x86-64, "):
+        build_library(path, out, target="amiga")
+    with pytest.raises(ValueError, match="cpu is 'z80'; expected native or "):
+        build_library(path, out, cpu="z80")
+    with pytest.raises(ValueError, match="cpu is 'native'; expected generic for linux-aarch64"):
+        build_library(path, out, target="linux-aarch64", cpu="native")
+    with pytest.raises(ModelError, match=r"small\.onnx is in .*; expected another folder"):
+        build_library(path, tmp_path)
     (tmp_path / "bad.onnx").write_bytes(b"no model")
+    with pytest.raises(ModelError, match=r"bad\.onnx"):
+        build_library(tmp_path / "bad.onnx", out)
     onnx.save(model([helper.make_node("NoSuch", ["x"], ["y"])], ["x"], ["y"]), tmp_path / "refused.onnx")
-    for error, message, models, folder, options in (
-        (ValueError, "models is empty", [], out, {}),
-        (ValueError, r"models has two files of one name: small\.onnx, small\.onnx", [path, path], out, {}),
-        (ValueError, "target is 'amiga'; expected one of linux-x86-64, ", path, out, {"target": "amiga"}),
-        (ValueError, "cpu is 'z80'; expected native or ", path, out, {"cpu": "z80"}),
-        (
-            ValueError,
-            "cpu is 'native'; expected generic for linux-aarch64",
-            path,
-            out,
-            {"target": "linux-aarch64", "cpu": "native"},
-        ),
-        (ModelError, r"small\.onnx is in .*; expected another folder", path, tmp_path, {}),
-        (ModelError, r"bad\.onnx", tmp_path / "bad.onnx", out, {}),
-        (ModelError, r"refused\.onnx: ONNX Runtime refuses it", tmp_path / "refused.onnx", out, {"optimize": False}),
-    ):
-        with pytest.raises(error, match=message):
-            build_library(models, folder, **options)
+    with pytest.raises(ModelError, match=r"refused\.onnx: ONNX Runtime refuses it"):
+        build_library(tmp_path / "refused.onnx", out, optimize=False)
     assert not out.exists()
 
 
