@@ -3,21 +3,12 @@
 All cases are generated from the package's tables. Another test checks that the oracle knows every type in the tables.
 """
 
+import granularities
 import numpy as np
 import oracle
 import pytest
 import samples
-from granularities import (
-    GRANULARITIES,
-    cell,
-    granularities,
-    keys,
-    quantized_types,
-    scale_types,
-    scales,
-    with_or_without_zero_point,
-    zero_points,
-)
+from granularities import GRANULARITIES, cell, keys, quantized_types, scale_types, with_or_without_zero_point
 
 from quark_numba import dequantize, quantize
 from quark_numba.linear.versions import types
@@ -66,7 +57,7 @@ def test_dequantize_kernel(key):
         oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name, output))
 
 
-@granularities
+@granularities.granularities
 @scale_types("quantize")
 @quantized_types("quantize")
 @with_or_without_zero_point
@@ -78,7 +69,7 @@ def test_quantize_cell(granularity, scale_name, name, with_zero_point):
     oracle.assert_same_bits(quantize(x, *parameters, dtype=name, **attributes), oracle.quantize(x, *spread, name))
 
 
-@granularities
+@granularities.granularities
 @scale_types("dequantize")
 @quantized_types("dequantize")
 @with_or_without_zero_point
@@ -186,7 +177,7 @@ def test_bits_above_a_code_do_not_count(name):
 )
 def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
     """Threads divide arrays of these sizes in the middle of rows and blocks."""
-    scale, zero_point = scales("float32", scale_shape), zero_points(name, scale_shape)
+    scale, zero_point = granularities.scales("float32", scale_shape), granularities.zero_points(name, scale_shape)
     x = np.random.default_rng(9).normal(0, 20, x_shape).astype(np.float32)
     check(x, None, scale, zero_point, name, {"axis": axis, "block_size": block_size})
 

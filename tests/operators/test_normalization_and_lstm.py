@@ -4,23 +4,13 @@ import threading
 
 import numba
 import numpy as np
+import other_operators
 import other_operators_oracle as oracle
 import pytest
 from onnx import TensorProto, checker, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx_models import INFERS, session
-from other_operators import (
-    INPUTS,
-    LSTM,
-    NORMALIZATION,
-    OUT_OF_RANGE,
-    nodes_of,
-    of_layer,
-    one_node,
-    probes,
-    random_lstm,
-    random_normalization,
-)
+from other_operators import INPUTS, LSTM, NORMALIZATION, nodes_of, one_node, probes, random_lstm
 from text_graphs import text_nodes
 
 import quark_numba
@@ -29,9 +19,9 @@ from quark_numba import from_tensor_proto, instance_normalization, lstm, optimiz
 CALLS = {NORMALIZATION: instance_normalization, LSTM: lstm}
 ORACLES = {
     NORMALIZATION: oracle.instance_normalization,
-    LSTM: lambda *arrays, **attributes: oracle.lstm(*arrays, **of_layer(attributes)),
+    LSTM: lambda *arrays, **attributes: oracle.lstm(*arrays, **other_operators.of_layer(attributes)),
 }
-RANDOM = {NORMALIZATION: random_normalization, LSTM: random_lstm}
+RANDOM = {NORMALIZATION: other_operators.random_normalization, LSTM: random_lstm}
 
 operators = pytest.mark.parametrize("operator", [NORMALIZATION, LSTM])
 infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
@@ -53,7 +43,7 @@ def assert_as_of_library(y, expected, attributes):
 
 
 def is_in_range(flags):
-    return not flags & OUT_OF_RANGE
+    return not flags & other_operators.OUT_OF_RANGE
 
 
 @pytest.mark.parametrize("name", ["tagger_u16", "style_xint8", "style_bf16"])
@@ -177,7 +167,7 @@ def test_sequences_of_a_batch_are_as_if_alone():
 
 
 def test_layouts_of_arrays():
-    attributes, arrays = random_normalization(3)
+    attributes, arrays = other_operators.random_normalization(3)
     y = instance_normalization(*arrays, **attributes)
     assert_same(instance_normalization(np.asfortranarray(arrays[0]), arrays[1].tolist(), arrays[2], **attributes), y)
     attributes, (x, w, r, b) = random_lstm(3)

@@ -8,23 +8,12 @@ import numpy as np
 import nvidia_oracle
 import onnx
 import oracle
+import other_quantizers
 import pytest
 import qonnx_oracle
 from onnx import defs, numpy_helper
 from oracle import assert_same_bits
-from other_quantizers import (
-    HAS_SAME_SUMS,
-    MCT_OPERATORS,
-    call,
-    expectation,
-    expected_nodes,
-    expected_outputs,
-    models_of,
-    outputs_of,
-    quantization_nodes,
-    run,
-    version_of,
-)
+from other_quantizers import HAS_SAME_SUMS, expectation, expected_outputs, models_of, outputs_of, quantization_nodes
 from paths import MODELS
 from probes import probes
 
@@ -56,9 +45,9 @@ def test_probes(operator, version):
         arguments = probe.domain, operator, version, probe.attributes, probe.inputs
         if probe.number in FRACTIONAL_BIT_WIDTH:
             with pytest.raises(ValueError, match=r"bit_width is 4\.19.*; expected a whole number"):
-                call(*arguments)
+                other_quantizers.call(*arguments)
         else:
-            (y,) = call(*arguments)
+            (y,) = other_quantizers.call(*arguments)
             assert_same_bits(y, probe.output)
     assert count == 50
 
@@ -70,7 +59,8 @@ def test_models_of_mct(path):
     if path.stem == "mct_probe":  # single nodes, two of each operator
         for y, y_of_vendor in zip(expected_outputs(path, feeds, digits=6), expected, strict=True):
             assert_same_bits(y, y_of_vendor)
-        assert sorted(node.operator for node in expected_nodes(path)) == sorted(2 * list(MCT_OPERATORS))
+        found = sorted(node.operator for node in other_quantizers.expected_nodes(path))
+        assert found == sorted(2 * list(other_quantizers.MCT_OPERATORS))
         assert max(map(largest_difference, expected_outputs(path, feeds), expected)) < 0.002
     else:
         assert_close(expected_outputs(path, feeds, digits=6), expected, 1e-7)
@@ -79,7 +69,7 @@ def test_models_of_mct(path):
 
 @pytest.mark.parametrize("path", models("qonnx", "nvidia"))
 def test_models_of_brevitas_and_modelopt(path):
-    if defs.onnx_opset_version() < version_of(onnx.NodeProto(), onnx.load(path).opset_import):
+    if defs.onnx_opset_version() < other_quantizers.version_of(onnx.NodeProto(), onnx.load(path).opset_import):
         pytest.skip("onnx has no float4 yet")
     assert_close(expected_outputs(path), expectation(path)[1], 1e-6)
 
@@ -102,7 +92,7 @@ def test_recorded_nodes(path):
     """A run records each quantization node, and the node alone gives the same outputs."""
     model = onnx.load(path)
     protos = {node.output[0]: node for node in quantization_nodes(model)}
-    outputs, nodes = run(model, expectation(path)[0])
+    outputs, nodes = other_quantizers.run(model, expectation(path)[0])
     assert len(outputs) == len(model.graph.output)
     assert [node.name for node in nodes] == list(protos)
     for node in nodes:
