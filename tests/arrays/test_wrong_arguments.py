@@ -15,6 +15,11 @@ SCALE = np.ones(3, f32)
 BLOCKS = np.ones((2, 2), f32)
 E8M0 = np.ones(3, ml_dtypes.float8_e8m0fnu)
 
+# Parts of several messages.
+AS_X, AS_SCALE = r"expected the shape of x, \(2, 3\), except", r"expected the shape of scale, \(2, 2\)"
+AS_MANY = r"expected as many dimensions as x of shape \(2, 3\), or block_size 0"
+SEVERAL = r"several would fit x of shape \(2, 9\) and scale of shape \(2, 2\)"
+
 
 def wrong(types, values):
     """Parametrize a test by the messages of TypeError and of ValueError, and the arguments that cause them."""
@@ -83,15 +88,12 @@ WRONG_VALUES_OF_QUANTIZE = [
     ("scale is 1e[+]300; expected float32", {"scale": np.float64(1e300)}),
     ("x is not an array: .*inhomogeneous", {"x": [[1], [1, 2]]}),
     (r"scale has shape \(1, 2, 3\); expected a scalar, .* x of shape \(2, 3\)", {"scale": X[None]}),
-    (r"scale has shape \(3, 3\); expected the shape of x, \(2, 3\), except", {"scale": np.ones((3, 3), "f")}),
+    (rf"scale has shape \(3, 3\); {AS_X}", {"scale": np.ones((3, 3), "f")}),
     (r"scale has shape \(4,\); .* x of shape \(2, 3\) has along axis 1", {"scale": np.ones(4, f32)}),
     (r"scale has shape \(0,\)", {"scale": np.ones(0, f32)}),
     ("block_size is -1; expected a positive integer, or 0", {"block_size": -1}),
     ("block_size is -1; expected a positive integer, or 0", {"scale": BLOCKS, "block_size": -1}),
-    (
-        r"block_size is 1, scale has shape \(3,\); expected as many dimensions as x of shape \(2, 3\), or block_size 0",
-        {"block_size": 1},
-    ),
+    (rf"block_size is 1, scale has shape \(3,\); {AS_MANY}", {"block_size": 1}),
     (
         r"block_size is 1; expected one that divides x of shape \(2, 3\) along axis 1 into as many blocks as scale of "
         r"shape \(2, 2\) has",
@@ -100,22 +102,13 @@ WRONG_VALUES_OF_QUANTIZE = [
     ("block_size is 3; expected one that divides", {"scale": BLOCKS, "block_size": 3}),
     ("block_size is 0; expected one that divides", {"scale": np.ones((2, 4), f32)}),
     ("block_size is 0; expected one that divides", {"scale": np.ones((2, 0), f32)}),
-    (
-        r"block_size is 0, and several would fit x of shape \(2, 9\) and scale of shape \(2, 2\) along axis 1",
-        {"x": np.ones((2, 9), f32), "scale": BLOCKS},
-    ),
-    (
-        r"scale has shape \(2, 2\); expected the shape of x, \(2, 3\), except along axis 0",
-        {"scale": BLOCKS, "block_size": 2, "axis": 0},
-    ),
+    (rf"block_size is 0, and {SEVERAL} along axis 1", {"x": np.ones((2, 9), f32), "scale": BLOCKS}),
+    (rf"scale has shape \(2, 2\); {AS_X} along axis 0", {"scale": BLOCKS, "block_size": 2, "axis": 0}),
     ("axis is 2, out of range", {"scale": BLOCKS, "block_size": 2, "axis": 2}),
     (r"axis is 1, out of range for x of shape \(\)", {"x": 1.0, "scale": 1.0, "block_size": 1}),
-    (r"zero_point has shape \(2, 3\); expected the shape of scale, \(2, 2\)", {"scale": BLOCKS, "zero_point": CODES}),
-    (
-        r"zero_point has shape \(1, 4\); expected the shape of scale, \(2, 2\)",
-        {"scale": BLOCKS, "zero_point": np.ones((1, 4), i8)},
-    ),
-    (r"zero_point has shape \(\); expected the shape of scale, \(2, 2\)", {"scale": BLOCKS, "zero_point": i8(0)}),
+    (rf"zero_point has shape \(2, 3\); {AS_SCALE}", {"scale": BLOCKS, "zero_point": CODES}),
+    (rf"zero_point has shape \(1, 4\); {AS_SCALE}", {"scale": BLOCKS, "zero_point": np.ones((1, 4), i8)}),
+    (rf"zero_point has shape \(\); {AS_SCALE}", {"scale": BLOCKS, "zero_point": i8(0)}),
     (r"zero_point has shape \(2, 2\); expected the shape of scale, \(3,\)", {"zero_point": np.ones((2, 2), i8)}),
     (r"zero_point has shape \(\); expected the shape of scale, \(3,\)", {"zero_point": i8(0)}),
     (r"zero_point has shape \(4,\); expected", {"zero_point": np.zeros(4, i8)}),
@@ -186,16 +179,13 @@ WRONG_TYPES_OF_DEQUANTIZE = [
 WRONG_VALUES_OF_DEQUANTIZE = [
     (r"x is \[1.5\]; expected int32", {"x": [1.5]}),
     (r"x is \[300\]; expected uint8", {"x": [300], "zero_point": np.uint8(0)}),
-    (r"scale has shape \(3, 1\); expected the shape of x, \(2, 3\), except", {"scale": SCALE[:, None]}),
+    (rf"scale has shape \(3, 1\); {AS_X}", {"scale": SCALE[:, None]}),
     (r"scale has shape \(1, 3, 1\); expected a scalar", {"scale": SCALE[None, :, None]}),
     ("block_size is -5; expected a positive integer, or 0", {"scale": BLOCKS, "block_size": -5}),
     (r"block_size is 2, scale has shape \(3,\); expected as many dimensions", {"block_size": 2}),
     ("block_size is 1; expected one that divides x of shape", {"scale": BLOCKS, "block_size": 1}),
-    (
-        r"block_size is 0, and several would fit x of shape \(2, 9\) and scale of shape \(2, 2\)",
-        {"x": np.ones((2, 9), i8), "scale": BLOCKS},
-    ),
-    (r"zero_point has shape \(2, 3\); expected the shape of scale, \(2, 2\)", {"scale": BLOCKS, "zero_point": CODES}),
+    (rf"block_size is 0, and {SEVERAL}", {"x": np.ones((2, 9), i8), "scale": BLOCKS}),
+    (rf"zero_point has shape \(2, 3\); {AS_SCALE}", {"scale": BLOCKS, "zero_point": CODES}),
     (r"opset is 9; expected 10\.\.28", {"opset": 9}),
     (r"opset is 29; expected 10\.\.28", {"opset": 29}),
     (

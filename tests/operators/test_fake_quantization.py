@@ -142,9 +142,8 @@ def test_large_arrays(name):
         node = random_node(operator.domain, name, 11 * seed + 7)  # all with x of shape (2, 3, 4, 5)
         x, *others = node.inputs
         x = np.tile(x, (2000, 1, 1, 1))[1:-1]
-        whole = [
-            np.resize(each, (x.shape[0], *each.shape[1:])) if each.ndim == 4 and len(each) == 2 else each for each in others
-        ]
+        sizes = [len(x) if each.ndim == 4 and len(each) == 2 else None for each in others]
+        whole = [np.resize(each, (size, *each.shape[1:])) if size else each for each, size in zip(others, sizes, strict=True)]
         if "channel_axis" in node.attributes and node.attributes["channel_axis"] in (0, -4) and node.attributes["per_channel"]:
             whole = [np.resize(each, len(x)) if each.size == 2 else each for each in others]
         attributes = node.attributes | ({"rounding_mode": "ROUND"} if "rounding_mode" in node.attributes else {})
@@ -313,14 +312,10 @@ def test_wrong_shapes_of_shape_inference(operator, attributes, inputs, message):
 
 
 OF_QUANT, WITH_TABLE = [X, ONE, ZERO, f32(8)], [X, np.ones(2, f32), np.ones(3, f32)]
+LEARNED = {"rounding_mode": "learned_round"}
 WRONG_ATTRIBUTES = [
     ("Quant", {"rounding_mode": "DPU"}, OF_QUANT, f"rounding_mode is 'DPU', which is refused, as QONNX does not .*; {MODES}"),
-    (
-        "IntQuant",
-        {"rounding_mode": "learned_round"},
-        OF_QUANT,
-        "rounding_mode is 'learned_round', which is refused, as what was",
-    ),
+    ("IntQuant", LEARNED, OF_QUANT, "rounding_mode is 'learned_round', which is refused, as what was"),
     ("Trunc", {"rounding_mode": "STOCHASTIC_ROUND"}, [*OF_QUANT, f32(4)], "which is refused, as its result is random"),
     ("Quant", {"rounding_mode": "NEAREST"}, OF_QUANT, f"rounding_mode is 'NEAREST'; {MODES}"),
     ("MultiThreshold", {"data_layout": "NHW"}, [X, np.ones((1, 2), f32)], "data_layout is 'NHW'; expected a letter"),

@@ -189,15 +189,14 @@ def test_padding_of_a_convolution_without_a_region_behind_it():
     np.testing.assert_array_equal(np.isfinite(blocked), np.isfinite(expected))
 
 
+MAX_POOL = "MaxPool <kernel_shape = [2, 2]>"
+
+
 @pytest.mark.parametrize(
     ("operator", "weights", "cause"),
     [
-        ("MaxPool <kernel_shape = [2, 2]>", "changeable", "Conv: its weights are not constants"),
-        (
-            "MaxPool <kernel_shape = [2, 2]>",
-            "w1",
-            "MaxPool: its input may be NaN, which ONNX Runtime's max pool on blocks ignores",
-        ),
+        (MAX_POOL, "changeable", "Conv: its weights are not constants"),
+        (MAX_POOL, "w1", "MaxPool: its input may be NaN, which ONNX Runtime's max pool on blocks ignores"),
         ("Softmax <axis = 1>", "w1", "Softmax: the operator has no counterpart on blocks"),
     ],
 )
