@@ -34,7 +34,7 @@ class _Builder:
         return name
 
     def weight(self, *shape: int) -> str:
-        fan_in = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
+        fan_in = np.prod(shape[1:]) if len(shape) > 2 else shape[0]  # of a convolution, or of a MatMul
         return self.constant(self.random.normal(0, fan_in**-0.5, shape).astype(np.float32))
 
     def model(self, x: tuple[int, ...], y: str) -> onnx.ModelProto:
@@ -134,9 +134,8 @@ def byte_classifier(length: int = 256, width: int = 64, classes: int = 20) -> on
     add = _Builder()
 
     def conv(x: str, inner: int, outer: int, kernel: int, stride: int = 1) -> str:
-        weights = add.constant(add.random.normal(0, (inner * kernel) ** -0.5, (outer, inner, kernel)).astype(np.float32))
-        y = add("Conv", x, weights, add.weight(outer), pads=[kernel // 2] * 2, strides=[stride])
-        return add("Relu", y)
+        weights = add.weight(outer, inner, kernel), add.weight(outer)
+        return add("Relu", add("Conv", x, *weights, pads=[kernel // 2] * 2, strides=[stride]))
 
     x = conv("x", 32, width, 7)
     for _ in range(3):
@@ -153,8 +152,7 @@ def voice_detector(steps: int = 64, width: int = 64) -> onnx.ModelProto:
     add = _Builder()
 
     def conv(x: str, inner: int, outer: int, stride: int = 1) -> str:
-        weights = add.constant(add.random.normal(0, (inner * 3) ** -0.5, (outer, inner, 3)).astype(np.float32))
-        return add("Relu", add("Conv", x, weights, add.weight(outer), pads=[1, 1], strides=[stride]))
+        return add("Relu", add("Conv", x, add.weight(outer, inner, 3), add.weight(outer), pads=[1, 1], strides=[stride]))
 
     x = conv(conv(conv("x", 40, 128), 128, width, 2), width, width)
     frames = add("Transpose", x, perm=[2, 0, 1])
@@ -257,16 +255,12 @@ def _pair(name: str, graph: onnx.GraphProto) -> Callable[[str], list[onnx.NodePr
     graph.initializer.append(to_tensor_proto(np.float32(scale), "scale"))
     graph.initializer.append(to_tensor_proto(np.array(middle, element_type.dtype), "zero_point"))
 
+    def node(operator: str, x: str, y: str) -> onnx.NodeProto:
+        return helper.make_node(f"Extended{operator}Linear", [x, "scale", "zero_point"], [y], y, domain="com.amd.quark")
+
     def pair(value: str) -> list[onnx.NodeProto]:
-        return [
-            helper.make_node(
-                f"Extended{operator}Linear", [inputs, "scale", "zero_point"], [output], output, domain="com.amd.quark"
-            )
-            for operator, inputs, output in (
-                ("Quantize", value, f"{value}_codes"),
-                ("Dequantize", f"{value}_codes", f"{value}_back"),
-            )
-        ]
+        codes = f"{value}_codes"
+        return [node("Quantize", value, codes), node("Dequantize", codes, f"{value}_back")]
 
     return pair
 

@@ -2,19 +2,8 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGES = (
-    "quark_numba",
-    "numba",
-    "numpy",
-    "onnxruntime",
-    "onnxruntime-extensions",
-    "onnx",
-    "ml_dtypes",
-    "torch",
-    "qonnx",
-    "mct-quantizers",
-    "amd-quark",
-)
+PACKAGES = ("quark_numba", "numba", "numpy", "onnxruntime", "onnxruntime-extensions", "onnx", "ml_dtypes", "torch", "qonnx")
+PACKAGES += ("mct-quantizers", "amd-quark")
 
 
 def pytest_benchmark_update_machine_info(machine_info):

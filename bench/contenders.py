@@ -42,10 +42,7 @@ def _bound(case: Case, domain: str, register: Callable[[onnxruntime.SessionOptio
 
 
 def bound_session(
-    model: onnx.ModelProto,
-    feeds: dict[str, np.ndarray],
-    threads: int,
-    register: Callable[[onnxruntime.SessionOptions], object],
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray], threads: int, register: Callable[[onnxruntime.SessionOptions], object]
 ) -> Callable[[], object]:
     """Return a run of the model. Its tensors are bound, so nothing is copied."""
     options = session_options(threads)

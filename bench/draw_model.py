@@ -69,12 +69,8 @@ def draw(axis, nodes: list[onnx.NodeProto], per_line: int) -> None:
         line = column // per_line
         x, y = where[node.output[0]] = column % per_line, -(sum(heights[:line]) + 0.4 * line + row)
         label = label_of(node)
-        box = {
-            "boxstyle": "round,pad=0.35",
-            "facecolor": COLORS.get(label, COLORS[""]),
-            "edgecolor": "#555555",
-            "linewidth": 0.6,
-        }
+        box = {"boxstyle": "round,pad=0.35", "facecolor": COLORS.get(label, COLORS[""])}
+        box |= {"edgecolor": "#555555", "linewidth": 0.6}
         axis.text(x, y, label, ha="center", va="center", fontsize=7.5, bbox=box, zorder=2)
         arrow = {"arrowstyle": "->", "color": "#777777", "linewidth": 0.7, "shrinkA": 22, "shrinkB": 24}
         for name in node.input:

@@ -47,17 +47,8 @@ def _mct(insert: Callable[..., str], value: str, weight: np.ndarray | None) -> s
     if weight is None:
         return insert("ActivationPOTQuantizer", MCT, value, {}, threshold=RANGE, signed=1, num_bits=8, mctq_version="1.7.0")
     threshold = np.abs(weight).max(axis=tuple(range(1, weight.ndim)))
-    channels = {"per_channel": 1, "channel_axis": 0}
-    return insert(
-        "WeightsSymmetricQuantizer",
-        MCT,
-        value,
-        {"threshold": threshold},
-        num_bits=8,
-        signed=1,
-        mctq_version="1.7.0",
-        **channels,
-    )
+    attributes = {"num_bits": 8, "signed": 1, "mctq_version": "1.7.0", "per_channel": 1, "channel_axis": 0}
+    return insert("WeightsSymmetricQuantizer", MCT, value, {"threshold": threshold}, **attributes)
 
 
 def _float8(insert: Callable[..., str], value: str, weight: np.ndarray | None) -> str:

@@ -2,36 +2,26 @@
 
 from functools import partial
 
+import models_of_quantizers
 import onnxruntime
 import pytest
 from cases import TURNS
 from measuring import Run, measure, session_options
-from models_of_quantizers import (
-    AS_WRITTEN,
-    CONTENDERS,
-    FLOAT,
-    NAMES,
-    OPTIMISED,
-    VENDOR,
-    float_model,
-    inputs,
-    quantized,
-    vendors_runtime,
-)
+from models_of_quantizers import AS_WRITTEN, FLOAT, NAMES, OPTIMISED, VENDOR, inputs, quantized
 
 from quark_numba import InferenceSession, register
 
 
 def _run(name: str, contender: str, threads: int) -> Run:
     if contender == VENDOR:
-        return vendors_runtime(name)
+        return models_of_quantizers.vendors_runtime(name)
     options = session_options(threads)
     if contender == OPTIMISED:
         session = InferenceSession(quantized(name), options)
     else:
         if contender == AS_WRITTEN:
             register(options, standard_ops="NVFP4" in name)  # ONNX Runtime lacks DequantizeLinear of float4
-        source = float_model(name) if contender == FLOAT else quantized(name)
+        source = models_of_quantizers.float_model(name) if contender == FLOAT else quantized(name)
         session = onnxruntime.InferenceSession(source.SerializeToString(), options)
     return partial(session.run, None, inputs(name))
 
@@ -52,7 +42,7 @@ def test_quantizers_runtime(benchmark, name):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.parametrize("contender", models_of_quantizers.CONTENDERS)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.benchmark(max_time=0.02, min_rounds=2)
 def test_model_briefly(benchmark, contender, name):

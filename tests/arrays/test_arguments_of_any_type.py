@@ -18,87 +18,20 @@ pytestmark = pytest.mark.compiled
 
 
 X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
-ARRAYS = [
-    X,
-    X.astype(np.float16),
-    X.astype(ml_dtypes.bfloat16),
-    X.astype(">f4"),
-    X.astype(np.float64),
-    X.astype(np.int32),
-    X[::-1, :, ::2],
-    np.asfortranarray(X),
-    np.zeros((0, 3), np.float32),
-    np.array(0.5, np.float32),
-    np.float32(0.5),
-    np.ones(3, np.float32),
-    np.ones((2, 3, 2), np.float32),
-    np.zeros(3, np.int8),
-    np.array(7, np.uint8),
-    np.zeros((2, 3, 2), ml_dtypes.int4),
-    np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
-    np.arange(24, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn),
-    np.ones((), ml_dtypes.float8_e8m0fnu),
-    np.array(["a", "b"]),
-    np.array([None, {}], object),
-    np.array([(1, 2)], [("a", "i4"), ("b", "f4")]),
-    np.ma.masked_array([1.0, 2.0], [0, 1]),
-    np.array([1 + 2j]),
-    np.array(["2026-11-21"], "datetime64[D]"),
-]
-OTHERS = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2,
-    2**31,
-    2**63,
-    2**64,
-    -(2**70),
-    0.5,
-    1e300,
-    float("nan"),
-    float("inf"),
-    1j,
-    "",
-    ",",
-    "int8",
-]
-OTHERS += [
-    "float8e4m3fn",
-    "bfloat16",
-    "int3",
-    b"int8",
-    np.int8,
-    np.dtype("f2"),
-    int,
-    object,
-    21,
-    28,
-    np.int64(3),
-    np.bool_(True),
-]
-OTHERS += [
-    [],
-    [1, 2, 3],
-    [[1.0], [2.0, 3.0]],
-    (2, 3),
-    {},
-    {"a": 1},
-    set(),
-    range(3),
-    lambda: 0,
-    object(),
-    ...,
-    NotImplemented,
-    10**400,
-]
-OTHERS += [
-    onnx.TensorProto(data_type=1, dims=[2], raw_data=b"12345678"),
-    onnx.TensorProto(data_type=22, dims=[3], raw_data=b"ab"),
-]
+ARRAYS = [X, X.astype(np.float16), X.astype(ml_dtypes.bfloat16), X.astype(">f4"), X.astype(np.float64), X.astype(np.int32)]
+ARRAYS += [X[::-1, :, ::2], np.asfortranarray(X), np.zeros((0, 3), np.float32), np.array(0.5, np.float32), np.float32(0.5)]
+ARRAYS += [np.ones(3, np.float32), np.ones((2, 3, 2), np.float32), np.zeros(3, np.int8), np.array(7, np.uint8)]
+ARRAYS += [np.zeros((2, 3, 2), ml_dtypes.int4), np.arange(24, dtype=np.uint8).reshape(2, 3, 4)]
+ARRAYS += [np.arange(24, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn), np.ones((), ml_dtypes.float8_e8m0fnu)]
+ARRAYS += [np.array(["a", "b"]), np.array([None, {}], object), np.array([(1, 2)], [("a", "i4"), ("b", "f4")])]
+ARRAYS += [np.ma.masked_array([1.0, 2.0], [0, 1]), np.array([1 + 2j]), np.array(["2026-11-21"], "datetime64[D]")]
+
+OTHERS = [None, True, False, 0, 1, -1, 2, 2**31, 2**63, 2**64, -(2**70), 0.5, 1e300, float("nan"), float("inf"), 1j]
+OTHERS += ["", ",", "int8", "float8e4m3fn", "bfloat16", "int3", b"int8", np.int8, np.dtype("f2"), int, object]
+OTHERS += [21, 28, np.int64(3), np.bool_(True), [], [1, 2, 3], [[1.0], [2.0, 3.0]], (2, 3), {}, {"a": 1}, set(), range(3)]
+OTHERS += [lambda: 0, object(), ..., NotImplemented, 10**400]
+OTHERS += [onnx.TensorProto(data_type=1, dims=[2], raw_data=b"12345678")]
+OTHERS += [onnx.TensorProto(data_type=22, dims=[3], raw_data=b"ab")]
 OTHERS += [onnx.TensorProto(data_type=99), onnx.TensorProto(data_type=2, dims=[1 << 40]), onnx.ModelProto()]
 OTHERS += [onnx.TensorProto(data_type=1, dims=[1], data_location=1), memoryview(b"abcd"), bytearray(b"ab")]
 
@@ -123,13 +56,8 @@ ATTRIBUTES = ("axis", "block_size", "opset", "out")
 # The attributes of a layer that accepts x of shape (2, 3, 4).
 SCALES = tuple(f"{name}_scale" for name in "xwrby")
 ZERO_POINTS = tuple(f"{name}_zero_point" for name in "xwrby")
-LAYER = functools.partial(
-    quark_numba.lstm,
-    b=np.ones((2, 16), np.float32),
-    hidden_size=2,
-    **dict.fromkeys(SCALES, 1e-4),
-    **dict.fromkeys(ZERO_POINTS, 32768),
-)
+OF_LAYER = dict.fromkeys(SCALES, 1e-4) | dict.fromkeys(ZERO_POINTS, 32768)
+LAYER = functools.partial(quark_numba.lstm, b=np.ones((2, 16), np.float32), hidden_size=2, **OF_LAYER)
 LAYER.__name__ = "lstm"
 
 FUNCTIONS = {

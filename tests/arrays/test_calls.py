@@ -120,10 +120,8 @@ def test_layouts(layout, scale_shape):
     np.testing.assert_array_equal(out.base[1::2], 77)
 
     codes = y if layout == "list" else ARRAYS[layout](expected)
-    oracle.assert_same_bits(
-        np.ascontiguousarray(dequantize(codes, scale, zero_point)),
-        oracle.dequantize(np.asarray(codes).astype(np.int8), *along, "int8"),
-    )
+    expected = oracle.dequantize(np.asarray(codes).astype(np.int8), *along, "int8")
+    oracle.assert_same_bits(np.ascontiguousarray(dequantize(codes, scale, zero_point)), expected)
 
 
 @pytest.mark.parametrize("layout", [layout for layout in ARRAYS if layout != "list"])
@@ -165,9 +163,8 @@ def test_inferred_block_size(length, blocks):
         oracle.assert_same_bits(y, oracle.quantize(x, oracle.spread(scale, 1, fits[0], x.shape), None, "int8"))
         oracle.assert_same_bits(dequantize(y, scale), dequantize(y, scale, block_size=fits[0]))
     else:
-        with pytest.raises(
-            ValueError, match="block_size is 0, and several would fit" if fits else "block_size is 0; expected one"
-        ):
+        message = "block_size is 0, and several would fit" if fits else "block_size is 0; expected one"
+        with pytest.raises(ValueError, match=message):
             quantize(x, scale)
     for size in fits:
         y = quantize(x, scale, dtype="int8", block_size=size)
@@ -179,22 +176,18 @@ def test_inferred_block_size(length, blocks):
 def test_blocks_beyond_the_axis(block_size, axis):
     x = np.linspace(-9, 9, 25).astype(np.float32).reshape(5, 5)
     scale = np.linspace(0.1, 1, 5).astype(np.float32)
-    y = quantize(x, np.expand_dims(scale, axis), axis=axis, block_size=block_size, dtype="int8")
-    oracle.assert_same_bits(y, oracle.quantize(x, np.expand_dims(scale, axis), None, "int8"))
-    z = dequantize(y, np.expand_dims(scale, axis), axis=axis, block_size=block_size)
-    oracle.assert_same_bits(z, oracle.dequantize(y, np.expand_dims(scale, axis), None, "int8"))
+    scale = np.expand_dims(scale, axis)
+    y = quantize(x, scale, axis=axis, block_size=block_size, dtype="int8")
+    oracle.assert_same_bits(y, oracle.quantize(x, scale, None, "int8"))
+    z = dequantize(y, scale, axis=axis, block_size=block_size)
+    oracle.assert_same_bits(z, oracle.dequantize(y, scale, None, "int8"))
 
 
 @pytest.mark.parametrize(
     ("x_shape", "scale_shape", "axis", "block_size"),
     [((1,), (1,), 0, 1), ((1,), (1,), 0, 9), ((4,), (2,), 0, 2), ((5,), (2,), 0, 4), ((1, 1), (1, 1), 1, 3), ((0,), (0,), 0, 4)]
-    + [
-        ((3, 0), (3, 0), 1, 2),
-        ((0, 3), (0, 2), 1, 2),
-        ((0, 3), (0, 3), 0, 2),
-        ((2, 0, 3), (2, 0, 2), 2, 2),
-        ((0, 0), (0, 0), 0, 1),
-    ],
+    + [((3, 0), (3, 0), 1, 2), ((0, 3), (0, 2), 1, 2), ((0, 3), (0, 3), 0, 2), ((2, 0, 3), (2, 0, 2), 2, 2)]
+    + [((0, 0), (0, 0), 0, 1)],
     ids=str,
 )
 def test_small_blocks(x_shape, scale_shape, axis, block_size):

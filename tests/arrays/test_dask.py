@@ -139,23 +139,17 @@ def fake_quantize_calls(draw, function):
     scale = np.resize(np.geomspace(2.0**-9, 2.0**9, 7, dtype=np.float32), of_scale)
     named = {"rounding_mode": draw(st.sampled_from(["ROUND", "FLOOR"]))}
     if function == "minifloat_quantize_dequantize":
-        return Call(
-            getattr(quark_numba, function), [x, scale], named | {"exponent_bits": 4, "mantissa_bits": 3, "exponent_bias": 7}
-        )
+        named |= {"exponent_bits": 4, "mantissa_bits": 3, "exponent_bias": 7}
+        return Call(getattr(quark_numba, function), [x, scale], named)
     zero_point = np.resize(np.float32([0, 3, -0.5]), draw(st.sampled_from([(), of_scale])))
     return Call(getattr(quark_numba, function), [x, scale, zero_point, np.float32(5)], named)
 
 
-CALLS = {
-    **{name: fake_quantize_calls(name) for name in ("fake_quantize", "minifloat_quantize_dequantize")},
-    **{name: linear_calls(name) for name in ("quantize", "dequantize", "quantize_dequantize")},
-    **{
-        f"{kind}_{step}": block_calls(f"{kind}_{step}")
-        for kind in ("mx", "bfp")
-        for step in ("quantize_dequantize", "quantize", "dequantize")
-    },
-    **{name: packings(name) for name in ("pack", "unpack")},
-}
+CALLS = {name: fake_quantize_calls(name) for name in ("fake_quantize", "minifloat_quantize_dequantize")}
+CALLS |= {name: linear_calls(name) for name in ("quantize", "dequantize", "quantize_dequantize")}
+for kind in ("mx", "bfp"):
+    CALLS |= {name: block_calls(name) for name in (f"{kind}_quantize_dequantize", f"{kind}_quantize", f"{kind}_dequantize")}
+CALLS |= {name: packings(name) for name in ("pack", "unpack")}
 
 
 @pytest.fixture(scope="module")
@@ -163,12 +157,8 @@ def cluster():
     """A client of a cluster of two processes."""
     # Under Wine, psutil cannot be loaded, and the error is not a ModuleNotFoundError.
     distributed = pytest.importorskip("distributed", exc_type=ImportError)
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        ) as started,
-        distributed.Client(started, set_as_default=False) as client,
-    ):
+    options = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    with distributed.LocalCluster(**options) as started, distributed.Client(started, set_as_default=False) as client:
         yield client
 
 
@@ -199,12 +189,8 @@ def check(call, data, get):
     computed = get([each for each, _ in pairs])
     for (each, expected), found in zip(pairs, computed, strict=True):
         assert isinstance(each, da.Array)
-        assert (each.shape, each.dtype, each._meta.dtype, type(each._meta)) == (
-            expected.shape,
-            expected.dtype,
-            expected.dtype,
-            np.ndarray,
-        )
+        assert (each.shape, each.dtype) == (expected.shape, expected.dtype)
+        assert (type(each._meta), each._meta.dtype) == (np.ndarray, expected.dtype)
         oracle.assert_same_bits(np.asarray(found), expected)
 
 

@@ -3,21 +3,12 @@
 All cases are generated from the package's tables. Another test checks that the oracle knows every type in the tables.
 """
 
+import granularities
 import numpy as np
 import oracle
 import pytest
 import samples
-from granularities import (
-    GRANULARITIES,
-    cell,
-    granularities,
-    keys,
-    quantized_types,
-    scale_types,
-    scales,
-    with_or_without_zero_point,
-    zero_points,
-)
+from granularities import GRANULARITIES, cell, keys, quantized_types, scale_types, with_or_without_zero_point
 
 from quark_numba import dequantize, quantize
 from quark_numba.linear.versions import types
@@ -29,6 +20,15 @@ def quantize_pieces(x, *arguments, **attributes):
 
 def dequantize_pieces(x, *arguments, **attributes):
     return np.concatenate([dequantize(piece, *arguments, **attributes) for piece in samples.pieces(x)])
+
+
+def check(x, codes, scale, zero_point, name, attributes):
+    """Check that x is quantized, and codes, by default those of x, are dequantized as by the oracle."""
+    spread = [oracle.spread(each, attributes["axis"], attributes["block_size"], x.shape) for each in (scale, zero_point)]
+    y = quantize(x, scale, zero_point, **attributes)
+    oracle.assert_same_bits(y, oracle.quantize(x, *spread, name))
+    codes = y if codes is None else codes
+    oracle.assert_same_bits(dequantize(codes, scale, zero_point, **attributes), oracle.dequantize(codes, *spread, name))
 
 
 @keys("quantize")
@@ -57,7 +57,7 @@ def test_dequantize_kernel(key):
         oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name, output))
 
 
-@granularities
+@granularities.granularities
 @scale_types("quantize")
 @quantized_types("quantize")
 @with_or_without_zero_point
@@ -69,7 +69,7 @@ def test_quantize_cell(granularity, scale_name, name, with_zero_point):
     oracle.assert_same_bits(quantize(x, *parameters, dtype=name, **attributes), oracle.quantize(x, *spread, name))
 
 
-@granularities
+@granularities.granularities
 @scale_types("dequantize")
 @quantized_types("dequantize")
 @with_or_without_zero_point
@@ -90,29 +90,18 @@ def test_zero_points_of_zero(granularity, name, last):
     x_shape, (scale, zeros), _, attributes = cell(granularity, "float32", name, True)
     zeros[...] = 0
     zeros[(-1,) * zeros.ndim] = samples.zero_points(name)[last]
-    spread = [oracle.spread(each, attributes["axis"], attributes["block_size"], x_shape) for each in (scale, zeros)]
     x = np.random.default_rng(9).normal(0, 20, x_shape).astype(np.float32)
-    oracle.assert_same_bits(quantize(x, scale, zeros, **attributes), oracle.quantize(x, *spread, name))
-    codes = np.resize(samples.codes(name), x_shape)
-    oracle.assert_same_bits(dequantize(codes, scale, zeros, **attributes), oracle.dequantize(codes, *spread, name))
+    check(x, np.resize(samples.codes(name), x_shape), scale, zeros, name, attributes)
 
 
 @quantized_types("quantize")
 @pytest.mark.parametrize("scale", samples.SCALES, ids=str)
-def test_quantize_float32(name, scale):
-    """The inputs include every tie and both its neighbours. Scales and zero points have all sizes."""
-    scale = np.float32(scale)
+def test_scales_of_all_sizes(name, scale):
+    """The inputs include every tie and both its neighbours. Zero points have all sizes, too."""
+    scale, codes = np.float32(scale), samples.codes(name)
     for zero_point in samples.zero_points(name):
         x = samples.floats(name, scale, zero_point)
         oracle.assert_same_bits(quantize_pieces(x, scale, zero_point), oracle.quantize(x, scale, zero_point, name))
-
-
-@quantized_types("dequantize")
-@pytest.mark.parametrize("scale", samples.SCALES, ids=str)
-def test_dequantize_to_float32(name, scale):
-    scale = np.float32(scale)
-    codes = samples.codes(name)
-    for zero_point in samples.zero_points(name):
         y = dequantize_pieces(codes, scale, zero_point)
         oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name))
 
@@ -188,13 +177,9 @@ def test_bits_above_a_code_do_not_count(name):
 )
 def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
     """Threads divide arrays of these sizes in the middle of rows and blocks."""
-    scale, zero_point = scales("float32", scale_shape), zero_points(name, scale_shape)
+    scale, zero_point = granularities.scales("float32", scale_shape), granularities.zero_points(name, scale_shape)
     x = np.random.default_rng(9).normal(0, 20, x_shape).astype(np.float32)
-    spread = [oracle.spread(v, axis, block_size, x_shape) for v in (scale, zero_point)]
-    y = quantize(x, scale, zero_point, axis=axis, block_size=block_size)
-    oracle.assert_same_bits(y, oracle.quantize(x, *spread, name))
-    z = dequantize(y, scale, zero_point, axis=axis, block_size=block_size)
-    oracle.assert_same_bits(z, oracle.dequantize(y, *spread, name))
+    check(x, None, scale, zero_point, name, {"axis": axis, "block_size": block_size})
 
 
 @pytest.mark.compiled

@@ -80,10 +80,8 @@ def test_zarr_holds_codes_as_bytes(name, tmp_path):
     x = values((40, 33), "float32")
     codes = quark_numba.quantize(da.from_array(x, chunks=(16, 33)), 0.1, dtype=name)
     bits = codes.view(f"u{codes.dtype.itemsize}")
-    attributes = {"dtype": codes.dtype.name}
-    stored = zarr.create_array(
-        tmp_path / "codes", shape=bits.shape, chunks=bits.chunksize, dtype=bits.dtype, attributes=attributes
-    )
+    layout = {"shape": bits.shape, "chunks": bits.chunksize, "dtype": bits.dtype, "attributes": {"dtype": codes.dtype.name}}
+    stored = zarr.create_array(tmp_path / "codes", **layout)
     da.store(bits, stored, lock=False)
     stored = zarr.open_array(tmp_path / "codes")
     back = da.from_zarr(stored).view(stored.attrs["dtype"])

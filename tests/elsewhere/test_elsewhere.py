@@ -11,24 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import libraries
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from libraries import (
-    EVERY_MODEL,
-    FORMS,
-    NAMES,
-    SIZE,
-    SMALL_SIZE,
-    built,
-    cases,
-    check_bits,
-    feeds_of,
-    models_beside,
-    names_of,
-    own_session,
-)
+from libraries import NAMES, SMALL_SIZE, built, check_bits, feeds_of, models_beside, own_session
 from onnx import helper
 from paths import MODELS, ROOT
 
@@ -105,10 +93,10 @@ def program_for_aarch64(tmp_path_factory):
     return ["qemu-aarch64", "-L", str(PLACE / "aarch64"), str(path)]
 
 
-def check_program(command, library, threads, *, refused=None, close=(), size=SIZE, **options):
+def check_program(command, library, threads, *, refused=None, close=(), size=libraries.SIZE, **options):
     """The outputs of the C++ program are those of our own sessions, to the last bit. `refused` has messages for models that get
     an error, and `close` names models whose last bits may differ."""
-    for case in cases(models_beside(library), threads, size=size, **options):
+    for case in libraries.cases(models_beside(library), threads, size=size, **options):
         inputs, expected = (b"".join(each.tobytes() for each in values) for values in (case.feeds.values(), case.outputs))
         arguments = [library, case.path, str(threads), str(size)]
         result = subprocess.run([*command, *arguments], input=inputs, capture_output=True)
@@ -134,11 +122,11 @@ def test_a_cpp_program(program, build, form, threads):
     check_program(program, build(NAMES, form), threads)
 
 
-@pytest.fixture(scope="session", params=FORMS)
+@pytest.fixture(scope="session", params=libraries.FORMS)
 def every_model(request, build):
     """A form, a library of all models of tests/models in it, and the options of `cases` for them."""
     form = request.param
-    return form, build(names_of(form), form), {"least": 0.9, "standard_ops": "standard_ops" in FORMS[form]}
+    return form, build(libraries.names_of(form), form), {"least": 0.9, "standard_ops": "standard_ops" in libraries.FORMS[form]}
 
 
 @pytest.mark.full
@@ -165,7 +153,7 @@ def test_every_model_on_debian(program_of_debian, every_model, threads):
     refused = {"nvfp4_m": "Current official support for domain ai.onnx is till opset 22"}
     if options["standard_ops"]:
         message = "the library has ONNX's own operators, which needs ONNX Runtime 1.31 or later; this is 1.21"
-        refused = {Path(each).name: message for each in EVERY_MODEL}
+        refused = {Path(each).name: message for each in libraries.EVERY_MODEL}
     close = {"bipolar_mlp"} if form == "as written" else ()
     check_program(program_of_debian, library, threads, refused=refused, close=close, **options)
 

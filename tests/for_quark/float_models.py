@@ -34,16 +34,8 @@ def dense_layers():
     return model, [{"x": random.normal(0, 1, (1, 16, 32)).astype(np.float32)} for _ in range(3)]
 
 
-SHAPES = {
-    "w_query": (32, 32),
-    "w_key": (32, 32),
-    "w_value": (32, 32),
-    "bias": (32,),
-    "w_up": (32, 64),
-    "b_up": (64,),
-    "w_down": (10, 64),
-    "b_down": (10,),
-}
+SHAPES = {"w_query": (32, 32), "w_key": (32, 32), "w_value": (32, 32), "bias": (32,)}
+SHAPES |= {"w_up": (32, 64), "b_up": (64,), "w_down": (10, 64), "b_down": (10,)}
 
 
 def models():

@@ -7,10 +7,11 @@ import numpy as np
 import oracle
 import pytest
 from block_samples import BFP, MX, SHAPES, axes, one_node, rounding_modes, values, x_types
-from onnx import TensorProto, helper, shape_inference
+from onnx import TensorProto, shape_inference
 from onnx.reference import ReferenceEvaluator
-from onnx_models import INFERS, model, run, session
+from onnx_models import INFERS, run, session
 from paths import SUPPORT
+from text_graphs import text_model
 
 import quark_numba
 from quark_numba import bfp_quantize, bfp_quantize_dequantize, mx_quantize, mx_quantize_dequantize
@@ -20,13 +21,15 @@ infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no infe
 
 
 def bfp_expected(x, *, sub_block_size=2, sub_block_shift_bits=1, convert_to_bfloat_before_bfp=0, **attributes):
-    return oracle.bfp(
-        x,
-        sub_block_size=sub_block_size,
-        sub_block_shift_bits=sub_block_shift_bits,
-        to_bfloat16=bool(convert_to_bfloat_before_bfp),
-        **attributes,
-    )
+    attributes |= {"sub_block_size": sub_block_size, "sub_block_shift_bits": sub_block_shift_bits}
+    return oracle.bfp(x, to_bfloat16=bool(convert_to_bfloat_before_bfp), **attributes)
+
+
+def check_call(call, expected, x_type, **attributes):
+    for shape in SHAPES:
+        x = values(shape, x_type)
+        for axis in axes(shape):
+            oracle.assert_same_bits(call(x, axis=axis, **attributes), expected(x, axis=axis, **attributes))
 
 
 @x_types
@@ -34,11 +37,7 @@ def bfp_expected(x, *, sub_block_size=2, sub_block_shift_bits=1, convert_to_bflo
 @pytest.mark.parametrize("name", BFP)
 @pytest.mark.covering
 def test_bfp(name, rounding_mode, x_type):
-    for shape in SHAPES:
-        x = values(shape, x_type)
-        for axis in axes(shape):
-            attributes = BFP[name] | {"rounding_mode": rounding_mode, "axis": axis}
-            oracle.assert_same_bits(bfp_quantize_dequantize(x, **attributes), bfp_expected(x, **attributes))
+    check_call(bfp_quantize_dequantize, bfp_expected, x_type, rounding_mode=rounding_mode, **BFP[name])
 
 
 @x_types
@@ -46,11 +45,7 @@ def test_bfp(name, rounding_mode, x_type):
 @pytest.mark.parametrize("name", MX)
 @pytest.mark.covering
 def test_mx(name, rounding_mode, x_type):
-    for shape in SHAPES:
-        x = values(shape, x_type)
-        for axis in axes(shape):
-            attributes = MX[name] | {"rounding_mode": rounding_mode, "axis": axis}
-            oracle.assert_same_bits(mx_quantize_dequantize(x, **attributes), oracle.mx(x, **attributes))
+    check_call(mx_quantize_dequantize, oracle.mx, x_type, rounding_mode=rounding_mode, **MX[name])
 
 
 @pytest.mark.parametrize("call", [bfp_quantize_dequantize, mx_quantize_dequantize, bfp_quantize, mx_quantize])
@@ -148,9 +143,8 @@ def test_large_arrays():
     """Several threads work on these arrays."""
     for shape, axis in (((1000, 999), 0), ((1000, 999), 1), ((1000, 960), 1), ((4, 96, 50, 60), 1)):
         x = values(shape, "float32")
-        oracle.assert_same_bits(
-            mx_quantize_dequantize(x, axis=axis), oracle.mx(x, element_dtype="int8", axis=axis, block_size=32, rounding_mode=0)
-        )
+        expected = oracle.mx(x, element_dtype="int8", axis=axis, block_size=32, rounding_mode=0)
+        oracle.assert_same_bits(mx_quantize_dequantize(x, axis=axis), expected)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -170,6 +164,7 @@ def test_layouts(axis):
     oracle.assert_same_bits(both, y)
 
 
+PRIME = {"bfp_method": "to_bfp_prime"}
 WRONG = [
     ("bfp", {"bfp_method": "to_bpf"}, "bfp_method is 'to_bpf'; expected 'to_bfp' or 'to_bfp_prime'"),
     ("bfp", {"bit_width": 9}, "bit_width is 9; expected 10"),
@@ -178,15 +173,11 @@ WRONG = [
     ("bfp", {"block_size": -8}, "block_size is -8"),
     ("bfp", {"rounding_mode": 3}, "rounding_mode is 3; expected 0 or 1 or 2"),
     ("bfp", {"convert_to_bfloat_before_bfp": 2}, "convert_to_bfloat_before_bfp is 2; expected 0 or 1"),
-    (
-        "bfp",
-        {"bfp_method": "to_bfp_prime", "sub_block_size": 3},
-        "sub_block_size is 3; expected one that divides block_size, 8",
-    ),
-    ("bfp", {"bfp_method": "to_bfp_prime", "sub_block_size": 16}, "sub_block_size is 16"),
-    ("bfp", {"bfp_method": "to_bfp_prime", "sub_block_size": 0}, "sub_block_size is 0"),
-    ("bfp", {"bfp_method": "to_bfp_prime", "sub_block_shift_bits": 9}, "sub_block_shift_bits is 9"),
-    ("bfp", {"bfp_method": "to_bfp_prime", "sub_block_shift_bits": -1}, "sub_block_shift_bits is -1"),
+    ("bfp", PRIME | {"sub_block_size": 3}, "sub_block_size is 3; expected one that divides block_size, 8"),
+    ("bfp", PRIME | {"sub_block_size": 16}, "sub_block_size is 16"),
+    ("bfp", PRIME | {"sub_block_size": 0}, "sub_block_size is 0"),
+    ("bfp", PRIME | {"sub_block_shift_bits": 9}, "sub_block_shift_bits is 9"),
+    ("bfp", PRIME | {"sub_block_shift_bits": -1}, "sub_block_shift_bits is -1"),
     ("mx", {"element_dtype": "fp8"}, "element_dtype is 'fp8'; expected 'fp8_e5m2' or"),
     ("mx", {"block_size": 0}, "block_size is 0"),
     ("mx", {"block_size": -(2**63)}, "block_size is -9223372036854775808; expected a positive"),
@@ -223,18 +214,21 @@ def test_wrong_attributes_of_shape_inference(kind, attributes, message):
         shape_inference.infer_shapes(one_node(operator_of(kind), attributes, shape=[2, 16]))
 
 
+ONES = np.ones((2, 3), np.float32)
+
+
 @pytest.mark.parametrize("kind", FUNCTIONS)
 @pytest.mark.parametrize(
     ("x", "arguments", "error", "message"),
     [
-        (np.ones((2, 3), np.float32), {"axis": 2}, ValueError, r"axis is 2, out of range for x of shape \(2, 3\)"),
-        (np.ones((2, 3), np.float32), {"axis": -3}, ValueError, "axis is -3, out of range"),
-        (np.ones((2, 3), np.float32), {"axis": 0.5}, TypeError, "axis is 0.5; expected an integer"),
-        (np.ones((2, 3), np.float32), {"block_size": "8"}, TypeError, "block_size is '8'; expected an integer"),
-        (np.ones((2, 3), np.float32), {"block_size": 2**64}, ValueError, "block_size is 18446744073709551616; expected a"),
-        (np.ones((2, 3), np.float64), {}, TypeError, "x has element type float64; expected float32 or float16 or bfloat16"),
-        (np.ones((2, 3), np.float32), {"out": np.ones((3, 2), np.float32)}, ValueError, r"out has shape \(3, 2\)"),
-        (np.ones((2, 3), np.float32), {"out": np.ones((2, 3), np.float16)}, TypeError, "out has dtype float16"),
+        (ONES, {"axis": 2}, ValueError, r"axis is 2, out of range for x of shape \(2, 3\)"),
+        (ONES, {"axis": -3}, ValueError, "axis is -3, out of range"),
+        (ONES, {"axis": 0.5}, TypeError, "axis is 0.5; expected an integer"),
+        (ONES, {"block_size": "8"}, TypeError, "block_size is '8'; expected an integer"),
+        (ONES, {"block_size": 2**64}, ValueError, "block_size is 18446744073709551616; expected a"),
+        (ONES.astype(float), {}, TypeError, "x has element type float64; expected float32 or float16 or bfloat16"),
+        (ONES, {"out": np.ones((3, 2), np.float32)}, ValueError, r"out has shape \(3, 2\)"),
+        (ONES, {"out": np.ones((2, 3), np.float16)}, TypeError, "out has dtype float16"),
     ],
 )
 def test_wrong_arguments(kind, x, arguments, error, message):
@@ -242,8 +236,11 @@ def test_wrong_arguments(kind, x, arguments, error, message):
         FUNCTIONS[kind](x, **arguments)
 
 
+axes_out_of_range = pytest.mark.parametrize(("shape", "axis"), [((2, 3), 2), ((2, 3), -3), ((2, 3, 4), 7)])
+
+
 @pytest.mark.compiled
-@pytest.mark.parametrize(("shape", "axis"), [((2, 3), 2), ((2, 3), -3), ((2, 3, 4), 7)])
+@axes_out_of_range
 @operators
 def test_axis_out_of_range(operator, shape, axis):
     node = session(one_node(operator, {"axis": axis}))
@@ -252,7 +249,7 @@ def test_axis_out_of_range(operator, shape, axis):
 
 
 @infers
-@pytest.mark.parametrize(("shape", "axis"), [((2, 3), 2), ((2, 3), -3), ((2, 3, 4), 7)])
+@axes_out_of_range
 @operators
 def test_axis_out_of_range_in_shape_inference(operator, shape, axis):
     quark_numba.register_schemas()
@@ -285,11 +282,8 @@ def test_attributes_of_another_kind_in_shape_inference(operator, attributes):
 @operators
 def test_shape_inference_of_what_is_not_known(operator):
     quark_numba.register_schemas()
-    nodes = [
-        helper.make_node("Mystery", ["x"], ["u"], domain="other"),
-        helper.make_node(operator.name, ["u"], ["y"], domain=operator.domain),
-    ]
-    shape_inference.infer_shapes(model(nodes, ["x"], ["y"], domains=["other", operator.domain]))
+    nodes = f"u = other.Mystery (x)  y = {operator.domain}.{operator.name} (u)"
+    shape_inference.infer_shapes(text_model(f"(float[] x) => (float[] y) {{ {nodes} }}"))
 
 
 @pytest.mark.compiled

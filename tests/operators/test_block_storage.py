@@ -58,9 +58,7 @@ def test_mx(name, rounding_mode, x_type):
 @pytest.mark.covering
 def test_bfp(name, rounding_mode, x_type):
     attributes = BFP[name] | {"rounding_mode": rounding_mode}
-    stored = {
-        key: value for key, value in attributes.items() if key in ("bfp_method", "bit_width", "block_size", "sub_block_size")
-    }
+    stored = {key: attributes[key] for key in {*attributes} & {"bfp_method", "bit_width", "block_size", "sub_block_size"}}
     for shape, axis in shape_axis_pairs():
         x = values(shape, x_type)
         blocks = bfp_quantize(x, axis=axis, **attributes)

@@ -59,10 +59,8 @@ def test_what_a_node_means(operator):
     scale = next((each for name, each in inputs.items() if name.endswith("scale")), None)
     if operator.family == "block":
         own = OPERATORS.find("quark_numba", getattr(meaning, "round_trip", getattr(meaning, "operator", None)))
-        assert (type(meaning).__name__, own.family) == (
-            {1: "BlockRoundTrip", 2: "DynamicQuantize"}[len(operator.outputs)],
-            operator.family,
-        )
+        kind = {1: "BlockRoundTrip", 2: "DynamicQuantize"}[len(operator.outputs)]
+        assert (type(meaning).__name__, own.family) == (kind, operator.family)
         assert (meaning.axis, meaning.block_size) == (-1, {"nvfp4": 16, "mxfp8": 32}[next(iter(operator.formats))])
         if len(operator.outputs) == 2:
             assert (meaning.scale, meaning.element_type) == (scale, operator.types[operator.outputs[0].variable][0])
@@ -75,14 +73,8 @@ def test_what_a_node_means(operator):
     if operator.domain == "trt":
         element_type = find("float8e4m3fn")  # also if tensors say uint8
     assert (meaning.scale, meaning.zero_point, meaning.element_type) == (scale, zero_point, element_type)
-    assert (
-        type(meaning).__name__
-        == {
-            "quantize": "Quantize",
-            "dequantize": "Dequantize",
-            "quantize_dequantize": "RoundTrip",
-        }[operator.operation]
-    )
+    kinds = {"quantize": "Quantize", "dequantize": "Dequantize", "quantize_dequantize": "RoundTrip"}
+    assert type(meaning).__name__ == kinds[operator.operation]
     for name, other in (("axis", -2), ("block_size", 4), ("saturate", 0), ("precision", 1), ("output_dtype", 1)):
         if name not in operator.values({}):
             continue
@@ -126,17 +118,16 @@ import toy_family
 toy_family.add()
 from onnx import checker, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
-from onnx_models import model
+from text_graphs import text_model, text_nodes
 
 x = np.arange(6, dtype=np.float32).reshape(2, 3)
 
-def spread(**attributes):
-    node = helper.make_node("SpreadQuantizeLinear", ["x"], ["y", "total"], domain="toy", **attributes)
-    return model([node], [("x", "float32", ["n", 3])], [("y", "float32", ["n", 3]), ("total", "float32", [1])], domains=["toy"])
+def spread(attributes=""):
+    node = f"y, total = toy.SpreadQuantizeLinear {attributes} (x)"
+    return text_model(f"(float[n, 3] x) => (float[n, 3] y, float[1] total) {{ {node} }}")
 
-def mix(**attributes):
-    node = helper.make_node("Mix", ["x", "x", "x"], ["y"], domain="toy", **attributes)
-    return model([node], [("x", "float32", [2, 3])], [("y", "float32", [2, 3])], domains=["toy"])
+def mix(attributes=""):
+    return text_model(f"(float[2, 3] x) => (float[2, 3] y) {{ y = toy.Mix {attributes} (x, x, x) }}")
 """
 
 
@@ -147,11 +138,11 @@ def test_a_new_operator_in_sessions():
     run(
         PREPARE_TOY
         + """
-for attributes, factor in (({}, 2), ({"factor": 0.5}, 0.5)):
-    y, total = session(spread(**attributes)).run(None, {"x": x})
+for attributes, factor in (("", 2), ("<factor = 0.5>", 0.5)):
+    y, total = session(spread(attributes)).run(None, {"x": x})
     assert y.tolist() == (x * factor).tolist() and total.tolist() == [15 * factor]
-for attributes, offset in (({}, 0.5), ({"offsets": [4.0]}, 4)):
-    (y,) = session(mix(**attributes)).run(None, {"x": x})
+for attributes, offset in (("", 0.5), ("<offsets = [4.0]>", 4)):
+    (y,) = session(mix(attributes)).run(None, {"x": x})
     assert y.tolist() == (3 * x + offset).tolist()
 scalar = spread()
 for value in (*scalar.graph.input, *scalar.graph.output):
@@ -163,7 +154,7 @@ except Exception as error:
 else:
     raise AssertionError
 try:
-    session(spread(factor=3))
+    session(spread("<factor = 3>"))
 except Exception as error:
     assert "attribute factor" in str(error) and "expected FLOAT" in str(error), error
 else:
@@ -178,7 +169,7 @@ def test_a_new_operator_through_extensions():
     run(
         PREPARE_TOY
         + """
-y, total = session(spread(factor=0.5), backend="extensions").run(None, {"x": x})
+y, total = session(spread("<factor = 0.5>"), backend="extensions").run(None, {"x": x})
 assert y.tolist() == (x * 0.5).tolist() and total.tolist() == [7.5]
 """
     )
@@ -199,7 +190,7 @@ if INFERS:
     shapes = [value.type.tensor_type.shape.dim for value in shape_inference.infer_shapes(made).graph.output]
     assert [[d.dim_param or d.dim_value for d in shape] for shape in shapes] == [["n", 3], [1]]
 new_ops = quark_numba.reference_ops()
-y, total = ReferenceEvaluator(spread(factor=0.5), new_ops=new_ops).run(None, {"x": x})
+y, total = ReferenceEvaluator(spread("<factor = 0.5>"), new_ops=new_ops).run(None, {"x": x})
 assert y.tolist() == (x * 0.5).tolist() and total.tolist() == [7.5]
 (y,) = ReferenceEvaluator(mix(), new_ops=new_ops).run(None, {"x": x})
 assert y.tolist() == (3 * x + 0.5).tolist()
@@ -225,8 +216,7 @@ assert "toy::SpreadQuantizeLinear" in [row["operator"] for row in types.type_row
 constant = spread()
 del constant.graph.input[:]
 constant.graph.initializer.append(to_tensor_proto(x, "x"))
-constant.graph.node.append(helper.make_node("Mix", ["y", "total"], ["z"], domain="toy"))
-constant.graph.node.append(helper.make_node("Relu", ["z"], ["w"]))
+constant.graph.node.extend(text_nodes("z = toy.Mix (y, total)  w = Relu (z)"))
 del constant.graph.output[:]
 constant.graph.output.append(helper.make_tensor_value_info("w", 1, [2, 3]))
 assert [node.op_type for node in optimize(constant).graph.node] == ["Relu"]
@@ -236,13 +226,14 @@ assert "toy" not in warmup._families_of_one_kernel()
     )
 
 
-PREPARE_DIALECT = """
+PREPARE_DIALECT = '''
 import tempfile, onnx
 import toy_dialect
 toy_dialect.add()
-from onnx import checker, helper, numpy_helper
+from onnx import checker
 from onnx.reference import ReferenceEvaluator
-from onnx_models import model, session
+from onnx_models import session
+from text_graphs import text_model
 
 rng = np.random.default_rng(50)
 x, w = rng.normal(0, 2, (2, 3, 5, 5)).astype(np.float32), rng.normal(0, 2, (3, 3, 1, 1)).astype(np.float32)
@@ -253,28 +244,18 @@ def expected(x, bits, axis):
     highest = np.float32(2 ** (bits - 1) - 1)
     return np.rint(np.clip(x / step, -highest, highest)) * step
 
-nodes = [
-    helper.make_node("LearnedStep", ["x", "steps"], ["a"], domain="toy.steps", axis=1, bits=4),
-    helper.make_node("LearnedStep", ["w", "steps"], ["b"], domain="toy.steps"),
-    helper.make_node("Conv", ["a", "b"], ["c"]),
-    helper.make_node("Add", ["c", "c"], ["d"]),
-    helper.make_node("LearnedStep", ["d", "step"], ["y"], domain="toy.steps", bits=16),
-]
-held = {"w": w, "steps": steps, "step": steps[:1]}
-made = model(
-    nodes,
-    [("x", "float32", [2, 3, 5, 5])],
-    [("a", "float32", [2, 3, 5, 5]), ("y", "float32", [2, 3, 5, 5])],
-    initializers=[numpy_helper.from_array(each, name) for name, each in held.items()],
-    domains=["toy.steps"],
-)
+text = """(float[2, 3, 5, 5] x) => (float[2, 3, 5, 5] a, float[2, 3, 5, 5] y) {
+    a = toy.steps.LearnedStep <axis = 1, bits = 4> (x, steps)  b = toy.steps.LearnedStep (w, steps)
+    c = Conv (a, b)  d = Add (c, c)  y = toy.steps.LearnedStep <bits = 16> (d, step)
+}"""
+made = text_model(text, w=w, steps=steps, step=steps[:1])
 
 def check(outputs):
     a, y = outputs
     assert a.tobytes() == expected(x, 4, 1).tobytes()
     d = 2 * np.einsum("nchw,kc->nkhw", a, expected(w, 8, 0)[:, :, 0, 0])
     np.testing.assert_allclose(y, np.rint(d / steps[0]) * steps[0], atol=steps[0] * 1.01)
-"""
+'''
 
 
 @pytest.mark.compiled

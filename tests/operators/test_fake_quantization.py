@@ -7,12 +7,13 @@ import pytest
 import samples
 from fake_quantization_nodes import QONNX, Node, random_node
 from marks import default_of
-from onnx import checker, helper, numpy_helper, shape_inference
+from onnx import checker, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx_models import INFERS, session
 from oracle import assert_same_bits
 from other_quantizers import QONNX_DOMAINS
 from probes import probes
+from text_graphs import text_nodes
 
 import quark_numba
 from quark_numba.catalog import OPERATORS
@@ -107,12 +108,11 @@ def test_random_nodes_in_sessions(operator, first):
         assert_same_bits(made.run(None, node.feeds(constants=constants))[0], node.expected())
 
 
+OLDER = [each for each in OPERATORS if each.newer_name and each.domain in QONNX_DOMAINS]
+
+
 @pytest.mark.compiled
-@pytest.mark.parametrize(
-    "operator",
-    [each for each in OPERATORS if each.newer_name and each.domain in QONNX_DOMAINS],
-    ids=lambda each: each.full_name,
-)
+@pytest.mark.parametrize("operator", OLDER, ids=lambda each: each.full_name)
 def test_older_domains(operator):
     node = random_node(QONNX, operator.name, 4)._replace(domain=operator.domain)
     assert_same_bits(session(node.model()).run(None, node.feeds())[0], node.expected())
@@ -133,10 +133,7 @@ def test_layouts_of_arrays(operator):
     assert_same_bits(call(node._replace(inputs=[transposed, *strided])), y)
 
 
-@pytest.mark.parametrize(
-    "name",
-    default_of([each.name for each in OF_DIALECTS], "Quant"),
-)
+@pytest.mark.parametrize("name", default_of([each.name for each in OF_DIALECTS], "Quant"))
 @pytest.mark.compiled
 def test_large_arrays(name):
     """Calls split large arrays among threads."""
@@ -145,9 +142,8 @@ def test_large_arrays(name):
         node = random_node(operator.domain, name, 11 * seed + 7)  # all with x of shape (2, 3, 4, 5)
         x, *others = node.inputs
         x = np.tile(x, (2000, 1, 1, 1))[1:-1]
-        whole = [
-            np.resize(each, (x.shape[0], *each.shape[1:])) if each.ndim == 4 and len(each) == 2 else each for each in others
-        ]
+        sizes = [len(x) if each.ndim == 4 and len(each) == 2 else None for each in others]
+        whole = [np.resize(each, (size, *each.shape[1:])) if size else each for each, size in zip(others, sizes, strict=True)]
         if "channel_axis" in node.attributes and node.attributes["channel_axis"] in (0, -4) and node.attributes["per_channel"]:
             whole = [np.resize(each, len(x)) if each.size == 2 else each for each in others]
         attributes = node.attributes | ({"rounding_mode": "ROUND"} if "rounding_mode" in node.attributes else {})
@@ -214,7 +210,7 @@ def test_constants_are_folded(operator):
         made = node.model(constants=True)
         made.graph.initializer.append(numpy_helper.from_array(node.inputs[0], "x"))
         del made.graph.input[:]
-        made.graph.node.append(helper.make_node("Identity", ["y"], ["z"]))
+        made.graph.node.extend(text_nodes("z = Identity (y)"))
         made.graph.output[0].name = "z"
         optimised = quark_numba.optimize(made)
         assert [each.op_type for each in optimised.graph.node] == ["Identity"]
@@ -291,20 +287,15 @@ wrong_inputs = pytest.mark.parametrize(("operator", "attributes", "inputs", "mes
 def node_of(operator, attributes, inputs):
     known = {each.name: each.domain for each in OF_DIALECTS}
     read = {each.name for each in OPERATORS.find(known[operator], operator).attributes}
-    return Node(known[operator], operator, {name: each for name, each in attributes.items() if name in read}, inputs)
-
-
-@wrong_inputs
-def test_wrong_inputs_of_calls(operator, attributes, inputs, message):
-    with pytest.raises(ValueError, match=message):
-        call(node_of(operator, attributes, inputs))
+    attributes = {name: each for name, each in attributes.items() if name in read}
+    return Node(known[operator], operator, attributes, [np.asarray(each) for each in inputs])
 
 
 @pytest.mark.compiled
 @wrong_inputs
 def test_wrong_inputs_of_sessions(operator, attributes, inputs, message):
     """The session goes on."""
-    node = node_of(operator, attributes, [np.asarray(each) for each in inputs])
+    node = node_of(operator, attributes, inputs)
     made = session(node.model())
     for _ in range(2):
         with pytest.raises(Exception, match=rf"{node.domain}::{operator}: .*{message}"):
@@ -315,20 +306,16 @@ def test_wrong_inputs_of_sessions(operator, attributes, inputs, message):
 @pytest.mark.parametrize(("operator", "attributes", "inputs", "message"), [each for each in WRONG_INPUTS if "shape" in each[3]])
 def test_wrong_shapes_of_shape_inference(operator, attributes, inputs, message):
     quark_numba.register_schemas()
-    node = node_of(operator, attributes, [np.asarray(each) for each in inputs])
+    node = node_of(operator, attributes, inputs)
     with pytest.raises(shape_inference.InferenceError, match=message):
         shape_inference.infer_shapes(node.model(shapes=[each.shape for each in node.inputs]))
 
 
 OF_QUANT, WITH_TABLE = [X, ONE, ZERO, f32(8)], [X, np.ones(2, f32), np.ones(3, f32)]
+LEARNED = {"rounding_mode": "learned_round"}
 WRONG_ATTRIBUTES = [
     ("Quant", {"rounding_mode": "DPU"}, OF_QUANT, f"rounding_mode is 'DPU', which is refused, as QONNX does not .*; {MODES}"),
-    (
-        "IntQuant",
-        {"rounding_mode": "learned_round"},
-        OF_QUANT,
-        "rounding_mode is 'learned_round', which is refused, as what was",
-    ),
+    ("IntQuant", LEARNED, OF_QUANT, "rounding_mode is 'learned_round', which is refused, as what was"),
     ("Trunc", {"rounding_mode": "STOCHASTIC_ROUND"}, [*OF_QUANT, f32(4)], "which is refused, as its result is random"),
     ("Quant", {"rounding_mode": "NEAREST"}, OF_QUANT, f"rounding_mode is 'NEAREST'; {MODES}"),
     ("MultiThreshold", {"data_layout": "NHW"}, [X, np.ones((1, 2), f32)], "data_layout is 'NHW'; expected a letter"),
@@ -338,17 +325,17 @@ WRONG_ATTRIBUTES = [
 wrong_attributes = pytest.mark.parametrize(("operator", "attributes", "inputs", "message"), WRONG_ATTRIBUTES)
 
 
-@wrong_attributes
-def test_wrong_attributes_of_calls(operator, attributes, inputs, message):
+@pytest.mark.parametrize(("operator", "attributes", "inputs", "message"), [*WRONG_INPUTS, *WRONG_ATTRIBUTES])
+def test_wrong_calls(operator, attributes, inputs, message):
+    known = node_of(operator, attributes, inputs)
     with pytest.raises(ValueError, match=message):
-        call(node_of(operator, attributes, inputs))
+        call(known._replace(inputs=inputs))
 
 
 @pytest.mark.compiled
 @wrong_attributes
 def test_wrong_attributes_are_refused_at_load(operator, attributes, inputs, message):
-    node = node_of(operator, attributes, [np.asarray(each) for each in inputs])
-    made = node.model()
+    made = node_of(operator, attributes, inputs).model()
     made.graph.node[0].name = "culprit"
     with pytest.raises(Exception, match=rf"{message}.*node 'culprit'"):
         session(made)
@@ -365,7 +352,7 @@ def test_wrong_attributes_are_refused_at_load(operator, attributes, inputs, mess
     ],
 )
 def test_wrong_types(operator, inputs):
-    node = node_of(operator, {}, [np.asarray(each) for each in inputs])
+    node = node_of(operator, {}, inputs)
     with pytest.raises(Exception, match=operator):
         session(node.model())
     quark_numba.register_schemas()

@@ -4,33 +4,24 @@ import threading
 
 import numba
 import numpy as np
+import other_operators
 import other_operators_oracle as oracle
 import pytest
-from onnx import TensorProto, checker, helper, numpy_helper, shape_inference
+from onnx import TensorProto, checker, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx_models import INFERS, session
-from other_operators import (
-    INPUTS,
-    LSTM,
-    NORMALIZATION,
-    OUT_OF_RANGE,
-    nodes_of,
-    of_layer,
-    one_node,
-    probes,
-    random_lstm,
-    random_normalization,
-)
+from other_operators import INPUTS, LSTM, NORMALIZATION, nodes_of, one_node, probes, random_lstm
+from text_graphs import text_nodes
 
 import quark_numba
-from quark_numba import instance_normalization, lstm, optimize
+from quark_numba import from_tensor_proto, instance_normalization, lstm, optimize, to_tensor_proto
 
 CALLS = {NORMALIZATION: instance_normalization, LSTM: lstm}
 ORACLES = {
     NORMALIZATION: oracle.instance_normalization,
-    LSTM: lambda *arrays, **attributes: oracle.lstm(*arrays, **of_layer(attributes)),
+    LSTM: lambda *arrays, **attributes: oracle.lstm(*arrays, **other_operators.of_layer(attributes)),
 }
-RANDOM = {NORMALIZATION: random_normalization, LSTM: random_lstm}
+RANDOM = {NORMALIZATION: other_operators.random_normalization, LSTM: random_lstm}
 
 operators = pytest.mark.parametrize("operator", [NORMALIZATION, LSTM])
 infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
@@ -52,7 +43,7 @@ def assert_as_of_library(y, expected, attributes):
 
 
 def is_in_range(flags):
-    return not flags & OUT_OF_RANGE
+    return not flags & other_operators.OUT_OF_RANGE
 
 
 @pytest.mark.parametrize("name", ["tagger_u16", "style_xint8", "style_bf16"])
@@ -133,13 +124,13 @@ def test_reference_evaluator(operator):
 def test_optimize_computes_constants(operator):
     attributes, arrays = RANDOM[operator](0)
     constant = one_node(operator, attributes, arrays, constants=True)
-    constant.graph.initializer.append(numpy_helper.from_array(arrays[0], "x"))
+    constant.graph.initializer.append(to_tensor_proto(arrays[0], "x"))
     del constant.graph.input[:]
-    constant.graph.node.append(helper.make_node("Identity", ["y"], ["z"]))
+    constant.graph.node.extend(text_nodes("z = Identity (y)"))
     constant.graph.output[0].name = "z"
     optimised = optimize(constant)
     assert [node.op_type for node in optimised.graph.node] == ["Identity"]
-    (y,) = [numpy_helper.to_array(each) for each in optimised.graph.initializer if each.name == "y"]
+    (y,) = [from_tensor_proto(each) for each in optimised.graph.initializer if each.name == "y"]
     assert_same(y, CALLS[operator](*arrays, **attributes))
 
 
@@ -149,22 +140,15 @@ def test_optimize_beside_them(operator):
     """The nodes downstream become a region. Its shape is that of the node's output, which differs from that of a layer's x."""
     attributes, arrays = ({}, nodes_of("style_xint8")[2][2]) if operator == NORMALIZATION else nodes_of("tagger_u16")[0][1:3]
     source, last = one_node(operator, attributes, arrays, constants=True), CALLS[operator](*arrays, **attributes).shape[-1]
-    source.graph.initializer.extend(
-        numpy_helper.from_array(array, name)
-        for name, array in {
-            "scales": np.linspace(0.01, 0.02, last, dtype=np.float32),
-            "zeros": np.zeros(last, np.int8),
-            "added": np.linspace(-1, 1, last, dtype=np.float32),
-        }.items()
-    )
+    scales, added = np.linspace(0.01, 0.02, last, dtype=np.float32), np.linspace(-1, 1, last, dtype=np.float32)
+    constants = {"scales": scales, "zeros": np.zeros(last, np.int8), "added": added}
+    source.graph.initializer.extend(to_tensor_proto(array, name) for name, array in constants.items())
     source.graph.node.extend(
-        [
-            helper.make_node("Relu", ["y"], ["positive"]),
-            helper.make_node(
-                "QuantizeDequantizeLinear", ["positive", "scales", "zeros"], ["rounded"], domain="quark_numba", axis=-1
-            ),
-            helper.make_node("Add", ["rounded", "added"], ["z"]),
-        ]
+        text_nodes("""
+            positive = Relu (y)
+            rounded = quark_numba.QuantizeDequantizeLinear <axis = -1> (positive, scales, zeros)
+            z = Add (rounded, added)
+        """)
     )
     source.opset_import.append(helper.make_opsetid("quark_numba", 1))
     source.graph.output[0].name = "z"
@@ -183,7 +167,7 @@ def test_sequences_of_a_batch_are_as_if_alone():
 
 
 def test_layouts_of_arrays():
-    attributes, arrays = random_normalization(3)
+    attributes, arrays = other_operators.random_normalization(3)
     y = instance_normalization(*arrays, **attributes)
     assert_same(instance_normalization(np.asfortranarray(arrays[0]), arrays[1].tolist(), arrays[2], **attributes), y)
     attributes, (x, w, r, b) = random_lstm(3)
@@ -244,8 +228,13 @@ wrong_shapes = pytest.mark.parametrize(("operator", "shapes", "message"), WRONG_
 ATTRIBUTES = {NORMALIZATION: {}, LSTM: LAYER}
 
 
-def zeros(operator, shapes):
-    return [np.zeros(shape, np.float32) for shape in (SHAPES[operator] | shapes).values()]
+def zeros(operator, shapes=None):
+    return [np.zeros(shape, np.float32) for shape in (SHAPES[operator] | (shapes or {})).values()]
+
+
+def node_of_zeros(operator, attributes=None, **named):
+    """Return a model of one node for inputs of the right shapes."""
+    return one_node(operator, ATTRIBUTES[operator] | (attributes or {}), zeros(operator), **named)
 
 
 @wrong_shapes
@@ -291,8 +280,8 @@ def test_wrong_shapes_of_shape_inference(operator, shapes, message):
 )
 def test_shape_inference(operator, shapes, y):
     quark_numba.register_schemas()
-    node = one_node(operator, ATTRIBUTES[operator], zeros(operator, {}), shapes=shapes)
-    inferred = shape_inference.infer_shapes(node, strict_mode=True).graph.output[0].type.tensor_type
+    inferred = shape_inference.infer_shapes(node_of_zeros(operator, shapes=shapes), strict_mode=True)
+    inferred = inferred.graph.output[0].type.tensor_type
     assert inferred.elem_type == TensorProto.FLOAT
     sizes = [each.dim_value if each.HasField("dim_value") else each.dim_param for each in inferred.shape.dim]
     assert [None if str(each).startswith("unk__") else each for each in sizes] == y
@@ -302,8 +291,7 @@ def test_shape_inference(operator, shapes, y):
 def test_checker(operator):
     quark_numba.register_schemas()
     y = {NORMALIZATION: (2, 3, 5), LSTM: (5, 2, 1, 4)}[operator]
-    node = one_node(operator, ATTRIBUTES[operator], zeros(operator, {}), shapes=SHAPES[operator] | {"y": y})
-    checker.check_model(node, full_check=True)
+    checker.check_model(node_of_zeros(operator, shapes=SHAPES[operator] | {"y": y}), full_check=True)
 
 
 WRONG_ATTRIBUTES = [
@@ -325,14 +313,14 @@ wrong_attributes = pytest.mark.parametrize(("attributes", "message"), WRONG_ATTR
 @wrong_attributes
 def test_wrong_attributes_of_calls(attributes, message):
     with pytest.raises(ValueError, match=message):
-        lstm(*zeros(LSTM, {}), **LAYER | attributes)
+        lstm(*zeros(LSTM), **LAYER | attributes)
 
 
 @pytest.mark.compiled
 @wrong_attributes
 def test_wrong_attributes_of_sessions(attributes, message):
     with pytest.raises(Exception, match=message):
-        session(one_node(LSTM, LAYER | attributes, zeros(LSTM, {})))
+        session(node_of_zeros(LSTM, attributes))
 
 
 @infers
@@ -340,7 +328,7 @@ def test_wrong_attributes_of_sessions(attributes, message):
 def test_wrong_attributes_of_shape_inference(attributes, message):
     quark_numba.register_schemas()
     with pytest.raises(shape_inference.InferenceError, match=message):
-        shape_inference.infer_shapes(one_node(LSTM, LAYER | attributes, zeros(LSTM, {})))
+        shape_inference.infer_shapes(node_of_zeros(LSTM, attributes))
 
 
 @pytest.mark.compiled
@@ -349,69 +337,56 @@ def test_missing_attributes(name):
     attributes = dict(LAYER)
     value = attributes.pop(name)
     with pytest.raises(Exception, match=f"attribute {name} is missing"):
-        session(one_node(LSTM, attributes, zeros(LSTM, {})))
+        session(one_node(LSTM, attributes, zeros(LSTM)))
     another_kind = int(value) if name.endswith("scale") else float(value)
     with pytest.raises(Exception, match=f"attribute {name}: .*expected"):
-        session(one_node(LSTM, attributes | {name: another_kind}, zeros(LSTM, {})))
+        session(node_of_zeros(LSTM, {name: another_kind}))
 
 
 @pytest.mark.compiled
 def test_epsilon_of_another_kind():
     with pytest.raises(Exception, match=r"attribute epsilon: .*expected FLOAT"):
-        session(one_node(NORMALIZATION, {"epsilon": 1}, zeros(NORMALIZATION, {})))
+        session(node_of_zeros(NORMALIZATION, {"epsilon": 1}))
 
 
 @pytest.mark.compiled
 @operators
 def test_inputs_and_outputs_of_another_number(operator):
-    arrays = zeros(operator, {})
-    for change in (lambda node: node.input.pop(), lambda node: node.input.append("x"), lambda node: node.output.append("z")):
-        wrong = one_node(operator, ATTRIBUTES[operator], arrays)
-        change(wrong.graph.node[0])
-        with pytest.raises(Exception, match=r"(?i)put"):
+    for message, change in (
+        ("(?i)put", lambda graph: graph.node[0].input.pop()),
+        ("(?i)put", lambda graph: graph.node[0].input.append("x")),
+        ("(?i)put", lambda graph: graph.node[0].output.append("z")),
+        (operator, lambda graph: graph.node[0].input.__setitem__(2, "")),
+        (r"tensor\(float16\)", lambda graph: setattr(graph.input[0].type.tensor_type, "elem_type", TensorProto.FLOAT16)),
+    ):
+        wrong = node_of_zeros(operator)
+        change(wrong.graph)
+        with pytest.raises(Exception, match=message):
             session(wrong)
-    wrong = one_node(operator, ATTRIBUTES[operator], arrays)
-    wrong.graph.node[0].input[2] = ""
-    with pytest.raises(Exception, match=operator):
-        session(wrong)
-    wrong = one_node(operator, ATTRIBUTES[operator], arrays)
-    wrong.graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT16
-    with pytest.raises(Exception, match=r"tensor\(float16\)"):
-        session(wrong)
 
 
 def test_directions_are_two():
     """A layer has two directions, whatever the attribute says. Tests above check that weights of one direction are refused."""
-    arrays = random_lstm(3)[1]
-    attributes = random_lstm(3)[0]
+    attributes, arrays = random_lstm(3)
     for direction in ("forward", "reverse"):
         assert_same(lstm(*arrays, **attributes, direction=direction), lstm(*arrays, **attributes))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("operator", "arguments", "error", "message"),
     [
-        ({"x": np.zeros((5, 1, 6))}, TypeError, "x has element type float64; expected float32: write x.astype"),
-        ({"w": np.zeros((2, 16, 6), np.int8)}, TypeError, "w has element type int8; expected float32"),
-        ({"b": "b"}, TypeError, "b has"),
-        ({"x_scale": "1"}, TypeError, "x_scale is '1'; expected a number"),
-        ({"x_zero_point": 0.5}, TypeError, "x_zero_point is 0.5; expected an integer"),
-        ({"hidden_size": "4"}, TypeError, "hidden_size is '4'; expected an integer"),
+        (LSTM, {"x": np.zeros((5, 1, 6))}, TypeError, "x has element type float64; expected float32: write x.astype"),
+        (LSTM, {"w": np.zeros((2, 16, 6), np.int8)}, TypeError, "w has element type int8; expected float32"),
+        (LSTM, {"b": "b"}, TypeError, "b has"),
+        (LSTM, {"x_scale": "1"}, TypeError, "x_scale is '1'; expected a number"),
+        (LSTM, {"x_zero_point": 0.5}, TypeError, "x_zero_point is 0.5; expected an integer"),
+        (LSTM, {"hidden_size": "4"}, TypeError, "hidden_size is '4'; expected an integer"),
+        (NORMALIZATION, {"x": np.zeros((2, 3, 5), np.float16)}, TypeError, "x has element type float16; expected float32"),
+        (NORMALIZATION, {"scale": np.ma.masked_array([1, 2, 3])}, TypeError, "scale is a masked array"),
+        (NORMALIZATION, {"epsilon": "1"}, TypeError, "epsilon is '1'; expected a number"),
     ],
 )
-def test_wrong_arguments_of_lstm(arguments, error, message):
+def test_wrong_arguments(operator, arguments, error, message):
+    given = dict(zip(INPUTS[operator], zeros(operator), strict=True)) | ATTRIBUTES[operator]
     with pytest.raises(error, match=message):
-        lstm(**dict(zip("xwrb", zeros(LSTM, {}), strict=True)) | LAYER | arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"x": np.zeros((2, 3, 5), np.float16)}, TypeError, "x has element type float16; expected float32"),
-        ({"scale": np.ma.masked_array([1, 2, 3])}, TypeError, "scale is a masked array"),
-        ({"epsilon": "1"}, TypeError, "epsilon is '1'; expected a number"),
-    ],
-)
-def test_wrong_arguments_of_instance_normalization(arguments, error, message):
-    with pytest.raises(error, match=message):
-        instance_normalization(**dict(zip(("x", "scale", "bias"), zeros(NORMALIZATION, {}), strict=True)) | arguments)
+        CALLS[operator](**given | arguments)

@@ -11,15 +11,17 @@ from marks import default_of
 from nvidia_nodes import ORACLES, OWN, SPECIAL, expected_of, mxfp8_round_trip, nvfp4_round_trip, one_node, random_node, values
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import array_of, model, ort_value, session
+from onnx_models import array_of, ort_value, session
 from oracle import MX_ELEMENTS, assert_same_bits
+from text_graphs import text_model
 
 import quark_numba
+from quark_numba import mx_dequantize, mx_quantize, nvfp4_dequantize, nvfp4_quantize
 from quark_numba.catalog import OPERATORS
 from quark_numba.element_types import find
 
 f32 = np.float32
-mxfp8_quantize = functools.partial(quark_numba.mx_quantize, element_dtype="fp8_e4m3", scale_rule="rceil")
+mxfp8_quantize = functools.partial(mx_quantize, element_dtype="fp8_e4m3", scale_rule="rceil")
 BFLOAT16, FLOAT8, FLOAT4 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
 
 
@@ -38,17 +40,20 @@ def outputs_of(made, inputs, **options):
     return [array_of(each) for each in found]
 
 
+def assert_all_same(found, expected):
+    for each, y in zip(found, expected, strict=True):
+        assert_same_bits(each, y)
+
+
 def check(name, inputs, attributes, **options):
     expected = expected_of(name, inputs, attributes)
     made = one_node(name, inputs, attributes, expected)
     if attributes.get("output_dtype", 1) != 1:  # ONNX Runtime takes a type from an attribute only where it knows a shape
         made = with_shapes(made, [*inputs, *expected])
-    for found, y in zip(outputs_of(made, inputs, **options), expected, strict=True):
-        assert_same_bits(found, y)
+    assert_all_same(outputs_of(made, inputs, **options), expected)
     operator = OPERATORS.find("quark_numba" if name in OWN else "trt", name)
     found = operator.call(*inputs, **operator.values(attributes))
-    for of_call, y in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
-        assert_same_bits(of_call, y)
+    assert_all_same(found if isinstance(found, tuple) else (found,), expected)
 
 
 @pytest.mark.compiled
@@ -80,10 +85,8 @@ def test_large_nodes(name, threads):
         inputs = [x, f32(0.01)] if "FP4" in name else [x]
         attributes = {"axis": axis, "block_size": block_size}
         expected = expected_of(name, inputs, attributes)
-        for found, y in zip(
-            outputs_of(one_node(name, inputs, attributes, expected), inputs, threads=threads), expected, strict=True
-        ):
-            assert_same_bits(found, y)
+        made = one_node(name, inputs, attributes, expected)
+        assert_all_same(outputs_of(made, inputs, threads=threads), expected)
 
 
 # Special values.
@@ -100,7 +103,7 @@ def test_ties_and_bounds():
     x[4, :2] = np.inf, 1
     x[5, :2] = np.nan, 1
     check("TRT_FP4DynamicQuantize", [x, f32(1)], {})
-    codes, scales = quark_numba.nvfp4_quantize(x)
+    codes, scales = nvfp4_quantize(x)
     assert codes[0].astype(f32).tolist() == [0, 1, 1, 2, 2, 4, 4, 0, -1, -1, 6, -6, 0, 0, 0, 0]
     assert np.signbit(codes[0].astype(f32)).nonzero()[0].tolist() == [7, 8, 9, 11, 12]
     assert scales.astype(f32).reshape(-1)[[0, 2, 3, 4]].tolist() == [1, 448, 2.0**-9, 448]
@@ -154,11 +157,9 @@ def test_models_declare_codes_as_uint8(declared, has_zero_point):
     (found,) = outputs_of(one_node("QuantizeLinear", inputs, {}, expected, declared), inputs)
     assert found.dtype == find(declared).dtype
     assert_same_bits(found.view(FLOAT8), expected[0])
-    pair = [
-        helper.make_node("TRT_FP8QuantizeLinear", ["x", "s"], ["q"], domain="trt"),
-        helper.make_node("TRT_FP8DequantizeLinear", ["q", "s"], ["y"], domain="trt"),
-    ]
-    made = model(pair, ["x", ("s", "float32", [])], ["y"], domains=["trt"])
+    made = text_model("""(float[] x, float s) => (float[] y) {
+        q = trt.TRT_FP8QuantizeLinear (x, s)  y = trt.TRT_FP8DequantizeLinear (q, s)
+    }""")
     made.graph.value_info.append(helper.make_tensor_value_info("q", find(declared).number, None))
     (y,) = outputs_of(made, inputs[:2])
     assert_same_bits(y, nvidia_oracle.dequantize(expected[0], f32(0.5)))
@@ -187,30 +188,24 @@ def test_onnxs_tools(name):
     onnx.checker.check_model(made, full_check=True)
     for value in made.graph.output:
         value.type.tensor_type.ClearField("shape")
-    found = ReferenceEvaluator(made, new_ops=quark_numba.reference_ops()).run(None, dict(zip(names(made), inputs, strict=True)))
+    feeds = {each.name: array for each, array in zip(made.graph.input, inputs, strict=True)}
+    assert_all_same(ReferenceEvaluator(made, new_ops=quark_numba.reference_ops()).run(None, feeds), expected)
     inferred = onnx.shape_inference.infer_shapes(made).graph.output
-    for y, each, value in zip(expected, found, inferred, strict=True):
-        assert_same_bits(each, y)
-        assert [dimension.dim_value for dimension in value.type.tensor_type.shape.dim] == list(y.shape)
-
-
-def names(made):
-    return [each.name for each in made.graph.input]
+    shapes = [[dimension.dim_value for dimension in each.type.tensor_type.shape.dim] for each in inferred]
+    assert shapes == [[*y.shape] for y in expected]
 
 
 # Arrays.
 
 
-@pytest.mark.parametrize("quantize", [quark_numba.nvfp4_quantize, mxfp8_quantize])
+@pytest.mark.parametrize("quantize", [nvfp4_quantize, mxfp8_quantize])
 def test_layouts(quantize):
     """Any strides, memory order and byte order."""
     x = np.random.default_rng(0).normal(0, 4, (32, 6, 64)).astype(f32)
     for axis in (0, 1, -1):
         expected = quantize(x, axis=axis)
-        views = np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], x[::-1][::-1], x.astype(">f4"), x.tolist()
-        for view in views:
-            for found, y in zip(quantize(view, axis=axis), expected, strict=True):
-                assert_same_bits(found, y)
+        for view in (np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], x[::-1][::-1], x.astype(">f4"), x.tolist()):
+            assert_all_same(quantize(view, axis=axis), expected)
 
 
 def test_arrays_on_several_threads():
@@ -220,10 +215,8 @@ def test_arrays_on_several_threads():
         for name, inputs in (("NVFP4QuantizeDequantize", [x, f32(0.25)]), ("MXFP8QuantizeDequantize", [x])):
             found = OPERATORS.find("quark_numba", name).call(*inputs, **attributes)
             assert_same_bits(found, OWN[name](*inputs, **attributes))
-        for found, y in zip(
-            mxfp8_quantize(x, **attributes), expected_of("TRT_MXFP8DynamicQuantize", [x], attributes), strict=True
-        ):
-            assert found.tobytes() == y.tobytes()
+        expected = expected_of("TRT_MXFP8DynamicQuantize", [x], attributes)
+        assert [each.tobytes() for each in mxfp8_quantize(x, **attributes)] == [y.tobytes() for y in expected]
 
 
 @pytest.mark.parametrize("element_dtype", MX_ELEMENTS)
@@ -234,11 +227,9 @@ def test_scales_that_are_rounded_up(element_dtype, rounding_mode):
     for seed, (shape, axis) in enumerate([((7,), 0), ((3, 40), 1), ((40, 3), 0), ((2, 33, 5), 1), ((5, 64), -1)]):
         x = values(np.random.default_rng(seed), shape, f32)
         padding = [(0, -length % 8 if i == axis % len(shape) else 0) for i, length in enumerate(shape)]
-        codes, exponents = nvidia_oracle.mx_rceil(
-            np.pad(x, padding), element_dtype, axis=axis, block_size=8, rounding_mode=rounding_mode
-        )
-        given = {"element_dtype": element_dtype, "axis": axis, "block_size": 8, "rounding_mode": rounding_mode}
-        found, scales = quark_numba.mx_quantize(x, scale_rule="rceil", **given)
+        given = {"axis": axis, "block_size": 8, "rounding_mode": rounding_mode}
+        codes, exponents = nvidia_oracle.mx_rceil(np.pad(x, padding), element_dtype, **given)
+        found, scales = mx_quantize(x, scale_rule="rceil", element_dtype=element_dtype, **given)
         assert_same_bits(found, codes[tuple(map(slice, shape))])
         assert scales.tobytes() == exponents.tobytes()
 
@@ -251,25 +242,25 @@ def test_blocks_of_nvfp4_that_are_shorter():
         along = 1 if axis is None else axis
         padding = [(0, 0), (0, 12 if along == 1 else 0), (0, 10 if along == -1 else 0)]
         whole = nvidia_oracle.fp4_dynamic_quantize(np.pad(x, padding), 0.1, axis=along)
-        codes, scales = quark_numba.nvfp4_quantize(x, 0.1, **given)
+        codes, scales = nvfp4_quantize(x, 0.1, **given)
         assert_same_bits(codes, whole[0][:, :20, :6])
         assert_same_bits(scales, whole[1])
-        y = quark_numba.nvfp4_dequantize(codes, scales, 0.1, **given)
+        y = nvfp4_dequantize(codes, scales, 0.1, **given)
         assert_same_bits(y, nvfp4_round_trip(np.pad(x, padding), f32(0.1), axis=along)[:, :20, :6])
-    codes, scales = quark_numba.nvfp4_quantize(x[0, :, 0])
+    codes, scales = nvfp4_quantize(x[0, :, 0])
     assert (codes.shape, scales.shape) == ((20,), (2,))
-    codes, scales = quark_numba.nvfp4_quantize(f32(-3))
+    codes, scales = nvfp4_quantize(f32(-3))
     assert (float(codes), float(scales), codes.shape) == (-6, 0.5, ())
 
 
 def test_values_of_codes():
     x = np.random.default_rng(0).normal(0, 4, (6, 64)).astype(f32)
-    codes, scales = quark_numba.nvfp4_quantize(x, 0.01)
+    codes, scales = nvfp4_quantize(x, 0.01)
     for output_dtype in ("float32", "float16", "bfloat16"):
-        y = quark_numba.nvfp4_dequantize(codes, scales, 0.01, output_dtype=output_dtype)
+        y = nvfp4_dequantize(codes, scales, 0.01, output_dtype=output_dtype)
         assert_same_bits(y, nvfp4_round_trip(x, f32(0.01), axis=-1, block_size=16).astype(find(output_dtype).dtype))
     codes, scales = mxfp8_quantize(x)
-    y = quark_numba.mx_dequantize(codes, scales)
+    y = mx_dequantize(codes, scales)
     assert_same_bits(y, mxfp8_round_trip(x, axis=-1, block_size=32))
 
 
@@ -277,61 +268,53 @@ def test_dask():
     da = pytest.importorskip("dask.array")
     x = np.random.default_rng(0).normal(0, 4, (20, 96)).astype(f32)
     lazy = da.from_array(x, chunks=(7, 32))
-    for quantize in (functools.partial(quark_numba.nvfp4_quantize, tensor_scale=0.01), mxfp8_quantize):
+    for quantize in (functools.partial(nvfp4_quantize, tensor_scale=0.01), mxfp8_quantize):
         for found, y in zip(quantize(lazy), quantize(x), strict=True):
             assert isinstance(found, da.Array)
             assert (found.dtype, found.shape) == (y.dtype, y.shape)
             assert_same_bits(found.compute(), y)
-    codes, scales = quark_numba.nvfp4_quantize(lazy, 0.01)
-    y = quark_numba.nvfp4_dequantize(codes, scales, 0.01)
+    codes, scales = nvfp4_quantize(lazy, 0.01)
+    y = nvfp4_dequantize(codes, scales, 0.01)
     assert_same_bits(y.compute(), nvfp4_round_trip(x, f32(0.01), axis=-1, block_size=16))
+    within = lazy.rechunk((20, 24))
     with pytest.raises(ValueError, match="ends at 24, within a block of 16; expected ends at multiples"):
-        quark_numba.nvfp4_quantize(lazy.rechunk((20, 24)))
-    codes, _ = quark_numba.nvfp4_quantize(lazy.rechunk((20, 24)), 0.01, rechunk=True)
-    assert_same_bits(codes.compute(), quark_numba.nvfp4_quantize(x, 0.01)[0])
+        nvfp4_quantize(within)
+    codes, _ = nvfp4_quantize(within, 0.01, rechunk=True)
+    assert_same_bits(codes.compute(), nvfp4_quantize(x, 0.01)[0])
 
 
 def test_xarray():
     xr = pytest.importorskip("xarray")
-    x = xr.DataArray(
-        np.random.default_rng(0).normal(0, 4, (4, 64)).astype(f32), dims=("row", "column"), coords={"row": range(4)}
-    )
-    codes, scales = quark_numba.nvfp4_quantize(x)
+    x = np.random.default_rng(0).normal(0, 4, (4, 64)).astype(f32)
+    x = xr.DataArray(x, dims=("row", "column"), coords={"row": range(4)})
+    codes, scales = nvfp4_quantize(x)
     assert (codes.dims, scales.dims) == (x.dims, ("row", "column_block"))
     assert codes.coords["row"].values.tolist() == scales.coords["row"].values.tolist() == [0, 1, 2, 3]
-    assert_same_bits(scales.values, quark_numba.nvfp4_quantize(x.values)[1])
+    assert_same_bits(scales.values, nvfp4_quantize(x.values)[1])
+
+
+def zeros(*shape, dtype=f32):
+    return np.zeros(shape, dtype)
+
+
+OF_16, OF_32, OF_40 = (functools.partial(nvfp4_dequantize, zeros(length, dtype=FLOAT4)) for length in (16, 32, 40))
+FOR_16, FOR_32 = zeros(1, dtype=FLOAT8), zeros(2, dtype=FLOAT8)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (
-            lambda: quark_numba.nvfp4_quantize(np.zeros((3, 4), f32), axis=2),
-            ValueError,
-            r"axis is 2, out of range for x of shape",
-        ),
-        (lambda: mxfp8_quantize(np.zeros(32, f32), block_size=0), ValueError, "block_size is 0; expected a pos"),
-        (
-            lambda: quark_numba.mx_quantize(np.zeros(32, f32), scale_rule="ceil"),
-            ValueError,
-            "scale_rule is 'ceil'; expected 'floor' ",
-        ),
-        (lambda: quark_numba.nvfp4_quantize(np.zeros(16, f32), f32([1, 2])), ValueError, r"tensor_scale has shape \(2,\)"),
-        (lambda: quark_numba.nvfp4_quantize(np.zeros(16)), TypeError, "x has element type float64"),
-        (lambda: quark_numba.nvfp4_quantize(np.zeros(16, f32), block_size=0), ValueError, "block_size is 0; expected a pos"),
-        (lambda: quark_numba.nvfp4_quantize(np.zeros(16, f32), np.ones(1)), TypeError, "tensor_scale has element type"),
-        (lambda: quark_numba.nvfp4_dequantize(np.zeros(16, f32), np.zeros(1, FLOAT8)), TypeError, "codes has element type"),
-        (lambda: quark_numba.nvfp4_dequantize(np.zeros(16, FLOAT4), np.zeros(1, f32)), TypeError, "scales has element type"),
-        (
-            lambda: quark_numba.nvfp4_dequantize(np.zeros(32, FLOAT4), np.zeros(1, FLOAT8)),
-            ValueError,
-            r"scales has shape \(1,\); expected \(2,\) for codes of shape \(32,\)",
-        ),
-        (
-            lambda: quark_numba.nvfp4_dequantize(np.zeros(40, FLOAT4), np.zeros(2, FLOAT8)),
-            ValueError,
-            r"scales has shape \(2,\); expected \(3,\) for codes of shape \(40,\)",
-        ),
+        (lambda: nvfp4_quantize(zeros(3, 4), axis=2), ValueError, r"axis is 2, out of range for x of shape"),
+        (lambda: mxfp8_quantize(zeros(32), block_size=0), ValueError, "block_size is 0; expected a pos"),
+        (lambda: mx_quantize(zeros(32), scale_rule="ceil"), ValueError, "scale_rule is 'ceil'; expected 'floor' "),
+        (lambda: nvfp4_quantize(zeros(16), f32([1, 2])), ValueError, r"tensor_scale has shape \(2,\)"),
+        (lambda: nvfp4_quantize(np.zeros(16)), TypeError, "x has element type float64"),
+        (lambda: nvfp4_quantize(zeros(16), block_size=0), ValueError, "block_size is 0; expected a pos"),
+        (lambda: nvfp4_quantize(zeros(16), np.ones(1)), TypeError, "tensor_scale has element type"),
+        (lambda: nvfp4_dequantize(zeros(16), FOR_16), TypeError, "codes has element type"),
+        (lambda: OF_16(FOR_16.astype(f32)), TypeError, "scales has element type"),
+        (lambda: OF_32(FOR_16), ValueError, r"scales has shape \(1,\); expected \(2,\) for codes of shape \(32,\)"),
+        (lambda: OF_40(FOR_32), ValueError, r"scales has shape \(2,\); expected \(3,\) for codes of shape \(40,\)"),
     ],
 )
 def test_wrong_arguments(call, error, message):
@@ -342,67 +325,52 @@ def test_wrong_arguments(call, error, message):
 # Errors of sessions.
 
 
+FP4, MXFP8, OF_MXFP8 = "TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize", "TRT_MXFP8DequantizeLinear"
+OUTPUTS = {FP4: (FLOAT4, FLOAT8), MXFP8: (FLOAT8, np.uint8)}
+
+
+def check_refused(name, inputs, attributes, message, run):
+    """Check that `run` of a model, and a call, are refused."""
+    made = one_node(name, inputs, attributes, [zeros(0, dtype=each) for each in OUTPUTS.get(name, (f32,))])
+    with pytest.raises(Exception, match=message):
+        run(made)
+    operator = OPERATORS.find("trt", name)
+    with pytest.raises(ValueError, match=message.removeprefix(f"trt::{name}: ")):
+        operator.call(*inputs, **operator.values(attributes))
+
+
+A_MULTIPLE = "expected a length along axis -1 that is a multiple of block_size, 16"
+SCALES_OF_TWO = [zeros(2, 3, dtype=FLOAT8), f32([1, 2])]
+
+
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     ("name", "inputs", "attributes", "message"),
     [
-        (
-            "TRT_FP4DynamicQuantize",
-            [np.zeros((3, 40), f32), f32(1)],
-            {},
-            r"x has shape \(3, 40\); expected a length along axis -1 that is a multiple of block_size, 16",
-        ),
-        ("TRT_FP4DynamicQuantize", [np.zeros((), f32), f32(1)], {}, r"axis is -1, out of range for x of shape \(\)"),
-        ("TRT_FP4DynamicQuantize", [np.zeros(16, f32), f32([1, 2])], {}, r"scale has shape \(2,\); expected one element"),
-        (
-            "TRT_MXFP8DynamicQuantize",
-            [np.zeros((32, 2), f32)],
-            {"axis": 2},
-            r"axis is 2, out of range for x of shape \(32, 2\)",
-        ),
-        (
-            "TRT_MXFP8DequantizeLinear",
-            [np.zeros((2, 64), FLOAT8), np.zeros((2, 3), np.uint8)],
-            {},
-            "block_size is 32; expected",
-        ),
-        (
-            "TRT_FP8DequantizeLinear",
-            [np.zeros((2, 3), FLOAT8), f32([1, 2])],
-            {"axis": 1},
-            r"x_scale has shape \(2,\); expected",
-        ),
+        (FP4, [zeros(3, 40), f32(1)], {}, rf"x has shape \(3, 40\); {A_MULTIPLE}"),
+        (FP4, [zeros(), f32(1)], {}, r"axis is -1, out of range for x of shape \(\)"),
+        (FP4, [zeros(16), f32([1, 2])], {}, r"scale has shape \(2,\); expected one element"),
+        (MXFP8, [zeros(32, 2)], {"axis": 2}, r"axis is 2, out of range for x of shape \(32, 2\)"),
+        (OF_MXFP8, [zeros(2, 64, dtype=FLOAT8), zeros(2, 3, dtype=np.uint8)], {}, "block_size is 32; expected"),
+        ("TRT_FP8DequantizeLinear", SCALES_OF_TWO, {"axis": 1}, r"x_scale has shape \(2,\); expected"),
     ],
 )
 def test_errors_of_runs(name, inputs, attributes, message):
-    types = {"TRT_FP4DynamicQuantize": (FLOAT4, FLOAT8), "TRT_MXFP8DynamicQuantize": (FLOAT8, np.uint8)}
-    made = one_node(name, inputs, attributes, [np.zeros(0, each) for each in types.get(name, (f32,))])
-    with pytest.raises(Exception, match=f"trt::{name}: {message}"):
-        outputs_of(made, inputs)
-    operator = OPERATORS.find("trt", name)
-    with pytest.raises(ValueError, match=message):
-        operator.call(*inputs, **operator.values(attributes))
+    check_refused(name, inputs, attributes, f"trt::{name}: {message}", lambda made: outputs_of(made, inputs))
 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     ("name", "attributes", "message"),
     [
-        ("TRT_FP4DynamicQuantize", {"scale_type": 1}, r"scale_type is 1; expected 17 \(float8e4m3fn\)"),
-        ("TRT_MXFP8DynamicQuantize", {"output_dtype": 19}, r"output_dtype is 19; expected 17 \(float8e4m3fn\)"),
-        ("TRT_FP4DynamicQuantize", {"block_size": 0}, "block_size is 0; expected a positive integer"),
-        ("TRT_MXFP8DynamicQuantize", {"block_size": -4}, "block_size is -4; expected a positive integer"),
+        (FP4, {"scale_type": 1}, r"scale_type is 1; expected 17 \(float8e4m3fn\)"),
+        (MXFP8, {"output_dtype": 19}, r"output_dtype is 19; expected 17 \(float8e4m3fn\)"),
+        (FP4, {"block_size": 0}, "block_size is 0; expected a positive integer"),
+        (MXFP8, {"block_size": -4}, "block_size is -4; expected a positive integer"),
     ],
 )
 def test_wrong_attributes(name, attributes, message):
-    inputs = [np.zeros(32, f32), f32(1)][: 2 if "FP4" in name else 1]
-    types = {"TRT_FP4DynamicQuantize": (FLOAT4, FLOAT8), "TRT_MXFP8DynamicQuantize": (FLOAT8, np.uint8)}
-    made = one_node(name, inputs, attributes, [np.zeros(0, each) for each in types[name]])
-    with pytest.raises(Exception, match=message):
-        session(made)
-    operator = OPERATORS.find("trt", name)
-    with pytest.raises(ValueError, match=message):
-        operator.call(*inputs, **operator.values(attributes))
+    check_refused(name, [zeros(32), f32(1)][: 2 if name == FP4 else 1], attributes, message, session)
 
 
 @pytest.mark.compiled
@@ -411,7 +379,7 @@ def test_steps_of_the_exporter_are_refused(name, tmp_path):
     """Nobody runs the operators that only the exporter's own steps need: a session names them, and so does the inventory."""
     from quark_numba.cli.inventory import quantization_nodes
 
-    made = model([helper.make_node(name, ["x"], ["y"], domain="trt")], ["x"], ["y"], domains=["trt"])
+    made = text_model(f"(float[] x) => (float[] y) {{ y = trt.{name} (x) }}")
     with pytest.raises(Exception, match=f"trt:{name}"):
         session(made)
     with pytest.raises(quark_numba.ModelError, match=f"trt::{name}, which cannot run: it is a step of ModelOpt's exporter"):

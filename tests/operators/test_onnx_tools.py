@@ -9,15 +9,17 @@ import numpy as np
 import onnx
 import oracle
 import pytest
-from onnx import TensorProto, checker, defs, helper, numpy_helper, shape_inference
+from onnx import TensorProto, checker, defs, helper, numpy_helper, parser, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeTypeError
-from onnx_models import INFERS, OPERATORS, model, node_tests, number
+from onnx_models import INFERS, OPERATORS, model, node_tests
 from paths import MODELS
+from text_graphs import text_model
 
 import quark_numba
 from quark_numba.catalog import OPERATORS as CATALOG
 
+infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
 QUARK = [each for each in CATALOG if each.family == "linear" and each.domain in ("com.amd.quark", "com.vai.quantize")]
 
 
@@ -63,30 +65,20 @@ def test_backend_cases_are_all_there():
     assert "test_dequantizelinear_blocked" in names
 
 
-def constant(name, element_type, values):
-    values = np.asarray(values)
-    return helper.make_tensor(name, number(element_type), values.shape, values.reshape(-1).tolist())
-
-
 def chain():
     """Return a model with operators of both domains: x of shape (N, 3, 2) → int16 per axis → float32 → bfloat16 → float32 →
     uint8. The last step has no zero point."""
-    quark, vai = "com.amd.quark", "com.vai.quantize"
-    nodes = [
-        helper.make_node("ExtendedQuantizeLinear", ["x", "scales", "int16_zeros"], ["q1"], domain=quark, axis=-2),
-        helper.make_node("ExtendedDequantizeLinear", ["q1", "scales", "int16_zeros"], ["f1"], domain=quark),
-        helper.make_node("VitisQuantizeLinear", ["f1", "scale", "bfloat16_zero"], ["q2"], domain=vai),
-        helper.make_node("VitisDequantizeLinear", ["q2", "scale", ""], ["f2"], domain=vai, axis=7),
-        helper.make_node("ExtendedQuantizeLinear", ["f2", "scale"], ["y"], domain=quark),
-    ]
-    initializers = [
-        constant("scales", "float32", [0.5, 0.25, 3.0]),
-        constant("int16_zeros", "int16", [7, -7, 32000]),
-        constant("scale", "float32", 0.75),
-        constant("bfloat16_zero", "bfloat16", 1.5),
-    ]
-    inputs, outputs = [("x", "float32", ["N", 3, 2])], [("y", "uint8", ["N", 3, 2])]
-    return model(nodes, inputs, outputs, initializers=initializers, domains=(quark, vai))
+    text = """(float[N, 3, 2] x) => (uint8[N, 3, 2] y)
+        <float[3] scales = {0.5, 0.25, 3}, int16[3] int16_zeros = {7, -7, 32000}, float scale = {0.75}> {
+        q1 = ExtendedQuantizeLinear <axis = -2> (x, scales, int16_zeros)
+        f1 = ExtendedDequantizeLinear <axis = -2> (q1, scales, int16_zeros)
+        q2 = com.vai.quantize.VitisQuantizeLinear (f1, scale, bfloat16_zero)
+        f2 = com.vai.quantize.VitisDequantizeLinear <axis = 7> (q2, scale)
+        y = ExtendedQuantizeLinear (f2, scale)
+    }"""
+    made = text_model(text, bfloat16_zero=np.array(1.5, ml_dtypes.bfloat16))
+    made.graph.node[3].input.append("")  # omitted
+    return made
 
 
 def value_infos(inferred):
@@ -126,9 +118,8 @@ def test_models_that_quark_wrote(variant):
     checker.check_model(source, full_check=True)
     infos = value_infos(shape_inference.infer_shapes(source, check_type=True, strict_mode=True, data_prop=True))
     if variant in ("bf16", "fp16"):  # all nodes are ONNX's or Quark's
-        names = {output for node in source.graph.node for output in node.output} - {
-            output.name for output in source.graph.output
-        }
+        outputs = {output.name for output in source.graph.output}
+        names = {output for node in source.graph.node for output in node.output} - outputs
         assert names <= set(infos)
         shapes = [infos[node.output[0]][1] for node in source.graph.node if node.output[0] in infos]
         assert all(shape is not None for shape in shapes) is INFERS
@@ -159,6 +150,7 @@ def test_schemas_follow_the_table(version):
 
 F, I8 = "float32", "int8"
 SCALAR = [[2, 3], [], []]
+AS_MANY = "expected as many elements as x"
 
 
 @pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"])
@@ -190,15 +182,11 @@ def test_a_type_that_no_operator_has():
         shape_inference.infer_shapes(wrong, check_type=True, strict_mode=True)
 
 
-def test_wrong_output_type():
-    for wrong in (
-        node_model("quantize", (F, F, I8), SCALAR, output="uint8"),
-        node_model("quantize", (F, F, None), SCALAR, output=I8),
-    ):
-        with pytest.raises(shape_inference.InferenceError):
-            checker.check_model(wrong, full_check=True)
-        if not INFERS:
-            break
+@pytest.mark.parametrize(("zero_point", "output"), [(I8, "uint8"), pytest.param(None, I8, marks=infers)])
+def test_wrong_output_type(zero_point, output):
+    wrong = node_model("quantize", (F, F, zero_point), SCALAR, output=output)
+    with pytest.raises(shape_inference.InferenceError):
+        checker.check_model(wrong, full_check=True)
 
 
 def test_wrong_nodes():
@@ -211,15 +199,11 @@ def test_wrong_nodes():
             checker.check_model(wrong)
 
 
-@pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
+@infers
 @pytest.mark.parametrize(
     ("shapes", "axis", "message"),
     [
-        (
-            [["N", 3], [2], [2]],
-            None,
-            r"y_scale has shape \[2\]; expected as many elements as x of shape \[\?, 3\] has along axis 1",
-        ),
+        ([["N", 3], [2], [2]], None, rf"y_scale has shape \[2\]; {AS_MANY} of shape \[\?, 3\] has along axis 1"),
         ([["N", 3], [3], [3]], 2, r"axis is 2, out of range for x of shape \[\?, 3\]"),
         ([["N"], [3], [3]], None, r"axis is 1, out of range for x of shape \[\?\]"),
         ([[2, 3], [2, 3], [2, 3]], None, r"y_scale has shape \[2, 3\]; expected a scalar"),
@@ -233,17 +217,12 @@ def test_wrong_shapes(shapes, axis, message):
         shape_inference.infer_shapes(wrong, strict_mode=True)
 
 
-@pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
+@infers
 def test_what_is_unknown_stays_unknown():
-    unknown = helper.make_node("Unknown", ["a"], ["u"], domain="other")
-    nodes = [
-        unknown,
-        helper.make_node("ExtendedQuantizeLinear", ["u", "scale", "zero_point"], ["y1"], domain="com.amd.quark"),
-        helper.make_node("ExtendedQuantizeLinear", ["a", "scale", "u"], ["y2"], domain="com.amd.quark"),
-        helper.make_node("ExtendedDequantizeLinear", ["u", "u"], ["y3"], domain="com.amd.quark"),
-    ]
-    inputs = [("a", F, [2]), ("scale", F, ["S"]), ("zero_point", I8, None)]
-    graph = model(nodes, inputs, [("y2", I8, [2])], domains=("com.amd.quark", "other"))
+    graph = text_model("""(float[2] a, float[S] scale, int8[] zero_point) => (int8[2] y2) {
+        u = other.Unknown (a)  y1 = ExtendedQuantizeLinear (u, scale, zero_point)
+        y2 = ExtendedQuantizeLinear (a, scale, u)  y3 = ExtendedDequantizeLinear (u, u)
+    }""")
     inferred = shape_inference.infer_shapes(graph, strict_mode=True)
     assert value_infos(inferred) == {"y1": (TensorProto.INT8, None), "y3": (TensorProto.FLOAT, None)}
 
@@ -308,29 +287,18 @@ def test_standard_operators_are_onnx_own_unless_asked_for():
     assert y.tolist() == [[255]]
 
 
+def ones(shape=(), name=F):
+    return np.ones(shape, oracle.dtype(name))
+
+
 @pytest.mark.parametrize(
     ("operation", "inputs", "error", "message"),
     [
-        ("quantize", (np.ones(2, np.float16), np.float32(1)), RuntimeTypeError, "x has element type float16; expected float32"),
-        ("quantize", (np.ones(2, np.float32), np.ones(3, np.float32)), ValueError, "axis is 1, out of range for x"),
-        (
-            "quantize",
-            (np.ones((2, 4), np.float32), np.ones((2, 2), np.float32)),
-            ValueError,
-            "expected a scalar or one dimension",
-        ),
-        (
-            "dequantize",
-            (np.ones(2, ml_dtypes.int4), np.float32(1)),
-            RuntimeTypeError,
-            "x has element type int4; expected uint8 or",
-        ),
-        (
-            "dequantize",
-            (np.ones(2, np.int8), np.float32(1), np.uint8(1)),
-            RuntimeTypeError,
-            "x_zero_point has element type uint8",
-        ),
+        ("quantize", (ones(2, "float16"), ones()), RuntimeTypeError, "x has element type float16; expected float32"),
+        ("quantize", (ones(2), ones(3)), ValueError, "axis is 1, out of range for x"),
+        ("quantize", (ones((2, 4)), ones((2, 2))), ValueError, "expected a scalar or one dimension"),
+        ("dequantize", (ones(2, "int4"), ones()), RuntimeTypeError, "x has element type int4; expected uint8 or"),
+        ("dequantize", (ones(2, I8), ones(), ones((), "uint8")), RuntimeTypeError, "x_zero_point has element type uint8"),
     ],
 )
 @pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"])
@@ -343,11 +311,10 @@ def test_wrong_input_of_the_evaluator(domain, operation, inputs, error, message)
 
 
 def test_in_a_subgraph():
-    inner = helper.make_node("ExtendedQuantizeLinear", ["x", "scale"], ["y"], domain="com.amd.quark")
-    branch = helper.make_graph([inner], "branch", [], [helper.make_tensor_value_info("y", TensorProto.UINT8, [2])])
-    node = helper.make_node("If", ["condition"], ["y"], then_branch=branch, else_branch=branch)
-    source = model([node], ["x", "scale"], [("y", "uint8", [2])])
-    source.graph.input.append(helper.make_tensor_value_info("condition", TensorProto.BOOL, []))
+    branch = "graph = branch () => (uint8[2] y) { y = ExtendedQuantizeLinear (x, scale) }"
+    source = text_model(f"""(float[] x, float[] scale, bool condition) => (uint8[2] z) {{
+        z = If (condition) <then_branch: {branch}, else_branch: {branch}>
+    }}""")
     feeds = {"x": np.array([1, 2], np.float32), "scale": np.array(0.5, np.float32), "condition": np.array(True)}
     (y,) = ReferenceEvaluator(source, new_ops=quark_numba.reference_ops()).run(None, feeds)
     assert y.tolist() == [2, 4]
@@ -355,10 +322,10 @@ def test_in_a_subgraph():
 
 def test_as_a_function_with_a_linked_attribute():
     """ReferenceEvaluator does not pass new_ops on to a model's functions, but accepts an evaluator for a function."""
-    node = helper.make_node("ExtendedQuantizeLinear", ["x", "scale"], ["y"], domain="com.amd.quark")
-    node.attribute.append(onnx.AttributeProto(name="axis", ref_attr_name="along", type=onnx.AttributeProto.INT))
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.amd.quark", 1)]
-    function = helper.make_function("mine", "F", ["x", "scale"], ["y"], [node], opsets, attributes=["along"])
+    function = parser.parse_function("""
+        <domain: "mine", opset_import: ["" : 21, "com.amd.quark" : 1]>
+        F <along> (x, scale) => (y) { y = com.amd.quark.ExtendedQuantizeLinear <axis: int = @along> (x, scale) }
+    """)
     evaluator = ReferenceEvaluator(function, new_ops=quark_numba.reference_ops())
     feeds = {"x": np.ones((2, 3), np.float32), "scale": np.array([1, 0.5], np.float32)}
     (y,) = evaluator.run(None, feeds, attributes={"along": 0})

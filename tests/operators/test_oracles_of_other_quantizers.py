@@ -8,23 +8,12 @@ import numpy as np
 import nvidia_oracle
 import onnx
 import oracle
+import other_quantizers
 import pytest
 import qonnx_oracle
 from onnx import defs, numpy_helper
 from oracle import assert_same_bits
-from other_quantizers import (
-    HAS_SAME_SUMS,
-    MCT_OPERATORS,
-    call,
-    expectation,
-    expected_nodes,
-    expected_outputs,
-    models_of,
-    outputs_of,
-    quantization_nodes,
-    run,
-    version_of,
-)
+from other_quantizers import HAS_SAME_SUMS, expectation, expected_outputs, models_of, outputs_of, quantization_nodes
 from paths import MODELS
 from probes import probes
 
@@ -56,9 +45,9 @@ def test_probes(operator, version):
         arguments = probe.domain, operator, version, probe.attributes, probe.inputs
         if probe.number in FRACTIONAL_BIT_WIDTH:
             with pytest.raises(ValueError, match=r"bit_width is 4\.19.*; expected a whole number"):
-                call(*arguments)
+                other_quantizers.call(*arguments)
         else:
-            (y,) = call(*arguments)
+            (y,) = other_quantizers.call(*arguments)
             assert_same_bits(y, probe.output)
     assert count == 50
 
@@ -70,21 +59,17 @@ def test_models_of_mct(path):
     if path.stem == "mct_probe":  # single nodes, two of each operator
         for y, y_of_vendor in zip(expected_outputs(path, feeds, digits=6), expected, strict=True):
             assert_same_bits(y, y_of_vendor)
-        assert sorted(node.operator for node in expected_nodes(path)) == sorted(2 * list(MCT_OPERATORS))
+        found = sorted(node.operator for node in other_quantizers.expected_nodes(path))
+        assert found == sorted(2 * list(other_quantizers.MCT_OPERATORS))
         assert max(map(largest_difference, expected_outputs(path, feeds), expected)) < 0.002
     else:
         assert_close(expected_outputs(path, feeds, digits=6), expected, 1e-7)
         assert_close(expected_outputs(path, feeds), expected, 1e-6)
 
 
-@pytest.mark.parametrize("path", models("qonnx"))
-def test_models_of_brevitas(path):
-    assert_close(expected_outputs(path), expectation(path)[1], 1e-6)
-
-
-@pytest.mark.parametrize("path", models("nvidia"))
-def test_models_of_modelopt(path):
-    if defs.onnx_opset_version() < version_of(onnx.NodeProto(), onnx.load(path).opset_import):
+@pytest.mark.parametrize("path", models("qonnx", "nvidia"))
+def test_models_of_brevitas_and_modelopt(path):
+    if defs.onnx_opset_version() < other_quantizers.version_of(onnx.NodeProto(), onnx.load(path).opset_import):
         pytest.skip("onnx has no float4 yet")
     assert_close(expected_outputs(path), expectation(path)[1], 1e-6)
 
@@ -107,7 +92,7 @@ def test_recorded_nodes(path):
     """A run records each quantization node, and the node alone gives the same outputs."""
     model = onnx.load(path)
     protos = {node.output[0]: node for node in quantization_nodes(model)}
-    outputs, nodes = run(model, expectation(path)[0])
+    outputs, nodes = other_quantizers.run(model, expectation(path)[0])
     assert len(outputs) == len(model.graph.output)
     assert [node.name for node in nodes] == list(protos)
     for node in nodes:
@@ -242,10 +227,7 @@ def test_special_values_of_mct():
     assert_same_bits(mct_oracle.activation_symmetric(x, threshold=1, signed=0, num_bits=2), f32s(np.nan, 0.75, 0, -0.0, 0))
     assert_same_bits(mct_oracle.activation_uniform(x, min_range=1, max_range=3, num_bits=2), f32s(np.nan, 3, 0, 0, 0))
     channel = {"per_channel": 0, "channel_axis": 0}
-    assert_same_bits(
-        mct_oracle.weights_uniform(x, [-0.001], [3], num_bits=2, **channel),
-        f32s(np.nan, 3.001, 0, -0.0, 0),
-    )
+    assert_same_bits(mct_oracle.weights_uniform(x, [-0.001], [3], num_bits=2, **channel), f32s(np.nan, 3.001, 0, -0.0, 0))
     y = mct_oracle.weights_lut_symmetric(f32s(np.nan, inf, -inf, 0.5), [3, -4, 1], [1], lut_values_bitwidth=3, **channel)
     assert_same_bits(y, f32s(0.75, 0.75, -1, 0.75))
 
@@ -255,10 +237,8 @@ def test_channels():
     for axis, count in ((0, 2), (1, 3), (-1, 4)):
         thresholds = np.arange(1, count + 1) / 3
         y = mct_oracle.weights_symmetric(x, thresholds, num_bits=4, per_channel=1, channel_axis=axis)
-        slices = [
-            mct_oracle.weights_symmetric(np.take(x, i, axis), thresholds[i], num_bits=4, per_channel=0, channel_axis=0)
-            for i in range(count)
-        ]
+        one = {"num_bits": 4, "per_channel": 0, "channel_axis": 0}
+        slices = [mct_oracle.weights_symmetric(np.take(x, i, axis), thresholds[i], **one) for i in range(count)]
         assert_same_bits(y, np.stack(slices, axis))
         with pytest.raises(ValueError, match=f"1 elements; expected {count}"):
             mct_oracle.weights_symmetric(x, [1], num_bits=4, per_channel=1, channel_axis=axis)
@@ -268,8 +248,7 @@ def test_channels():
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "highest"),
-    [("float8e4m3fn", ml_dtypes.float8_e4m3fn, 448), ("float4e2m1", ml_dtypes.float4_e2m1fn, 6)],
+    ("name", "dtype", "highest"), [("float8e4m3fn", ml_dtypes.float8_e4m3fn, 448), ("float4e2m1", ml_dtypes.float4_e2m1fn, 6)]
 )
 def test_codes_are_those_of_casts(name, dtype, highest):
     """Ties and saturation are those of ml_dtypes' casts of clipped numbers."""
@@ -306,9 +285,8 @@ def test_fp4_weights_of_the_model():
         pytest.skip("onnx has no float4 yet")
     for name in names:
         stem = name.removesuffix("_f4")
-        codes, scales, scale = (
-            numpy_helper.to_array(held[each]) for each in (name, f"{stem}_f8_scale", f"{stem}_f8_scale_f32_scale")
-        )
+        stored = [held[each] for each in (name, f"{stem}_f8_scale", f"{stem}_f8_scale_f32_scale")]
+        codes, scales, scale = map(numpy_helper.to_array, stored)
         blocks = nvidia_oracle.dequantize_linear(scales, scale.reshape(()))
         x = nvidia_oracle.dequantize_linear(codes, blocks, axis=-1, block_size=16)
         found, found_scales = nvidia_oracle.fp4_dynamic_quantize(x, scale)

@@ -76,11 +76,7 @@ X, SCALE = np.ones((2, 3), np.float32), np.ones(3, np.float32)
         (ValueError, r"scale has shape \(4,\)", {"scale": np.ones(4, np.float32)}),
         (ValueError, r"zero_point has shape \(2,\); expected the shape of scale", {"zero_point": np.zeros(2, np.int8)}),
         (TypeError, "zero_point has element type float32; expected uint8 or", {"zero_point": SCALE}),
-        (
-            TypeError,
-            "zero_point has element type int8; expected int4",
-            {"zero_point": SCALE.astype("i1"), "dtype": "int4"},
-        ),
+        (TypeError, "zero_point has element type int8; expected int4", {"zero_point": SCALE.astype("i1"), "dtype": "int4"}),
         (TypeError, "dtype has element type float32; expected uint8 or", {"dtype": "float32"}),
         (TypeError, "axis is 1.0; expected an integer", {"axis": 1.0}),
         (ValueError, "axis is 2, out of range", {"axis": 2}),

@@ -16,6 +16,7 @@ from quark_numba.linear.plans import Plan
 from quark_numba.linear.versions import LATEST_OPSET, VERSIONS, version_of_opset
 
 OPERATORS = {"quantize": "QuantizeLinear", "dequantize": "DequantizeLinear"}
+CALLS = {"quantize": quantize, "dequantize": dequantize}
 
 # An older onnx does not know the newest versions.
 OPSETS = range(10, min(LATEST_OPSET, onnx.defs.onnx_opset_version()) + 1)
@@ -68,8 +69,7 @@ def no_kernels(monkeypatch):
 
 
 NAMES = [row.name for row in ELEMENT_TYPES]
-DTYPES = {row.name: row.dtype for row in ELEMENT_TYPES}
-ARRAYS = {name: np.zeros((), dtype) for name, dtype in DTYPES.items()}
+ARRAYS = {row.name: np.zeros((), row.dtype) for row in ELEMENT_TYPES}
 
 
 def accepted(call, *arguments, **attributes):
@@ -92,8 +92,7 @@ def test_types_of_quantize(opset):
         allowed = x in x_names and scale in scale_names and y in y_names and (x == scale or not alike)
         arguments = ARRAYS[x], ARRAYS[scale]
         assert accepted(quantize, *arguments, ARRAYS[y], opset=opset) == allowed, (x, scale, y)
-        output_dtype = allowed and has_output_dtype
-        assert accepted(quantize, *arguments, dtype=y, opset=opset) == output_dtype, (x, scale, y)
+        assert accepted(quantize, *arguments, dtype=y, opset=opset) == (allowed and has_output_dtype), (x, scale, y)
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -131,7 +130,7 @@ ATTRIBUTES = {
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
 def test_attributes(operation, opset, attribute):
     value, x_shape, scale_shape = ATTRIBUTES[attribute]
-    call = quantize if operation == "quantize" else dequantize
+    call = CALLS[operation]
     if operation == "dequantize" and attribute in ("saturate", "precision"):
         pytest.skip("no version of dequantize has it")
     argument = attribute
@@ -164,7 +163,7 @@ def test_attributes_left_out(operation, opset):
 @opsets
 @operations
 def test_granularities(operation, opset):
-    call = quantize if operation == "quantize" else dequantize
+    call = CALLS[operation]
     x = np.ones((2, 4), np.float32 if operation == "quantize" else np.int8)
     call(x, np.float32(1), opset=opset)
     assert accepted(call, x, np.ones(4, np.float32), opset=opset) == (opset >= 13)
@@ -186,13 +185,7 @@ def test_int32_has_no_zero_point(opset):
 
 @operations
 def test_results_do_not_depend_on_the_opset(operation):
-    x = np.linspace(-300, 300, 1000).astype(np.float32)
-    zero_point = np.int8(-7)
+    x = np.linspace(-300, 300, 1000).astype(np.float32) if operation == "quantize" else samples.codes("int8")
+    expected = getattr(oracle, operation)(x, np.float32(1.7), np.int8(-7), "int8")
     for opset in OPSETS:
-        if operation == "quantize":
-            y = quantize(x, np.float32(1.7), zero_point, opset=opset)
-            oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1.7), zero_point, "int8"))
-        else:
-            codes = samples.codes("int8")
-            y = dequantize(codes, np.float32(1.7), zero_point, opset=opset)
-            oracle.assert_same_bits(y, oracle.dequantize(codes, np.float32(1.7), zero_point, "int8"))
+        oracle.assert_same_bits(CALLS[operation](x, np.float32(1.7), np.int8(-7), opset=opset), expected)

@@ -11,10 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 from marks import default_of
-from onnx import helper
-from onnx_models import model
 from paths import MODELS
-from rewritten_models import VARIANTS, constant
+from rewritten_models import VARIANTS
+from text_graphs import text_model
 
 import quark_numba
 from quark_numba import optimize
@@ -25,10 +24,10 @@ pytestmark = pytest.mark.compiled
 # What is between convolutions, by format; None: a pair of linear operators.
 FORMATS = {
     "int16": None,
-    "bfp16": ("BFPQuantizeDequantize", {"bit_width": 16, "block_size": 8}),
-    "mx9": ("BFPQuantizeDequantize", {"bfp_method": "to_bfp_prime", "bit_width": 16, "block_size": 16}),
-    "mxfp8": ("MXQuantizeDequantize", {"element_dtype": "fp8_e4m3", "block_size": 32}),
-    "mxint8": ("MXQuantizeDequantize", {"element_dtype": "int8", "block_size": 4}),
+    "bfp16": "BFPQuantizeDequantize <axis = 1, bit_width = 16, block_size = 8>",
+    "mx9": 'BFPQuantizeDequantize <axis = 1, bfp_method = "to_bfp_prime", bit_width = 16, block_size = 16>',
+    "mxfp8": 'MXQuantizeDequantize <axis = 1, element_dtype = "fp8_e4m3", block_size = 32>',
+    "mxint8": 'MXQuantizeDequantize <axis = 1, element_dtype = "int8", block_size = 4>',
 }
 
 
@@ -50,8 +49,7 @@ def left(source):
 
 
 def has_blocks():
-    x = helper.make_node("Conv", ["x", "w"], ["y"])
-    source = model([x], [("x", "float32", [1, 16, 4, 4])], ["y"], initializers=[constant("w", np.ones((16, 16, 1, 1)), "f")])
+    source = text_model("(float[1, 16, 4, 4] x) => (float[] y) { y = Conv (x, w) }", w=np.ones((16, 16, 1, 1), np.float32))
     session_options = onnxruntime.SessionOptions()
     session_options.log_severity_level = 4
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -85,97 +83,64 @@ def test_real_models(variant):
         assert np.abs(plain - blocked).max() < (2**-11 if variant == "fp16" else 1e-5)
 
 
-def pair(x, y, kind=None):
-    if kind:
-        operator, attributes = kind
-        return [helper.make_node(operator, [x], [y], domain="com.amd.quark", axis=1, **attributes)]
-    parameters = [f"{x}_scale", "zero_point"]
-    return [
-        helper.make_node("ExtendedQuantizeLinear", [x, *parameters], [f"{x}_code"], domain="com.amd.quark"),
-        helper.make_node("ExtendedDequantizeLinear", [f"{x}_code", *parameters], [y], domain="com.amd.quark"),
-    ]
-
-
-def network(channels, steps, *, dimensions=(2, 3, 12, 10), constants=(), outputs=("y",), inputs=(), zero_point=None, kind=None):
+def network(channels, steps, *, x="2, 3, 12, 10", outputs="float[] y", inputs="", zero_point=None, kind=None, **constants):
     """Return a model of two convolutions with quantized steps between them, from "a" to "b". "other" is another convolution of
-    x, and "gate" has one value for each channel. `kind` is one of `FORMATS`."""
+    x, and "gate" has one value for each channel. `x` has its dimensions, and `kind` is one of `FORMATS`."""
     random = np.random.default_rng(channels)
     weights = [random.normal(0, 0.4, shape) for shape in ((channels, 3, 3, 3), (channels, 3, 3, 3), (5, channels, 3, 3))]
     weights += [random.normal(0, 1, (channels, channels, 1, 1))]
-    nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["a0"]),
-        helper.make_node("Conv", ["x", "w1"], ["other0"]),
-        helper.make_node("GlobalAveragePool", ["a"], ["pooled"]),
-        helper.make_node("Conv", ["pooled", "w3"], ["gate0"]),
-        *pair("a0", "a", kind),
-        *pair("other0", "other", kind),
-        *pair("gate0", "gate", kind),
-        *steps,
-        *pair("b", "c", kind),
-        helper.make_node("Conv", ["c", "w2"], ["y"]),
-    ]
-    for each in nodes:
-        each.name = f"{each.output[0]} of {each.op_type}"
-    zero_point = np.int16(3) if zero_point is None else zero_point
-    parameters = [constant(f"{name}_scale", 0.03, np.float32) for name in ("a0", "other0", "gate0", "b")]
-    parameters.append(constant("zero_point", zero_point, zero_point.dtype))
-    parameters += [constant(f"w{k}", w, np.float32) for k, w in enumerate(weights)]
-    return model(
-        sorted_nodes(nodes),
-        [("x", "float32", list(dimensions)), *inputs],
-        list(outputs),
-        initializers=[*parameters, *constants],
-        domains=["com.amd.quark"],
+    constants |= {f"{name}_scale": 0.03 for name in ("a0", "other0", "gate0", "b")} | {
+        f"w{k}": w for k, w in enumerate(weights)
+    }
+
+    def pair(x, y):
+        return f"{y} = {kind} ({x})" if kind else f"{y} = Pair ({x}, {x}_scale, zero_point)"
+
+    made = text_model(
+        f"""(float[{x}] x {inputs}) => ({outputs}) {{
+            a0 = Conv (x, w0)  other0 = Conv (x, w1)  {pair("a0", "a")}  {pair("other0", "other")}
+            pooled = GlobalAveragePool (a)  gate0 = Conv (pooled, w3)  {pair("gate0", "gate")}
+            {steps}  {pair("b", "c")}  y = Conv (c, w2)
+        }}""",
         opset=17,
+        zero_point=np.int16(3) if zero_point is None else zero_point,
+        **{name: np.asarray(value, np.float32) for name, value in constants.items()},
     )
-
-
-def sorted_nodes(nodes):
-    made = {name for node in nodes for name in node.output}
-    result = []
-    while nodes:
-        for node in nodes:
-            if made.isdisjoint(node.input):
-                result.append(node)
-                made.difference_update(node.output)
-        nodes = [node for node in nodes if node not in result]
-    return result
-
-
-def node(operator, inputs, output, **attributes):
-    return helper.make_node(operator, inputs.split(), [output], **attributes)
+    for each in made.graph.node:
+        each.name = f"{each.output[0]} of {each.op_type}"
+    return made
 
 
 STEPS = {
-    "activation": [node("HardSwish", "a", "b")],
-    "residual": [node("Add", "a other", "b")],
-    "gate": [node("HardSigmoid", "gate", "g"), node("Mul", "a g", "b")],
-    "gate first": [node("Mul", "gate a", "b")],
-    "gate and residual": [node("Mul", "a gate", "g"), node("Sub", "g other", "b")],
-    "constant of channels": [node("Div", "a per_channel", "d"), node("Add", "d one", "b")],
-    "constant of all": [node("Mul", "a everywhere", "b")],
-    "padding that is no 0": [node("Add", "a one", "d"), node("Sqrt", "d", "s"), node("Max", "s one", "b")],
-    "pool": [node("MaxPool", "a", "b", kernel_shape=[3, 3], pads=[1, 1, 1, 1])],
-    "spatial": [node("Mul", "a map", "b")],
+    "activation": "b = HardSwish (a)",
+    "residual": "b = Add (a, other)",
+    "gate": "g = HardSigmoid (gate)  b = Mul (a, g)",
+    "gate first": "b = Mul (gate, a)",
+    "gate and residual": "g = Mul (a, gate)  b = Sub (g, other)",
+    "constant of channels": "d = Div (a, per_channel)  b = Add (d, one)",
+    "constant of all": "b = Mul (a, everywhere)",
+    "padding that is no 0": "d = Add (a, one)  s = Sqrt (d)  b = Max (s, one)",
+    "pool": "b = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)",
+    "spatial": "b = Mul (a, map)",
 }
 
 
 @pytest.mark.parametrize("channels", [16, 8, 20, 24, 6])
 @pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("dimensions", [(2, 3, 12, 10), ("n", 3, None, None), (1, 3, 5, 5)], ids=str)
+@pytest.mark.parametrize("dimensions", ["2, 3, 12, 10", "n, 3, ?, ?", "1, 3, 5, 5"])
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.covering
 @pytest.mark.by_default(5)
 def test_networks(channels, steps, dimensions, name):
     random = np.random.default_rng(1)
-    n, height, width = (1, 5, 5) if dimensions[0] == 1 else (2, 12, 10)
-    constants = [
-        constant("one", 1.0, np.float32),
-        constant("per_channel", random.uniform(0.5, 2, (channels, 1, 1)), np.float32),
-        constant("everywhere", random.uniform(0.5, 2, (1, channels, 1, width - 2)), np.float32),
-        constant("map", random.uniform(0.5, 2, (height - 2, 1)), np.float32),
-    ]
-    source = network(channels, STEPS[steps], dimensions=dimensions, constants=constants, kind=FORMATS[name])
+    n, height, width = (1, 5, 5) if dimensions[0] == "1" else (2, 12, 10)
+    constants = {
+        "one": 1,
+        "per_channel": random.uniform(0.5, 2, (channels, 1, 1)),
+        "everywhere": random.uniform(0.5, 2, (1, channels, 1, width - 2)),
+        "map": random.uniform(0.5, 2, (height - 2, 1)),
+    }
+    source = network(channels, STEPS[steps], x=dimensions, kind=FORMATS[name], **constants)
     x = random.normal(0, 2, (n, 3, height, width)).astype(np.float32)
     (plain,), (blocked,) = (outputs(source, {"x": x}, blocked_layout=each) for each in (False, True))
     # Global pools add in another order.
@@ -188,34 +153,33 @@ def test_networks(channels, steps, dimensions, name):
 def test_what_networks_keep(kind):
     """Networks keep the layout through regions, so that the tests above do compare two layouts."""
     kept = collections.Counter()
-    constants = [constant("one", 1.0, np.float32), constant("per_channel", np.ones((24, 1, 1)), np.float32)]
     for steps in ("activation", "residual", "gate", "gate and residual", "constant of channels", "padding that is no 0"):
-        after = laid_out(network(24, STEPS[steps], constants=constants, kind=kind))
+        after = laid_out(network(24, STEPS[steps], kind=kind, one=1, per_channel=np.ones((24, 1, 1))))
         kept[steps] = count(after, "ReorderOutput")
     assert max(kept.values()) <= 3, kept  # for y, and behind the pool
 
 
-@pytest.mark.parametrize("steps", [[node("Div", "other a", "b")], [node("Sub", "a one", "d"), node("Sqrt", "d", "b")]])
+@pytest.mark.parametrize("steps", ["b = Div (other, a)", "d = Sub (a, one)  b = Sqrt (d)"])
 @pytest.mark.parametrize("value", [1.0, np.inf])
 @pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
 @pytest.mark.by_default(5)
 def test_padding_that_is_not_finite(steps, value, kind):
     """Inf and NaN in channels of padding do not reach the other channels through the next convolution, nor the exponents that
     channels share."""
-    source = network(20, steps, constants=[constant("one", 1.0, np.float32)], zero_point=ml_dtypes.bfloat16(0), kind=kind)
+    source = network(20, steps, zero_point=ml_dtypes.bfloat16(0), kind=kind, one=1)
     assert left(source) == {}
     x = np.random.default_rng(3).normal(0, 2, (2, 3, 12, 10)).astype(np.float32)
     x[0, 1, 2, 3] = value
     plain, blocked = (outputs(source, {"x": x}, blocked_layout=each)[0] for each in (False, True))
-    assert np.isfinite(plain[1]).all() or "Sqrt" in str(steps) or kind  # blocks round small divisors to 0
+    assert np.isfinite(plain[1]).all() or "Sqrt" in steps or kind  # blocks round small divisors to 0
     np.testing.assert_array_equal(blocked, plain)
 
 
 def test_padding_of_a_convolution_without_a_region_behind_it():
     """If its input has Inf, a convolution puts NaN into the channels of padding, which must not reach the other channels. ONNX
     Runtime itself gives NaN in all channels here. So the expected values are those of a session without optimisations."""
-    steps = [node("Conv", "a w3", "d"), node("MaxPool", "d", "e", kernel_shape=[2, 2]), node("Conv", "e w3", "f")]
-    source = network(20, [*steps, node("Relu", "f", "b")], zero_point=ml_dtypes.bfloat16(0))
+    steps = "d = Conv (a, w3)  e = MaxPool <kernel_shape = [2, 2]> (d)  f = Conv (e, w3)  b = Relu (f)"
+    source = network(20, steps, zero_point=ml_dtypes.bfloat16(0))
     x = np.random.default_rng(3).normal(0, 2, (2, 3, 12, 10)).astype(np.float32)
     x[0, 1, 2, 3] = np.inf
     given = options()
@@ -225,32 +189,30 @@ def test_padding_of_a_convolution_without_a_region_behind_it():
     np.testing.assert_array_equal(np.isfinite(blocked), np.isfinite(expected))
 
 
+MAX_POOL = "MaxPool <kernel_shape = [2, 2]>"
+
+
 @pytest.mark.parametrize(
     ("operator", "weights", "cause"),
     [
-        ("MaxPool", "changeable", "Conv: its weights are not constants"),
-        ("MaxPool", "w1", "MaxPool: its input may be NaN, which ONNX Runtime's max pool on blocks ignores"),
-        ("Softmax", "w1", "Softmax: the operator has no counterpart on blocks"),
+        (MAX_POOL, "changeable", "Conv: its weights are not constants"),
+        (MAX_POOL, "w1", "MaxPool: its input may be NaN, which ONNX Runtime's max pool on blocks ignores"),
+        ("Softmax <axis = 1>", "w1", "Softmax: the operator has no counterpart on blocks"),
     ],
 )
 def test_a_reason_names_the_node_upstream_that_was_left_out(operator, weights, cause):
     """The reason does not name the nodes downstream, which are left out because their input is not in blocks."""
-    attributes = {"axis": 1} if operator == "Softmax" else {"kernel_shape": [2, 2]}
-    steps = [
-        node("Conv", f"x {weights}", "d"),
-        node(operator, "d", "e", **attributes),
-        node("GlobalMaxPool", "e", "f"),
-        node("Mul", "f two", "b"),
-    ]
-    inputs = [("changeable", "float32", [8, 3, 3, 3])] if weights == "changeable" else []
-    source = network(8, steps, inputs=inputs, constants=[constant("two", 2.0, np.float32)])
+    steps = f"d = Conv (x, {weights})  e = {operator} (d)  f = GlobalMaxPool (e)  b = Mul (f, two)"
+    inputs = ", float[8, 3, 3, 3] changeable" if weights == "changeable" else ""
+    source = network(8, steps, inputs=inputs, two=2)
     assert left(source) == {f"no input is in blocks ({cause})": 1}
 
 
 def test_what_else_takes_and_gives_values():
     """The graph has outputs from within the steps, an input into them, and a node in ONNX's layout."""
-    steps = [node("Mul", "a scales", "d"), node("Add", "d other", "b"), node("Transpose", "b", "t", perm=[0, 2, 3, 1])]
-    source = network(8, steps, outputs=("y", "b", "t", "a"), inputs=[("scales", "float32", ["n", 8, 1, 1])])
+    steps = "d = Mul (a, scales)  b = Add (d, other)  t = Transpose <perm = [0, 2, 3, 1]> (b)"
+    outputs_of_all = "float[] y, float[] b, float[] t, float[] a"
+    source = network(8, steps, outputs=outputs_of_all, inputs=", float[n, 8, 1, 1] scales")
     random = np.random.default_rng(2)
     feeds = {"x": random.normal(0, 2, (2, 3, 12, 10)), "scales": random.normal(0, 2, (2, 8, 1, 1))}
     feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
@@ -263,7 +225,7 @@ def test_a_session_is_what_it_was(tmp_path, monkeypatch):
     """Names, shapes, metadata, options and the profile do not change, and no files are left behind."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    source = network(24, STEPS["gate"], dimensions=("n", 3, None, 10), outputs=[("y", "float32", ["n", 5, "h", "w"])])
+    source = network(24, STEPS["gate"], x="n, 3, ?, 10", outputs="float[n, 5, h, w] y")
     source.metadata_props.add(key="made by", value="a test")
     source.doc_string, source.graph.name, source.producer_name = "a document", "a graph", "a producer"
     given = options()

@@ -7,8 +7,8 @@ import onnxruntime_extensions
 import oracle
 import pytest
 import samples
-from onnx import helper
-from onnx_models import model, one_node, run, session
+from onnx_models import one_node, run, session
+from text_graphs import text_model
 
 from quark_numba.element_types import find
 from quark_numba.ort import extensions
@@ -81,18 +81,14 @@ def test_a_missing_zero_point_is_refused_at_load():
 
 
 def test_operators_of_others():
-    """Operators of other packages work in one model with ours."""
-
     @onnxruntime_extensions.onnx_op(op_type="test.domain::Twice", inputs=[onnxruntime_extensions.PyCustomOpDef.dt_float])
     def twice(x):
         return 2 * x
 
-    nodes = [
-        helper.make_node("Twice", ["x"], ["twice"], domain="test.domain"),
-        helper.make_node("ExtendedQuantizeLinear", ["twice", "scale", "zero_point"], ["y"], domain="com.amd.quark"),
-    ]
-    inputs = ["x", "scale", ("zero_point", "int8", None)]
-    both = session(model(nodes, inputs, [("y", "int8", None)], domains=("com.amd.quark", "test.domain")), backend="extensions")
+    text = """(float[] x, float[] scale, int8[] zero_point) => (int8[] y) {
+        twice = test.domain.Twice (x)  y = ExtendedQuantizeLinear (twice, scale, zero_point)
+    }"""
+    both = session(text_model(text), backend="extensions")
     y = run(both, x=np.array([1, 2], np.float32), scale=np.float32(1), zero_point=np.int8(1))
     assert y.tolist() == [3, 5]
 

@@ -5,36 +5,11 @@ import compared_sessions
 import ml_dtypes
 import numpy as np
 import pytest
-from generated_graphs import tensor
-from onnx import TensorProto, helper, parser
+from text_graphs import text_model, text_nodes
 
 pytestmark = pytest.mark.compiled
-QUARK = "com.amd.quark"
 # A Transpose back, and a convolution behind it.
 BACK = "back = Transpose <perm = [0, 3, 1, 2]> (q)  y = Conv (back, w2)"
-
-
-def node(operator, inputs, output, **attributes):
-    """Return a node. `inputs` is one string of names; _ stands for an omitted input."""
-    inputs = ["" if each == "_" else each for each in inputs.split()]
-    return helper.make_node(operator, inputs, [output], name=f"{operator}_{output}", **attributes)
-
-
-def pair(x, y):
-    """Return a pair of Quark's operators, through the element type of `zero_point`."""
-    return [
-        node("ExtendedQuantizeLinear", f"{x} scale zero_point", f"{y}_codes", domain=QUARK),
-        node("ExtendedDequantizeLinear", f"{y}_codes scale zero_point", y, domain=QUARK),
-    ]
-
-
-def graph(text):
-    """Return the nodes of a text in ONNX's syntax, in which Pair is a pair of Quark's operators."""
-    nodes = []
-    for each in parser.parse_graph(f"graph (float x) => (float y) {{ {text} }}").node:
-        each.name = f"{each.op_type}_{each.output[0]}"
-        nodes += pair(each.input[0], each.output[0]) if each.op_type == "Pair" else [each]
-    return nodes
 
 
 def scale_and_zero_point(name):
@@ -58,18 +33,19 @@ def normal(shape, seed=0):
     return np.random.default_rng([np.size(shape), seed]).normal(0, 1, shape).astype(np.float32)
 
 
-def model(nodes, inputs, outputs, constants, opset=17):
-    """Return a model. `inputs` gives the declared shapes by name, and [] for a flag."""
-    infos = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT if shape else TensorProto.BOOL, shape)
-        for name, shape in inputs.items()
-    ]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    initializers = [tensor(array, name) for name, array in constants.items()]
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(QUARK, 1)]
-    return helper.make_model(
-        helper.make_graph(nodes, "graph", infos, outputs, initializers), opset_imports=opsets, ir_version=10
-    )
+def model(inputs, nodes, constants, outputs="y"):
+    """Return a model of nodes with names. The outputs, separated by spaces, are float tensors."""
+    outputs = ", ".join(f"float[] {name}" for name in outputs.split())
+    made = text_model(f"({inputs}) => ({outputs}) {{ {nodes} }}", opset=17, **constants)
+    name_nodes(made.graph)
+    return made
+
+
+def name_nodes(graph):
+    for each in graph.node:
+        each.name = f"{each.op_type}_{each.output[0]}"
+        for attribute in each.attribute:
+            name_nodes(attribute.g)
 
 
 def assert_same(source, feeds, exact=True):
@@ -89,8 +65,8 @@ def assert_same(source, feeds, exact=True):
 def test_a_constant_between_transposes(channels, width, operator, dimensions):
     shape = (channels,) if dimensions == 1 else (6, width, channels)
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid(shape, 2)}
-    nodes = graph(f"a = Conv (x, w1)  t = Transpose <perm = [0, 2, 3, 1]> (a)  v = {operator} (t, c)  q = Pair (v)  {BACK}")
-    source = model(nodes, {"x": [1, 3, 6, width]}, ["y"], constants | scale_and_zero_point("int8"))
+    nodes = f"a = Conv (x, w1)  t = Transpose <perm = [0, 2, 3, 1]> (a)  v = {operator} (t, c)  q = Pair (v)  {BACK}"
+    source = model(f"float[1, 3, 6, {width}] x", nodes, constants | scale_and_zero_point("int8"))
     assert_same(source, {"x": grid((1, 3, 6, width), 3)})
 
 
@@ -101,45 +77,33 @@ def test_a_constant_between_transposes(channels, width, operator, dimensions):
 def test_a_second_variable_between_transposes(channels, width, operator, is_turned):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "w3": grid((channels, 3, 1, 1), 2)}
     operands = "tb, ta" if is_turned else "ta, tb"
-    nodes = graph(f"""
+    nodes = f"""
         a = Conv (x, w1)  b = Conv (x, w3)
         ta = Transpose <perm = [0, 2, 3, 1]> (a)  tb = Transpose <perm = [0, 2, 3, 1]> (b)
         v = {operator} ({operands})  q = Pair (v)  {BACK}
-    """)
-    source = model(nodes, {"x": [1, 3, 6, width]}, ["y"], constants | scale_and_zero_point("int8"))
+    """
+    source = model(f"float[1, 3, 6, {width}] x", nodes, constants | scale_and_zero_point("int8"))
     assert_same(source, {"x": grid((1, 3, 6, width), 3)})
 
 
 def test_a_variable_that_has_its_channels_last_by_itself():
     """One input of a region goes through a Transpose, the other does not."""
     constants = {"w1": grid((8, 3, 1, 1)), "w2": grid((4, 8, 1, 1), 1)}
-    nodes = graph(f"a = Conv (x, w1)  t = Transpose <perm = [0, 2, 3, 1]> (a)  v = Add (t, other)  q = Pair (v)  {BACK}")
-    source = model(nodes, {"x": [1, 3, 8, 8], "other": [1, 8, 8, 8]}, ["y"], constants | scale_and_zero_point("int8"))
+    nodes = f"a = Conv (x, w1)  t = Transpose <perm = [0, 2, 3, 1]> (a)  v = Add (t, other)  q = Pair (v)  {BACK}"
+    source = model("float[1, 3, 8, 8] x, float[1, 8, 8, 8] other", nodes, constants | scale_and_zero_point("int8"))
     assert_same(source, {"x": grid((1, 3, 8, 8), 3), "other": grid((1, 8, 8, 8), 4)})
 
 
 # Subgraphs of nodes, which take values of the graph around them.
 
 
-def then_and_else(nodes, other, y):
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4) for name in (y, "else")]
-    return {
-        "then_branch": helper.make_graph(nodes, "then", [], infos[:1]),
-        "else_branch": helper.make_graph([node("Neg", other, "else")], "else", [], infos[1:]),
-    }
+ANY = "float[?, ?, ?, ?]"
 
 
-def loop_body(captured):
-    infos = [helper.make_tensor_value_info(name, kind, []) for name, kind in (("i", 7), ("go", 9))]
-    nodes = [node("Identity", "go", "again"), node("Add", f"sum {captured}", "sum_out")]
-    sums = [helper.make_tensor_value_info(name, 1, [None] * 4) for name in ("sum", "sum_out")]
-    outputs = [helper.make_tensor_value_info("again", 9, []), sums[1]]
-    return helper.make_graph(nodes, "body", [*infos, sums[0]], outputs)
-
-
-def scan_body(captured):
-    infos = [helper.make_tensor_value_info("row", 1, [None] * 3), helper.make_tensor_value_info("added", 1, [None] * 4)]
-    return helper.make_graph([node("Add", f"row {captured}", "added")], "body", infos[:1], infos[1:])
+def branches(nodes, other):
+    """Return an If node of `flag` that gives `s`: the value `then` of these nodes, or a negated value."""
+    return f"""s = If (flag) <then_branch: graph = then () => ({ANY} then) {{ {nodes} }},
+        else_branch: graph = else () => ({ANY} else) {{ else = Neg ({other}) }}>"""
 
 
 # The captured value is the output of a region, of a convolution upstream of it, or of a pool downstream of it.
@@ -159,17 +123,21 @@ def test_captured_values(channels, operator, captured):
         "rows": grid((2, channels, 1, 1), 4),
     }
     inner = {
-        "If": [node("If", "flag", "s", **then_and_else([node("Mul", f"{captured} eighth", "then")], captured, "then"))],
-        "Loop": [node("Loop", "two true zero", "s", body=loop_body(captured))],
-        "Scan": [node("Scan", "rows", "s", body=scan_body(captured), num_scan_inputs=1)],
+        "If": branches(f"then = Mul ({captured}, eighth)", captured),
+        "Loop": f"""s = Loop (two, true, zero)
+            <body: graph = body (int64 i, bool go, {ANY} sum) => (bool again, {ANY} sum_out) {{
+                again = Identity (go)  sum_out = Add (sum, {captured})
+            }}>""",
+        "Scan": f"""s = Scan (rows) <num_scan_inputs = 1, body: graph = body (float[?, ?, ?] row) => ({ANY} added) {{
+            added = Add (row, {captured})
+        }}>""",
     }[operator]
-    nodes = graph("""
+    nodes = f"""
         a = Conv (x, w1)  other = Conv (x, w3)  v = Add (a, other)  q = Pair (v)
-        pooled = MaxPool <kernel_shape = [2, 2]> (q)  y = Conv (q, w2)
-    """)
-    nodes += inner
-    inputs = {"x": [1, 3, 4, 4]} | ({"flag": []} if operator == "If" else {})
-    source = model(nodes, inputs, ["y", "s"], constants | scale_and_zero_point("int8"))
+        pooled = MaxPool <kernel_shape = [2, 2]> (q)  y = Conv (q, w2)  {inner}
+    """
+    inputs = "float[1, 3, 4, 4] x" + (", bool flag" if operator == "If" else "")
+    source = model(inputs, nodes, constants | scale_and_zero_point("int8"), "y s")
     for flag in (True, False):
         assert_same(source, {"x": grid((1, 3, 4, 4), 3), "flag": np.array(flag)})
 
@@ -178,10 +146,9 @@ def test_captured_values(channels, operator, captured):
 def test_a_region_in_a_branch(channels):
     """The region takes a value of the graph outside, and its output goes to a convolution outside."""
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid((channels, 1, 1), 2)}
-    branches = then_and_else(graph("m = Mul (a, c)  then = Pair (m)"), "q", "then")
-    nodes = [*graph("a = Conv (x, w1)  r = Relu (a)  q = Pair (r)"), node("If", "flag", "b", **branches)]
-    nodes.append(node("Conv", "b w2", "y"))
-    source = model(nodes, {"x": [1, 3, 4, 4], "flag": []}, ["y"], constants | scale_and_zero_point("int8"))
+    inner = branches("m = Mul (a, c)  then = Pair (m)", "q")
+    nodes = f"a = Conv (x, w1)  r = Relu (a)  q = Pair (r)  {inner}  y = Conv (s, w2)"
+    source = model("float[1, 3, 4, 4] x, bool flag", nodes, constants | scale_and_zero_point("int8"))
     for flag in (True, False):
         assert_same(source, {"x": grid((1, 3, 4, 4), 3), "flag": np.array(flag)})
 
@@ -203,10 +170,10 @@ def test_one_input_that_is_not_finite(channels, name, value, between):
         "constants": "m = Mul (a, c)  n = Add (m, c)  q = Pair (n)",
         "gate": "p = GlobalMaxPool (a)  g = Pair (p)  m = Add (a, g)  q = Pair (m)",
     }[between]
-    nodes = graph(f"a = Conv (x, w1)  {steps}  y = Conv (q, w2)")
+    nodes = f"a = Conv (x, w1)  {steps}  y = Conv (q, w2)"
     x = grid((1, 3, 4, 4), 3)
     x[0, 1, 2, 1] = value
-    assert_same(model(nodes, {"x": [1, 3, 4, 4]}, ["y"], constants | scale_and_zero_point(name)), {"x": x})
+    assert_same(model("float[1, 3, 4, 4] x", nodes, constants | scale_and_zero_point(name)), {"x": x})
 
 
 # Dimensions that are known only in a run.
@@ -222,9 +189,9 @@ def test_batches_that_broadcast(one, other, is_laid_out, added, channels):
     first = "t = Conv (template, w1)  s = Conv (search, w2)" if is_laid_out else ""
     names = ["t", "s"] if is_laid_out else ["template", "search"]
     added = dict(zip(["template", "search"], names, strict=True)).get(added, added)
-    nodes = graph(f"{first}  v = Add ({', '.join(names)})  q = Pair (v)  c = Conv (q, w0)  y = Add (c, {added})")
-    inputs = {"template": ["A", channels, 8, 8], "search": ["B", channels, 8, 8]}
-    source = model(nodes, inputs, ["y"], constants | scale_and_zero_point("int8"))
+    nodes = f"{first}  v = Add ({', '.join(names)})  q = Pair (v)  c = Conv (q, w0)  y = Add (c, {added})"
+    inputs = f"float[A, {channels}, 8, 8] template, float[B, {channels}, 8, 8] search"
+    source = model(inputs, nodes, constants | scale_and_zero_point("int8"))
     assert_same(source, {"template": grid((one, channels, 8, 8)), "search": grid((other, channels, 8, 8), 1)})
 
 
@@ -236,9 +203,9 @@ def test_lengths_that_broadcast(declared, other):
     constants = {"w1": grid((16, 3, 1, 1)), "w2": grid((4, 16, 1, 1), 1)}
     second = [f"{each}2" if isinstance(each, str) else other[axis] for axis, each in enumerate(declared)]
     for operands in ("other, a", "a, other"):
-        nodes = graph(f"a = Conv (x, w1)  v = Add ({operands})  q = Pair (v)  y = Conv (q, w2)")
-        inputs = {"x": ["n", 3, "h", "w"], "other": second}
-        source = model(nodes, inputs, ["y"], constants | scale_and_zero_point("int8"))
+        nodes = f"a = Conv (x, w1)  v = Add ({operands})  q = Pair (v)  y = Conv (q, w2)"
+        inputs = f"float[n, 3, h, w] x, float[{', '.join(map(str, second))}] other"
+        source = model(inputs, nodes, constants | scale_and_zero_point("int8"))
         assert_same(source, {"x": grid((1, 3, 6, 6), 2), "other": grid(other, 3)})
 
 
@@ -270,10 +237,11 @@ def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
     constants = {"w1": normal((24, 24)) / 5, "w2": normal((24, 24), 1) / 5, "gamma": normal(24, 2), "beta": normal(24, 3)}
     constants |= {key: np.float32(value) for key, value in NUMBERS.items()}
     before, behind = ("Identity" if place == other else "Pair" for other in ("behind", "before"))
-    nodes = graph(f"i = MatMul (in, w1)  x = {before} (i)  {PATTERNS[pattern]}  q = {behind} (v)  y = MatMul (q, w2)")
-    used = {each for one in nodes for each in one.input}
-    constants = {key: value for key, value in (constants | scale_and_zero_point(name)).items() if key in used}
-    source = model(nodes, {"in": [2, 40, 24]}, ["y"], constants)
+    nodes = f"i = MatMul (in, w1)  x = {before} (i)  {PATTERNS[pattern]}  q = {behind} (v)  y = MatMul (q, w2)"
+    constants |= scale_and_zero_point(name)
+    used = {each for one in text_nodes(nodes) for each in one.input}
+    constants = {key: value for key, value in constants.items() if key in used}
+    source = model("float[2, 40, 24] in", nodes, constants)
     scales = np.geomspace(0.01, 100, 40, dtype=np.float32)[:, None]
     assert_same(source, {"in": scales * normal((2, 40, 24), 4)}, exact=False)
 
@@ -290,21 +258,22 @@ def test_constants_that_onnx_runtime_folds_into_weights(channels, operators, dim
     for k, operator in enumerate(operators.split(), 1):
         steps += f"  v{k} = {operator} ({last if operator == 'Relu' else f'{last}, c'})"
         last = f"v{k}"
-    nodes = graph(f"{steps}  q = Pair ({last})  y = Conv (q, w2)")
-    assert_same(model(nodes, {"x": [1, 3, 6, 6]}, ["y"], constants), {"x": normal((1, 3, 6, 6))}, exact=False)
+    nodes = f"{steps}  q = Pair ({last})  y = Conv (q, w2)"
+    assert_same(model("float[1, 3, 6, 6] x", nodes, constants), {"x": normal((1, 3, 6, 6))}, exact=False)
 
 
 # Outputs of regions that several nodes take, and values that several regions take.
 
 
 @pytest.mark.parametrize("channels", [16, 20, 5])
-@pytest.mark.parametrize("outputs", [["y"], ["y", "q"], ["y", "a"], ["y", "r", "q2"]], ids=str)
+@pytest.mark.parametrize("outputs", ["y", "y q", "y a", "y r q2"])
 def test_two_regions_of_one_value(channels, outputs):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid((channels, 1, 1), 2)}
-    nodes = graph("""
-        a = Conv (x, w1)  q = Pair (a)  r = Relu (q)  q1 = Pair (r)  m = Mul (q, c)  q2 = Pair (m)
+    nodes = """
+        a = Conv (x, w1)  q = Pair (a)  r = Relu (q)  q1 = Pair (r)
+        m = Mul (q, c)  q2 = Pair (m)
         both = Concat <axis = 1> (q1, q2)  p = MaxPool <kernel_shape = [1, 1]> (q2)
         s = Add (p, q1)  q3 = Pair (s)  y = Conv (q3, w2)
-    """)
-    source = model(nodes, {"x": ["n", 3, "h", "w"]}, [*outputs, "both"], constants | scale_and_zero_point("int8"))
+    """
+    source = model("float[n, 3, h, w] x", nodes, constants | scale_and_zero_point("int8"), f"{outputs} both")
     assert_same(source, {"x": grid((2, 3, 5, 4), 3)})

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import qdq_sessions
 from generated_qdq_graphs import Case
-from onnx import helper, numpy_helper, parser
+from onnx import parser
+from text_graphs import text_model
 
 pytestmark = pytest.mark.compiled
 MODES = [each for each in qdq_sessions.MODES if each not in ("cache", "run_async", "IO binding", "threads of Python")]
@@ -114,11 +115,11 @@ def assert_right(worker, model, feeds):
     assert not found, "\n".join(["", *map(": ".join, found)])
 
 
-@pytest.mark.parametrize("domain", ["", "com.amd.quark"])
+@pytest.mark.parametrize("operator", ["DequantizeLinear", "ExtendedDequantizeLinear"])
 @pytest.mark.by_default(1)
-def test_weights_of_16_bits_between_activations_of_8_bits(domain, worker):
+def test_weights_of_16_bits_between_activations_of_8_bits(operator, worker):
     """Behind a wide convolution, which is left on integers."""
-    random, node = np.random.default_rng(0), helper.make_node
+    random = np.random.default_rng(0)
     wide = random.integers(-3, 4, (128, 64, 3, 3)).astype(np.int8)
     narrow = random.integers(-1000, 1001, (4, 128, 1, 1)) * (random.random((4, 128, 1, 1)) < 0.2)
     constants = {"s": np.float32(2**-4), "one": np.float32(1), "half": np.float32(0.5), "fine": np.float32(2**-10)}
@@ -129,24 +130,12 @@ def test_weights_of_16_bits_between_activations_of_8_bits(domain, worker):
         "wide": wide,
         "narrow": narrow.astype(np.int16),
     }
-    operator = "ExtendedDequantizeLinear" if domain else "DequantizeLinear"
 
     def pair(x, y, scale):
-        inputs = [f"{y}_codes", scale, "z"]
-        return [node("QuantizeLinear", [x, scale, "z"], inputs[:1]), node("DequantizeLinear", inputs, [y])]
+        return f"{y}_codes = QuantizeLinear ({x}, {scale}, z)  {y} = DequantizeLinear ({y}_codes, {scale}, z)"
 
-    nodes = [
-        *pair("x", "a", "s"),
-        node("DequantizeLinear", ["wide", "s", "zero"], ["w1"]),
-        node("Conv", ["a", "w1"], ["b"]),
-        *pair("b", "c", "one"),
-        node(operator, ["narrow", "fine", "zero16"], ["w2"], domain=domain),
-        node("Conv", ["c", "w2"], ["d"]),
-        *pair("d", "y", "half"),
-    ]
-    inputs, outputs = ([helper.make_tensor_value_info(*each)] for each in (("x", 1, [1, 64, 16, 16]), ("y", 1, None)))
-    initializers = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.amd.quark", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    assert_right(worker, model, {"x": fractions((1, 64, 16, 16), 1 / 16)})
+    text = f"""(float[1, 64, 16, 16] x) => (float[] y) {{
+        {pair("x", "a", "s")}  w1 = DequantizeLinear (wide, s, zero)  b = Conv (a, w1)  {pair("b", "c", "one")}
+        w2 = {operator} (narrow, fine, zero16)  d = Conv (c, w2)  {pair("d", "y", "half")}
+    }}"""
+    assert_right(worker, text_model(text, **constants), {"x": fractions((1, 64, 16, 16), 1 / 16)})

@@ -14,9 +14,10 @@ import onnx_ir
 import onnxruntime
 import processes
 import pytest
-from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from onnx import TensorProto, external_data_helper, helper
 from onnx_models import model
 from paths import MODELS
+from text_graphs import text_model
 
 import quark_numba
 from quark_numba import ModelError, optimize
@@ -25,28 +26,19 @@ from quark_numba.session.prepared import is_optimised
 
 pytestmark = pytest.mark.compiled
 
-DOMAIN = "com.amd.quark"
 VALUES = np.array([1.5, -2.25, 3.0], np.float32)
+NODES = "d = Pair (w, s, z)  y = Add (x, d)"
 
 
-def constant_model(location=None, **fields):
+def constant_model(location=None, nodes=NODES, functions="", **constants):
     """Return a model of y = x + w with w quantized and dequantized. With a location, w is in a file."""
-    w = helper.make_tensor("w", TensorProto.FLOAT, [3], VALUES)
+    constants = {"w": VALUES, "s": np.float32(0.25), "z": np.int8(0)} | constants
+    made = text_model(f"(float[3] x) => (float[] y) {{ {nodes} }} {functions}", **constants)
     if location is not None:
-        del w.float_data[:]
-        w.data_location = TensorProto.EXTERNAL
-        for key, value in {"location": location, "offset": 0, "length": VALUES.nbytes, **fields}.items():
-            w.external_data.add(key=key, value=str(value))
-    nodes = [
-        helper.make_node("ExtendedQuantizeLinear", ["w", "s", "z"], ["q"], domain=DOMAIN),
-        helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain=DOMAIN),
-        helper.make_node("Add", ["x", "d"], ["y"]),
-    ]
-    scale, zero_point = (
-        helper.make_tensor("s", TensorProto.FLOAT, [], [0.25]),
-        helper.make_tensor("z", TensorProto.INT8, [], [0]),
-    )
-    return model(nodes, [("x", "float32", [3])], ["y"], initializers=[w, scale, zero_point])
+        w = made.graph.initializer[0]
+        external_data_helper.set_external_data(w, location, offset=0, length=VALUES.nbytes)
+        w.ClearField("raw_data")
+    return made
 
 
 def result(session):
@@ -196,17 +188,10 @@ def test_a_handlers_exception_is_not_taken_for_a_faulty_model(tmp_path, monkeypa
 def test_what_is_optimised_is_not_optimised_again():
     """Any other model is optimised, also if the package's nodes are only in a subgraph or a function."""
     source = constant_model()
-    branch = helper.make_graph(source.graph.node, "branch", [], [helper.make_empty_tensor_value_info("y")])
-    node = helper.make_node("If", ["flag"], ["out"], then_branch=branch, else_branch=branch)
-    flag = numpy_helper.from_array(np.array(True), "flag")
-    in_branch = model([node], [("x", "float32", [3])], ["out"], initializers=[*source.graph.initializer, flag])
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
-    function = helper.make_function("local", "F", ["x", "w", "s", "z"], ["y"], source.graph.node, imports)
-    call = helper.make_node("F", ["x", "w", "s", "z"], ["y"], domain="local")
-    in_function = model(
-        [call], [("x", "float32", [3])], ["y"], initializers=source.graph.initializer, domains=["local", DOMAIN]
-    )
-    in_function.functions.append(function)
+    branch = "graph = branch () => (float[] v) { d = Pair (w, s, z)  v = Add (x, d) }"
+    in_branch = constant_model(nodes=f"y = If (flag) <then_branch: {branch}, else_branch: {branch}>", flag=np.array(True))
+    function = f'<domain: "local", opset_import: ["" : 21]> F (x, w, s, z) => (y) {{ {NODES} }}'
+    in_function = constant_model(nodes="y = local.F (x, w, s, z)", functions=function)
     for each in (source, in_branch, in_function):
         assert not is_optimised(each)
         assert result(quark_numba.InferenceSession(each)) == [1.5, -2.25, 3.0]
@@ -231,7 +216,7 @@ def test_models_in_onnx_runtimes_own_format(tmp_path):
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "m.ort")
     options.add_session_config_entry("session.save_model_format", "ORT")
-    plain = model([helper.make_node("Add", ["x", "x"], ["y"])], [("x", "float32", [3])], ["y"], domains=[])
+    plain = text_model("(float[3] x) => (float[] y) { y = Add (x, x) }")
     onnxruntime.InferenceSession(plain.SerializeToString(), options)
     x = np.arange(3, dtype=np.float32)
     for source in (tmp_path / "m.ort", (tmp_path / "m.ort").read_bytes()):
@@ -261,9 +246,8 @@ def test_the_files_of_a_large_model(monkeypatch, tmp_path, given):
     monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
     if not given:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    w = numpy_helper.from_array(np.ones((100, 1000), np.float32), "w")  # large enough to be read in place
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    whole = model([node], [("x", "float32", [1, 100])], ["y"], initializers=[w], domains=[])
+    w = np.ones((100, 1000), np.float32)  # large enough to be read in place
+    whole = text_model("(float[1, 100] x) => (float[] y) { y = MatMul (x, w) }", w=w)
     session = quark_numba.InferenceSession(whole, temporary_folder=tmp_path if given else None)
     assert bool(list(tmp_path.iterdir())) == (sys.platform == "win32")
     (y,) = session.run(None, {"x": np.ones((1, 100), np.float32)})

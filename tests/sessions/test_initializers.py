@@ -7,9 +7,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from onnx_models import model
 from paths import MODELS
+from text_graphs import text_model
 
 import quark_numba
 from quark_numba import ModelError
@@ -17,7 +18,6 @@ from quark_numba.session import initializers
 
 pytestmark = pytest.mark.compiled
 
-DOMAIN = "com.amd.quark"
 X = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
 
 
@@ -38,59 +38,45 @@ def in_files(whole, names, location="nowhere"):
     result.CopyFrom(whole)
     for each in result.graph.initializer:
         if each.name in names:
-            size = numpy_helper.to_array(each).nbytes
-            for field in ("raw_data", "float_data", "int32_data", "int64_data"):
-                each.ClearField(field)
-            each.data_location = TensorProto.EXTERNAL
-            for key, value in {"location": location, "offset": 0, "length": size}.items():
-                each.external_data.add(key=key, value=str(value))
+            each.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(each), each.name))
+            external_data_helper.set_external_data(each, location, offset=0, length=len(each.raw_data))
+            each.ClearField("raw_data")
     return result
 
 
 def small(names, values=None, location="nowhere"):
     """Return a model with quantization nodes of one scale around a weight and activations."""
+    text = """(float[3, 4] x) => (float[] y) {
+        v = Pair (w, s, z)  a = Pair (x, s, z)  m = MatMul (a, v)  n = Add (m, b)  r = Relu (n)
+        t = Pair (r, s, z)  y = Reshape (t, shape)
+    }"""
+    return in_files(text_model(text, **(values or arrays())), names, location)
 
-    def round_trip(x, y):
-        return [
-            helper.make_node("ExtendedQuantizeLinear", [x, "s", "z"], [f"{y}_codes"], domain=DOMAIN),
-            helper.make_node("ExtendedDequantizeLinear", [f"{y}_codes", "s", "z"], [y], domain=DOMAIN),
-        ]
 
-    nodes = [
-        *round_trip("w", "v"),
-        *round_trip("x", "a"),
-        helper.make_node("MatMul", ["a", "v"], ["m"]),
-        helper.make_node("Add", ["m", "b"], ["n"]),
-        helper.make_node("Relu", ["n"], ["r"]),
-        *round_trip("r", "t"),
-        helper.make_node("Reshape", ["t", "shape"], ["y"]),
-    ]
-    initializers = [numpy_helper.from_array(each, name) for name, each in (values or arrays()).items()]
-    return in_files(model(nodes, [("x", "float32", [3, 4])], ["y"], initializers=initializers), names, location)
+KEPT = []  # added values, which have to live as long as the sessions
 
 
 def options_with(values, **entries):
-    """Return session options with these initializers, and the values that have to live as long as sessions with the options."""
+    """Return session options with these initializers."""
     options = onnxruntime.SessionOptions()
-    kept = [onnxruntime.OrtValue.ortvalue_from_numpy(np.array(each)) for each in values.values()]
+    KEPT.append([onnxruntime.OrtValue.ortvalue_from_numpy(np.array(each)) for each in values.values()])
     if values:
-        options.add_external_initializers(list(values), kept)
+        options.add_external_initializers(list(values), KEPT[-1])
     for name, value in entries.items():
         options.add_session_config_entry(f"session.{name}", value)
-    return options, kept
+    return options
 
 
-def both(source, values, **entries):
+def both(source, values, x=X, **entries):
     """Return the results of ONNX Runtime's session, and those of this package's session."""
     found = []
     for create in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
-        options, kept = options_with(values, **entries)
+        options = options_with(values, **entries)
         if create is onnxruntime.InferenceSession:
             quark_numba.register(options)
         content = source.SerializeToString() if isinstance(source, onnx.ModelProto) else source
         session = create(content, options, providers=["CPUExecutionProvider"])
-        found.append([each.tobytes() for each in session.run(None, {session.get_inputs()[0].name: X})])
-        del kept
+        found.append([each.tobytes() for each in session.run(None, {session.get_inputs()[0].name: x})])
     return found
 
 
@@ -104,20 +90,17 @@ def test_given_ones_need_no_file(names, tmp_path):
     for each in (source, str(tmp_path / "m.onnx")):
         theirs, ours = both(each, given)
         assert theirs == ours == expected
-    options, kept = options_with(given)
     before = source.SerializeToString()
-    session = quark_numba.InferenceSession(source, options)
+    session = quark_numba.InferenceSession(source, options_with(given))
     assert source.SerializeToString() == before
     assert session.run(None, {"x": X})[0].tobytes() == expected[0]
-    del kept
 
 
 @pytest.mark.parametrize("names", ["w", "bsz"])
 def test_others_are_read_from_their_files(names, tmp_path):
     """Other initializers are read from files beside the model, or in the folder of the options."""
-    others = [name for name in ("w", "b") if name not in names]
-    source = small([*names, *others], location="values")
-    (other,) = others
+    (other,) = {"w", "b"} - {*names}
+    source = small([*names, other], location="values")
     (tmp_path / "values").write_bytes(arrays()[other].tobytes())
     onnx.save(source, tmp_path / "m.onnx")
     given = {name: each for name, each in arrays(seed=2).items() if name in names}
@@ -128,21 +111,20 @@ def test_others_are_read_from_their_files(names, tmp_path):
     theirs, ours = both(source, given, **entry)
     assert theirs == ours == expected
     (tmp_path / "values").unlink()
-    options, kept = options_with(given)
+    options = options_with(given)
     with pytest.raises(ModelError, match=f"tensor {other}: "):
         quark_numba.InferenceSession(tmp_path / "m.onnx", options)
     with pytest.raises(ModelError, match=f"tensor {other} is in the file 'values'"):
         quark_numba.InferenceSession(source, options)
-    del kept
 
 
 def test_beside_added_initializers():
-    options, kept = options_with({"w": arrays(seed=3)["w"]})
+    options = options_with({"w": arrays(seed=3)["w"]})
     options.add_initializer("b", b := onnxruntime.OrtValue.ortvalue_from_numpy(arrays(seed=3)["b"]))
     session = quark_numba.InferenceSession(small(["w"]), options)
     expected = both(small([], arrays() | {name: arrays(seed=3)[name] for name in "wb"}), {})[0]
     assert session.run(None, {"x": X})[0].tobytes() == expected[0]
-    del kept, b
+    del b
 
 
 @pytest.mark.parametrize(
@@ -159,12 +141,11 @@ def test_beside_added_initializers():
 def test_wrong_ones_are_told_by_onnx_runtime(values, message):
     raised, files = [], ["w", "shape"] if "shape" in values else ["w", "unused"]
     for create in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
-        options, kept = options_with(values)
+        options = options_with(values)
         quark_numba.register(options)
         with pytest.raises(Exception, match=message) as error:
             create(small(files).SerializeToString(), options)
         raised.append(error.type)
-        del kept
     assert raised[0] is raised[1]
 
 
@@ -176,13 +157,8 @@ def test_many_of_which_some_are_given(tmp_path):
         helper.make_node("Add", [before, name], [f"sum of {name}"])
         for before, name in zip(["x", *(f"sum of {name}" for name in names)], names, strict=False)
     ]
-    whole = model(
-        nodes,
-        [("x", "float32", [3, 4])],
-        [f"sum of {names[-1]}"],
-        initializers=[numpy_helper.from_array(each, name) for name, each in values.items()],
-        domains=[],
-    )
+    tensors = [numpy_helper.from_array(each, name) for name, each in values.items()]
+    whole = model(nodes, [("x", "float32", [3, 4])], [f"sum of {names[-1]}"], initializers=tensors, domains=[])
     source = in_files(whole, names, "zeros")
     (tmp_path / "zeros").write_bytes(bytes(16))
     onnx.save(source, tmp_path / "m.onnx")
@@ -192,30 +168,28 @@ def test_many_of_which_some_are_given(tmp_path):
 
 
 def test_the_options_stay_as_they_are(tmp_path):
-    options, kept = options_with({"w": arrays()["w"]})
+    options = options_with({"w": arrays()["w"]})
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     session = quark_numba.InferenceSession(small(["w"]), options)
     session.end_profiling()
     assert len(os.listdir(tmp_path)) == 1
     assert options.enable_profiling
-    del kept
 
 
 @pytest.mark.parametrize("names", ["", "w"])
 def test_the_optimised_model_may_replace_the_original(names, tmp_path):
     """As in ONNX Runtime. What asks ONNX Runtime for the replaced initializers writes nothing there."""
     onnx.save(in_files(small(""), names), tmp_path / "m.onnx")
-    options, kept = options_with({name: arrays()[name] for name in names})
+    options = options_with({name: arrays()[name] for name in names})
     options.optimized_model_filepath = str(tmp_path / "m.onnx")
     session = quark_numba.InferenceSession(tmp_path / "m.onnx", options)
     assert [each.name for each in session.get_outputs()] == ["y"]
     assert options.optimized_model_filepath == str(tmp_path / "m.onnx")
-    del kept
 
 
 def test_profiles_of_others_stay(tmp_path, monkeypatch):
     """Another session may begin one while the options are probed."""
-    options, kept = options_with({"w": arrays()["w"]})
+    options = options_with({"w": arrays()["w"]})
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     probe, others = initializers.probe_session, []
 
@@ -230,20 +204,12 @@ def test_profiles_of_others_stay(tmp_path, monkeypatch):
     assert others
     assert all(each.exists() for each in others)
     assert len(os.listdir(tmp_path)) == len(others) + 1
-    del kept
 
 
 def test_a_real_model():
     """All float initializers of the model are added in the place of files, so that nodes that take them are not folded."""
     whole = onnx.load(MODELS / "textline_cls_bf16.onnx")
-    source = in_files(whole, {each.name for each in whole.graph.initializer if each.data_type == TensorProto.FLOAT})
     values = {each.name: numpy_helper.to_array(each) for each in whole.graph.initializer if each.data_type == TensorProto.FLOAT}
     with np.load(MODELS / "textline_cls_expected.npz") as file:
-        x = file["x"]
-    found = []
-    for create in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
-        options, kept = options_with(values, disable_quant_qdq="1")
-        quark_numba.register(options)
-        found.append(create(source.SerializeToString(), options).run(None, {"x": x})[0])
-        del kept
-    assert found[0].tobytes() == found[1].tobytes()
+        theirs, ours = both(in_files(whole, values), values, file["x"], disable_quant_qdq="1")
+    assert theirs == ours

@@ -84,22 +84,28 @@ def same(found, expected):
     return len(found) == len(expected) and all(a.tobytes() == b.tobytes() for a, b in zip(found, expected, strict=True))
 
 
+def check(kept_model, is_fast, *named):
+    """Check the outputs of a session in a new process, and whether it has loaded none of the slow modules or else Numba."""
+    model, folder, expected = kept_model
+    slow, outputs = start(model, folder, *named)
+    assert slow == "none" if is_fast else "numba" in slow
+    assert same(outputs, expected)
+
+
 def kernels_of(folder):
     (entry,) = (each for each, _, _ in kept.entries(folder))
     return entry / json.loads((entry / "kept.json").read_text())["kernels"]
 
 
-def test_a_later_process_loads_neither_numba_nor_onnx(made):
-    model, folder, expected = made
-    slow, outputs = start(model, folder)
-    assert slow == "none"
-    assert same(outputs, expected)
+@pytest.mark.parametrize("named", [[], pytest.param(["again"], marks=pytest.mark.slow)], ids=str)
+def test_a_later_process_loads_neither_numba_nor_onnx(made, named):
+    """Another session of the process that needs Numba after all has the same operators, and the same bits."""
+    check(made, True, *named)
 
 
 def test_options_that_replace_no_initializer(made):
     model, folder, _ = made
-    slow, _ = start(model, folder, "threads")
-    assert slow == "none"
+    assert start(model, folder, "threads")[0] == "none"
 
 
 @pytest.mark.slow
@@ -117,22 +123,12 @@ def test_options_that_replace_an_initializer(copy):
     assert not same(outputs, expected)
 
 
-@pytest.mark.slow
-def test_other_sessions_of_such_a_process(made):
-    """A session that needs Numba after all has the same operators, and the same bits."""
-    model, folder, expected = made
-    slow, outputs = start(model, folder, "again")
-    assert slow == "none"
-    assert same(outputs, expected)
-
-
 @pytest.mark.parametrize("variable", ["NUMBA_OPT", "NUMBA_CPU_NAME"])
 @pytest.mark.slow
 def test_numbas_settings_need_numba(made, variable):
-    model, folder, _ = made
     value = {"NUMBA_OPT": "3", "NUMBA_CPU_NAME": "x86-64" if "86" in os.uname().machine else "generic"}[variable]
-    slow, _ = start(model, folder, **{variable: value})
-    assert "numba" in slow
+    model, folder, _ = made
+    assert "numba" in start(model, folder, **{variable: value})[0]
 
 
 def flipped(path):
@@ -152,14 +148,9 @@ def removed(path):
 @pytest.mark.parametrize("damage", [flipped, shortened, removed])
 @pytest.mark.by_default(1)
 def test_damaged_kernels_are_made_again(copy, damage):
-    model, folder, expected = copy
-    damage(kernels_of(folder))
-    slow, outputs = start(model, folder)
-    assert "numba" in slow
-    assert same(outputs, expected)
-    slow, outputs = start(model, folder)
-    assert slow == "none"
-    assert same(outputs, expected)
+    damage(kernels_of(copy[1]))
+    check(copy, False)
+    check(copy, True)
 
 
 def of_another(path):
@@ -177,13 +168,10 @@ def test_kernels_that_another_user_could_have_written(copy, change):
     """They are never loaded. This user's own take their place."""
     if change is of_another and os.geteuid():
         pytest.skip("needs the rights of root")
-    model, folder, expected = copy
-    change(kernels_of(folder))
-    slow, outputs = start(model, folder)
-    assert "numba" in slow
-    assert same(outputs, expected)
-    assert kernels_of(folder).stat().st_uid == os.geteuid()
-    assert start(model, folder)[0] == "none"
+    change(kernels_of(copy[1]))
+    check(copy, False)
+    assert kernels_of(copy[1]).stat().st_uid == os.geteuid()
+    check(copy, True)
 
 
 @pytest.mark.slow
@@ -208,9 +196,7 @@ def test_two_processes_at_once(made, tmp_path):
     assert [process.wait() for process in processes] == [0, 0]
     for process in processes:
         process.stdout.close()
-    slow, outputs = start(model, tmp_path / "cache")
-    assert slow == "none"
-    assert same(outputs, expected)
+    check((model, tmp_path / "cache", expected), True)
 
 
 def test_nothing_is_kept_that_is_not_asked_for(made):

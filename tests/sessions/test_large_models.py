@@ -1,6 +1,7 @@
 """Large models: tensors stay in files, and are read, computed and written a part at a time. The limits from which a model is
 large are lowered, so that small models take the same way."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,11 +15,11 @@ import pytest
 from large_models import apart
 from marks import default_of, sizes
 from onnx import helper, numpy_helper
-from onnx_models import model
 from paths import MODELS
+from text_graphs import text_model
 
 import quark_numba
-from quark_numba import ModelError, optimize, to_tensor_proto
+from quark_numba import ModelError, optimize
 from quark_numba.compiling import threads
 from quark_numba.element_types import find
 from quark_numba.models import model_files, tensors
@@ -81,29 +82,30 @@ def test_real_models(name, threads, tmp_path, request):
 W = (37, 6, 10)
 
 
+def model_of(nodes, opset=21, **constants):
+    """Return a model of y = d + x, in which nodes give d."""
+    return text_model(f"(float x) => (float[] y) {{ {nodes}  y = Add (d, x) }}", opset=opset, **constants)
+
+
+def attributes_of(attributes):
+    given = ", ".join(f"{name} = {json.dumps(value)}" for name, value in attributes.items())
+    return given and f"<{given}>"
+
+
 def pair_model(weight, element_type, scale_shape, axis=1, block_size=0, domain=DOMAIN):
     """Return a model of y = w, rounded, with a quantize and a dequantize node."""
     rng = np.random.default_rng(9)
     row = find(element_type)
     scale = np.exp2(rng.integers(-4, 2, scale_shape)).astype(np.float32) * np.float32(1.1)
     zeros = (rng.integers(0, 3, scale_shape) if row.is_integer else np.zeros(scale_shape)).astype(row.dtype)
-    attributes = {"axis": axis} | ({"block_size": block_size} if block_size else {})
-    names = ("ExtendedQuantizeLinear", "ExtendedDequantizeLinear") if domain else ("QuantizeLinear", "DequantizeLinear")
-    nodes = [
-        helper.make_node(names[0], ["w", "s", "z"], ["q"], domain=domain, **attributes),
-        helper.make_node(names[1], ["q", "s", "z"], ["d"], domain=domain, **attributes),
-        helper.make_node("Add", ["d", "x"], ["y"]),
-    ]
-    initializers = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(scale, "s"), to_tensor_proto(zeros, "z")]
-    return model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, opset=25)
+    given = attributes_of({"axis": axis} | ({"block_size": block_size} if block_size else {}))
+    prefix = "Extended" if domain else ""
+    nodes = f"q = {prefix}QuantizeLinear {given} (w, s, z)  d = {prefix}DequantizeLinear {given} (q, s, z)"
+    return model_of(nodes, 25, w=weight, s=scale, z=zeros)
 
 
 def block_model(weight, operator, **attributes):
-    nodes = [
-        helper.make_node(operator, ["w"], ["d"], domain=DOMAIN, **attributes),
-        helper.make_node("Add", ["d", "x"], ["y"]),
-    ]
-    return model(nodes, [("x", "float32", [])], ["y"], initializers=[numpy_helper.from_array(weight, "w")])
+    return model_of(f"d = {operator} {attributes_of(attributes)} (w)", w=weight)
 
 
 def weight_of(*shape):
@@ -134,40 +136,29 @@ MODELS_OF_ONE_WEIGHT = {
 }
 
 
-def codes_model(element_type, shape, scale_shape, axis, block_size=0, zeros=None, scale_nodes=(), scales=()):
+def codes_model(element_type, shape, scale_shape, axis, block_size=0, zeros=None, nodes="", **constants):
     """Return a model of y = DequantizeLinear(c, s, z) of ONNX. The scales may be computed by nodes."""
     row, rng = find(element_type), np.random.default_rng(11)
     codes = rng.integers(0, 2**row.bits, shape).astype(np.uint8)
     codes = codes.view(row.dtype) if row.bits <= 8 else codes.astype(row.dtype)
     zero_point = np.zeros(scale_shape, row.dtype) if zeros is None else zeros.astype(row.dtype)
-    attributes = {"axis": axis} | ({"block_size": block_size} if block_size else {})
-    nodes = [
-        *scale_nodes,
-        helper.make_node("DequantizeLinear", ["c", "s", "z"], ["d"], **attributes),
-        helper.make_node("Add", ["d", "x"], ["y"]),
-    ]
-    scale = numpy_helper.from_array(np.exp2(rng.integers(-3, 3, scale_shape)).astype(np.float32), "s")
-    initializers = [to_tensor_proto(codes, "c"), *(scales or [scale]), to_tensor_proto(zero_point, "z")]
-    return model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, opset=25, domains=["", DOMAIN])
+    given = attributes_of({"axis": axis} | ({"block_size": block_size} if block_size else {}))
+    constants = constants or {"s": np.exp2(rng.integers(-3, 3, scale_shape)).astype(np.float32)}
+    return model_of(f"{nodes} d = DequantizeLinear {given} (c, s, z)", 25, c=codes, z=zero_point, **constants)
 
 
 def computed_scales():
     """Return a model whose scales are in blocks of seven rows themselves."""
-    node = helper.make_node("MXQuantizeDequantize", ["t"], ["s"], domain=DOMAIN, axis=0, block_size=7)
-    scales = [numpy_helper.from_array(np.abs(weight_of(37, 12)) + 1, "t")]
-    return codes_model("int8", (37, 96), (37, 12), 1, 8, scale_nodes=[node], scales=scales)
+    node = "s = MXQuantizeDequantize <axis = 0, block_size = 7> (t)"
+    return codes_model("int8", (37, 96), (37, 12), 1, 8, nodes=node, t=np.abs(weight_of(37, 12)) + 1)
 
 
 def fake_quantized_model(weight, shape, operator="Quant", domain="qonnx.custom_op.general", **attributes):
     """Return a model of a weight with scales of a shape: of QONNX's Quant, or of an operator of mct_quantizers."""
-    arrays = {"w": weight, "s": np.random.default_rng(12).uniform(0.1, 2, shape)}
+    arrays = {"w": weight, "s": np.asarray(np.random.default_rng(12).uniform(0.1, 2, shape))}
     arrays |= {"z": np.ones(shape[1:]), "b": np.array(5)} if operator == "Quant" else {}
-    nodes = [
-        helper.make_node(operator, list(arrays), ["d"], domain=domain, **attributes),
-        helper.make_node("Add", ["d", "x"], ["y"]),
-    ]
-    initializers = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()]
-    return model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, domains=["", domain])
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    return model_of(f"d = {domain}.{operator} {attributes_of(attributes)} ({', '.join(arrays)})", **arrays)
 
 
 MODELS_OF_ONE_WEIGHT |= {
@@ -197,9 +188,8 @@ def test_parts_of_a_weight(kind, keep_quantized_weights, tmp_path, request):
     optimize(tmp_path / "m.onnx", tmp_path / "out.onnx", keep_quantized_weights=keep_quantized_weights, qdq="float")
     found = onnx.load(tmp_path / "out.onnx")
     assert found.graph.node == whole.graph.node
-    assert len(whole.graph.node) == 1 + keep_quantized_weights * (not kind.startswith(("BFP", "QONNX", "MCT"))) * (
-        2 if kind == "computed scales" else 1
-    )
+    nodes_of_codes = 0 if kind.startswith(("BFP", "QONNX", "MCT")) else 1 + (kind == "computed scales")
+    assert len(whole.graph.node) == 1 + keep_quantized_weights * nodes_of_codes
     assert [each.name for each in found.graph.initializer] == [each.name for each in whole.graph.initializer]
     for one, other in zip(found.graph.initializer, whole.graph.initializer, strict=True):
         assert (one.data_type, one.dims, one.raw_data) == (other.data_type, other.dims, other.raw_data)
@@ -296,28 +286,16 @@ def test_a_file_system_without_locks(tmp_path, is_large, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "m.onnx")
     for _ in range(2):
-        optimize(tmp_path / "m.onnx", tmp_path / "out" / "m.onnx") if (tmp_path / "out").exists() else (
-            tmp_path / "out"
-        ).mkdir()
+        if (tmp_path / "out").exists():
+            optimize(tmp_path / "m.onnx", tmp_path / "out" / "m.onnx")
+        (tmp_path / "out").mkdir(exist_ok=True)
         quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=tmp_path / "out", cache=tmp_path / "cache")
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["m.onnx", "m.onnx.data"]
 
 
 def test_equal_nodes_on_one_weight_are_folded_once(tmp_path, is_large):
-    whole = pair_model(weight_of(*W), "int8", ())
-    nodes = [*whole.graph.node]
-    for node, output in zip(nodes[:2], ("q2", "d2"), strict=True):
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.output[:] = [output]
-        copy.input[0] = "q2" if copy.input[0] == "q" else copy.input[0]
-        whole.graph.node.insert(2, copy)
-    whole.graph.node[2], whole.graph.node[3]  # the dequantize node was inserted last
-    order = [0, 1, 3, 2, 4]
-    ordered = [onnx.NodeProto.FromString(whole.graph.node[index].SerializeToString()) for index in order]
-    del whole.graph.node[:]
-    whole.graph.node.extend(ordered)
-    whole.graph.node[-1].input[1] = "d2"
+    text = "(float[] x) => (float[] y) { d = Pair (w, s, z)  d2 = Pair (w, s, z)  y = Add (d, d2) }"
+    whole = text_model(text, w=weight_of(*W), s=np.float32(0.55), z=np.int8(1))
     after = optimize(whole)
     (add,) = after.graph.node
     assert add.input[0] == add.input[1]
@@ -344,13 +322,7 @@ def test_weights_are_folded_on_one_thread(keep_quantized_weights, tmp_path, monk
 
 def test_models_that_are_not_rewritten(tmp_path, is_large):
     """A file with nothing to rewrite is loaded by ONNX Runtime itself. In memory it may have what onnx-ir would lose."""
-    plain = model(
-        [helper.make_node("Add", ["w", "x"], ["y"])],
-        [("x", "float32", [])],
-        ["y"],
-        initializers=[numpy_helper.from_array(weight_of(*W), "w")],
-        domains=[],
-    )
+    plain = text_model("(float x) => (float[] y) { y = Add (w, x) }", w=weight_of(*W))
     apart(plain, tmp_path / "m.onnx")
     session = quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=tmp_path / "missing")
     assert session._model_path == str(tmp_path / "m.onnx")

@@ -62,22 +62,11 @@ def nodes_of(rng, number, newer):
         yield node(quantize, "x", scale.name, zero.name, output=f"q{number}", axis=axis), [scale, zero]
         yield node(dequantize, f"q{number}", scale.name, zero.name, axis=axis), []
     if kind == 1:
-        sub = integer(1, 9)
-        yield (
-            node(
-                ("BFPQuantizeDequantize", "BFPFixNeuron"),
-                "x",
-                bfp_method=("to_bfp", "to_bfp_prime", "to_bfp_prime_shared")[integer(0, 3)],
-                axis=integer(-3, 3),
-                bit_width=integer(10, 25),
-                block_size=sub * integer(1, 12),
-                rounding_mode=integer(0, 3),
-                sub_block_size=sub,
-                sub_block_shift_bits=integer(0, 9),
-                convert_to_bfloat_before_bfp=integer(0, 2),
-            ),
-            [],
-        )
+        sub, method = integer(1, 9), ("to_bfp", "to_bfp_prime", "to_bfp_prime_shared")[integer(0, 3)]
+        given = {"axis": integer(-3, 3), "bit_width": integer(10, 25), "block_size": sub * integer(1, 12)}
+        given |= {"rounding_mode": integer(0, 3), "sub_block_size": sub, "sub_block_shift_bits": integer(0, 9)}
+        given |= {"convert_to_bfloat_before_bfp": integer(0, 2), "bfp_method": method}
+        yield node(("BFPQuantizeDequantize", "BFPFixNeuron"), "x", **given), []
     if kind == 2:
         given = {"element_dtype": ELEMENTS[integer(0, 6)], "axis": integer(-3, 3), "block_size": integer(1, 70)}
         yield node(("MXQuantizeDequantize", "MXFixNeuron"), "x", rounding_mode=integer(0, 3), **given), []
@@ -114,23 +103,16 @@ def test_random_attributes(library, tmp_path):
     check_bits(library, paths, 2, tmp_path, least=0.9)  # a layer of wild scales may give one code
 
 
+PRIME = {"bfp_method": "to_bfp_prime"}
 WRONG = {
-    "BFPQuantizeDequantize": [
-        {"block_size": 0},
-        {"bit_width": 9},
-        {"bit_width": 25},
-        {"rounding_mode": 3},
-        {"bfp_method": "to_bfp_prime", "sub_block_size": 3},
-        {"bfp_method": "to_bfp_prime", "sub_block_size": 0},
-        {"bfp_method": "to_bfp_prime", "sub_block_shift_bits": 9},
-    ],
+    "BFPQuantizeDequantize": [{"block_size": 0}, {"bit_width": 9}, {"bit_width": 25}, {"rounding_mode": 3}],
     "MXQuantizeDequantize": [{"block_size": -1}, {"element_dtype": "fp5"}],
 }
+for wrong in ({"sub_block_size": 3}, {"sub_block_size": 0}, {"sub_block_shift_bits": 9}):
+    WRONG["BFPQuantizeDequantize"].append(PRIME | wrong)
 
 
-@pytest.mark.parametrize(
-    ("name", "attributes"), [(name, each) for name, several in WRONG.items() for each in several], ids=lambda each: str(each)
-)
+@pytest.mark.parametrize(("name", "attributes"), [(name, each) for name in WRONG for each in WRONG[name]], ids=str)
 def test_wrong_attributes(library, name, attributes, tmp_path):
     """They are refused as they are by our own sessions."""
     node = helper.make_node(name, ["x"], ["y"], name="here", domain="com.amd.quark", **attributes)
@@ -142,32 +124,23 @@ def test_wrong_attributes(library, name, attributes, tmp_path):
     assert f"{given} = {value}" in found
 
 
-LAYER = {f"{each}_{of}": 1 for each in "xwrby" for of in ("scale", "zero_point")} | {"hidden_size": 2}
-WRONG_LAYERS = [
-    {"hidden_size": 0},
-    {"x_scale": 0.0},
-    {"y_scale": float("inf")},
-    {"b_scale": float("nan")},
-    {"x_scale": 1e30, "w_scale": 1e30},
-    {"layout": 1},
-    {"input_forget": 1},
-]
+LAYER = {f"{each}_scale": 1.0 for each in "xwrby"} | {f"{each}_zero_point": 1 for each in "xwrby"} | {"hidden_size": 2}
+WRONG_LAYERS = [{"hidden_size": 0}, {"x_scale": 0.0}, {"y_scale": float("inf")}, {"b_scale": float("nan")}]
+WRONG_LAYERS += [{"x_scale": 1e30, "w_scale": 1e30}, {"layout": 1}, {"input_forget": 1}]
 
 
 @pytest.mark.parametrize("attributes", WRONG_LAYERS, ids=str)
 def test_wrong_layers(library, attributes, tmp_path):
-    given = {name: float(value) if "scale" in name else value for name, value in (LAYER | attributes).items()}
-    node = helper.make_node("ExtendedLSTM", ["x", "w", "r", "b"], ["y"], name="here", domain="com.amd.quark", **given)
-    onnx.save(model([node], ["x", "w", "r", "b"], ["y"]), tmp_path / "model.onnx")
+    node = helper.make_node("ExtendedLSTM", [*"xwrb"], ["y"], name="here", domain="com.amd.quark", **LAYER | attributes)
+    onnx.save(model([node], [*"xwrb"], ["y"]), tmp_path / "model.onnx")
     assert "lacks com.amd.quark::ExtendedLSTM" in child(REFUSED, library, tmp_path / "model.onnx")
 
 
 def test_weights_of_the_wrong_size(library, tmp_path):
     """A run gives the error, and nothing is read behind the weights' end."""
-    given = {name: float(value) if "scale" in name else value for name, value in LAYER.items()}
     shapes = {"w": (2, 8, 3), "r": (2, 8, 1), "b": (2, 16)}
     constants = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()]
-    node = helper.make_node("ExtendedLSTM", ["x", "w", "r", "b"], ["y"], name="here", domain="com.amd.quark", **given)
+    node = helper.make_node("ExtendedLSTM", [*"xwrb"], ["y"], name="here", domain="com.amd.quark", **LAYER)
     onnx.save(model([node], [("x", "float32", (2, 1, 3))], ["y"], initializers=constants), tmp_path / "model.onnx")
     code = f"""{REFUSED}
 import numpy as np

@@ -4,16 +4,16 @@ import ctypes
 import os
 import subprocess
 import sys
+from itertools import product
 
 import numpy as np
-import onnx_models
 import onnxruntime
 import oracle
 import pytest
 import samples
-from onnx import TensorProto, helper
-from onnx_models import model, one_node, run, session
+from onnx_models import OPERATORS, one_node, run, session
 from paths import SUPPORT
+from text_graphs import text_model
 
 import quark_numba
 from quark_numba.ort import c_api, native
@@ -24,25 +24,16 @@ domains = pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"
 
 
 @domains
-def test_quantize_per_tensor(quantize_key, domain):
+def test_per_tensor(quantize_key, domain):
     name = quantize_key.quantized.name
-    node = session(one_node("quantize", name, domain=domain))
-    for scale in np.array(samples.SCALES, np.float32):
-        for zero_point in samples.zero_points(name):
-            x = samples.floats(name, scale, zero_point)
-            y = run(node, x=x, scale=scale, zero_point=zero_point)
-            oracle.assert_same_bits(y, oracle.quantize(x, scale, zero_point, name))
-
-
-@domains
-def test_dequantize_per_tensor(dequantize_key, domain):
-    name = dequantize_key.quantized.name
-    node = session(one_node("dequantize", name, domain=domain))
+    quantize, dequantize = (session(one_node(operation, name, domain=domain)) for operation in ("quantize", "dequantize"))
     codes = samples.codes(name)
-    for scale in np.array(samples.SCALES, np.float32):
-        for zero_point in samples.zero_points(name):
-            y = run(node, x=codes, scale=scale, zero_point=zero_point)
-            oracle.assert_same_bits(y, oracle.dequantize(codes, scale, zero_point, name))
+    for scale, zero_point in product(np.array(samples.SCALES, np.float32), samples.zero_points(name)):
+        x = samples.floats(name, scale, zero_point)
+        y = run(quantize, x=x, scale=scale, zero_point=zero_point)
+        oracle.assert_same_bits(y, oracle.quantize(x, scale, zero_point, name))
+        z = run(dequantize, x=codes, scale=scale, zero_point=zero_point)
+        oracle.assert_same_bits(z, oracle.dequantize(codes, scale, zero_point, name))
 
 
 @pytest.mark.parametrize("zero_point", ["several", "all zero", "zero but for one", None])
@@ -119,18 +110,15 @@ def test_past_the_cache(name):
 
 def test_types_are_inferred_through_a_chain():
     """The model has no value_info. The type of a quantized tensor is that of the zero point, or uint8 without one."""
-    nodes, initializers = [], [helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5])]
-    for name in [*oracle.EXTENDED, None]:
-        zero_point = [f"zero_point_{name}"] if name else []
-        if name:
-            initializers.append(helper.make_tensor(zero_point[0], onnx_models.number(name), [], [1]))
-        inputs = ["x" if not nodes else nodes[-1].output[0], "scale", *zero_point]
-        nodes.append(helper.make_node("ExtendedQuantizeLinear", inputs, [f"q_{name}"], domain="com.amd.quark"))
-        inputs[0] = f"q_{name}"
-        nodes.append(helper.make_node("ExtendedDequantizeLinear", inputs, [f"d_{name}"], domain="com.amd.quark"))
-    chain = session(model(nodes, ["x"], ["d_None"], initializers=initializers))
+    zeros = {f"zero_{name}": np.ones((), oracle.dtype(name)) for name in oracle.EXTENDED}
+    nodes = "\n".join(
+        f"q{k} = ExtendedQuantizeLinear (d{k - 1}, scale{zero})  d{k} = ExtendedDequantizeLinear (q{k}, scale{zero})"
+        for k, zero in enumerate([*(f", {name}" for name in zeros), ""], 1)
+    )
+    text = f"(float[] d0) => (float[] d{len(zeros) + 1}) {{ {nodes} }}"
     x = np.array([0.0, 1.5, 2.0, 60.0], np.float32)
-    assert chain.run(None, {"x": x})[0].tolist() == x.tolist()
+    (y,) = session(text_model(text, scale=np.float32(0.5), **zeros)).run(None, {"d0": x})
+    assert y.tolist() == x.tolist()
 
 
 @pytest.mark.parametrize(
@@ -183,7 +171,7 @@ def test_axis_of_another_type_is_refused_at_load():
 def test_shapes_are_checked_in_the_run(domain, axis, x, scale, zero_point, message):
     node = session(one_node("quantize", "int8", domain=domain, attributes={"axis": axis}))
     feeds = {"x": np.ones(x, np.float32), "scale": np.ones(scale, np.float32), "zero_point": np.zeros(zero_point, np.int8)}
-    operator = f"{domain}::{onnx_models.OPERATORS[domain, 'quantize']}"
+    operator = f"{domain}::{OPERATORS[domain, 'quantize']}"
     for _ in range(2):  # the session goes on
         with pytest.raises(Exception, match=rf"INVALID_ARGUMENT.*{operator}: {message}"):
             run(node, **feeds)
@@ -200,19 +188,11 @@ def test_blocks_are_refused(domain):
 
 
 def test_ranks_beyond_numpys_are_refused():
+    text = """(float[1] x) => (int8[1] y) <float scale = {0.5}, int8 zero_point = {0}, int64[1] one = {1}> {
+        r = Reshape (x, shape)  q = ExtendedQuantizeLinear (r, scale, zero_point)  y = Reshape (q, one)
+    }"""
     for rank in (64, 65, 100_000):
-        nodes = [
-            helper.make_node("Reshape", ["x", "shape"], ["r"]),
-            helper.make_node("ExtendedQuantizeLinear", ["r", "scale", "zero_point"], ["q"], domain="com.amd.quark"),
-            helper.make_node("Reshape", ["q", "one"], ["y"]),
-        ]
-        initializers = [
-            helper.make_tensor("shape", TensorProto.INT64, [rank], [1] * rank),
-            helper.make_tensor("one", TensorProto.INT64, [1], [1]),
-            helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5]),
-            helper.make_tensor("zero_point", TensorProto.INT8, [], [0]),
-        ]
-        ranks = session(model(nodes, [("x", "float32", [1])], [("y", "int8", [1])], initializers=initializers))
+        ranks = session(text_model(text, shape=np.ones(rank, np.int64)))
         if rank == 64:
             assert run(ranks, x=np.ones(1, np.float32)).tolist() == [2]
         else:

@@ -1,6 +1,7 @@
 """ONNX's own QuantizeLinear and DequantizeLinear in sessions that replace them by ours, against the oracle and against ONNX
 Runtime's own kernels."""
 
+import functools
 from itertools import product
 
 import numpy as np
@@ -9,12 +10,12 @@ import onnxruntime
 import oracle
 import pytest
 import samples
-from onnx import TensorProto, helper, numpy_helper
-from onnx_models import model, node_tests, number, one_node, run, session
+from onnx import TensorProto, numpy_helper
+from onnx_models import node_tests, number, one_node, run, session
 from paths import MODELS
+from text_graphs import text_model
 
 import quark_numba
-from quark_numba import to_tensor_proto
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.linear.versions import LATEST_OPSET, version_of_opset
 from quark_numba.ort import c_api
@@ -28,6 +29,8 @@ pytestmark = [
 
 QUANTIZE, DEQUANTIZE = (version_of_opset(operation, LATEST_OPSET) for operation in ("quantize", "dequantize"))
 ONNX_RUNTIMES_OPSET = 25
+
+our_session = functools.partial(session, standard_ops=True)
 
 
 def carried(rows):
@@ -51,16 +54,9 @@ def node(operation, x, scale, y, *, zero_point=True, opset=ONNX_RUNTIMES_OPSET, 
     quantized = types["zero_point"]
     if (operation == "quantize" and not zero_point and y != "uint8") or (operation == "dequantize" and y != scale):
         attributes["output_dtype"] = number(y)
-    return one_node(
-        operation,
-        quantized,
-        domain="",
-        zero_point=zero_point,
-        types=types,
-        shapes={"x": ["rows", "columns"]},
-        opset=opset,
-        attributes=attributes,
-    )
+    shapes = {"x": ["rows", "columns"]}
+    named = {"domain": "", "zero_point": zero_point, "types": types, "shapes": shapes, "opset": opset}
+    return one_node(operation, quantized, attributes=attributes, **named)
 
 
 def scales(name, shape):
@@ -86,7 +82,7 @@ def check(operation, values, x, scale, y):
         zeros = np.zeros(shape, find(quantized).dtype)
         if zero_point:
             zeros = feeds["zero_point"] = np.resize(np.array(samples.zero_points(quantized)), shape)
-        actual = run(session(node(operation, x, scale, y, zero_point=zero_point, **attributes), standard_ops=True), **feeds)
+        actual = run(our_session(node(operation, x, scale, y, zero_point=zero_point, **attributes)), **feeds)
         parameters = spread(feeds["scale"]), spread(zeros)
         if operation == "quantize":
             oracle.assert_same_bits(actual, oracle.quantize(values, *parameters, y))
@@ -119,7 +115,7 @@ def test_zero_points_of_zero(name, last):
     feeds = {"scale": scales("float32", shape), "zero_point": np.zeros(shape, find(name).dtype)}
     feeds["zero_point"][-1, -1] = samples.zero_points(name)[last]
     codes = np.resize(samples.codes(name), (5, 70))
-    dequantizing = session(node("dequantize", name, "float32", "float32", **attributes), standard_ops=True)
+    dequantizing = our_session(node("dequantize", name, "float32", "float32", **attributes))
     expected = oracle.dequantize(codes, *(spread(each) for each in feeds.values()), name)
     oracle.assert_same_bits(run(dequantizing, x=codes, **feeds), expected)
 
@@ -131,16 +127,16 @@ def test_packed_elements(name, size):
     x = np.random.default_rng(22).normal(0, 3, (1, size)).astype(np.float32)
     zero_point = samples.zero_points(name)[-1]
     scale = np.float32(0.7)
-    y = run(session(node("quantize", "float32", "float32", name), standard_ops=True), x=x, scale=scale, zero_point=zero_point)
+    y = run(our_session(node("quantize", "float32", "float32", name)), x=x, scale=scale, zero_point=zero_point)
     oracle.assert_same_bits(y, oracle.quantize(x, scale, zero_point, name))
-    z = run(session(node("dequantize", name, "float32", "float32"), standard_ops=True), x=y, scale=scale, zero_point=zero_point)
+    z = run(our_session(node("dequantize", name, "float32", "float32")), x=y, scale=scale, zero_point=zero_point)
     oracle.assert_same_bits(z, oracle.dequantize(y, scale, zero_point, name))
 
 
 @pytest.mark.parametrize("name", ["float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"])
 def test_saturate(name):
     x = samples.floats(name, np.float32(1), np.zeros((), find(name).dtype))[None]
-    unsaturated = session(node("quantize", "float32", "float32", name, saturate=0), standard_ops=True)
+    unsaturated = our_session(node("quantize", "float32", "float32", name, saturate=0))
     y = run(unsaturated, x=x, scale=np.float32(1), zero_point=np.zeros((), find(name).dtype))
     oracle.assert_same_bits(y, oracle.quantize(x, np.float32(1), np.zeros((), y.dtype), name, saturate=False))
 
@@ -149,7 +145,7 @@ def test_saturate(name):
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16", "float64"])
 def test_precision(precision, scale_name):
     x, scale, zero_point = samples.floats("int8", 0.1, 3)[None], np.array(0.1, find(scale_name).dtype), np.int8(3)
-    precise = session(node("quantize", "float32", scale_name, "int8", precision=number(precision)), standard_ops=True)
+    precise = our_session(node("quantize", "float32", scale_name, "int8", precision=number(precision)))
     expected = oracle.quantize(x, scale, zero_point, "int8", precision=precision)
     oracle.assert_same_bits(run(precise, x=x, scale=scale, zero_point=zero_point), expected)
 
@@ -163,7 +159,7 @@ def test_onnx_node_tests(case):
 
     case.model.opset_import[0].version = ONNX_RUNTIMES_OPSET
     case.model.ir_version = 11
-    loaded = session(case.model, standard_ops=True)
+    loaded = our_session(case.model)
     for inputs, outputs in case.data_sets:
         names = [value.name for value in case.model.graph.input]
         y = run(loaded, **dict(zip(names, map(array, inputs), strict=True)))
@@ -222,7 +218,7 @@ def test_against_onnx_runtimes_own(operation, x, y):
     saturates = [{}, {"saturate": 0}] if operation == "quantize" and quantized.startswith("float8") else [{}]
     for saturate in saturates:
         theirs = session(node(operation, x, full, y, **saturate), backend=None)
-        ours = session(node(operation, x, full, y, **saturate, **precision), standard_ops=True)
+        ours = our_session(node(operation, x, full, y, **saturate, **precision))
         for scale in np.array([1, 0.1, 3, 2.0**-7, 1e-4], find(full).dtype):
             for zero_point in samples.zero_points(quantized):
                 if quantized.startswith("float") or quantized == "int32":
@@ -245,34 +241,23 @@ def test_against_onnx_runtimes_own(operation, x, y):
 def test_what_onnx_runtime_refuses():
     """Our operators accept bfloat16 scales, and a float4e2m1 weight in blocks of 32."""
     rng = np.random.default_rng(23)
-    codes = rng.integers(0, 16, (64, 10)).astype(np.uint8)
-    weight = codes.view(find("float4e2m1").dtype)
+    weight = rng.integers(0, 16, (64, 10)).astype(np.uint8).view(find("float4e2m1").dtype)
     scale = rng.uniform(0.1, 1, (2, 10)).astype(find("bfloat16").dtype)
-    packed = codes.reshape(-1, 2)
-    initializers = [
-        helper.make_tensor("w", number("float4e2m1"), weight.shape, (packed[:, 0] | packed[:, 1] << 4).tobytes(), raw=True),
-        helper.make_tensor("s", number("bfloat16"), scale.shape, scale.tobytes(), raw=True),
-    ]
-    nodes = [
-        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=32),
-        helper.make_node("Cast", ["d"], ["f"], to=TensorProto.FLOAT),
-        helper.make_node("MatMul", ["x", "f"], ["y"]),
-    ]
-    blocked = model(nodes, [("x", "float32", [3, 64])], [("y", "float32", [3, 10])], initializers=initializers, opset=25)
+    nodes = "d = DequantizeLinear <axis = 0, block_size = 32> (w, s)  f = Cast <to = 1> (d)  y = MatMul (x, f)"
+    blocked = text_model(f"(float[3, 64] x) => (float[3, 10] y) {{ {nodes} }}", opset=25, w=weight, s=scale)
     with pytest.raises(Exception, match="NOT_IMPLEMENTED"):
         session(blocked, backend=None)
     x = rng.normal(0, 1, (3, 64)).astype(np.float32)
     dense = oracle.dequantize(weight, np.repeat(scale, 32, axis=0), np.zeros((), weight.dtype), "float4e2m1", output="bfloat16")
-    y = run(session(blocked, standard_ops=True), x=x)
+    y = run(our_session(blocked), x=x)
     np.testing.assert_allclose(y, x @ dense.astype(np.float32), rtol=1e-5, atol=1e-5)
 
 
 def has_exact_integers():
     """Return whether ONNX Runtime's integer operators are exact here. On x86-64 without VNNI they saturate the sum of two
     products of uint8 and int8 to 16 bits (its documentation of quantization, "U8S8")."""
-    weight = to_tensor_proto(np.full((64, 32), 127, np.int8), "weight")
-    node = helper.make_node("MatMulInteger", ["x", "weight"], ["y"])
-    probe = model([node], [("x", "uint8", [8, 64])], [("y", "int32", [8, 32])], initializers=[weight], domains=[])
+    text = "(uint8[8, 64] x) => (int32[8, 32] y) { y = MatMulInteger (x, weight) }"
+    probe = text_model(text, weight=np.full((64, 32), 127, np.int8))
     (y,) = session(probe, backend=None).run(None, {"x": np.full((8, 64), 255, np.uint8)})
     return bool(np.all(y == 64 * 255 * 127))
 
@@ -283,7 +268,7 @@ def test_a_quantized_model_runs_as_before():
     path = MODELS / "textline_cls_a8w8.onnx"
     with np.load(path.with_name("textline_cls_expected.npz")) as arrays:
         x = arrays["x"]
-    (after,) = session(path, standard_ops=True).run(None, {"x": x})
+    (after,) = our_session(path).run(None, {"x": x})
     integers = [(3.01 / 255, {})] if has_exact_integers() else []
     for allowed, entries in [(1e-5, {"disable_quant_qdq": "1"}), *integers]:
         (before,) = session(path, backend=None, **entries).run(None, {"x": x})
@@ -294,19 +279,13 @@ def test_a_quantized_model_runs_as_before():
 def test_nodes_are_not_fused(name, tmp_path):
     """ONNX Runtime does not fuse the nodes into MatMulIntegerToFloat, which has no bfloat16 scales, unless the entry of the
     session says so."""
-    initializers = [
-        to_tensor_proto(np.array(0.05, find(name).dtype), "scale"),
-        to_tensor_proto(np.uint8(128), "zero_point"),
-        to_tensor_proto(np.random.default_rng(24).integers(0, 255, (32, 16), np.uint8), "weight"),
-    ]
-    to_float32 = {} if name == "float32" else {"output_dtype": TensorProto.FLOAT}
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "scale", "zero_point"], ["q"]),
-        helper.make_node("DequantizeLinear", ["q", "scale", "zero_point"], ["d"], **to_float32),
-        helper.make_node("DequantizeLinear", ["weight", "scale", "zero_point"], ["w"], **to_float32),
-        helper.make_node("MatMul", ["d", "w"], ["y"]),
-    ]
-    content = model(nodes, [("x", "float32", [5, 32])], [("y", "float32", [5, 16])], initializers=initializers, opset=25)
+    to_float32 = "" if name == "float32" else "<output_dtype = 1>"
+    text = f"""(float[5, 32] x) => (float[5, 16] y) {{
+        q = QuantizeLinear (x, scale, zero_point)  d = DequantizeLinear {to_float32} (q, scale, zero_point)
+        w = DequantizeLinear {to_float32} (weight, scale, zero_point)  y = MatMul (d, w)
+    }}"""
+    weight = np.random.default_rng(24).integers(0, 255, (32, 16), np.uint8)
+    content = text_model(text, opset=25, scale=np.array(0.05, find(name).dtype), zero_point=np.uint8(128), weight=weight)
 
     def optimized(**entries):
         options = onnxruntime.SessionOptions()
@@ -327,18 +306,12 @@ def test_nodes_are_not_fused(name, tmp_path):
 @pytest.mark.parametrize(("operation", "name", "y"), [("quantize", "int8", "int8"), ("dequantize", "uint8", "float16")])
 def test_output_dtype(operation, name, y, shape):
     types = {"x": "float32" if operation == "quantize" else name, "scale": "float32", "y": y}
+    attributes = {"output_dtype": number(y)}
     typed = one_node(
-        operation,
-        name,
-        domain="",
-        zero_point=False,
-        types=types,
-        shapes={"x": shape},
-        opset=25,
-        attributes={"output_dtype": number(y)},
+        operation, name, domain="", zero_point=False, types=types, shapes={"x": shape}, opset=25, attributes=attributes
     )
     x = np.full([3 if each == "n" else each for each in shape], 3, types["x"])
-    actual = run(session(typed, standard_ops=True), x=x, scale=np.float32(0.5))
+    actual = run(our_session(typed), x=x, scale=np.float32(0.5))
     assert actual.dtype == y
     assert np.array_equal(actual, np.full(x.shape, 6 if operation == "quantize" else 1.5))
 
@@ -346,30 +319,25 @@ def test_output_dtype(operation, name, y, shape):
 def test_an_empty_tensor_of_huge_dimensions():
     """Nothing is read, and no memory is allocated for elements that do not exist."""
     huge = 10**12
-    node = one_node("dequantize", "uint8", domain="", attributes={"axis": 1, "block_size": 2}, opset=21)
-    for zero_point in ({"zero_point": np.zeros((0, 3, huge), np.uint8)}, {}):
-        feeds = {"x": np.zeros((0, 6, huge), np.uint8), "scale": np.ones((0, 3, huge), np.float32)} | zero_point
-        if not zero_point:
-            node = one_node(
-                "dequantize", "uint8", domain="", zero_point=False, attributes={"axis": 1, "block_size": 2}, opset=21
-            )
-        assert run(session(node, standard_ops=True), **feeds).shape == (0, 6, huge)
+    attributes = {"axis": 1, "block_size": 2}
+    for has_zero_point in (True, False):
+        node = one_node("dequantize", "uint8", domain="", zero_point=has_zero_point, attributes=attributes, opset=21)
+        feeds = {"x": np.zeros((0, 6, huge), np.uint8), "scale": np.ones((0, 3, huge), np.float32)}
+        feeds |= {"zero_point": np.zeros((0, 3, huge), np.uint8)} if has_zero_point else {}
+        assert run(our_session(node), **feeds).shape == (0, 6, huge)
 
 
 def test_types_are_inferred_through_a_chain():
     """The model has no value_info, and the shape of x is known, known in part, or unknown."""
-    nodes, initializers = [], [helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5])]
-    for row in carried(QUANTIZE.y):
-        initializers.append(helper.make_tensor(f"zero_{row.name}", row.number, [], b"\0" * row.dtype.itemsize, raw=True))
-        inputs = ["x" if not nodes else nodes[-1].output[0], "scale", f"zero_{row.name}"]
-        nodes.append(helper.make_node("QuantizeLinear", inputs, [f"q_{row.name}"]))
-        nodes.append(helper.make_node("DequantizeLinear", [f"q_{row.name}", *inputs[1:]], [f"d_{row.name}"]))
-    for shape in (None, [None, 2], ["n", 2], [1, 2]):
-        output = nodes[-1].output[0]
-        chain = session(
-            model(nodes, [("x", "float32", shape)], [output], initializers=initializers, opset=25), standard_ops=True
-        )
-        assert chain.run(None, {"x": np.array([[0, 0.5]], np.float32)})[0].tolist() == [[0, 0.5]]
+    zeros = {f"zero_{row.name}": np.zeros((), row.dtype) for row in carried(QUANTIZE.y)}
+    nodes = "\n".join(
+        f"q{k} = QuantizeLinear (d{k - 1}, scale, {zero})  d{k} = DequantizeLinear (q{k}, scale, {zero})"
+        for k, zero in enumerate(zeros, 1)
+    )
+    for shape in ("", "?, 2", "n, 2", "1, 2"):
+        text = f"(float[{shape}] d0) => (float[] d{len(zeros)}) {{ {nodes} }}"
+        chain = our_session(text_model(text, opset=25, scale=np.float32(0.5), **zeros))
+        assert chain.run(None, {"d0": np.array([[0, 0.5]], np.float32)})[0].tolist() == [[0, 0.5]]
 
 
 @pytest.mark.parametrize(
@@ -387,26 +355,24 @@ def test_types_are_inferred_through_a_chain():
 )
 def test_wrong_attributes_are_refused_at_load(attributes, message):
     with pytest.raises(Exception, match=message):
-        session(one_node("quantize", "int8", domain="", attributes=attributes, opset=25), standard_ops=True)
+        our_session(one_node("quantize", "int8", domain="", attributes=attributes, opset=25))
+
+
+AS_X = r"expected the shape of x, \(4, 6\), except along axis 1"
 
 
 @pytest.mark.parametrize(
     ("attributes", "x", "scale", "message"),
     [
         ({"block_size": 2}, (4, 6), (4, 2), r"block_size is 2; expected one that divides x of shape \(4, 6\) along axis 1"),
-        (
-            {"block_size": 2},
-            (4, 6),
-            (3, 3),
-            r"y_scale has shape \(3, 3\); expected the shape of x, \(4, 6\), except along axis 1",
-        ),
+        ({"block_size": 2}, (4, 6), (3, 3), rf"y_scale has shape \(3, 3\); {AS_X}"),
         ({"block_size": 2}, (4, 6), (6,), r"block_size is 2, y_scale has shape \(6,\); expected as many dimensions as x"),
         ({}, (4, 6), (4, 3), r"y_scale has shape \(4, 3\); expected a scalar, one element, one dimension"),
     ],
     ids=str,
 )
 def test_shapes_are_checked_in_the_run(attributes, x, scale, message):
-    wrong = session(one_node("quantize", "int8", domain="", attributes=attributes, opset=25), standard_ops=True)
+    wrong = our_session(one_node("quantize", "int8", domain="", attributes=attributes, opset=25))
     with pytest.raises(Exception, match=rf"ai\.onnx::QuantizeLinear: {message}"):
         run(wrong, x=np.ones(x, np.float32), scale=np.ones(scale, np.float32), zero_point=np.zeros(scale, np.int8))
 

@@ -11,6 +11,7 @@ from onnx_models import array_of, model, ort_value, session
 from oracle import assert_same_bits
 from other_quantizers import HAS_SAME_SUMS, expectation, models_of, outputs_of, quantization_nodes
 from paths import MODELS
+from text_graphs import text_model
 
 import quark_numba
 from quark_numba.cli import inventory
@@ -107,10 +108,7 @@ def test_operators_that_run_nowhere(domain, name, why, where, tmp_path):
 
 def test_operators_that_a_library_runs():
     """Nothing is refused that ONNX Runtime runs, here as a function of the model that has the name."""
-    node = helper.make_node("QcQuantizeOp", ["x"], ["y"], domain="aimet.customop.cpu")
-    known = model([node], [("x", "float32", [2])], [("y", "float32", [2])], domains=["aimet.customop.cpu"])
-    identity = helper.make_node("Identity", ["x"], ["y"])
-    opsets = [helper.make_opsetid("", 21)]
-    known.functions.append(helper.make_function("aimet.customop.cpu", "QcQuantizeOp", ["x"], ["y"], [identity], opsets))
+    known = text_model("""(float[2] x) => (float[2] y) { y = aimet.customop.cpu.QcQuantizeOp (x) }
+        <domain: "aimet.customop.cpu", opset_import: ["" : 21]> QcQuantizeOp (x) => (y) { y = Identity (x) }""")
     x = np.ones(2, np.float32)
     np.testing.assert_array_equal(quark_numba.InferenceSession(known).run(None, {"x": x})[0], x)

@@ -29,9 +29,10 @@ from libraries import (
     own_session,
 )
 from marks import sizes
-from onnx import helper, numpy_helper
-from onnx_models import model, number, one_node
+from onnx import helper
+from onnx_models import model, one_node
 from paths import MODELS
+from text_graphs import text_model
 
 from quark_numba import ModelError, build_library
 from quark_numba.cli import main
@@ -110,24 +111,11 @@ LACKING = {
         "lacks com.amd.quark::ExtendedQuantizeLinear of float32, float32, uint32 with axis = 1",
     ),
     "attributes": (
-        model(
-            [
-                helper.make_node(
-                    "MXQuantizeDequantize", ["x"], ["y"], name="here", domain="com.amd.quark", element_dtype="fp6_e2m3"
-                )
-            ],
-            ["x"],
-            ["y"],
-        ),
+        text_model('(float[] x) => (float[] y) { y = MXQuantizeDequantize <element_dtype = "fp6_e2m3"> (x) }'),
         "lacks com.amd.quark::MXQuantizeDequantize of float32 with element_dtype = fp6_e2m3, axis = 1, block_size = 32",
     ),
     "a long attribute": (
-        model(
-            [helper.make_node("Region", ["x"], ["y"], name="here", domain="quark_numba", program="long " * 400)],
-            ["x"],
-            ["y"],
-            domains=["quark_numba"],
-        ),
+        text_model(f'(float[] x) => (float[] y) {{ y = quark_numba.Region <program = "{"long " * 400}"> (x) }}'),
         "lacks quark_numba::Region of ? with program = long long",
     ),
 }
@@ -160,9 +148,8 @@ def test_a_region_with_other_types(tmp_path):
     inputs = [f"x{i}" for i in range(len(region.input))]
     other = helper.make_node("Region", inputs, ["y"], name="here", domain="quark_numba")
     other.attribute.extend(region.attribute)
-    onnx.save(
-        model([other], [(each, "float64", [1]) for each in inputs], ["y"], domains=["quark_numba"]), tmp_path / "other.onnx"
-    )
+    source = model([other], [(each, "float64", [1]) for each in inputs], ["y"], domains=["quark_numba"])
+    onnx.save(source, tmp_path / "other.onnx")
     assert "lacks quark_numba::Region" in child(REFUSED, tmp_path / "quark_operators.so", tmp_path / "other.onnx")
 
 
@@ -224,11 +211,14 @@ def test_memory_under_valgrind(tmp_path):
     assert "definitely lost: 0 bytes" in run.stderr
 
 
+# The types that attributes or parameters give: uint16, float16 and int8.
 TYPED = {
-    "quantize": (["x", "scale"], {"output_dtype": number("uint16")}, ["q", "scale"], {}),
-    "quantize by the zero point": (["x", "scale", "zero"], {}, ["q", "scale", "zero"], {}),
-    "dequantize": (["x", "scale", "zero"], {}, ["q", "scale", "zero"], {"output_dtype": number("float16")}),
-    "dequantize by the scale": (["x", "scale"], {"output_dtype": number("int8")}, ["q", "half"], {}),
+    "quantize": "q = quark_numba.Quantize <output_dtype = 4> (x, scale)  d = quark_numba.Dequantize (q, scale)",
+    "quantize by the zero point": "q = quark_numba.Quantize (x, scale, zero)  d = quark_numba.Dequantize (q, scale, zero)",
+    "dequantize": """
+        q = quark_numba.Quantize (x, scale, zero)  d = quark_numba.Dequantize <output_dtype = 10> (q, scale, zero)
+    """,
+    "dequantize by the scale": "q = quark_numba.Quantize <output_dtype = 3> (x, scale)  d = quark_numba.Dequantize (q, half)",
 }
 
 
@@ -236,16 +226,9 @@ TYPED = {
 @pytest.mark.by_default(1)
 def test_types_that_attributes_give(case, tmp_path):
     """Types that the model does not declare: without inference by the library ONNX Runtime would take an overload's."""
-    first, of_first, second, of_second = TYPED[case]
-    nodes = [
-        helper.make_node("Quantize", first, ["q"], domain="quark_numba", **of_first),
-        helper.make_node("Dequantize", second, ["d"], domain="quark_numba", **of_second),
-        helper.make_node("Cast", ["d"], ["y"], to=number("float32")),
-    ]
     constants = {"scale": np.float32(0.01), "zero": np.int16(300), "half": np.float16(0.01)}
-    used = {*first, *second}
-    initializers = [numpy_helper.from_array(np.array(value), name) for name, value in constants.items() if name in used]
-    source = model(nodes, [("x", "float32", ["N", 5])], ["y"], initializers=initializers, domains=["quark_numba"])
+    used = {name: value for name, value in constants.items() if name in TYPED[case]}
+    source = text_model(f"(float[N, 5] x) => (float[] y) {{ {TYPED[case]} y = Cast <to = 1> (d) }}", **used)
     onnx.save(source, tmp_path / "typed.onnx")
     library = build_library(tmp_path / "typed.onnx", tmp_path / "out", optimize=False)
     check_bits(library, [tmp_path / "typed.onnx"], 1, tmp_path)
