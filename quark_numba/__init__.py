@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .fake_quantization.calls import fake_quantize, minifloat_quantize_dequantize
     from .library.build import build_library
     from .linear.calls import dequantize, quantize, quantize_dequantize
-    from .normalization.calls import instance_normalization
+    from .normalization.calls import extended_instance_normalization
     from .onnx_tools.evaluator import reference_ops
     from .onnx_tools.schemas import register_schemas
     from .ort import get_library_path, register
-    from .recurrent.calls import lstm
+    from .recurrent.calls import extended_lstm
     from .rewriting.optimize import optimize
     from .running.data import Data, RandomData
     from .running.runs import Execution
@@ -47,11 +47,11 @@ __all__ = [
     "build_library",
     "dequantize",
     "evaluate",
+    "extended_instance_normalization",
+    "extended_lstm",
     "fake_quantize",
     "from_tensor_proto",
     "get_library_path",
-    "instance_normalization",
-    "lstm",
     "minifloat_quantize_dequantize",
     "mx_dequantize",
     "mx_quantize",
@@ -87,11 +87,11 @@ _MODULES = {
     "build_library": ".library.build",
     "dequantize": ".linear.calls",
     "evaluate": ".analysis.evaluate",
+    "extended_instance_normalization": ".normalization.calls",
+    "extended_lstm": ".recurrent.calls",
     "fake_quantize": ".fake_quantization.calls",
     "from_tensor_proto": ".element_types.tensors",
     "get_library_path": ".ort",
-    "instance_normalization": ".normalization.calls",
-    "lstm": ".recurrent.calls",
     "minifloat_quantize_dequantize": ".fake_quantization.calls",
     "mx_dequantize": ".block.storage",
     "mx_quantize": ".block.storage",

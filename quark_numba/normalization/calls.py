@@ -11,7 +11,9 @@ from .dispatch import TABLE
 from .granularity import FAULTS, instance_shape
 
 
-def instance_normalization(x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsilon: float = 1e-5) -> NDArray[np.float32]:
+def extended_instance_normalization(
+    x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsilon: float = 1e-5
+) -> NDArray[np.float32]:
     """Return x normalized instance by instance, with the bits of a hardware unit that computes in bfloat16. It is the operator
     ExtendedInstanceNormalization-1 of com.amd.quark.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..declaration import Attribute, Operator, Parameter, Tensor, known, shape_text
 from ..element_types import FLOAT32
-from .calls import instance_normalization
+from .calls import extended_instance_normalization
 from .granularity import FAULTS, instance_shape
 
 # More elements than any x has channels: stands for an unknown shape of scale or bias.
@@ -31,7 +31,7 @@ OPERATORS = (
         name="ExtendedInstanceNormalization",
         operation="normalize",
         doc="y is x, normalized instance by instance, as a unit that computes in bfloat16 does it. See "
-        "quark_numba.instance_normalization.",
+        "quark_numba.extended_instance_normalization.",
         types={"T": (FLOAT32,)},
         inputs=(
             Parameter("x", "T", "Of shape [N, C, D1, ..., Dk]."),
@@ -39,7 +39,7 @@ OPERATORS = (
             Parameter("bias", "T", "C elements, or more."),
         ),
         attributes=(Attribute("epsilon", 1e-5, "What is added to the variance.", "FLOAT"),),
-        call=instance_normalization,
+        call=extended_instance_normalization,
         infer=_infer,
         faults=FAULTS,
         formats={"bfloat16": None},

@@ -12,7 +12,7 @@ from .fixed_point import OPERANDS, layer_of
 from .granularity import DIRECTIONS, FAULTS, GATES, layer_shape
 
 
-def lstm(
+def extended_lstm(
     x: ArrayLike,
     w: ArrayLike,
     r: ArrayLike,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..declaration import Attribute, Operator, Parameter, Tensor, known, shape_text
 from ..element_types import FLOAT32
-from .calls import lstm
+from .calls import extended_lstm
 from .fixed_point import OPERANDS, layer_of
 from .granularity import DIRECTIONS, FAULTS, GATES, layer_shape
 
@@ -36,7 +36,7 @@ OPERATORS = (
         domain="com.amd.quark",
         name="ExtendedLSTM",
         operation="lstm",
-        doc="y is what a bidirectional LSTM layer gives in 16-bit fixed point. See quark_numba.lstm.",
+        doc="y is what a bidirectional LSTM layer gives in 16-bit fixed point. See quark_numba.extended_lstm.",
         types={"T": (FLOAT32,)},
         inputs=(
             Parameter("x", "T", "Of shape [sequence length, batch, input size]."),
@@ -53,7 +53,7 @@ OPERATORS = (
             Attribute("input_forget", 0, "0.", is_always_written=False, values=(0,)),
             Attribute("direction", "bidirectional", "Without meaning.", "STRING", is_always_written=False),
         ),
-        call=lstm,
+        call=extended_lstm,
         infer=_infer,
         faults=FAULTS,
         formats={"uint16": None},

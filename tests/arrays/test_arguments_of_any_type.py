@@ -57,11 +57,11 @@ ATTRIBUTES = ("axis", "block_size", "opset", "out")
 SCALES = tuple(f"{name}_scale" for name in "xwrby")
 ZERO_POINTS = tuple(f"{name}_zero_point" for name in "xwrby")
 OF_LAYER = dict.fromkeys(SCALES, 1e-4) | dict.fromkeys(ZERO_POINTS, 32768)
-LAYER = functools.partial(quark_numba.lstm, b=np.ones((2, 16), np.float32), hidden_size=2, **OF_LAYER)
-LAYER.__name__ = "lstm"
+LAYER = functools.partial(quark_numba.extended_lstm, b=np.ones((2, 16), np.float32), hidden_size=2, **OF_LAYER)
+LAYER.__name__ = "extended_lstm"
 
 FUNCTIONS = {
-    quark_numba.instance_normalization: (("x", "scale", "bias"), ("epsilon",)),
+    quark_numba.extended_instance_normalization: (("x", "scale", "bias"), ("epsilon",)),
     LAYER: (("x", "w", "r"), ("b", "hidden_size", "direction", "layout", "input_forget", *SCALES, *ZERO_POINTS)),
     quark_numba.quantize: (("x", "scale", "zero_point"), (*ATTRIBUTES, "dtype", "saturate", "precision")),
     quark_numba.dequantize: (("x", "scale", "zero_point"), (*ATTRIBUTES, "output_dtype")),

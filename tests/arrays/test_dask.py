@@ -289,7 +289,11 @@ def test_unknown_sizes():
         (lambda x: quark_numba.quantize(x.astype(np.float64), 1.0), TypeError, "x has element type float64"),
         (lambda x: quark_numba.quantize(da.ma.masked_less(x, 0), 1.0), TypeError, "dask array of numpy.ma"),
         (lambda x: quark_numba.mx_quantize(x, axis=2), ValueError, "axis is 2"),
-        (lambda x: quark_numba.instance_normalization(x, x, x), TypeError, r"x is a dask array; .* write x.compute\(\)"),
+        (
+            lambda x: quark_numba.extended_instance_normalization(x, x, x),
+            TypeError,
+            r"x is a dask array; .* write x.compute\(\)",
+        ),
         (lambda x: quark_numba.unpack(x, (4, 6), "int4"), TypeError, "packed has dtype float32"),
         (lambda x: quark_numba.quantize(x.to_delayed().ravel()[0], 1.0), TypeError, r"x is a dask.delayed.Delayed; .*compute"),
     ],

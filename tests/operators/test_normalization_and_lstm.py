@@ -14,9 +14,9 @@ from other_operators import INPUTS, LSTM, NORMALIZATION, nodes_of, one_node, pro
 from text_graphs import text_nodes
 
 import quark_numba
-from quark_numba import from_tensor_proto, instance_normalization, lstm, optimize, to_tensor_proto
+from quark_numba import extended_instance_normalization, extended_lstm, from_tensor_proto, optimize, to_tensor_proto
 
-CALLS = {NORMALIZATION: instance_normalization, LSTM: lstm}
+CALLS = {NORMALIZATION: extended_instance_normalization, LSTM: extended_lstm}
 ORACLES = {
     NORMALIZATION: oracle.instance_normalization,
     LSTM: lambda *arrays, **attributes: oracle.lstm(*arrays, **other_operators.of_layer(attributes)),
@@ -161,18 +161,20 @@ def test_optimize_beside_them(operator):
 def test_sequences_of_a_batch_are_as_if_alone():
     attributes, (x, *weights), _ = nodes_of("tagger_u16")[0][1:]
     x = np.concatenate([x[:20], x[20:40], -x[:20]], axis=1)
-    y = lstm(x, *weights, **attributes)
+    y = extended_lstm(x, *weights, **attributes)
     for n in range(3):
-        assert_same(y[:, :, n : n + 1], lstm(x[:, n : n + 1], *weights, **attributes))
+        assert_same(y[:, :, n : n + 1], extended_lstm(x[:, n : n + 1], *weights, **attributes))
 
 
 def test_layouts_of_arrays():
     attributes, arrays = other_operators.random_normalization(3)
-    y = instance_normalization(*arrays, **attributes)
-    assert_same(instance_normalization(np.asfortranarray(arrays[0]), arrays[1].tolist(), arrays[2], **attributes), y)
+    y = extended_instance_normalization(*arrays, **attributes)
+    assert_same(extended_instance_normalization(np.asfortranarray(arrays[0]), arrays[1].tolist(), arrays[2], **attributes), y)
     attributes, (x, w, r, b) = random_lstm(3)
-    y = lstm(x, w, r, b, **attributes)
-    assert_same(lstm(np.asfortranarray(x), w.astype(">f4"), np.repeat(r, 2, axis=2)[:, :, ::2], b.tolist(), **attributes), y)
+    y = extended_lstm(x, w, r, b, **attributes)
+    assert_same(
+        extended_lstm(np.asfortranarray(x), w.astype(">f4"), np.repeat(r, 2, axis=2)[:, :, ::2], b.tolist(), **attributes), y
+    )
 
 
 @pytest.mark.compiled
@@ -183,8 +185,8 @@ def test_runs_of_one_session_at_the_same_time():
     scales = [np.float32(factor) for factor in (1, 0.5)]
     norm = nodes_of("style_xint8")[2][2]
     sessions.append(session(one_node(NORMALIZATION, {}, norm, constants=True)))
-    expected = {n: lstm(x[:n], *weights, **attributes) for n in (1, 7, 30, 60)}
-    normalized = [instance_normalization(norm[0] * scale, *norm[1:]) for scale in scales]
+    expected = {n: extended_lstm(x[:n], *weights, **attributes) for n in (1, 7, 30, 60)}
+    normalized = [extended_instance_normalization(norm[0] * scale, *norm[1:]) for scale in scales]
     failures = []
 
     def work(seed):
@@ -313,7 +315,7 @@ wrong_attributes = pytest.mark.parametrize(("attributes", "message"), WRONG_ATTR
 @wrong_attributes
 def test_wrong_attributes_of_calls(attributes, message):
     with pytest.raises(ValueError, match=message):
-        lstm(*zeros(LSTM), **LAYER | attributes)
+        extended_lstm(*zeros(LSTM), **LAYER | attributes)
 
 
 @pytest.mark.compiled
@@ -369,7 +371,7 @@ def test_directions_are_two():
     """A layer has two directions, whatever the attribute says. Tests above check that weights of one direction are refused."""
     attributes, arrays = random_lstm(3)
     for direction in ("forward", "reverse"):
-        assert_same(lstm(*arrays, **attributes, direction=direction), lstm(*arrays, **attributes))
+        assert_same(extended_lstm(*arrays, **attributes, direction=direction), extended_lstm(*arrays, **attributes))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from onnx_models import array_at, model, one_node, ort_value, run, session
 from other_operators import INPUTS, LSTM, NORMALIZATION, random_lstm
 from other_operators import one_node as other_node
 
-from quark_numba import dequantize, lstm, quantize, quantize_dequantize
+from quark_numba import dequantize, extended_lstm, quantize, quantize_dequantize
 from quark_numba.block import kernels as block_kernels
 from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
 from quark_numba.block.formats import mx_format
@@ -378,7 +378,7 @@ def test_layer_stays_within_its_memory(operator, attributes, shapes, at_end):
         work["phase"] = phase
         for part in range(found[2 + phase]):
             task(work.ctypes.data, part)
-    assert kept[-1].tobytes() == lstm(*arrays, **attributes).tobytes()
+    assert kept[-1].tobytes() == extended_lstm(*arrays, **attributes).tobytes()
 
 
 def resident():
