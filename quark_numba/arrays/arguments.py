@@ -101,8 +101,7 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
     """
     if type(value) is np.ndarray:  # first: numpy imports np.ma where it is used
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, and its mask would be lost; expected an array: write {name}.filled(...)")
+    check_has_no_mask(value, name)
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     value = unlabelled(value)
@@ -133,6 +132,11 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
         least = ", and no closer to 0 than its smallest positive number" if is_scale and np.any((back == 0) & wrong) else ""
         raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}{least}")
     return cast
+
+
+def check_has_no_mask(value: Any, name: str) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, and its mask would be lost; expected an array: write {name}.filled(...)")
 
 
 # DLPack's numbers for memory of the CPU: not pinned, pinned by CUDA, pinned by ROCm.
