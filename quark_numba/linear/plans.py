@@ -144,6 +144,7 @@ def _flat(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
     return array if array.ndim == 1 else array.reshape(-1)
 
 
+@np.errstate(all="ignore")
 def _to_odd_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return the values rounded to odd: an inexact value becomes the one of its two float32 neighbours whose last bit is set.
     Rounding that to fewer bits has the same result as rounding the value itself."""
