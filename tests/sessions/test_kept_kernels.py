@@ -235,8 +235,8 @@ def use(times):
 def state():
     gc.collect()
     with open("/proc/self/statm") as statm, open("/proc/self/maps") as maps:
-        pages = int(statm.read().split()[1])
-        return pages * mmap.PAGESIZE, len(maps.readlines()), len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        memory, mappings = int(statm.read().split()[1]) * mmap.PAGESIZE, len(maps.readlines())
+    return memory, mappings, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 use(20)
 before = state()
