@@ -22,8 +22,8 @@ _lock = threading.RLock()
 # all processors and systems of this package.
 _TO_NEAREST = 0
 _library = ctypes.PyDLL("ucrtbase" if os.name == "nt" else None)
-_get_rounding = getattr(_library, "fegetround", lambda: _TO_NEAREST)
-_set_rounding = getattr(_library, "fesetround", None)
+_get_rounding: Any = getattr(_library, "fegetround", lambda: _TO_NEAREST)
+_set_rounding: Any = getattr(_library, "fesetround", None)
 
 
 def created(create: Callable[[], T]) -> T:
