@@ -15,11 +15,19 @@ BLOCKS = np.ones((2, 2), np.float32)
 E8M0 = np.ones(3, ml_dtypes.float8_e8m0fnu)
 
 
+class Variable:
+    """An array in a file, with missing values."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.ma.array(X)
+
+
 @pytest.mark.parametrize(
     ("error", "message", "arguments"),
     [
         (TypeError, r"x has element type float64; expected float32.*: write x\.astype", {"x": X.astype(np.float64)}),
         (TypeError, r"x is a masked array.*: write x\.filled", {"x": np.ma.array(X)}),
+        (TypeError, r"x is a masked array.*: write x\.filled", {"x": Variable()}),
         (ValueError, "scale is 1e-300; expected float32, .* no closer to 0", {"scale": 1e-300}),
         (ValueError, r"scale is \[1, 1e-300, 1\]; expected float32", {"scale": [1, 1e-300, 1]}),
         (ValueError, "scale is 1e[+]300; expected float32", {"scale": np.float64(1e300)}),
