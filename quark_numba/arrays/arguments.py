@@ -101,8 +101,7 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
     """
     if type(value) is np.ndarray:  # first: numpy imports np.ma where it is used
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, and its mask would be lost; expected an array: write {name}.filled(...)")
+    check_has_no_mask(value, name)
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     value = unlabelled(value)
@@ -112,11 +111,13 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
     _check_is_here(value, name)
     try:
         has_dlpack_only = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
-        array: NDArray[Any] = np.from_dlpack(value) if has_dlpack_only else np.asarray(value)
+        found: NDArray[Any] = np.from_dlpack(value) if has_dlpack_only else np.asanyarray(value)
     except ValueError as error:
         raise ValueError(f"{name} is not an array: {error}") from None
     except (BufferError, RuntimeError, TypeError) as error:
         raise TypeError(f"{name} is a {_kind(value)}, which numpy cannot convert to an array: {error}") from None
+    check_has_no_mask(found, name)  # as a netCDF4.Variable gives it
+    array = np.asarray(found)
     if default is None or not isinstance(value, (int, float, list, tuple, range, np.int64)):
         return array
     if array.dtype.kind not in "iuf":
@@ -133,6 +134,11 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
         least = ", and no closer to 0 than its smallest positive number" if is_scale and np.any((back == 0) & wrong) else ""
         raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}{least}")
     return cast
+
+
+def check_has_no_mask(value: Any, name: str) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, and its mask would be lost; expected an array: write {name}.filled(...)")
 
 
 # DLPack's numbers for memory of the CPU: not pinned, pinned by CUDA, pinned by ROCm.

@@ -13,7 +13,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..element_types import ElementType, find, packing
 from ..element_types.packing import packed_size
-from .chunks import Result, check_sizes, is_lazy, map_chunks
+from .arguments import array as array_of
+from .arguments import check_has_no_mask
+from .chunks import Result, check_is_of_numpy, check_sizes, is_lazy, map_chunks
 from .labels import unlabelled
 
 
@@ -38,7 +40,7 @@ def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
     TypeError, ValueError
         If an argument is invalid. The message names it and says what it is and what was expected.
     """
-    array = unlabelled(array)
+    array = array_of(array, "array", None)
     if not is_lazy(array):
         return packing.pack(array)
     lazy: Any = array
@@ -76,8 +78,10 @@ def unpack(
     lazy dask array. The errors are those of `pack`.
     """
     packed = unlabelled(packed)
+    check_has_no_mask(packed, "packed")
     if not is_lazy(packed):
         return packing.unpack(packed, shape, dtype)
+    check_is_of_numpy(packed, "packed")
     packing.unpack(np.empty(0, packed.dtype), 0, dtype)  # checks the dtypes
     shape, element_type = np.broadcast_shapes(shape), _known(dtype)
     check_sizes(packed, "packed", range(packed.ndim))

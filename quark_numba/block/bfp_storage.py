@@ -74,11 +74,11 @@ def bfp_quantize(
     return BFPBlocks(*map_chunks(of_chunk, x_array, results, axis=axis, block=blocks.block, rechunk=rechunk))
 
 
+@np.errstate(all="ignore")
 def _bfp_blocks(key: Key, blocks: Blocks, axis: int, x: NDArray[Any]) -> BFPBlocks:
     values = np.ascontiguousarray(x, np.float32).reshape(x.shape)
     if key.rounds_to_bfloat16:
-        with np.errstate(over="ignore"):
-            values = values.astype(BFLOAT16.dtype).astype(np.float32)
+        values = values.astype(BFLOAT16.dtype).astype(np.float32)
     exponents = (values.view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int64)  # biased
     shared, subs = _maxima(exponents, axis, blocks.block), _maxima(exponents, axis, blocks.sub_block)
     sub_blocks = blocks.block // blocks.sub_block
@@ -125,6 +125,7 @@ def bfp_dequantize(
     return values_of_codes(of_chunk, mantissas, "mantissas", axis, numbers.block, y.dtype, shared, rechunk)
 
 
+@np.errstate(all="ignore")
 def _bfp_values(
     axis: int, numbers: Blocks, dtype: np.dtype[Any], mantissas: NDArray[Any], exponents: NDArray[Any], shifts: NDArray[Any]
 ) -> NDArray[Any]:
@@ -132,8 +133,7 @@ def _bfp_values(
     magnitudes = (mantissas & (2 ** (numbers.drop + 1) - 1)).astype(np.float64)
     values = np.ldexp(np.where(mantissas >> (numbers.drop + 1) & 1, -magnitudes, magnitudes), steps)
     values = np.where(_spread(exponents == _SPECIAL, axis, numbers.block, mantissas.shape), np.nan, values)
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32).astype(dtype)
+    return values.astype(np.float32).astype(dtype)
 
 
 def _mantissa_dtype(blocks: Blocks) -> np.dtype[Any]:

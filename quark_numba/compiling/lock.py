@@ -18,6 +18,14 @@ T = TypeVar("T")
 _lock = threading.RLock()
 
 
+# The rounding of floating-point numbers in a thread, which new threads take over. C's number for rounding to nearest is 0 on
+# all processors and systems of this package.
+_TO_NEAREST = 0
+_library = ctypes.PyDLL("ucrtbase" if os.name == "nt" else None)
+_get_rounding: Any = getattr(_library, "fegetround", lambda: _TO_NEAREST)
+_set_rounding: Any = getattr(_library, "fesetround", None)
+
+
 def created(create: Callable[[], T]) -> T:
     """The result of `create`, which is called under the lock. On the main thread, another thread is started to call it.
 
@@ -25,16 +33,24 @@ def created(create: Callable[[], T]) -> T:
     In the middle of a compilation, this would leave Numba in an inconsistent state. So the main thread only waits. If a handler
     raises, the waiting ends, but the other thread finishes, and the next call finds the result.
 
+    Whatever the caller's floating-point rounding is, `create` runs with rounding to nearest. Compiled code, which later
+    processes load, has constants that Python computes.
+
     ``threading.Thread`` cannot be used: it is started by Python code, which a handler's exception would break in the same way.
     """
 
     def work() -> None:
+        rounding = _get_rounding()
         try:
+            if rounding != _TO_NEAREST:
+                _set_rounding(_TO_NEAREST)
             with _lock:
                 results.append(create())
         except BaseException as error:
             errors.append(error)
         finally:
+            if rounding != _TO_NEAREST:
+                _set_rounding(rounding)
             done.release()
 
     results: list[T] = []

@@ -159,7 +159,7 @@ def _convert(
     numbers = np.empty(rows * count_numbers(key), dtype_of(key))
     if rows:
         in_rows = [np.broadcast_to(parameter.reshape(parameter.shape[first : last + 1]), shape) for parameter in aligned]
-        _prepare(key, np.stack(in_rows).astype(np.float64).reshape(-1), numbers, rows, named)
+        _prepare(key, np.stack(in_rows), numbers, rows, named)
 
     def run(x: NDArray[Any], y: NDArray[Any]) -> None:
         if x.size:
@@ -174,10 +174,11 @@ def _aligned(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (*[1] * missing, *shape)[max(-missing, 0) :]
 
 
-def _prepare(key: Key, parameters: NDArray[Any], numbers: NDArray[Any], rows: int, named: Mapping[str, str]) -> None:
+def _prepare(key: Key, in_rows: NDArray[Any], numbers: NDArray[Any], rows: int, named: Mapping[str, str]) -> None:
     from .kernels import prepare_kernel
 
     with np.errstate(all="ignore"):
+        parameters = in_rows.astype(np.float64).reshape(-1)
         are_valid = prepare_kernel(key)(parameters, numbers, rows)
     if not are_valid:
         form, columns = FORMS[key.form], parameters.reshape(-1, rows)

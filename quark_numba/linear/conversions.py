@@ -116,6 +116,7 @@ def _are_defaults(options: dict[str, Any], defaults: dict[str, Any]) -> bool:
     return True
 
 
+@np.errstate(all="ignore")  # Inf, NaN and underflows are results, whatever the caller's settings
 def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
     """Return the result of a conversion; for dask arrays it is lazy. Keep the plan for calls with the same signature."""
     version, key, x, scale, zero_point, axis, block_size, out, _, names = conversion

@@ -49,7 +49,7 @@ class Plan:
     def __init__(self, key: Key, loop: Loop, scale_dtype: Any, zero_point_dtype: Any) -> None:
         self.key, self.kernel, self.loop = key, TABLE[key], np.array(loop, np.int64)
         self.row = loop.inner if loop.vary else 0  # parameters that vary within a loop are repeated up to this length
-        self.rounds_scale = scale_dtype == INT32.dtype and key.precision.bits < 32
+        self.rounds_scale = scale_dtype.newbyteorder("=") == INT32.dtype and key.precision.bits < 32
         self.is_packed = zero_point_dtype is not None and key.quantized.bits < 8
         self.zeros = np.zeros(1, key.zero_point_dtype)
         self.zero_points = _zero_points.setdefault((key.quantized, zero_point_dtype, key.zero_point_dtype), {})
@@ -144,6 +144,7 @@ def _flat(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
     return array if array.ndim == 1 else array.reshape(-1)
 
 
+@np.errstate(all="ignore")
 def _to_odd_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return the values rounded to odd: an inexact value becomes the one of its two float32 neighbours whose last bit is set.
     Rounding that to fewer bits has the same result as rounding the value itself."""

@@ -66,11 +66,11 @@ def load(content: Mapping[str, Any]) -> None:
     descriptions = [Description(*fields) for fields in content["descriptions"]]
     by_key = {key: states[index] for key, index in kernels.items()}
     new = {names: code for names, code in objects.items() if names.split()[0] not in _kept.addresses}
-    addresses = _addresses_of(new, stubs)
+    addresses = _addresses_of(new, stubs) if new else {}
     if not _kept.descriptions:
         _kept.descriptions, _kept.callbacks = descriptions, callbacks
     _kept.messages |= messages
-    _kept.states |= by_key
+    _kept.states = by_key | _kept.states  # a state that nodes have stays theirs, with its address
     _kept.objects |= new
     _kept.stubs |= {*stubs}
     _kept.addresses |= addresses

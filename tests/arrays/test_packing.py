@@ -1,5 +1,6 @@
 """pack and unpack against numpy's packing of bits, and against ONNX's own tensors."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -106,3 +107,27 @@ def zeros(shape, dtype=np.uint8):
 def test_wrong_input(error, match, call):
     with pytest.raises(error, match=match):
         call()
+
+
+def test_masks_are_not_lost():
+    masked = np.ma.masked_array(np.array([0x21, 0x43], np.uint8), [0, 1])
+    int4 = np.ma.masked_array(np.zeros(2, ml_dtypes.int4), [0, 1])
+    for name, call in (
+        ("packed", lambda: quark_numba.unpack(masked, 4, "int4")),
+        ("array", lambda: quark_numba.pack(int4)),
+        ("array", lambda: quark_numba.to_tensor_proto(int4)),
+        ("array", lambda: quark_numba.to_tensor_proto(masked)),
+    ):
+        with pytest.raises(TypeError, match=f"{name} is a masked array, .*: write {name}.filled"):
+            call()
+
+
+def test_masks_in_dask_arrays_are_not_lost():
+    da = pytest.importorskip("dask.array")
+    for name, call, dtype in (
+        ("packed", lambda lazy: quark_numba.unpack(lazy, 4, "int4"), np.uint8),
+        ("array", quark_numba.pack, ml_dtypes.int4),
+    ):
+        lazy = da.ma.masked_array(da.zeros(2, dtype=dtype), [0, 1])
+        with pytest.raises(TypeError, match=f"{name} is a dask array of numpy.ma.MaskedArray"):
+            call(lazy)

@@ -1,9 +1,14 @@
 """Plans: a second call of arrays with the same dtypes, shapes and options takes a shorter way, with the same result."""
 
+import itertools
+import random
+import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
+import oracle
 import pytest
 
 import quark_numba
@@ -138,3 +143,89 @@ def test_plans_are_limited(monkeypatch):
     for size in range(1, 9):
         quark_numba.quantize(X[0, :1].repeat(size), np.asarray(SCALES["tensor"]))
         assert len(kept) <= 3
+
+
+# Types with items of one size, whose bits a plan of the call before would take for other numbers.
+ALIKE = {
+    1: ["uint8", "int8", "int4", "float8e4m3fn", "float6e2m3"],
+    2: ["uint16", "int16", "float16", "bfloat16"],
+    4: ["uint32", "int32"],
+}
+ORDERED = {"uint16", "int16", "float16", "uint32", "int32"}  # those that numpy has in both byte orders
+
+
+def scales(number):
+    """Return a scale in all ways that a call takes it."""
+    yield from (dtype(number) for dtype in (float, np.float64, np.float32, np.float16, ml_dtypes.float8_e8m0fnu))
+    for shape in ((), (1,), (1, 1)):
+        yield from (np.full(shape, number, dtype) for dtype in ("<f4", ">f4", "<f2", ">f2", ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("itemsize", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_types_of_scales_and_zero_points_change_from_call_to_call(itemsize):
+    """Two scales and two zero points in all ways, in a random order."""
+    ways = len([*scales(1.0)])
+    cases = [*itertools.product(ALIKE[itemsize], (2, 5), (0.5, 4.0), range(ways), "<>", (0, 1))]
+    for name, code, number, way, order, rank in random.Random(itemsize).choices(cases, k=400):
+        scale = [*scales(number)][way]
+        one = np.array(code, f"u{itemsize}").view(oracle.dtype(name))
+        zero_point = one.astype(one.dtype.newbyteorder(order)) if name in ORDERED else one
+        zero_point = zero_point.reshape((1,) * rank)
+        plain = np.asarray(scale, np.float32 if isinstance(scale, float) else None).reshape(())
+        plain = plain.astype(plain.dtype.newbyteorder("="))
+        codes = oracle.quantize(X, plain, one, name)
+        oracle.assert_same_bits(quark_numba.quantize(X, scale, zero_point), codes)
+        expected = oracle.dequantize(codes, plain, one, name)
+        oracle.assert_same_bits(quark_numba.dequantize(codes, scale, zero_point, output_dtype="float32"), expected)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_int32_scales_of_any_byte_order(order):
+    """A scale just beside a tie of bfloat16 is rounded once."""
+    x = np.array([2**30, 2**31 - 1, 5], np.int32)
+    for number in 2**30 + 2**22 + np.arange(-1, 2):
+        scale = np.array(number, f"{order}i4")
+        expected = oracle.quantize(x, np.array(number, np.int32), None, "bfloat16", precision="bfloat16")
+        for _ in range(2):
+            found = quark_numba.quantize(x, scale, dtype="bfloat16", precision="bfloat16")
+            oracle.assert_same_bits(found, expected)
+
+
+@pytest.mark.compiled
+def test_threads_at_once(monkeypatch):
+    """Plans and zero points are thrown away while other threads use them."""
+    monkeypatch.setattr(plans, "_MOST_PLANS", 3)
+    monkeypatch.setattr(plans, "_MOST_ZERO_POINTS", 2)
+    cases = []
+    for name, length, code in itertools.product(("int8", "uint8", "int16", "bfloat16"), (1, 6, 9), (0, 1, 2, 3)):
+        x, zero_point = np.resize(X, (3, length)), np.array(code).astype(oracle.dtype(name))
+        cases.append((x, zero_point, oracle.quantize(x, np.float32(0.5), zero_point, name)))
+
+    def use(case):
+        x, zero_point, codes = case
+        oracle.assert_same_bits(quark_numba.quantize(x, 0.5, zero_point), codes)
+        expected = oracle.dequantize(codes, np.float32(0.5), zero_point, codes.dtype.name)
+        oracle.assert_same_bits(quark_numba.dequantize(codes, np.float32(0.5), zero_point), expected)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(use, random.Random(8).choices(cases, k=1500)))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.slow
+def test_many_shapes():
+    """Plans of 20,000 shapes take no more memory than those of the first 5,000."""
+    scale = np.asarray(SCALES["tensor"])
+    peaks = []
+    tracemalloc.start()
+    for first in range(0, 20_000, 5_000):
+        for length in range(first, first + 5_000):
+            quark_numba.quantize(np.empty((length, 0), np.float32), scale)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.reset_peak()
+    tracemalloc.stop()
+    assert max(peaks[1:]) < peaks[0] * 1.1

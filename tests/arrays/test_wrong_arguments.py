@@ -21,6 +21,13 @@ AS_MANY = r"expected as many dimensions as x of shape \(2, 3\), or block_size 0"
 SEVERAL = r"several would fit x of shape \(2, 9\) and scale of shape \(2, 2\)"
 
 
+class Variable:
+    """An array in a file, with missing values."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.ma.array(X)
+
+
 def wrong(types, values):
     """Parametrize a test by the messages of TypeError and of ValueError, and the arguments that cause them."""
     cases = [(TypeError, *each) for each in types] + [(ValueError, *each) for each in values]
@@ -31,6 +38,7 @@ def wrong(types, values):
 WRONG_TYPES_OF_QUANTIZE = [
     (r"x has element type float64; expected float32.*: write x\.astype", {"x": X.astype(np.float64)}),
     (r"x is a masked array.*: write x\.filled", {"x": np.ma.array(X)}),
+    (r"x is a masked array.*: write x\.filled", {"x": Variable()}),
     ("dtype has .* float8e4m3; .*; did you mean float8e4m3fn", {"dtype": "float8e4m3"}),
     ("unexpected keyword argument 'output_dtype'", {"output_dtype": "int8"}),
     ("x has element type int64; expected float32 or int32 or float16 or bfloat16", {"x": X.astype(np.int64)}),

@@ -213,3 +213,29 @@ for name in {}:
     for each in names:
         run(convert.format([each]), NUMBA_CACHE_DIR=str(tmp_path))
     run(convert.format(names), NUMBA_CACHE_DIR=str(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux's C library for another rounding")
+@pytest.mark.parametrize("thread", ["main", "another"])
+@pytest.mark.slow
+def test_rounding_of_the_process_that_fills_it(thread, tmp_path):
+    """A thread that rounds upward compiles code for all processes, whose constants must not be rounded upward."""
+    values = """
+codes, scale = np.arange(256, dtype=np.uint8).view(oracle.dtype("float8e4m3fn")), np.float32(0.5)
+expected = oracle.dequantize(codes, scale, None, "float8e4m3fn")
+def compare():
+    oracle.assert_same_bits(dequantize(codes, scale), expected)
+"""
+    upward = """
+import ctypes, platform
+library = ctypes.CDLL("libm.so.6")
+def compile_upward():
+    upward = 0x400000 if platform.machine() == "aarch64" else 0x800
+    library.fesetround(upward)
+    dequantize(codes, scale)
+    assert library.fegetround() == upward
+    library.fesetround(0)
+"""
+    begin = {"main": "compile_upward()", "another": "it = threading.Thread(target=compile_upward); it.start(); it.join()"}
+    run(f"{values}{upward}{begin[thread]}\ncompare()", NUMBA_CACHE_DIR=str(tmp_path))
+    run(f"{values}compare()", NUMBA_CACHE_DIR=str(tmp_path))

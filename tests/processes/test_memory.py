@@ -9,6 +9,9 @@ import gc
 import mmap
 import os
 import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import fake_quantization_nodes
@@ -25,7 +28,9 @@ from onnx import TensorProto, helper
 from onnx_models import array_at, model, one_node, ort_value, run, session
 from other_operators import INPUTS, LSTM, NORMALIZATION, random_lstm
 from other_operators import one_node as other_node
+from paths import MODELS
 
+import quark_numba
 from quark_numba import dequantize, extended_lstm, quantize, quantize_dequantize
 from quark_numba.block import kernels as block_kernels
 from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
@@ -427,6 +432,65 @@ def test_many_sessions(of, times):
     memory, files = growth(use, 100, times, 8 << 20)
     assert memory < 8 << 20
     assert files == 0
+
+
+def one_thread():
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return options
+
+
+PREPARED = MODELS / "mct" / "mct_uniform.onnx"
+WAYS = {
+    "InferenceSession": lambda folder: quark_numba.InferenceSession(PREPARED, one_thread()),
+    "a cache": lambda folder: quark_numba.InferenceSession(PREPARED, one_thread(), cache=folder),
+    "optimize": lambda folder: quark_numba.optimize(PREPARED, folder / "optimised.onnx"),
+    "a broken model": lambda folder: refused(PREPARED.read_bytes()[:-999]),
+    "a library": lambda folder: quark_numba.build_library(PREPARED, folder),
+}
+
+
+def refused(content):
+    with pytest.raises(quark_numba.ModelError):
+        quark_numba.InferenceSession(content, one_thread())
+
+
+@linux
+@sizes("times", 100, full=2000)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow
+def test_many_models(way, times, tmp_path, monkeypatch):
+    """Models are prepared and dropped, while two other threads run a session."""
+    times //= 50 if way == "a library" else 1
+    for name in ("temporary", "results"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    node, stop = quark_numba.InferenceSession(PREPARED, one_thread()), threading.Event()
+
+    def run_on():
+        while not stop.is_set():
+            node.run(None, {"input": np.ones((2, 3, 24, 24), np.float32)})
+
+    def use(times):
+        for _ in range(times):
+            made = WAYS[way](tmp_path / "results")
+            if isinstance(made, onnxruntime.InferenceSession):
+                made.run(None, {"input": np.ones((2, 3, 24, 24), np.float32)})
+
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(run_on) for _ in range(2)]
+        try:
+            use(1)
+            tasks = len(os.listdir("/proc/self/task"))
+            memory, files = growth(use, times // 5, times, 8 << 20)
+            assert len(os.listdir("/proc/self/task")) <= tasks
+        finally:
+            stop.set()
+        for each in running:
+            each.result()
+    assert memory < 8 << 20
+    assert files == 0
+    assert {each.name for each in (tmp_path / "temporary").iterdir()} <= {".ses"}  # of ONNX Runtime
 
 
 @linux

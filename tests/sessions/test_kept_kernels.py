@@ -204,3 +204,41 @@ def test_nothing_is_kept_that_is_not_asked_for(made):
     before = {*folder.iterdir()}
     quark_numba.InferenceSession(model)
     assert {*folder.iterdir()} == before
+
+
+# Makes sessions one after the other, and prints by how many bytes, mappings, files and threads the last 60 have grown.
+MANY = """
+import gc, mmap, os, sys
+import onnxruntime
+import quark_numba
+
+def use(times):
+    for _ in range(times):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        quark_numba.InferenceSession(sys.argv[1], options, cache=sys.argv[2])
+
+def state():
+    gc.collect()
+    with open("/proc/self/statm") as statm, open("/proc/self/maps") as maps:
+        memory, mappings = int(statm.read().split()[1]) * mmap.PAGESIZE, len(maps.readlines())
+    return memory, mappings, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+use(20)
+before = state()
+use(60)
+assert "numba" not in sys.modules
+print(*(after - before for before, after in zip(before, state(), strict=True)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+@pytest.mark.slow
+def test_many_sessions_of_a_kept_model(made):
+    """Their kernels are loaded once."""
+    model, folder, _ = made
+    done = subprocess.run([sys.executable, "-c", MANY, str(model), str(folder)], capture_output=True, text=True, check=True)
+    memory, mappings, files, threads = map(int, done.stdout.split())
+    assert memory < 8 << 20
+    assert mappings < 20
+    assert (files, threads) == (0, 0)
