@@ -82,6 +82,7 @@ class Helpers:
             with suppress(OSError):  # it cannot be started
                 helper = subprocess.Popen(
                     command,
+                    bufsize=0,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -116,17 +117,30 @@ def _end(helper: subprocess.Popen[bytes]) -> None:
     helper.communicate()
 
 
+def _close_in_fork() -> None:
+    """Close a fork's ends of the pipes. The helpers would take it for this process, and outlive this one."""
+    for helper in _running:
+        if helper.stdin:
+            helper.stdin.close()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_close_in_fork)
+
+
 def program(code: str) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of a process that runs Python code with the modules and the cache of this one."""
-    # Isolated (-I), it heeds no environment variable of Python's, and has no current folder among those of modules.
-    code = f"import sys; sys.path[:] = {_folders(str(PACKAGES))!r}; {code}"
-    return [sys.executable, "-I", "-c", code], os.environ | cache.environment()
+    # Isolated (-I), it heeds no environment variable of Python's, and has no current folder among those of modules. It writes
+    # bytecode only where this process does, and imports no `sitecustomize` if this process has none.
+    bytecode = f"sys.dont_write_bytecode, sys.pycache_prefix = {sys.dont_write_bytecode!r}, {sys.pycache_prefix!r}"
+    code = f"import sys; {bytecode}; sys.path[:] = {_folders(str(PACKAGES))!r}; {code}"
+    return [sys.executable, "-I", *["-S"] * sys.flags.no_site, "-c", code], os.environ | cache.environment()
 
 
 def _folders(own: str) -> list[str]:
     """Return the folders of modules for a helper: those of this process, without the current one and others that mean something
-    else when the current folder is changed. The folder of this package is among them."""
-    folders = [each for each in map(str, sys.path) if os.path.isabs(each)]
+    else when the current folder is changed. The folder of this package is among them. Python ignores what is not text."""
+    folders = [each for each in sys.path if isinstance(each, str) and os.path.isabs(each)]
     return folders if own in folders else [own, *folders]
 
 

@@ -60,7 +60,7 @@ def remove_left_behind(place: str | os.PathLike[str]) -> None:
     """Remove the temporary folders of killed processes, and nothing that this module did not make."""
     for folder in Path(place).glob(f"*{PREFIX}*{_SUFFIX}"):
         with suppress(OSError):  # on Windows: a file that its process has open
-            if not _NAME.fullmatch(folder.name) or folder.is_symlink():
+            if not _NAME.fullmatch(folder.name) or folder.is_symlink() or not _is_of_this_user(folder):
                 continue
             if (folder / _LOCK).exists():
                 with open(folder / _LOCK, "r+b") as lock:
@@ -73,6 +73,11 @@ def remove_left_behind(place: str | os.PathLike[str]) -> None:
                     (folder / _LOCK).unlink()
                     _empty(folder, mark)
             folder.rmdir()  # raises an error if it is not empty
+
+
+def _is_of_this_user(folder: Path) -> bool:
+    """Whether the folder is this user's. Another one could put a link in its place while it is being removed."""
+    return os.name != "posix" or folder.lstat().st_uid == os.geteuid()
 
 
 def _empty(folder: Path, mark: bytes) -> None:

@@ -6,6 +6,7 @@ An entry is made apart, and appears under its name at once."""
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import logging
 import os
@@ -15,11 +16,11 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..compiling.user_folder import own_folder
 from ..errors import ModelError, WriteError
-from ..models.file_states import state_of
+from ..models.file_states import state_of, without_links
 from ..models.temporary import is_locked, remove_left_behind, temporary_folder
 from .kept_names import NAME, PREFIX, digests
 
@@ -38,6 +39,8 @@ _MARKER, _MARK = "kept by quark_numba", b"quark_numba made this folder, and may 
 _LIMIT, _DEFAULT_LIMIT = "QUARK_NUMBA_CACHE_GB", 64.0
 
 _CHUNK = 1 << 20
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 # A model and its facts. The model is bytes, a path, or None: the original.
 Made = tuple[str | bytes | None, dict[str, Any]]
@@ -78,7 +81,7 @@ def opened(entry: Path) -> Iterator[dict[str, Any] | None]:
     facts = None
     with ExitStack() as files:
         with suppress(OSError):
-            lock = files.enter_context((entry / _LOCK).open("rb"))
+            lock = files.enter_context(open(entry / _LOCK, "rb", opener=without_links))
             facts = _checked(entry) if is_locked(lock, shared=True) is not False and _is_of(lock, entry) else None
         if facts is None:
             files.close()
@@ -91,8 +94,11 @@ def _checked(entry: Path) -> dict[str, Any] | None:
     """Return the manifest of an entry; None: it is damaged. A file whose state is another than the one that was kept has to
     have the same content."""
     try:
-        manifest = json.loads((entry / _MANIFEST).read_text())
+        with open(entry / _MANIFEST, "rb", opener=without_links) as file:
+            manifest = _manifest(entry, file.read())
         states = {name: state_of(entry / name) for name in manifest["files"]}
+        if not all(stat.S_ISREG(os.lstat(entry / name).st_mode) for name in states):
+            return None
         for name, (state, checksum) in manifest["files"].items():
             if states[name] != state and (states[name][0] != state[0] or _checksum(entry / name) != checksum):
                 return None
@@ -101,9 +107,25 @@ def _checked(entry: Path) -> dict[str, Any] | None:
             _write_manifest(entry, manifest)
         with suppress(OSError):
             os.utime(entry / _MANIFEST)
-        return dict(manifest)
-    except (OSError, ValueError, LookupError, TypeError):
+        return manifest
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
+
+
+def _manifest(entry: Path, content: bytes) -> dict[str, Any]:
+    """Return a manifest from the content of its file. Raise an exception of any kind if it is damaged, or another entry's."""
+    manifest = dict(json.loads(content))
+    if manifest.pop("checksum") != _checksum_of(manifest) or manifest["name"] != entry.name:
+        raise ValueError("the manifest is damaged, or another entry's")
+    return manifest
+
+
+def _text(manifest: Mapping[str, Any]) -> str:
+    return json.dumps({**manifest, "checksum": _checksum_of(manifest)})
+
+
+def _checksum_of(manifest: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest).encode())
 
 
 def add(entry: Path, name: str, content: bytes) -> None:
@@ -120,24 +142,51 @@ def add(entry: Path, name: str, content: bytes) -> None:
 
 
 def content_of(entry: Path, manifest: Mapping[str, Any], name: str) -> bytes | None:
-    """Return a file that was added to an open entry; None: there is none, or it can be written by others than this user and the
-    system's own."""
-    file = manifest.get(name)
-    if not isinstance(file, str) or file not in manifest["files"]:
-        return None
-    with suppress(OSError), open(entry / file, "rb") as opened_file:
-        status = os.fstat(opened_file.fileno())
-        if os.name == "posix" and (status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            return None
-        content = opened_file.read()
-        if zlib.crc32(content) == manifest["files"][file][1]:
-            return content
+    """Return a file that was added to an open entry; None: there is none, or others than this user and the system's own could
+    have written it or the entry."""
+    if name in manifest:
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            manifest = _manifest(entry, _own_content(entry, _MANIFEST))
+            content = _own_content(entry, manifest[name])
+            if zlib.crc32(content) == manifest["files"][manifest[name]][1]:
+                return content
     return None
+
+
+def _own_content(entry: Path, name: str) -> bytes:
+    """Return the content of an entry's file. Raise OSError if it or the entry is a link, or if others could have written to
+    them."""
+    with _within(entry) as folder, _opened_in(folder, entry, name) as file:
+        for number in (folder, file.fileno()) if folder is not None else ():
+            found = os.fstat(number)
+            if found.st_uid not in (0, os.geteuid()) or found.st_mode & _OTHERS_WRITE:
+                raise PermissionError(errno.EPERM, "others could have written it", name)
+        return file.read()
+
+
+def _opened_in(folder: int | None, entry: Path, name: str) -> BinaryIO:
+    """Return a file of an entry, opened for reading; `folder` is what `_within` yields."""
+    path = entry / name if folder is None else name
+    return open(path, "rb", opener=functools.partial(without_links, dir_fd=folder))
+
+
+@contextmanager
+def _within(entry: Path) -> Iterator[int | None]:
+    """Yield the descriptor of an entry's folder, which stays the same if another folder, or a link, is put in its place. None:
+    the system has no such descriptors."""
+    if os.name != "posix":
+        yield None
+        return
+    folder = os.open(entry, os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def _checksum(path: Path) -> int:
     checksum = 0
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=without_links) as file:
         while content := file.read(_CHUNK):
             checksum = zlib.crc32(content, checksum)
     return checksum
@@ -145,19 +194,16 @@ def _checksum(path: Path) -> int:
 
 def _write_manifest(entry: Path, manifest: dict[str, Any]) -> None:
     with suppress(OSError):
-        _write(entry / _MANIFEST, json.dumps(manifest).encode())
+        _write(entry / _MANIFEST, _text(manifest).encode())
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, which only this user may change."""
-    written = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
+    """Write a file of an entry, whole or not at all, which only this user may change."""
+    with temporary_folder(path.parents[1]) as place:
+        written = Path(place, path.name)
         written.write_bytes(content)
         written.chmod(0o644)
         written.replace(path)
-    finally:
-        with suppress(OSError):
-            written.unlink(missing_ok=True)
 
 
 def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None], Made]) -> Made:
@@ -199,10 +245,15 @@ def _keep(entry: Path, made: Made, files: ExitStack) -> Made:
     else:
         path = Path(model)
     folder = path.parent
-    of_files = {each.name: [state_of(each), _checksum(each)] for each in folder.iterdir()}
-    (folder / _MANIFEST).write_text(json.dumps({"files": of_files, "file": path.name, "facts": facts}))
+    names = os.listdir(folder)
     (folder / _MARKER).write_bytes(_MARK)
-    (folder / _LOCK).touch()
+    for name in (_LOCK, _MANIFEST):
+        (folder / name).touch()
+    for each in (folder, *folder.iterdir()):
+        with suppress(OSError):  # of a file system without modes
+            each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
+    of_files = {name: [state_of(folder / name), _checksum(folder / name)] for name in names}
+    (folder / _MANIFEST).write_text(_text({"name": entry.name, "files": of_files, "file": path.name, "facts": facts}))
     if os.name == "posix":  # the lock moves with the folder; Windows moves no folder with an open file
         is_locked(files.enter_context((folder / _LOCK).open("rb")), shared=True)
     os.rename(folder, entry)
@@ -216,7 +267,7 @@ def _is_own(entry: Path) -> bool:
     """Whether a folder is an entry, whatever its state."""
     with suppress(OSError):
         if NAME.fullmatch(entry.name) and not entry.is_symlink():
-            with open(entry / _MARKER, "rb") as marker:
+            with open(entry / _MARKER, "rb", opener=without_links) as marker:
                 return marker.read(len(_MARK) + 1) == _MARK
     return False
 
@@ -275,9 +326,13 @@ def remove(entry: Path) -> bool:
 
 def _remove_files(entry: Path) -> None:
     """Remove an entry, its marker last: what a killed process leaves of an entry has to have it."""
-    with suppress(OSError):
-        for each in sorted(entry.iterdir(), key=lambda each: each.name == _MARKER):
-            each.unlink(missing_ok=True)
+    with suppress(OSError), _within(entry) as folder:
+        with _opened_in(folder, entry, _MARKER) as marker:
+            if marker.read() != _MARK:
+                return
+        for name in sorted(os.listdir(entry if folder is None else folder), key=lambda name: name == _MARKER):
+            with suppress(FileNotFoundError):
+                os.unlink(entry / name if folder is None else name, dir_fd=folder)
         entry.rmdir()
 
 

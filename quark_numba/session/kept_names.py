@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from ..models.file_states import state_of
+from ..models.file_states import state_of, without_links
 from ..models.temporary import temporary_folder
 
 # Names begin with this, so that they do not look like the names of others, and go on with so many hexadecimal digits.
@@ -133,8 +133,9 @@ def _digest(folder: Path, path: str, others: list[str]) -> str:
 
 def _known(record: Path) -> dict[str, Any]:
     """Return the content of a file with a digest; {}: it is none. Its name follows from the path in it."""
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        content = json.loads(record.read_text())
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        with open(record, "rb", opener=without_links) as file:
+            content = json.loads(file.read())
         if record.name == _name(content["path"]) + _DIGESTS and {"state", "sha256", "files"} <= {*content}:
             return dict(content)
     return {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from ..catalog import OPERATORS
+from ..errors import WriteError
 from ..models import model_files
 from ..models.protos import subgraphs
 from ..models.temporary import temporary_folder
@@ -69,6 +72,8 @@ def prepared(
     def make(files: ExitStack, apart: Path | None) -> kept.Made:
         source = read if apart else read.again()
         made = _made(files, source, options, providers, folder=apart or folder, replaced=replaced, **how)
+        if apart:
+            _check_room([original, *read.files])
         return made.source, made.json() | {"original": original}
 
     with ExitStack() as files:
@@ -82,6 +87,15 @@ def prepared(
             result = Prepared.of_json(*kept.kept(files, place / name, make))
         read.forget()
         yield result
+
+
+def _check_room(paths: Iterable[str]) -> None:
+    """Raise WriteError if ONNX Runtime could not write the models that it was asked about, of which those of a large model have
+    no tensors. What was made without its answers is slower, and must not be kept."""
+    needed = min(4 * sum(map(os.path.getsize, paths)), model_files.MOST_IN_MEMORY)
+    place = tempfile.gettempdir()
+    if (free := shutil.disk_usage(place).free) < needed:
+        raise WriteError(f"{place}: {needed / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free")
 
 
 def _made(

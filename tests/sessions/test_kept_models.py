@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,8 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
-from onnx_models import model
+from kept_models import DOMAIN, entry_of, result, write
 from paths import MODELS
 
 import quark_numba
@@ -24,8 +24,6 @@ from quark_numba.session import initializers, kept, kept_names, prepared
 
 pytestmark = pytest.mark.compiled
 
-DOMAIN = "com.amd.quark"
-
 
 @pytest.fixture(params=["small", "large"])
 def path(request, tmp_path, monkeypatch):
@@ -34,34 +32,6 @@ def path(request, tmp_path, monkeypatch):
         monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
     write(tmp_path / "m.onnx", 1)
     return tmp_path / "m.onnx"
-
-
-def write(path, factor):
-    w = (np.arange(4000) % 7 * factor).astype(np.float32)
-    nodes = [
-        helper.make_node("ExtendedQuantizeLinear", ["w", "s", "z"], ["q"], domain=DOMAIN),
-        helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain=DOMAIN),
-        helper.make_node("Add", ["x", "d"], ["y"]),
-    ]
-    initializers = [
-        numpy_helper.from_array(w, "w"),
-        numpy_helper.from_array(np.float32(0.5), "s"),
-        numpy_helper.from_array(np.int8(0), "z"),
-    ]
-    content = model(nodes, [("x", "float32", [4000])], ["y"], initializers=initializers)
-    onnx.save(content, path, save_as_external_data=True, location="weights")
-    old = time.time_ns() - 10**10
-    for each in (path, path.with_name("weights")):
-        os.utime(each, ns=(old, old))
-
-
-def result(session):
-    return session.run(None, {"x": np.zeros(4000, np.float32)})[0][:7].tolist()
-
-
-def entry_of(folder):
-    (entry,) = (each for each, _, _ in kept.entries(folder))
-    return entry
 
 
 @pytest.fixture
@@ -252,12 +222,19 @@ def without_room_for_tensors(patch, folder):
     patch.setattr(Path, "write_bytes", failing(Path.write_bytes, in_cache, FULL))
 
 
+def without_room_for_temporary_files(patch, folder):
+    """ONNX Runtime cannot be asked, and the model would be kept as it is without the answers."""
+    free = {True: 0, False: 10**9}
+    patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, free[path == tempfile.gettempdir()]))
+
+
 UNWRITABLE = {
     "a file in its place": lambda patch, folder: folder.touch(),
     "a file in the place of its parent": lambda patch, folder: (folder.parent.rmdir(), folder.parent.touch()),
     "read-only": lambda patch, folder: patch.setattr(os, "mkdir", failing(os.mkdir, in_cache, "Read-only file system")),
     "no room": without_room,
     "no room for tensors": without_room_for_tensors,
+    "no room for temporary files": without_room_for_temporary_files,
     "no room for the manifest": lambda patch, folder: patch.setattr(
         Path, "write_text", failing(Path.write_text, in_cache, FULL)
     ),
@@ -380,7 +357,7 @@ def test_what_a_killed_removal_leaves(path, monkeypatch):
     folder = path.parent / "cache"
     quark_numba.InferenceSession(path, cache=folder)
     entry = entry_of(folder)
-    unlink = Path.unlink
+    unlink = os.unlink
     for count in range(len(list(entry.iterdir()))):
         left = iter(range(count))
 
@@ -390,7 +367,7 @@ def test_what_a_killed_removal_leaves(path, monkeypatch):
             unlink(path, **named)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", killed)
+            patch.setattr(os, "unlink", killed)
             with pytest.raises(KeyboardInterrupt):
                 kept.remove(entry)
         assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 1, 2, 3, 4, 5, 6]

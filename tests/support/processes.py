@@ -78,7 +78,11 @@ def start(code, **environment):
 
 
 def run(code, expected=0, seconds=300, **environment):
-    assert start(code, **environment).wait(seconds) == expected
+    process = start(code, **environment)
+    try:
+        assert process.wait(seconds) == expected
+    finally:
+        process.kill()  # which may hang
 
 
 def interrupted(seconds, *arguments, **environment):

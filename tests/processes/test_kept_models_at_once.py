@@ -1,0 +1,166 @@
+"""Kept models whose processes are killed, run at the same time, or have no room."""
+
+import sys
+
+import pytest
+from marks import sizes
+from paths import MODELS
+from processes import run
+
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(
+        not hasattr(sys, "getswitchinterval") or sys.platform != "linux", reason="needs forks, and Linux's limits"
+    ),
+]
+
+# Sessions in forks of a process that has none. Each has to give the bits of a session without a cache.
+FORKS = """
+import json, random, shutil, signal
+from pathlib import Path
+import onnxruntime
+import quark_numba.ort.callbacks, quark_numba.region.kernels, quark_numba.session.prepared
+from quark_numba.models import model_files
+from quark_numba.session import kept, kept_names, started
+
+from kept_models import write
+
+place = Path({place!r})
+folder, expected, model = place / "cache", place / "expected", place / "m.onnx"
+if {kind!r} == "real":
+    shutil.copy({model!r}, model)
+else:
+    write(model, 1)
+kept_names._RACY_NS = -(10**9)  # keep the digests of files that were just written
+if {kind!r} == "large":
+    model_files.MOST_IN_MEMORY = 10
+random.seed(0)
+x = {{"x": np.random.default_rng(0).random((2, 3, 48, 192) if {kind!r} == "real" else 4000, np.float32)}}
+
+def outputs(cache):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = quark_numba.InferenceSession(model, options, cache=cache)
+    return b"".join(y.tobytes() for y in session.run(None, x))
+
+def check():
+    assert outputs(folder) == expected.read_bytes()
+
+def entries():
+    return [(entry, json.loads((entry / "kept.json").read_text())) for entry, _, _ in kept.entries(folder)]
+
+def check_files():
+    assert not [*folder.glob("quark_numba_*")]
+    for entry, manifest in entries():
+        assert {{each.name for each in entry.iterdir()}} == {{*manifest["files"], "kept.json", "lock", "kept by quark_numba"}}
+
+wait(fork(lambda: expected.write_bytes(outputs(False))))
+begin = time.monotonic()
+wait(fork(check))
+seconds = time.monotonic() - begin
+"""
+
+
+def run_forks(code, place, kind):
+    run(FORKS.format(model=str(MODELS / "textline_cls_bf16.onnx"), place=str(place), kind=kind) + code, seconds=900)
+
+
+kinds = pytest.mark.parametrize("kind", ["large", *(pytest.param(each, marks=pytest.mark.slow) for each in ("small", "real"))])
+
+
+@kinds
+@sizes("count", 5, slow=20, full=100)
+def test_a_process_that_is_killed_while_it_keeps_a_model(count, kind, tmp_path):
+    """The next one gives the right results, and removes what the killed one left."""
+    run_forks(
+        f"""
+for number in range({count}):
+    for entry, _, _ in kept.entries(folder):
+        if random.random() < 0.7:
+            kept.remove(entry)
+    child = fork(check)
+    time.sleep(random.uniform(0, seconds))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    wait(fork(check))
+check_files()
+""",
+        tmp_path,
+        kind,
+    )
+
+
+@pytest.mark.parametrize("name", ["write_bytes", "replace", "rename"])
+def test_a_process_that_is_killed_while_it_adds_kernels(name, tmp_path):
+    run_forks(
+        f"""
+def killed():
+    def add(*arguments):
+        setattr(os if {name!r} == "rename" else Path, {name!r}, lambda *_, **__: os._exit(0))
+        return before(*arguments)
+    before, kept.add = kept.add, add
+    check()
+
+for entry, _ in entries():
+    kept.remove(entry)
+wait(fork(killed))
+assert not any("kernels" in manifest for _, manifest in entries())
+wait(fork(check))
+assert all("kernels" in manifest for _, manifest in entries())
+check_files()
+""",
+        tmp_path,
+        "real",
+    )
+
+
+@kinds
+@sizes("count", 3, slow=20, full=200)
+def test_two_processes_at_once(count, kind, tmp_path):
+    run_forks(
+        f"""
+for number in range({count}):
+    for entry, _, _ in kept.entries(folder):
+        kept.remove(entry)
+    if number % 2:
+        kept.clear(folder)
+    for child in [fork(check), fork(check)]:
+        wait(child)
+    assert len(entries()) == 1
+    check_files()
+""",
+        tmp_path,
+        kind,
+    )
+
+
+@kinds
+@sizes("steps", 4, slow=12, full=100)
+def test_less_room_than_a_model_needs(steps, kind, tmp_path):
+    """Whatever file the system refuses, a session has the right results. What is kept is what is kept with enough room."""
+    run_forks(
+        f"""
+import resource
+from quark_numba.errors import WriteError
+
+def limited():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        check()
+    except WriteError:  # the limit is of the temporary folder, too
+        pass
+
+facts = [manifest["facts"] for _, manifest in entries()]
+most = max(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+for step in range({steps}):
+    kept.clear(folder)
+    size = most * step // {steps}
+    wait(fork(limited))
+    assert all(manifest["facts"] == facts[0] for _, manifest in entries()), (size, entries())
+    check_files()
+    wait(fork(check))
+    assert [manifest["facts"] for _, manifest in entries()] == facts
+""",
+        tmp_path,
+        kind,
+    )

@@ -1,0 +1,233 @@
+"""Files and folders of kept models that are damaged, exchanged, linked, or not this user's."""
+
+import os
+import random
+import shutil
+import signal
+import zlib
+from pathlib import Path
+
+import pytest
+from kept_models import entry_of, result, write
+
+import quark_numba
+from quark_numba.models import model_files, temporary
+from quark_numba.session import kept, kept_names
+
+pytestmark = pytest.mark.compiled
+
+EXPECTED = [0, 1, 2, 3, 4, 5, 6]
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX's links, pipes, owners and modes of files")
+
+
+@pytest.fixture
+def _no_hang():
+    """A session that waits for a pipe is a failure, and no test that never ends."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(300)
+    yield
+    signal.alarm(0)
+
+
+@pytest.fixture(params=["small", "large"])
+def path(request, tmp_path, monkeypatch):
+    """The path of a model in memory or in files, which is kept with its digest in the folder `cache` beside it."""
+    if request.param == "large":
+        monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)
+    monkeypatch.setattr(kept_names, "_RACY_NS", -(10**9))  # keep the digests of files that were just written
+    write(tmp_path / "m.onnx", 1)
+    quark_numba.InferenceSession(tmp_path / "m.onnx", cache=tmp_path / "cache")
+    return tmp_path / "m.onnx"
+
+
+def kept_result(path):
+    return result(quark_numba.InferenceSession(path, cache=path.parent / "cache"))
+
+
+def flipped(file, with_times=False):
+    before, content = os.stat(file), bytearray(file.read_bytes() or b"\0")
+    content[random.Random(file.name).randrange(len(content))] ^= 4
+    file.write_bytes(content)
+    if with_times:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replaced(file, make):
+    file.unlink()
+    make()
+
+
+def linked(file):
+    elsewhere = file.rename(file.with_name("elsewhere"))
+    file.symlink_to(elsewhere)
+
+
+WAYS = {
+    "empty": lambda file: os.truncate(file, 0),
+    "half": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "a byte less": lambda file: os.truncate(file, max(0, file.stat().st_size - 1)),
+    "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "a bit": flipped,
+    "a bit, and the times of before": lambda file: flipped(file, with_times=True),
+    "another file": lambda file: file.write_bytes(next(file.parent.rglob("model.onnx")).read_bytes()),
+    "no text": lambda file: file.write_bytes(b"\xff\xfe\0{}"),
+    "brackets": lambda file: file.write_bytes(b"[" * 100_000),
+    "digits": lambda file: file.write_bytes(b"9" * 10_000),
+    "another key": lambda file: file.write_bytes(file.read_bytes().replace(b"facts", b"facus")),
+    "another name": lambda file: file.write_bytes(file.read_bytes().replace(b'"file": "', b'"file": "x')),
+    "null": lambda file: file.write_bytes(b"null"),
+    "no file": Path.unlink,
+    "a folder": lambda file: replaced(file, file.mkdir),
+    "a link": linked,
+    "a link to nothing": lambda file: replaced(file, lambda: file.symlink_to("/nowhere")),
+    "a link to itself": lambda file: replaced(file, lambda: file.symlink_to(file)),
+    "a pipe": lambda file: replaced(file, lambda: os.mkfifo(file)),
+}
+
+
+@posix
+@pytest.mark.usefixtures("_no_hang")
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.by_default(4)
+def test_every_file_damaged_in_every_way(path, way):
+    folder = path.parent / "cache"
+    names = [each.relative_to(folder) for each in folder.rglob("*") if each.is_file()]
+    assert {each.suffix for each in names} >= {".json", ".onnx", ".digests"}
+    for name in names:
+        if (folder / name).exists():  # the name of the kernels is another one if they were made again
+            WAYS[way](folder / name)
+            for _ in range(2):
+                assert kept_result(path) == EXPECTED, name
+        shutil.rmtree(folder)
+        assert kept_result(path) == EXPECTED
+
+
+def test_exchanged_entries(path):
+    """Each of them is whole, but under the name of the other."""
+    folder, other = path.parent / "cache", path.parent / "other" / "m.onnx"
+    entry = entry_of(folder)
+    other.parent.mkdir()
+    write(other, 2)
+    quark_numba.InferenceSession(other, cache=folder)
+    (other_entry,) = {each for each, _, _ in kept.entries(folder)} - {entry}
+    entry.rename(folder / "aside")
+    other_entry.rename(entry)
+    (folder / "aside").rename(other_entry)
+    for _ in range(2):
+        assert kept_result(path) == EXPECTED
+        assert result(quark_numba.InferenceSession(other, cache=folder)) == [0, 2, 4, 6, 8, 10, 12]
+
+
+def test_a_folder_that_goes_while_sessions_live(path):
+    sessions = [quark_numba.InferenceSession(path, cache=path.parent / "cache") for _ in range(2)]
+    shutil.rmtree(path.parent / "cache", ignore_errors=os.name == "nt")  # Windows keeps files that are in use
+    assert [result(session) for session in sessions] == [EXPECTED] * 2
+    sessions[0].set_providers(["CPUExecutionProvider"])
+    assert result(sessions[0]) == EXPECTED
+    assert kept_result(path) == EXPECTED
+
+
+@pytest.mark.parametrize("hours", [-(10**5), -1, 1, 10**5])
+def test_a_clock_that_is_wrong(path, hours, monkeypatch):
+    """The digest of a file is not that of its content before, whatever the clock says."""
+    now = kept_names.time.time_ns
+    monkeypatch.setattr(kept_names.time, "time_ns", lambda: now() + hours * 3600 * 10**9)
+    for factor in (2, 3):
+        write(path, factor)
+        assert kept_result(path) == [factor * each for each in EXPECTED]
+        for each in (path.parent / "cache").rglob("*"):
+            os.utime(each, (0, 0))
+
+
+@posix
+def test_nothing_is_written_through_a_link(path):
+    """Another user has put links where this process will write: to its temporary names, which can be foretold."""
+    entry, precious, content = entry_of(path.parent / "cache"), path.parent / "precious", b"content"
+    precious.write_bytes(b"precious")
+    file = f"more-{zlib.crc32(content):08x}"
+    for name in (file, f"{file}.{os.getpid()}", f"kept.json.{os.getpid()}"):
+        (entry / name).symlink_to(precious)
+    kept.add(entry, "more", content)
+    with kept.opened(entry) as manifest:
+        assert kept.content_of(entry, manifest, "more") == content
+    assert precious.read_bytes() == b"precious"
+
+
+@posix
+def test_an_entry_that_becomes_a_link_while_it_is_removed(path, monkeypatch):
+    """What the link leads to stays."""
+    entry, theirs = entry_of(path.parent / "cache"), path.parent / "theirs"
+    theirs.mkdir()
+    for name in ("precious", "lock", "kept.json"):
+        (theirs / name).write_text(name)
+    is_locked = kept.is_locked
+
+    def exchanged(lock, **named):
+        entry.rename(path.parent / "aside")
+        entry.symlink_to(theirs)
+        return is_locked(lock, **named)
+
+    monkeypatch.setattr(kept, "is_locked", exchanged)
+    monkeypatch.setattr(kept, "_is_of", lambda *_: True)
+    kept.remove(entry)
+    assert {each.name for each in theirs.iterdir()} == {"precious", "lock", "kept.json"}
+
+
+@posix
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the rights of root")
+def test_temporary_folders_of_others_stay(tmp_path):
+    """In a folder for all users, another one could put a link in the place of such a folder while it is being removed."""
+    folders = [tmp_path / f"{temporary.PREFIX}abcdefg{number}.tmp" for number in range(2)]
+    for folder in folders:
+        (folder / "files").mkdir(parents=True)
+        (folder / "in use").write_bytes(temporary._MARK)
+    os.chown(folders[0], 12345, 12345)
+    temporary.remove_left_behind(tmp_path)
+    assert [each.exists() for each in folders] == [True, False]
+
+
+def of_another(path):
+    if os.geteuid():
+        pytest.skip("needs the rights of root")
+    os.chown(path, 12345, -1)
+
+
+def writable(path):
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def linked_folder(path):
+    if not path.is_dir():
+        return linked(path)
+    path.rename(path.with_name("elsewhere"))
+    return path.symlink_to(path.with_name("elsewhere"))
+
+
+@posix
+@pytest.mark.parametrize("change", [of_another, writable, linked_folder])
+@pytest.mark.parametrize("part", ["folder", "manifest", "file"])
+def test_content_that_another_user_could_have_chosen(path, part, change):
+    """It is not loaded: it may be code."""
+    entry = entry_of(path.parent / "cache")
+    kept.add(entry, "more", b"content")
+    with kept.opened(entry) as manifest:
+        assert kept.content_of(entry, manifest, "more") == b"content"
+        change({"folder": entry, "manifest": entry / kept._MANIFEST, "file": entry / manifest["more"]}[part])
+        assert kept.content_of(entry, manifest, "more") is None
+
+
+@posix
+def test_a_mask_that_lets_others_write(path):
+    """Nobody else may write to an entry. Its content is loaded, then."""
+    before = os.umask(0)
+    try:
+        write(path, 3)
+        kept_result(path)
+    finally:
+        os.umask(before)
+    entry = max((each for each, _, _ in kept.entries(path.parent / "cache")), key=os.path.getctime)
+    kept.add(entry, "more", b"content")
+    with kept.opened(entry) as manifest:
+        assert kept.content_of(entry, manifest, "more") == b"content"
+    assert not any(each.stat().st_mode & 0o022 for each in (entry, *entry.iterdir()))
