@@ -84,6 +84,20 @@ def test_outputs_are_different_files(second, folder, capsys):
     assert f"{second}: to be written twice; expected different files" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("name", "reason"), [("data", "Is a directory"), ("no/file", "No such file or directory")])
+@pytest.mark.parametrize(
+    "words",
+    [[*RUN, "--outputs"], [*ANALYZE, "--html", "page.html", "--csv"], ["evaluate", *ANALYZE[1:], "--resume"]],
+    ids=" ".join,
+)
+def test_files_that_cannot_be_written_are_told_before_a_run(words, name, reason, folder, capsys):
+    before = {*folder.rglob("*")}
+    assert cli.main([*words, name]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"error: {name}: {reason}\n")
+    assert {*folder.rglob("*")} == before
+
+
 def test_outputs_beside_inputs(folder):
     """Other files are written and replaced, also in a folder of data."""
     for _ in range(2):
