@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError
+from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
@@ -170,7 +170,8 @@ class _Analyzer:
     def __init__(self, recipe: _Recipe, *, threads: int) -> None:
         self.recipe, self.threads, self.chosen = recipe, threads, recipe.chosen
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
-        self.segments = Segments(self.twin)
+        with errors_named("not a valid model"):
+            self.segments = Segments(self.twin)
         self.places = {quantizer: place for place, quantizer in enumerate(self.twin.quantizers)}
         self.reference = None if recipe.reference is None else sessions.session_of(recipe.reference, "the reference")
         self.experiments: list[Experiment] = []

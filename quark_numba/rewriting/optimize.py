@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import graphlib
 import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import overload
 
 import onnx
+import onnx_ir as ir
 
 from ..compiling.memory import no_garbage_collection
 from ..errors import ModelError, reraise_of_signal_handler
@@ -200,6 +202,7 @@ def optimized(
         return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
     try:
         inlined, in_functions = functions.inline(intermediate)
+        _check_acyclic(intermediate.graph)
         graph = Graph(
             intermediate,
             keep_quantized_weights=keep_quantized_weights,
@@ -225,3 +228,16 @@ def _what_gets_lost(model: onnx.ModelProto) -> str:
     if any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(model)):
         return "sparse initializers"
     return "training_info" if model.training_info else ""
+
+
+def _check_acyclic(graph: ir.Graph) -> None:
+    """Raise ModelError if a node takes its own result: the passes follow values from node to node."""
+    takes = {
+        node: [maker for value in node.inputs if value is not None and (maker := value.producer())]
+        for node in ir.traversal.RecursiveGraphIterator(graph)
+    }
+    try:
+        graphlib.TopologicalSorter(takes).prepare()
+    except graphlib.CycleError as error:
+        names = " -> ".join(node.name or str(node.outputs[0].name if node.outputs else node.op_type) for node in error.args[1])
+        raise ModelError(f"not a valid model: nodes take their own results: {names}") from None

@@ -19,6 +19,7 @@ from ...element_types.tensors import from_tensor_proto
 from ...errors import ModelError, reraise_of_signal_handler
 from ...models import model_files, protos
 from ...models.protos import used_names
+from ...rewriting.nodes import Left
 from ...running import sessions
 from ...running.inputs import inputs_of
 from .float_twin import Twin
@@ -114,7 +115,10 @@ class Segments:
         if isinstance(part, Quantizer):
             y = _clipped(values[part.x], part)
             rounding = config.get(part)
-            values.update(dict.fromkeys(part.ys, y if rounding is None else rounding(y)))
+            try:
+                values.update(dict.fromkeys(part.ys, y if rounding is None else rounding(y)))
+            except Left as error:
+                raise ModelError(f"tensor {part.name}: {error}") from None
         else:
             values.update(zip(part.outputs, part.run(values, quantized=quantized), strict=True))
 
