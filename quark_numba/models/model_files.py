@@ -43,6 +43,8 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
     try:
         if files.is_special(name) and not os.path.isdir(name):
             raise ModelError(f"{name}: not a regular file; expected one, as models are read more than once")
+        if (size := os.path.getsize(name)) >= 1 << 31:
+            raise ModelError(f"{name}: {size:,} bytes; expected a file of less than 2 GiB, with tensors in files beside it")
         if _is_ort_format(name):
             raise ModelError(f"{name}: a model in ONNX Runtime's own format; expected an ONNX model")
         model = onnx.load(path, load_external_data=False)

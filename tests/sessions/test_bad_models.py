@@ -1,5 +1,6 @@
 """Broken models give ONNX Runtime's error and no crash, and other sessions go on."""
 
+import os
 import warnings
 from contextlib import suppress
 
@@ -195,6 +196,16 @@ def test_paths_that_no_file_has(tmp_path):
             optimize(wrong)
         with pytest.raises(ModelError):
             optimize(tmp_path / "m.onnx", wrong)
+
+
+def test_a_file_that_is_too_large_for_protobuf(tmp_path):
+    path = tmp_path / "m.onnx"
+    path.touch()
+    os.truncate(path, 2**31)
+    data = quark_numba.RandomData(1)
+    for use in (optimize, quark_numba.InferenceSession, lambda path: quark_numba.evaluate(path, data)):
+        with pytest.raises(ModelError, match=r"m\.onnx: 2,147,483,648 bytes; expected a file of less than 2 GiB"):
+            use(path)
 
 
 def test_nodes_that_take_their_own_results():

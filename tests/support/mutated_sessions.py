@@ -25,7 +25,7 @@ import onnx
 from paths import MODELS
 from watched import Child
 
-SECONDS = 120
+SECONDS = 300
 
 
 @functools.cache
