@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..compiling.threads import number_of_processors
-from ..errors import ModelError
+from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
@@ -161,7 +161,8 @@ class _Analyzer:
     def __init__(self, recipe: _Recipe, *, threads: int) -> None:
         self.recipe, self.threads, self.chosen = recipe, threads, recipe.chosen
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
-        self.segments = Segments(self.twin)
+        with errors_named("not a valid model"):
+            self.segments = Segments(self.twin)
         self.places = {quantizer: place for place, quantizer in enumerate(self.twin.quantizers)}
         self.reference = None if recipe.reference is None else sessions.session_of(recipe.reference, "the reference")
         self.experiments: list[Experiment] = []

@@ -18,12 +18,12 @@ from ..catalog import OPERATORS
 from ..compiling import helpers
 from ..dialects import quark
 from ..errors import ModelError, reraise_of_signal_handler
-from ..models import files, model_files
+from ..models import model_files
 from ..ort import native, register
 from ..rewriting.optimize import optimized
 from . import child, targets
 
-NAME = "quark_operators"
+NAME, _README = "quark_operators", "README.txt"
 
 _listing = threading.Lock()
 
@@ -94,15 +94,15 @@ def build_library(
     command = targets.linker(target)
     folder = Path(path).absolute()
     try:
-        is_new = not folder.exists()
+        new = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".quark_numba_") as place:
                 return _build(paths, folder, Path(place), name, cpus, command, optimize, standard_ops)
         finally:
-            if is_new:
+            for each in new:
                 with suppress(OSError):  # it is not empty
-                    folder.rmdir()
+                    each.rmdir()
     except OSError as error:
         raise ModelError(f"{error.filename or folder}: {error.strerror}") from error
 
@@ -121,9 +121,10 @@ def _build(
     done, work = place / "done", place / "work"
     done.mkdir()
     work.mkdir()
+    library = NAME + targets.TARGETS[name].suffix
+    written = [*(f"{each.name}{end}" for each in paths for end in ("", ".data")), library, _README]
+    model_files.check_written([str(folder / each) for each in written], paths, (), "another folder")
     for each in paths:
-        if any(files.is_one_of(str(folder / f"{each.name}{end}"), [str(each)]) for end in ("", ".data")):
-            raise ModelError(f"{each} is in {folder}; expected another folder")
         if optimize:
             optimized(each).save(done / each.name)
         else:
@@ -135,10 +136,9 @@ def _build(
         part = work / cpu
         part.mkdir()
         _compile(child.Job(machine, cpu, checks, i, len(cpus), needs, standard_ops, str(part)), name)
-    library = NAME + targets.TARGETS[name].suffix
     targets.link(command, name, work, done / library)
     text = _readme(library, [each.name for each in paths], name, " or ".join(cpus))
-    (done / "README.txt").write_text(text, encoding="utf-8")
+    (done / _README).write_text(text, encoding="utf-8")
     for each in done.iterdir():
         each.replace(folder / each.name)
     return folder / library

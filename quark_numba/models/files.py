@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -82,9 +83,24 @@ def _put(written: str, target: str, before: os.stat_result | None) -> None:
         os.chmod(written, stat.S_IMODE(os.stat(fresh).st_mode))
     else:
         if before.st_nlink > 1:
-            shutil.copyfile(written, target)
+            _rewrite(written, target, before.st_size)
             return
         os.chmod(written, stat.S_IMODE(before.st_mode))
         with suppress(AttributeError, PermissionError):  # on Windows; for another user's file
             os.chown(written, before.st_uid, before.st_gid)
     os.replace(written, target)
+
+
+def _rewrite(written: str, target: str, size: int) -> None:
+    """Change the content of a file, of this size, to that of another one. On a full disk the file stays as it is."""
+    with open(written, "rb") as source, open(target, "r+b") as file:
+        needed = os.stat(written).st_size
+        if needed and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(file.fileno(), 0, needed)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # of file systems that cannot do it
+                    file.truncate(size)
+                    raise
+        shutil.copyfileobj(source, file)
+        file.truncate()

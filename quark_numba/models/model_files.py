@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -40,6 +41,10 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
     model. Raise ModelError if the model cannot be read."""
     name = os.fspath(path)
     try:
+        if files.is_special(name) and not os.path.isdir(name):
+            raise ModelError(f"{name}: not a regular file; expected one, as models are read more than once")
+        if (size := os.path.getsize(name)) >= 1 << 31:
+            raise ModelError(f"{name}: {size:,} bytes; expected a file of less than 2 GiB, with tensors in files beside it")
         with open(name, "rb") as file:
             if file.read(8)[4:] == b"ORTM":  # the identifier of ONNX Runtime's flatbuffers
                 raise ModelError(f"{name}: a model in ONNX Runtime's own format; expected an ONNX model")
@@ -250,7 +255,7 @@ def without_elements(model: ir.Model) -> onnx.ModelProto:
         shape, name = ir.Shape(tensor.shape.numpy()), value.name or ""
         value.const_value = ir.ExternalTensor("computed", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
     try:
-        return ir.to_proto(model)
+        return _serialized(model)
     finally:
         for value, tensor in computed.items():
             value.const_value = tensor
@@ -313,12 +318,19 @@ def _apart(value: ir.Value) -> ir.TensorProtocol | None:
 
 
 def check_written(
-    written: Iterable[str], models: Iterable[str | os.PathLike[str]], others: Iterable[str | os.PathLike[str]]
+    written: Iterable[str],
+    models: Iterable[str | os.PathLike[str]],
+    others: Iterable[str | os.PathLike[str]],
+    expected: str = "another file",
 ) -> None:
-    """Raise ModelError if a file is to be written that is read, or to be written twice. Read are models, their tensors, and
-    others, which may be folders of files."""
+    """Raise ModelError if a file is to be written that is read, or to be written twice, or that cannot be a file. Read are
+    models, their tensors, and others, which may be folders of files. `expected` ends the message of a file that is read."""
     paths: list[str] = []
     for path in written:
+        if os.path.isdir(path):
+            raise ModelError(f"{path}: {os.strerror(errno.EISDIR)}")
+        if not os.path.isdir(os.path.dirname(os.path.realpath(path))):
+            raise ModelError(f"{path}: {os.strerror(errno.ENOENT)}")
         if os.path.realpath(path) in map(os.path.realpath, paths) or files.is_one_of(path, paths):
             raise ModelError(f"{path}: to be written twice; expected different files")
         paths.append(path)
@@ -331,4 +343,4 @@ def check_written(
     for path in paths:
         for each in read:
             if files.is_one_of(path, [each]):
-                raise ModelError(f"{path}: it is {os.fspath(each)}, which is read; expected another file")
+                raise ModelError(f"{path}: it is {os.fspath(each)}, which is read; expected {expected}")

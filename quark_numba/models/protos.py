@@ -87,11 +87,18 @@ def load_tensors(
     readers += [(tensor, _read) for tensor in _external(model, {*leave, *(tensor.name for tensor in staying)})]
     for tensor, read in readers:
         with errors_named(f"{name}: tensor {tensor.name}", with_type=False):
+            _check_place(_info(tensor).location, os.fspath(folder))
             read(tensor, os.fspath(folder))
 
 
 def _read(tensor: onnx.TensorProto, folder: str) -> None:
+    has_length = _info(tensor).length is not None
     external_data_helper.load_external_data_for_tensor(tensor, folder)
+    expected = nbytes(tensor)
+    if expected and not has_length:
+        tensor.raw_data = tensor.raw_data[:expected]
+    if expected and len(tensor.raw_data) != expected:
+        raise ValueError(f"it has {len(tensor.raw_data)} bytes; expected {expected}")
     tensor.data_location = onnx.TensorProto.DEFAULT
     del tensor.external_data[:]
 
@@ -104,9 +111,31 @@ def nbytes(tensor: onnx.TensorProto) -> int:
         return 0
 
 
+def _info(tensor: onnx.TensorProto) -> external_data_helper.ExternalDataInfo:
+    """Return where the elements of a tensor in a file are. Raise ValueError if that is not valid."""
+    try:
+        info = external_data_helper.ExternalDataInfo(tensor)
+    except (AttributeError, TypeError) as error:  # of older versions of onnx, for other keys
+        raise ValueError(error) from None
+    if min(info.offset or 0, info.length or 0) < 0:
+        raise ValueError(f"offset {info.offset}, length {info.length}; expected no negative number")
+    return info
+
+
+def _check_place(location: str, folder: str) -> None:
+    """Raise an exception if a file is not in this folder, or has other names: older versions of onnx follow links."""
+    folder = os.path.join(os.path.realpath(folder), "")
+    named = os.path.join(folder, location)
+    path = os.path.normcase(os.path.realpath(named))
+    if path != os.path.normcase(os.path.normpath(named)) or not path.startswith(os.path.normcase(folder)):
+        raise ValueError(f"{location!r} leads out of the folder of the model, or through a link")
+    if os.stat(path).st_nlink > 1:
+        raise ValueError(f"{location!r} is a folder, or has several hard links")
+
+
 def _check_can_be_read(tensor: onnx.TensorProto, folder: str) -> None:
     """Raise an exception unless the file of a tensor is one that onnx reads, and has all bytes of the tensor."""
-    info, size = external_data_helper.ExternalDataInfo(tensor), nbytes(tensor)
+    info, size = _info(tensor), nbytes(tensor)
     if info.length not in (None, size):
         raise ValueError(f"it has {info.length} bytes in {info.location}; expected {size}")
     last = onnx.TensorProto(name=tensor.name)
@@ -127,9 +156,8 @@ def check_is_whole(model: onnx.ModelProto, leave: Container[str]) -> None:
     """Raise ModelError if a tensor other than the initializers in `leave` is in a file: the author of the model might name any
     file that this process can read."""
     for tensor in _external(model, leave):
-        location = external_data_helper.ExternalDataInfo(tensor).location
         raise ModelError(
-            f"tensor {tensor.name} is in the file {location!r}, and a model without a path has no folder; expected "
+            f"tensor {tensor.name} is in the file {_location(tensor)!r}, and a model without a path has no folder; expected "
             "the path of a model, or a model with all tensors in it, as onnx.load returns it"
         )
 
@@ -142,10 +170,11 @@ def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.Te
 def locations(model: onnx.ModelProto, leave: Container[str] = ()) -> set[str]:
     """Return the files of external data, without those of initializers in `leave` alone. Raise ModelError for an entry that is
     not valid."""
-    names = set()
-    for tensor in _external(model, leave):
-        try:
-            names.add(external_data_helper.ExternalDataInfo(tensor).location)
-        except ValueError as error:
-            raise ModelError(f"tensor {tensor.name}: {error}") from None
-    return names
+    return {_location(tensor) for tensor in _external(model, leave)}
+
+
+def _location(tensor: onnx.TensorProto) -> str:
+    try:
+        return str(_info(tensor).location)
+    except ValueError as error:
+        raise ModelError(f"tensor {tensor.name}: {error}") from None

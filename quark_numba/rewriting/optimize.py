@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import graphlib
 import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import overload
 
 import onnx
+import onnx_ir as ir
 
 from ..compiling.memory import no_garbage_collection
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
@@ -193,6 +195,7 @@ def optimized(
         return Optimized(source, same, Counter(), Counter({("the whole model", f"it has {lost}"): 1}))
     with errors_named("not a valid model"):
         inlined, in_functions = functions.inline(intermediate)
+        _check_acyclic(intermediate.graph)
         graph = Graph(
             intermediate,
             keep_quantized_weights=keep_quantized_weights,
@@ -206,3 +209,16 @@ def optimized(
             rewriting.rewrite(graph)
             graph.sweep()
         return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left)
+
+
+def _check_acyclic(graph: ir.Graph) -> None:
+    """Raise ModelError if a node takes its own result: the passes follow values from node to node."""
+    takes = {
+        node: [maker for value in node.inputs if value is not None and (maker := value.producer())]
+        for node in ir.traversal.RecursiveGraphIterator(graph)
+    }
+    try:
+        graphlib.TopologicalSorter(takes).prepare()
+    except graphlib.CycleError as error:
+        names = " -> ".join(node.name or str(node.outputs[0].name if node.outputs else node.op_type) for node in error.args[1])
+        raise ModelError(f"not a valid model: nodes take their own results: {names}") from None

@@ -1,13 +1,17 @@
 """The files that the command writes: through links, into devices and pipes, and with the right modes."""
 
 import os
+import shutil
 import stat
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import onnx
 import pytest
 from onnx_models import model, one_node
+from paths import MODELS
 from rewritten_models import floats
 
 from quark_numba import cli
@@ -78,6 +82,20 @@ def test_outputs_are_different_files(second, folder, terminal):
     assert f"{second}: to be written twice; expected different files" in error
 
 
+@pytest.mark.parametrize(("name", "reason"), [("data", "Is a directory"), ("no/file", "No such file or directory")])
+@pytest.mark.parametrize(
+    "words",
+    [[*RUN, "--outputs"], [*ANALYZE, "--html", "page.html", "--csv"], ["evaluate", *ANALYZE[1:], "--resume"]],
+    ids=" ".join,
+)
+def test_files_that_cannot_be_written_are_told_before_a_run(words, name, reason, folder, capsys):
+    before = {*folder.rglob("*")}
+    assert cli.main([*words, name]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"error: {name}: {reason}\n")
+    assert {*folder.rglob("*")} == before
+
+
 def test_outputs_beside_inputs(folder):
     """Other files are written and replaced, also in a folder of data."""
     for _ in range(2):
@@ -144,6 +162,42 @@ def test_a_full_device(optimize, capsys):
     assert optimize("/dev/full") == 1
     assert "/dev/full: No space left on device" in capsys.readouterr().err
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+FULL = """
+import os, sys
+from pathlib import Path
+from quark_numba import cli
+
+os.chdir(sys.argv[1])
+for out in ("single", "double"):
+    Path(out).write_bytes(b"before")
+os.link("double", "again")
+Path("rest").write_bytes(bytes(int(sys.argv[2])))
+for out in sys.argv[4:]:
+    assert cli.main(["optimize", sys.argv[3], out]) == 1, out
+assert {each.name: each.read_bytes() for each in Path().iterdir() if each.name != "rest"} == dict.fromkeys(
+    ("single", "double", "again"), b"before"
+)
+assert os.stat("double").st_nlink == 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("free", "outs"), [(2, ["single", "double", "new"]), (14, ["double"])])
+def test_a_full_disk(free, outs, tmp_path):
+    """What was there before stays, also behind a second name, and nothing else is left. Of `free` pages the files take 2 and
+    the model 7, twice where its content has to go into a file that stays."""
+    (tmp_path / "disk").mkdir()
+    rest = str((32 - free) * 4096)
+    inner = 'mount -t tmpfs -o size=128k tmpfs "$1" && shift && exec "$@"'
+    words = ["unshare", "-rm", "sh", "-c", inner, "sh", tmp_path / "disk"]
+    if not shutil.which("unshare") or subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("no small disk can be made")
+    code = [sys.executable, "-P", "-c", FULL, tmp_path / "disk", rest, MODELS / "qonnx" / "float_e4m3.onnx"]
+    done = subprocess.run([*words, *code, *outs], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(b"No space left on device") == len(outs)
 
 
 def test_a_large_model_does_not_go_into_a_pipe(optimize, tmp_path, monkeypatch, capsys):

@@ -1,15 +1,17 @@
 """Broken models give ONNX Runtime's error and no crash, and other sessions go on."""
 
+import os
 import warnings
 from contextlib import suppress
 
 import mutated_models
+import mutated_sessions
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from marks import sizes
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx_models import model, one_node, run, session
 from paths import MODELS
 
@@ -193,6 +195,61 @@ def test_paths_that_no_file_has(tmp_path):
             optimize(wrong)
         with pytest.raises(ModelError):
             optimize(tmp_path / "m.onnx", wrong)
+
+
+def test_a_file_that_is_too_large_for_protobuf(tmp_path):
+    path = tmp_path / "m.onnx"
+    path.touch()
+    os.truncate(path, 2**31)
+    data = quark_numba.RandomData(1)
+    for use in (optimize, quark_numba.InferenceSession, lambda path: quark_numba.evaluate(path, data)):
+        with pytest.raises(ModelError, match=r"m\.onnx: 2,147,483,648 bytes; expected a file of less than 2 GiB"):
+            use(path)
+
+
+def test_nodes_that_take_their_own_results():
+    """Passes that follow values from node to node would not end."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("Transpose", ["t"], ["t"], name="turn"),
+        helper.make_node("MatMul", ["d", "t"], ["m"]),
+        helper.make_node("QuantizeLinear", ["m", "s", "z"], ["y"]),
+    ]
+    scales = [initializer("s", [], np.float32(0.5).tobytes()), initializer("z", [], b"\0", TensorProto.INT8)]
+    turning = model(nodes, [("x", "float32", [2, 3])], [("y", "int8", None)], initializers=scales)
+    for broken, names in ((turning, "turn -> turn"), (cyclic(), "a -> b -> a|b -> a -> b")):
+        for use in (optimize, quark_numba.InferenceSession):
+            with pytest.raises(ModelError, match=f"not a valid model: nodes take their own results: ({names})"):
+                use(broken)
+
+
+def test_what_analyze_finds_in_broken_models():
+    x = {"x": np.ones((1, 3), np.float32)}
+    broken = scaled([node(QUANTIZE, ["x", "s"], ["q"]), node(DEQUANTIZE, ["q", "s"]), helper.make_node("Constant", [], [])])
+    broken.graph.initializer.append(initializer("s", [], np.float32(0.5).tobytes()))
+    with pytest.raises(ModelError, match="not a valid model"):
+        quark_numba.analyze(broken, [x | {"s": np.float32(0.5)}])
+    trunc = onnx.load(MODELS / "qonnx" / "trunc.onnx")
+    (bits,) = {each.input[3] for each in trunc.graph.node if each.op_type == "Trunc"}
+    for each in trunc.graph.initializer:
+        if each.name == bits:
+            each.CopyFrom(numpy_helper.from_array(np.array([8, 8], np.float32), bits))
+    with pytest.raises(ModelError, match=r"tensor .*: not valid: in_bits has shape \(2,\)"):
+        quark_numba.analyze(trunc, [np.ones((2, 3, 16, 16), np.float32)])
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(first, first + 100), id=f"{first}-{first + 99}", marks=mark)
+        for first in range(0, 2000, 100)
+        for mark in [pytest.mark.full if first else pytest.mark.slow]
+    ],
+)
+def test_mutated_models_in_every_use(seeds):
+    """No use of a model ends the process or hangs, and each gives a clean error or the result of a drop-in session."""
+    assert mutated_sessions.findings(seeds) == []
 
 
 @sizes("count", 20, slow=200, exhaustive=10_000)

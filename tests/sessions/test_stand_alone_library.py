@@ -355,7 +355,7 @@ def test_wrong_arguments(tmp_path):
         build_library(path, out, cpu="z80")
     with pytest.raises(ValueError, match="cpu is 'native'; expected generic for linux-aarch64"):
         build_library(path, out, target="linux-aarch64", cpu="native")
-    with pytest.raises(ModelError, match=r"small\.onnx is in .*; expected another folder"):
+    with pytest.raises(ModelError, match=r"small\.onnx, which is read; expected another folder"):
         build_library(path, tmp_path)
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError, match=r"bad\.onnx"):
@@ -364,6 +364,35 @@ def test_wrong_arguments(tmp_path):
     with pytest.raises(ModelError, match=r"refused\.onnx: ONNX Runtime refuses it"):
         build_library(tmp_path / "refused.onnx", out, optimize=False)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "b.onnx.data", "quark_operators.so", "README.txt"])
+def test_no_file_of_a_library_replaces_a_model(name, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    one, other = small(tmp_path).rename(tmp_path / "a.onnx"), tmp_path / "b.onnx"
+    content = one.read_bytes()
+    (out / name).write_bytes(content)
+    other.symlink_to(out / name)
+    with pytest.raises(ModelError, match=rf"{name}: it is .*b\.onnx, which is read; expected another folder"):
+        build_library([one, other], out)
+    assert [each.read_bytes() for each in out.iterdir()] == [content]
+
+
+@pytest.mark.parametrize("name", ["small.onnx.data", "quark_operators.so", "README.txt"])
+def test_models_with_the_names_of_other_files(name, tmp_path):
+    (tmp_path / name).write_bytes(small(tmp_path).read_bytes())
+    with pytest.raises(ModelError, match=rf"{name}: to be written twice; expected different files"):
+        build_library([tmp_path / "small.onnx", tmp_path / name], tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["small.onnx", "README.txt"])
+def test_a_folder_in_the_place_of_a_file(name, tmp_path):
+    (tmp_path / "out" / name).mkdir(parents=True)
+    with pytest.raises(ModelError, match=rf"{name}: Is a directory"):
+        build_library(small(tmp_path), tmp_path / "out")
+    assert [each.name for each in (tmp_path / "out").iterdir()] == [name]
 
 
 def test_no_linker(tmp_path, monkeypatch):

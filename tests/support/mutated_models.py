@@ -1,8 +1,8 @@
-"""Models with random faults, made from a model that has everything that the optimiser rewrites."""
+"""Models with random faults, made from a model that has everything that the optimiser rewrites, or from another one."""
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx_models import model
 
 DOMAIN = "com.amd.quark"
@@ -229,3 +229,64 @@ def change_value(rng, whole, value):
             value.name = any_of(rng, names(whole))
         case 2:
             value.type.tensor_type.shape.dim.add(dim_value=int(rng.integers(-1, 9)))
+
+
+@mutation_of(lambda rng, whole: any_of(rng, [*parameters(whole)]))
+def change_parameter(rng, whole, tensor):
+    """Change a scale, a zero point or another parameter: values, type, or shape."""
+    array = numpy_helper.to_array(tensor)
+    values = [-1, 0, np.nan, np.inf, -np.inf, 1e-45, 1e38, 255]
+    match rng.integers(3):
+        case 0:
+            with np.errstate(all="ignore"):
+                array = np.where(rng.random(array.shape) < 0.5, array, any_of(rng, values)).astype(array.dtype)
+        case 1:
+            types = ["float32", "float16", "float64", "int8", "uint8", "int32", "int64", "uint16", "bool"]
+            with np.errstate(all="ignore"):
+                array = array.astype(any_of(rng, types))
+        case 2:
+            flat = array.reshape(-1)
+            array = any_of(rng, [flat[:1], flat[:0], np.tile(array, 2), flat[None], flat[:, None], flat[:, None, None, None]])
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def parameters(whole):
+    """Yield the tensors of at most a kilobyte that nodes take behind their first input, of types that numpy has."""
+    taken = {name for n in whole.graph.node for name in n.input[1:]}
+    for tensor in whole.graph.initializer:
+        if tensor.name in taken and tensor.ByteSize() < 1024:
+            try:
+                is_of_numpy = numpy_helper.to_array(tensor).dtype.isbuiltin == 1
+            except Exception:  # of an earlier mutation
+                continue
+            if is_of_numpy:
+                yield tensor
+
+
+@mutation_of(lambda rng, whole: any_of(rng, [whole.graph.node, whole.graph.initializer, whole.graph.output, whole.functions]))
+def repeat(rng, whole, things):
+    if things:
+        things.append(any_of(rng, things))
+
+
+@mutation_of(a_node)
+def make_cycle(rng, whole, node):
+    if node.input and node.output:
+        node.input[rng.integers(len(node.input))] = node.output[0]
+
+
+@mutation_of(lambda rng, whole: any_of(rng, whole.graph.initializer))
+def make_huge(rng, whole, tensor):
+    sizes = [[2**31], [2**31, 2**31], [2**62, 4], [2**63 - 1], [-(2**31), -(2**31)], [0, 2**62], [2**40, 0, 2**40]]
+    tensor.dims[:] = any_of(rng, sizes)
+
+
+@mutation_of(lambda rng, whole: any_of(rng, graphs(whole)[1:]))
+def change_subgraph(rng, whole, graph):
+    match rng.integers(3):
+        case 0:
+            del graph.output[:]
+        case 1:
+            graph.name = ""
+        case 2:
+            del graph.node[:]

@@ -20,7 +20,7 @@ from ...element_types.tensors import from_tensor_proto
 from ...errors import ModelError, errors_named
 from ...models import model_files
 from ...models.protos import used_names
-from ...rewriting.nodes import have_same_bits
+from ...rewriting.nodes import Left, have_same_bits
 from ...running import sessions
 from ...running.inputs import inputs_of
 from .float_twin import Twin
@@ -115,7 +115,10 @@ class Segments:
         if isinstance(part, Quantizer):
             y = _clipped(values[part.name], part)
             rounding = config.get(part)
-            values.update(dict.fromkeys(part.ys, y if rounding is None else rounding(y)))
+            try:
+                values.update(dict.fromkeys(part.ys, y if rounding is None else rounding(y)))
+            except Left as error:
+                raise ModelError(f"tensor {part.name}: {error}") from None
         else:
             values.update(zip(part.outputs, part.run(values, quantized=quantized), strict=True))
 

@@ -1,0 +1,285 @@
+"""The files that a model names, and the file that a model is in: every use reads what onnx reads, and refuses all else."""
+
+import contextlib
+import io
+import os
+import tempfile
+import unittest.mock
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from onnx_models import model
+from watched import Child
+
+import quark_numba
+from quark_numba import ModelError, cli
+from quark_numba.library import build
+
+pytestmark = [pytest.mark.compiled, pytest.mark.skipif(os.name != "posix", reason="links and pipes of POSIX")]
+
+DOMAIN = "com.amd.quark"
+SECONDS = 60
+VALUE, SECRET = 3.0, 7.0
+
+# The numbers of rows, of 100 floats, of a tensor that is read at once, and of one that stays in its file.
+SMALL, LARGE = 10, 200
+
+
+def tensor(name, rows, entries):
+    result = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[rows, 100], data_location=TensorProto.EXTERNAL)
+    for key, value in entries:
+        result.external_data.add(key=key, value=value)
+    return result
+
+
+def initializer(rows, entries):
+    return {"initializers": [tensor("w", rows, entries)]}
+
+
+def constant(rows, entries):
+    return {"nodes": [helper.make_node("Constant", [], ["w"], value=tensor("w", rows, entries))]}
+
+
+def subgraph(rows, entries):
+    output = helper.make_tensor_value_info("v", TensorProto.FLOAT, None)
+    identity = helper.make_node("Identity", ["u"], ["v"])
+    branch = helper.make_graph([identity], "branch", [], [output], [tensor("u", rows, entries)])
+    return {
+        "nodes": [helper.make_node("If", ["flag"], ["w"], then_branch=branch, else_branch=branch)],
+        "initializers": [helper.make_tensor("flag", TensorProto.BOOL, [], [True])],
+    }
+
+
+def function(rows, entries):
+    body = [helper.make_node("Constant", [], ["fw"], value=tensor("w", rows, entries))]
+    made = helper.make_function("local", "F", [], ["fw"], body, [helper.make_opsetid("", 21)])
+    return {"nodes": [helper.make_node("F", [], ["w"], domain="local")], "functions": [made]}
+
+
+def model_with(place, rows, entries):
+    """Return a model of y = x + w, with w quantized and dequantized."""
+    parts = place(rows, entries)
+    nodes = [
+        *parts.get("nodes", ()),
+        helper.make_node("ExtendedQuantizeLinear", ["w", "s", "z"], ["q"], domain=DOMAIN),
+        helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain=DOMAIN),
+        helper.make_node("Add", ["d", "x"], ["y"]),
+    ]
+    scales = [helper.make_tensor("s", TensorProto.FLOAT, [], [0.25]), helper.make_tensor("z", TensorProto.INT8, [], [0])]
+    initializers = [*scales, *parts.get("initializers", ())]
+    result = model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, domains=[DOMAIN, "local"])
+    result.functions.extend(parts.get("functions", ()))
+    return result
+
+
+def make_folder(top, rows):
+    """Make the folder of the model, `top`/m, and files outside of it."""
+    folder = top / "m"
+    (folder / "sub").mkdir(parents=True)
+    (top / "out").mkdir()
+    values, secret = (np.full((rows, 100), value, np.float32).tobytes() for value in (VALUE, SECRET))
+    files = {"w": values, "sub/w": values, "two": secret + values, "long": values + secret, "../secret": secret, "empty": b""}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / "link").symlink_to(top / "secret")
+    (folder / "inner").symlink_to("w")
+    (folder / "folder").symlink_to(top)
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "loop").symlink_to("loop")
+    os.link(top / "secret", folder / "hard")
+    os.mkfifo(folder / "fifo")
+    return folder
+
+
+READ = {
+    "a name": [("location", "w")],
+    "./": [("location", "./w")],
+    "a folder": [("location", "sub/w")],
+    "a longer file": [("location", "long")],
+    "an offset": [("location", "two"), ("offset", "{n}"), ("length", "{n}")],
+    "the last offset": [("location", "two"), ("offset", "0"), ("offset", "{n}")],
+}
+REFUSED = {
+    **{name: [("location", name)] for name in ("../secret", "sub/../../secret", "{top}/secret", "{top}/m/w", "/dev/zero")},
+    **{name: [("location", name)] for name in ("link", "inner", "folder/secret", "hard", "fifo", "zero", "loop", "sub")},
+    **{name: [("location", name)] for name in ("", ".", "missing", "w/x", "a\0b", "empty", "/proc/self/mem")},
+    "the last location": [("location", "w"), ("location", "../secret")],
+    **{f"offset {k}": [("location", "w"), ("offset", k)] for k in ("-1", "x", "1e3", "4", "{n}", "9" * 30, "9" * 5000)},
+    **{f"offset {k}, length": [("location", "w"), ("offset", k), ("length", "{n}")] for k in ("4", str(2**63), str(2**64))},
+    **{f"length {k}": [("location", "two"), ("length", k)] for k in ("-1", "x", "0", "4", "{m}", str(2**64))},
+    "no location": [("length", "{n}")],
+}
+
+
+# ONNX Runtime reads these, and `quark-numba run` runs the model as it is written.
+READ_BY_ONNX_RUNTIME = {"inner", "hard", "length 0"}
+
+
+def y_of(session):
+    return session.run(None, {"x": np.zeros((), np.float32)})[0]
+
+
+def options():
+    result = onnxruntime.SessionOptions()
+    result.log_severity_level, result.intra_op_num_threads = 4, 1
+    return result
+
+
+def drop_in(source):
+    given = options()
+    quark_numba.register(given)
+    return onnxruntime.InferenceSession(source, given, providers=["CPUExecutionProvider"])
+
+
+def optimized(path):
+    return y_of(drop_in(quark_numba.optimize(path).SerializeToString()))
+
+
+def optimized_in_a_file(path):
+    out = path.parents[1] / "out" / "o.onnx"
+    quark_numba.optimize(path, out)
+    return y_of(drop_in(str(out)))
+
+
+def from_the_folder(path):
+    given = options()
+    given.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return y_of(quark_numba.InferenceSession(path.read_bytes(), given))
+
+
+def with_cache(path):
+    return y_of(quark_numba.InferenceSession(path, options(), cache=path.parents[1] / "cache"))
+
+
+def evaluated(path, reference=None):
+    seen = []
+
+    def metric(outputs, reference_outputs, feed):
+        seen.append((reference_outputs if reference else outputs)["y"])
+        return 0
+
+    models = (reference, path) if reference else (path, None)
+    quark_numba.evaluate(models[0], [{"x": np.zeros((), np.float32)}], models[1], metric=metric)
+    return seen[0]
+
+
+def as_reference(path):
+    plain = model([helper.make_node("Identity", ["x"], ["y"])], [("x", "float32", [])], ["y"], domains=[])
+    onnx.save(plain, path.parents[1] / "plain.onnx")
+    return evaluated(path, path.parents[1] / "plain.onnx")
+
+
+def analyzed(path):
+    quark_numba.analyze(path, [{"x": np.zeros((), np.float32)}])
+
+
+class ReadError(Exception):
+    """Raised when all models of a library are read."""
+
+
+def in_a_library(path, optimize=True):
+    with unittest.mock.patch.object(build, "_compile", side_effect=ReadError), contextlib.suppress(ReadError):
+        quark_numba.build_library(path, path.parents[1] / "out" / "library", optimize=optimize)
+
+
+def by_command(*words):
+    def use(path):
+        errors = io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+            code = cli.main([each.format(path, path.parents[1] / "out" / "c.onnx") for each in words])
+        if code:
+            assert code == 1
+            assert "\nerror: " in f"\n{errors.getvalue()}"
+            raise ModelError(errors.getvalue())
+
+    return use
+
+
+USES = {
+    "optimize": optimized,
+    "optimize, to a file": optimized_in_a_file,
+    "InferenceSession": lambda path: y_of(quark_numba.InferenceSession(path, options())),
+    "InferenceSession, cache": lambda path: y_of(
+        quark_numba.InferenceSession(path, options(), cache=path.parents[1] / "cache")
+    ),
+    "InferenceSession, the folder of the options": from_the_folder,
+    "evaluate": evaluated,
+    "evaluate, reference": as_reference,
+    "analyze": analyzed,
+    "build_library": in_a_library,
+    "build_library, as written": lambda path: in_a_library(path, optimize=False),
+    "command run": by_command("run", "{}", "--runs", "1"),
+    "command run --optimize": by_command("run", "{}", "--runs", "1", "--optimize"),
+    "command optimize": by_command("optimize", "{0}", "{1}"),
+    "command profile": by_command("profile", "{}", "--runs", "1"),
+}
+
+
+def try_uses(argument, found):
+    """Try each use of a model with a tensor in a file, or of a path that is no file. See `watched.Child`."""
+    if isinstance(argument, str):
+        yield from try_a_path(argument, found)
+        return
+    place, rows, name = argument
+    with tempfile.TemporaryDirectory() as top:
+        folder = make_folder(Path(top), rows)
+        path = folder / "m.onnx"
+        n = rows * 400
+        entries = [(key, value.format(top=top, n=n, m=n - 4)) for key, value in (READ | REFUSED)[name]]
+        path.write_bytes(model_with(place, rows, entries).SerializeToString())
+        yield from uses_of(path, name in READ, found, {"command run"} if name in READ_BY_ONNX_RUNTIME else ())
+
+
+def uses_of(path, is_read, found, left_out=()):
+    for name, use in USES.items():
+        if name in left_out:
+            continue
+        yield name
+        try:
+            y = use(path)
+        except Exception as error:
+            is_clean = isinstance(error, ModelError) or type(error).__module__.startswith("onnxruntime")
+            if is_read or not is_clean:
+                found.append(f"{name}: {type(error).__name__}: {error}")
+        else:
+            if not is_read:
+                found.append(f"{name}: no error")
+            elif y is not None and not (y == VALUE).all():
+                found.append(f"{name}: {np.unique(y)}")
+
+
+@pytest.fixture(scope="module")
+def child():
+    with Child(try_uses, SECONDS) as started:
+        yield started
+
+
+@pytest.mark.parametrize("rows", [SMALL, LARGE])
+@pytest.mark.parametrize("place", [initializer, constant, subgraph, function])
+@pytest.mark.parametrize("entries", [*READ, *REFUSED])
+@pytest.mark.covering
+@pytest.mark.by_default(6)
+def test_tensors_in_files(entries, place, rows, child):
+    assert child.call((place, rows, entries)) == []
+
+
+def try_a_path(kind, found):
+    with tempfile.TemporaryDirectory() as top:
+        path = Path(top, "m", "m.onnx")
+        path.parent.mkdir()
+        (path.parents[1] / "out").mkdir()
+        if kind == "fifo":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(kind)
+        yield from uses_of(path, False, found, {"InferenceSession, the folder of the options"})
+
+
+@pytest.mark.parametrize("kind", ["fifo", "/dev/null", "/dev/zero", "loop", "missing", "."])
+@pytest.mark.slow
+def test_models_that_are_no_files(kind, child):
+    assert child.call(kind) == []

@@ -1,0 +1,77 @@
+"""Functions that are called in a child process, whose end or silence is a finding."""
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+
+# The address space of a child. A model with huge dimensions must not take all memory of the machine.
+_MEMORY = 12 << 30
+
+
+def _serve(connection, function, errors):
+    """Call the function with arguments from a connection until it is closed. What libraries print goes to a file."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    with open(errors, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    with contextlib.suppress(EOFError):
+        while True:
+            argument, found = connection.recv(), []
+            for step in function(argument, found):
+                connection.send(step)
+            connection.send(found)
+
+
+class Child:
+    """A child process that calls `function`, and another one after its end.
+
+    ``function(argument, found)`` yields the name of each step before it takes it, and appends findings, as text, to the list
+    `found`. A step may take `seconds`."""
+
+    def __init__(self, function, seconds):
+        self.function, self.seconds = function, seconds
+        self.errors = tempfile.NamedTemporaryFile(suffix=".txt")  # noqa: SIM115
+        self._start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.connection.close()
+        self.process.kill()
+        self.process.join()
+        self.errors.close()
+
+    def _start(self):
+        context = multiprocessing.get_context("spawn")
+        self.connection, other = context.Pipe()
+        self.process = context.Process(target=_serve, args=(other, self.function, self.errors.name))
+        self.process.start()
+        other.close()
+
+    def call(self, argument):
+        """Return the findings of a call. If the process ends or hangs, that is the finding, with the step."""
+        step, size = "start", os.path.getsize(self.errors.name)
+        try:
+            self.connection.send(argument)
+            while self.connection.poll(self.seconds):
+                result = self.connection.recv()
+                if isinstance(result, list):
+                    return result
+                step = result
+            finding = f"{step}: no end after {self.seconds} seconds"
+        except (EOFError, OSError):
+            self.process.join()
+            with open(self.errors.name, "rb") as file:
+                file.seek(size)
+                printed = file.read()[-500:].decode(errors="replace").strip()
+            finding = f"{step}: the process ends with exit code {self.process.exitcode}: {printed}"
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+        self._start()
+        return [finding]
