@@ -62,15 +62,15 @@ def float32_arrays(**values: Any) -> list[NDArray[np.float32]]:
 
 def element_type_of(specification: Any, name: str, allowed: Collection[ElementType]) -> ElementType:
     """Return the element type that an argument specifies, by any of its names. Raises TypeError if it is not in `allowed`."""
-    found = find_any(MX_NAMES.get(specification, specification) if isinstance(specification, str) else specification)
-    if found is None or found not in allowed:
-        in_order = [each for each in (*ELEMENT_TYPES, INT64) if each in allowed]
-        hint = "" if found else did_you_mean(specification, [each.name for each in in_order])
+    row = find_any(MX_NAMES.get(specification, specification) if isinstance(specification, str) else specification)
+    if row is None or row not in allowed:
+        in_order = [known for known in (*ELEMENT_TYPES, INT64) if known in allowed]
+        hint = "" if row else did_you_mean(specification, [known.name for known in in_order])
         if specification == np.dtype(np.float64) and isinstance(specification, np.dtype) and FLOAT32 in allowed:
             hint = f": write {name}.astype(np.float32)"
         given = getattr(specification, "__name__", specification)
         raise TypeError(f"{name} has element type {given}; expected {names(in_order)}{hint}")
-    return found
+    return row
 
 
 def did_you_mean(given: Any, allowed: Iterable[str]) -> str:

@@ -35,7 +35,7 @@ class Result(NamedTuple):
 def is_lazy(*values: Any) -> bool:
     """Whether any of the values is a dask array."""
     module = sys.modules.get("dask.array")
-    return module is not None and any(isinstance(each, module.Array) for each in values)
+    return module is not None and any(isinstance(value, module.Array) for value in values)
 
 
 def check_is_of_numpy(array: Any, name: str) -> None:
@@ -87,7 +87,7 @@ def map_chunks(
     arguments: list[Any] = [x, dimensions]
     for array, axes, per in operands:
         if array is not None and axes is not None:
-            array = _cut(array, [_numbers(x.chunks[each], per if each == axis else 1) for each in axes])
+            array = _cut(array, [_numbers(x.chunks[number], per if number == axis else 1) for number in axes])
         arguments += [array, None if array is None else axes]  # without axes, dask gives each chunk the whole array
     common: dict[str, Any] = {"align_arrays": False, "concatenate": True, "token": funcname(function).strip("_")}
     if len(results) == 1:
@@ -95,8 +95,8 @@ def map_chunks(
     together = Result(np.dtype(object))
     made = da.blockwise(_on_chunk, dimensions, *arguments, function=function, **_kind(x, axis, together), **common)
     return tuple(
-        da.blockwise(_part, dimensions, made, dimensions, part=part, **_kind(x, axis, each), **common)
-        for part, each in enumerate(results)
+        da.blockwise(_part, dimensions, made, dimensions, part=part, **_kind(x, axis, result), **common)
+        for part, result in enumerate(results)
     )
 
 

@@ -22,7 +22,7 @@ def unlabelled(value: Any) -> Any:
 def _is_labelled(*values: Any) -> bool:
     """Whether any of the values is a DataArray."""
     module = sys.modules.get("xarray")
-    return module is not None and any(isinstance(each, module.DataArray) for each in values)
+    return module is not None and any(isinstance(value, module.DataArray) for value in values)
 
 
 def keeps_labels(call: Call) -> Call:
@@ -52,7 +52,7 @@ def keeps_labels(call: Call) -> Call:
         if not isinstance(made, tuple):
             return _like(x, made, 0, "")
         axis = axis % x.ndim if x.ndim > 1 else 0
-        parts = [_like(x, each, axis, suffix) for each, suffix in zip(made, _SUFFIXES, strict=False)]
+        parts = [_like(x, array, axis, suffix) for array, suffix in zip(made, _SUFFIXES, strict=False)]
         return type(made)(parts) if type(made) is tuple else type(made)(*parts)
 
     return cast(Call, labelled)
@@ -60,11 +60,11 @@ def keeps_labels(call: Call) -> Call:
 
 def _check_dimensions(x: Any, axis: Any, others: list[Any]) -> None:
     """Raise ValueError if a DataArray of one dimension, a scale for instance, runs along another axis of x than `axis`."""
-    for each in others:
-        if _is_labelled(each) and each.ndim == 1 and each.size != 1 and each.dims[0] in x.dims:
-            expected = x.dims.index(each.dims[0])
+    for other in others:
+        if _is_labelled(other) and other.ndim == 1 and other.size != 1 and other.dims[0] in x.dims:
+            expected = x.dims.index(other.dims[0])
             if axis not in (expected, expected - x.ndim):
-                raise ValueError(f"axis is {axis!r}; expected {each.dims[0]!r}, the dimension of another argument")
+                raise ValueError(f"axis is {axis!r}; expected {other.dims[0]!r}, the dimension of another argument")
 
 
 def _like(x: Any, array: Any, axis: int, suffix: str) -> Any:
@@ -73,6 +73,6 @@ def _like(x: Any, array: Any, axis: int, suffix: str) -> Any:
     if not suffix or not x.ndim:
         return x.copy(data=array)
     dimension = x.dims[axis]
-    labels = {name: each for name, each in x.coords.items() if dimension not in each.dims}
-    dimensions = [f"{each}{suffix}" if each == dimension else each for each in x.dims]
+    labels = {name: along for name, along in x.coords.items() if dimension not in along.dims}
+    dimensions = [f"{name}{suffix}" if name == dimension else name for name in x.dims]
     return type(x)(array, labels, dimensions, x.name, x.attrs)

@@ -101,9 +101,9 @@ def unpack(
 
 def _known(dtype: Any) -> ElementType:
     """Return the element type of a dtype that has been checked."""
-    found = find(dtype)
-    assert found
-    return found
+    element_type = find(dtype)
+    assert element_type
+    return element_type
 
 
 def _unpack_chunk(name: str, packed: NDArray[np.uint8]) -> NDArray[Any]:

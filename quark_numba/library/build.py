@@ -82,8 +82,8 @@ def build_library(
         If there is no model, if two have the same file name, if there is no such target or processor, or if `standard_ops`
         comes without models.
     """
-    paths = [Path(models)] if isinstance(models, (str, os.PathLike)) else [Path(each) for each in models or ()]
-    names = [each.name for each in paths]
+    paths = [Path(models)] if isinstance(models, (str, os.PathLike)) else [Path(model) for model in models or ()]
+    names = [path.name for path in paths]
     if not paths and models is not None:
         raise ValueError("models is empty; expected the path of a model, or several")
     if len({*names}) < len(names):
@@ -122,25 +122,25 @@ def _build(
     done.mkdir()
     work.mkdir()
     library = NAME + targets.TARGETS[name].suffix
-    written = [*(f"{each.name}{end}" for each in paths for end in ("", ".data")), library, _README]
-    model_files.check_written([str(folder / each) for each in written], paths, (), "another folder")
-    for each in paths:
+    written = [*(f"{path.name}{end}" for path in paths for end in ("", ".data")), library, _README]
+    model_files.check_written([str(folder / file) for file in written], paths, (), "another folder")
+    for path in paths:
         if optimize:
-            optimized(each).save(done / each.name)
+            optimized(path).save(done / path.name)
         else:
-            source = model_files.Source.open(each)
-            model_files.save(source.whole(), done / each.name, apart=source.is_apart, check=source.check)
-    needs = _needs([done / each.name for each in paths], standard_ops) if paths else _needs_of_quark()
+            source = model_files.Source.open(path)
+            model_files.save(source.whole(), done / path.name, apart=source.is_apart, check=source.check)
+    needs = _needs([done / path.name for path in paths], standard_ops) if paths else _needs_of_quark()
     for i, cpu in enumerate(cpus):
         machine, checks = targets.machine_of(name, cpu)
         part = work / cpu
         part.mkdir()
         _compile(child.Job(machine, cpu, checks, i, len(cpus), needs, standard_ops, str(part)), name)
     targets.link(command, name, work, done / library)
-    text = _readme(library, [each.name for each in paths], name, " or ".join(cpus))
+    text = _readme(library, [path.name for path in paths], name, " or ".join(cpus))
     (done / _README).write_text(text, encoding="utf-8")
-    for each in done.iterdir():
-        each.replace(folder / each.name)
+    for file in done.iterdir():
+        file.replace(folder / file.name)
     return folder / library
 
 
@@ -164,7 +164,7 @@ def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
     """Return what the nodes of models need."""
     with _listing:
         native.needs.clear()
-        for each in models:
+        for model in models:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 4
             # With ONNX Runtime's optimisations nodes would be lost that other options keep.
@@ -172,25 +172,25 @@ def _needs(models: Sequence[Path], standard_ops: bool) -> list[native.Need]:
             options.add_session_config_entry(native.LISTS_NEEDS, "1")
             register(options, backend="native", standard_ops=standard_ops)
             try:
-                onnxruntime.InferenceSession(str(each), options, providers=["CPUExecutionProvider"])
+                onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
             except Exception as error:
                 reraise_of_signal_handler(error)
                 is_lacking = "Could not find an implementation" in str(error) and not standard_ops
                 hint = "; try --standard-ops (standard_ops=True)" if is_lacking else ""
-                raise ModelError(f"{each.name}: ONNX Runtime refuses it: {error}{hint}") from error
+                raise ModelError(f"{model.name}: ONNX Runtime refuses it: {error}{hint}") from error
         return [*native.needs]
 
 
 def _needs_of_quark() -> list[native.Need]:
     """Return all that nodes of Quark's operators may need."""
-    found = []
-    for operator in dict.fromkeys(each for domain in quark.DOMAINS for each in OPERATORS.newest(domain)):
+    needs = []
+    for operator in dict.fromkeys(operator for domain in quark.DOMAINS for operator in OPERATORS.newest(domain)):
         # An attribute without a list of values may have any, and any of them stands for all.
         values = [each.values or (1 if each.default is None else each.default,) for each in operator.attributes]
-        names = [each.name for each in operator.attributes]
+        names = [attribute.name for attribute in operator.attributes]
         for overload in operator.overloads(lambda element_type: element_type.has_tensors()):
-            found += [native.need_of(operator, overload, (*zip(names, each, strict=True),)) for each in product(*values)]
-    return found
+            needs += [native.need_of(operator, overload, (*zip(names, chosen, strict=True),)) for chosen in product(*values)]
+    return needs
 
 
 def _readme(library: str, models: Sequence[str], name: str, cpu: str) -> str:

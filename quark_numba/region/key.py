@@ -33,7 +33,7 @@ BLOCK_ROUND_TRIPS: Mapping[str, Mapping[str, Any]] = {
 }
 
 # The domains of steps that are not operators of ONNX.
-DOMAINS = {_PAIR.name: _PAIR.domain, **{each.name: each.domain for each in (_FAKE_QUANTIZE, *BLOCK_OPERATORS)}}
+DOMAINS = {_PAIR.name: _PAIR.domain, **{operator.name: operator.domain for operator in (_FAKE_QUANTIZE, *BLOCK_OPERATORS)}}
 
 # The operators of steps, with their numbers of operands and the defaults of their attributes (ONNX, opset 22).
 UNARY: Mapping[str, Mapping[str, float]] = {
@@ -58,7 +58,7 @@ MOST_INPUTS, MOST_STREAMS, MOST_STEPS = 48, 16, 64
 
 # The element types of zero points: the operator's types of at least 4 bits. ONNX Runtime has no smaller types for inputs that
 # may differ in type.
-ZERO_POINTS = tuple(each for each in _PAIR.quantized if each.bits >= 4)
+ZERO_POINTS = tuple(row for row in _PAIR.quantized if row.bits >= 4)
 
 
 # The element types of inputs that may be cast.
@@ -118,7 +118,7 @@ class Program(NamedTuple):
         for step, name in zip(self.steps, names[len(self.inputs) :], strict=True):
             operator = f"{DOMAINS[step.operator]}.{step.operator}" if step.operator in DOMAINS else step.operator
             attributes = ", ".join(f"{key}: {_attribute(value)}" for key, value in step.attributes)
-            operands = ", ".join('""' if each is None else names[each] for each in step.operands)
+            operands = ", ".join('""' if operand is None else names[operand] for operand in step.operands)
             lines.append(f"  {name} = {operator} {f'<{attributes}> ' if attributes else ''}({operands})")
         return "\n".join([f"region ({', '.join(inputs)}) => (float y) {{", *lines, "}"])
 
@@ -126,8 +126,8 @@ class Program(NamedTuple):
     def axes(self) -> tuple[int | None, ...]:
         """The role of each input: None for an operand, which broadcasts. For a scale or zero point, the axis of y along which
         its one dimension lies, counted from the last, which is -1; or 0 if it has one element."""
-        found = dict(self.uses())
-        return tuple(found[number] for number in range(len(self.inputs)))
+        axes = dict(self.uses())
+        return tuple(axes[number] for number in range(len(self.inputs)))
 
     @property
     def block_numbers(self) -> list[int]:
@@ -165,14 +165,14 @@ def parse(text: str) -> Program:
         graph = parser.parse_graph(text)
     except parser.ParseError as error:
         raise ValueError(f"program is not in ONNX's textual syntax: {error}") from None
-    streams = [each for each in graph.input if not each.type.tensor_type.shape.dim]
-    for what, found, most in (
+    streams = [x for x in graph.input if not x.type.tensor_type.shape.dim]
+    for what, given, most in (
         ("inputs", graph.input, MOST_INPUTS),
         ("inputs of more than one element", streams, MOST_STREAMS),
         ("steps", graph.node, MOST_STEPS),
     ):
-        if len(found) > most:
-            raise ValueError(f"program has {len(found)} {what}; expected at most {most}")
+        if len(given) > most:
+            raise ValueError(f"program has {len(given)} {what}; expected at most {most}")
     if not graph.node:
         raise ValueError("program has no steps")
     numbers: dict[str, int] = {}
@@ -181,7 +181,7 @@ def parse(text: str) -> Program:
         element_type = find(value.type.tensor_type.elem_type)
         if element_type is None or value.name in numbers:
             raise ValueError(f"program has an input {value.name} that is there twice, or of no known element type")
-        dimensions = [each.dim_value for each in value.type.tensor_type.shape.dim]
+        dimensions = [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
         if dimensions not in ([], [1]):
             raise ValueError(f"program has an input {value.name} of shape {dimensions}; expected [1], or none")
         numbers[value.name] = len(numbers)
@@ -196,7 +196,7 @@ def parse(text: str) -> Program:
     for name, number in list(numbers.items())[:-1]:
         if number not in used:
             raise ValueError(f"program does not use {name}")
-    if [each.name for each in graph.output] != [next(reversed(numbers))]:
+    if [value.name for value in graph.output] != [next(reversed(numbers))]:
         raise ValueError("program has other outputs than what its last step gives")
     program = Program(tuple(inputs), tuple(steps))
     _check_uses(program, list(numbers))
@@ -224,7 +224,7 @@ def _step(node: onnx.NodeProto, inputs: list[Input], numbers: dict[str, int]) ->
     if len(node.output) != 1 or not fewest <= len(node.input) <= most or "" in node.input[:fewest]:
         raise ValueError(f"{where} has operands ({', '.join(node.input)}); expected {fewest}..{most}, and one output")
     defaults: Mapping[str, Any] = _DEFAULTS.get(node.op_type, {})
-    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     for name, value in attributes.items():
         if isinstance(value, bytes) and isinstance(defaults.get(name), str):
             attributes[name] = value.decode("utf-8", "replace")
