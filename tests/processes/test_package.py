@@ -52,7 +52,7 @@ for name in ("InferenceSession", "evaluate", "analyze", "optimize", "register"):
     except Exception as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = processes.python("-c", code)
     assert done.stdout.count("ONNX Runtime is not installed. One of these packages provides it: onnxruntime (pip install") == 5
     assert done.stdout.count("'quark_numba[onnxruntime]'), onnxruntime-vitisai, onnxruntime-gpu, onnxruntime-directml") == 5
 
@@ -60,8 +60,7 @@ for name in ("InferenceSession", "evaluate", "analyze", "optimize", "register"):
 @pytest.mark.compiled
 def test_the_command_without_onnx_runtime():
     def command(*words):
-        code = f"{WITHOUT}from quark_numba import cli; sys.exit(cli.main({words!r}))"
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        return processes.python("-c", f"{WITHOUT}from quark_numba import cli; sys.exit(cli.main({words!r}))")
 
     assert json.loads(command("info", "--json").stdout)["onnxruntime"] == "not installed"
     assert command("types", "--json").returncode == 0
@@ -79,8 +78,7 @@ sys.modules["onnxruntime_extensions"] = None
 import onnxruntime, quark_numba
 quark_numba.register(onnxruntime.SessionOptions())
 """
-    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = processes.python("-c", code, NUMBA_DISABLE_JIT="1")
     assert "the native backend is not available (NUMBA_DISABLE_JIT is set), and onnxruntime-extensions is not" in done.stderr
     assert "pip install 'quark_numba[extensions]'" in done.stderr
 
@@ -114,7 +112,7 @@ quark_numba.InferenceSession({str(MODELS / "textline_cls_bf16.onnx")!r}).run(Non
 from quark_numba import cli
 cli.main(["info", "--json"])
 """
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
+    done = processes.python("-I", "-S", "-c", code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["onnxruntime"] == f"{onnxruntime.__version__}, from onnxruntime-device"
 
@@ -201,15 +199,15 @@ PROCESSORS = {"generic": "", "haswell": "+avx,+avx2,+fma,+f16c"}
     ],
 )
 def test_other_processors(processor, file, chosen):
-    environment = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": PROCESSORS[processor]}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not full and not exhaustive", "-k", chosen, str(TESTS / file)]
-    assert " passed" in subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    words = ["-m", "pytest", "-q", "-m", "not full and not exhaustive", "-k", chosen, TESTS / file]
+    done = processes.python(*words, NUMBA_CPU_NAME=processor, NUMBA_CPU_FEATURES=PROCESSORS[processor])
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
 
 
 def test_tests_do_not_import_each_other():
     """Tests share code in separate modules. Strings with code for other processes count, too."""
-    root = ROOT
-    paths = [*root.glob("tests/**/*.py"), *root.glob("bench/*.py")]
+    paths = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/*.py")]
     pattern = re.compile(r"\b(?:from|import) +(?:[\w.]+, *)*(?:[\w.]+\.)?test_\w+")
-    found = {str(path.relative_to(root)): pattern.findall(path.read_text(encoding="utf-8")) for path in paths}
+    found = {str(path.relative_to(ROOT)): pattern.findall(path.read_text(encoding="utf-8")) for path in paths}
     assert {path: imports for path, imports in found.items() if imports} == {}

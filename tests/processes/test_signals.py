@@ -107,8 +107,7 @@ def test_moments(seed, count, tmp_path):
 
 def test_a_handler_that_raises_again_and_again(tmp_path):
     """The handler raises while a node runs that takes longer than the time between two signals."""
-    run(
-        """
+    run("""
 import signal
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 node, x = session(one_node("quantize", "int8"), backend="extensions"), np.ones(5_000_000, np.float32)
@@ -132,24 +131,20 @@ for _ in range(20):
                 pass
 assert interrupted == 20
 oracle.assert_same_bits(run(node, **feeds), expected)
-"""
-    )
+""")
 
 
 def test_a_fault_of_a_node_is_no_signal():
     """With onnxruntime-extensions, the fault is logged, and the output is left empty."""
-    run(
-        """
+    run("""
 node = session(one_node("quantize", "int8"), backend="extensions")
 y = run(node, x=np.ones((2, 3), np.float32), scale=np.ones(7, np.float32), zero_point=np.ones(7, np.int8))
 assert y.shape == (0,)
-"""
-    )
+""")
 
 
 def test_numbas_threads_are_not_lost():
-    run(
-        """
+    run("""
 import random, signal
 from quark_numba.compiling import threads
 signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -171,15 +166,13 @@ other = threading.Thread(target=lambda: taken.append(threads.run_on_threads(used
 other.start()
 other.join()
 assert taken == [True]
-"""
-    )
+""")
 
 
 def test_a_signal_while_a_fork_waits():
     """A fork waits until another thread has finished a creation. If a signal comes meanwhile, parent and child go on. (Python
     itself drops the exception that a handler raises then.)"""
-    run(
-        """
+    run("""
 import signal
 from quark_numba.compiling import lock
 signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -191,5 +184,4 @@ def use():
     assert lock.created(lambda: 1) == 1
 wait(fork(use))
 use()
-"""
-    )
+""")

@@ -51,11 +51,9 @@ assert not errors, errors
 def test_sessions_and_threads():
     """Eight threads run one session, and then sessions of one, two and five threads at the same time. Nodes of one model run in
     parallel."""
-    run(
-        """
+    run("""
 import onnxruntime
 from concurrent.futures import ThreadPoolExecutor
-from onnx import helper
 from onnx_models import model
 
 x = np.random.default_rng(0).normal(0, 50, 300_000).astype(np.float32)
@@ -72,11 +70,10 @@ with ThreadPoolExecutor(8) as threads:
     list(threads.map(use, sessions[:1] * 100))
     list(threads.map(use, sessions * 20))
 
-nodes = []
+nodes = ["y = Sum (" + ", ".join(f"d{i}" for i in range(8)) + ")"]
 for i in range(8):
-    nodes.append(helper.make_node("ExtendedQuantizeLinear", ["x", "s"], [f"q{i}"], domain="com.amd.quark"))
-    nodes.append(helper.make_node("ExtendedDequantizeLinear", [f"q{i}", "s"], [f"d{i}"], domain="com.amd.quark"))
-nodes.append(helper.make_node("Sum", [f"d{i}" for i in range(8)], ["y"]))
+    nodes.insert(0, f"d{i} = com.amd.quark.ExtendedDequantizeLinear (q{i}, s)")
+    nodes.insert(0, f"q{i} = com.amd.quark.ExtendedQuantizeLinear (x, s)")
 options = onnxruntime.SessionOptions()
 options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
 options.inter_op_num_threads, options.intra_op_num_threads = 3, 2
@@ -85,8 +82,7 @@ parallel = onnxruntime.InferenceSession(model(nodes, ["x", "s"], ["y"]).Serializ
 for _ in range(50):
     (y,) = parallel.run(None, {"x": np.full(300_000, 0.5, np.float32), "s": np.array(0.5, np.float32)})
     assert (y == 4).all()
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
@@ -293,8 +289,7 @@ os._exit(0)
 @pytest.mark.slow
 def test_a_first_call_while_numba_compiles():
     """The thread that makes the call already holds Numba's lock."""
-    run(
-        """
+    run("""
 import numba
 def f(x): ...
 @numba.extending.overload(f)
@@ -302,14 +297,12 @@ def overloaded(x):
     offset = float(quantize(np.ones(3, np.float32), np.float32(0.5), np.uint8(1))[0])
     return lambda x: x + offset
 assert numba.njit(lambda x: f(x))(1.0) == 4
-"""
-    )
+""")
 
 
 def test_a_session_created_when_the_interpreter_ends():
     """Other threads can no longer enter Python then."""
-    run(
-        """
+    run("""
 import onnxruntime
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 4
@@ -321,8 +314,7 @@ class Late:
         InferenceSession(content, options)
 late = Late()
 late.itself = late
-"""
-    )
+""")
 
 
 @pytest.mark.slow
@@ -383,11 +375,7 @@ if {again!r} == "purged":
 @pytest.mark.full
 def test_numbas_debug_information(tmp_path):
     """Debug information changes how functions are compiled."""
-    run(
-        "import warnings; warnings.simplefilter('ignore'); check('int8')",
-        NUMBA_DEBUGINFO="1",
-        NUMBA_CACHE_DIR=str(tmp_path),
-    )
+    run("import warnings; warnings.simplefilter('ignore'); check('int8')", NUMBA_DEBUGINFO="1", NUMBA_CACHE_DIR=str(tmp_path))
 
 
 # Code that makes `node`, `feeds`, and the shape and type of the node's output. The keys say what has no memory.

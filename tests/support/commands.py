@@ -4,7 +4,11 @@ import json
 
 import pytest
 
-from quark_numba import cli
+
+def main(words):
+    from quark_numba import cli  # later than conftest.py, which has to come before what it traces
+
+    return cli.main([str(word) for word in words])
 
 
 class Terminal:
@@ -15,8 +19,7 @@ class Terminal:
 
     def _run(self, words, code):
         self.capsys.readouterr()
-        returned = cli.main([str(word) for word in words])
-        printed = self.capsys.readouterr()
+        returned, printed = main(words), self.capsys.readouterr()
         assert returned == code, (returned, printed)
         return printed
 
@@ -35,7 +38,7 @@ class Terminal:
     def refusal(self, *words):
         """Return the error for words that the command refuses."""
         with pytest.raises(SystemExit) as stop:
-            cli.main([str(word) for word in words])
+            main(words)
         assert stop.value.code == 2
         return self.capsys.readouterr().err
 

@@ -3,14 +3,11 @@
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import model
+from onnx_models import model, parsed
+from rewritten_models import pair
 
 DOMAIN = "com.amd.quark"
 Q, DQ, MX, BFP = "ExtendedQuantizeLinear", "ExtendedDequantizeLinear", "MXQuantizeDequantize", "BFPQuantizeDequantize"
-
-
-def node(op_type, inputs, outputs, **attributes):
-    return helper.make_node(op_type, inputs, outputs, domain=DOMAIN, **attributes)
 
 
 def sound():
@@ -25,38 +22,24 @@ def sound():
         helper.make_tensor("codes", TensorProto.INT8, [4, 3], range(12)),
         helper.make_tensor("flag", TensorProto.BOOL, [], [True]),
     ]
-    branch = helper.make_graph(
-        [node(Q, ["p", "s", "z"], ["bq"]), node(DQ, ["bq", "s", "z"], ["by"])],
-        "branch",
-        [],
-        [helper.make_tensor_value_info("by", TensorProto.FLOAT, None)],
-    )
+    branch = f"branch () => (float[] by) {{ bq = {DOMAIN}.{Q} (p, s, z) by = {DOMAIN}.{DQ} (bq, s, z) }}"
     nodes = [
-        node(Q, ["x", "s", "z"], ["q"]),
-        node(DQ, ["q", "s", "z"], ["p"]),
-        node(Q, ["w", "s3", "z3"], ["wq"], axis=1),
-        node(DQ, ["wq", "s3", "z3"], ["wd"], axis=1),
-        node(DQ, ["codes", "s", "z"], ["cd"]),
-        helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])),
-        node(MX, ["c"], ["cm"], element_dtype="fp8_e4m3", axis=0, block_size=2, rounding_mode=0),
-        node(BFP, ["p"], ["pb"], bfp_method="to_bfp", axis=1, bit_width=16, block_size=8, rounding_mode=2),
-        helper.make_node("QuantizeLinear", ["pb", "s", "z"], ["oq"]),
-        helper.make_node("DequantizeLinear", ["oq", "s", "z"], ["od"]),
-        node(Q, ["od", "s", "z"], ["rq"]),
-        node(DQ, ["rq", "s", "z"], ["rd"]),
-        helper.make_node("Add", ["rd", "cm"], ["a"]),
-        helper.make_node("Add", ["a", "wd"], ["b"]),
-        helper.make_node("Add", ["b", "cd"], ["d"]),
-        helper.make_node("If", ["flag"], ["e"], then_branch=branch, else_branch=branch),
-        helper.make_node("F", ["e"], ["f"], domain="local"),
-        helper.make_node("Add", ["d", "f"], ["y"]),
+        *pair("x", "q", "p", ["s", "z"]),
+        *pair("w", "wq", "wd", ["s3", "z3"], axis=1),
+        f"cd = {DOMAIN}.{DQ} (codes, s, z)",
     ]
-    body = [
-        helper.make_node("Constant", [], ["fs"], value_float=0.5),
-        node(Q, ["fx", "fs"], ["fq"]),
-        node(DQ, ["fq", "fs"], ["fy"]),
+    nodes += [
+        "c = Constant <value = float[3] {1, 2, 3}> ()",
+        f'cm = {DOMAIN}.{MX} <element_dtype = "fp8_e4m3", axis = 0, block_size = 2, rounding_mode = 0> (c)',
+        f'pb = {DOMAIN}.{BFP} <bfp_method = "to_bfp", axis = 1, bit_width = 16, block_size = 8, rounding_mode = 2> (p)',
+        *pair("pb", "oq", "od", ["s", "z"], domain=""),
+        *pair("od", "rq", "rd", ["s", "z"]),
+        *["a = Add (rd, cm)", "b = Add (a, wd)", "d = Add (b, cd)"],
+        f"e = If <then_branch = {branch}, else_branch = {branch}> (flag)",
+        *["f = local.F (e)", "y = Add (d, f)"],
     ]
-    whole = model(nodes, [("x", "float32", [4, 3])], ["y"], initializers=initializers, domains=[DOMAIN, "local"])
+    body = parsed("fs = Constant <value_float = 0.5> ()", *pair("fx", "fq", "fy", ["fs"]))
+    whole = model(nodes, [("x", "float32", [4, 3])], ["y"], initializers=initializers)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
     whole.graph.value_info.append(helper.make_tensor_value_info("f", TensorProto.FLOAT, None))
     whole.functions.append(helper.make_function("local", "F", ["fx"], ["fy"], body, opsets))

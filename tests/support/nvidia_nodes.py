@@ -5,6 +5,7 @@ import numpy as np
 import nvidia_oracle
 from onnx import helper
 from onnx_models import model
+from other_quantizers import NVIDIA_OPERATORS
 
 from quark_numba.catalog import OPERATORS
 from quark_numba.element_types import find
@@ -12,15 +13,7 @@ from quark_numba.element_types import find
 f32 = np.float32
 BFLOAT16, FLOAT8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
 
-ORACLES = {
-    "QuantizeLinear": nvidia_oracle.quantize,
-    "TRT_FP8QuantizeLinear": nvidia_oracle.quantize,
-    "DequantizeLinear": nvidia_oracle.dequantize,
-    "TRT_FP8DequantizeLinear": nvidia_oracle.dequantize,
-    "TRT_FP4DynamicQuantize": nvidia_oracle.fp4_dynamic_quantize,
-    "TRT_MXFP8DynamicQuantize": nvidia_oracle.mxfp8_dynamic_quantize,
-    "TRT_MXFP8DequantizeLinear": nvidia_oracle.mxfp8_dequantize,
-}
+ORACLES = {name: versions[1] for name, versions in NVIDIA_OPERATORS.items()}
 
 
 def nvfp4_round_trip(x, scale, *, axis=-1, block_size=16):

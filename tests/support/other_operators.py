@@ -46,12 +46,7 @@ def probes(operator):
     with np.load(MODELS / "other_operators_probes.npz") as arrays:
         descriptions = enumerate(json.loads(str(arrays["meta"])))
         return [
-            (
-                each["attributes"],
-                [arrays[f"{i}_in{k}"] for k in range(each["inputs"])],
-                arrays[f"{i}_out"],
-                set(each["flags"]),
-            )
+            (each["attributes"], [arrays[f"{i}_in{k}"] for k in range(each["inputs"])], arrays[f"{i}_out"], set(each["flags"]))
             for i, each in descriptions
             if each["op"] == operator
         ]

@@ -68,11 +68,7 @@ STATE = context.state_dtype(("factor", np.float32), ("offset", np.float32), "is_
 
 
 def select(operator, overload, attributes):
-    numbers = {
-        "factor": attributes.get("factor", 1),
-        "offset": attributes.get("offsets", [0])[0],
-        "is_mix": operator is MIX,
-    }
+    numbers = {"factor": attributes.get("factor", 1), "offset": attributes.get("offsets", [0])[0], "is_mix": operator is MIX}
     return context.Selection(None, numbers)
 
 
