@@ -84,15 +84,8 @@ every_case = pytest.mark.parametrize(
     ids=lambda value: getattr(value, "name", value),
 )
 # The last two are large enough for several threads.
-SESSION_SHAPES = [
-    ((), 1),
-    ((7,), 1),
-    ((0, 4), 0),
-    ((2, 35, 4, 6), 1),
-    ((3, 4, 100), -1),
-    ((8, 70, 20, 20), 1),
-    ((301, 333), -1),
-]
+SESSION_SHAPES = [((), 1), ((7,), 1), ((0, 4), 0), ((2, 35, 4, 6), 1), ((3, 4, 100), -1)]
+SESSION_SHAPES += [((8, 70, 20, 20), 1), ((301, 333), -1)]
 
 
 @pytest.mark.compiled

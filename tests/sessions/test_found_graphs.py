@@ -112,16 +112,9 @@ def branches(nodes, other):
 @pytest.mark.parametrize("channels", [16, 20])
 @pytest.mark.covering
 def test_captured_values(channels, operator, captured):
-    constants = {
-        "w1": grid((channels, 3, 1, 1)),
-        "w2": grid((4, channels, 1, 1), 1),
-        "w3": grid((channels, 3, 1, 1), 2),
-        "true": np.array(True),
-        "two": np.array(2, np.int64),
-        "eighth": np.float32(0.125),
-        "zero": np.zeros((1, 1, 1, 1), np.float32),
-        "rows": grid((2, channels, 1, 1), 4),
-    }
+    constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "w3": grid((channels, 3, 1, 1), 2)}
+    constants |= {"true": np.array(True), "two": np.array(2, np.int64), "eighth": np.float32(0.125)}
+    constants |= {"zero": np.zeros((1, 1, 1, 1), np.float32), "rows": grid((2, channels, 1, 1), 4)}
     inner = {
         "If": branches(f"then = Mul ({captured}, eighth)", captured),
         "Loop": f"""s = Loop (two, true, zero)

@@ -21,21 +21,9 @@ BLOCKS = """region (float x0) => (float y) {
 }"""
 
 # Values for the attributes that have no default.
-REQUIRED = {
-    "program": PROGRAM,
-    "hidden_size": 3,
-    **{f"{operand}_scale": 0.5 for operand in "xwrby"},
-    **{f"{operand}_zero_point": 7 for operand in "xwrby"},
-    "form": "bipolar",
-    "threshold": 2.0,
-    "min_range": -1.0,
-    "max_range": 1.0,
-    "num_bits": 4,
-    "lut_values_bitwidth": 8,
-    "per_channel": 1,
-    "channel_axis": 0,
-    "input_rank": 4,
-}
+REQUIRED = {"program": PROGRAM, "hidden_size": 3, "form": "bipolar", "threshold": 2.0, "min_range": -1.0, "max_range": 1.0}
+REQUIRED |= {"num_bits": 4, "lut_values_bitwidth": 8, "per_channel": 1, "channel_axis": 0, "input_rank": 4}
+REQUIRED |= {f"{operand}_scale": 0.5 for operand in "xwrby"} | {f"{operand}_zero_point": 7 for operand in "xwrby"}
 
 
 def overloads(operator):
@@ -86,13 +74,8 @@ def test_every_overload_selects_a_kernel_and_numbers_of_its_state(operator):
             {"axis": 2, "block": 8, "sub_block": 2, "max_shift": 1, "highest": 15},
         ),
         ("ExtendedInstanceNormalization", (), {"epsilon": 0.25}, {"name": "float32"}, {"epsilon": 0.25}),
-        (
-            "Region",
-            (),
-            {},
-            {"name": parse(PROGRAM).name},
-            {"count": 4, "streams": 3, "itemsizes": (4, 0, 4, 4), "formats": 0, "block": 0, "layout": 0},
-        ),
+        ("Region", (), {}, {"name": parse(PROGRAM).name}, {"count": 4, "streams": 3, "itemsizes": (4, 0, 4, 4), "formats": 0}),
+        ("Region", (), {}, {}, {"block": 0, "layout": 0}),
         ("Region", (), {"program": BLOCKS}, {}, {"count": 1, "formats": 1, "block": 32, "group": 2, "axis": -2}),
     ],
 )
