@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, defs, helper, parser
+from onnx import TensorProto, defs, helper
+from text_graphs import text_nodes
 
 import quark_numba
 from quark_numba.element_types import find
@@ -63,9 +64,8 @@ def model(nodes, inputs, outputs, *, initializers=(), domains=None, opset=21):
 
 
 def parsed(*nodes):
-    """Return nodes, of which some may be given in ONNX's textual syntax: "y = Clip (x, low, high)"."""
-    texts = [parser.parse_graph(f"g () => () {{ {each} }}").node if isinstance(each, str) else [each] for each in nodes]
-    return [node for text in texts for node in text]
+    """Return nodes, of which some may be given as texts (see ``text_graphs``): "y = Clip (x, low, high)"."""
+    return [node for given in nodes for node in (text_nodes(given) if isinstance(given, str) else [given])]
 
 
 def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attributes=None, types=None, shapes=None, opset=21):
