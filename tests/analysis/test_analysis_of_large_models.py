@@ -55,6 +55,7 @@ def test_the_same_numbers(variant, has_reference, what_if, tmp_path, request):
     assert quark_numba.evaluate(path, FEEDS, reference) == evaluated
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("is_large")
 def test_weights_are_read_one_at_a_time(tmp_path, monkeypatch):
     """Few other weights are in memory when a weight is read from its file."""

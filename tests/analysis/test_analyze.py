@@ -183,6 +183,7 @@ def test_sources_and_threads_give_the_same(tmp_path):
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_the_reference_gives_what_codes_lack():
     without, given = (quark_numba.analyze(path_of("u32"), [X[:2]], reference) for reference in (None, FLOAT))
     assert sum(each.own_sqnr_db is None for each in without.tensors) == 110
@@ -274,6 +275,7 @@ def naive_sweep(proto, group, is_on):
     return exact(result, outputs).run(None, {"x": X[:2]})[0].astype(np.float64)
 
 
+@pytest.mark.slow
 def test_sweep_against_whole_models():
     proto = onnx.load(path_of("mx9"))
     found = quark_numba.analyze(path_of("mx9"), [X[:2]], sweep=True, execution=Execution(threads=2))
@@ -532,6 +534,7 @@ def test_page(tmp_path):
 
 
 @pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16"])
+@pytest.mark.by_default(1)
 def test_histograms(variant):
     """Histograms are made without a warning, also for types that have NaN."""
     analysis = quark_numba.analyze(

@@ -188,6 +188,7 @@ def wrong_files(folder):
         (3, {}, "the data: a int; expected an iterable of feeds"),
     ],
 )
+@pytest.mark.by_default(12)
 def test_wrong_data(source, options, message, tmp_path, monkeypatch):
     """Wrong data are refused before anything runs, except for an error that a function raises later."""
     wrong_files(tmp_path)

@@ -24,6 +24,7 @@ every_type = pytest.mark.parametrize("name", oracle.TYPES)
     + [((300, 400), 0), ((300, 400), 1), ((2, 70000), 0), ((1, 5), 0), ((5, 1), 0)],
     ids=str,
 )
+@pytest.mark.by_default(10)
 def test_per_axis(name, shape, axis, with_zero_point):
     rng = np.random.default_rng(5)
     length = shape[axis]
@@ -306,6 +307,7 @@ def test_number_of_copies(order, copies):
 )
 @pytest.mark.parametrize("scale_shape", [(), (64,), (64, 1024)], ids=str)
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_memory(name, scale_shape):
     """A call allocates its output, and at most 1 MiB more."""
     x = np.ones((64, 1 << 16), np.float32)

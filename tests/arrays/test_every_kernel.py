@@ -141,7 +141,7 @@ def test_float8e8m0_scales(code):
 
 
 @pytest.mark.parametrize("precision", [None, "float32", "float16", "bfloat16", "float64"])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_int32_scales(precision):
     """Scales and inputs are rounded to the precision once, with ties to even."""
     scale = np.array([1, -1, 0, 3, 2**24 + 1, 2**31 - 1, -(2**31), *samples.NEAR_TIES], np.int32)

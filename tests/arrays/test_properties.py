@@ -118,6 +118,7 @@ def test_quantize_is_monotonic(name, x, scale):
     assert np.all(y[1:] >= y[:-1])
 
 
+@pytest.mark.slow
 @given(calls())
 def test_per_axis_is_per_tensor_slice_by_slice(call):
     x, scale, zero_point, name, attributes, _ = call
@@ -134,6 +135,7 @@ def test_per_axis_is_per_tensor_slice_by_slice(call):
 EXTENDED = list(OPERATORS.find("com.amd.quark", "ExtendedQuantizeLinear").formats)
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @sizes("examples", 20, slow=200)
 def test_sessions_are_direct_calls(examples):

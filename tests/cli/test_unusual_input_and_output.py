@@ -214,6 +214,7 @@ def test_options_that_would_be_ignored(words, needed, terminal, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_folder_of_models_without_room(tmp_path, capsys):
     """It is not taken for the output, and the model runs."""
     (tmp_path / "file").touch()
@@ -272,6 +273,7 @@ def test_tables_in_a_pipe_are_whole(tmp_path):
     assert f"{domain}::QuantizeLinear".encode() in finished("run", str(tmp_path / "m")).stdout
 
 
+@pytest.mark.slow
 def test_an_output_that_has_ascii_only():
     environment = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     for arguments in (["profile", BF16, "--dim", "?=48", "--runs", "1"], ["run", "模型.onnx"]):
@@ -287,7 +289,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("encoding", ["cp936", "cp1252"])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_code_pages_and_names_that_they_lack(encoding, folder):
     """Model, inputs, outputs, cache and temporary files are in a folder with letters of several scripts. The run with the
     second encoding finds the cache of the first."""
@@ -365,6 +367,7 @@ def test_the_cache_is_shown_and_emptied(first_use, tmp_path):
     assert {path.name.partition("_")[0] for path in kept if path.exists()} <= {"ort"}
 
 
+@pytest.mark.slow
 def test_the_first_use_is_told(first_use):
     arguments, folder, first = first_use
     second = finished(*arguments, NUMBA_CACHE_DIR=str(folder))

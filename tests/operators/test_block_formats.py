@@ -36,6 +36,7 @@ def check_call(call, expected, x_type, **attributes):
 @rounding_modes
 @pytest.mark.parametrize("name", BFP)
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_bfp(name, rounding_mode, x_type):
     check_call(bfp_quantize_dequantize, bfp_expected, x_type, rounding_mode=rounding_mode, **BFP[name])
 
@@ -44,6 +45,7 @@ def test_bfp(name, rounding_mode, x_type):
 @rounding_modes
 @pytest.mark.parametrize("name", MX)
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_mx(name, rounding_mode, x_type):
     check_call(mx_quantize_dequantize, oracle.mx, x_type, rounding_mode=rounding_mode, **MX[name])
 
@@ -120,6 +122,7 @@ def test_reference_evaluator(operator, x_type):
     oracle.assert_same_bits(y.view(f"u{x.itemsize}").view(x.dtype), expected(operator, x, {"block_size": 4}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1])
 def test_blocks_beyond_the_axis(axis):
     x = values((3, 5000), "float32")

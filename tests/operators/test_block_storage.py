@@ -38,6 +38,7 @@ def shape_axis_pairs():
 @rounding_modes
 @pytest.mark.parametrize("name", MX)
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_mx(name, rounding_mode, x_type):
     size, element = MX[name]["block_size"], MX[name]["element_dtype"]
     for shape, axis in shape_axis_pairs():

@@ -57,6 +57,7 @@ def node_of_probe(probe):
 
 
 @of_qonnx
+@pytest.mark.by_default(3)
 def test_probes(operator):
     """Results have the bits that QONNX's executor gave, the sign of zero included."""
     for probe in probes(operator):
@@ -74,6 +75,7 @@ def is_affordable(array):
 @pytest.mark.compiled
 @of_qonnx
 @pytest.mark.parametrize("modes", ["default", pytest.param("all", marks=pytest.mark.full)])
+@pytest.mark.by_default(2)
 def test_probes_in_sessions(operator, modes):
     for probe in probes(operator):
         if modes == "default" and not has_default_mode(probe.attributes):
@@ -98,6 +100,7 @@ def test_random_nodes(operator, first):
 @pytest.mark.compiled
 @operators
 @firsts
+@pytest.mark.by_default(5)
 def test_random_nodes_in_sessions(operator, first):
     for seed in seeds(first):
         node = random_node(operator.domain, operator.name, seed)

@@ -47,6 +47,7 @@ def is_in_range(flags):
 
 
 @pytest.mark.parametrize("name", ["tagger_u16", "style_xint8", "style_bf16"])
+@pytest.mark.by_default(1)
 def test_nodes_of_models(name):
     for operator, attributes, arrays, y in nodes_of(name):
         if is_affordable(y):
@@ -85,6 +86,7 @@ def test_random_nodes(operator, first):
 @operators
 @pytest.mark.parametrize("constants", [False, True], ids=["fed", "constants"])
 @pytest.mark.parametrize(("domain", "threads"), [("com.amd.quark", 1), ("com.amd.quark", 2), ("com.vai.quantize", 2)])
+@pytest.mark.by_default(4)
 def test_sessions(operator, domain, threads, constants):
     """Sessions give the results of calls, for small, large and empty inputs, and for inputs of random bits."""
     cases = [each[:2] for each in probes(operator)[::7]] + [RANDOM[operator](seed) for seed in range(20)]
@@ -247,6 +249,7 @@ def test_wrong_shapes_of_calls(operator, shapes, message):
 
 @pytest.mark.compiled
 @wrong_shapes
+@pytest.mark.by_default(3)
 def test_wrong_shapes_of_sessions(operator, shapes, message):
     """A session refuses wrong shapes when it loads if they are known, otherwise when it runs."""
     arrays = zeros(operator, shapes)

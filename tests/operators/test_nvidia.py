@@ -59,6 +59,7 @@ def check(name, inputs, attributes, **options):
 @pytest.mark.compiled
 @pytest.mark.parametrize("seed", default_of(range(60), 0, 1))
 @pytest.mark.parametrize("name", [*ORACLES, *OWN])
+@pytest.mark.by_default(3)
 def test_random_nodes(name, seed):
     rng = np.random.default_rng([seed, len(name)])
     for _ in range(10):
@@ -69,6 +70,7 @@ def test_random_nodes(name, seed):
 @pytest.mark.compiled
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("name", ["TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize", *OWN])
+@pytest.mark.by_default(3)
 def test_large_nodes(name, threads):
     """Every thread writes whole bytes of its own, whatever the sizes of blocks and rows are."""
     rng = np.random.default_rng(0)
@@ -207,6 +209,7 @@ def test_layouts(quantize):
             assert_all_same(quantize(view, axis=axis), expected)
 
 
+@pytest.mark.slow
 def test_arrays_on_several_threads():
     x = np.random.default_rng(0).normal(0, 4, (1000, 256)).astype(f32)
     for axis in (0, 1):
@@ -221,6 +224,7 @@ def test_arrays_on_several_threads():
 @pytest.mark.parametrize("element_dtype", MX_ELEMENTS)
 @pytest.mark.parametrize("rounding_mode", [0, 1, 2])
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_scales_that_are_rounded_up(element_dtype, rounding_mode):
     """The rule of MXFP8 with any element type. The last blocks along an axis may be shorter."""
     for seed, (shape, axis) in enumerate([((7,), 0), ((3, 40), 1), ((40, 3), 0), ((2, 33, 5), 1), ((5, 64), -1)]):

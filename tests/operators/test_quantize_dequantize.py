@@ -33,6 +33,7 @@ def fused(name, **attributes):
 
 
 @keys("quantize_dequantize")
+@pytest.mark.by_default(4)
 def test_kernel(key):
     """The inputs include every tie of the type and both its neighbours."""
     name = key.quantized.name
@@ -53,6 +54,7 @@ def test_granularity(granularity, name):
         oracle.assert_same_bits(y, expected(x, *spread, name))
 
 
+@pytest.mark.slow
 def test_out_strides_and_threads():
     x = np.random.default_rng(7).normal(0, 20, (501, 803)).astype(np.float32)
     for each in (x, np.asfortranarray(x), x[::2, ::-1]):
@@ -100,6 +102,7 @@ def test_zero_point_without_a_dtype():
 
 @pytest.mark.compiled
 @in_sessions
+@pytest.mark.by_default(2)
 def test_native_node(name):
     for granularity, saturate in [*((granularity, 1) for granularity in GRANULARITIES), ("per_axis", 0)]:
         x_shape, (scale, zero_point), spread, attributes = cell(granularity, "float32", name, True)

@@ -59,7 +59,7 @@ def report_of(folder, *options, closed=(), **environment):
 @pytest.mark.parametrize(
     "options", [["-OO"], ["-I"], ["-X", "dev", "-W", "error::ResourceWarning"], ["-W", "error"]], ids=lambda words: words[0]
 )
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_options(options, tmp_path):
     assert report_of(tmp_path, *options) == "fine"
 

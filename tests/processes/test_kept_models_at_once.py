@@ -68,8 +68,9 @@ def run_forks(code, place, kind):
 kinds = pytest.mark.parametrize("kind", ["large", *(pytest.param(each, marks=pytest.mark.slow) for each in ("small", "real"))])
 
 
+@pytest.mark.slow
 @kinds
-@sizes("count", 5, slow=20, full=100)
+@sizes("count", 2, slow=8, exhaustive=100)
 def test_a_process_that_is_killed_while_it_keeps_a_model(count, kind, tmp_path):
     """The next one gives the right results, and removes what the killed one left."""
     run_forks(
@@ -90,6 +91,7 @@ check_files()
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["write_bytes", "replace", "rename"])
 def test_a_process_that_is_killed_while_it_adds_kernels(name, tmp_path):
     run_forks(
@@ -115,7 +117,7 @@ check_files()
 
 
 @kinds
-@sizes("count", 3, slow=20, full=200)
+@sizes("count", 2, slow=8, exhaustive=200)
 def test_two_processes_at_once(count, kind, tmp_path):
     run_forks(
         f"""
@@ -135,7 +137,7 @@ for number in range({count}):
 
 
 @kinds
-@sizes("steps", 4, slow=12, full=100)
+@sizes("steps", 2, slow=8, exhaustive=100)
 def test_less_room_than_a_model_needs(steps, kind, tmp_path):
     """Whatever file the system refuses, a session has the right results. What is kept is what is kept with enough room."""
     run_forks(

@@ -187,6 +187,7 @@ assert run(session(one_node("quantize", "int8"), backend="extensions"), **one).t
 PROCESSORS = {"generic": "", "haswell": "+avx,+avx2,+fma,+f16c"}
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.skipif(not re.fullmatch("x86_64|AMD64", platform.machine()), reason="they are x86-64 processors")
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ assert not errors, errors
     )
 
 
+@pytest.mark.slow
 def test_sessions_and_threads():
     """Eight threads run one session, and then sessions of one, two and five threads at the same time. Nodes of one model run in
     parallel."""
@@ -86,7 +87,7 @@ for _ in range(50):
 
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_children_of_multiprocessing(method, tmp_path):
     """The parent uses calls and sessions before it starts a pool of workers, as with data loaders."""
     script = tmp_path / "main.py"
@@ -182,6 +183,7 @@ assert quantize(np.ones(300_000, np.float32), 0.5).min() == 2
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=300)
 
 
+@pytest.mark.slow
 @forks
 @pytest.mark.parametrize(
     ("processes", "count", "busy"), [(1, 20, 0), pytest.param(3, 3400, 2, marks=pytest.mark.exhaustive)], ids=["40", "20,400"]

@@ -178,6 +178,7 @@ def with_axis(call, attribute):
         ),
     ],
 )
+@pytest.mark.by_default(8)
 def test_functions(texts):
     check(*texts)
 

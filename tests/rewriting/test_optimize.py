@@ -44,7 +44,7 @@ pytestmark = pytest.mark.compiled
 @pytest.mark.parametrize("keep_quantized_weights", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("variant", [*VARIANTS, "a8w8"])
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(1)
 def test_every_place_in_real_models(variant, keep_quantized_weights):
     before = onnx.load(textline.path_of(variant))
     after = optimize(before, keep_quantized_weights=keep_quantized_weights)
@@ -55,7 +55,7 @@ def test_every_place_in_real_models(variant, keep_quantized_weights):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_whole_real_models(variant):
     """At the level "all", ONNX Runtime gives convolutions with constant weights another layout, so last bits differ. A last bit
     may flip a rounding to float16, and a float16 output has only 11 bits."""
@@ -306,8 +306,8 @@ def test_wrong_nodes_are_left_to_onnx_runtime():
         [f"codes = com.amd.quark.{Q} (x, scale, zero_point, x)", pair()[1]],
         [f"= com.amd.quark.{Q} (x, scale)", "y = Relu (x)"],
         [pair(parameters=["scale"])[0], pair()[1]],  # quantizes to uint8, dequantizes int8
-        [pair("codes0", "y", "z", ["scales", "zeros"])[1], *pair("z", "codes", "y", ["scales", "zeros"])],
-        [pair("codes0", "y", "z", ["double"])[1], *pair("z", "codes", "y", ["double"])],
+        [pair(codes="codes0", y="z", parameters=["scales", "zeros"])[1], *pair("z", "codes", "y", ["scales", "zeros"])],
+        [pair(codes="codes0", y="z", parameters=["double"])[1], *pair("z", "codes", "y", ["double"])],
     ],
 )
 def test_nodes_that_are_not_valid_are_left(nodes):

@@ -94,6 +94,7 @@ def test_each_step_has_its_functions():
 @pytest.mark.parametrize("is_first", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.covering
+@pytest.mark.by_default(8)
 def test_steps_give_what_onnx_runtime_gives(name, is_first):
     """Each step comes before or behind a round trip through bfloat16. The inputs are all pairs of special values, and random
     values. Their length is no multiple of a vector's."""

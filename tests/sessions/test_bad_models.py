@@ -236,7 +236,7 @@ def test_what_analyze_finds_in_broken_models():
     [
         pytest.param(range(first, first + 100), id=f"{first}-{first + 99}", marks=mark)
         for first in range(0, 2000, 100)
-        for mark in [pytest.mark.full if first else pytest.mark.slow]
+        for mark in [pytest.mark.exhaustive if first else pytest.mark.slow]
     ],
 )
 def test_mutated_models_in_every_use(seeds):

@@ -92,6 +92,7 @@ def check(operation, values, x, scale, y):
 
 @pytest.mark.parametrize(("x", "scale", "y"), cells(QUANTIZE))
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_quantize(x, scale, y):
     values = np.random.default_rng(21).normal(0, 5, (5, 70)).astype(np.float32)
     values.flat[: len(samples.SPECIAL)] = samples.SPECIAL
