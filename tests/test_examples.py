@@ -12,8 +12,14 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("path", [path for path in sorted(EXAMPLES.iterdir()) if path.is_file()], ids=lambda path: path.name)
-@pytest.mark.by_default(1)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.name, marks=[pytest.mark.slow] if path.name != "arrays.py" else [])
+        for path in sorted(EXAMPLES.iterdir())
+        if path.is_file()
+    ],
+)
 def test_example(path, tmp_path):
     command, code = [sys.executable, str(path)], None
     if path.suffix == ".ipynb":

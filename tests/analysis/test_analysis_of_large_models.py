@@ -41,7 +41,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize(("variant", "has_reference", "what_if"), VARIANTS)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_the_same_numbers(variant, has_reference, what_if, tmp_path, request):
     reference = path_of("float") if has_reference else None
     options = {"sweep": True, "by": "operator", "what_if": what_if and [what_if], "histograms": 3}

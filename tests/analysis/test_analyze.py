@@ -417,6 +417,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 24 * 1024  # KiB; the tensors of 32 more batches are 560 MB
 
 
+@pytest.mark.slow
 def test_ctrl_c_writes_nothing(tmp_path):
     csv_file, exclude = tmp_path / "t.csv", tmp_path / "e.json"
     words = ["analyze", path_of("bf16"), "--random", "2000", "--dim", "?=48"]
@@ -496,6 +497,7 @@ def reference_saturated(x, own, axis, block, highest, drop, sub=None, max_shift=
 )
 @pytest.mark.parametrize(("shape", "axis"), [((3, 20), 1), ((2, 16, 3), 1), ((18, 7), 0)])
 @pytest.mark.covering
+@pytest.mark.by_default(2)
 def test_saturated_in_blocks(operator, attributes, numbers, shape, axis):
     x = np.random.default_rng(8).normal(size=shape).astype(np.float32)
     node = helper.make_node(operator, ["x"], ["y"], domain="com.amd.quark", axis=axis, **attributes)

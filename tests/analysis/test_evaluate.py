@@ -75,6 +75,7 @@ def test_numbers():
     assert found.samples_per_second > 0 < found.reference_samples_per_second
 
 
+@pytest.mark.slow
 def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
     folder, arrays = tmp_path / "folder", tmp_path / "arrays"
     folder.mkdir()

@@ -307,7 +307,7 @@ def test_number_of_copies(order, copies):
 )
 @pytest.mark.parametrize("scale_shape", [(), (64,), (64, 1024)], ids=str)
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_memory(name, scale_shape):
     """A call allocates its output, and at most 1 MiB more."""
     x = np.ones((64, 1 << 16), np.float32)

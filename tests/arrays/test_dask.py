@@ -438,6 +438,7 @@ class TestOtherArrays:
         with pytest.raises(TypeError, match=r"x is a zarr.*Array, which is kept in pieces; .* write x\[...\]"):
             quark_numba.quantize(array, 1.0)
 
+    @pytest.mark.slow
     def test_torch(self):
         torch = pytest.importorskip("torch")
         x = torch.linspace(-3, 3, 12).reshape(3, 4)

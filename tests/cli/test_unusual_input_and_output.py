@@ -224,6 +224,7 @@ def test_a_folder_of_models_without_room(tmp_path, capsys):
     assert f"{tmp_path / 'file' / 'cache'}: a model cannot be kept: " in str(done.stderr)
 
 
+@pytest.mark.slow
 def test_other_things_in_the_folder_of_the_cache(tmp_path):
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
     place = tmp_path / "quark_numba"

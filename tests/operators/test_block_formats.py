@@ -134,6 +134,7 @@ def test_blocks_beyond_the_axis(axis):
     oracle.assert_same_bits(y, bfp_expected(x, block_size=5000, **attributes))
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_large_arrays():
     """Several threads work on these arrays."""

@@ -258,6 +258,7 @@ def check(outputs):
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_a_new_dialect_in_sessions():
     """A dialect of one operator is a file and a line: its nodes run as they are, fold, and become steps of regions."""

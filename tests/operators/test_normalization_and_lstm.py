@@ -47,7 +47,7 @@ def is_in_range(flags):
 
 
 @pytest.mark.parametrize("name", ["tagger_u16", "style_xint8", "style_bf16"])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_nodes_of_models(name):
     for operator, attributes, arrays, y in nodes_of(name):
         if is_affordable(y):
@@ -58,6 +58,7 @@ def is_affordable(array):
     return not numba.config.DISABLE_JIT or array.size < 3000
 
 
+@pytest.mark.slow
 @operators
 def test_probes(operator):
     """Results agree with Quark's library if everything is in range, and with the oracle in all cases."""
@@ -249,7 +250,7 @@ def test_wrong_shapes_of_calls(operator, shapes, message):
 
 @pytest.mark.compiled
 @wrong_shapes
-@pytest.mark.by_default(3)
+@pytest.mark.slow
 def test_wrong_shapes_of_sessions(operator, shapes, message):
     """A session refuses wrong shapes when it loads if they are known, otherwise when it runs."""
     arrays = zeros(operator, shapes)
@@ -370,6 +371,7 @@ def test_inputs_and_outputs_of_another_number(operator):
             session(wrong)
 
 
+@pytest.mark.slow
 def test_directions_are_two():
     """A layer has two directions, whatever the attribute says. Tests above check that weights of one direction are refused."""
     attributes, arrays = random_lstm(3)

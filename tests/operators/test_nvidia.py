@@ -59,7 +59,7 @@ def check(name, inputs, attributes, **options):
 @pytest.mark.compiled
 @pytest.mark.parametrize("seed", default_of(range(60), 0, 1))
 @pytest.mark.parametrize("name", [*ORACLES, *OWN])
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(2)
 def test_random_nodes(name, seed):
     rng = np.random.default_rng([seed, len(name)])
     for _ in range(10):

@@ -160,7 +160,7 @@ def test_kernel_stays_within_its_arrays(key):
 @pytest.mark.parametrize("name", ["uint8", "bfloat16", "int32"])  # items of 1, 2 and 4 bytes
 @pytest.mark.parametrize("operation", ["quantize", "dequantize"])
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_past_the_cache_stays_within_its_arrays(operation, name):
     """Arrays of up to a few thousand elements, which begin and end anywhere in a cache line, are written past the cache."""
     row = find(name)

@@ -57,6 +57,7 @@ for name in ("InferenceSession", "evaluate", "analyze", "optimize", "register"):
     assert done.stdout.count("'quark_numba[onnxruntime]'), onnxruntime-vitisai, onnxruntime-gpu, onnxruntime-directml") == 5
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_the_command_without_onnx_runtime():
     def command(*words):

@@ -25,7 +25,7 @@ tbb = pytest.param("tbb", marks=pytest.mark.skipif(not has_tbb(), reason="Numba 
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue", tbb])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_threads(layer):
     """Eight threads run at once. The first thread that needs a type compiles or loads it. Numba's workqueue layer ends a
     process that runs two parallel kernels at a time."""

@@ -199,7 +199,7 @@ BLOCK_SHAPES += [((9, 5, 64), -1), ((300, 45), 1), ((2, 3, 7), 2), ((70, 1), 1),
 @rounding_modes
 @pytest.mark.parametrize("name", default_of([*BFP, *MX], "widest prime", "fp8_e4m3, 32"))
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_blocks(name, rounding_mode):
     """Regions round to block formats behind each kind of input, and behind steps that may leave blocks unchanged. Some blocks
     are ordinary, others hold special values."""
@@ -319,7 +319,7 @@ def graphs(draw):
 
 
 @pytest.mark.compiled
-@sizes("examples", 8, full=500)
+@sizes("examples", 3, full=500)
 def test_generated_graphs(examples):
     merged = []
 

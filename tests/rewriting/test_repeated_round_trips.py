@@ -94,6 +94,7 @@ def test_an_output_of_a_float_type_stays():
         assert dropped(source) == count
 
 
+@pytest.mark.slow
 @given(st.data(), st.sampled_from(TYPES), st.integers(-60, 60), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_what_is_dropped_returns_its_x(data, name, exponent, is_power):

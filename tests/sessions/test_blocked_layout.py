@@ -149,7 +149,7 @@ def test_networks(channels, steps, dimensions, name):
 
 
 @pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_what_networks_keep(kind):
     """Networks keep the layout through regions, so that the tests above do compare two layouts."""
     kept = collections.Counter()

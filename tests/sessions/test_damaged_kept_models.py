@@ -89,7 +89,7 @@ WAYS = {
 @posix
 @pytest.mark.usefixtures("_no_hang")
 @pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(1)
 def test_every_file_damaged_in_every_way(path, way):
     folder = path.parent / "cache"
     names = [each.relative_to(folder) for each in folder.rglob("*") if each.is_file()]

@@ -103,7 +103,7 @@ def assert_right(worker, model, feeds):
 
 
 @pytest.mark.parametrize("operator", ["DequantizeLinear", "ExtendedDequantizeLinear"])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_weights_of_16_bits_between_activations_of_8_bits(operator, worker):
     """Behind a wide convolution, which is left on integers."""
     random = np.random.default_rng(0)

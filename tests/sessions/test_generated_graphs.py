@@ -35,6 +35,7 @@ def test_onnx_operators(seeds, worker):
 
 @pytest.mark.parametrize("graphs", ["dialects", "blocks"])
 @batches(default=(0, 4, 4), full=(4, 44, 20), exhaustive=(44, 1544, 50))
+@pytest.mark.by_default(1)
 def test_dialects_and_block_formats(graphs, seeds, worker):
     assert_right(worker, graphs, seeds)
 

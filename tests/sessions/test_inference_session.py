@@ -141,6 +141,7 @@ def test_the_options_stay_as_they_are(tmp_path):
     assert "Add" in [node.op_type for node in onnx.load(tmp_path / "written.onnx").graph.node]
 
 
+@pytest.mark.slow
 def test_threads_share_options():
     options = onnxruntime.SessionOptions()
     before = options.graph_optimization_level

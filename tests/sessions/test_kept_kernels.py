@@ -146,7 +146,7 @@ def removed(path):
 
 
 @pytest.mark.parametrize("damage", [flipped, shortened, removed])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_damaged_kernels_are_made_again(copy, damage):
     damage(kernels_of(copy[1]))
     check(copy, False)
@@ -163,7 +163,7 @@ def writable(path):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs owners and modes of files")
 @pytest.mark.parametrize("change", [of_another, writable])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_kernels_that_another_user_could_have_written(copy, change):
     """They are never loaded. This user's own take their place."""
     if change is of_another and os.geteuid():

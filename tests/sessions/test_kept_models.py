@@ -477,6 +477,7 @@ def test_processes_at_once(tmp_path):
     assert not list(folder.glob("quark_numba_*"))
 
 
+@pytest.mark.slow
 def test_the_command_shows_and_clears_it(path, capsys, monkeypatch):
     folder = path.parent / "cache"
     quark_numba.InferenceSession(path, cache=folder)

@@ -303,7 +303,7 @@ def test_equal_nodes_on_one_weight_are_folded_once(tmp_path, is_large):
 
 
 @pytest.mark.parametrize("keep_quantized_weights", [False, True])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_weights_are_folded_on_one_thread(keep_quantized_weights, tmp_path, monkeypatch):
     """Numba's other threads would wait in a loop between the parts of a weight."""
 

@@ -92,7 +92,7 @@ def test_a_reader_accepts_it(library):
 
 
 @machines
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_it_is_like_what_zig_links(library, linked):
     ours, theirs = read(library), read(linked)
     for field in ("cpu_type", "cpu_subtype", "file_type", "flags"):

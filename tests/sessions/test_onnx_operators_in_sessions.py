@@ -152,6 +152,7 @@ def test_precision(precision, scale_name):
 
 
 @pytest.mark.parametrize("case", node_tests())
+@pytest.mark.by_default(8)
 def test_onnx_node_tests(case):
     """The tests are for the newest opset. An older opset that ONNX Runtime reads has everything that they test."""
 
@@ -328,6 +329,7 @@ def test_an_empty_tensor_of_huge_dimensions():
         assert run(our_session(node), **feeds).shape == (0, 6, huge)
 
 
+@pytest.mark.slow
 def test_types_are_inferred_through_a_chain():
     """The model has no value_info, and the shape of x is known, known in part, or unknown."""
     zeros = {f"zero_{row.name}": np.zeros((), row.dtype) for row in carried(QUANTIZE.y)}

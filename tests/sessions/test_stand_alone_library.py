@@ -75,7 +75,7 @@ def library(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_the_same_bits_without_this_package(library, threads, tmp_path):
     check_bits(library, models_beside(library), threads, tmp_path)
 
@@ -97,7 +97,7 @@ def test_symbols(library):
 
 
 @sizes("count", 100, full=1000)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_memory_of_cycles(library, count, tmp_path):
     path = library.with_name("textline_cls_bf16.onnx")
     np.savez(tmp_path / "feeds.npz", **feeds_of(own_session(path, 1)))
@@ -182,6 +182,7 @@ def test_the_operators_of_onnx(tmp_path):
         build_library(None, tmp_path / "all", standard_ops=True)
 
 
+@pytest.mark.slow
 def test_a_damaged_library(tmp_path):
     path = small(tmp_path)
     library = build_library(path, tmp_path / "out", optimize=False)
@@ -223,7 +224,7 @@ TYPED = {
 
 
 @pytest.mark.parametrize("case", TYPED)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_types_that_attributes_give(case, tmp_path):
     """Types that the model does not declare: without inference by the library ONNX Runtime would take an overload's."""
     constants = {"scale": np.float32(0.01), "zero": np.int16(300), "half": np.float16(0.01)}
@@ -234,6 +235,7 @@ def test_types_that_attributes_give(case, tmp_path):
     check_bits(library, [tmp_path / "typed.onnx"], 1, tmp_path)
 
 
+@pytest.mark.slow
 @x86_64
 def test_a_processor_without_the_instructions(tmp_path, monkeypatch):
     """What CPUID does not tell of, the library refuses before any such instruction runs."""
@@ -247,7 +249,7 @@ def test_a_processor_without_the_instructions(tmp_path, monkeypatch):
 
 @x86_64
 @pytest.mark.parametrize(("absent", "works"), [("avx512f", True), ("avx2", True), ("sse4.1", False)])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_the_best_of_several_processors(absent, works, tmp_path, monkeypatch):
     """Each lacking level leaves the work to the next one; if all lack something, the error is of the lowest."""
     monkeypatch.setitem(targets.CPUID, absent, (1, 0, 3, 10))
@@ -318,6 +320,7 @@ def test_on_other_processors(registered, tmp_path):
     assert "built for x86-64-v2, and this processor lacks" in message
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_STANDARD_OPS, reason=TOO_OLD)
 def test_older_releases_of_onnx_runtime(registered, tmp_path):
     path = small(tmp_path)
@@ -435,6 +438,7 @@ def format_of(path):
     return f"Mach-O {int.from_bytes(content[4:8], 'little'):x}"
 
 
+@pytest.mark.slow
 @zig
 @pytest.mark.parametrize(
     "target", [each if each == "linux-aarch64" else pytest.param(each, marks=pytest.mark.full) for each in FORMATS]
