@@ -103,10 +103,7 @@ def _compile_forms(kernel: Kernel, tick: Callable[[], None]) -> None:
 
 def _compile_functions(family: str) -> None:
     """Compile the functions that ONNX Runtime calls for the family's nodes."""
-    from ..ort import callbacks
-    from ..ort.operators import node_of
+    from ..ort.operators import compiled
 
-    node = node_of(family)
-    for function in ("compute", "prepare", "destroy"):
-        if hasattr(node, function):
-            callbacks.compiled(getattr(node, function), f"{function}_{family}")
+    for name in ("compute", "prepare", "destroy"):
+        compiled(family, name)

@@ -17,7 +17,6 @@ from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from ..compiling.text import function_of
-from ..linear.kernels import signed
 from .arithmetic import converter, preparer
 from .key import FORMS, Key, count_numbers, dtype_of
 
@@ -37,6 +36,9 @@ CHUNK = 1 << 14
 # The record that a node's tasks share: addresses of the tensors' elements and of the numbers; the elements of x, those of a
 # row that lie side by side, and the rows.
 WORK = np.dtype([(name, np.int64) for name in ("x", "y", "numbers", "size", "inner", "rows")])
+
+# The type of a counter that is passed to functions: see linear.kernels.
+signed = np.intp if jit.JIT_ENABLED else int
 
 
 def run(x: Any, numbers: Any, y: Any, inner: int, rows: int, start: int) -> None:

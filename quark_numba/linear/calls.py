@@ -9,14 +9,13 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..arrays.arguments import array, element_type_of, index
 from ..element_types import FLOAT32, INT32, UINT8, ElementType, find
-from .conversions import Conversion, Names, planned
+from .conversions import Conversion, planned
 from .key import PRECISIONS, select
 from .versions import DEFAULTS, LATEST_OPSET, VERSIONS, Operand, Operation, Version, types, version_of_opset
 
 
 @planned
 def quantize(
-    names: Names,
     x: ArrayLike,
     scale: ArrayLike,
     zero_point: ArrayLike | None = None,
@@ -79,24 +78,21 @@ def quantize(
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     version = _version("quantize", opset)
-    x_array, scales = array(x, names["x"], FLOAT32), array(scale, names["scale"], FLOAT32, is_scale=True)
-    codes, zeros = _codes(_types(version, "quantize", "quantized"), zero_point, dtype, names)
-    x_type = element_type_of(x_array.dtype, names["x"], _types(version, "quantize", "x"))
+    x_array, scales = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32, is_scale=True)
+    codes, zeros = _codes(_types(version, "quantize", "quantized"), zero_point, dtype)
+    x_type = element_type_of(x_array.dtype, "x", _types(version, "quantize", "x"))
     scale_types = (x_type,) if version and version.scale_as_x else _types(version, "quantize", "scale")
-    scale_type = element_type_of(scales.dtype, names["scale"], scale_types)
+    scale_type = element_type_of(scales.dtype, "scale", scale_types)
     saturated = _saturated(saturate)
     precision_type = None if precision is None else element_type_of(precision, "precision", PRECISIONS)
     if version:
-        _check_attributes(
-            version, names, axis=axis, block_size=block_size, output_dtype=dtype, saturate=saturate, precision=precision
-        )
+        _check_attributes(version, axis=axis, block_size=block_size, output_dtype=dtype, saturate=saturate, precision=precision)
     key = select("quantize", x_type, scale_type, codes, codes, saturate=saturated, precision=precision_type)
     return Conversion(version, key, x_array, scales, zeros, index(axis, "axis"), index(block_size, "block_size"), out, rechunk)
 
 
 @planned
 def dequantize(
-    names: Names,
     x: ArrayLike,
     scale: ArrayLike,
     zero_point: ArrayLike | None = None,
@@ -118,9 +114,15 @@ def dequantize(
     ----------
     x : array_like of any type that `quantize` returns; any shape, strides and memory order
     scale : array_like of float32, float16, bfloat16 or float8e8m0
+        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
+        length along `axis` is the number of blocks.
     zero_point : array_like of x's dtype, optional
-    axis, block_size, rechunk, and the shapes of `scale` and `zero_point`
-        As in `quantize`.
+        Same shape as `scale`. Default: 0.
+    axis : int
+        The axis of a per-axis or blocked `scale`, -r..r-1. Ignored per tensor.
+    block_size : int
+        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
+        the only size that fits a blocked `scale`, if there is only one.
     output_dtype : numpy dtype, name such as "bfloat16", or TensorProto number; float32, float16 or bfloat16, optional
         The output's type. Default: the type of `scale`, which then has to be float32, float16 or bfloat16.
     opset : int, optional
@@ -128,27 +130,40 @@ def dequantize(
         version, and of ExtendedDequantizeLinear.
     out : ndarray, optional
         Where to write the result: x's shape, the output's dtype.
+    rechunk : bool
+        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
+        ValueError.
 
-    The result and the errors are those of `quantize`, in the output's type.
+    Returns
+    -------
+    ndarray of x's shape: `out`, or a new array in the memory order of x. If an argument is a dask array, a lazy dask array; if
+    x is a DataArray, a DataArray.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     version = _version("dequantize", opset)
     # Python integers become the type of the zero point; without one, int32.
-    x_array = array(x, names["x"], find(getattr(zero_point, "dtype", None)) or INT32)
-    codes = element_type_of(x_array.dtype, names["x"], _types(version, "dequantize", "x"))
-    scales = array(scale, names["scale"], FLOAT32, is_scale=True)
-    scale_type = element_type_of(scales.dtype, names["scale"], _types(version, "dequantize", "scale"))
-    _, zeros = _codes((codes,), zero_point, codes.dtype, names)
+    x_array = array(x, "x", find(getattr(zero_point, "dtype", None)) or INT32)
+    codes = element_type_of(x_array.dtype, "x", _types(version, "dequantize", "x"))
+    scales = array(scale, "scale", FLOAT32, is_scale=True)
+    scale_type = element_type_of(scales.dtype, "scale", _types(version, "dequantize", "scale"))
+    zeros = None
+    if zero_point is not None:
+        zeros = array(zero_point, "zero_point", codes)
+        element_type_of(zeros.dtype, "zero_point", (codes,))
     y_types = _types(version, "dequantize", "y")
     y = element_type_of(scale_type.name if output_dtype is None else output_dtype, "output_dtype", y_types)
     if version:
-        _check_attributes(version, names, axis=axis, block_size=block_size, output_dtype=output_dtype)
+        _check_attributes(version, axis=axis, block_size=block_size, output_dtype=output_dtype)
     key = select("dequantize", codes, scale_type, codes, y)
     return Conversion(version, key, x_array, scales, zeros, index(axis, "axis"), index(block_size, "block_size"), out, rechunk)
 
 
 @planned
 def quantize_dequantize(
-    names: Names,
     x: ArrayLike,
     scale: ArrayLike,
     zero_point: ArrayLike | None = None,
@@ -165,32 +180,56 @@ def quantize_dequantize(
 
     Parameters
     ----------
-    x, scale : array_like of float32
+    x : array_like of float32, any shape, strides and memory order
+    scale : array_like of float32
+        Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
+        length along `axis` is the number of blocks.
+    zero_point : array_like, optional
+        Same shape as `scale`. Its dtype is that of the codes. Default: 0.
+    axis : int
+        The axis of a per-axis or blocked `scale`, -r..r-1. Ignored per tensor.
+    block_size : int
+        The number of elements along `axis` that share a scale; the last block may be shorter. 0, the default: not blocked, or
+        the only size that fits a blocked `scale`, if there is only one.
+    dtype : numpy dtype, name such as "bfloat16", or TensorProto number, optional
+        The type of the codes if there is no zero point, or if that has no dtype, such as a Python int: one of those of
+        `quantize`. Default: uint8.
+    saturate : bool
+        False: values beyond the range of a float8 type become Inf, or NaN if the type has no Inf.
     out : ndarray of float32, optional
         Where to write the result: x's shape.
+    rechunk : bool
+        True: where a chunk of a dask array ends within a block, move its end to the end of the block. False: raise
+        ValueError.
 
-    The shapes, the other parameters and the errors are those of `quantize`, and so is the result, but for its type, float32.
+    Returns
+    -------
+    ndarray of float32, of x's shape: `out`, or a new array in the memory order of x. If an argument is a dask array, a lazy
+    dask array; if x is a DataArray, a DataArray.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    x_array, scales = array(x, names["x"], FLOAT32), array(scale, names["scale"], FLOAT32, is_scale=True)
-    for name, operand in (("x", x_array), ("scale", scales)):
-        element_type_of(operand.dtype, names[name], (FLOAT32,))
-    codes, zeros = _codes(types("quantize_dequantize", "quantized"), zero_point, dtype, names)
+    x_array, scales = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32, is_scale=True)
+    for name, each in (("x", x_array), ("scale", scales)):
+        element_type_of(each.dtype, name, (FLOAT32,))
+    codes, zeros = _codes(types("quantize_dequantize", "quantized"), zero_point, dtype)
     key = select("quantize_dequantize", FLOAT32, FLOAT32, codes, FLOAT32, saturate=_saturated(saturate))
     return Conversion(None, key, x_array, scales, zeros, index(axis, "axis"), index(block_size, "block_size"), out, rechunk)
 
 
-def _codes(
-    allowed: tuple[ElementType, ...], zero_point: Any, dtype: Any, names: Names
-) -> tuple[ElementType, NDArray[Any] | None]:
+def _codes(allowed: tuple[ElementType, ...], zero_point: Any, dtype: Any) -> tuple[ElementType, NDArray[Any] | None]:
     """Return the element type of the codes, and the zero point as an array of that type."""
     codes = UINT8
     if dtype is not None:
-        codes = element_type_of(dtype, names["dtype"], allowed)
+        codes = element_type_of(dtype, "dtype", allowed)
         allowed = (codes,)
     if zero_point is None:
         return codes, None
-    zeros = array(zero_point, names["zero_point"], codes)
-    return element_type_of(zeros.dtype, names["zero_point"], allowed), zeros
+    zeros = array(zero_point, "zero_point", codes)
+    return element_type_of(zeros.dtype, "zero_point", allowed), zeros
 
 
 def _saturated(saturate: Any) -> bool:
@@ -212,9 +251,9 @@ def _types(version: Version | None, operation: Operation, operand: Operand) -> t
     return getattr(version, operand) if version else types(operation, operand)
 
 
-def _check_attributes(version: Version, names: Names, **attributes: Any) -> None:
+def _check_attributes(version: Version, **attributes: Any) -> None:
     """Raise ValueError if an attribute that the version lacks is given and is not the default."""
     for name, value in attributes.items():
         if name not in version.attributes and value is not None and value != DEFAULTS[name]:
-            argument = names["dtype"] if name == "output_dtype" and version.operation == "quantize" else name
+            argument = "dtype" if name == "output_dtype" and version.operation == "quantize" else name
             raise ValueError(f"{argument} is {value!r}; {version.name}-{version.since_version} has no attribute {name}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, NamedTuple, ParamSpec, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,6 @@ _NAMES = (str, type)
 _LEAST, _MOST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 
 
-# What messages call the arguments of a call. Operators have names of their own for them.
-Names = Mapping[str, str]
-NAMES: Names = {name: name for name in ("x", "scale", "zero_point", "dtype")}
-
-
 class Conversion(NamedTuple):
     """What a call does. `version` is the version of the operator that it has to be valid for; None: any."""
 
@@ -46,27 +41,23 @@ class Conversion(NamedTuple):
     block_size: int
     out: NDArray[Any] | None = None
     rechunk: bool = False
-    names: Names = NAMES
 
 
-def planned(check: Callable[Concatenate[Names, P], Conversion]) -> Callable[P, NDArray[Any]]:
-    """Return a call on arrays that runs the conversion which `check` makes of the names for messages, which operators pass as
-    `names`, and the arguments. It keeps the plan of the conversion: a later call with the same signature runs the plan, and
-    checks nothing again.
+def planned(check: Callable[P, Conversion]) -> Callable[P, NDArray[Any]]:
+    """Return a call on arrays that runs the conversion which `check` makes of its arguments. It keeps the plan of the
+    conversion: a later call with the same signature runs the plan, and checks nothing again.
 
     The signature is what a plan depends on: the operation, the options, and the dtypes and shapes of the arrays. A call has
     none if x has another memory order than C's, if an option is given in an unusual way, or if an argument is something else
     than a numpy array. But a scale may be a number."""
     operation = cast(Operation, check.__name__)
-    _, *parameters = inspect.signature(check).parameters.values()
-    public = inspect.Signature(parameters, return_annotation="NDArray[Any]")
-    defaults = {parameter.name: parameter.default for parameter in parameters}
+    of_check = inspect.signature(check)
+    defaults = {name: parameter.default for name, parameter in of_check.parameters.items()}
 
-    def convert_checked(*arguments: Any, signature: Any, names: Names, **options: Any) -> NDArray[Any]:
-        return convert(check(names, *arguments, **options)._replace(names=names), signature)
-
-    convert_checked.__signature__ = public  # type: ignore[attr-defined]
-    convert_labelled = keeps_labels(convert_checked)
+    @keeps_labels
+    @functools.wraps(check)
+    def convert_checked(*arguments: Any, signature: Any, **options: Any) -> NDArray[Any]:
+        return convert(check(*arguments, **options), signature)
 
     @functools.wraps(check)
     def call(
@@ -79,7 +70,6 @@ def planned(check: Callable[Concatenate[Names, P], Conversion]) -> Callable[P, N
         dtype: Any = None,
         output_dtype: Any = None,
         out: Any = None,
-        names: Any = NAMES,
         **options: Any,
     ) -> Any:
         signature = None
@@ -101,10 +91,9 @@ def planned(check: Callable[Concatenate[Names, P], Conversion]) -> Callable[P, N
             if plan:
                 return plan.run(x, scale, zero_point, out)
         options |= {name: value for name, value in (("dtype", dtype), ("output_dtype", output_dtype)) if value is not None}
-        options |= {"signature": signature, "names": names, "axis": axis, "block_size": block_size, "out": out}
-        return convert_labelled(x, scale, zero_point, **options)
+        return convert_checked(x, scale, zero_point, signature=signature, axis=axis, block_size=block_size, out=out, **options)
 
-    call.__signature__ = public  # type: ignore[attr-defined]
+    call.__signature__ = of_check.replace(return_annotation="NDArray[Any]")  # type: ignore[attr-defined]
     return cast(Callable[P, NDArray[Any]], call)
 
 
@@ -119,17 +108,16 @@ def _are_defaults(options: dict[str, Any], defaults: dict[str, Any]) -> bool:
 @np.errstate(all="ignore")  # Inf, NaN and underflows are results, whatever the caller's settings
 def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
     """Return the result of a conversion; for dask arrays it is lazy. Keep the plan for calls with the same signature."""
-    version, key, x, scale, zero_point, axis, block_size, out, _, names = conversion
+    version, key, x, scale, zero_point, axis, block_size, out, _ = conversion
     if is_lazy(x, scale, zero_point):
         check_no_output(out)
         return _convert_chunks(conversion)
     if version and key.quantized is INT32 and zero_point is not None and np.any(zero_point):
-        name = names["zero_point"]
-        raise ValueError(f"{name} is not zero; expected zeros for int32 in {version.name}-{version.since_version}")
-    loop = loop_of(names, version, x.shape, scale, zero_point, axis, block_size)
+        raise ValueError(f"zero_point is not zero; expected zeros for int32 in {version.name}-{version.since_version}")
+    loop = loop_of(version, x.shape, scale, zero_point, axis, block_size)
     if x.flags.fnc:
         scale, zero_point = scale.T, None if zero_point is None else zero_point.T
-        loop = loop_of(names, None, x.T.shape, scale, zero_point, ~axis, block_size)
+        loop = loop_of(None, x.T.shape, scale, zero_point, ~axis, block_size)
     plan = Plan(key, loop, scale.dtype, None if zero_point is None else zero_point.dtype)
     if signature and version is None and x.dtype.isnative:
         keep(signature, plan)
@@ -142,18 +130,18 @@ def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
 
 def _convert_chunks(conversion: Conversion) -> Any:
     """Return the result of `convert` as a lazy dask array, computed chunk by chunk."""
-    version, key, x, scale, zero_point, axis, block_size, _, rechunk, names = conversion
+    version, key, x, scale, zero_point, axis, block_size, _, rechunk = conversion
     axes, block = None, 1
     zero_points = 1 if zero_point is None else zero_point.size
     is_per_tensor = scale.size == zero_points == 1 and not (block_size > 0 and scale.ndim == x.ndim)
     if not is_per_tensor:
-        for name, operand in (("scale", scale), ("zero_point", zero_point)):
-            check_sizes(operand, name, () if operand is None else range(operand.ndim))
+        for name, each in (("scale", scale), ("zero_point", zero_point)):
+            check_sizes(each, name, () if each is None else range(each.ndim))
         if -x.ndim <= axis < x.ndim:
             axes = (axis % x.ndim,) if scale.ndim == 1 else tuple(range(x.ndim))
             check_sizes(x, "x", axes)
     # For the whole array: this finds every fault of the shapes.
-    loop = loop_of(names, version, x.shape, scale, zero_point, axis, block_size)
+    loop = loop_of(version, x.shape, scale, zero_point, axis, block_size)
     if not is_per_tensor:
         block = block_size or loop.block
         block_size = block if block > 1 or scale.ndim > 1 else 0
@@ -174,9 +162,7 @@ def _convert_chunk(version: Version | None, key: Key, axis: int, block_size: int
     return convert(Conversion(version, key, x, scale, zero_point, axis, block_size))
 
 
-def loop_of(
-    names: Names, version: Version | None, x_shape: tuple[int, ...], scale: Any, zero_point: Any, axis: int, block_size: int
-) -> Loop:
+def loop_of(version: Version | None, x_shape: tuple[int, ...], scale: Any, zero_point: Any, axis: int, block_size: int) -> Loop:
     """Return the loop for these shapes. Raises ValueError if they do not fit."""
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}; expected a positive integer, or 0")
@@ -196,10 +182,20 @@ def loop_of(
         if dimensions > (block_size > 0 and len(x_shape)) and dimensions > ("axis" in version.attributes):
             expected = "a scalar, or one dimension, or a block_size" if "axis" in version.attributes else "a scalar"
             name = f"{version.name}-{version.since_version}"
-            raise ValueError(f"{names['scale']} has shape {scale.shape}; {name} expects {expected}")
+            raise ValueError(f"scale has shape {scale.shape}; {name} expects {expected}")
         if zero_point_shape != scale.shape and not (scalar and zero_point_shape in ((), (1,))):
             fault = ZERO_POINT_SHAPE
     if fault:
-        shapes = {"x_shape": x_shape, "scale_shape": scale.shape, "zero_point_shape": zero_point_shape}
-        raise ValueError(FAULTS[fault].format(**names, **shapes, axis=axis, block_size=block_size))
+        raise ValueError(
+            FAULTS[fault].format(
+                x="x",
+                x_shape=x_shape,
+                scale="scale",
+                scale_shape=scale.shape,
+                zero_point="zero_point",
+                zero_point_shape=zero_point_shape,
+                axis=axis,
+                block_size=block_size,
+            )
+        )
     return loop

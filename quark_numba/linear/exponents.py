@@ -10,7 +10,9 @@ import numpy as np
 from numba import types
 
 from ..compiling import jit
-from .kernels import widen
+from ..compiling.intrinsics import array_at
+
+DTYPE: Any = None  # bound when `widen` is compiled
 
 _u32 = np.uint32
 
@@ -23,9 +25,14 @@ def value_of(code: Any) -> Any:
     return _u32(0x7FC00000 if bits == _u32(0x7F800000) else bits).view(np.float32)
 
 
+def widen(source_address: int, target_address: int, count: int) -> None:
+    source, target = array_at(source_address, count, np.uint8), array_at(target_address, count, DTYPE)
+    for i in range(count):
+        target[i] = value_of(source[i])
+
+
 @functools.cache
 def widen_function(dtype: Any) -> Any:
     """Return the C function void (source, target, int64_t count) that converts codes to numbers of `dtype`."""
     signature = types.void(types.int64, types.int64, types.int64)
-    names = {"decode": value_of, "DTYPE": np.uint8, "SCALE_DTYPE": dtype, "BITS": 8}
-    return jit.c_function(widen, f"widen_exponents_{np.dtype(dtype).name}", signature, **names)
+    return jit.c_function(widen, f"widen_exponents_{np.dtype(dtype).name}", signature, DTYPE=dtype)

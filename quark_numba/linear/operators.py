@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -131,8 +132,11 @@ def _call(
     elif uint8_holds and zero_point is None:
         types[type_name] = version.y[0].number
     call: Callable[..., NDArray[Any]] = getattr(calls, version.operation)
-    names = _NAMES[version.operation] | {"dtype": "output_dtype"}
-    return call(x, scale, zero_point, names=names, **types, **attributes)
+    try:
+        return call(x, scale, zero_point, **types, **attributes)
+    except (TypeError, ValueError) as error:  # which names the call's arguments
+        names = _NAMES[version.operation] | {"dtype": "output_dtype"}
+        raise type(error)(re.sub(r"^dtype\b|\b(scale|zero_point)\b", lambda match: names[match[0]], str(error))) from error
 
 
 def _held_codes(holds: ElementType | None, array: Any) -> Any:

@@ -66,10 +66,11 @@ def node_of(family: str) -> ModuleType:
 
 
 def compiled(family: str, name: str) -> int:
-    """The address of a function of a family's node by its name, such as "compute"; 0 if the family does not have it."""
+    """The address of a function of a family's node by its name: "compute", or 0 for another that the family does not have."""
     from . import callbacks
 
-    function = getattr(node_of(family), name, None)
+    node = node_of(family)
+    function = node.compute if name == "compute" else getattr(node, name, None)
     return callbacks.compiled(function, f"{name}_{family}") if function else 0
 
 
