@@ -62,15 +62,15 @@ def reraise_of_signal_handler(error: BaseException) -> None:
 @contextmanager
 def errors_named(name: str, kind: type[Exception] = ModelError, *, with_type: bool = True) -> Iterator[None]:
     """Turn an exception in the context (of a user's function, a library, an invalid model) into one of `kind` that begins with
-    `name` and, `with_type`, its type. One of that kind already, and the exception of a signal handler, are raised as they
-    are."""
+    `name` and, `with_type`, its type. One of that kind already, the exception of a signal handler, and lack of a package or of
+    memory are raised as they are."""
     try:
         yield
-    except kind:
+    except (kind, MissingPackageError, MemoryError):
         raise
     except Exception as error:
         reraise_of_signal_handler(error)
-        raise kind(f"{name}: {type(error).__name__ + ': ' if with_type else ''}{error}") from error
+        raise kind(f"{name}: {type(error).__name__ + ': ' if with_type else ''}{error}") from (error if with_type else None)
 
 
 def _codes_of_handlers() -> Iterator[CodeType]:

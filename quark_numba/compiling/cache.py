@@ -188,7 +188,7 @@ _IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (?:\(([^)]*)\)|(.*))", re.MU
 
 def sources(file: Path) -> list[Path]:
     """Return the file and all files of this package that it imports, directly or not, by relative imports anywhere in them.
-    This module and ``lock`` are left out: they run the compilation, and do not change its result."""
+    This module and ``lock`` are left out: they run the compilation, and should not change its result."""
     found, waiting = {file}, [file]
     apart = {Path(__file__), Path(__file__).with_name("lock.py")}
     while waiting:

@@ -132,9 +132,11 @@ def program(code: str) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of a process that runs Python code with the modules and the cache of this one."""
     # Isolated (-I), it heeds no environment variable of Python's, and has no current folder among those of modules. It writes
     # bytecode only where this process does, and imports no `sitecustomize` if this process has none.
-    bytecode = f"sys.dont_write_bytecode, sys.pycache_prefix = {sys.dont_write_bytecode!r}, {sys.pycache_prefix!r}"
-    code = f"import sys; {bytecode}; sys.path[:] = {_folders(str(PACKAGES))!r}; {code}"
-    return [sys.executable, "-I", *["-S"] * sys.flags.no_site, "-c", code], os.environ | cache.environment()
+    options = ["-I", *["-S"] * sys.flags.no_site, *["-B"] * sys.dont_write_bytecode]
+    if sys.pycache_prefix:
+        options += ["-X", f"pycache_prefix={os.path.abspath(sys.pycache_prefix)}"]
+    code = f"import sys; sys.path[:] = {_folders(str(PACKAGES))!r}; {code}"
+    return [sys.executable, *options, "-c", code], os.environ | cache.environment()
 
 
 def _folders(own: str) -> list[str]:

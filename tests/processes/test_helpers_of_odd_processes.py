@@ -203,7 +203,7 @@ report()
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("flags", [["-B"], ["-X", "pycache_prefix={elsewhere}"], []])
+@pytest.mark.parametrize("flags", [["-B"], ["-X", "pycache_prefix={elsewhere}"], ["-X", "pycache_prefix=elsewhere"], []])
 def test_a_helper_writes_bytecode_where_its_process_would(flags, mark, tmp_path):
     folder, elsewhere = tmp_path / "modules", tmp_path / "elsewhere"
     folder.mkdir()
@@ -214,7 +214,7 @@ def test_a_helper_writes_bytecode_where_its_process_would(flags, mark, tmp_path)
     for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
         variables.pop(name, None)
     command = [sys.executable, *(each.format(elsewhere=elsewhere) for each in flags), "-c", code]
-    subprocess.run(command, env=variables, capture_output=True, timeout=60, check=True)
+    subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, timeout=60, check=True)
     assert (tmp_path / "out").read_text() == "(2, [0, 0])"
     assert (folder / "__pycache__").exists() == (not flags)
     assert bool([*elsewhere.rglob("some_module*")]) == ("-X" in flags)
