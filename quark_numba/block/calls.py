@@ -105,7 +105,7 @@ def mx_quantize_dequantize(
 
     Parameters
     ----------
-    x : array_like of float32, float16 or bfloat16
+    x : array_like of float32, float16 or bfloat16, any shape, strides and memory order
         An array of one element is returned as it is.
     element_dtype : "fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1" or "int8"
         Or another name of one of these types, such as "float8e4m3fn", or its dtype of ml_dtypes. int8 has 6 fraction bits.
@@ -114,7 +114,16 @@ def mx_quantize_dequantize(
     rounding_mode : "half_away", "half_upward" or "half_even"
         How ties are rounded to int8, as in `bfp_quantize_dequantize`. Float types round ties to even.
     axis, out, rechunk
-        As in `bfp_quantize_dequantize`, and so are the result and the errors.
+        As in `bfp_quantize_dequantize`.
+
+    Returns
+    -------
+    ndarray of x's shape and dtype, as from `bfp_quantize_dequantize`
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     given = locals()
     x_array, element_type = block_input(x)
