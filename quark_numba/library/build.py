@@ -135,7 +135,7 @@ def _build(
         machine, checks = targets.machine_of(name, cpu)
         part = work / cpu
         part.mkdir()
-        _compile(child.Job(machine, cpu, checks, i, len(cpus), needs, standard_ops, str(part)), name)
+        _compile(targets.Job(machine, cpu, checks, i, len(cpus), needs, standard_ops, str(part)), name)
     targets.link(command, name, work, done / library)
     text = _readme(library, [path.name for path in paths], name, " or ".join(cpus))
     (done / _README).write_text(text, encoding="utf-8")
@@ -144,7 +144,7 @@ def _build(
     return folder / library
 
 
-def _compile(job: child.Job, name: str) -> None:
+def _compile(job: targets.Job, name: str) -> None:
     program, environment = helpers.program(f"from {child.__name__} import main; main()")
     result = subprocess.run(
         program,

@@ -5,26 +5,9 @@ from __future__ import annotations
 import pickle
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from ..compiling import elsewhere
-from ..ort.native import Need
-from .targets import Check
-
-
-class Job(NamedTuple):
-    """What the child gets: the machine, the processor's name in messages, what to check on it, its place among the processors
-    of the library and their number, what nodes need, whether ONNX's own operators are in it, and the folder that gets
-    ``tables.h`` and an object file for each function."""
-
-    machine: elsewhere.Machine
-    cpu: str
-    checks: list[Check]
-    place: int
-    places: int
-    needs: list[Need]
-    standard_ops: bool
-    folder: str
+from .targets import Job
 
 
 def main() -> None:

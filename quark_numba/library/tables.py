@@ -7,7 +7,7 @@ import ctypes
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..catalog import OPERATORS
 from ..compiling import elsewhere
@@ -16,10 +16,7 @@ from ..element_types import ELEMENT_TYPES, UINT8, ElementType
 from ..ort import NO_FUSIONS, c_api, operators
 from ..ort.native import REGISTERED, Need
 from ..ort.nodes import context
-from .targets import COMMAND
-
-if TYPE_CHECKING:
-    from .child import Job
+from .targets import COMMAND, Job
 
 
 class Tables:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ..compiling.elsewhere import Machine
 from ..errors import ModelError
+from ..ort.native import Need
 
 # The command, as messages of libraries name it.
 COMMAND = "quark-numba build-library MODEL... -o FOLDER"
@@ -50,6 +51,22 @@ NATIVE = "native"
 
 # An instruction set by LLVM's name, and where CPUID tells of it: leaf, subleaf, register (0 is EAX), bit.
 Check = tuple[str, tuple[int, int, int, int]]
+
+
+class Job(NamedTuple):
+    """What the child process gets: the machine, the processor's name in messages, what to check on it, its place among the
+    processors of the library and their number, what nodes need, whether ONNX's own operators are in it, and the folder that
+    gets ``tables.h`` and an object file for each function."""
+
+    machine: Machine
+    cpu: str
+    checks: list[Check]
+    place: int
+    places: int
+    needs: list[Need]
+    standard_ops: bool
+    folder: str
+
 
 # The instruction sets of x86-64 that LLVM uses by itself.
 _BITS = {
