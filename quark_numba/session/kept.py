@@ -42,8 +42,8 @@ _CHUNK = 1 << 20
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
-# A model and its facts. The model is bytes, a path, or None: the original.
-Made = tuple[str | bytes | None, dict[str, Any]]
+# A model, its facts, and why it must not be kept, if so. The model is bytes, a path, or None: the original.
+Made = tuple[str | bytes | None, dict[str, Any], str | None]
 
 
 def folder_of(given: bool | str | os.PathLike[str]) -> Path:
@@ -215,7 +215,7 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
     manifest = files.enter_context(opened(entry))
     if manifest:
         remove_left_behind(entry.parent)
-        return str(entry / manifest["file"]), manifest["facts"]
+        return str(entry / manifest["file"]), manifest["facts"], None
     limit()  # raises ModelError
     made = None
     try:
@@ -228,17 +228,19 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
         reason = getattr(error, "strerror", None) or error
     manifest = files.enter_context(opened(entry))  # another process may have made it meanwhile
     if manifest:
-        return str(entry / manifest["file"]), manifest["facts"]
+        return str(entry / manifest["file"]), manifest["facts"], None
     _log.warning("%s: a model cannot be kept: %s", entry.parent, reason)
     return made or make(files, None)
 
 
 def _keep(entry: Path, made: Made, files: ExitStack) -> Made:
     """Make an entry of a model and its facts, and return them as they are there. Nobody removes the entry until `files` are
-    closed. Raise OSError if it cannot be written, or if there is an entry by now."""
-    model, facts = made
+    closed. Raise OSError if it cannot be written, or if there is an entry by now, and WriteError if it must not be kept."""
+    model, facts, why_not = made
     if model is None:
         return made
+    if why_not:
+        raise WriteError(why_not)
     if isinstance(model, bytes):
         path = Path(files.enter_context(temporary_folder(entry.parent)), "model.onnx")
         path.write_bytes(model)
@@ -260,7 +262,7 @@ def _keep(entry: Path, made: Made, files: ExitStack) -> Made:
     if os.name != "posix":
         files.enter_context((entry / _LOCK).open("rb"))
     make_room(entry.parent, apart_from=entry)
-    return str(entry / path.name), facts
+    return str(entry / path.name), facts, None
 
 
 def _is_own(entry: Path) -> bool:
