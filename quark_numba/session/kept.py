@@ -129,16 +129,30 @@ def _checksum_of(manifest: Mapping[str, Any]) -> int:
 
 
 def add(entry: Path, name: str, content: bytes) -> None:
-    """Add a file to an entry, and to its manifest under `name`, unless there is a valid one. If several processes do
-    this at the same time, one of them wins."""
+    """Add a file to an entry, and to its manifest under `name`, unless there is a valid one, or none would be loaded.
+    If several processes do this at the same time, one of them wins."""
     checksum = zlib.crc32(content)
     file = f"{name}-{checksum:08x}"
-    with suppress(OSError, ValueError, LookupError, TypeError), opened(entry) as manifest:
-        if manifest is None or content_of(entry, manifest, name):
-            return
-        _write(entry / file, content)
-        manifest["files"][file] = [state_of(entry / file), checksum]
-        _write_manifest(entry, manifest | {name: file})
+    try:
+        with opened(entry) as manifest:
+            if manifest is None or content_of(entry, manifest, name):
+                return
+            _close_to_others(entry)
+            _write(entry / file, content)
+            manifest["files"][file] = [state_of(entry / file), checksum]
+            _write_manifest(entry, manifest | {name: file})
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        _log.info("%s: %s cannot be kept: %s", entry, name, getattr(error, "strerror", None) or error)
+
+
+def _close_to_others(entry: Path) -> None:
+    """Take from others the right to write to an entry's folder. Raise OSError if they keep it, or if the folder is theirs."""
+    with _within(entry) as folder:
+        if folder is not None:
+            found = os.fstat(folder)
+            if found.st_uid == os.geteuid() and found.st_mode & _OTHERS_WRITE:
+                os.fchmod(folder, stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+            _check_own(folder)
 
 
 def content_of(entry: Path, manifest: Mapping[str, Any], name: str) -> bytes | None:
@@ -158,10 +172,15 @@ def _own_content(entry: Path, name: str) -> bytes:
     them."""
     with _within(entry) as folder, _opened_in(folder, entry, name) as file:
         for number in (folder, file.fileno()) if folder is not None else ():
-            found = os.fstat(number)
-            if found.st_uid not in (0, os.geteuid()) or found.st_mode & _OTHERS_WRITE:
-                raise PermissionError(errno.EPERM, "others could have written it", name)
+            _check_own(number)
         return file.read()
+
+
+def _check_own(number: int) -> None:
+    """Raise OSError if others than this user and the system's own could write to an open file or folder."""
+    found = os.fstat(number)
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & _OTHERS_WRITE:
+        raise PermissionError(errno.EPERM, "another user can write to it")
 
 
 def _opened_in(folder: int | None, entry: Path, name: str) -> BinaryIO:

@@ -231,3 +231,20 @@ def test_a_mask_that_lets_others_write(path):
     with kept.opened(entry) as manifest:
         assert kept.content_of(entry, manifest, "more") == b"content"
     assert not any(each.stat().st_mode & 0o022 for each in (entry, *entry.iterdir()))
+
+
+@posix
+def test_an_entry_that_others_can_write_to(path, caplog, monkeypatch):
+    """Its user takes that right from them, and adds what is loaded then. Nothing is written where it would not be loaded."""
+    entry = entry_of(path.parent / "cache")
+    entry.chmod(0o777)
+    before = {each.name for each in entry.iterdir()}
+    with monkeypatch.context() as patch, caplog.at_level("INFO"):
+        patch.setattr(os, "fchmod", lambda *_: None)  # as on a file system without modes
+        kept.add(entry, "more", b"content")
+    assert f"{entry}: more cannot be kept: another user can write to it" in caplog.text
+    assert {each.name for each in entry.iterdir()} == before
+    kept.add(entry, "more", b"content")
+    assert entry.stat().st_mode & 0o777 == 0o755
+    with kept.opened(entry) as manifest:
+        assert kept.content_of(entry, manifest, "more") == b"content"
