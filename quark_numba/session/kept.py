@@ -299,7 +299,7 @@ def entries(folder: Path) -> list[tuple[Path, int, float]]:
     kept_entries = []
     for entry in filter(_is_own, folder.glob(f"{PREFIX}*")):
         with suppress(OSError):
-            size = sum(each.stat().st_size for each in entry.iterdir())
+            size = sum(each.lstat().st_size for each in entry.iterdir())
             manifest = entry / _MANIFEST
             kept_entries.append((entry, size, manifest.stat().st_mtime if manifest.exists() else 0.0))
     return sorted(kept_entries, key=lambda each: each[2])
@@ -330,30 +330,37 @@ def remove(entry: Path) -> bool:
         with suppress(OSError):
             entry.rmdir()  # raises an error if it is not empty
         return not os.path.exists(entry)
-    try:
-        with (entry / _LOCK).open("r+b") as lock:
-            if is_locked(lock) is False or not _is_of(lock, entry):
-                return False
-            if os.name == "posix":
-                _remove_files(entry)
-    except FileNotFoundError:  # without its lock it is damaged, and nobody uses it
-        _remove_files(entry)
-    except OSError:
-        return False
-    if os.name != "posix":  # no file that is open can be removed
+    with ExitStack() as files:
+        try:
+            if stat.S_ISREG((entry / _LOCK).lstat().st_mode):
+                lock = files.enter_context(open(entry / _LOCK, "r+b", opener=without_links))
+                if is_locked(lock) is False or not _is_of(lock, entry):
+                    return False
+        except FileNotFoundError:
+            pass  # without its lock it is damaged, and nobody uses it
+        except OSError:
+            return False
+        if os.name != "posix":  # no file that is open can be removed
+            files.close()
         _remove_files(entry)
     return not os.path.exists(entry)
 
 
 def _remove_files(entry: Path) -> None:
     """Remove an entry, its marker last: what a killed process leaves of an entry has to have it."""
+    import shutil  # which takes longer than all else that a session of a kept model imports
+
     with suppress(OSError), _within(entry) as folder:
         with _opened_in(folder, entry, _MARKER) as marker:
             if marker.read() != _MARK:
                 return
         for name in sorted(os.listdir(entry if folder is None else folder), key=lambda name: name == _MARKER):
+            path = entry / name if folder is None else name
             with suppress(FileNotFoundError):
-                os.unlink(entry / name if folder is None else name, dir_fd=folder)
+                if stat.S_ISDIR(os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode):
+                    shutil.rmtree(path, dir_fd=folder)
+                else:
+                    os.unlink(path, dir_fd=folder)
         entry.rmdir()
 
 

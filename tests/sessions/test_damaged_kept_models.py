@@ -92,6 +92,7 @@ WAYS = {
 @pytest.mark.by_default(1)
 def test_every_file_damaged_in_every_way(path, way):
     folder = path.parent / "cache"
+    entry = entry_of(folder)
     names = [each.relative_to(folder) for each in folder.rglob("*") if each.is_file()]
     assert {each.suffix for each in names} >= {".json", ".onnx", ".digests"}
     for name in names:
@@ -99,8 +100,31 @@ def test_every_file_damaged_in_every_way(path, way):
             WAYS[way](folder / name)
             for _ in range(2):
                 assert kept_result(path) == EXPECTED, name
+            with kept.opened(entry) as manifest:
+                assert manifest, name
         shutil.rmtree(folder)
         assert kept_result(path) == EXPECTED
+
+
+@posix
+@pytest.mark.usefixtures("_no_hang")
+@pytest.mark.parametrize("way", ["a folder", "a link", "a link to nothing", "a link to itself", "a pipe", "a subfolder"])
+def test_a_damaged_entry_whose_lock_is_no_file(path, way, caplog):
+    """It is made again, and nothing outside is removed."""
+    entry, precious = entry_of(path.parent / "cache"), path.parent / "precious" / "file"
+    precious.parent.mkdir()
+    precious.touch()
+    if way == "a subfolder":
+        (entry / "folder" / "folder").mkdir(parents=True)
+        (entry / "folder" / "link").symlink_to(precious.parent)
+    else:
+        WAYS[way](entry / "lock")
+    os.truncate(entry / "kept.json", 20)
+    assert kept_result(path) == EXPECTED
+    with kept.opened(entry) as manifest:
+        assert manifest
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+    assert precious.exists()
 
 
 def test_exchanged_entries(path):
