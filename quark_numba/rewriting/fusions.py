@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime
 
-from ..errors import reraise_of_signal_handler
+from ..errors import WriteError, reraise_of_signal_handler
 from ..models.model_files import LEAST_APART, MOST_IN_MEMORY, session_source
 from ..models.temporary import temporary_folder
 from ..region.key import OPERANDS
@@ -25,6 +26,9 @@ _OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
 
 FUSED = "ONNX Runtime fuses it into an operator of its own"
 UNKNOWN = "ONNX Runtime may fuse it, and could not be asked"
+
+# What the message of a WriteError, and so a reason to leave a node, has where ONNX Runtime could not write its answer.
+UNWRITTEN = "a temporary file cannot be written"
 
 
 def fused_values(graph: Graph) -> dict[str, str]:
@@ -82,21 +86,39 @@ def optimised_by_onnx_runtime(
     model: onnx.ModelProto | str, options: onnxruntime.SessionOptions, **named: Any
 ) -> onnx.ModelProto:
     """Return the model that a session with these arguments would run, as ONNX Runtime writes it. If the model is a path, large
-    tensors are written to a file beside it. The options are changed. The session's exceptions are raised."""
+    tensors are written to a file beside it. The options are changed. The session's exceptions are raised, and WriteError if
+    there is no place or no room for the file."""
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     if isinstance(model, str):
-        options.optimized_model_filepath = os.path.join(os.path.dirname(model), "optimised.onnx")
+        folder = os.path.dirname(model)
+        options.optimized_model_filepath = os.path.join(folder, "optimised.onnx")
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimised.onnx.data")
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", f"{LEAST_APART}")
-        onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"], **named)
-        return onnx.load(options.optimized_model_filepath, load_external_data=False)
-    with temporary_folder() as folder:
+        with _written(options, folder):
+            onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"], **named)
+            return onnx.load(options.optimized_model_filepath, load_external_data=False)
+    with _written(options), temporary_folder() as folder, _written(options):
         options.optimized_model_filepath = os.path.join(folder, "model.onnx")
         with session_source(model) as source:
             onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"], **named)
         return onnx.load(options.optimized_model_filepath)
+
+
+@contextmanager
+def _written(options: onnxruntime.SessionOptions, folder: str | None = None) -> Iterator[None]:
+    """Raise WriteError with the name of the folder (None: that of temporary files) if a file cannot be written in the context.
+    ONNX Runtime's message need not say so, but it begins the file when it has done all else."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except Exception as error:
+        if not isinstance(error, OSError) and not os.path.exists(options.optimized_model_filepath):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise WriteError(f"{UNWRITTEN}: {folder or tempfile.tempdir}: {reason}") from error
 
 
 def _is_elementwise(node: onnx.NodeProto) -> bool:

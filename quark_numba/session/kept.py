@@ -42,8 +42,8 @@ _CHUNK = 1 << 20
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
-# A model and its facts. The model is bytes, a path, or None: the original.
-Made = tuple[str | bytes | None, dict[str, Any]]
+# A model, its facts, and why it must not be kept, if so. The model is bytes, a path, or None: the original.
+Made = tuple[str | bytes | None, dict[str, Any], str | None]
 
 
 def folder_of(given: bool | str | os.PathLike[str]) -> Path:
@@ -129,16 +129,30 @@ def _checksum_of(manifest: Mapping[str, Any]) -> int:
 
 
 def add(entry: Path, name: str, content: bytes) -> None:
-    """Add a file to an entry, and to its manifest under `name`, unless there is a valid one. If several processes do
-    this at the same time, one of them wins."""
+    """Add a file to an entry, and to its manifest under `name`, unless there is a valid one, or none would be loaded.
+    If several processes do this at the same time, one of them wins."""
     checksum = zlib.crc32(content)
     file = f"{name}-{checksum:08x}"
-    with suppress(OSError, ValueError, LookupError, TypeError), opened(entry) as manifest:
-        if manifest is None or content_of(entry, manifest, name):
-            return
-        _write(entry / file, content)
-        manifest["files"][file] = [state_of(entry / file), checksum]
-        _write_manifest(entry, manifest | {name: file})
+    try:
+        with opened(entry) as manifest:
+            if manifest is None or content_of(entry, manifest, name):
+                return
+            _close_to_others(entry)
+            _write(entry / file, content)
+            manifest["files"][file] = [state_of(entry / file), checksum]
+            _write_manifest(entry, manifest | {name: file})
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        _log.info("%s: %s cannot be kept: %s", entry, name, getattr(error, "strerror", None) or error)
+
+
+def _close_to_others(entry: Path) -> None:
+    """Take from others the right to write to an entry's folder. Raise OSError if they keep it, or if the folder is theirs."""
+    with _within(entry) as folder:
+        if folder is not None:
+            found = os.fstat(folder)
+            if found.st_uid == os.geteuid() and found.st_mode & _OTHERS_WRITE:
+                os.fchmod(folder, stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+            _check_own(folder)
 
 
 def content_of(entry: Path, manifest: Mapping[str, Any], name: str) -> bytes | None:
@@ -158,10 +172,15 @@ def _own_content(entry: Path, name: str) -> bytes:
     them."""
     with _within(entry) as folder, _opened_in(folder, entry, name) as file:
         for number in (folder, file.fileno()) if folder is not None else ():
-            found = os.fstat(number)
-            if found.st_uid not in (0, os.geteuid()) or found.st_mode & _OTHERS_WRITE:
-                raise PermissionError(errno.EPERM, "others could have written it", name)
+            _check_own(number)
         return file.read()
+
+
+def _check_own(number: int) -> None:
+    """Raise OSError if others than this user and the system's own could write to an open file or folder."""
+    found = os.fstat(number)
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & _OTHERS_WRITE:
+        raise PermissionError(errno.EPERM, "another user can write to it")
 
 
 def _opened_in(folder: int | None, entry: Path, name: str) -> BinaryIO:
@@ -215,7 +234,7 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
     manifest = files.enter_context(opened(entry))
     if manifest:
         remove_left_behind(entry.parent)
-        return str(entry / manifest["file"]), manifest["facts"]
+        return str(entry / manifest["file"]), manifest["facts"], None
     limit()  # raises ModelError
     made = None
     try:
@@ -228,17 +247,19 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
         reason = getattr(error, "strerror", None) or error
     manifest = files.enter_context(opened(entry))  # another process may have made it meanwhile
     if manifest:
-        return str(entry / manifest["file"]), manifest["facts"]
+        return str(entry / manifest["file"]), manifest["facts"], None
     _log.warning("%s: a model cannot be kept: %s", entry.parent, reason)
     return made or make(files, None)
 
 
 def _keep(entry: Path, made: Made, files: ExitStack) -> Made:
     """Make an entry of a model and its facts, and return them as they are there. Nobody removes the entry until `files` are
-    closed. Raise OSError if it cannot be written, or if there is an entry by now."""
-    model, facts = made
+    closed. Raise OSError if it cannot be written, or if there is an entry by now, and WriteError if it must not be kept."""
+    model, facts, why_not = made
     if model is None:
         return made
+    if why_not:
+        raise WriteError(why_not)
     if isinstance(model, bytes):
         path = Path(files.enter_context(temporary_folder(entry.parent)), "model.onnx")
         path.write_bytes(model)
@@ -260,7 +281,7 @@ def _keep(entry: Path, made: Made, files: ExitStack) -> Made:
     if os.name != "posix":
         files.enter_context((entry / _LOCK).open("rb"))
     make_room(entry.parent, apart_from=entry)
-    return str(entry / path.name), facts
+    return str(entry / path.name), facts, None
 
 
 def _is_own(entry: Path) -> bool:
@@ -278,7 +299,7 @@ def entries(folder: Path) -> list[tuple[Path, int, float]]:
     kept_entries = []
     for entry in filter(_is_own, folder.glob(f"{PREFIX}*")):
         with suppress(OSError):
-            size = sum(each.stat().st_size for each in entry.iterdir())
+            size = sum(each.lstat().st_size for each in entry.iterdir())
             manifest = entry / _MANIFEST
             kept_entries.append((entry, size, manifest.stat().st_mtime if manifest.exists() else 0.0))
     return sorted(kept_entries, key=lambda each: each[2])
@@ -309,30 +330,37 @@ def remove(entry: Path) -> bool:
         with suppress(OSError):
             entry.rmdir()  # raises an error if it is not empty
         return not os.path.exists(entry)
-    try:
-        with (entry / _LOCK).open("r+b") as lock:
-            if is_locked(lock) is False or not _is_of(lock, entry):
-                return False
-            if os.name == "posix":
-                _remove_files(entry)
-    except FileNotFoundError:  # without its lock it is damaged, and nobody uses it
-        _remove_files(entry)
-    except OSError:
-        return False
-    if os.name != "posix":  # no file that is open can be removed
+    with ExitStack() as files:
+        try:
+            if stat.S_ISREG((entry / _LOCK).lstat().st_mode):
+                lock = files.enter_context(open(entry / _LOCK, "r+b", opener=without_links))
+                if is_locked(lock) is False or not _is_of(lock, entry):
+                    return False
+        except FileNotFoundError:
+            pass  # without its lock it is damaged, and nobody uses it
+        except OSError:
+            return False
+        if os.name != "posix":  # no file that is open can be removed
+            files.close()
         _remove_files(entry)
     return not os.path.exists(entry)
 
 
 def _remove_files(entry: Path) -> None:
     """Remove an entry, its marker last: what a killed process leaves of an entry has to have it."""
+    import shutil  # which takes longer than all else that a session of a kept model imports
+
     with suppress(OSError), _within(entry) as folder:
         with _opened_in(folder, entry, _MARKER) as marker:
             if marker.read() != _MARK:
                 return
         for name in sorted(os.listdir(entry if folder is None else folder), key=lambda name: name == _MARKER):
+            path = entry / name if folder is None else name
             with suppress(FileNotFoundError):
-                os.unlink(entry / name if folder is None else name, dir_fd=folder)
+                if stat.S_ISDIR(os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode):
+                    shutil.rmtree(path, dir_fd=folder)
+                else:
+                    os.unlink(path, dir_fd=folder)
         entry.rmdir()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -17,11 +15,11 @@ import onnx_ir as ir
 import onnxruntime
 
 from ..catalog import OPERATORS
-from ..errors import WriteError
 from ..models import model_files
 from ..models.protos import subgraphs
 from ..models.temporary import temporary_folder
 from ..ort import DISABLE_QUANT_QDQ, STANDARD_OPS, ahead, entry
+from ..rewriting.fusions import UNWRITTEN
 from ..rewriting.optimize import optimized
 from ..rewriting.qdq import Qdq
 from . import kept, kept_names
@@ -72,9 +70,7 @@ def prepared(
     def make(files: ExitStack, apart: Path | None) -> kept.Made:
         source = read if apart else read.again()
         made = _made(files, source, options, providers, folder=apart or folder, replaced=replaced, **how)
-        if apart:
-            _check_room([original, *read.files])
-        return made.source, made.json() | {"original": original}
+        return made.source, made.json() | {"original": original}, _unwritten(made.left)
 
     with ExitStack() as files:
         if cache is None or cache is False:
@@ -84,18 +80,14 @@ def prepared(
         else:
             original, place = os.path.abspath(read.path), kept.folder_of(cache)
             name = kept_names.key(place, [read.path, *read.files], facts(options, providers, replaced, how))
-            result = Prepared.of_json(*kept.kept(files, place / name, make))
+            result = Prepared.of_json(*kept.kept(files, place / name, make)[:2])
         read.forget()
         yield result
 
 
-def _check_room(paths: Iterable[str]) -> None:
-    """Raise WriteError if ONNX Runtime could not write the models that it was asked about, of which those of a large model have
-    no tensors. What was made without its answers is slower, and must not be kept."""
-    needed = min(4 * sum(map(os.path.getsize, paths)), model_files.MOST_IN_MEMORY)
-    place = tempfile.gettempdir()
-    if (free := shutil.disk_usage(place).free) < needed:
-        raise WriteError(f"{place}: {needed / 1e6:.1f} MB are needed, and {free / 1e6:.1f} MB are free")
+def _unwritten(left: Iterable[tuple[str, str]]) -> str | None:
+    """Return why ONNX Runtime could not write its answers. What was made without them is slower, and must not be kept."""
+    return next((why[why.index(UNWRITTEN) :] for _, why in left if UNWRITTEN in why), None)
 
 
 def _made(

@@ -21,13 +21,18 @@ EXPECTED = [0, 1, 2, 3, 4, 5, 6]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX's links, pipes, owners and modes of files")
 
 
+def too_late(*_):
+    pytest.fail("a session waits, for a pipe maybe")
+
+
 @pytest.fixture
 def _no_hang():
     """A session that waits for a pipe is a failure, and no test that never ends."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    before = signal.signal(signal.SIGALRM, too_late)
     signal.alarm(300)
     yield
     signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(params=["small", "large"])
@@ -92,6 +97,7 @@ WAYS = {
 @pytest.mark.by_default(1)
 def test_every_file_damaged_in_every_way(path, way):
     folder = path.parent / "cache"
+    entry = entry_of(folder)
     names = [each.relative_to(folder) for each in folder.rglob("*") if each.is_file()]
     assert {each.suffix for each in names} >= {".json", ".onnx", ".digests"}
     for name in names:
@@ -99,8 +105,31 @@ def test_every_file_damaged_in_every_way(path, way):
             WAYS[way](folder / name)
             for _ in range(2):
                 assert kept_result(path) == EXPECTED, name
+            with kept.opened(entry) as manifest:
+                assert manifest, name
         shutil.rmtree(folder)
         assert kept_result(path) == EXPECTED
+
+
+@posix
+@pytest.mark.usefixtures("_no_hang")
+@pytest.mark.parametrize("way", ["a folder", "a link", "a link to nothing", "a link to itself", "a pipe", "a subfolder"])
+def test_a_damaged_entry_whose_lock_is_no_file(path, way, caplog):
+    """It is made again, and nothing outside is removed."""
+    entry, precious = entry_of(path.parent / "cache"), path.parent / "precious" / "file"
+    precious.parent.mkdir()
+    precious.touch()
+    if way == "a subfolder":
+        (entry / "folder" / "folder").mkdir(parents=True)
+        (entry / "folder" / "link").symlink_to(precious.parent)
+    else:
+        WAYS[way](entry / "lock")
+    os.truncate(entry / "kept.json", 20)
+    assert kept_result(path) == EXPECTED
+    with kept.opened(entry) as manifest:
+        assert manifest
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+    assert precious.exists()
 
 
 def test_exchanged_entries(path):
@@ -175,29 +204,31 @@ def test_an_entry_that_becomes_a_link_while_it_is_removed(path, monkeypatch):
 
 
 @posix
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the rights of root")
-def test_temporary_folders_of_others_stay(tmp_path):
+def test_temporary_folders_of_others_stay(tmp_path, monkeypatch):
     """In a folder for all users, another one could put a link in the place of such a folder while it is being removed."""
-    folders = [tmp_path / f"{temporary.PREFIX}abcdefg{number}.tmp" for number in range(2)]
-    for folder in folders:
-        (folder / "files").mkdir(parents=True)
-        (folder / "in use").write_bytes(temporary._MARK)
-    os.chown(folders[0], 12345, 12345)
+    folder = tmp_path / f"{temporary.PREFIX}abcdefgh.tmp"
+    (folder / "files").mkdir(parents=True)
+    (folder / "in use").write_bytes(temporary._MARK)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 12345)
+        temporary.remove_left_behind(tmp_path)
+    assert (folder / "in use").exists()
     temporary.remove_left_behind(tmp_path)
-    assert [each.exists() for each in folders] == [True, False]
+    assert not folder.exists()
 
 
-def of_another(path):
+def of_another(path, patch):
     if os.geteuid():
-        pytest.skip("needs the rights of root")
-    os.chown(path, 12345, -1)
+        patch.setattr(os, "geteuid", lambda: 12345)
+    else:  # whose files are trusted whoever the user is
+        os.chown(path, 12345, -1)
 
 
-def writable(path):
+def writable(path, _):
     path.chmod(path.stat().st_mode | 0o020)
 
 
-def linked_folder(path):
+def linked_folder(path, _):
     if not path.is_dir():
         return linked(path)
     path.rename(path.with_name("elsewhere"))
@@ -207,13 +238,14 @@ def linked_folder(path):
 @posix
 @pytest.mark.parametrize("change", [of_another, writable, linked_folder])
 @pytest.mark.parametrize("part", ["folder", "manifest", "file"])
-def test_content_that_another_user_could_have_chosen(path, part, change):
+def test_content_that_another_user_could_have_chosen(path, part, change, monkeypatch):
     """It is not loaded: it may be code."""
     entry = entry_of(path.parent / "cache")
     kept.add(entry, "more", b"content")
     with kept.opened(entry) as manifest:
         assert kept.content_of(entry, manifest, "more") == b"content"
-        change({"folder": entry, "manifest": entry / kept._MANIFEST, "file": entry / manifest["more"]}[part])
+        changed = {"folder": entry, "manifest": entry / kept._MANIFEST, "file": entry / manifest["more"]}[part]
+        change(changed, monkeypatch)
         assert kept.content_of(entry, manifest, "more") is None
 
 
@@ -231,3 +263,20 @@ def test_a_mask_that_lets_others_write(path):
     with kept.opened(entry) as manifest:
         assert kept.content_of(entry, manifest, "more") == b"content"
     assert not any(each.stat().st_mode & 0o022 for each in (entry, *entry.iterdir()))
+
+
+@posix
+def test_an_entry_that_others_can_write_to(path, caplog, monkeypatch):
+    """Its user takes that right from them, and adds what is loaded then. Nothing is written where it would not be loaded."""
+    entry = entry_of(path.parent / "cache")
+    entry.chmod(0o777)
+    before = {each.name for each in entry.iterdir()}
+    with monkeypatch.context() as patch, caplog.at_level("INFO"):
+        patch.setattr(os, "fchmod", lambda *_: None)  # as on a file system without modes
+        kept.add(entry, "more", b"content")
+    assert f"{entry}: more cannot be kept: another user can write to it" in caplog.text
+    assert {each.name for each in entry.iterdir()} == before
+    kept.add(entry, "more", b"content")
+    assert entry.stat().st_mode & 0o777 == 0o755
+    with kept.opened(entry) as manifest:
+        assert kept.content_of(entry, manifest, "more") == b"content"

@@ -9,17 +9,20 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from kept_models import DOMAIN, entry_of, result, write
+from onnx_models import model
 from paths import MODELS
 
 import quark_numba
 from quark_numba import ModelError, catalog, cli
 from quark_numba.models import file_states, model_files, tensors
+from quark_numba.rewriting import fusions
 from quark_numba.session import initializers, kept, kept_names, prepared
 
 pytestmark = pytest.mark.compiled
@@ -222,19 +225,12 @@ def without_room_for_tensors(patch, folder):
     patch.setattr(Path, "write_bytes", failing(Path.write_bytes, in_cache, FULL))
 
 
-def without_room_for_temporary_files(patch, folder):
-    """ONNX Runtime cannot be asked, and the model would be kept as it is without the answers."""
-    free = {True: 0, False: 10**9}
-    patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, free[path == tempfile.gettempdir()]))
-
-
 UNWRITABLE = {
     "a file in its place": lambda patch, folder: folder.touch(),
     "a file in the place of its parent": lambda patch, folder: (folder.parent.rmdir(), folder.parent.touch()),
     "read-only": lambda patch, folder: patch.setattr(os, "mkdir", failing(os.mkdir, in_cache, "Read-only file system")),
     "no room": without_room,
     "no room for tensors": without_room_for_tensors,
-    "no room for temporary files": without_room_for_temporary_files,
     "no room for the manifest": lambda patch, folder: patch.setattr(
         Path, "write_text", failing(Path.write_text, in_cache, FULL)
     ),
@@ -256,6 +252,34 @@ def test_a_folder_that_cannot_be_written_to(path, cause, monkeypatch, caplog):
     del session
     assert not kept.entries(folder)
     assert not [*path.parent.rglob("quark_numba_*")]
+
+
+def begun_and_refused(_, options, *__):
+    """What ONNX Runtime does on a full disk."""
+    Path(options.optimized_model_filepath).touch()
+    raise RuntimeError("Protobuf serialization failed.")
+
+
+@pytest.mark.parametrize("cause", ["no folder", "no room"])
+def test_no_place_for_temporary_files(tmp_path, prepares, cause, monkeypatch, caplog):
+    """ONNX Runtime cannot give the answers without which regions are smaller. The model is prepared once, and not kept."""
+    folder, place = tmp_path / "cache", tmp_path / "temporary"
+    nodes = "v = Relu (x)", "q = QuantizeLinear (v, s)", "y = DequantizeLinear (q, s)"
+    scale = onnx.numpy_helper.from_array(np.float32(0.5), "s")
+    onnx.save(model(nodes, [("x", "float32", [4000])], ["y"], initializers=[scale]), tmp_path / "m.onnx")
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(place))
+        if cause == "no room":
+            place.mkdir()
+            full = vars(onnxruntime) | {"InferenceSession": begun_and_refused}
+            patch.setattr(fusions, "onnxruntime", SimpleNamespace(**full))
+        quark_numba.InferenceSession(tmp_path / "m.onnx", cache=folder)
+    (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert warning.startswith(f"{folder}: a model cannot be kept: a temporary file cannot be written: {place}: ")
+    assert len(prepares) == 1
+    assert not kept.entries(folder)
+    quark_numba.InferenceSession(tmp_path / "m.onnx", cache=folder)
+    assert entry_of(folder)
 
 
 LIMITED = """
