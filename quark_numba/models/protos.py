@@ -99,6 +99,16 @@ def load_tensors(
                 raise ValueError(f"{location}: {error.strerror or error}") from None
 
 
+def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:
+    """Return the tensor with its elements, which may be in a file of the folder. Raise ModelError if they cannot be read."""
+    if not uses_external_data(tensor):
+        return tensor
+    model = onnx.ModelProto()
+    model.graph.initializer.append(tensor)
+    load_tensors(model, folder)
+    return model.graph.initializer[0]
+
+
 def _read(tensor: onnx.TensorProto, folder: str) -> None:
     has_length = _info(tensor).length is not None
     external_data_helper.load_external_data_for_tensor(tensor, folder)
