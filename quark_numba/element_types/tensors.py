@@ -36,6 +36,7 @@ def to_tensor_proto(array: NDArray[Any], name: str = "") -> onnx.TensorProto:
     TypeError, ValueError
         Raised by onnx if it has no element type for the array's dtype. A masked array is refused.
     """
+    array = np.asanyarray(array)
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise TypeError("array is a masked array, and its mask would be lost; expected an array: write array.filled(...)")
     array = np.asarray(array)

@@ -122,15 +122,11 @@ def _build(
     done.mkdir()
     work.mkdir()
     library = NAME + targets.TARGETS[name].suffix
-    written = [*(f"{path.name}{end}" for path in paths for end in ("", ".data")), library, _README]
-    model_files.check_written([str(folder / file) for file in written], paths, (), "another folder")
-    for path in paths:
-        if optimize:
-            optimized(path).save(done / path.name)
-        else:
-            source = model_files.Source.open(path)
-            model_files.save(source.whole(), done / path.name, apart=source.is_apart, check=source.check)
-    needs = _needs([done / path.name for path in paths], standard_ops) if paths else _needs_of_quark()
+    models = [done / str(i) / path.name for i, path in enumerate(paths)]
+    read = [file for path, to in zip(paths, models, strict=True) for file in _write(path, to, optimize)]
+    files = [*done.glob("*/*"), done / library, done / _README]
+    model_files.check_written([str(folder / file.name) for file in files], (), read, "another folder")
+    needs = _needs(models, standard_ops) if paths else _needs_of_quark()
     for i, cpu in enumerate(cpus):
         machine, checks = targets.machine_of(name, cpu)
         part = work / cpu
@@ -139,9 +135,20 @@ def _build(
     targets.link(command, name, work, done / library)
     text = _readme(library, [path.name for path in paths], name, " or ".join(cpus))
     (done / _README).write_text(text, encoding="utf-8")
-    for file in done.iterdir():
+    for file in files:
         file.replace(folder / file.name)
     return folder / library
+
+
+def _write(path: Path, to: Path, optimize: bool) -> list[str]:
+    """Write a model as programs use it, and return the files that were read."""
+    to.parent.mkdir()
+    source = model_files.Source.of(path)
+    if optimize:
+        optimized(source).save(to)
+    else:
+        model_files.save(source.whole(), to, apart=source.is_apart, check=source.check)
+    return [str(path), *source.files]
 
 
 def _compile(job: targets.Job, name: str) -> None:

@@ -92,14 +92,22 @@ def _put(written: str, target: str, before: os.stat_result | None) -> None:
 
 
 def _rewrite(written: str, target: str, size: int) -> None:
-    """Change the content of a file, of this size, to that of another one. On a full disk the file stays as it is."""
-    with open(written, "rb") as source, open(target, "r+b") as file:
+    """Change the content of a file, of this size, to that of another one. On a full disk the file stays as it is if the system
+    and the file system have posix_fallocate, as on Linux; elsewhere it may lose its content."""
+
+    def opened(path: str, flags: int) -> int:
+        return os.open(path, flags & ~(os.O_CREAT | os.O_TRUNC))
+
+    mode = "r+b" if os.access(target, os.R_OK) else "wb"
+    with open(written, "rb") as source, open(target, mode, opener=opened) as file:
         needed = os.stat(written).st_size
         if needed and hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(file.fileno(), 0, needed)
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # of file systems that cannot do it
+            except BaseException as error:
+                # Of file systems that cannot do it; EBADF: nor read the file to do without.
+                lacking = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF
+                if not isinstance(error, OSError) or error.errno not in lacking:
                     file.truncate(size)
                     raise
         shutil.copyfileobj(source, file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Collection, Container, Iterator
 from typing import Any
 
@@ -85,10 +86,27 @@ def load_tensors(
     staying = [] if large else [each for each in model.graph.initializer if each.name not in leave and nbytes(each) > _LARGE]
     readers = [(tensor, _check_can_be_read) for tensor in staying if uses_external_data(tensor)]
     readers += [(tensor, _read) for tensor in _external(model, {*leave, *(tensor.name for tensor in staying)})]
+    place, checked = os.path.realpath(folder) if readers else "", set()
     for tensor, read in readers:
         with errors_named(f"{name}: tensor {tensor.name}", with_type=False):
-            _check_place(_info(tensor).location, os.fspath(folder))
-            read(tensor, os.fspath(folder))
+            location = _info(tensor).location
+            try:
+                if location not in checked:
+                    _check_place(location, place)
+                    checked.add(location)
+                read(tensor, os.fspath(folder))
+            except OSError as error:
+                raise ValueError(f"{location}: {error.strerror or error}") from None
+
+
+def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:
+    """Return the tensor with its elements, which may be in a file of the folder. Raise ModelError if they cannot be read."""
+    if not uses_external_data(tensor):
+        return tensor
+    model = onnx.ModelProto()
+    model.graph.initializer.append(tensor)
+    load_tensors(model, folder)
+    return model.graph.initializer[0]
 
 
 def _read(tensor: onnx.TensorProto, folder: str) -> None:
@@ -123,14 +141,19 @@ def _info(tensor: onnx.TensorProto) -> external_data_helper.ExternalDataInfo:
 
 
 def _check_place(location: str, folder: str) -> None:
-    """Raise an exception if a file is not in this folder, or has other names: older versions of onnx follow links."""
-    folder = os.path.join(os.path.realpath(folder), "")
+    """Raise an exception if a file is not in this folder, a real path, or has other names: older versions of onnx follow
+    links."""
     named = os.path.join(folder, location)
-    path = os.path.normcase(os.path.realpath(named))
-    if path != os.path.normcase(os.path.normpath(named)) or not path.startswith(os.path.normcase(folder)):
-        raise ValueError(f"{location!r} leads out of the folder of the model, or through a link")
-    if os.stat(path).st_nlink > 1:
-        raise ValueError(f"{location!r} is a folder, or has several hard links")
+    path = os.path.normpath(named)
+    if not os.path.normcase(os.path.join(path, "")).startswith(os.path.normcase(os.path.join(folder, ""))):
+        raise ValueError(f"{location!r} is outside of the folder of the model; expected a file in it")
+    if os.path.normcase(os.path.realpath(named)) != os.path.normcase(path):
+        raise ValueError(f"{location!r} leads through a link; expected a file without links")
+    state = os.stat(path)
+    if stat.S_ISDIR(state.st_mode):
+        raise ValueError(f"{location!r} is a folder; expected a file")
+    if state.st_nlink > 1:
+        raise ValueError(f"{location!r} has {state.st_nlink} hard links; expected a file with one")
 
 
 def _check_can_be_read(tensor: onnx.TensorProto, folder: str) -> None:

@@ -212,13 +212,23 @@ def optimized(
 
 
 def _check_acyclic(graph: ir.Graph) -> None:
-    """Raise ModelError if a node takes its own result: the passes follow values from node to node."""
-    takes = {
-        node: [maker for value in node.inputs if value is not None and (maker := value.producer())]
-        for node in ir.traversal.RecursiveGraphIterator(graph)
-    }
+    """Raise ModelError if a node takes its own result, in its subgraphs too: the passes follow values from node to node."""
+    takes: dict[ir.Node, list[ir.Node]] = {}
+    _add_taken(graph, takes)
     try:
         graphlib.TopologicalSorter(takes).prepare()
     except graphlib.CycleError as error:
         names = " -> ".join(node.name or str(node.outputs[0].name if node.outputs else node.op_type) for node in error.args[1])
         raise ModelError(f"not a valid model: nodes take their own results: {names}") from None
+
+
+def _add_taken(graph: ir.Graph, takes: dict[ir.Node, list[ir.Node]]) -> None:
+    """Add, for each node of a graph and its subgraphs, those that have to run before it is done: those of its subgraphs too."""
+    of_graphs = {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
+    for node in graph:
+        takes[node] = [maker for value in node.inputs if value is not None and (maker := value.producer())]
+        for attribute in node.attributes.values():
+            if attribute.type in of_graphs:
+                for subgraph in attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]:
+                    takes[node] += subgraph
+                    _add_taken(subgraph, takes)

@@ -87,6 +87,21 @@ def test_a_weight_that_is_an_output(tmp_path):
 
 
 @pytest.mark.usefixtures("is_large")
+def test_an_output_in_a_longer_file_without_a_length(tmp_path):
+    weight = np.random.default_rng(1).normal(0, 1, (200, 100)).astype(np.float32)
+    nodes = ["d = com.amd.quark.MXQuantizeDequantize (x)", "y = Add (d, w)"]
+    content = model(nodes, [("x", "float32", [200, 100])], ["y", "w"], initializers=floats(w=weight))
+    whole = quark_numba.analyze(content, RandomData(1))
+    (tmp_path / "w").write_bytes(2 * weight.tobytes())
+    (tensor,) = content.graph.initializer
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="w")
+    (tmp_path / "m.onnx").write_bytes(content.SerializeToString())
+    assert quark_numba.analyze(tmp_path / "m.onnx", RandomData(1)) == whole
+
+
+@pytest.mark.usefixtures("is_large")
 @pytest.mark.parametrize("has_types", [True, False])
 def test_weights_that_are_inputs_too(has_types, tmp_path):
     """In IR version 3 all are."""

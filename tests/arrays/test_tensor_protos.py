@@ -117,6 +117,10 @@ def test_other_types_go_through_onnx(array):
 def test_wrong_input():
     with pytest.raises(TypeError, match="tensor is a ndarray; expected"):
         quark_numba.from_tensor_proto(np.zeros(3))
+    masked = np.ma.masked_array([1.0, 2.0], [0, 1])
+    for array in (masked, type("Variable", (), {"__array__": lambda *_, **__: masked})()):
+        with pytest.raises(TypeError, match="array is a masked array"):
+            quark_numba.to_tensor_proto(array)
     segment = TensorProto.Segment(begin=0, end=1)
     for message, fields in (
         (r"'t' has 12 bytes; expected 16 for dims \(4,\)", {"data_type": 1, "dims": [4], "raw_data": bytes(12)}),

@@ -1,5 +1,6 @@
 """The files that the command writes: through links, into devices and pipes, and with the right modes."""
 
+import mmap
 import os
 import shutil
 import stat
@@ -15,6 +16,7 @@ from paths import MODELS
 from rewritten_models import floats
 
 from quark_numba import cli
+from quark_numba.models import files
 
 pytestmark = [pytest.mark.compiled, pytest.mark.skipif(os.name != "posix", reason="links, pipes and modes of POSIX")]
 
@@ -122,6 +124,29 @@ def test_links_are_followed(optimize, tmp_path):
     assert (tmp_path / "new.onnx").is_file()
 
 
+def test_a_file_with_two_names_that_may_only_be_written(tmp_path):
+    target = tmp_path / "target"
+    target.write_bytes(b"before, and longer")
+    os.link(target, tmp_path / "hard")
+    target.chmod(0o200)
+    files.write(target, b"after")
+    target.chmod(0o600)
+    assert (tmp_path / "hard").read_bytes() == b"after"
+
+
+def test_an_interrupt_before_a_file_with_two_names_is_written(tmp_path, monkeypatch):
+    def fallocate(file, offset, size):
+        os.truncate(file, size)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate, raising=False)
+    (tmp_path / "target").write_bytes(b"before")
+    os.link(tmp_path / "target", tmp_path / "hard")
+    with pytest.raises(KeyboardInterrupt):
+        files.write(tmp_path / "target", b"what comes after")
+    assert (tmp_path / "hard").read_bytes() == b"before"
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
 def test_new_files_follow_the_mask(optimize, tmp_path, monkeypatch, mask):
     from quark_numba.models import model_files
@@ -164,6 +189,7 @@ def test_a_full_device(optimize, capsys):
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
 
 
+MODEL_PAGES = -(-7 * 4096 // mmap.PAGESIZE)
 FULL = """
 import os, sys
 from pathlib import Path
@@ -184,13 +210,13 @@ assert os.stat("double").st_nlink == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("free", "outs"), [(2, ["single", "double", "new"]), (14, ["double"])])
+@pytest.mark.parametrize(("free", "outs"), [(2, ["single", "double", "new"]), (2 * MODEL_PAGES, ["double"])])
 def test_a_full_disk(free, outs, tmp_path):
     """What was there before stays, also behind a second name, and nothing else is left. Of `free` pages the files take 2 and
-    the model 7, twice where its content has to go into a file that stays."""
+    the model MODEL_PAGES, twice where its content has to go into a file that stays."""
     (tmp_path / "disk").mkdir()
-    rest = str((32 - free) * 4096)
-    inner = 'mount -t tmpfs -o size=128k tmpfs "$1" && shift && exec "$@"'
+    rest = str((32 - free) * mmap.PAGESIZE)
+    inner = f'mount -t tmpfs -o size={32 * mmap.PAGESIZE} tmpfs "$1" && shift && exec "$@"'
     words = ["unshare", "-rm", "sh", "-c", inner, "sh", tmp_path / "disk"]
     if not shutil.which("unshare") or subprocess.run([*words, "true"], capture_output=True).returncode:
         pytest.skip("no small disk can be made")

@@ -216,6 +216,18 @@ def test_nodes_that_take_their_own_results():
                 use(broken)
 
 
+def test_subgraphs_that_take_the_results_of_their_node():
+    value = helper.make_tensor_value_info("v", TensorProto.FLOAT, None)
+    branch = helper.make_graph([helper.make_node("Identity", ["r"], ["v"], "inner")], "branch", [], [value])
+    nodes = [
+        helper.make_node("If", ["c"], ["q"], "outer", then_branch=branch, else_branch=branch),
+        helper.make_node("Relu", ["q"], ["r"], "after"),
+        node(QUANTIZE, ["r", "s"]),
+    ]
+    with pytest.raises(ModelError, match=r"nodes take their own results: (outer -> )?after -> inner -> outer"):
+        optimize(scaled(nodes, inputs=[("c", "bool", []), "s"]))
+
+
 def test_what_analyze_finds_in_broken_models():
     x = {"x": np.ones((1, 3), np.float32)}
     broken = scaled([node(QUANTIZE, ["x", "s"], ["q"]), node(DEQUANTIZE, ["q", "s"]), helper.make_node("Constant", [], [])])

@@ -22,7 +22,7 @@ from quark_numba.library import build
 pytestmark = [pytest.mark.compiled, pytest.mark.skipif(os.name != "posix", reason="links and pipes of POSIX")]
 
 DOMAIN = "com.amd.quark"
-SECONDS = 60
+SECONDS = 300
 VALUE, SECRET = 3.0, 7.0
 
 # The numbers of rows, of 100 floats, of a tensor that is read at once, and of one that stays in its file.
@@ -265,6 +265,25 @@ def child():
 @pytest.mark.by_default(6)
 def test_tensors_in_files(entries, place, rows, child):
     assert child.call((place, rows, entries)) == []
+
+
+@pytest.mark.parametrize("rows", [SMALL, LARGE])
+def test_why_a_file_is_refused(rows, tmp_path):
+    folder = make_folder(tmp_path, rows)
+    reasons = {
+        "hard": "'hard' has 2 hard links; expected a file with one",
+        "link": "'link' leads through a link; expected a file without links",
+        "folder/../w": "'folder/../w' leads through a link; expected a file without links",
+        "sub": "'sub' is a folder; expected a file",
+        "../secret": "'../secret' is outside of the folder of the model; expected a file in it",
+        "missing": "missing: No such file or directory",
+        "w/x": "w/x: Not a directory",
+    }
+    for location, reason in reasons.items():
+        (folder / "m.onnx").write_bytes(model_with(initializer, rows, [("location", location)]).SerializeToString())
+        with pytest.raises(ModelError) as error:
+            quark_numba.optimize(folder / "m.onnx")
+        assert str(error.value) == f"{folder / 'm.onnx'}: tensor w: {reason}"
 
 
 def try_a_path(kind, found):

@@ -36,7 +36,8 @@ from text_graphs import text_model
 
 from quark_numba import ModelError, build_library
 from quark_numba.cli import main
-from quark_numba.library import targets
+from quark_numba.library import build, targets
+from quark_numba.models import model_files
 
 pytestmark = linked
 zig = pytest.mark.skipif(not HAS_ZIG, reason="ziglang only")
@@ -370,7 +371,8 @@ def test_wrong_arguments(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.onnx", "b.onnx.data", "quark_operators.so", "README.txt"])
-def test_no_file_of_a_library_replaces_a_model(name, tmp_path):
+def test_no_file_of_a_library_replaces_a_model(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_files, "_MOST_BYTES", -1)
     out = tmp_path / "out"
     out.mkdir()
     one, other = small(tmp_path).rename(tmp_path / "a.onnx"), tmp_path / "b.onnx"
@@ -383,7 +385,8 @@ def test_no_file_of_a_library_replaces_a_model(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["small.onnx.data", "quark_operators.so", "README.txt"])
-def test_models_with_the_names_of_other_files(name, tmp_path):
+def test_models_with_the_names_of_other_files(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_files, "_MOST_BYTES", -1)
     (tmp_path / name).write_bytes(small(tmp_path).read_bytes())
     with pytest.raises(ModelError, match=rf"{name}: to be written twice; expected different files"):
         build_library([tmp_path / "small.onnx", tmp_path / name], tmp_path / "new" / "out")
@@ -396,6 +399,18 @@ def test_a_folder_in_the_place_of_a_file(name, tmp_path):
     with pytest.raises(ModelError, match=rf"{name}: Is a directory"):
         build_library(small(tmp_path), tmp_path / "out")
     assert [each.name for each in (tmp_path / "out").iterdir()] == [name]
+
+
+def test_a_folder_named_like_a_file_of_tensors(tmp_path, monkeypatch):
+    """It is in the way only if that file is written."""
+    (tmp_path / "out" / "small.onnx.data").mkdir(parents=True)
+    monkeypatch.setattr(build, "_needs", lambda models, standard_ops: [])
+    monkeypatch.setattr(build, "_compile", lambda job, name: None)
+    monkeypatch.setattr(targets, "link", lambda command, name, work, library: library.touch())
+    build_library(small(tmp_path), tmp_path / "out")
+    monkeypatch.setattr(model_files, "_MOST_BYTES", -1)
+    with pytest.raises(ModelError, match=r"small\.onnx\.data: Is a directory"):
+        build_library(tmp_path / "small.onnx", tmp_path / "out")
 
 
 def test_no_linker(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ _MEMORY = 12 << 30
 
 def _serve(connection, function, errors):
     """Call the function with arguments from a connection until it is closed. What libraries print goes to a file."""
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows has no limits, and some systems refuse this one
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
@@ -34,7 +34,8 @@ class Child:
 
     def __init__(self, function, seconds):
         self.function, self.seconds = function, seconds
-        self.errors = tempfile.NamedTemporaryFile(suffix=".txt")  # noqa: SIM115
+        file, self.errors = tempfile.mkstemp(suffix=".txt")
+        os.close(file)
         self._start()
 
     def __enter__(self):
@@ -44,18 +45,18 @@ class Child:
         self.connection.close()
         self.process.kill()
         self.process.join()
-        self.errors.close()
+        os.unlink(self.errors)
 
     def _start(self):
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other, self.function, self.errors.name))
+        self.process = context.Process(target=_serve, args=(other, self.function, self.errors))
         self.process.start()
         other.close()
 
     def call(self, argument):
         """Return the findings of a call. If the process ends or hangs, that is the finding, with the step."""
-        step, size = "start", os.path.getsize(self.errors.name)
+        step, size = "start", os.path.getsize(self.errors)
         try:
             self.connection.send(argument)
             while self.connection.poll(self.seconds):
@@ -66,7 +67,7 @@ class Child:
             finding = f"{step}: no end after {self.seconds} seconds"
         except (EOFError, OSError):
             self.process.join()
-            with open(self.errors.name, "rb") as file:
+            with open(self.errors, "rb") as file:
                 file.seek(size)
                 printed = file.read()[-500:].decode(errors="replace").strip()
             finding = f"{step}: the process ends with exit code {self.process.exitcode}: {printed}"

@@ -19,7 +19,7 @@ from onnx.external_data_helper import uses_external_data
 from ...element_types.tensors import from_tensor_proto
 from ...errors import ModelError, errors_named
 from ...models import model_files
-from ...models.protos import used_names
+from ...models.protos import in_memory, used_names
 from ...rewriting.nodes import Left, have_same_bits
 from ...running import sessions
 from ...running.inputs import inputs_of
@@ -224,7 +224,7 @@ class _Builder:
                 tensor = next((each.t for each in self.constant_nodes[output.name].attribute if each.name == "value"), None)
             if tensor is not None:
                 with errors_named("the model", with_type=False):
-                    found[output.name] = from_tensor_proto(tensor, self.twin.folder)
+                    found[output.name] = from_tensor_proto(in_memory(tensor, self.twin.folder))
         return found
 
     def parts(self) -> Iterator[Part]:
