@@ -136,6 +136,7 @@ for number in range({count}):
     )
 
 
+@pytest.mark.slow
 @sizes("steps", 2, slow=8, exhaustive=100)
 def test_less_room_than_a_model_needs(steps, tmp_path):
     """Whatever file the system refuses, a session has the right results. What is kept is what is kept with enough room. There

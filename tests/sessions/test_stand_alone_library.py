@@ -81,7 +81,7 @@ def test_the_same_bits_without_this_package(library, threads, tmp_path):
     check_bits(library, models_beside(library), threads, tmp_path)
 
 
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_symbols(library):
     """An independent reader finds one export, nothing of Python's or of Numba's, and no function that runs at loading."""
     with open(library, "rb") as file:
