@@ -142,10 +142,10 @@ def try_uses(seed, found):
 
 
 def is_clean(error):
-    """Whether an exception is one of this package or of ONNX Runtime."""
+    """Whether an exception is one of this package or of ONNX Runtime, or says that a tensor is too large for the child."""
     import quark_numba
 
-    return isinstance(error, quark_numba.ModelError) or type(error).__module__.startswith("onnxruntime")
+    return isinstance(error, (quark_numba.ModelError, MemoryError)) or type(error).__module__.startswith("onnxruntime")
 
 
 def is_of_text(error):
