@@ -45,6 +45,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except (ModelError, MissingPackageError) as error:
         tell("red", "error", error)
         return 1
+    except MemoryError as error:
+        tell("red", "error", f"there is not enough memory: {error}")
+        return 1
     except OSError as error:  # from writing the output: the disk is full, or the reader has closed the pipe
         is_closed = isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL)
         if not is_closed:

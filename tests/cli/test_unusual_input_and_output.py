@@ -403,3 +403,12 @@ def test_ctrl_c_waits_for_the_end_of_an_import(tmp_path, monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
     assert sys.modules.pop("interrupted_module").is_whole
+
+
+def test_no_memory(twice, terminal, monkeypatch, tmp_path):
+    def optimized(*_, **__):
+        raise MemoryError("Unable to allocate 8.00 GiB")
+
+    monkeypatch.setattr("quark_numba.rewriting.optimize.optimized", optimized)
+    error = terminal.error("optimize", twice, tmp_path / "out.onnx")
+    assert "error: there is not enough memory: Unable to allocate 8.00 GiB" in error
