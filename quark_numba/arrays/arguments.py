@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..element_types import ELEMENT_TYPES, FLOAT32, ElementType, names
-from ..element_types.operands import INT64, find_any
+from ..element_types.operands import INT64, check_has_no_mask, find_any
 from ..errors import reraise_of_signal_handler
 from .chunks import check_is_of_numpy, is_lazy
 from .labels import unlabelled
@@ -134,11 +134,6 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
         least = ", and no closer to 0 than its smallest positive number" if is_scale and np.any((back == 0) & wrong) else ""
         raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}{least}")
     return cast
-
-
-def check_has_no_mask(value: Any, name: str) -> None:
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, and its mask would be lost; expected an array: write {name}.filled(...)")
 
 
 # DLPack's numbers for memory of the CPU: not pinned, pinned by CUDA, pinned by ROCm.

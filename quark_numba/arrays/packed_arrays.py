@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..element_types import ElementType, find, packing
+from ..element_types.operands import check_has_no_mask
 from ..element_types.packing import packed_size
 from .arguments import array as array_of
-from .arguments import check_has_no_mask
 from .chunks import Result, check_is_of_numpy, check_sizes, is_lazy, map_chunks
 from .labels import unlabelled
 

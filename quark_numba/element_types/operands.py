@@ -1,5 +1,5 @@
-"""int64, the element type of operands that are numbers, such as bit widths. No operator quantizes to it or from it, so that it
-is no row of the table."""
+"""What operands may be beside arrays of the table's types: numbers in int64, such as bit widths, to or from which no operator
+quantizes. Masked arrays they may not be."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def find_any(specification: Any) -> ElementType | None:
         return INT64
     is_int64 = isinstance(specification, (int, str)) and specification in (INT64.number, INT64.name)
     return INT64 if is_int64 else find(specification)
+
+
+def check_has_no_mask(value: Any, name: str) -> None:
+    """Raise TypeError for a masked array."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, and its mask would be lost; expected an array: write {name}.filled(...)")

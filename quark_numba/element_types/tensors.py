@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import external_data_helper, numpy_helper
 
 from . import FLOAT32, FLOAT64, ElementType, find
+from .operands import check_has_no_mask
 from .packing import pack, packed_size, unpack
 
 
@@ -37,8 +38,7 @@ def to_tensor_proto(array: NDArray[Any], name: str = "") -> onnx.TensorProto:
         Raised by onnx if it has no element type for the array's dtype. A masked array is refused.
     """
     array = np.asanyarray(array)
-    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
-        raise TypeError("array is a masked array, and its mask would be lost; expected an array: write array.filled(...)")
+    check_has_no_mask(array, "array")
     array = np.asarray(array)
     element_type = _known(array.dtype)
     if element_type is None:

@@ -44,6 +44,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 # A model, its facts, and why it must not be kept, if so. The model is bytes, a path, or None: the original.
 Made = tuple[str | bytes | None, dict[str, Any], str | None]
+Kept = tuple[str | bytes | None, dict[str, Any]]
 
 
 def folder_of(given: bool | str | os.PathLike[str]) -> Path:
@@ -225,7 +226,7 @@ def _write(path: Path, content: bytes) -> None:
         written.replace(path)
 
 
-def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None], Made]) -> Made:
+def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None], Made]) -> Kept:
     """Return the path of a kept model, which exists until `files` are closed, and the facts that were kept with it. If there is
     none, make and keep it.
 
@@ -234,7 +235,7 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
     manifest = files.enter_context(opened(entry))
     if manifest:
         remove_left_behind(entry.parent)
-        return str(entry / manifest["file"]), manifest["facts"], None
+        return str(entry / manifest["file"]), manifest["facts"]
     limit()  # raises ModelError
     made = None
     try:
@@ -247,17 +248,17 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
         reason = getattr(error, "strerror", None) or error
     manifest = files.enter_context(opened(entry))  # another process may have made it meanwhile
     if manifest:
-        return str(entry / manifest["file"]), manifest["facts"], None
+        return str(entry / manifest["file"]), manifest["facts"]
     _log.warning("%s: a model cannot be kept: %s", entry.parent, reason)
-    return made or make(files, None)
+    return (made or make(files, None))[:2]
 
 
-def _keep(entry: Path, made: Made, files: ExitStack) -> Made:
+def _keep(entry: Path, made: Made, files: ExitStack) -> Kept:
     """Make an entry of a model and its facts, and return them as they are there. Nobody removes the entry until `files` are
     closed. Raise OSError if it cannot be written, or if there is an entry by now, and WriteError if it must not be kept."""
     model, facts, why_not = made
     if model is None:
-        return made
+        return model, facts
     if why_not:
         raise WriteError(why_not)
     if isinstance(model, bytes):
@@ -281,7 +282,7 @@ def _keep(entry: Path, made: Made, files: ExitStack) -> Made:
     if os.name != "posix":
         files.enter_context((entry / _LOCK).open("rb"))
     make_room(entry.parent, apart_from=entry)
-    return str(entry / path.name), facts, None
+    return str(entry / path.name), facts
 
 
 def _is_own(entry: Path) -> bool:

@@ -80,7 +80,7 @@ def prepared(
         else:
             original, place = os.path.abspath(read.path), kept.folder_of(cache)
             name = kept_names.key(place, [read.path, *read.files], facts(options, providers, replaced, how))
-            result = Prepared.of_json(*kept.kept(files, place / name, make)[:2])
+            result = Prepared.of_json(*kept.kept(files, place / name, make))
         read.forget()
         yield result
 
