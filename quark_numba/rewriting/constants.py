@@ -17,7 +17,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..catalog import OPERATORS
 from ..compiling.threads import on_one_thread
 from ..declaration import Affine, BlockRoundTrip, Dequantize, DynamicQuantize, FakeQuantize, Meaning, Quantize, Tensor
 from ..element_types import FLOAT32, find
@@ -44,7 +43,7 @@ def rewrite(graph: Graph) -> None:
 def fold_scales(graph: Graph) -> None:
     """Fold the nodes that compute nothing but scales of other nodes."""
     known: Known = {}
-    graph.each(lambda node, meaning: _compute(graph, node, meaning, known) if _is_scale(node) else None)
+    graph.each(lambda node, meaning: _compute(graph, node, meaning, known) if _is_scale(graph, node) else None)
 
 
 def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: Known) -> None:
@@ -72,7 +71,7 @@ def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: 
             graph.remember(kept.y, *outputs)  # nodes behind it may be folded, and it be removed with them
             graph.reasons[kept] = KEPT
             return
-    if graph.keep_quantized_weights and isinstance(meaning, Dequantize) and not _is_scale(node):
+    if graph.keep_quantized_weights and isinstance(meaning, Dequantize) and not _is_scale(graph, node):
         quantize = graph.node(node.x.producer())
         if quantize:
             codes = graph.tensor(node.x)
@@ -82,11 +81,10 @@ def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: 
     graph.make_constant(node, outputs, CONSTANT)
 
 
-def _is_scale(node: Node) -> bool:
+def _is_scale(graph: Graph, node: Node) -> bool:
     """Whether a node computes nothing but scales of other nodes. Their codes are kept, and not the node's own."""
-    users = node.y.uses()
-    own = (OPERATORS.find(user.domain, user.op_type) for user, _ in users)
-    return bool(users) and all(index == 1 for _, index in users) and all(own)
+    uses = node.y.uses()
+    return bool(uses) and all(index > 0 and graph.meaning(graph.node(user)) for user, index in uses)
 
 
 def _remember(graph: Graph, node: Node, outputs: Sequence[ir.TensorProtocol]) -> None:

@@ -161,6 +161,16 @@ def test_codes_are_kept():
     assert result.model.ByteSize() < 0.3 * before.ByteSize()
 
 
+def test_codes_stay_kept_where_a_region_reads_them():
+    """The second input of a region, unlike that of a quantize node, is not a scale, whose dequantize node would be folded."""
+    initializers = [constant("weight", np.resize(np.float32([1, -2, 30]), X.shape)), *scale_and_zero_point()]
+    nodes = [*pair("weight", "codes", "w"), *pair("x", "codes2", "y"), "z = Add (y, w)"]
+    result = assert_rewritten(
+        model(nodes, ["x"], ["z"], initializers=initializers), [DQ, "Region"], {"x": X}, keep_quantized_weights=True
+    )
+    assert optimized(result.model, keep_quantized_weights=True).model.graph == result.model.graph
+
+
 def test_invalid_nodes_are_left():
     """A node that ONNX Runtime refuses is not folded: its zero point has a type that the operator lacks, or its `output_dtype`
     is another type."""

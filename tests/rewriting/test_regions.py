@@ -283,7 +283,7 @@ def graphs(draw):
         what = draw(st.sampled_from(kinds))
         if what == "blocks":
             if len(shape) < 2:
-                continue
+                source, shape = "x", values["x"]
             name, axis = draw(st.sampled_from([block] * 8 + [*BFP, *MX])), draw(st.sampled_from([1] * 4 + [0, -1]))
             nodes.append(block_node(source, f"v{i}", name, axis))
         elif what == ROUND_TRIP:
@@ -309,7 +309,7 @@ def graphs(draw):
     assume(nodes)
     produced = [node.output[0] for node in nodes]
     outputs = {produced[-1], *draw(st.lists(st.sampled_from(produced), max_size=1))}
-    known = draw(st.booleans())
+    known = draw(st.sampled_from([True, True, True, False]))  # blocks of unknown shapes are not merged
     graph_inputs = [(name, "float32", shape if known else [None] * len(shape)) for name, shape in inputs.items()]
     graph_inputs.append(("h", "float16", half))
     source = model(nodes, graph_inputs, sorted(outputs), initializers=initializers, opset=18)
