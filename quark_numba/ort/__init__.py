@@ -31,7 +31,7 @@ def register(
     session_options: onnxruntime.SessionOptions, *, backend: Backend | None = None, standard_ops: bool = False
 ) -> Backend:
     """Register the operators of Quark, and those that `optimize` writes, for the sessions that are created with
-    `session_options`. ``quark-numba types`` lists them: the domains are com.amd.quark, com.vai.quantize, quark_numba and trt.
+    `session_options`. ``quark-numba types`` lists them, all but those of ONNX's own domain.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def register(
         None: native if it is available, else extensions, with a RuntimeWarning.
     standard_ops : bool
         Also replace ONNX Runtime's QuantizeLinear and DequantizeLinear (native only; ONNX Runtime 1.31 or later). The
-        replacements have all types of opset 10 to 25. Its CPU provider refuses bfloat16 and float4e2m1 data, bfloat16 and
+        replacements have all types of opset 10 to 28. Its CPU provider refuses bfloat16 and float4e2m1 data, bfloat16 and
         float8e8m0 scales, int32 x, `precision` and `output_dtype`. This also sets `session.disable_quant_qdq` and
         `optimization.disable_specified_optimizers`, unless `session_options` have these entries. Otherwise ONNX Runtime would
         fuse quantization nodes with their neighbours into integer operators, which lack these types. So the model computes in
