@@ -75,6 +75,7 @@ def test_weights_are_read_one_at_a_time(tmp_path, monkeypatch):
     assert len(numbers) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("is_large")
 def test_a_weight_that_is_an_output(tmp_path):
     weight = np.random.default_rng(1).normal(0, 1, (40, 30))
@@ -126,6 +127,7 @@ def test_tensors_in_several_files(tmp_path):
     assert len(digest) == 65
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("is_large")
 def test_a_file_that_disappears(tmp_path):
     path = large("bf16", tmp_path / "model")
@@ -139,6 +141,7 @@ def test_a_file_that_disappears(tmp_path):
         quark_numba.analyze(path, feeds)
 
 
+@pytest.mark.slow
 def test_a_small_model_is_read_at_once(tmp_path):
     """Its file may change afterwards."""
     path = large("bf16", tmp_path / "model")
@@ -152,6 +155,7 @@ def test_a_small_model_is_read_at_once(tmp_path):
     assert quark_numba.analyze(path, feeds) == quark_numba.analyze(path_of("bf16"), FEEDS)
 
 
+@pytest.mark.slow
 def test_a_reference_is_not_read_as_a_whole(tmp_path, request):
     """Nor does a model in memory lose its tensors."""
     request.getfixturevalue("is_large")
@@ -161,6 +165,7 @@ def test_a_reference_is_not_read_as_a_whole(tmp_path, request):
     assert reference.proto.ByteSize() < size + 100
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_that_is_too_large_for_one_file(monkeypatch):
     monkeypatch.setattr(model_files, "_MOST_BYTES", 2000)
     content = onnx.load(path_of("bf16"))
@@ -171,6 +176,7 @@ def test_a_model_in_memory_that_is_too_large_for_one_file(monkeypatch):
     assert found == [quark_numba.evaluate(content, FEEDS)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("is_large")
 @pytest.mark.parametrize("call", [quark_numba.analyze, quark_numba.evaluate])
 def test_a_file_that_changes(call, tmp_path):

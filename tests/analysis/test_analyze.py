@@ -169,6 +169,7 @@ def test_sums_are_those_of_all_tensors(variant):
     assert all(each.sqnr_db > 100 for each in analysis.optimizations) or variant == "a8w8"
 
 
+@pytest.mark.slow
 def test_sources_and_threads_give_the_same(tmp_path):
     np.savez(tmp_path / "stack.npz", x=X.reshape(3, 2, *X.shape[1:]))
     folder = tmp_path / "folder"
@@ -328,6 +329,7 @@ def test_what_if():
     assert points[-1].bits == pytest.approx(8.25 * elements)
 
 
+@pytest.mark.slow
 def test_what_if_of_a_small_model():
     reference, quantized = float_network()
     found = quark_numba.analyze(quantized, FEEDS, reference, what_if=["bfp16", "mx4"])
@@ -341,6 +343,7 @@ def test_what_if_of_a_small_model():
         quark_numba.analyze(quantized, FEEDS, what_if=["mxfp8"])
 
 
+@pytest.mark.slow
 def test_extended_operators_in_subgraphs_and_functions():
     """Tensors in a local function are measured. Tensors in a subgraph are listed, and are float in the twin."""
 
@@ -510,6 +513,7 @@ def test_saturated_in_blocks(operator, attributes, numbers, shape, axis):
     assert tensor.own_sqnr_db == pytest.approx(decibels(x, own.astype(np.float64) - x))
 
 
+@pytest.mark.slow
 def test_page(tmp_path):
     """The page is one file that loads nothing. Its text is escaped, and it contains its plots."""
     name = "<b>&$.onnx" if os.name == "posix" else "&$.onnx"  # Windows allows no < and > in names
@@ -592,6 +596,7 @@ def test_branches_and_outputs_that_are_constants():
     assert {each.name: each.off_sqnr_db for each in found.sweep}["a"] == math.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_optimised", [False, True])
 def test_blocks_with_computed_scales(is_optimised, tmp_path):
     """Activations in NVFP4 are measured, whether a model has three nodes for each or one. The scales of weights are no tensors

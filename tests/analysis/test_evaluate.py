@@ -102,6 +102,7 @@ def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16", "mx9", "mxfp8"])
+@pytest.mark.by_default(2)
 def test_without_a_reference_the_model_itself_is_it(variant):
     """The twin has the weights of the float model, and gives its outputs."""
     twin = float_twin.make_twin(float_twin.load(path_of(variant))).model
@@ -111,6 +112,7 @@ def test_without_a_reference_the_model_itself_is_it(variant):
 
 
 @pytest.mark.parametrize(("variant", "agreement_db"), [("i32", 120), ("u32", 120), ("a8w8", 60)])
+@pytest.mark.by_default(1)
 def test_a_reference_gives_weights_and_activation_functions(variant, agreement_db):
     """The model has only codes of its weights, and a Relu or a Clip is part of the codes' range. The reference gives both."""
     twin = float_twin.make_twin(float_twin.load(path_of(variant)), float_twin.load(FLOAT))
@@ -189,7 +191,7 @@ def wrong_files(folder):
         (3, {}, "the data: a int; expected an iterable of feeds"),
     ],
 )
-@pytest.mark.by_default(12)
+@pytest.mark.by_default(3)
 def test_wrong_data(source, options, message, tmp_path, monkeypatch):
     """Wrong data are refused before anything runs, except for an error that a function raises later."""
     wrong_files(tmp_path)
@@ -256,6 +258,7 @@ def test_command(terminal):
     assert f"output save_infer_model/scale_0.tmp_1 has an SQNR of {sqnr:.1f} dB" in error
 
 
+@pytest.mark.slow
 def test_run_over_data(terminal, tmp_path):
     arguments = ["run", BF16, "--reference", FLOAT, "--runs", "1"]
     np.save(tmp_path / "x.npy", X)

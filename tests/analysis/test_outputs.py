@@ -137,6 +137,7 @@ def test_types_that_numpy_lacks(tmp_path, terminal):
     assert "output wide is bfloat16, which .npz files cannot hold" in terminal.error(*words)
 
 
+@pytest.mark.slow
 def test_commands(path, tmp_path, terminal):
     pytest.importorskip("matplotlib")
     for words in (["evaluate"], ["analyze", "--html", str(tmp_path / "page.html")]):

@@ -24,7 +24,7 @@ every_type = pytest.mark.parametrize("name", oracle.TYPES)
     + [((300, 400), 0), ((300, 400), 1), ((2, 70000), 0), ((1, 5), 0), ((5, 1), 0)],
     ids=str,
 )
-@pytest.mark.by_default(10)
+@pytest.mark.by_default(4)
 def test_per_axis(name, shape, axis, with_zero_point):
     rng = np.random.default_rng(5)
     length = shape[axis]
@@ -40,6 +40,7 @@ def test_per_axis(name, shape, axis, with_zero_point):
     oracle.assert_same_bits(dequantize(codes, scale, zero_point, axis=axis), oracle.dequantize(codes, *along, name))
 
 
+@pytest.mark.slow
 def test_output_type():
     x = np.array([1.0, 300.0], np.float32)
     assert quantize(x, 1.0, dtype="u2").dtype == np.uint16
@@ -59,6 +60,7 @@ def spellings(name):
 
 
 @every_type
+@pytest.mark.by_default(3)
 def test_spellings_of_the_output_of_quantize(name):
     for spelling in spellings(name):
         assert quantize(np.ones(3, np.float32), 1.0, dtype=spelling).dtype == oracle.dtype(name)
@@ -77,6 +79,7 @@ def test_output_of_dequantize(name):
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.by_default(1)
 def test_spellings_of_precision(name):
     x, scale = np.float32([1.0, 3.0, 1 + 2.0**-9]), np.float32(0.7)
     for spelling in spellings(name):
@@ -238,6 +241,7 @@ def test_python_numbers_and_what_numpy_makes_of_them():
     assert dequantize(np.int64(3), 0.5, 1).tolist() == 1
 
 
+@pytest.mark.slow
 def test_other_names_of_types():
     x = np.linspace(-9, 9, 64, dtype=np.float32)
     for other, name in (("fp8_e4m3", "float8e4m3fn"), ("fp4_e2m1", "float4e2m1"), ("float8_e5m2", "float8e5m2")):

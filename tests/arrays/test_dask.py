@@ -219,7 +219,7 @@ def compute(request):
 @sizes("examples", 2, full=10, exhaustive=100)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_any_chunks_give_the_bits_of_the_whole(name, examples, compute):
     @examples_of(max_examples=examples)
     @given(CALLS[name], st.data())
@@ -432,6 +432,7 @@ class TestOtherArrays:
         x = np.arange(5, dtype=np.float32)
         oracle.assert_same_bits(quark_numba.quantize(OnlyDLPack(x), 0.5), quark_numba.quantize(x, 0.5))
 
+    @pytest.mark.slow
     def test_kept_in_pieces(self):
         zarr = pytest.importorskip("zarr")
         array = zarr.array(np.ones((4, 4), np.float32), chunks=(2, 2))

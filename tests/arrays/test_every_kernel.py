@@ -141,7 +141,7 @@ def test_float8e8m0_scales(code):
 
 
 @pytest.mark.parametrize("precision", [None, "float32", "float16", "bfloat16", "float64"])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_int32_scales(precision):
     """Scales and inputs are rounded to the precision once, with ties to even."""
     scale = np.array([1, -1, 0, 3, 2**24 + 1, 2**31 - 1, -(2**31), *samples.NEAR_TIES], np.int32)
@@ -175,6 +175,7 @@ def test_bits_above_a_code_do_not_count(name):
     + [((37, 9, 401), (13, 9, 401), 0, 3), ((200_003,), (3,), 0, 70_000), ((3, 70_001), (1, 70_001), 0, 3)],
     ids=str,
 )
+@pytest.mark.by_default(4)
 def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
     """Threads divide arrays of these sizes in the middle of rows and blocks."""
     scale, zero_point = granularities.scales("float32", scale_shape), granularities.zero_points(name, scale_shape)
@@ -186,7 +187,7 @@ def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
 @pytest.mark.parametrize("name", ["uint8", "bfloat16"])
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_past_the_cache(name, offset):
     """Results are larger than 16 MiB, and begin on a cache line or beside one."""
     x = np.random.default_rng(10).normal(0, 20, (3, (1 << 24) // 3 + 5)).astype(np.float32)

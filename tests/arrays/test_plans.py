@@ -162,7 +162,7 @@ def scales(number):
 
 
 @pytest.mark.parametrize("itemsize", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_types_of_scales_and_zero_points_change_from_call_to_call(itemsize):
     """Two scales and two zero points in all ways, in a random order."""
     ways = len([*scales(1.0)])

@@ -201,6 +201,7 @@ def files(tmp_path):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
+@pytest.mark.by_default(8)
 def test_refusals(capsys, files, arguments, message):
     assert cli.main(["run", *(argument.format(files) for argument in arguments)]) == 1
     assert re.search(f"^error: .*{message}", capsys.readouterr().err, re.MULTILINE)

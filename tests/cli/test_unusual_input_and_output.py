@@ -244,6 +244,7 @@ def test_other_things_in_the_folder_of_the_cache(tmp_path):
     assert [each.read_text() for each in others] == ["of somebody else"] * 3
 
 
+@pytest.mark.slow
 def test_the_optimised_model_beside_it(terminal):
     arguments = ["run", BF16, "--reference", FLOAT, "--inputs", EXPECTED, "--optimize", "--runs", "1"]
     assert "textline_cls_bf16.onnx, optimised" in terminal.text(*arguments)

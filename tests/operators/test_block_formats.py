@@ -36,7 +36,7 @@ def check_call(call, expected, x_type, **attributes):
 @rounding_modes
 @pytest.mark.parametrize("name", BFP)
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_bfp(name, rounding_mode, x_type):
     check_call(bfp_quantize_dequantize, bfp_expected, x_type, rounding_mode=rounding_mode, **BFP[name])
 
@@ -45,7 +45,7 @@ def test_bfp(name, rounding_mode, x_type):
 @rounding_modes
 @pytest.mark.parametrize("name", MX)
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_mx(name, rounding_mode, x_type):
     check_call(mx_quantize_dequantize, oracle.mx, x_type, rounding_mode=rounding_mode, **MX[name])
 
@@ -94,6 +94,7 @@ SESSION_SHAPES += [((8, 70, 20, 20), 1), ((301, 333), -1)]
 @x_types
 @every_case
 @pytest.mark.covering
+@pytest.mark.by_default(2)
 def test_sessions(operator, name, x_type):
     given = {} if name == "defaults" else (BFP | MX)[name]
     for shape, axis in SESSION_SHAPES:
@@ -115,6 +116,7 @@ def test_sessions_of_extensions(operator):
 
 @x_types
 @operators
+@pytest.mark.by_default(2)
 def test_reference_evaluator(operator, x_type):
     x = values((2, 35, 4, 6), x_type)
     evaluator = ReferenceEvaluator(one_node(operator, {"block_size": 4}, x_type), new_ops=quark_numba.reference_ops())
@@ -283,6 +285,7 @@ def test_shape_inference_of_what_is_not_known(operator):
     shape_inference.infer_shapes(text_model(f"(float[] x) => (float[] y) {{ {nodes} }}"))
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_threads_that_flush_subnormals():
     """Threads that flush subnormals give the same results. The first session of a process may make its threads flush them, and

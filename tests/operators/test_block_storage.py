@@ -38,7 +38,7 @@ def shape_axis_pairs():
 @rounding_modes
 @pytest.mark.parametrize("name", MX)
 @pytest.mark.covering
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_mx(name, rounding_mode, x_type):
     size, element = MX[name]["block_size"], MX[name]["element_dtype"]
     for shape, axis in shape_axis_pairs():
@@ -57,6 +57,7 @@ def test_mx(name, rounding_mode, x_type):
 @rounding_modes
 @pytest.mark.parametrize("name", BFP)
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_bfp(name, rounding_mode, x_type):
     attributes = BFP[name] | {"rounding_mode": rounding_mode}
     stored = {key: attributes[key] for key in {*attributes} & {"bfp_method", "bit_width", "block_size", "sub_block_size"}}
@@ -78,6 +79,7 @@ def test_bfp(name, rounding_mode, x_type):
 
 
 @pytest.mark.parametrize("element", oracle.MX_ELEMENTS)
+@pytest.mark.by_default(2)
 def test_mx_scales(element):
     """The exponent of a scale is that of the largest element less that of the element type's highest binade, as in the
     format."""

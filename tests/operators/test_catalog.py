@@ -198,6 +198,7 @@ assert y.tolist() == (3 * x + 0.5).tolist()
     )
 
 
+@pytest.mark.slow
 def test_a_new_operator_in_models():
     """The inventory and the table of types list the operator, and `optimize` folds its constant nodes."""
     run(
@@ -274,6 +275,7 @@ check(quark_numba.InferenceSession(made).run(None, {"x": x}))
     )
 
 
+@pytest.mark.slow
 def test_a_new_dialect_in_onnxs_tools():
     run(
         PREPARE_DIALECT

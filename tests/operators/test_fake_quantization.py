@@ -57,7 +57,7 @@ def node_of_probe(probe):
 
 
 @of_qonnx
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_probes(operator):
     """Results have the bits that QONNX's executor gave, the sign of zero included."""
     for probe in probes(operator):
@@ -91,6 +91,7 @@ def test_probes_in_sessions(operator, modes):
 
 @operators
 @firsts
+@pytest.mark.by_default(5)
 def test_random_nodes(operator, first):
     for seed in seeds(first):
         node = random_node(operator.domain, operator.name, seed)
@@ -296,6 +297,7 @@ def node_of(operator, attributes, inputs):
 
 @pytest.mark.compiled
 @wrong_inputs
+@pytest.mark.by_default(8)
 def test_wrong_inputs_of_sessions(operator, attributes, inputs, message):
     """The session goes on."""
     node = node_of(operator, attributes, inputs)
@@ -329,6 +331,7 @@ wrong_attributes = pytest.mark.parametrize(("operator", "attributes", "inputs", 
 
 
 @pytest.mark.parametrize(("operator", "attributes", "inputs", "message"), [*WRONG_INPUTS, *WRONG_ATTRIBUTES])
+@pytest.mark.by_default(10)
 def test_wrong_calls(operator, attributes, inputs, message):
     known = node_of(operator, attributes, inputs)
     with pytest.raises(ValueError, match=message):

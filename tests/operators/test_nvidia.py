@@ -59,7 +59,7 @@ def check(name, inputs, attributes, **options):
 @pytest.mark.compiled
 @pytest.mark.parametrize("seed", default_of(range(60), 0, 1))
 @pytest.mark.parametrize("name", [*ORACLES, *OWN])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_random_nodes(name, seed):
     rng = np.random.default_rng([seed, len(name)])
     for _ in range(10):
@@ -70,7 +70,7 @@ def test_random_nodes(name, seed):
 @pytest.mark.compiled
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("name", ["TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize", *OWN])
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_large_nodes(name, threads):
     """Every thread writes whole bytes of its own, whatever the sizes of blocks and rows are."""
     rng = np.random.default_rng(0)
@@ -136,6 +136,7 @@ def test_exponents():
     assert (codes.astype(f32)[0], scales.astype(f32).tolist()) == (224, [2])
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_every_code_and_exponent():
     codes = np.repeat(np.arange(256, dtype=np.uint8)[None], 256, 0).view(FLOAT8)
@@ -150,6 +151,7 @@ def test_every_code_and_exponent():
 @pytest.mark.compiled
 @pytest.mark.parametrize("has_zero_point", [True, False])
 @pytest.mark.parametrize("declared", ["uint8", "float8e4m3fn"])
+@pytest.mark.by_default(1)
 def test_models_declare_codes_as_uint8(declared, has_zero_point):
     """Exported models say uint8 for codes of float8e4m3fn. Both give the same, and so does a dequantize node behind it."""
     x = f32([[1, -2, 0.3], [400, np.nan, 1e9]])
@@ -180,6 +182,7 @@ def test_codes_of_other_types_are_refused(declared):
 
 
 @pytest.mark.parametrize("name", [*ORACLES, *OWN])
+@pytest.mark.by_default(2)
 def test_onnxs_tools(name):
     """The schemas infer the types and shapes of all outputs, and the evaluator computes them."""
     quark_numba.register_schemas()
@@ -224,7 +227,7 @@ def test_arrays_on_several_threads():
 @pytest.mark.parametrize("element_dtype", MX_ELEMENTS)
 @pytest.mark.parametrize("rounding_mode", [0, 1, 2])
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_scales_that_are_rounded_up(element_dtype, rounding_mode):
     """The rule of MXFP8 with any element type. The last blocks along an axis may be shorter."""
     for seed, (shape, axis) in enumerate([((7,), 0), ((3, 40), 1), ((40, 3), 0), ((2, 33, 5), 1), ((5, 64), -1)]):

@@ -108,7 +108,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_helpers_work(way, mark, tmp_path):
     code, before = WAYS[way]
     code = PROGRAM.format(path=str(tmp_path / "out")) + code
@@ -129,7 +129,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("executable", [None, "", *SCRIPTS])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_another_executable(executable, mark, tmp_path):
     """A process goes on without helpers, or ends them."""
     expected = "(0, [])"
@@ -146,6 +146,7 @@ def test_another_executable(executable, mark, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @sizes("count", 1, slow=4, exhaustive=100)
+@pytest.mark.by_default(1)
 def test_a_process_that_is_killed(number, count, mark):
     """No helper outlives it, at whatever moment it is killed."""
     # Whoever runs the tests may ignore signals, as nohup does, and their children inherit that.
@@ -181,7 +182,7 @@ def test_a_killed_process_whose_fork_lives_on(mark):
 
 
 @pytest.mark.parametrize("entry", ["''", "'.'", "'relative'", "pathlib.Path(folder)", "folder.encode()"])
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_a_helper_imports_what_its_process_would(entry, mark, tmp_path):
     """It imports nothing from the current folder. Python ignores entries of `sys.path` that are no text."""
     evil = tmp_path / "relative"
@@ -204,6 +205,7 @@ report()
 
 
 @pytest.mark.parametrize("flags", [["-B"], ["-X", "pycache_prefix={elsewhere}"], ["-X", "pycache_prefix=elsewhere"], []])
+@pytest.mark.by_default(1)
 def test_a_helper_writes_bytecode_where_its_process_would(flags, mark, tmp_path):
     folder, elsewhere = tmp_path / "modules", tmp_path / "elsewhere"
     folder.mkdir()

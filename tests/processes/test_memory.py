@@ -187,7 +187,7 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
     ids=lambda key: "-".join(map(str, (key.x.name, *key[2:], key.element.name if key.element else ""))),
 )
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_block_kernel_stays_within_its_arrays(key):
     kernel, rng = BLOCK_TABLE[key].serial, np.random.default_rng(32)
     for (x_shape, _, axis, _), (block, sub_block), at_end in product(SHAPES, [(8, 2), (3, 1), (16, 16)], (True, False)):
@@ -218,7 +218,7 @@ RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 @guard
 @pytest.mark.parametrize(("operation", "row", "domain"), list(node_cases()))
 @pytest.mark.covering
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_node_stays_within_its_tensors(operation, row, domain):
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
         if block_size and domain:
@@ -268,6 +268,7 @@ def region_feeds(shapes):
 @guard
 @pytest.mark.parametrize("at_end", [True, False])
 @pytest.mark.parametrize("shapes", REGION_SHAPES, ids=str)
+@pytest.mark.by_default(3)
 def test_region_stays_within_its_tensors(shapes, at_end):
     feeds, node = region_feeds(shapes), session(region_model())
     (expected,) = node.run(None, feeds)

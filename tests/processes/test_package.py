@@ -163,6 +163,7 @@ for module, names in ((os, "stat lstat open listdir scandir readlink access"), (
 """
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.skipif(sys.platform != "linux", reason="it takes away what Linux has")
 def test_a_system_without_what_linux_has():

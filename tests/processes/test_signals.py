@@ -143,6 +143,7 @@ assert y.shape == (0,)
 """)
 
 
+@pytest.mark.slow
 def test_numbas_threads_are_not_lost():
     run("""
 import random, signal

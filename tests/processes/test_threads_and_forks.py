@@ -124,7 +124,7 @@ if __name__ == "__main__":
     ],
     ids=str,
 )
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_a_process_ends_with_its_own_code(end, code):
     """Sessions of the main thread and of another thread are alive when the process ends."""
     run(
@@ -162,7 +162,7 @@ def test_a_forked_child():
     ],
     ids=["threads asked for", "parallel code", "a session by way of onnxruntime-extensions"],
 )
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_a_forked_child_of_a_process_in_which_others_used_numba(start):
     run(f"import numba; {start}; wait(fork(lambda: check('int8')))")
 
@@ -219,7 +219,7 @@ finally:
 
 @forks
 @pytest.mark.parametrize("tracemalloc", ["0", "1"])  # tracemalloc takes the interpreter's lock for each allocation
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_a_fork_while_a_thread_of_ours_comes_to_python(tracemalloc):
     """The fork waits for the thread, which holds a lock of Python while it enters. The child might wait for that lock
     forever."""
@@ -336,7 +336,7 @@ for name in oracle.EXTENDED:
 
 
 @pytest.mark.parametrize("again", ["reloaded", "purged"])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_the_package_is_loaded_again(again):
     """The memory to which ONNX Runtime points stays, so that earlier sessions go on."""
     run(
@@ -401,7 +401,7 @@ node, feeds = session(layer(LSTM, attributes, arrays, constants=True)), {"x": ar
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
 @pytest.mark.parametrize("of", NODES)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_no_memory_in_a_node(of):
     """The run raises an error, and the session goes on."""
     run(

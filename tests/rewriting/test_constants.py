@@ -110,6 +110,7 @@ SPECIAL = [
 
 
 @pytest.mark.parametrize(("name", "first", "others", "is_kept"), SPECIAL)
+@pytest.mark.by_default(2)
 def test_codes_that_cannot_hold_a_constant(name, first, others, is_kept):
     weight = np.random.default_rng(45).normal(0, 3, (64, 5)).astype(np.float32)
     weight[32:, 3], weight[32, 3] = others, first

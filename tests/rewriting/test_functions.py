@@ -178,7 +178,7 @@ def with_axis(call, attribute):
         ),
     ],
 )
-@pytest.mark.by_default(8)
+@pytest.mark.by_default(3)
 def test_functions(texts):
     check(*texts)
 

@@ -148,7 +148,7 @@ def test_products_of_matrices(always, integers, kind, has_axis, activations, wei
 @pytest.mark.parametrize("zero_points", ZERO_POINTS)
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
 @pytest.mark.parametrize("kind", ["MatMul", "Add", "Mul", "Concat"])
-@pytest.mark.by_default(10)
+@pytest.mark.by_default(4)
 def test_two_activations(always, kind, activations, zero_points):
     """QLinearAdd and QLinearMul round ties in another way if the zero point of the output is odd, so that they are not used."""
     layers = Layers(activations, zero_points=zero_points)
@@ -166,7 +166,7 @@ def test_two_activations(always, kind, activations, zero_points):
     ("divisor", "is_integer"),
     [(4, True), ([8], True), (12, False), (6.1, True), (-4, False), (0, False), ([[[[[4]]]]], False), ([4, 2] * 4, False)],
 )
-@pytest.mark.by_default(16)
+@pytest.mark.by_default(6)
 def test_division(always, divisor, is_integer, activations, zero_points):
     """A division by a constant becomes QLinearMul with its reciprocal, unless that is inexact and there are ties."""
     layers = Layers(activations, zero_points=zero_points)
@@ -178,7 +178,7 @@ def test_division(always, divisor, is_integer, activations, zero_points):
 @pytest.mark.parametrize("zero_points", ZERO_POINTS)
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
 @pytest.mark.parametrize("kind", ["GlobalAveragePool", "AveragePool", "MaxPool", "Reshape", "Transpose"])
-@pytest.mark.by_default(12)
+@pytest.mark.by_default(6)
 def test_one_activation(always, kind, activations, zero_points):
     layers = Layers(activations, zero_points=(zero_points[0], zero_points[0]))
     inputs, attributes = [layers.input("x", IMAGE, 0.5)], {}

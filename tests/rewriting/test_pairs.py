@@ -32,6 +32,7 @@ pytestmark = pytest.mark.compiled
 
 
 @pytest.mark.parametrize("name", oracle.EXTENDED)
+@pytest.mark.by_default(2)
 def test_pairs_are_fused(name):
     parameters = scale_and_zero_point(name, 0.3, 1 if isinstance(oracle.TYPES[name], oracle.Integer) else 0.5)
     before = model([*pair(), "z = Relu (y)"], [("x", "float32", X.shape)], [("z", "float32", X.shape)], initializers=parameters)
@@ -48,6 +49,7 @@ STANDARD = [name for name, row in OPERATORS.find("", "QuantizeLinear").formats.i
 
 @pytest.mark.skipif(RELEASE < c_api.STANDARD_OPS_RELEASE, reason="standard_ops needs a newer ONNX Runtime")
 @pytest.mark.parametrize("name", default_of(STANDARD, "uint8", "int4", "float8e4m3fn"))
+@pytest.mark.by_default(1)
 def test_a_missing_zero_point_of_any_type(name):
     """With `standard_ops`, a pair of ONNX's own operators without a zero point is fused, and gets a zero point of its type."""
     quantize, dequantize = pair(parameters=["scale"], domain="")

@@ -94,7 +94,7 @@ def test_each_step_has_its_functions():
 @pytest.mark.parametrize("is_first", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.covering
-@pytest.mark.by_default(8)
+@pytest.mark.by_default(4)
 def test_steps_give_what_onnx_runtime_gives(name, is_first):
     """Each step comes before or behind a round trip through bfloat16. The inputs are all pairs of special values, and random
     values. Their length is no multiple of a vector's."""
@@ -156,6 +156,7 @@ BROADCASTS.append(((3,) * 8, (3, 1, 3, 1, 3, 1)))
 @pytest.mark.parametrize("shapes", BROADCASTS, ids=str)
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.covering
+@pytest.mark.by_default(6)
 def test_broadcasts(shapes, is_turned):
     shapes = shapes[::-1] if is_turned else shapes
     random = np.random.default_rng(2)
@@ -168,7 +169,7 @@ def test_broadcasts(shapes, is_turned):
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_every_type_and_axis(name, axis):
     """Regions round to every type along every axis. Some scales have a reciprocal that can be used, others have none. Some zero
     points are not 0."""
@@ -226,6 +227,7 @@ def test_blocks(name, rounding_mode):
 @pytest.mark.parametrize("name", ["int8", "uint32", "float16"])
 @pytest.mark.parametrize("shape", [(3, 5, 40), (2, 4, 37), (70, 3, 6)], ids=str)
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_scales_along_an_axis_beside_blocks(name, axis, of_blocks, shape):
     """Zero points have 1 to 8 bytes an element in the program, wherever the blocks lie."""
     random = np.random.default_rng(8)
@@ -244,6 +246,7 @@ def test_a_step_of_blocks_that_passes_on_its_operand_leaves_other_values_alone()
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.by_default(3)
 def test_real_models_have_regions(variant):
     after = optimize(onnx.load(textline.path_of(variant)))
     assert "Region" in operators(after)
@@ -319,7 +322,8 @@ def graphs(draw):
 
 
 @pytest.mark.compiled
-@sizes("examples", 3, full=500)
+@pytest.mark.slow
+@sizes("examples", 10, full=500)
 def test_generated_graphs(examples):
     merged = []
 
@@ -527,7 +531,7 @@ LAYOUT_PROGRAM = """region (float x0, float x1, float[1] x2) => (float y) {
 @pytest.mark.parametrize("image", [(2, 1, 1), (2, 3, 5), (1, 9, 31), (1, 40, 33)], ids=str)
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.covering
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_blocks_in_the_blocked_layout(name, image, channels, lanes):
     """Each element has the bits that it has in ONNX's layout, and the channels that the layout adds are 0, whatever they are
     in the inputs."""
@@ -728,6 +732,7 @@ WRONG = [
 
 @pytest.mark.compiled
 @pytest.mark.parametrize(("program", "message"), WRONG)
+@pytest.mark.by_default(8)
 def test_wrong_programs(program, message):
     with pytest.raises(ValueError, match=message):
         parse(program)
@@ -790,7 +795,7 @@ def test_shapes_that_do_not_go_together():
     [architectures.transformer(1, 16, 32, 2), architectures.residual_network(32, (8, 16), 1), architectures.text_detector(32)],
     ids=["transformer", "cnn", "detector"],
 )
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_architectures(source, name):
     x = source.graph.input[0]
     shape = [each.dim_value for each in x.type.tensor_type.shape.dim]

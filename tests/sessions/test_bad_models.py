@@ -85,6 +85,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.by_default(10)
 def test_broken_models(name):
     with pytest.raises(Exception, match=r"ONNXRuntimeError|quark_numba"):
         session(BROKEN[name])

@@ -70,7 +70,7 @@ def outputs(source, feeds, **named):
 
 
 @pytest.mark.parametrize("variant", default_of(VARIANTS, "bf16", "mx9"))
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_real_models(variant):
     """Fewer tensors are reordered. Outputs may differ as much as ONNX Runtime's pools differ between the layouts."""
     path = MODELS / f"textline_cls_{variant}.onnx"
@@ -130,7 +130,7 @@ STEPS = {
 @pytest.mark.parametrize("dimensions", ["2, 3, 12, 10", "n, 3, ?, ?", "1, 3, 5, 5"])
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.covering
-@pytest.mark.by_default(5)
+@pytest.mark.by_default(2)
 def test_networks(channels, steps, dimensions, name):
     random = np.random.default_rng(1)
     n, height, width = (1, 5, 5) if dimensions[0] == "1" else (2, 12, 10)
@@ -162,7 +162,7 @@ def test_what_networks_keep(kind):
 @pytest.mark.parametrize("steps", ["b = Div (other, a)", "d = Sub (a, one)  b = Sqrt (d)"])
 @pytest.mark.parametrize("value", [1.0, np.inf])
 @pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
-@pytest.mark.by_default(5)
+@pytest.mark.by_default(1)
 def test_padding_that_is_not_finite(steps, value, kind):
     """Inf and NaN in channels of padding do not reach the other channels through the next convolution, nor the exponents that
     channels share."""

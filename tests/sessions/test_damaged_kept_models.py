@@ -114,6 +114,7 @@ def test_every_file_damaged_in_every_way(path, way):
 @posix
 @pytest.mark.usefixtures("_no_hang")
 @pytest.mark.parametrize("way", ["a folder", "a link", "a link to nothing", "a link to itself", "a pipe", "a subfolder"])
+@pytest.mark.by_default(3)
 def test_a_damaged_entry_whose_lock_is_no_file(path, way, caplog):
     """It is made again, and nothing outside is removed."""
     entry, precious = entry_of(path.parent / "cache"), path.parent / "precious" / "file"
@@ -132,6 +133,7 @@ def test_a_damaged_entry_whose_lock_is_no_file(path, way, caplog):
     assert precious.exists()
 
 
+@pytest.mark.by_default(1)
 def test_exchanged_entries(path):
     """Each of them is whole, but under the name of the other."""
     folder, other = path.parent / "cache", path.parent / "other" / "m.onnx"
@@ -158,6 +160,7 @@ def test_a_folder_that_goes_while_sessions_live(path):
 
 
 @pytest.mark.parametrize("hours", [-(10**5), -1, 1, 10**5])
+@pytest.mark.by_default(2)
 def test_a_clock_that_is_wrong(path, hours, monkeypatch):
     """The digest of a file is not that of its content before, whatever the clock says."""
     now = kept_names.time.time_ns
@@ -238,6 +241,7 @@ def linked_folder(path, _):
 @posix
 @pytest.mark.parametrize("change", [of_another, writable, linked_folder])
 @pytest.mark.parametrize("part", ["folder", "manifest", "file"])
+@pytest.mark.by_default(4)
 def test_content_that_another_user_could_have_chosen(path, part, change, monkeypatch):
     """It is not loaded: it may be code."""
     entry = entry_of(path.parent / "cache")

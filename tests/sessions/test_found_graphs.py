@@ -61,7 +61,7 @@ def assert_same(source, feeds, exact=True):
 @pytest.mark.parametrize("dimensions", [1, 3])
 @pytest.mark.parametrize("width", [8, 1])
 @pytest.mark.parametrize("channels", [8, 16, 20])
-@pytest.mark.by_default(12)
+@pytest.mark.by_default(3)
 def test_a_constant_between_transposes(channels, width, operator, dimensions):
     shape = (channels,) if dimensions == 1 else (6, width, channels)
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid(shape, 2)}
@@ -73,7 +73,7 @@ def test_a_constant_between_transposes(channels, width, operator, dimensions):
 @pytest.mark.parametrize("operator", ["Add", "Mul"])
 @pytest.mark.parametrize("is_turned", [False, True], ids=["x first", "x last"])
 @pytest.mark.parametrize(("channels", "width"), [(8, 8), (8, 1), (16, 16), (20, 8)])
-@pytest.mark.by_default(6)
+@pytest.mark.by_default(2)
 def test_a_second_variable_between_transposes(channels, width, operator, is_turned):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "w3": grid((channels, 3, 1, 1), 2)}
     operands = "tb, ta" if is_turned else "ta, tb"
@@ -111,6 +111,7 @@ def branches(nodes, other):
 @pytest.mark.parametrize("operator", ["If", "Loop", "Scan"])
 @pytest.mark.parametrize("channels", [16, 20])
 @pytest.mark.covering
+@pytest.mark.by_default(2)
 def test_captured_values(channels, operator, captured):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "w3": grid((channels, 3, 1, 1), 2)}
     constants |= {"true": np.array(True), "two": np.array(2, np.int64), "eighth": np.float32(0.125)}
@@ -154,6 +155,7 @@ def test_a_region_in_a_branch(channels):
 @pytest.mark.parametrize("channels", [16, 20])
 @pytest.mark.parametrize("between", ["nothing", "Relu", "constants", "gate"])
 @pytest.mark.covering
+@pytest.mark.by_default(2)
 def test_one_input_that_is_not_finite(channels, name, value, between):
     """Channels of padding become NaN by Inf times 0, which must not reach other channels."""
     constants = {"w1": np.abs(grid((channels, 3, 1, 1))), "w2": np.abs(grid((4, channels, 1, 1), 1)) / 2, "c": np.float32(0.5)}
@@ -177,6 +179,7 @@ def test_one_input_that_is_not_finite(channels, name, value, between):
 @pytest.mark.parametrize("added", ["template", "search", "q"])
 @pytest.mark.parametrize("channels", [16, 20])
 @pytest.mark.covering
+@pytest.mark.by_default(1)
 def test_batches_that_broadcast(one, other, is_laid_out, added, channels):
     constants = {f"w{k}": grid((channels, channels, 1, 1), k) for k in range(3)}
     first = "t = Conv (template, w1)  s = Conv (search, w2)" if is_laid_out else ""
@@ -191,6 +194,7 @@ def test_batches_that_broadcast(one, other, is_laid_out, added, channels):
 @pytest.mark.parametrize("declared", [[1, 16, "h", "w"], ["n", 16, "h", "w"], ["n", "c", "h", "w"]], ids=str)
 @pytest.mark.parametrize("other", [(1, 16, 1, 6), (1, 16, 6, 1), (1, 16, 1, 1), (1, 1, 6, 6), (2, 16, 6, 6)], ids=str)
 @pytest.mark.covering
+@pytest.mark.by_default(2)
 def test_lengths_that_broadcast(declared, other):
     """The dimensions of the second value have other names than those of the first, and may be 1 in a run."""
     constants = {"w1": grid((16, 3, 1, 1)), "w2": grid((4, 16, 1, 1), 1)}
@@ -225,6 +229,7 @@ NUMBERS = {"root": 2**0.5, "one": 1, "half": 0.5, "factor": 1.702, "three": 3, "
 @pytest.mark.parametrize("name", ["fine", "float16", "bfloat16"])
 @pytest.mark.parametrize("place", ["behind", "before", "both"])
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
     """The pattern is between MatMuls, and has quantization nodes before it, behind it, or both."""
     constants = {"w1": normal((24, 24)) / 5, "w2": normal((24, 24), 1) / 5, "gamma": normal(24, 2), "beta": normal(24, 3)}
@@ -243,6 +248,7 @@ def test_patterns_that_onnx_runtime_fuses(pattern, name, place):
 @pytest.mark.parametrize("operators", ["Mul", "Add", "Mul Add", "Add Relu", "Sub", "Div"])
 @pytest.mark.parametrize("channels", [16, 20])
 @pytest.mark.covering
+@pytest.mark.by_default(2)
 def test_constants_that_onnx_runtime_folds_into_weights(channels, operators, dimensions):
     shape = {"scalar": (), "channel": (channels, 1, 1), "full rank": (1, channels, 1, 1)}[dimensions]
     constants = {"w1": normal((channels, 3, 3, 3)), "b": normal(channels), "c": normal(shape, 1) + np.float32(3)}
@@ -260,6 +266,7 @@ def test_constants_that_onnx_runtime_folds_into_weights(channels, operators, dim
 
 @pytest.mark.parametrize("channels", [16, 20, 5])
 @pytest.mark.parametrize("outputs", ["y", "y q", "y a", "y r q2"])
+@pytest.mark.by_default(3)
 def test_two_regions_of_one_value(channels, outputs):
     constants = {"w1": grid((channels, 3, 1, 1)), "w2": grid((4, channels, 1, 1), 1), "c": grid((channels, 1, 1), 2)}
     nodes = """

@@ -91,7 +91,7 @@ FEEDS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_found(name, worker):
     assert_right(worker, parser.parse_model(TEXTS[name]), FEEDS[name])
 

@@ -242,6 +242,7 @@ def test_providers_of_a_large_model(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("given", [True, False])
+@pytest.mark.by_default(1)
 def test_the_files_of_a_large_model(monkeypatch, tmp_path, given):
     """They are removed as soon as the session has opened them; on Windows, with the session."""
     monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 10)

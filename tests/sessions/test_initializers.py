@@ -81,6 +81,7 @@ def both(source, values, x=X, **entries):
 
 
 @pytest.mark.parametrize("names", ["w", "s", "z", "sz", "bw", "wszb"])
+@pytest.mark.by_default(2)
 def test_given_ones_need_no_file(names, tmp_path):
     """Added initializers need no file, whichever nodes take them. The model is given as bytes, a path or a ModelProto."""
     given = {name: each for name, each in arrays(seed=1).items() if name in names}

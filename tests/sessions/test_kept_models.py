@@ -145,6 +145,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", list(DAMAGES))
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_a_damaged_entry_is_made_again(path, prepares, damage):
     folder = path.parent / "cache"
     quark_numba.InferenceSession(path, cache=folder)
@@ -239,6 +240,7 @@ UNWRITABLE = {
 
 
 @pytest.mark.parametrize("cause", list(UNWRITABLE))
+@pytest.mark.by_default(5)
 def test_a_folder_that_cannot_be_written_to(path, cause, monkeypatch, caplog):
     """The session runs all the same, and the folder is named."""
     folder = path.parent / "parent" / "cache"
@@ -339,6 +341,7 @@ FOREIGN = (
 )
 
 
+@pytest.mark.by_default(1)
 def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
     """Names like those of kept models, or even the same, are not enough."""
     folder, theirs = tmp_path / "cache", tmp_path / "theirs"

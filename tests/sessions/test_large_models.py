@@ -50,7 +50,7 @@ REAL = sorted(path.stem for path in MODELS.glob("*.onnx"))
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", default_of(REAL, "textline_cls_a8w8", "textline_cls_bf16", "textline_cls_mx9", "style_xint8"))
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_real_models(name, threads, tmp_path, request):
     """Sessions of large models give the same bits as those in memory, and files of optimised models have the same tensors."""
     before = onnx.load(MODELS / f"{name}.onnx")
@@ -180,6 +180,7 @@ MODELS_OF_ONE_WEIGHT |= {
 @pytest.mark.parametrize("keep_quantized_weights", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("kind", list(MODELS_OF_ONE_WEIGHT))
 @pytest.mark.covering
+@pytest.mark.by_default(8)
 def test_parts_of_a_weight(kind, keep_quantized_weights, tmp_path, request):
     before = MODELS_OF_ONE_WEIGHT[kind]()
     whole = optimize(before, keep_quantized_weights=keep_quantized_weights, qdq="float")
@@ -468,6 +469,7 @@ def result(session):
     return session.run(None, {"x": np.array(1, np.float32)})[0].tobytes()
 
 
+@pytest.mark.slow
 @sizes("kills", 1, slow=2, full=30)
 def test_processes_that_are_killed_at_random(kills, tmp_path, monkeypatch):
     """A target is what it was or what it was to become, and what else is left behind is removed by the next process."""

@@ -24,6 +24,7 @@ domains = pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"
 
 
 @domains
+@pytest.mark.by_default(5)
 def test_per_tensor(quantize_key, domain):
     name = quantize_key.quantized.name
     quantize, dequantize = (session(one_node(operation, name, domain=domain)) for operation in ("quantize", "dequantize"))
@@ -42,6 +43,7 @@ def test_per_tensor(quantize_key, domain):
     [((7,), 0), ((5, 33), 0), ((5, 33), None), ((2, 3, 5, 7), -2), ((300, 400), 0), ((300, 400), 1), ((2, 70000), 0)],
     ids=str,
 )
+@pytest.mark.by_default(40)
 def test_per_axis(quantize_key, shape, axis, zero_point):
     name = quantize_key.quantized.name
     attributes = {} if axis is None else {"axis": axis}
@@ -66,6 +68,7 @@ def test_per_axis(quantize_key, shape, axis, zero_point):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1)], ids=str)
+@pytest.mark.by_default(10)
 def test_small_shapes(quantize_key, shape):
     name = quantize_key.quantized.name
     x = np.full(shape, 2.5, np.float32)
@@ -87,6 +90,7 @@ def test_one_element_shapes_mix():
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("size", [16383, 16384, 16385, 65536, 65537, 1_000_003])
+@pytest.mark.by_default(6)
 def test_any_number_of_threads(threads, size):
     x = np.random.default_rng(9).normal(0, 100, size).astype(np.float32)
     node = session(one_node("quantize", "int16"), threads=threads, spins=True)

@@ -92,7 +92,7 @@ def check(operation, values, x, scale, y):
 
 @pytest.mark.parametrize(("x", "scale", "y"), cells(QUANTIZE))
 @pytest.mark.covering
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_quantize(x, scale, y):
     values = np.random.default_rng(21).normal(0, 5, (5, 70)).astype(np.float32)
     values.flat[: len(samples.SPECIAL)] = samples.SPECIAL
@@ -104,6 +104,7 @@ def test_quantize(x, scale, y):
 
 @pytest.mark.parametrize(("x", "scale", "y"), cells(DEQUANTIZE))
 @pytest.mark.covering
+@pytest.mark.by_default(3)
 def test_dequantize(x, scale, y):
     check("dequantize", np.resize(samples.codes(x), (5, 70)), x, scale, y)
 
@@ -135,6 +136,7 @@ def test_packed_elements(name, size):
 
 
 @pytest.mark.parametrize("name", ["float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"])
+@pytest.mark.by_default(1)
 def test_saturate(name):
     x = samples.floats(name, np.float32(1), np.zeros((), find(name).dtype))[None]
     unsaturated = our_session(node("quantize", "float32", "float32", name, saturate=0))
@@ -144,6 +146,7 @@ def test_saturate(name):
 
 @pytest.mark.parametrize("scale_name", ["float32", "bfloat16"])
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.by_default(3)
 def test_precision(precision, scale_name):
     x, scale, zero_point = samples.floats("int8", 0.1, 3)[None], np.array(0.1, find(scale_name).dtype), np.int8(3)
     precise = our_session(node("quantize", "float32", scale_name, "int8", precision=number(precision)))
@@ -152,7 +155,7 @@ def test_precision(precision, scale_name):
 
 
 @pytest.mark.parametrize("case", node_tests())
-@pytest.mark.by_default(8)
+@pytest.mark.by_default(4)
 def test_onnx_node_tests(case):
     """The tests are for the newest opset. An older opset that ONNX Runtime reads has everything that they test."""
 
@@ -210,6 +213,7 @@ def rounds_beyond(x, scale, name):
 
 @pytest.mark.parametrize(("operation", "x", "y"), list(onnx_runtimes_own()))
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_against_onnx_runtimes_own(operation, x, y):
     """Both give the same bits, except for the differences that the README lists."""
     quantized = y if operation == "quantize" else x
@@ -306,6 +310,7 @@ def test_nodes_are_not_fused(name, tmp_path):
 
 @pytest.mark.parametrize("shape", [[1], [0, 3], ["n"], [2, 2]], ids=str)
 @pytest.mark.parametrize(("operation", "name", "y"), [("quantize", "int8", "int8"), ("dequantize", "uint8", "float16")])
+@pytest.mark.by_default(3)
 def test_output_dtype(operation, name, y, shape):
     types = {"x": "float32" if operation == "quantize" else name, "scale": "float32", "y": y}
     attributes = {"output_dtype": number(y)}
