@@ -87,6 +87,7 @@ def test_a_weight_that_is_an_output(tmp_path):
     assert quark_numba.evaluate(tmp_path / "m.onnx", RandomData(1)) == quark_numba.evaluate(content, RandomData(1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("is_large")
 def test_an_output_in_a_longer_file_without_a_length(tmp_path):
     weight = np.random.default_rng(1).normal(0, 1, (200, 100)).astype(np.float32)

@@ -102,7 +102,7 @@ def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16", "mx9", "mxfp8"])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_without_a_reference_the_model_itself_is_it(variant):
     """The twin has the weights of the float model, and gives its outputs."""
     twin = float_twin.make_twin(float_twin.load(path_of(variant))).model

@@ -291,6 +291,7 @@ def test_out_may_overlap_the_inputs():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize(("order", "copies"), [("C", 0), ("F", 0), ("strided", 1)])
+@pytest.mark.by_default(1)
 def test_number_of_copies(order, copies):
     """Apart from the output, contiguous input costs no memory in proportion to its size, and other input costs one copy."""
     x = np.ones((1000, 1000), np.float32, order="F" if order == "F" else "C")

@@ -367,6 +367,7 @@ class TestLabels:
         assert back.attrs == x.attrs
 
     @pytest.mark.parametrize("call", ["nvfp4_quantize", "mx_quantize", "bfp_quantize"])
+    @pytest.mark.by_default(1)
     def test_an_omitted_axis_is_1(self, call):
         quantize = getattr(quark_numba, call)
         codes, scales, *_ = quantize(self.array(self.x), block_size=3)

@@ -33,6 +33,7 @@ def check(x, codes, scale, zero_point, name, attributes):
 
 @keys("quantize")
 @pytest.mark.covering
+@pytest.mark.by_default(4)
 def test_quantize_kernel(key):
     """A 16-bit type has all its values as inputs. The inputs in float32 include every tie and both its neighbours."""
     name, precision = key.y.name, key.precision.name
@@ -62,6 +63,7 @@ def test_dequantize_kernel(key):
 @quantized_types("quantize")
 @with_or_without_zero_point
 @pytest.mark.covering
+@pytest.mark.by_default(2)
 def test_quantize_cell(granularity, scale_name, name, with_zero_point):
     x_shape, parameters, spread, attributes = cell(granularity, scale_name, name, with_zero_point)
     x_name = scale_name if scale_name in [row.name for row in types("quantize", "x")] else "float32"
@@ -96,6 +98,7 @@ def test_zero_points_of_zero(granularity, name, last):
 
 @quantized_types("quantize")
 @pytest.mark.parametrize("scale", samples.SCALES, ids=str)
+@pytest.mark.by_default(12)
 def test_scales_of_all_sizes(name, scale):
     """The inputs include every tie and both its neighbours. Zero points have all sizes, too."""
     scale, codes = np.float32(scale), samples.codes(name)
@@ -120,6 +123,7 @@ def test_odd_scales(name, scale):
 
 
 @pytest.mark.parametrize("name", [name for name, row in oracle.TYPES.items() if not isinstance(row, oracle.Integer)])
+@pytest.mark.by_default(1)
 def test_unsaturated(name):
     """`saturate` makes a difference only for float8 types."""
     for scale in np.array([1, 0.37, 1e-30], np.float32):
@@ -130,6 +134,7 @@ def test_unsaturated(name):
 
 
 @pytest.mark.parametrize("code", range(256))
+@pytest.mark.by_default(16)
 def test_float8e8m0_scales(code):
     """The scales are 2**-127 .. 2**127 and NaN. The quotient is nevertheless in float32."""
     scale = np.array(code, np.uint8).view(oracle.dtype("float8e8m0"))
@@ -175,7 +180,7 @@ def test_bits_above_a_code_do_not_count(name):
     + [((37, 9, 401), (13, 9, 401), 0, 3), ((200_003,), (3,), 0, 70_000), ((3, 70_001), (1, 70_001), 0, 3)],
     ids=str,
 )
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(1)
 def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
     """Threads divide arrays of these sizes in the middle of rows and blocks."""
     scale, zero_point = granularities.scales("float32", scale_shape), granularities.zero_points(name, scale_shape)

@@ -34,6 +34,7 @@ def arrays(granularity, dtype):
 @pytest.mark.parametrize("granularity", SCALES)
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, ml_dtypes.int4, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
 @pytest.mark.parametrize("call", ["quantize", "dequantize", "quantize_dequantize"])
+@pytest.mark.by_default(8)
 def test_a_plan_gives_the_same(call, dtype, granularity):
     scale, zero_point = arrays(granularity, dtype)
     x = X.astype(dtype) if call == "dequantize" else X
@@ -192,6 +193,7 @@ def test_int32_scales_of_any_byte_order(order):
             oracle.assert_same_bits(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_threads_at_once(monkeypatch):
     """Plans and zero points are thrown away while other threads use them."""

@@ -36,7 +36,7 @@ def check_call(call, expected, x_type, **attributes):
 @rounding_modes
 @pytest.mark.parametrize("name", BFP)
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_bfp(name, rounding_mode, x_type):
     check_call(bfp_quantize_dequantize, bfp_expected, x_type, rounding_mode=rounding_mode, **BFP[name])
 
@@ -45,7 +45,7 @@ def test_bfp(name, rounding_mode, x_type):
 @rounding_modes
 @pytest.mark.parametrize("name", MX)
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_mx(name, rounding_mode, x_type):
     check_call(mx_quantize_dequantize, oracle.mx, x_type, rounding_mode=rounding_mode, **MX[name])
 
@@ -116,7 +116,7 @@ def test_sessions_of_extensions(operator):
 
 @x_types
 @operators
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_reference_evaluator(operator, x_type):
     x = values((2, 35, 4, 6), x_type)
     evaluator = ReferenceEvaluator(one_node(operator, {"block_size": 4}, x_type), new_ops=quark_numba.reference_ops())

@@ -57,7 +57,7 @@ def test_mx(name, rounding_mode, x_type):
 @rounding_modes
 @pytest.mark.parametrize("name", BFP)
 @pytest.mark.covering
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_bfp(name, rounding_mode, x_type):
     attributes = BFP[name] | {"rounding_mode": rounding_mode}
     stored = {key: attributes[key] for key in {*attributes} & {"bfp_method", "bit_width", "block_size", "sub_block_size"}}
@@ -79,7 +79,7 @@ def test_bfp(name, rounding_mode, x_type):
 
 
 @pytest.mark.parametrize("element", oracle.MX_ELEMENTS)
-@pytest.mark.by_default(2)
+@pytest.mark.slow
 def test_mx_scales(element):
     """The exponent of a scale is that of the largest element less that of the element type's highest binade, as in the
     format."""
@@ -90,6 +90,7 @@ def test_mx_scales(element):
     assert scales.astype(np.float64).tolist() == [2.0**exponent for exponent in exponents]
 
 
+@pytest.mark.slow
 def test_codes():
     codes, scales = mx_quantize(np.array([1.0, -1.99, 0.5, 1 / 64], np.float32))
     assert (codes.tolist(), scales.astype(np.float32).tolist()) == ([64, -127, 32, 1], [1.0])
@@ -111,6 +112,7 @@ def test_codes():
         ("int8", [np.nan] * 4 + [2, 2]),
     ],
 )
+@pytest.mark.by_default(1)
 def test_inf_and_nan(element, expected):
     x = np.array([1, np.inf, np.nan, -np.inf, 2, 2], np.float32)
     y = mx_dequantize(*mx_quantize(x, element_dtype=element, block_size=4), block_size=4)
@@ -128,6 +130,7 @@ def test_scales_that_are_too_small():
     assert (float(scales[0]), codes.astype(np.float32).tolist()) == (2.0**-127, [0.5, 0])
 
 
+@pytest.mark.slow
 def test_a_scalar():
     for element in oracle.MX_ELEMENTS:
         codes, scales = mx_quantize(np.float32(-0.75), element_dtype=element)

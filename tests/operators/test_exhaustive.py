@@ -84,6 +84,7 @@ def codes_wrong_back(name):
 
 
 @every_type
+@pytest.mark.by_default(3)
 def test_sample(name):
     """The sample has every 9973rd bit pattern, more than a thousand for every exponent, and special values."""
     bits = np.arange(0, 2**32, 9973, dtype=np.uint32)

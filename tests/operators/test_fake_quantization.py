@@ -57,7 +57,7 @@ def node_of_probe(probe):
 
 
 @of_qonnx
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_probes(operator):
     """Results have the bits that QONNX's executor gave, the sign of zero included."""
     for probe in probes(operator):
@@ -75,7 +75,7 @@ def is_affordable(array):
 @pytest.mark.compiled
 @of_qonnx
 @pytest.mark.parametrize("modes", ["default", pytest.param("all", marks=pytest.mark.full)])
-@pytest.mark.by_default(2)
+@pytest.mark.slow
 def test_probes_in_sessions(operator, modes):
     for probe in probes(operator):
         if modes == "default" and not has_default_mode(probe.attributes):
@@ -91,7 +91,7 @@ def test_probes_in_sessions(operator, modes):
 
 @operators
 @firsts
-@pytest.mark.by_default(5)
+@pytest.mark.by_default(2)
 def test_random_nodes(operator, first):
     for seed in seeds(first):
         node = random_node(operator.domain, operator.name, seed)
@@ -101,7 +101,7 @@ def test_random_nodes(operator, first):
 @pytest.mark.compiled
 @operators
 @firsts
-@pytest.mark.by_default(5)
+@pytest.mark.by_default(2)
 def test_random_nodes_in_sessions(operator, first):
     for seed in seeds(first):
         node = random_node(operator.domain, operator.name, seed)
@@ -117,12 +117,14 @@ OLDER = [each for each in OPERATORS if each.newer_name and each.domain in QONNX_
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("operator", OLDER, ids=lambda each: each.full_name)
+@pytest.mark.by_default(4)
 def test_older_domains(operator):
     node = random_node(QONNX, operator.name, 4)._replace(domain=operator.domain)
     assert_same_bits(session(node.model()).run(None, node.feeds())[0], node.expected())
 
 
 @operators
+@pytest.mark.by_default(4)
 def test_layouts_of_arrays(operator):
     """Strides, memory orders and unaligned memory give the same bits."""
     node = random_node(operator.domain, operator.name, 7)
@@ -172,6 +174,7 @@ def of_own(node):
 
 
 @pytest.mark.parametrize("operator", OF_FAKE_QUANTIZATION, ids=lambda each: each.name)
+@pytest.mark.by_default(3)
 def test_own_operator(operator):
     """The operator that `optimize` writes gives the bits of the one that it replaces, on arrays and in a session."""
     for seed in range(4, 7):

@@ -88,7 +88,7 @@ def test_random_nodes(operator, first):
 @operators
 @pytest.mark.parametrize("constants", [False, True], ids=["fed", "constants"])
 @pytest.mark.parametrize(("domain", "threads"), [("com.amd.quark", 1), ("com.amd.quark", 2), ("com.vai.quantize", 2)])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_sessions(operator, domain, threads, constants):
     """Sessions give the results of calls, for small, large and empty inputs, and for inputs of random bits."""
     cases = [each[:2] for each in probes(operator)[::7]] + [RANDOM[operator](seed) for seed in range(20)]
@@ -140,7 +140,7 @@ def test_optimize_computes_constants(operator):
 
 @pytest.mark.compiled
 @operators
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_optimize_beside_them(operator):
     """The nodes downstream become a region. Its shape is that of the node's output, which differs from that of a layer's x."""
     attributes, arrays = ({}, nodes_of("style_xint8")[2][2]) if operator == NORMALIZATION else nodes_of("tagger_u16")[0][1:3]

@@ -70,7 +70,7 @@ def test_random_nodes(name, seed):
 @pytest.mark.compiled
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("name", ["TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize", *OWN])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_large_nodes(name, threads):
     """Every thread writes whole bytes of its own, whatever the sizes of blocks and rows are."""
     rng = np.random.default_rng(0)
@@ -114,6 +114,7 @@ def test_ties_and_bounds():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan, 1e-45, 1e-38, 3e38, 2.0**-130])
+@pytest.mark.by_default(2)
 def test_scales_of_tensors(scale):
     """Scales of 0, Inf and NaN follow IEEE arithmetic."""
     x = np.array([[0] * 16, [1] * 16, [-np.inf] * 16, [1e-40] * 16, SPECIAL + [2.0] * 6], f32)
@@ -121,6 +122,7 @@ def test_scales_of_tensors(scale):
         check(name, [x, f32(scale)], {})
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_exponents():
     """The exponent is the least one whose scale brings the largest element to at most 448."""
@@ -151,7 +153,7 @@ def test_every_code_and_exponent():
 @pytest.mark.compiled
 @pytest.mark.parametrize("has_zero_point", [True, False])
 @pytest.mark.parametrize("declared", ["uint8", "float8e4m3fn"])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_models_declare_codes_as_uint8(declared, has_zero_point):
     """Exported models say uint8 for codes of float8e4m3fn. Both give the same, and so does a dequantize node behind it."""
     x = f32([[1, -2, 0.3], [400, np.nan, 1e9]])
@@ -182,7 +184,7 @@ def test_codes_of_other_types_are_refused(declared):
 
 
 @pytest.mark.parametrize("name", [*ORACLES, *OWN])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_onnxs_tools(name):
     """The schemas infer the types and shapes of all outputs, and the evaluator computes them."""
     quark_numba.register_schemas()

@@ -496,7 +496,7 @@ def test_many_models(way, times, tmp_path, monkeypatch):
 
 @linux
 @pytest.mark.parametrize("name", ["uint8", "int4", "bfloat16"])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_many_calls(name):
     """A hundred thousand calls are made, a third of them with each type."""
     x, scale = samples.SPECIAL, np.float32(0.5)

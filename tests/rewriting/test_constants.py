@@ -77,7 +77,7 @@ SHAPES_AND_AXES = [((70, 50), 0), ((70, 50), -1), ((130,), 3), ((4, 3, 65, 2), 2
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_AXES)
 @pytest.mark.parametrize("name", list(MX_ELEMENT_TYPES))
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_codes_of_block_formats_are_kept(name, shape, axis):
     weight = np.random.default_rng(44).normal(0, 3, shape).astype(np.float32)
     before = blocks_model(weight, axis=axis, element_dtype=name, block_size=20)
@@ -110,7 +110,7 @@ SPECIAL = [
 
 
 @pytest.mark.parametrize(("name", "first", "others", "is_kept"), SPECIAL)
-@pytest.mark.by_default(2)
+@pytest.mark.slow
 def test_codes_that_cannot_hold_a_constant(name, first, others, is_kept):
     weight = np.random.default_rng(45).normal(0, 3, (64, 5)).astype(np.float32)
     weight[32:, 3], weight[32, 3] = others, first

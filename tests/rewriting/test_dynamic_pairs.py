@@ -49,6 +49,7 @@ NVFP4 = ["NVFP4QuantizeDequantize", "Relu"]
 
 
 @pytest.mark.parametrize("qdq", ["onnxruntime", "float"])
+@pytest.mark.by_default(1)
 def test_three_nodes_become_one(qdq):
     result = assert_rewritten(of_nodes(*nvfp4(), RELU), NVFP4, {"x": X}, qdq=qdq, standard_ops=True)
     assert result.done == {("trt::TRT_FP4DynamicQuantize", FUSED): 1, (DEQUANTIZE, FUSED): 2}
@@ -166,6 +167,7 @@ def test_constant_inputs_are_folded():
 
 
 @pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+@pytest.mark.by_default(1)
 def test_models_of_modelopt(name):
     """No quantization node is left but round trips, and all values that both models have are equal."""
     path = MODELS / "nvidia" / f"{name}_m.onnx"

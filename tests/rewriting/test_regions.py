@@ -127,7 +127,7 @@ def test_every_float32(name):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("element_type", CASTS, ids=str)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_casts(element_type):
     """Regions cast every code of a type. They cast before block formats, too, and if inputs broadcast. A cast of a smaller
     tensor than y stays a separate node."""
@@ -227,7 +227,7 @@ def test_blocks(name, rounding_mode):
 @pytest.mark.parametrize("name", ["int8", "uint32", "float16"])
 @pytest.mark.parametrize("shape", [(3, 5, 40), (2, 4, 37), (70, 3, 6)], ids=str)
 @pytest.mark.covering
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_scales_along_an_axis_beside_blocks(name, axis, of_blocks, shape):
     """Zero points have 1 to 8 bytes an element in the program, wherever the blocks lie."""
     random = np.random.default_rng(8)

@@ -54,7 +54,7 @@ CLIPS = {"relu": ["r = Relu (y)", "v = Reshape (r, shape)"], "clip": ["r = Clip 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("between", MOVES | CLIPS)
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_dropped_round_trips(name, between):
     before = repeated((MOVES | CLIPS)[between], name, 1.0)
     has_bounds = PAIR.formats[name].bits > 2  # 6 is a value of all other types

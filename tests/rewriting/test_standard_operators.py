@@ -144,6 +144,7 @@ def test_codes_of_a_type_that_onnx_runtime_lacks():
         assert y.numpy().tolist() == [2, 4, -6, 127]
 
 
+@pytest.mark.slow
 def test_a_model_that_onnx_runtime_refuses_for_its_fusions(caplog):
     """ONNX Runtime's optimiser of Clip knows no codes of 4 bits in com.microsoft."""
     domain = "com.microsoft"

@@ -130,7 +130,7 @@ STEPS = {
 @pytest.mark.parametrize("dimensions", ["2, 3, 12, 10", "n, 3, ?, ?", "1, 3, 5, 5"])
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_networks(channels, steps, dimensions, name):
     random = np.random.default_rng(1)
     n, height, width = (1, 5, 5) if dimensions[0] == "1" else (2, 12, 10)

@@ -94,7 +94,7 @@ WAYS = {
 @posix
 @pytest.mark.usefixtures("_no_hang")
 @pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_every_file_damaged_in_every_way(path, way):
     folder = path.parent / "cache"
     entry = entry_of(folder)

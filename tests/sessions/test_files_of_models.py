@@ -268,7 +268,7 @@ def test_tensors_in_files(entries, place, rows, child):
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_why_a_file_is_refused(rows, tmp_path):
     folder = make_folder(tmp_path, rows)
     reasons = {

@@ -275,6 +275,7 @@ file.close()
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_names_of_arguments():
     """ONNX Runtime ignores arguments that it does not know, so that a wrong name would have no effect."""
     source = str(MODELS / "textline_cls_a8w8.onnx")

@@ -81,7 +81,7 @@ def both(source, values, x=X, **entries):
 
 
 @pytest.mark.parametrize("names", ["w", "s", "z", "sz", "bw", "wszb"])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_given_ones_need_no_file(names, tmp_path):
     """Added initializers need no file, whichever nodes take them. The model is given as bytes, a path or a ModelProto."""
     given = {name: each for name, each in arrays(seed=1).items() if name in names}
@@ -207,6 +207,7 @@ def test_profiles_of_others_stay(tmp_path, monkeypatch):
     assert len(os.listdir(tmp_path)) == len(others) + 1
 
 
+@pytest.mark.slow
 def test_a_real_model():
     """All float initializers of the model are added in the place of files, so that nodes that take them are not folded."""
     whole = onnx.load(MODELS / "textline_cls_bf16.onnx")

@@ -104,13 +104,14 @@ def test_quantize(x, scale, y):
 
 @pytest.mark.parametrize(("x", "scale", "y"), cells(DEQUANTIZE))
 @pytest.mark.covering
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_dequantize(x, scale, y):
     check("dequantize", np.resize(samples.codes(x), (5, 70)), x, scale, y)
 
 
 @pytest.mark.parametrize("name", [row.name for row in carried(QUANTIZE.y)])
 @pytest.mark.parametrize("last", [0, -1], ids=["all zero", "zero but for one"])
+@pytest.mark.by_default(2)
 def test_zero_points_of_zero(name, last):
     """The number of zero points is odd."""
     shape, attributes, spread = GRANULARITIES["blocked"]
@@ -124,6 +125,7 @@ def test_zero_points_of_zero(name, last):
 
 @pytest.mark.parametrize("name", [row.name for row in carried(QUANTIZE.y) if row.is_packed])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16383, 16384, 16387, 100_003])
+@pytest.mark.by_default(2)
 def test_packed_elements(name, size):
     """Some numbers of elements do not fill the last byte, and some need several tasks."""
     x = np.random.default_rng(22).normal(0, 3, (1, size)).astype(np.float32)
@@ -146,7 +148,7 @@ def test_saturate(name):
 
 @pytest.mark.parametrize("scale_name", ["float32", "bfloat16"])
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16", "float64"])
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_precision(precision, scale_name):
     x, scale, zero_point = samples.floats("int8", 0.1, 3)[None], np.array(0.1, find(scale_name).dtype), np.int8(3)
     precise = our_session(node("quantize", "float32", scale_name, "int8", precision=number(precision)))
@@ -213,7 +215,7 @@ def rounds_beyond(x, scale, name):
 
 @pytest.mark.parametrize(("operation", "x", "y"), list(onnx_runtimes_own()))
 @pytest.mark.covering
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(1)
 def test_against_onnx_runtimes_own(operation, x, y):
     """Both give the same bits, except for the differences that the README lists."""
     quantized = y if operation == "quantize" else x
@@ -244,6 +246,7 @@ def test_against_onnx_runtimes_own(operation, x, y):
                 oracle.assert_same_bits(run(ours, **feeds), run(theirs, **feeds))
 
 
+@pytest.mark.slow
 def test_what_onnx_runtime_refuses():
     """Our operators accept bfloat16 scales, and a float4e2m1 weight in blocks of 32."""
     rng = np.random.default_rng(23)
@@ -282,6 +285,7 @@ def test_a_quantized_model_runs_as_before():
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.by_default(1)
 def test_nodes_are_not_fused(name, tmp_path):
     """ONNX Runtime does not fuse the nodes into MatMulIntegerToFloat, which has no bfloat16 scales, unless the entry of the
     session says so."""
