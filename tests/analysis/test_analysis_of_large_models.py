@@ -103,6 +103,7 @@ def test_an_output_in_a_longer_file_without_a_length(tmp_path):
     assert quark_numba.analyze(tmp_path / "m.onnx", RandomData(1)) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("is_large")
 @pytest.mark.parametrize("has_types", [True, False])
 def test_weights_that_are_inputs_too(has_types, tmp_path):

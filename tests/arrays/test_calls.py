@@ -60,7 +60,7 @@ def spellings(name):
 
 
 @every_type
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_spellings_of_the_output_of_quantize(name):
     for spelling in spellings(name):
         assert quantize(np.ones(3, np.float32), 1.0, dtype=spelling).dtype == oracle.dtype(name)
@@ -252,6 +252,7 @@ def test_other_names_of_types():
 
 @every_type
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3), (1,), (1, 1, 1)], ids=str)
+@pytest.mark.by_default(12)
 def test_small_shapes(name, shape):
     x = np.full(shape, 2.5, np.float32)
     y = quantize(x, np.float32(1), dtype=name)
@@ -291,7 +292,7 @@ def test_out_may_overlap_the_inputs():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize(("order", "copies"), [("C", 0), ("F", 0), ("strided", 1)])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_number_of_copies(order, copies):
     """Apart from the output, contiguous input costs no memory in proportion to its size, and other input costs one copy."""
     x = np.ones((1000, 1000), np.float32, order="F" if order == "F" else "C")

@@ -350,6 +350,7 @@ class TestLabels:
         y = quark_numba.minifloat_quantize_dequantize(x, exponent_bits=3, mantissa_bits=2, exponent_bias=3)
         assert (y.name, y.attrs, y.dims) == (x.name, x.attrs, x.dims)
 
+    @pytest.mark.slow
     def test_blocks_have_a_dimension_of_their_own(self):
         x = self.array(self.x)
         codes, scales = quark_numba.mx_quantize(x, axis="column", block_size=4)

@@ -119,6 +119,7 @@ def test_inf_and_nan(element, expected):
     np.testing.assert_array_equal(y, np.array(expected, np.float32))
 
 
+@pytest.mark.slow
 def test_scales_that_are_too_small():
     """A scale below 2**-127 becomes 2**-127. The elements become the nearest multiples of the smallest step with this scale."""
     x = np.array([3 * 2.0**-130, 2.0**-140], np.float32)

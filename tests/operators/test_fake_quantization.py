@@ -300,7 +300,7 @@ def node_of(operator, attributes, inputs):
 
 @pytest.mark.compiled
 @wrong_inputs
-@pytest.mark.by_default(8)
+@pytest.mark.by_default(2)
 def test_wrong_inputs_of_sessions(operator, attributes, inputs, message):
     """The session goes on."""
     node = node_of(operator, attributes, inputs)

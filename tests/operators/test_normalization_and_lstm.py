@@ -100,6 +100,7 @@ def test_sessions(operator, domain, threads, constants):
         assert_same(y, CALLS[operator](*arrays, **attributes))
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.parametrize("operator", [NORMALIZATION, LSTM])
 def test_sessions_of_extensions(operator):
@@ -163,6 +164,7 @@ def test_optimize_beside_them(operator):
     assert_same(z, expected)
 
 
+@pytest.mark.slow
 def test_sequences_of_a_batch_are_as_if_alone():
     attributes, (x, *weights), _ = nodes_of("tagger_u16")[0][1:]
     x = np.concatenate([x[:20], x[20:40], -x[:20]], axis=1)
@@ -182,6 +184,7 @@ def test_layouts_of_arrays():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_runs_of_one_session_at_the_same_time():
     """The runs have different lengths. They come from several threads, which run other sessions too."""

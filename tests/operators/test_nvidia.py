@@ -114,7 +114,7 @@ def test_ties_and_bounds():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan, 1e-45, 1e-38, 3e38, 2.0**-130])
-@pytest.mark.by_default(2)
+@pytest.mark.slow
 def test_scales_of_tensors(scale):
     """Scales of 0, Inf and NaN follow IEEE arithmetic."""
     x = np.array([[0] * 16, [1] * 16, [-np.inf] * 16, [1e-40] * 16, SPECIAL + [2.0] * 6], f32)
@@ -204,6 +204,7 @@ def test_onnxs_tools(name):
 # Arrays.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", [nvfp4_quantize, mxfp8_quantize])
 def test_layouts(quantize):
     """Any strides, memory order and byte order."""

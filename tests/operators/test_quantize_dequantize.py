@@ -46,7 +46,7 @@ def test_kernel(key):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.by_default(8)
+@pytest.mark.by_default(4)
 def test_granularity(granularity, name):
     for with_zero_point in (True, False):
         x_shape, parameters, spread, attributes = cell(granularity, "float32", name, with_zero_point)

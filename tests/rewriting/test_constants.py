@@ -118,6 +118,7 @@ def test_codes_that_cannot_hold_a_constant(name, first, others, is_kept):
     assert_rewritten(before, KEPT if is_kept else ["Mul"], ONE, keep_quantized_weights=True)
 
 
+@pytest.mark.slow
 def test_codes_that_take_more_room_than_floats():
     """Blocks of three elements have a float32 factor each."""
     weight = np.random.default_rng(47).normal(0, 3, (512, 3)).astype(np.float32)

@@ -56,6 +56,7 @@ def test_three_nodes_become_one(qdq):
     onnx.checker.check_model(result.model)
 
 
+@pytest.mark.slow
 def test_two_nodes_become_one():
     result = assert_rewritten(of_nodes(*mxfp8(), RELU), ["MXFP8QuantizeDequantize", "Relu"], {"x": X})
     assert result.done == {("trt::TRT_MXFP8DynamicQuantize", FUSED): 1, (MXFP8, FUSED): 1}

@@ -237,6 +237,7 @@ def test_scales_along_an_axis_beside_blocks(name, axis, of_blocks, shape):
     merge(nodes, {"x": random.normal(0, 3, shape).astype(np.float32)}, parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_a_step_of_blocks_that_passes_on_its_operand_leaves_other_values_alone():
     blocks = [block_node(x, y, "BFP16", 1) for x, y in (("x", "b0"), ("r", "b1"), ("m", "b2"), ("s", "y"))]

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.compiled
 
 
 @batches(default=(0, 10, 5), full=(10, 180, 17), exhaustive=(180, 5330, 50))
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_sessions_give_what_drop_in_sessions_give(seeds):
     """``python tests/support/compared_sessions.py SEED`` shows the graph of a seed, and its smallest part with the same
     findings."""
@@ -36,7 +36,7 @@ def test_onnx_operators(seeds, worker):
 
 @pytest.mark.parametrize("graphs", ["dialects", "blocks"])
 @batches(default=(0, 1, 1), slow=(1, 4, 3), full=(4, 44, 20), exhaustive=(44, 1544, 50))
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_dialects_and_block_formats(graphs, seeds, worker):
     assert_right(worker, graphs, seeds)
 

@@ -43,7 +43,7 @@ def test_per_tensor(quantize_key, domain):
     [((7,), 0), ((5, 33), 0), ((5, 33), None), ((2, 3, 5, 7), -2), ((300, 400), 0), ((300, 400), 1), ((2, 70000), 0)],
     ids=str,
 )
-@pytest.mark.by_default(12)
+@pytest.mark.by_default(6)
 def test_per_axis(quantize_key, shape, axis, zero_point):
     name = quantize_key.quantized.name
     attributes = {} if axis is None else {"axis": axis}
