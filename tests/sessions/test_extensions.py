@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import onnxruntime_extensions
 import oracle
 import pytest
 import samples
@@ -12,6 +11,8 @@ from text_graphs import text_model
 
 from quark_numba.element_types import find
 from quark_numba.ort import extensions
+
+onnxruntime_extensions = pytest.importorskip("onnxruntime_extensions")
 
 pytestmark = pytest.mark.compiled
 

@@ -83,6 +83,8 @@ def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attrib
 def session(source, *, backend="native", standard_ops=False, threads=2, spins=False, **entries):
     """Return a session. `backend` None: without the package's operators. `spins`: waiting threads spin, as by default in ONNX
     Runtime, which keeps a processor busy for longer than a small model runs."""
+    if backend == "extensions":
+        pytest.importorskip("onnxruntime_extensions")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
