@@ -57,7 +57,7 @@ class Catalog:
     @property
     def added(self) -> list[Operator]:
         """The operators from outside of the package."""
-        return [each for each in self if id(each) not in self._own]
+        return [operator for operator in self if id(operator) not in self._own]
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Catalog:
     def of_opset(self, operator: Operator, opset: int) -> Operator:
         """Return the version of one of ONNX's own operators in an opset. Raise ValueError if it is not known."""
         versions = self.versions(operator)
-        known = [each for each in versions if each.since_version <= opset <= LATEST_OPSET]
+        known = [version for version in versions if version.since_version <= opset <= LATEST_OPSET]
         if not known:
             raise ValueError(f"opset is {opset}; expected {versions[0].since_version}..{LATEST_OPSET}")
         return known[-1]
@@ -87,6 +87,6 @@ class Catalog:
 
 # ONNX's own operators, those that `optimize` writes, and those of each dialect.
 _FAMILIES = (*_LINEAR, *_BLOCK_ROUND_TRIPS, *_FAKE_QUANTIZATION, *_REGION)
-_OWN = [each for each in _FAMILIES if each.domain in ("", OWN_DOMAIN)]
+_OWN = [operator for operator in _FAMILIES if operator.domain in ("", OWN_DOMAIN)]
 
 OPERATORS = Catalog((*_OWN, *quark.OPERATORS, *qonnx.OPERATORS, *mct.OPERATORS, *nvidia.OPERATORS))

@@ -245,29 +245,29 @@ class _Analyzer:
     def of_batch(self, batch: Batch) -> Measured:
         feed = batch.load()
         tensors: dict[int, TensorSums] = {}
-        of_experiments = [Found() for _ in self.experiments]
+        results = [Found() for _ in self.experiments]
 
         def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
             tensors[self.places[quantizer]] = measure(quantizer, x, arrived, kept)
-            for experiment, sums in zip(self.experiments, of_experiments, strict=True):
+            for experiment, sums in zip(self.experiments, results, strict=True):
                 sums.noise |= experiment.see(quantizer, x)
 
         values, floats = self.segments.lockstep(feed, see, keep=any(experiment.has_runs for experiment in self.experiments))
-        outputs, twin = ({name: each[name] for name in self.segments.outputs} for each in (values, floats))
+        outputs, twin = ({name: arrays[name] for name in self.segments.outputs} for arrays in (values, floats))
         reference = twin if self.reference is None else sessions.run(self.reference, feed)
-        of_batch = Values(values, floats, twin, reference)
+        batch_values = Values(values, floats, twin, reference)
         runs = [
             (sums, key, run)
-            for experiment, sums in zip(self.experiments, of_experiments, strict=True)
-            for key, run in experiment.runs(of_batch).items()
+            for experiment, sums in zip(self.experiments, results, strict=True)
+            for key, run in experiment.runs(batch_values).items()
         ]
         compared = in_order(lambda run: run[2](), runs, self.within, self.segments.stopped)
         for (sums, key, _), comparison in zip(runs, compared, strict=True):
             sums.outputs[key] = comparison
         if batch.number == 0:
             self.first = feed, outputs
-        of_twin = Comparison() if self.reference is None else self.compare(twin, reference)
-        return Measured(batch.layout.samples(feed), tensors, self.compare(outputs, reference), of_twin, of_experiments)
+        twin_comparison = Comparison() if self.reference is None else self.compare(twin, reference)
+        return Measured(batch.layout.samples(feed), tensors, self.compare(outputs, reference), twin_comparison, results)
 
     def compare(self, outputs: Any, reference: Any) -> Comparison:
         return compare(outputs, reference, self.chosen)
@@ -298,11 +298,11 @@ def _output_errors(compared: Comparison) -> list[OutputError]:
 
 def _not_compared(compared: Comparison, others: Mapping[str, Sequence[Comparison]]) -> dict[str, str]:
     """Return why outputs cannot be compared, by name. The reasons in `others` count only for outputs without another reason."""
-    found = dict(compared.reasons)
+    reasons = dict(compared.reasons)
     for where, comparisons in others.items():
-        for each in comparisons:
-            found = {name: f"in {where} it {reason}" for name, reason in each.reasons.items()} | found
-    return found
+        for comparison in comparisons:
+            reasons = {name: f"in {where} it {reason}" for name, reason in comparison.reasons.items()} | reasons
+    return reasons
 
 
 def _of_weight(quantizer: Quantizer) -> TensorSums | None:

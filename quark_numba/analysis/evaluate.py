@@ -123,7 +123,7 @@ def evaluate(
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     threads = execution.session_threads
     pair = _pair(models, threads)
-    check_chosen(outputs, [each.name for each in pair[0].get_outputs()])
+    check_chosen(outputs, [output.name for output in pair[0].get_outputs()])
     batches = open_batches(inputs_of(pair[0]), data, labels=labels)
     run = {
         "command": "evaluate",
@@ -162,9 +162,9 @@ def _work(pair: list[Any] | None, models: float_twin.Pair, threads: int, *argume
 def _pair(models: float_twin.Pair, threads: int) -> list[Any]:
     """Return the sessions of a model and of the reference, which is the model's twin if it is None."""
     model, reference = models
-    of_model = sessions.session_of(model, "the model", threads=threads)
+    session = sessions.session_of(model, "the model", threads=threads)
     floats = float_twin.make_twin(model).lazy if reference is None else reference
-    return [of_model, sessions.session_of(floats, "the reference", threads=threads)]
+    return [session, sessions.session_of(floats, "the reference", threads=threads)]
 
 
 def _output_error(name: str, sums: ErrorSums, places: _Places | None) -> OutputError:

@@ -152,7 +152,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], forms: Sequenc
 
 def _outputs(analysis: Analysis) -> str:
     def table(title: str, outputs: Sequence[OutputError]) -> str:
-        rows = [(each.name, each.sqnr_db, each.cosine, each.max_abs_error, each.mean_abs_error) for each in outputs]
+        rows = [(output.name, output.sqnr_db, output.cosine, output.max_abs_error, output.mean_abs_error) for output in outputs]
         columns = ("output", "SQNR, dB", "cosine", "largest error", "mean error")
         return f"<h3>{title}</h3>" + _table(columns, rows, (str, _db, lambda value: f"{value:.6f}", _small, _small))
 
@@ -167,7 +167,7 @@ def _outputs(analysis: Analysis) -> str:
 
 
 def _tensors(analysis: Analysis) -> str:
-    formats = list(dict.fromkeys(name for each in analysis.tensors for name in each.what_if))
+    formats = list(dict.fromkeys(name for entry in analysis.tensors for name in entry.what_if))
     columns = (
         *("tensor", "kind", "type", "own, dB", "inherited, dB", "both, dB", "cosine", "largest error"),
         *("saturated", "to zero", "range used", "place", "made by", "used by"),
@@ -177,12 +177,12 @@ def _tensors(analysis: Analysis) -> str:
     forms += [_small, _share, _share, _share, lambda value: str(value), str, str, *[_db] * len(formats)]
     rows = [
         (
-            *(each.name, each.kind, each.type, each.own_sqnr_db, each.inherited_sqnr_db, each.sqnr_db, each.cosine),
-            *(each.max_abs_error, each.saturated, each.flushed_to_zero, each.range_used, each.place, each.made_by),
-            _few(each.used_by),
-            *(each.what_if.get(name) for name in formats),
+            *(entry.name, entry.kind, entry.type, entry.own_sqnr_db, entry.inherited_sqnr_db, entry.sqnr_db, entry.cosine),
+            *(entry.max_abs_error, entry.saturated, entry.flushed_to_zero, entry.range_used, entry.place, entry.made_by),
+            _few(entry.used_by),
+            *(entry.what_if.get(name) for name in formats),
         )
-        for each in analysis.tensors
+        for entry in analysis.tensors
     ]
     return _table(columns, rows, forms)
 
@@ -218,12 +218,12 @@ def _profile(pyplot: Any, analysis: Analysis) -> str:
 def _trade_offs(pyplot: Any, analysis: Analysis) -> str:
     points = analysis.trade_offs
     figure, axes = pyplot.subplots(figsize=(9.6, 3.6))
-    kilobytes = [each.bits / 8e3 for each in points]
-    axes.plot(kilobytes, [_drawn(each.sqnr_db) for each in points], color=_OWN, linewidth=1.4, marker="o", markersize=4)
+    kilobytes = [mix.bits / 8e3 for mix in points]
+    axes.plot(kilobytes, [_drawn(mix.sqnr_db) for mix in points], color=_OWN, linewidth=1.4, marker="o", markersize=4)
     axes.set_xlabel("kB of quantized tensors per sample")
     axes.set_ylabel("least SQNR of the outputs, dB")
     columns = ("point", "kB per sample", "SQNR, dB", "changes")
-    rows = [(index, bits, each.sqnr_db, each.choices) for index, (bits, each) in enumerate(zip(kilobytes, points, strict=True))]
+    rows = [(index, bits, mix.sqnr_db, mix.choices) for index, (bits, mix) in enumerate(zip(kilobytes, points, strict=True))]
     table = _table(columns, rows, (str, lambda value: f"{value:,.1f}", _db, _changes))
     return _svg(pyplot, figure, "Accuracy against bits", "scroll") + table
 

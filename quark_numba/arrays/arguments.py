@@ -111,13 +111,13 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
     _check_is_here(value, name)
     try:
         has_dlpack_only = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
-        found: NDArray[Any] = np.from_dlpack(value) if has_dlpack_only else np.asanyarray(value)
+        view: NDArray[Any] = np.from_dlpack(value) if has_dlpack_only else np.asanyarray(value)
     except ValueError as error:
         raise ValueError(f"{name} is not an array: {error}") from None
     except (BufferError, RuntimeError, TypeError) as error:
         raise TypeError(f"{name} is a {_kind(value)}, which numpy cannot convert to an array: {error}") from None
-    check_has_no_mask(found, name)  # as a netCDF4.Variable gives it
-    array = np.asarray(found)
+    check_has_no_mask(view, name)  # as a netCDF4.Variable gives it
+    array = np.asarray(view)
     if default is None or not isinstance(value, (int, float, list, tuple, range, np.int64)):
         return array
     if array.dtype.kind not in "iuf":

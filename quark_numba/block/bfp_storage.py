@@ -66,12 +66,12 @@ def bfp_quantize(
     x_array, _ = block_input(x)
     axis = axis_of(x_array.shape, axis)
     key, blocks = bfp_format(FLOAT32, **attribute_values(given, BFP_ATTRIBUTES))
-    of_chunk = functools.partial(_bfp_blocks, key, blocks, axis)
+    function = functools.partial(_bfp_blocks, key, blocks, axis)
     if not is_lazy(x_array):
-        return of_chunk(x_array)
+        return function(x_array)
     byte = np.dtype(np.uint8)
     results = [Result(_mantissa_dtype(blocks)), Result(byte, blocks.block), Result(byte, blocks.sub_block)]
-    return BFPBlocks(*map_chunks(of_chunk, x_array, results, axis=axis, block=blocks.block, rechunk=rechunk))
+    return BFPBlocks(*map_chunks(function, x_array, results, axis=axis, block=blocks.block, rechunk=rechunk))
 
 
 @np.errstate(all="ignore")
@@ -120,9 +120,9 @@ def bfp_dequantize(
     axis = axis_of(mantissas.shape, axis)
     check_blocks("exponents", exponents, "mantissas", mantissas, axis, numbers.block)
     check_blocks("shifts", shifts, "mantissas", mantissas, axis, numbers.sub_block)
-    of_chunk = functools.partial(_bfp_values, axis, numbers, y.dtype)
+    function = functools.partial(_bfp_values, axis, numbers, y.dtype)
     shared = [(exponents, numbers.block), (shifts, numbers.sub_block)]
-    return values_of_codes(of_chunk, mantissas, "mantissas", axis, numbers.block, y.dtype, shared, rechunk)
+    return values_of_codes(function, mantissas, "mantissas", axis, numbers.block, y.dtype, shared, rechunk)
 
 
 @np.errstate(all="ignore")

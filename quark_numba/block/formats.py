@@ -67,8 +67,8 @@ def bfp_format(
             raise ValueError(f"sub_block_size is {sub_block_size}; expected one that divides block_size, {block_size}")
         _one_of("sub_block_shift_bits", sub_block_shift_bits, SHIFT_BITS)
     key = Key(x, None, MICROEXPONENT if is_microexponent else FLOOR, bool(convert_to_bfloat_before_bfp))
-    of_width = steps(is_microexponent, bit_width, block_size, sub_block_size, sub_block_shift_bits)
-    return key, Blocks(block_size, *of_width, rounding_mode)
+    numbers = steps(is_microexponent, bit_width, block_size, sub_block_size, sub_block_shift_bits)
+    return key, Blocks(block_size, *numbers, rounding_mode)
 
 
 def steps(

@@ -211,10 +211,10 @@ def run(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, 
     between = block if step == length else length  # from a run to the next
     for unit in range(first, last):
         at, i = divmod(unit, across)
-        start, of_run, rows = at * between, count, block
+        start, total, rows = at * between, count, block
         if unit >= runs * across:
-            start, i, of_run, rows, step = length // block * block, unit - runs * across, tails, length % block, length
-        start, n = start + i * width * step, min(width, of_run - i * width)
+            start, i, total, rows, step = length // block * block, unit - runs * across, tails, length % block, length
+        start, n = start + i * width * step, min(width, total - i * width)
         scale_at, scale_step = np.int64(scales_address), np.int64(1)
         if HAS_CODES:
             outer, begin = divmod(start, length)

@@ -104,7 +104,7 @@ _MX = _Family(
 
 def _operator(name: str, family: _Family) -> Operator:
     own_attributes = _attributes(family)
-    of_format = own_attributes[0]
+    format_attribute = own_attributes[0]
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         """y is like x."""
@@ -134,15 +134,15 @@ def _operator(name: str, family: _Family) -> Operator:
         call=family.call,
         infer=infer,
         faults={AXIS: FAULTS[AXIS]},
-        formats=dict.fromkeys(of_format.values),
-        select_format=lambda types, attributes: str(attributes.get(of_format.name, of_format.default)),
+        formats=dict.fromkeys(format_attribute.values),
+        select_format=lambda types, attributes: str(attributes.get(format_attribute.name, format_attribute.default)),
         meaning=meaning,
     )
 
 
 _FAMILIES = {"BFPQuantizeDequantize": _BFP, "MXQuantizeDequantize": _MX}
 
-OPERATORS = BFP, MX = tuple(_operator(*each) for each in _FAMILIES.items())
+OPERATORS = BFP, MX = tuple(_operator(*item) for item in _FAMILIES.items())
 
 # By name: (type of x, attributes) -> what selects a kernel, and the numbers of the format.
 FORMATS = {name: family.format for name, family in _FAMILIES.items()}

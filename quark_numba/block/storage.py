@@ -135,11 +135,11 @@ def codes_and_scales(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the codes and scales of an array of numpy or dask, for a key with codes."""
     axis = axis_of(x.shape, axis)
-    of_chunk = functools.partial(_quantize_chunk, key, blocks, tensor_scale, axis)
+    function = functools.partial(_quantize_chunk, key, blocks, tensor_scale, axis)
     if not is_lazy(x):
-        return of_chunk(x)
+        return function(x)
     results = [Result(key.y.dtype), Result(key.scales.dtype, blocks.block)]
-    codes, scales = map_chunks(of_chunk, x, results, axis=axis, block=blocks.block, rechunk=rechunk)
+    codes, scales = map_chunks(function, x, results, axis=axis, block=blocks.block, rechunk=rechunk)
     return codes, scales
 
 
@@ -172,8 +172,8 @@ def _values(
     axis, block_size = axis_of(codes.shape, axis), positive("block_size", index(block_size, "block_size"))
     check_blocks("scales", scales, "codes", codes, axis, block_size)
 
-    of_chunk = functools.partial(_dequantize_chunk, element, tensor_scale, axis, block_size, y.name)
-    return values_of_codes(of_chunk, codes, "codes", axis, block_size, y.dtype, [(scales, block_size)], rechunk)
+    function = functools.partial(_dequantize_chunk, element, tensor_scale, axis, block_size, y.name)
+    return values_of_codes(function, codes, "codes", axis, block_size, y.dtype, [(scales, block_size)], rechunk)
 
 
 def _dequantize_chunk(

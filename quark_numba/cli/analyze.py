@@ -122,8 +122,8 @@ def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
     error. Nodes without a name and nodes in functions are left out, because Quark's configuration cannot name them."""
     from ..models import model_files
 
-    tensors = {each.name: each for each in analysis.tensors}
-    worst = [each.name for each in analysis.sweep if each.name in tensors] or list(tensors)
+    tensors = {row.name: row for row in analysis.tensors}
+    worst = [row.name for row in analysis.sweep if row.name in tensors] or list(tensors)
     names = {node.name for node in model_files.load(model, external_data=False).graph.node}
     return list(dict.fromkeys(node for name in worst[:count] for node in tensors[name].used_by if node in names))
 
@@ -133,28 +133,28 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
     print_not_compared(analysis.not_compared)
     if analysis.twin:
         print_outputs("Without its quantization nodes, against the reference", analysis.twin)
-    if any(each.sqnr_db < math.inf for each in analysis.optimizations):
+    if any(row.sqnr_db < math.inf for row in analysis.optimizations):
         print_outputs("With ONNX Runtime's optimisations, against the model without them", analysis.optimizations)
-    formats = list(dict.fromkeys(name for each in analysis.tensors for name in each.what_if))
+    formats = list(dict.fromkeys(name for row in analysis.tensors for name in row.what_if))
     columns = ["tensor", "kind", "type", ">own, dB", ">inherited, dB", ">both, dB"]
     columns += [">saturated", ">to zero", ">range used", "used by"]
     rows = [
         [
-            each.name,
-            each.kind,
-            each.type,
-            *(cell(ratio, ".1f") for ratio in (each.own_sqnr_db, each.inherited_sqnr_db, each.sqnr_db)),
-            *(cell(share, ".1%") for share in (each.saturated, each.flushed_to_zero, each.range_used)),
-            ", ".join(each.used_by),
-            *(cell(each.what_if.get(name), ".1f") for name in formats),
+            row.name,
+            row.kind,
+            row.type,
+            *(cell(ratio, ".1f") for ratio in (row.own_sqnr_db, row.inherited_sqnr_db, row.sqnr_db)),
+            *(cell(share, ".1%") for share in (row.saturated, row.flushed_to_zero, row.range_used)),
+            ", ".join(row.used_by),
+            *(cell(row.what_if.get(name), ".1f") for name in formats),
         ]
-        for each in analysis.tensors[:top]
+        for row in analysis.tensors[:top]
     ]
     shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
     title = f"Quantized tensors, {shown}, over {analysis.samples} samples: SQNR of the own error, the upstream error, and both"
     print_table(title, [*columns, *(f">{name}" for name in formats)], rows)
     if analysis.sweep:
-        effects = [[each.name, cell(each.on_sqnr_db, ".1f"), cell(each.off_sqnr_db, ".1f")] for each in analysis.sweep[:top]]
+        effects = [[row.name, cell(row.on_sqnr_db, ".1f"), cell(row.off_sqnr_db, ".1f")] for row in analysis.sweep[:top]]
         columns = ["name", ">only this quantized, dB", ">only this in float, dB"]
         print_table("Least SQNR of the outputs, the worst first", columns, effects)
     if analysis.trade_offs:
@@ -167,4 +167,4 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
     if analysis.unmatched:
         reasons = list(analysis.unmatched.items())
         more = [["…", f"{len(reasons) - top} more"]] if len(reasons) > top else []
-        print_table("Not measured, or not in full", ["name", "why"], [[*each] for each in reasons[:top]] + more)
+        print_table("Not measured, or not in full", ["name", "why"], [[*row] for row in reasons[:top]] + more)

@@ -162,7 +162,7 @@ def batches_of(options: argparse.Namespace, session: InferenceSession) -> Iterat
 
     inputs = inputs_of(session)
     if options.inputs is not None:
-        return iter([read_arrays(options.inputs, [each.name for each in inputs])])
+        return iter([read_arrays(options.inputs, [value.name for value in inputs])])
     return iter(open_batches(inputs, data_of(options)))
 
 

@@ -131,6 +131,6 @@ def fails_below(options: argparse.Namespace, result: Analysis | Evaluation) -> i
     faults += [f"output {name} is not compared" for name in options.outputs or () if name not in compared]
     if not (faults or compared):
         faults.append("no output is compared")
-    for each in faults:
-        tell("red", "error", f"{each}; expected at least {limit:g} dB")
+    for fault in faults:
+        tell("red", "error", f"{fault}; expected at least {limit:g} dB")
     return int(bool(faults))

@@ -75,8 +75,8 @@ def create_session(
         how |= {"has_own_operators": True, "standard_ops": qdq == "float", "fuses_integers": True}
         return create_session_of(optimised.source, str(path), **how)
     has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)
-    of_onnx = qdq == "float" or any(counted.needs_standard_ops for counted in nodes)
-    return create_session_of(path, str(path), has_own_operators=has_own_operators, standard_ops=of_onnx, **how)
+    needs_standard_ops = qdq == "float" or any(counted.needs_standard_ops for counted in nodes)
+    return create_session_of(path, str(path), has_own_operators=has_own_operators, standard_ops=needs_standard_ops, **how)
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ def node_times(
         operator = event.get("args", {}).get("op_name")
         if event["name"].endswith(_KERNEL_TIME) and operator not in _OF_BODIES:
             key = event["name"].removesuffix(_KERNEL_TIME), operator, event["args"].get("node_index", "")
-            of_runs = times.setdefault(key, np.zeros(len(ends) + 1, np.int64))
-            of_runs[bisect.bisect_left(ends, event["ts"])] += event["dur"]
-    result = [NodeTime(*key[:2], float(np.median(of_runs[_WARM_UP:-1])) / 1e6) for key, of_runs in times.items()]
+            durations = times.setdefault(key, np.zeros(len(ends) + 1, np.int64))
+            durations[bisect.bisect_left(ends, event["ts"])] += event["dur"]
+    result = [NodeTime(*key[:2], float(np.median(durations[_WARM_UP:-1])) / 1e6) for key, durations in times.items()]
     return sorted(result, key=lambda each: -each.seconds)
 
 
@@ -138,7 +138,7 @@ def latencies(sessions: list[onnxruntime.InferenceSession], inputs: Arrays, runs
     `tick` is called after every run, ``ticks(len(sessions), runs)`` times in all.
     """
     contenders = [
-        (session, [each.name for each in session.get_outputs()], feeds(session, inputs), list[float]()) for session in sessions
+        (session, [y.name for y in session.get_outputs()], feeds(session, inputs), list[float]()) for session in sessions
     ]
     for timed, block in _blocks(runs):
         for session, names, arrays, seconds in contenders:

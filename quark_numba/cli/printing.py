@@ -48,7 +48,7 @@ def print_left(optimised: Prepared) -> None:
 def print_not_compared(reasons: Mapping[str, str]) -> None:
     """Print the outputs that cannot be compared, with the reasons. Print nothing if there are none."""
     if reasons:
-        print_table("Outputs that are not compared", ["output", "why"], [[*each] for each in reasons.items()])
+        print_table("Outputs that are not compared", ["output", "why"], [[*item] for item in reasons.items()])
 
 
 def cell(value: float | None, form: str) -> str:
@@ -63,9 +63,9 @@ def print_json(value: Any) -> None:
 def json_value(value: Any) -> Any:
     """Return the value with text for infinities and NaN, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: json_value(each) for key, each in value.items()}
+        return {key: json_value(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_value(each) for each in value]
+        return [json_value(element) for element in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -44,7 +44,7 @@ def _profile(options: argparse.Namespace) -> int:
                     **how,
                 )
     if options.json:
-        print_json({name: [asdict(each) for each in of_nodes] for name, of_nodes in times.items()} | optimised.json())
+        print_json({name: [asdict(each) for each in rows] for name, rows in times.items()} | optimised.json())
     else:
         _print_times(times, options.nodes)
         print_left(optimised)
@@ -66,8 +66,8 @@ def _print_times(times: dict[str, list[NodeTime]], most: int) -> None:
     slowest_first = sorted(seconds, key=lambda operator: -seconds[operator])
     by_operator = [_line(name, times, _is_of(name)) for name in slowest_first]
     print_table("By operator", ["operator", *columns], by_operator)
-    for name, of_nodes in times.items():
-        rows = [[each.node, each.operator, f"{1e6 * each.seconds:.0f}"] for each in of_nodes[:most]]
+    for name, nodes in times.items():
+        rows = [[each.node, each.operator, f"{1e6 * each.seconds:.0f}"] for each in nodes[:most]]
         print_table(f"The slowest nodes, {name}", ["node", "operator", ">us"], rows)
 
 
@@ -78,9 +78,9 @@ def _is_of(operator: str) -> Callable[[NodeTime], bool]:
 def _line(name: str, times: dict[str, list[NodeTime]], is_chosen: Callable[[NodeTime], bool]) -> list[str]:
     """Return the cells of a row: the number of chosen nodes, their time, and its share of the whole, before and after."""
     cells = [name]
-    for of_nodes in times.values():
-        chosen = [each.seconds for each in of_nodes if is_chosen(each)]
-        total = sum(each.seconds for each in of_nodes)
+    for nodes in times.values():
+        chosen = [node.seconds for node in nodes if is_chosen(node)]
+        total = sum(node.seconds for node in nodes)
         share = sum(chosen) / total if total else 0.0
         cells += [str(len(chosen)), f"{1e3 * sum(chosen):.3f}", f"{share:.0%}"] if chosen else ["", "", ""]
     return cells

@@ -17,8 +17,8 @@ def library_of_quark() -> str:
     if _REPLACES in sys.modules:
         return "those of quark_numba, in this process"
     compiled = next(_compiled_libraries(), None)
-    found = f"its own, {compiled}" if compiled else "its own, which it compiles when it is imported"
-    return f"{found}; after `import {_REPLACES}` those of quark_numba"
+    library = f"its own, {compiled}" if compiled else "its own, which it compiles when it is imported"
+    return f"{library}; after `import {_REPLACES}` those of quark_numba"
 
 
 def _compiled_libraries() -> Iterator[Path]:

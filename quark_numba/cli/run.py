@@ -50,14 +50,14 @@ def _run(options: argparse.Namespace) -> int:
     nodes = models[0][1]
     if not options.json:
         rows = [
-            [each.operator, each.element_type, str(each.count), f"{each.run_by}: {each.why}" if each.why else each.run_by]
-            for each in nodes
+            [node.operator, node.element_type, str(node.count), f"{node.run_by}: {node.why}" if node.why else node.run_by]
+            for node in nodes
         ]
         columns = ["operator", "type", ">nodes", "run by"]
         print_table(f"Quantization nodes of {options.model}", columns, rows)
     report, optimised = _measure(options, models)
     if options.json:
-        json_nodes = [asdict(each) | ({"why": each.why} if each.why else {}) for each in nodes]
+        json_nodes = [asdict(node) | ({"why": node.why} if node.why else {}) for node in nodes]
         print_json({"model": options.model, "nodes": json_nodes, **report})
     else:
         _print(options, report, optimised)
@@ -132,8 +132,8 @@ def _measure(
         errors = _compare_with_file(options, outputs[0])
         limit = options.tolerance or 0.0
         holds = all(sums.largest <= limit for sums in errors.values())
-        of_file = {"file": options.expected, "tolerance": limit, "outputs": _json_errors(errors), "holds": holds}
-        report["expected"] = of_file
+        agreement = {"file": options.expected, "tolerance": limit, "outputs": _json_errors(errors), "holds": holds}
+        report["expected"] = agreement
     return report, optimisation
 
 
@@ -176,5 +176,5 @@ def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Prepa
 
 
 def _print_errors(title: str, outputs: list[dict[str, Any]]) -> None:
-    rows = [[each["output"], cell(each["sqnr_db"], ".1f"), cell(each["largest_difference"], ".3g")] for each in outputs]
+    rows = [[output["output"], cell(output["sqnr_db"], ".1f"), cell(output["largest_difference"], ".3g")] for output in outputs]
     print_table(title, ["output", ">SQNR, dB", ">largest difference"], rows)

@@ -33,10 +33,10 @@ def _dequantize_linear(name: str, codes: str) -> Operator:
 
 def _mxfp8_dequantize_linear(name: str) -> Operator:
     version = _dequantize(name, (FLOAT8E4M3FN,), (UINT8,), "axis", "block_size", "output_dtype")
-    of_linear = operator(version, has_zero_point=False, uint8_holds=FLOAT8E8M0)
+    linear = operator(version, has_zero_point=False, uint8_holds=FLOAT8E8M0)
     defaults = {"axis": -1, "block_size": NVIDIA_MXFP8.block_size, "output_dtype": 1}
-    attributes = (Attribute(each.name, defaults[each.name], each.doc) for each in of_linear.attributes)
-    return replace(of_linear, attributes=tuple(attributes))
+    attributes = (Attribute(attribute.name, defaults[attribute.name], attribute.doc) for attribute in linear.attributes)
+    return replace(linear, attributes=tuple(attributes))
 
 
 OPERATORS = (

@@ -138,4 +138,4 @@ _OWN = (_integer_quantizer("Quant"), _integer_quantizer("IntQuant"), _BIPOLAR_QU
 # All domains in which models have these operators.
 DOMAINS = (_DOMAIN, *_OLDER_DOMAINS)
 
-OPERATORS = (*_OWN, *(each.renamed(domain, each.name) for domain in _OLDER_DOMAINS for each in _OWN))
+OPERATORS = (*_OWN, *(base.renamed(domain, base.name) for domain in _OLDER_DOMAINS for base in _OWN))

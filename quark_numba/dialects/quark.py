@@ -18,6 +18,6 @@ _NEWER_NAMES = {
     "MXFixNeuron": "MXQuantizeDequantize",
 }
 
-_own = {each.name: each for each in (*LINEAR, *BLOCK, *NORMALIZATION, *RECURRENT) if each.domain == _DOMAIN}
+_own = {operator.name: operator for operator in (*LINEAR, *BLOCK, *NORMALIZATION, *RECURRENT) if operator.domain == _DOMAIN}
 
 OPERATORS = (*_own.values(), *(_own[newer].renamed(_OLDER_DOMAIN, name) for name, newer in _NEWER_NAMES.items()))

@@ -13,15 +13,15 @@ def first_place(x_shape: Any, shape: Any) -> int:
     """Return the first axis of x along which a parameter of this shape has several elements; the rank of x if there is none,
     and -1 if the shape does not broadcast to x's."""
     extra = len(shape) - len(x_shape)
-    found = len(x_shape)
+    place = len(x_shape)
     for i in range(len(shape)):
         if shape[i] == 1:
             continue
         if i < extra or shape[i] != x_shape[i - extra]:
             return -1
-        if found == len(x_shape):
-            found = i - extra
-    return found
+        if place == len(x_shape):
+            place = i - extra
+    return place
 
 
 def last_place(x_shape: Any, shape: Any) -> int:

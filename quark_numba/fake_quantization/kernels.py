@@ -51,15 +51,15 @@ def run(x: Any, numbers: Any, y: Any, inner: int, rows: int, start: int) -> None
     while done < size:
         if inner == 1:
             n = rows - row if rows - row < size - done else size - done
-            of_first = unsigned(row - done)
+            offset = unsigned(row - done)
             for i in range(unsigned(done), unsigned(done + n)):
-                y[i] = convert(x[i], numbers_of(numbers, unsigned(rows), i + of_first))
+                y[i] = convert(x[i], numbers_of(numbers, unsigned(rows), i + offset))
             row = 0
         else:
             n = inner - column if inner - column < size - done else size - done
-            of_row = numbers_of(numbers, unsigned(rows), unsigned(row))
+            row_numbers = numbers_of(numbers, unsigned(rows), unsigned(row))
             for i in range(unsigned(done), unsigned(done + n)):
-                y[i] = convert(x[i], of_row)
+                y[i] = convert(x[i], row_numbers)
             column = 0
             row = row + 1 if row + 1 < rows else 0
         done += n

@@ -43,7 +43,7 @@ def fill(module: ModuleType) -> None:
     from . import torch_operators
 
     operators = torch_operators.define()
-    limit_library(each.domain for each in quark.OPERATORS)
+    limit_library(operator.domain for operator in quark.OPERATORS)
     for name in _MODULES:
         sys.modules[name] = ModuleType(name)
         vars(sys.modules[name]).update(operators)

@@ -86,7 +86,7 @@ _bfp_format = functools.cache(functools.partial(bfp_format, FLOAT32, convert_to_
 def _mx_format(numbers: tuple[float, ...], block_size: int, rounding_mode: int) -> tuple[Key, Blocks]:
     element_dtype = _element_types().get(numbers)
     if element_dtype is None:
-        known = "; ".join(f"{each} of {name}" for each, name in _element_types().items())
+        known = "; ".join(f"{bits} of {name}" for bits, name in _element_types().items())
         raise ValueError(f"(ebits, mbits, emax, max_norm, min_norm) are {numbers}; expected {known}")
     return mx_format(FLOAT32, element_dtype=element_dtype, block_size=block_size, rounding_mode=rounding_mode)
 
@@ -94,15 +94,15 @@ def _mx_format(numbers: tuple[float, ...], block_size: int, rounding_mode: int) 
 @functools.cache
 def _element_types() -> dict[tuple[float, ...], str]:
     """The names of element types, by the numbers that Quark gives for them."""
-    found: dict[tuple[float, ...], str] = {}
+    names: dict[tuple[float, ...], str] = {}
     for name, element_type in MX_ELEMENT_TYPES.items():
         if element_type.is_integer:  # Quark counts no exponent, and all bits as those of the mantissa
             bits: tuple[int, ...] = (0, element_type.bits, 0)
         else:
             info = ml_dtypes.finfo(element_type.dtype)
             bits = (info.nexp, info.nmant, math.floor(math.log2(element_type.highest)))
-        found[*bits, float(element_type.highest), float(element_type.lowest)] = name
-    return found
+        names[*bits, float(element_type.highest), float(element_type.lowest)] = name
+    return names
 
 
 def _rounded(tensor: torch.Tensor, of_format: tuple[Key, Blocks]) -> torch.Tensor:

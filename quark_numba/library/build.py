@@ -94,15 +94,15 @@ def build_library(
     command = targets.linker(target)
     folder = Path(path).absolute()
     try:
-        new = [each for each in (folder, *folder.parents) if not each.exists()]
+        new = [directory for directory in (folder, *folder.parents) if not directory.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".quark_numba_") as place:
                 return _build(paths, folder, Path(place), name, cpus, command, optimize, standard_ops)
         finally:
-            for each in new:
+            for directory in new:
                 with suppress(OSError):  # it is not empty
-                    each.rmdir()
+                    directory.rmdir()
     except OSError as error:
         raise ModelError(f"{error.filename or folder}: {error.strerror}") from error
 
@@ -193,7 +193,7 @@ def _needs_of_quark() -> list[native.Need]:
     needs = []
     for operator in dict.fromkeys(operator for domain in quark.DOMAINS for operator in OPERATORS.newest(domain)):
         # An attribute without a list of values may have any, and any of them stands for all.
-        values = [each.values or (1 if each.default is None else each.default,) for each in operator.attributes]
+        values = [option.values or (1 if option.default is None else option.default,) for option in operator.attributes]
         names = [attribute.name for attribute in operator.attributes]
         for overload in operator.overloads(lambda element_type: element_type.has_tensors()):
             needs += [native.need_of(operator, overload, (*zip(names, chosen, strict=True),)) for chosen in product(*values)]

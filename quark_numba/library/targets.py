@@ -77,7 +77,7 @@ _BITS = {
     (7, 1, 0): "avxvnni 4, avx512bf16 5, avxifma 23",
     (0x80000001, 0, 2): "sahf 0, lzcnt 5, sse4a 6, xop 11, fma4 16",
 }
-CPUID = {name: (*where, int(bit)) for where, bits in _BITS.items() for name, bit in (each.split() for each in bits.split(", "))}
+CPUID = {name: (*where, int(bit)) for where, bits in _BITS.items() for name, bit in (pair.split() for pair in bits.split(", "))}
 
 _V2 = ("cx16", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt")
 _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
@@ -87,25 +87,25 @@ _LEVELS: dict[str, tuple[str, ...]] = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v
 
 def here() -> str:
     """Return the name of this system. Raise ModelError if it is none of the targets."""
-    found = _HERE.get(sysconfig.get_platform())
-    if found is None:
+    target = _HERE.get(sysconfig.get_platform())
+    if target is None:
         raise ModelError(f"this machine is {sysconfig.get_platform()}; expected one of {', '.join(_HERE)}")
-    return found
+    return target
 
 
 def machine_of(name: str, cpu: str) -> tuple[Machine, list[Check]]:
     """Return the machine of a target and a processor, and the instructions to check there, with their places in CPUID."""
     target = TARGETS[name]
     features: Sequence[str] = _LEVELS.get(cpu, ())
-    text = ",".join(f"+{each}" for each in features)
+    text = ",".join(f"+{feature}" for feature in features)
     if cpu == NATIVE:
         import llvmlite.binding as ll
         from numba.core.codegen import get_host_cpu_features
 
         text = get_host_cpu_features()
-        features = [each[1:] for each in text.split(",") if each.startswith("+")]
+        features = [feature[1:] for feature in text.split(",") if feature.startswith("+")]
         cpu = ll.get_host_cpu_name()
-    checks = [(each, CPUID[each]) for each in features if each in CPUID] if "x86-64" in name else []
+    checks = [(feature, CPUID[feature]) for feature in features if feature in CPUID] if "x86-64" in name else []
     return Machine(target.triple, cpu, text), checks
 
 
@@ -118,12 +118,12 @@ def check(target: str | None, cpu: str | None) -> tuple[str, list[str]]:
     cpus = TARGETS[name].cpus
     # What CPUID does not tell cannot be checked when the library is loaded.
     allowed = (NATIVE, *cpus) if target is None and "x86-64" in name else cpus
-    found = [allowed[0]] if cpu is None else cpu.split(",")
-    if not {*found} <= {*allowed}:
+    levels = [allowed[0]] if cpu is None else cpu.split(",")
+    if not {*levels} <= {*allowed}:
         raise ValueError(f"cpu is {cpu!r}; expected {' or '.join(allowed)} for {name}")
-    if len(found) > 1 and not {*found} <= {*_LEVELS}:
+    if len(levels) > 1 and not {*levels} <= {*_LEVELS}:
         raise ValueError(f"cpu is {cpu!r}; only {', '.join(_LEVELS)} go together in a library")
-    return name, [each for each in reversed(_LEVELS) if each in found] or found
+    return name, [level for level in reversed(_LEVELS) if level in levels] or levels
 
 
 def linker(target: str | None) -> list[str]:

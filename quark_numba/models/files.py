@@ -23,7 +23,7 @@ def is_one_of(path: str | os.PathLike[str], others: Iterable[str | os.PathLike[s
     """Whether a path leads to one of other files that exist, by whatever name: writing to it would change that file."""
     with suppress(OSError, ValueError):
         own = os.stat(path)
-        return stat.S_ISREG(own.st_mode) and any(os.path.samestat(own, each) for other in others if (each := _stat(other)))
+        return stat.S_ISREG(own.st_mode) and any(os.path.samestat(own, state) for other in others if (state := _stat(other)))
     return False
 
 
@@ -50,16 +50,16 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
             try:
                 if len(written) > 1 and all(state is None or state.st_nlink == 1 for state in before):
                     # A process that is killed here must not leave the model of before with other data: the model goes first.
-                    for number, of_target in enumerate(reversed(targets)):
-                        if os.path.exists(of_target):
-                            aside[of_target] = os.path.join(folder, f"before {number}")
-                            os.replace(of_target, aside[of_target])
-                for each, of_target, state in zip(written, targets, before, strict=True):
-                    _put(os.path.join(folder, each), of_target, state)
+                    for number, destination in enumerate(reversed(targets)):
+                        if os.path.exists(destination):
+                            aside[destination] = os.path.join(folder, f"before {number}")
+                            os.replace(destination, aside[destination])
+                for each, destination, state in zip(written, targets, before, strict=True):
+                    _put(os.path.join(folder, each), destination, state)
             except BaseException:
-                for of_target, moved in reversed(aside.items()):
+                for destination, moved in reversed(aside.items()):
                     with suppress(FileNotFoundError):
-                        os.replace(moved, of_target)
+                        os.replace(moved, destination)
                 raise
     except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
         reraise_of_signal_handler(error)

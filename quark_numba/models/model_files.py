@@ -70,7 +70,7 @@ def as_proto(model: Model) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         return model
     result = _serialized(model)
-    in_files = {each.name: each for each in _in_files(model) if each.base_dir}
+    in_files = {file_tensor.name: file_tensor for file_tensor in _in_files(model) if file_tensor.base_dir}
     for tensor in result.graph.initializer:
         if tensor.name in in_files:
             content = io.BytesIO()
@@ -103,8 +103,8 @@ class Source:
             protos.check_is_whole(proto, leave)
             self._states: dict[str, State] = {}
         else:
-            paths = (os.path.join(folder, each) for each in protos.locations(proto, leave))
-            self._states = {each: state_of(each) for each in paths}
+            paths = (os.path.join(folder, file) for file in protos.locations(proto, leave))
+            self._states = {file: state_of(file) for file in paths}
             load_tensors(proto, folder, name, leave, large=False)
 
     @classmethod
@@ -221,7 +221,7 @@ def _size(model: Model) -> int:
     """Return the number of bytes of a model; for onnx-ir those of its initializers."""
     if isinstance(model, ir.Model):
         return sum(tensor.nbytes for value in model.graph.initializers.values() if (tensor := value.const_value) is not None)
-    return sum(each.ByteSize() for each in (*model.graph.initializer, *model.graph.node, *model.functions))
+    return sum(proto.ByteSize() for proto in (*model.graph.initializer, *model.graph.node, *model.functions))
 
 
 def save(model: Model, path: str | os.PathLike[str], *, apart: bool = False, check: Callable[[], object] = bool) -> None:
@@ -336,11 +336,11 @@ def check_written(
         paths.append(path)
     if not any(map(os.path.isfile, paths)):
         return  # so there is nothing to be lost
-    read = [each for other in others for each in (Path(other).glob("*") if os.path.isdir(other) else [other])]
+    read = [file for other in others for file in (Path(other).glob("*") if os.path.isdir(other) else [other])]
     for model in models:
         folder = os.path.dirname(os.path.abspath(model))
-        read += [model, *(os.path.join(folder, each) for each in protos.locations(load(model, external_data=False)))]
+        read += [model, *(os.path.join(folder, file) for file in protos.locations(load(model, external_data=False)))]
     for path in paths:
-        for each in read:
-            if files.is_one_of(path, [each]):
-                raise ModelError(f"{path}: it is {os.fspath(each)}, which is read; expected {expected}")
+        for file in read:
+            if files.is_one_of(path, [file]):
+                raise ModelError(f"{path}: it is {os.fspath(file)}, which is read; expected {expected}")

@@ -38,7 +38,7 @@ def nodes(*graphs: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodePr
 
 def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
     """All graphs of a model: the main one, local functions, those of a training, and the graphs in nodes of these."""
-    training = (graph for each in model.training_info for graph in (each.initialization, each.algorithm))
+    training = (graph for info in model.training_info for graph in (info.initialization, info.algorithm))
     waiting: list[Any] = [model.graph, *model.functions, *training]
     while waiting:
         graph = waiting.pop()
@@ -51,7 +51,7 @@ def used_names(node: onnx.NodeProto) -> Iterator[str]:
     """The names of the values that a node takes, and that its subgraphs take from outside of them."""
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
-        inner = {each.name for each in (*graph.input, *graph.initializer)}
+        inner = {value.name for value in (*graph.input, *graph.initializer)}
         for inner_node in graph.node:
             yield from (name for name in used_names(inner_node) if name not in inner)
             inner.update(inner_node.output)
@@ -83,7 +83,7 @@ def load_tensors(
 ) -> None:
     """Read the external data of a model from a folder, except for the initializers in `leave` and, without `large`, for large
     initializers of the main graph. As in onnx, files elsewhere are refused. Raise ModelError if a tensor cannot be read."""
-    staying = [] if large else [each for each in model.graph.initializer if each.name not in leave and nbytes(each) > _LARGE]
+    staying = [] if large else [item for item in model.graph.initializer if item.name not in leave and nbytes(item) > _LARGE]
     readers = [(tensor, _check_can_be_read) for tensor in staying if uses_external_data(tensor)]
     readers += [(tensor, _read) for tensor in _external(model, {*leave, *(tensor.name for tensor in staying)})]
     place, checked = os.path.realpath(folder) if readers else "", set()

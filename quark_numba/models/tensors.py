@@ -64,7 +64,7 @@ def mapped(
 
     @contextmanager
     def open_rows() -> Iterator[Rows]:
-        arrays = [None if each is None else array_of(each) for each in parameters]
+        arrays = [None if parameter is None else array_of(parameter) for parameter in parameters]
         with opened(tensor) as rows:
             yield lambda start, stop: function(rows(start, stop), start, stop, *arrays)
 
@@ -105,14 +105,14 @@ def _elements(tensor: ir.TensorProtocol) -> NDArray[Any]:
 
 def _read(file: Any, tensor: ir.ExternalTensor, start: int, stop: int) -> NDArray[Any]:
     shape, bits = tensor.shape.numpy(), tensor.dtype.bitwidth
-    of_rows = tuple(stop - start if axis == row_axis(shape) else length for axis, length in enumerate(shape))
-    size = math.prod(of_rows)
+    lengths = tuple(stop - start if axis == row_axis(shape) else length for axis, length in enumerate(shape))
+    size = math.prod(lengths)
     first = start * (size // max(1, stop - start))
     before = first % 8 if bits < 8 else 0  # elements of less than a byte are read from the start of a byte on
     content = np.empty(-(-(before + size) * bits // 8), np.uint8)
     file.seek((tensor.offset or 0) + (first - before) * bits // 8)
     _fill(content, file, tensor)
-    return from_bytes(content, tensor.dtype.value, (before + size,))[before:].reshape(of_rows)
+    return from_bytes(content, tensor.dtype.value, (before + size,))[before:].reshape(lengths)
 
 
 def _fill(content: NDArray[np.uint8], file: Any, tensor: ir.ExternalTensor) -> None:

@@ -49,8 +49,8 @@ def _add_up(typingctx: Any, tile: Any, stride: Any, columns: Any, sums: Any, squ
         and then to float32. For the float64 sum is exact, or one operand is less than 2**-28 times the other; then the sum is
         not at a tie of float32, because the larger operand has at most 24 bits."""
         if HAS_FMA:
-            of_vectors = ir.FunctionType(vector, [vector] * 3)
-            fused = cgutils.get_or_insert_function(builder.module, of_vectors, f"llvm.fma.v{LANES}f32")
+            function_type = ir.FunctionType(vector, [vector] * 3)
+            fused = cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fma.v{LANES}f32")
             return builder.call(fused, [value, value, total])
         long = builder.fpext(value, wide)
         return builder.fptrunc(builder.fadd(builder.fpext(total, wide), builder.fmul(long, long)), vector)

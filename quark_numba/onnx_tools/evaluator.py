@@ -53,7 +53,7 @@ class _Operator(OpRun):
         operator = self.newest
         if not operator.domain:
             operator = OPERATORS.of_opset(operator, self.run_params["opsets"][operator.domain])
-        arrays = [_from_onnx(each) for each in inputs]
+        arrays = [_from_onnx(x) for x in inputs]
         given = {name: value for name, value in attributes.items() if value is not None}
         try:
             operator.check_types([None if array is None else _known(array, operator, i) for i, array in enumerate(arrays)])
@@ -64,13 +64,13 @@ class _Operator(OpRun):
 
 
 def _known(array: Any, operator: Operator, index: int) -> ElementType:
-    found = find_any(array.dtype)
-    if found is None:
+    element_type = find_any(array.dtype)
+    if element_type is None:
         parameter = operator.input(index)
         raise TypeError(
             f"{parameter.name} has element type {array.dtype}; expected {names(operator.types[parameter.variable])}"
         )
-    return found
+    return element_type
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def _deregister(operator: Operator) -> None:
 def schema(operator: Operator) -> defs.OpSchema:
     """Return the schema of an operator, without registering it."""
     parameters = (*operator.inputs, *operator.outputs)
-    users = {variable: [each.name for each in parameters if each.variable == variable] for variable in operator.types}
+    users = {variable: [operand.name for operand in parameters if operand.variable == variable] for variable in operator.types}
     made = defs.OpSchema(
         operator.name,
         operator.domain,
@@ -96,7 +96,7 @@ def _attribute(attribute: Attribute) -> Any:
 def _type_strings(element_types: Iterable[ElementType]) -> list[str]:
     """Return the type strings of the element types that this version of onnx knows."""
     known = {number: name for name, number in onnx.TensorProto.DataType.items()}
-    return [f"tensor({known[each.number].lower()})" for each in element_types if each.number in known]
+    return [f"tensor({known[element_type.number].lower()})" for element_type in element_types if element_type.number in known]
 
 
 def _infer(operator: Operator, context: Any) -> None:
@@ -145,7 +145,7 @@ def _attributes(operator: Operator, context: Any) -> dict[str, Any]:
 def _shape(proto: Any) -> Shape | None:
     if not proto.tensor_type.HasField("shape"):
         return None
-    return [each.dim_value if each.HasField("dim_value") else None for each in proto.tensor_type.shape.dim]
+    return [dimension.dim_value if dimension.HasField("dim_value") else None for dimension in proto.tensor_type.shape.dim]
 
 
 def _type_proto(output: Tensor, inputs: list[Any]) -> onnx.TypeProto:
@@ -155,7 +155,7 @@ def _type_proto(output: Tensor, inputs: list[Any]) -> onnx.TypeProto:
     result.tensor_type.elem_type = output.element_type.number
     if output.shape is None:
         return result
-    like = next((each for each in inputs if each is not None and _shape(each) == output.shape), None)
+    like = next((tensor for tensor in inputs if tensor is not None and _shape(tensor) == output.shape), None)
     if like is not None:
         result.tensor_type.shape.CopyFrom(like.tensor_type.shape)
     else:

@@ -232,7 +232,7 @@ def uninterrupted(
     `again`, which must not raise. It does the same work once more, and returns the result and whether the node is at fault."""
 
     def run_again(k_id: int, feed: int, attributes: int, answer: int, is_done: Any) -> None:
-        result, is_fault = again(*(ctypes.cast(each, py_object).value for each in (k_id, feed, attributes)))
+        result, is_fault = again(*(ctypes.cast(address, py_object).value for address in (k_id, feed, attributes)))
         words = (c_int64 * 2).from_address(answer)
         words[0], words[1] = id(keep(result)), is_fault  # the caller gets the reference
         is_done[0] = 1

@@ -211,14 +211,14 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
     words, functions = operators.words_of(operator, overload, attributes)
     messages = operators.messages_of(operator).tolist()
     _kept.messages[operator.full_name] = [ctypes.string_at(address, size).decode() for address, size in messages]
-    of_node = [operators.compiled(operator.family, name) for name in ("compute", "prepare", "destroy")]
+    addresses = [operators.compiled(operator.family, name) for name in ("compute", "prepare", "destroy")]
     fields = operators.node_of(operator.family).STATE.fields
     return {
         "operator": operator.full_name,
         "words": [0 if index in functions else word for index, word in enumerate(words)],
         "functions": [[index, _symbol_of(words[index])] for index in functions],
         "given": [fields[name][1] // 8 for name in ("api", "has_shape_reference", "messages")],
-        "node": [_symbol_of(address) if address else "" for address in of_node],
+        "node": [_symbol_of(address) if address else "" for address in addresses],
     }
 
 

@@ -249,7 +249,7 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
     def create() -> None:
         custom_op = _custom_ops[op]
         description = custom_op.description
-        attributes = {each[0]: c_api.attribute(api, info, *each) for each in description.attributes}
+        attributes = {attribute[0]: c_api.attribute(api, info, *attribute) for attribute in description.attributes}
         inputs = c_api.inputs(api, info) if description.is_checked else None
         outputs = [
             c_api.tensor(api, OrtApi.KernelInfo_GetOutputTypeInfo, info, index)[0] if number == c_api.ANY_TYPE else None
@@ -374,4 +374,4 @@ def _element_type(number: int) -> ElementType | None:
     """The element type of an ONNXTensorElementDataType; None if the package does not have it."""
     from ..element_types import ELEMENT_TYPES
 
-    return next((each for each in ELEMENT_TYPES if c_api.element_type(each) == number), None)
+    return next((element_type for element_type in ELEMENT_TYPES if c_api.element_type(element_type) == number), None)

@@ -121,14 +121,14 @@ def encode_weights(
     half = np.int64(1 << 15)
     x_zero, y_zero = np.float64(layer.x_zero_point - half), np.float64(layer.y_zero_point - half)
     base = (np.float64(inputs) * layer.xz_step) * x_zero + (np.float64(hidden) * layer.hz_step) * y_zero
-    of_w, of_r, of_b = layer.x_step * x_zero, layer.h_step * y_zero, layer.b_scale * 16777216.0
+    w_factor, r_factor, b_factor = layer.x_step * x_zero, layer.h_step * y_zero, layer.b_scale * 16777216.0
     b_scale = np.float32(layer.b_scale)
     for row in range(first, min(rows, first + ROWS)):
         at = direction * 2 * rows + row
         biases = np.int64(code(b[at], b_scale, b_zero)) + np.int64(code(b[at + rows], b_scale, b_zero))
         biases -= 2 * (layer.b_zero_point - half)
         sum_w, sum_r = w_sums[direction * rows + row], r_sums[direction * rows + row]
-        value = base - of_w * np.float64(sum_w) - of_r * np.float64(sum_r) + of_b * np.float64(biases)
+        value = base - w_factor * np.float64(sum_w) - r_factor * np.float64(sum_r) + b_factor * np.float64(biases)
         constants[direction * rows + row] = np.int32(rounded(value))
 
 
@@ -181,14 +181,14 @@ def multiply(
     mean = np.int64(ceil_log2(inputs))
     x_left, x_right = shifts(layer.x_shift - mean)
     z_left, z_right = shifts(layer.xz_shift)
-    of_constants = unsigned(direction * rows + block * ROWS)
+    first = unsigned(direction * rows + block * ROWS)
     for t in range(steps):
         multiply_block(w_codes, at, low, high, (t * batch + n) * 2 * pairs, pairs, products, 0)
         offset = shifted(sums[t * batch + n] * layer.xz_mantissa, z_left, z_right)
         to = unsigned((sequence * steps + t) * rows + block * ROWS)
         for row in range(unsigned(count)):
             product = shifted(shifted(products[row], np.int64(0), mean) * layer.x_mantissa, x_left, x_right)
-            gates[to + row] = int32(product - offset + np.int64(constants[of_constants + row]))
+            gates[to + row] = int32(product - offset + np.int64(constants[first + row]))
 
 
 @jit.function

@@ -101,7 +101,7 @@ class QuickLoops:
             last = next(k for k in range(1, len(others) + 1) if others[-k] != parts[-k]) - 1
             names[f"is_closed{number}"] = closed_function(*self.formats[number])
             checks = " and ".join(f"is_closed{number}(x{low}, x{high})" for low, high in bounds)
-            middles = [indented([line for part in each[first : len(each) - last] for line in part]) for each in (others, parts)]
+            middles = [indented([line for part in code[first : len(code) - last] for line in part]) for code in (others, parts)]
             parts[first : len(parts) - last] = [[f"if {checks}:", *middles[0], "else:", *middles[1]]]
         lines += [line for part in parts for line in part]
         return [f"if {at[PASSES]} == 0:", *indented([*lines, "if left == 0:", "    return"])]
@@ -112,8 +112,8 @@ class QuickLoops:
 
     def _clipped(self) -> tuple[int, list[tuple[int, int]]] | None:
         """Return the first step of blocks that does so if the bounds of each Clip are values of the format, with these."""
-        found = ((number, _bounds_since(self.program, number)) for number in self.numbers)
-        return next(((number, bounds) for number, bounds in found if bounds), None)
+        candidates = ((number, _bounds_since(self.program, number)) for number in self.numbers)
+        return next(((number, bounds) for number, bounds in candidates if bounds), None)
 
     def _loops(self, kept: set[int]) -> list[Loop]:
         loops = [Loop([])]
@@ -127,12 +127,12 @@ class QuickLoops:
     def _part(self, loop: Loop, loops: list[Loop], expression: Callable[[int, list[str]], str]) -> list[str]:
         """Return the lines of a loop, and of what goes before and behind it."""
         buffers = {number: self.buffers[number] for number in lifetimes(self.program, loops)}
-        each_group: list[str] = []
+        group_lines: list[str] = []
         lines: list[str] = []
         stores: list[str] = []
         magnitudes: list[str] = []
         for place in range(self.group):
-            each_group.append(f"o{place} = g * unsigned({self.group * self.width}) + unsigned({place * self.width})")
+            group_lines.append(f"o{place} = g * unsigned({self.group * self.width}) + unsigned({place * self.width})")
             row = Row(self.program, buffers, place)
             for number in loop.steps:
                 operands = row.operands(number)
@@ -141,7 +141,7 @@ class QuickLoops:
                     continue
                 if place % self.formats[number][1].sub_block == 0:
                     has_sub_blocks = self._has_sub_blocks(number)
-                    largest = f"maxima[i + {self._sub_block(place, each_group)}]" if has_sub_blocks else "least[i]"
+                    largest = f"maxima[i + {self._sub_block(place, group_lines)}]" if has_sub_blocks else "least[i]"
                     row.lines.append(f"anchor = anchor_of{number}({largest}, least[i], drop{number})")
                 row.compute(number, f"convert{number}({operands[0]}, anchor, bounds{number})")
             if loop.behind is not None:
@@ -149,22 +149,22 @@ class QuickLoops:
                 mask = f"k{place}" if place else "MAGNITUDE"  # a group has at least one row with elements of y
                 if place:
                     is_filled = f"g * unsigned({self.group}) + unsigned({place}) < filled"
-                    each_group.append(f"k{place} = MAGNITUDE if {is_filled} else np.uint32(0)")
+                    group_lines.append(f"k{place} = MAGNITUDE if {is_filled} else np.uint32(0)")
                 row.lines.append(f"m{place} = magnitude_of{loop.behind}({element}, {mask})")
                 magnitudes.append(f"m{place}")
             lines += row.lines
             stores += row.stores(loop.steps)
         if loop.behind is None:
-            return ["for g in range(groups):", *indented([*each_group, *_columns(lines + stores)])]
+            return ["for g in range(groups):", *indented([*group_lines, *_columns(lines + stores)])]
         if self._has_sub_blocks(loop.behind):
             for place in range(0, self.group, self.sub_block):
                 lines.append(f"s{place} = {_largest(magnitudes[place : place + self.sub_block])}")
-                stores.append(f"maxima[i + {self._sub_block(place, each_group)}] = s{place}")
+                stores.append(f"maxima[i + {self._sub_block(place, group_lines)}] = s{place}")
             magnitudes = [f"s{place}" for place in range(0, self.group, self.sub_block)]
         stores.append(f"largest[i] = max(largest[i], {_largest(magnitudes)})")
         function = f"at[{self.count + FUNCTIONS + 2 * self.numbers.index(loop.behind)}]"
         check = f"left |= call({function}, (largest.ctypes.data, least.ctypes.data, np.int64(columns)))"
-        return ["for g in range(groups):", *indented([*each_group, *_columns(lines + stores)]), check]
+        return ["for g in range(groups):", *indented([*group_lines, *_columns(lines + stores)]), check]
 
     def _has_sub_blocks(self, number: int) -> bool:
         blocks = self.formats[number][1]

@@ -95,7 +95,7 @@ def _run(program: Program, inputs: Sequence[NDArray[Any]], channels: int | None)
     with np.errstate(all="ignore"):
         for step in program.steps:
             call = functools.partial(_STEPS[step.operator], **dict(step.attributes))
-            operands: list[Any] = [None if each is None else values[each] for each in step.operands]
+            operands: list[Any] = [None if operand is None else values[operand] for operand in step.operands]
             if step.operator in BLOCK_ROUND_TRIPS:
                 operands = [np.broadcast_to(operands[0], shape)]
                 if channels is not None and len(shape) == 5:

@@ -152,7 +152,7 @@ class _Writer:
         if step.operator == FAKE_QUANTIZE:
             self.names |= {name: fake_converter(step.fake_key), f"p{number}": preparer(step.fake_key)}
             x, *parameters = operands
-            made = f"p{number}({', '.join(f'np.float64({each})' for each in parameters)})[1]"
+            made = f"p{number}({', '.join(f'np.float64({parameter})' for parameter in parameters)})[1]"
             if self._has_scalars(number):
                 if is_new:
                     self.once.append(f"n{number} = {made}")
@@ -166,8 +166,8 @@ class _Writer:
 
     def _has_scalars(self, number: int) -> bool:
         """Return whether the parameters of a step, which are inputs, have one element each."""
-        parameters = (each for each in self.program.steps[number].operands[1:] if each is not None)
-        return all(self.program.inputs[each].is_scalar for each in parameters)
+        parameters = (parameter for parameter in self.program.steps[number].operands[1:] if parameter is not None)
+        return all(self.program.inputs[parameter].is_scalar for parameter in parameters)
 
     def _has_reciprocal(self, number: int) -> bool:
         """Return whether a step is a round trip with a quicker function. If it is, names are added for it."""

@@ -63,16 +63,16 @@ def _codes_and_scales(
     along = row_axis(x.shape.numpy())
     unit = attributes["block_size"] if along == attributes["axis"] else 1
     codes, scales = mapped(x, lambda part, *_: on_one_thread(stored.of, part)[0], stored.element_type, unit), []
-    with opened(x) as of_x:
-        for part in (of_x(*span) for span in spans(codes)):
-            of_codes, of_scales = on_one_thread(stored.of, part)
-            y = on_one_thread(_DEQUANTIZE.call, of_codes, of_scales, **attributes)
+    with opened(x) as read:
+        for part in (read(*span) for span in spans(codes)):
+            part_codes, part_scales = on_one_thread(stored.of, part)
+            y = on_one_thread(_DEQUANTIZE.call, part_codes, part_scales, **attributes)
             (expected,) = on_one_thread(call, node, [part])
             # A product with a NaN may have any sign.
-            if np.isnan(of_scales.astype(np.float32)).any() or not np.array_equal(to_bytes(y), to_bytes(expected)):
+            if np.isnan(part_scales.astype(np.float32)).any() or not np.array_equal(to_bytes(y), to_bytes(expected)):
                 raise Left("its codes and scales cannot hold all elements")
-            scales.append(of_scales)
-    of_blocks = in_memory(np.concatenate(scales, along))
-    if codes.nbytes + of_blocks.nbytes >= 4 * x.size:
+            scales.append(part_scales)
+    block_scales = in_memory(np.concatenate(scales, along))
+    if codes.nbytes + block_scales.nbytes >= 4 * x.size:
         raise Left("its codes and scales take more room than floats")
-    return codes, of_blocks
+    return codes, block_scales

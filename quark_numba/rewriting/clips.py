@@ -38,7 +38,7 @@ def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
     if codes is None or bounds is None or value.is_graph_output():
         return
     followers = [graph.node(user) if not index else None for user, index in value.uses()]
-    if not all(each and each not in graph.reasons and isinstance(graph.meaning(each), Dequantize) for each in followers):
+    if not all(child and child not in graph.reasons and isinstance(graph.meaning(child), Dequantize) for child in followers):
         return
     constant = graph.tensor(codes)
     if constant is not None:
@@ -97,4 +97,4 @@ def _parameters(
     place = () if scale.size == 1 else lengths("scale", scale.shape, quantize.axis, len(shape))
     zeros = np.zeros(1) if zero_point is None else zero_point.astype(np.float64)
     low, high = (np.asarray(bound - np.broadcast_to(zeros.reshape(-1), scale.size), np.float32) for bound in bounds)
-    return {name: each.reshape(place) for name, each in (("scale", scale), ("low", low), ("high", high))}
+    return {name: array.reshape(place) for name, array in (("scale", scale), ("low", low), ("high", high))}

@@ -102,7 +102,7 @@ def _there_and_back(graph: Graph, node: Node, quantize: Quantize[Operand], known
     assert codes
     # A node that is not valid has to stay. Computing the node alone gives the reason.
     is_float32 = x.dtype == ir.DataType.FLOAT and scale.dtype == np.float32
-    if not is_float32 or not all(codes.name in each.operator.formats for each in (node, *followers)):
+    if not is_float32 or not all(codes.name in record.operator.formats for record in (node, *followers)):
         raise Left("its types are not those of the operator that does both")
     zero_point = quantize.zero_point and graph.tensor(quantize.zero_point.value)
     zeros = zero_point or in_memory(np.zeros(scale.shape, codes.dtype))
@@ -158,15 +158,15 @@ def _lazily(
     unit = block if block and along == axis else 1
 
     def rows_of_y(part: NDArray[Any], start: int, stop: int, *parameters: NDArray[Any] | None) -> NDArray[Any]:
-        of_part = (_rows(parameter, parameter_axis, start // unit, -(-stop // unit)) for parameter in parameters)
-        return on_one_thread(call, node, [part, *of_part])[0]
+        operands = (_rows(parameter, parameter_axis, start // unit, -(-stop // unit)) for parameter in parameters)
+        return on_one_thread(call, node, [part, *operands])[0]
 
     y = mapped(x, rows_of_y, inferred.element_type, unit, others)
     # Whether the node is valid shows in its first rows and, as far as that depends on values of the parameters, in one element
     # for each of those along the axis.
     with opened(y) as rows:
         first = rows(0, min(next(spans(y))[1], max(y.unit, 2)))
-    few = [length if each == axis else 1 for each, length in enumerate(shape)]
+    few = [length if dimension == axis else 1 for dimension, length in enumerate(shape)]
     call(node, [np.zeros(few, x_type.dtype), *(_few(parameter, axis, len(shape)) for parameter in others)])
     return y if find(first.dtype) is inferred.element_type else None
 
@@ -201,4 +201,4 @@ def _few(tensor: ir.TensorProtocol | None, axis: int, rank: int) -> NDArray[Any]
     array = None if tensor is None else array_of(tensor)
     if array is None or array.ndim != rank or array.ndim < 2:
         return array
-    return array[tuple(slice(None) if each == axis else slice(1) for each in range(rank))]
+    return array[tuple(slice(None) if dimension == axis else slice(1) for dimension in range(rank))]

@@ -40,22 +40,22 @@ def fused_values(graph: Graph) -> dict[str, str]:
     result. A value that is missing in the result is part of the nodes that replaced its users. If ONNX Runtime refuses the
     model, it may fuse any elementwise node, so all their outputs are returned.
     """
-    of_weights = {value.name for node in graph.model.graph if node.op_type in _OF_WEIGHTS for value in node.inputs[1:] if value}
-    before, after = fused_by_onnx_runtime(graph, of_weights)
+    weights = {value.name for node in graph.model.graph if node.op_type in _OF_WEIGHTS for value in node.inputs[1:] if value}
+    before, after = fused_by_onnx_runtime(graph, weights)
     # ONNX Runtime removes an Identity without fusing it into anything.
     nodes = (node for node in before.graph.node if _is_elementwise(node) and node.op_type != "Identity")
     elementwise = [name for node in nodes for name in node.output]
     if isinstance(after, str):
         return dict.fromkeys(elementwise, f"{UNKNOWN}: {after}")
-    found = {name: _is_elementwise(node) for node in after.graph.node for name in node.output}
+    verdicts = {name: _is_elementwise(node) for node in after.graph.node for name in node.output}
     # Nodes come after their inputs. In reverse order, the result for a node's users is known before the node.
     users: dict[str, list[bool]] = defaultdict(list)
     for node in reversed(before.graph.node):
         for name in node.output:
-            found.setdefault(name, all(users[name]))
+            verdicts.setdefault(name, all(users[name]))
         for name in node.input:
-            users[name].append(found.get(node.output[0], True))
-    return {name: FUSED for name in elementwise if not found[name]}
+            users[name].append(verdicts.get(node.output[0], True))
+    return {name: FUSED for name in elementwise if not verdicts[name]}
 
 
 def fused_by_onnx_runtime(graph: Graph, weights: Iterable[str | None]) -> tuple[onnx.ModelProto, onnx.ModelProto | str]:

@@ -52,17 +52,17 @@ def _move(graph: Graph, node: Node) -> None:
         # Counted from the end, the axis is the same behind the Gather, whatever the rank of the indices.
         attributes["axis"] = ir.AttrInt64("axis", axis - len(codes.shape))
     rows = ir.Value(name=graph.unused_name(f"{node.x.name}_rows"), type=ir.TensorType(codes.dtype))
-    of_codes = ir.node("Gather", [node.x, gather.inputs[1]], outputs=[rows], name=gather.name)
-    of_codes.attributes.update(gather.attributes)
+    code_gather = ir.node("Gather", [node.x, gather.inputs[1]], outputs=[rows], name=gather.name)
+    code_gather.attributes.update(gather.attributes)
     behind = ir.node(node.node.op_type, [rows, *node.node.inputs[1:]], domain=node.node.domain, outputs=[ir.Value()])
     behind.name = node.node.name
     behind.attributes.update(attributes)
-    for old, new in ((gather, of_codes), (node.node, behind), (gather.outputs[0], behind.outputs[0])):
+    for old, new in ((gather, code_gather), (node.node, behind), (gather.outputs[0], behind.outputs[0])):
         copy_metadata(old, new)
-    of_graph = node.node.graph
-    assert of_graph
+    parent = node.node.graph
+    assert parent
     pair = list(behind.outputs)
-    ir.convenience.replace_nodes_and_values(of_graph, gather, [gather], [of_codes, behind], [gather.outputs[0]], pair)
+    ir.convenience.replace_nodes_and_values(parent, gather, [gather], [code_gather, behind], [gather.outputs[0]], pair)
     graph.remove(node, MOVED)
     graph.find(behind)
     moved = graph.node(behind)

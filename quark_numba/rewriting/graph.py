@@ -104,9 +104,9 @@ class Graph(Nodes):
         """Insert a node of one of the package's operators behind a node, and let it have that node's name, its output and its
         metadata. Return the new node, which has no record yet."""
         new = ir.node(operator.name, inputs, attributes, domain=operator.domain, outputs=[ir.Value()], name=replaced.name)
-        of_graph, (old, *_), (y,) = replaced.graph, replaced.outputs, new.outputs
-        assert of_graph
-        ir.convenience.replace_nodes_and_values(of_graph, replaced, [], [new], [old], [y])
+        parent, (old, *_), (y,) = replaced.graph, replaced.outputs, new.outputs
+        assert parent
+        ir.convenience.replace_nodes_and_values(parent, replaced, [], [new], [old], [y])
         copy_metadata(old, y)
         copy_metadata(replaced, new)
         self.model.opset_imports.setdefault(operator.domain, operator.since_version)

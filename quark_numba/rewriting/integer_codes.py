@@ -120,11 +120,11 @@ def _quantized(graph: Graph, node: Node, meaning: Quantize[Operand]) -> Codes:
     if codes.element_type is INT8:
         for user, index in node.y.uses():
             after = graph.node(user)
-            of_after = graph.meaning(after)
+            dequantize = graph.meaning(after)
             is_left = after is None or not after.is_standard or after in graph.reasons
-            if is_left or index or not isinstance(of_after, Dequantize):
+            if is_left or index or not isinstance(dequantize, Dequantize):
                 raise Left("its codes have other users")
-            known_codes(of_after)
+            known_codes(dequantize)
         if node.y.is_graph_output():
             raise Left("its codes are an output of its graph")
     return codes
@@ -143,7 +143,7 @@ def target_of(graph: Graph, node: ir.Node) -> Target:
         if (bounds := _clip_bounds(graph, user)) is None:
             break
         clips.append(user)
-        low, high = (min(max(each, bounds[0]), bounds[1]) for each in (low, high))
+        low, high = (min(max(bound, bounds[0]), bounds[1]) for bound in (low, high))
         value = user.outputs[0]
     quantize = graph.node(user)
     meaning = graph.meaning(quantize)
@@ -153,7 +153,7 @@ def target_of(graph: Graph, node: ir.Node) -> Target:
     # Quantizing is monotonic, so that clipping first gives what clipping the codes gives.
     limits = codes.element_type.lowest, codes.element_type.highest
     steps = np.rint(np.array([low, high], np.float32) / codes.scale)
-    first, last = (int(each) for each in np.clip(steps + codes.zero_point, *limits))
+    first, last = (int(bound) for bound in np.clip(steps + codes.zero_point, *limits))
     return Target(tuple(clips), quantize, codes, None if (first, last) == limits else (first, last))
 
 

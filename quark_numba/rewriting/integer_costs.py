@@ -27,10 +27,10 @@ def of_operator(graph: Graph, node: ir.Node, of_weights: str) -> float:
     x, weights = (*node.inputs, None)[:2]
     elements = prod(_shape(graph, node.outputs[0]))
     total = _OF_OUTPUT.get(node.op_type, 0) * elements
-    of_products = _OF_PRODUCTS.get(node.op_type)
-    if weights is None or of_products is None:
+    costs = _OF_PRODUCTS.get(node.op_type)
+    if weights is None or costs is None:
         return total
-    factor, shape = of_products[of_weights], _shape(graph, weights)
+    factor, shape = costs[of_weights], _shape(graph, weights)
     if node.op_type != "Conv":
         return total + factor * elements * (_shape(graph, x) or [1])[-1]
     is_image = len(shape) > 1 and 1 < shape[1] <= 4
@@ -47,5 +47,5 @@ def _shape(graph: Graph, value: ir.Value | None) -> list[int]:
     and else `_UNKNOWN`."""
     shape = None if value is None else graph.shape(value)
     # Some models say -1 where a dimension is unknown.
-    known = [each if isinstance(each, int) and each > 0 else None for each in shape or ()]
-    return [each or (_UNKNOWN if place else 1) for place, each in enumerate(known)]
+    known = [length if isinstance(length, int) and length > 0 else None for length in shape or ()]
+    return [length or (_UNKNOWN if place else 1) for place, length in enumerate(known)]

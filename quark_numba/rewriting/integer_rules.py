@@ -91,8 +91,8 @@ class Rule:
             raise Left("it is a constant")
         if any(source.codes.scales.size != 1 for source in sources[: 1 if self.has_weights else None]):
             raise Left("an input has several scales")
-        of_weights = _type_of_weights(graph, sources[1]) if self.has_weights else UINT8
-        match = Match(node, self, sources, of_weights, target)
+        weights_type = _type_of_weights(graph, sources[1]) if self.has_weights else UINT8
+        match = Match(node, self, sources, weights_type, target)
         if self.check:
             self.check(graph, match)
         bias = node.inputs[count] if "b" in self.order.split() and len(node.inputs) > count else None
@@ -119,14 +119,14 @@ def _bias(graph: Graph, value: ir.Value, match: Match) -> NDArray[np.int32]:
     codes, scale = graph.array(meaning.x.value), meaning.scale.array
     if codes is None or scale is None or meaning.has_other_type or scale.dtype != FLOAT32.dtype or meaning.block_size:
         raise Left("its bias is not constant")
-    of_x, of_weights = (source.codes.scales.astype(np.float64).reshape(-1) for source in match.sources)
-    products, of_y = of_x * of_weights, match.target.codes.scale
+    x_scales, weight_scales = (source.codes.scales.astype(np.float64).reshape(-1) for source in match.sources)
+    products, y_scale = x_scales * weight_scales, match.target.codes.scale
     if codes.ndim != 1 or products.size not in (1, codes.size) or scale.size not in (1, codes.size):
         raise Left("its bias has another shape")
     if not np.allclose(scale.reshape(-1), products, 2.0**-23, 0):
         raise Left("its bias has another scale than its products")
     magnitudes = np.abs(codes.astype(np.float64))
-    if np.any(magnitudes > _LARGEST_BIAS) or (codes.size and np.any(magnitudes * products > _MOST_BIAS_STEPS * of_y)):
+    if np.any(magnitudes > _LARGEST_BIAS) or (codes.size and np.any(magnitudes * products > _MOST_BIAS_STEPS * y_scale)):
         raise Left("its bias is too large")
     return codes
 
@@ -141,7 +141,7 @@ def _weights_shape(graph: Graph, source: Source, along: int) -> list[int]:
     axes = [*range(len(shape))]
     for move in source.moves:
         perm = move.attributes.get_ints("perm") or range(len(shape))[::-1]
-        shape, axes = ([each[place] for place in perm] for each in (shape, axes))
+        shape, axes = ([numbers[place] for place in perm] for numbers in (shape, axes))
     scales = source.codes.scales
     if scales.size != 1:
         is_along = len(shape) > along and axes[along] == source.codes.meaning.axis % len(axes)
@@ -181,23 +181,23 @@ def _check_matmul(graph: Graph, match: Match) -> None:
         _check_products(shape[0] if len(shape) == 2 else None)
     else:
         a = match.node.inputs[0]
-        of_a = graph.shape(a) if a else None
-        _check_products(of_a[-1] if of_a and b.codes.scales.size == 1 else None)
+        a_shape = graph.shape(a) if a else None
+        _check_products(a_shape[-1] if a_shape and b.codes.scales.size == 1 else None)
 
 
 def _check_binary(graph: Graph, match: Match) -> None:
     """Raise Left unless QLinearAdd or QLinearMul gives the codes of the specification for all pairs of codes, but for those
     beside ties."""
     a, b = match.sources
-    of_y = float(match.target.codes.scale)
+    y_scale = float(match.target.codes.scale)
     scales = [float(each.codes.scale) for each in (a, b)]
     if match.node.op_type == "Add":
-        quotients = [each / of_y for each in scales]
+        quotients = [each / y_scale for each in scales]
         if max(quotients) > _LARGEST_QUOTIENT:
             raise Left("its scale is too small for the sum")
         exact = a.codes.steps[:, None] * quotients[0] + b.codes.steps * quotients[1]
     else:
-        exact = a.codes.steps[:, None] * b.codes.steps * (scales[0] * scales[1] / of_y)
+        exact = a.codes.steps[:, None] * b.codes.steps * (scales[0] * scales[1] / y_scale)
     if max(abs(float(exact.min())), abs(float(exact.max()))) > 2.0**20:
         raise Left("its scale is too small")
     _check_ties(match, exact)
@@ -243,7 +243,7 @@ def _check_pool(graph: Graph, match: Match) -> None:
     if shape is None or len(shape) < 3:
         raise Left("the rank of its x is not known")
     sizes: Any = given.get_ints("kernel_shape") if match.node.op_type == "AveragePool" else shape[2:]
-    if not sizes or not all(isinstance(each, int) and each > 0 for each in sizes) or math.prod(sizes) > _MOST_PRODUCTS:
+    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes) or math.prod(sizes) > _MOST_PRODUCTS:
         raise Left("the number of its elements is not known, or too large")
     if match.node.op_type == "AveragePool":
         # QLinearAveragePool adds floats.

@@ -226,13 +226,13 @@ class Nodes(Values):
                 value.type = ir.TensorType(ir.DataType(element_type.number))
         given = {}
         for attribute in node.operator.attributes:
-            of_node = node.node.attributes.get(attribute.name)
-            if of_node is None:
+            ir_attribute = node.node.attributes.get(attribute.name)
+            if ir_attribute is None:
                 continue
-            if of_node.type.name == attribute.kind:
-                given[attribute.name] = of_node.value
+            if ir_attribute.type.name == attribute.kind:
+                given[attribute.name] = ir_attribute.value
             else:
-                self._leave_as_invalid(node, f"its attribute {attribute.name} is a {of_node.type.name}")
+                self._leave_as_invalid(node, f"its attribute {attribute.name} is a {ir_attribute.type.name}")
         try:
             node.attributes = node.operator.values(given)
             self.meaning(node)

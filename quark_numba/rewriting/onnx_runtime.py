@@ -25,7 +25,7 @@ def has_operator(domain: str, name: str) -> bool:
 
 def has_kernels(domain: str, name: str, types: Iterable[str]) -> bool:
     """Whether the CPU provider has kernels of an operator that take or return each of these element types, given by name."""
-    strings = {f"tensor({_NAMES.get(each, each)})" for each in types}
+    strings = {f"tensor({_NAMES.get(type_name, type_name)})" for type_name in types}
     return strings <= _types_of_kernels()[_plain(domain), name]
 
 
@@ -50,13 +50,13 @@ def _plain(domain: str) -> str:
 
 @functools.cache
 def _operators() -> frozenset[tuple[str, str]]:
-    return frozenset((each.domain, each.name) for each in onnxruntime_pybind11_state.get_all_operator_schema())
+    return frozenset((schema.domain, schema.name) for schema in onnxruntime_pybind11_state.get_all_operator_schema())
 
 
 @functools.cache
 def _types_of_kernels() -> dict[tuple[str, str], set[str]]:
     types: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for each in onnxruntime_pybind11_state.get_all_opkernel_def():
-        if each.provider == "CPUExecutionProvider":
-            types[each.domain, each.op_name].update(*each.type_constraints.values())
+    for kernel in onnxruntime_pybind11_state.get_all_opkernel_def():
+        if kernel.provider == "CPUExecutionProvider":
+            types[kernel.domain, kernel.op_name].update(*kernel.type_constraints.values())
     return types

@@ -224,11 +224,11 @@ def _check_acyclic(graph: ir.Graph) -> None:
 
 def _add_taken(graph: ir.Graph, takes: dict[ir.Node, list[ir.Node]]) -> None:
     """Add, for each node of a graph and its subgraphs, those that have to run before it is done: those of its subgraphs too."""
-    of_graphs = {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
+    graph_types = {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
     for node in graph:
         takes[node] = [maker for value in node.inputs if value is not None and (maker := value.producer())]
         for attribute in node.attributes.values():
-            if attribute.type in of_graphs:
+            if attribute.type in graph_types:
                 for subgraph in attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]:
                     takes[node] += subgraph
                     _add_taken(subgraph, takes)

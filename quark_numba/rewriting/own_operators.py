@@ -29,7 +29,7 @@ _NAMES = ("QuantizeLinear", "DequantizeLinear")
 _ONLY_NATIVE = "ONNX Runtime lacks its types, and only the native backend has the node that would replace it"
 
 # The package's counterparts of ONNX's own operators, by operation.
-OWN: Mapping[str, Operator] = {each.operation: each for each in LINEAR if each.domain == OWN_DOMAIN}
+OWN: Mapping[str, Operator] = {operator.operation: operator for operator in LINEAR if operator.domain == OWN_DOMAIN}
 
 
 def rewrite(graph: Graph) -> None:

@@ -55,11 +55,11 @@ def attributes(meaning: Affine[Operand]) -> dict[str, Any]:
 def _fuse(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> None:
     first, *others = fusible_followers(graph, node, quantize)
     zero_point = quantize.zero_point or graph.affine(first).zero_point
-    of_pair = zero_point.value if zero_point else zeros(graph, node, quantize, zero_points)
+    operand = zero_point.value if zero_point else zeros(graph, node, quantize, zero_points)
     for other in others:
         other.y.replace_all_uses_with(first.y)
         graph.remove(other, SHARED)
-    graph.put(PAIR, [quantize.x.value, quantize.scale.value, of_pair], attributes(quantize), first.node)
+    graph.put(PAIR, [quantize.x.value, quantize.scale.value, operand], attributes(quantize), first.node)
     graph.remove(first, FUSED)
 
 
@@ -81,15 +81,15 @@ def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Af
 def zeros(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> ir.Value:
     """Return zeros for a node without a zero point. Nodes that need equal zeros share one tensor. Raise Left if their shape is
     not known."""
-    codes, of_node, array = quantize.element_type, node.node.graph, quantize.scale.array
+    codes, parent, array = quantize.element_type, node.node.graph, quantize.scale.array
     assert codes
     known = graph.shape(quantize.scale.value) if array is None else array.shape
-    if known is None or not all(isinstance(each, int) and each >= 0 for each in known):
+    if known is None or not all(isinstance(length, int) and length >= 0 for length in known):
         raise Left("it has no zero point, and the shape of its scale is not known")
     shape: Any = tuple(known)
-    key = of_node, codes, shape
+    key = parent, codes, shape
     if key not in zero_points:
-        assert of_node
-        first = next(iter(of_node))
+        assert parent
+        first = next(iter(parent))
         zero_points[key] = graph.new_constant(np.zeros(shape, codes.dtype), f"zero_point_{codes.name}", first)
     return zero_points[key]

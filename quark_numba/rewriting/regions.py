@@ -37,7 +37,7 @@ def rewrite(graph: Graph) -> None:
     ]
     fused = fused_values(graph) if quantized else {}
     mergings = [_Merging(graph, nodes, fused) for nodes in quantized]
-    regions = [(merging, *each) for merging in mergings for each in merging.regions()]
+    regions = [(merging, *pair) for merging in mergings for pair in merging.regions()]
     has_convolutions = any(node.op_type == "Conv" for node in graph.model.graph.all_nodes())
     # If a region has several nodes, single nodes become regions, too: no kernel outside of regions is compiled for them. And
     # only regions can lie between convolutions in their blocked layout.
@@ -133,7 +133,7 @@ class _Steps:
         shape = self.graph.shape(node.x)
         if not self._is_float32(node.x):
             raise Left(f"{_REGION.full_name} has no blocks of another type than float32")
-        if shape is None or len(shape) < 2 or not any(isinstance(each, int) and each > 1 for each in shape):
+        if shape is None or len(shape) < 2 or not any(isinstance(length, int) and length > 1 for length in shape):
             raise Left("the rank of its x is not known, or it may have one element")
         axis = meaning.axis - len(shape) * (meaning.axis >= 0)
         if not -len(shape) <= axis < 0:
@@ -176,7 +176,7 @@ class _Merging:
             if node in self.steps and node not in taken:
                 region = self._grow(node)
                 taken |= region
-                names = {self.steps[each].operator for each in region}
+                names = {self.steps[member].operator for member in region}
                 if not names.isdisjoint((ROUND_TRIP, FAKE_QUANTIZE, *BLOCK_ROUND_TRIPS)):
                     yield node, region
 
@@ -206,8 +206,8 @@ class _Merging:
     def _may_have_shape(self, value: ir.Value, user: ir.Node, last: ir.Node) -> bool:
         """Whether a value may be as large as the region's output. A smaller value would be computed again for each element of
         the output."""
-        others = [each for each in self._operands(user) if each is not value]
-        if all(self._is_scalar(each) for each in others):
+        others = [operand for operand in self._operands(user) if operand is not value]
+        if all(self._is_scalar(operand) for operand in others):
             return True
         small, large = self.graph.shape(value), self.graph.shape(last.outputs[0])
         if small is None or large is None:
@@ -243,10 +243,10 @@ class _Merging:
         keys: list[list[tuple[Any, ...] | None]] = []
         for node in ordered:
             is_round_trip = self.steps[node].operator == ROUND_TRIP
-            of_node: list[tuple[Any, ...] | None] = []
+            node_keys: list[tuple[Any, ...] | None] = []
             for index, value in enumerate(node.inputs):
                 if value is None or value.producer() in nodes:
-                    of_node.append(None if value is None else ("step", value))
+                    node_keys.append(None if value is None else ("step", value))
                     continue
                 has_other = (is_round_trip and index == 2) or self.steps[node].operator == CAST
                 element_type = self.graph.inferred_type(value) if has_other else FLOAT32
@@ -257,14 +257,14 @@ class _Merging:
                 # Equal constants of one element share one input.
                 key = ("input", role, one, value if array is None else (array.shape, array.tobytes()))
                 inputs.setdefault(key, (value, one))
-                of_node.append(key)
-            keys.append(of_node)
+                node_keys.append(key)
+            keys.append(node_keys)
         # Inputs that may be as large as y come first.
         by_size = sorted(inputs, key=lambda key: inputs[key][1].is_scalar)
         numbers: dict[tuple[Any, ...], int] = {key: number for number, key in enumerate(by_size)}
         steps = []
-        for number, (node, of_node) in enumerate(zip(ordered, keys, strict=True)):
-            operands = tuple(None if key is None else numbers[key] for key in of_node)
+        for number, (node, node_keys) in enumerate(zip(ordered, keys, strict=True)):
+            operands = tuple(None if key is None else numbers[key] for key in node_keys)
             steps.append(self.steps[node]._replace(operands=operands))
             numbers["step", node.outputs[0]] = len(by_size) + number
         program = Program(tuple(inputs[key][1] for key in by_size), tuple(steps))

@@ -116,7 +116,7 @@ def _signs_of_zeros_are_lost(graph: Graph, y: ir.Value) -> bool:
             if user.domain or user.op_type not in (*_PRODUCTS, *_MOVE_FIRST, *_MOVE_ALL):
                 return False
             if user.op_type not in _PRODUCTS:
-                new = [each for each in user.outputs if each not in seen]
+                new = [output for output in user.outputs if output not in seen]
                 seen.update(new)
                 waiting += new
     return True

@@ -137,7 +137,7 @@ def skeleton(
     become graph inputs. With `hide_shapes`, no more shapes are known than ONNX Runtime knows in the model. With `file`, the
     zeros are in the file of that name."""
     result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
-    result.opset_import.extend(helper.make_opsetid(*each) for each in model.opset_imports.items())
+    result.opset_import.extend(helper.make_opsetid(*opset) for opset in model.opset_imports.items())
     to = result.graph
     to.name = "skeleton"
     to.input.extend(ir.serde.serialize_value(value) for value in model.graph.inputs)
@@ -182,5 +182,5 @@ def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
     """Yield all values of a graph and its subgraphs."""
     for node in graph.all_nodes():
         yield from (value for value in (*node.inputs, *node.outputs) if value)
-    for each in (graph, *graph.subgraphs()):
-        yield from (*each.inputs, *each.initializers.values())
+    for scope in (graph, *graph.subgraphs()):
+        yield from (*scope.inputs, *scope.initializers.values())

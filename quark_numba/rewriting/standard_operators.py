@@ -43,8 +43,8 @@ def _nodes(graph: Graph) -> tuple[set[Node], dict[Node, Affine[Operand]]]:
     nodes = [node for node in graph.nodes() if node.is_standard and node not in graph.reasons]
     meanings = {node: meaning for node in nodes if isinstance(meaning := graph.meaning(node), Affine)}
     missing = {node for node, meaning in meanings.items() if not is_run_by_onnx_runtime(node, meaning)}
-    of_missing = {node for node in meanings if node not in missing and _is_scale_of(graph, node, missing)}
-    return missing, {node: meaning for node, meaning in meanings.items() if node not in missing | of_missing}
+    scales = {node for node in meanings if node not in missing and _is_scale_of(graph, node, missing)}
+    return missing, {node: meaning for node, meaning in meanings.items() if node not in missing | scales}
 
 
 def _may_differ(meaning: Affine[Operand]) -> bool:
@@ -58,8 +58,8 @@ def _may_differ(meaning: Affine[Operand]) -> bool:
 def is_run_by_onnx_runtime(node: Node, meaning: Meaning[Operand] | None) -> bool:
     """Whether ONNX Runtime has kernels for the types of one of ONNX's own nodes, as far as they are known."""
     assert isinstance(meaning, Affine)
-    known = [each for each in (meaning.element_type, meaning.scale.element_type) if each]
-    return has_kernels(node.node.domain, node.node.op_type, [each.name for each in known])
+    known = [element_type for element_type in (meaning.element_type, meaning.scale.element_type) if element_type]
+    return has_kernels(node.node.domain, node.node.op_type, [element_type.name for element_type in known])
 
 
 def _is_scale_of(graph: Graph, node: Node, missing: set[Node]) -> bool:

@@ -55,7 +55,7 @@ def _is_fixed(dimension: int | str | None) -> TypeGuard[int]:
 
 def inputs_of(session: Any) -> list[Input]:
     # ONNX Runtime returns [] for a scalar and for an unknown shape.
-    return [Input(each.name, each.type, tuple(each.shape) if each.shape else None) for each in session.get_inputs()]
+    return [Input(value.name, value.type, tuple(value.shape) if value.shape else None) for value in session.get_inputs()]
 
 
 def random_inputs(

@@ -80,13 +80,13 @@ def _decoded(kind: Any, value: Any) -> Any:
     """Return the instance of `kind` that `_encoded` turned into JSON's types."""
     if dataclasses.is_dataclass(kind):
         types = typing.get_type_hints(kind)
-        return kind(**{name: _decoded(types[name], each) for name, each in value.items()})  # type: ignore[operator]
+        return kind(**{name: _decoded(types[name], element) for name, element in value.items()})  # type: ignore[operator]
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is dict:
         pairs = value.items() if isinstance(value, dict) else value
-        return {_decoded(inner[0], key): _decoded(inner[1], each) for key, each in pairs}
+        return {_decoded(inner[0], key): _decoded(inner[1], element) for key, element in pairs}
     if origin is list:
-        return [_decoded(inner[0], each) for each in value]
+        return [_decoded(inner[0], element) for element in value]
     if origin is tuple:
-        return tuple(_decoded(of, each) for of, each in zip(inner, value, strict=True))
+        return tuple(_decoded(of, element) for of, element in zip(inner, value, strict=True))
     return kind(value)

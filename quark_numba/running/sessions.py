@@ -105,7 +105,7 @@ def feeds(session: onnxruntime.InferenceSession, inputs: Arrays) -> dict[str, ND
 
 def results(session: onnxruntime.InferenceSession, outputs: list[str], feeds: Arrays) -> list[Any]:
     """Return the outputs of a session, also of one with types that numpy lacks."""
-    if any(each.type.startswith("tensor(") and dtype_of(each.type) is None for each in session.get_outputs()):
+    if any(output.type.startswith("tensor(") and dtype_of(output.type) is None for output in session.get_outputs()):
         return run_on_values(session, outputs, feeds)
     arrays: list[Any] = session.run(outputs, feeds)
     return arrays

@@ -128,7 +128,7 @@ def _optimised(
 def _written(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.ModelProto) -> onnx.ModelProto:
     """Return the optimised model with the rewritten nodes, and with the inputs, outputs and metadata of the source."""
     graph = optimised.graph
-    used = {each.name for each in graph.output}
+    used = {proto.name for proto in graph.output}
     nodes = []
     for node in reversed(tensors.nodes):  # without the Transposes that have become part of a reorder
         if (node.domain, node.op_type) != ("", "Transpose") or not used.isdisjoint(node.output):
@@ -142,7 +142,7 @@ def _written(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.M
         for index in reversed(range(len(values))):  # in place: the weights are large
             if values[index].name not in is_kept:
                 del values[index]
-    graph.initializer.extend(each for each in tensors.new_constants if each.name in used)
+    graph.initializer.extend(proto for proto in tensors.new_constants if proto.name in used)
     graph.input.extend(source.graph.input)
     graph.output.extend(source.graph.output)
     graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
@@ -152,6 +152,6 @@ def _written(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.M
             setattr(optimised, name, getattr(source, name))
     del optimised.metadata_props[:]
     optimised.metadata_props.extend(source.metadata_props)
-    if NCHWC not in {each.domain for each in optimised.opset_import}:
+    if NCHWC not in {proto.domain for proto in optimised.opset_import}:
         optimised.opset_import.append(helper.make_opsetid(NCHWC, 1))
     return optimised

@@ -75,7 +75,7 @@ def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     x = tensors.already_in_blocks(node.input[0])
     if len(node.output) > 1:
         raise Left("it has a second output, of indices")
-    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     if attributes.get("ceil_mode", 0) or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise Left("it has ceil_mode or auto_pad")
     if "Max" in node.op_type and not x.is_number:
@@ -84,30 +84,30 @@ def _pool(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    found = [tensors.already_in_blocks(name) for name in node.input]
-    if helper.get_node_attr_value(node, "axis") not in (1, -3) or any(each.channels % tensors.block for each in found):
+    operands = [tensors.already_in_blocks(name) for name in node.input]
+    if helper.get_node_attr_value(node, "axis") not in (1, -3) or any(operand.channels % tensors.block for operand in operands):
         raise Left("it does not join whole blocks of channels")
-    channels = sum(each.channels for each in found)
-    copy = tensors.replace(node, [each.name for each in found], node.domain, channels, True)
+    channels = sum(operand.channels for operand in operands)
+    copy = tensors.replace(node, [operand.name for operand in operands], node.domain, channels, True)
     del copy.attribute[:]
     copy.attribute.append(helper.make_attribute("axis", 1))
 
 
 def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     in_order = [None if name in tensors.constants else tensors.already_in_blocks(name) for name in node.input if name]
-    found = [each for each in in_order if each]
+    operands = [operand for operand in in_order if operand]
     shapes = [tensors.shapes.get(name) for name in node.input if name and name not in tensors.constants]
-    is_known = len(found) == 1 or all(shape is not None and None not in shape for shape in shapes)
-    if not found or not is_known or any(shape != shapes[0] for shape in shapes):
+    is_known = len(operands) == 1 or all(shape is not None and None not in shape for shape in shapes)
+    if not operands or not is_known or any(shape != shapes[0] for shape in shapes):
         raise Left("its inputs are not known to have one shape")
     sizes = [int(np.prod(tensors.constants[name].dims)) for name in node.input if name in tensors.constants]
     ranks = [len(tensors.constants[name].dims) for name in node.input if name in tensors.constants]
     if any(size != 1 for size in sizes) or any(rank > 4 for rank in ranks):
         raise Left("it has a constant of several elements")
     names = iter(in_order)
-    inputs = [name and (each.name if (each := next(names)) else name) for name in node.input]
-    keeps_zeros = (node.domain, node.op_type) in _ELEMENTWISE and not sizes and all(each.has_zeros for each in found)
-    tensors.replace(node, inputs, node.domain, found[0].channels, keeps_zeros)
+    inputs = [name and (operand.name if (operand := next(names)) else name) for name in node.input]
+    keeps_zeros = (node.domain, node.op_type) in _ELEMENTWISE and not sizes and all(operand.has_zeros for operand in operands)
+    tensors.replace(node, inputs, node.domain, operands[0].channels, keeps_zeros)
 
 
 def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -121,9 +121,9 @@ def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a Resize that repeats each element a whole number of times along height and width."""
     x = tensors.already_in_blocks(node.input[0])
-    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-    found = [attributes.get(name, default) for name, default in _NEAREST.items()]
-    if found != [b"nearest", b"asymmetric", b"floor"] or "axes" in attributes or len(node.input) != 3:
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    modes = [attributes.get(name, default) for name, default in _NEAREST.items()]
+    if modes != [b"nearest", b"asymmetric", b"floor"] or "axes" in attributes or len(node.input) != 3:
         raise Left("it does not repeat elements")
     scales = numpy_helper.to_array(tensors.constants[node.input[2]]) if node.input[2] in tensors.constants else np.zeros(0)
     if scales.shape != (4,) or not (scales[:2] == 1).all() or (scales < 1).any() or (scales % 1).any():
@@ -135,7 +135,7 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _region(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    attributes = {each.name: each for each in node.attribute}
+    attributes = {attribute.name: attribute for attribute in node.attribute}
     program = parse(attributes["program"].s.decode())
     if any(dict(step.attributes)["axis"] != CHANNELS for step in program.block_steps):
         raise Left("it has blocks along another axis than that of channels")

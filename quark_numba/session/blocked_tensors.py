@@ -51,9 +51,9 @@ class BlockedTensors:
         graph = model.graph
         self.block, self._folder = block, folder
         self.shapes = _inferred_shapes(model)
-        self.shapes |= {each.name: _dimensions(each) for each in (*graph.value_info, *graph.input) if _dimensions(each)}
-        inputs = {each.name for each in graph.input}
-        self.constants = {each.name: each for each in graph.initializer if each.name not in inputs}
+        self.shapes |= {value.name: _dimensions(value) for value in (*graph.value_info, *graph.input) if _dimensions(value)}
+        inputs = {value.name for value in graph.input}
+        self.constants = {value.name: value for value in graph.initializer if value.name not in inputs}
         self.tensors: dict[str, Blocked] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.new_constants: list[onnx.TensorProto] = []
@@ -164,7 +164,7 @@ class BlockedTensors:
 
 def perm(node: onnx.NodeProto) -> list[int]:
     """Return the permutation of a Transpose; empty if it has none."""
-    return next((list(each.ints) for each in node.attribute if each.name == "perm"), [])
+    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), [])
 
 
 def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | None]:
@@ -174,16 +174,16 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
     graph = skeleton.graph
     graph.name = "shapes"
     graph.input.extend(model.graph.input)
-    for each in model.graph.initializer:
-        if np.prod(each.dims) <= _MOST_ELEMENTS:
-            graph.initializer.append(each)
+    for proto in model.graph.initializer:
+        if np.prod(proto.dims) <= _MOST_ELEMENTS:
+            graph.initializer.append(proto)
         else:
-            graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+            graph.input.append(helper.make_tensor_value_info(proto.name, proto.data_type, proto.dims))
     graph.node.extend(stand_ins(model.graph.node, {}))
     for node in graph.node:
         if (node.domain, node.op_type) == ("com.microsoft", "FusedConv"):
             node.domain, node.op_type = "", "Conv"
-            kept = [each for each in node.attribute if not each.name.startswith("activation")]
+            kept = [proto for proto in node.attribute if not proto.name.startswith("activation")]
             del node.attribute[:]
             node.attribute.extend(kept)
     try:
@@ -191,7 +191,7 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
     except Exception as error:
         reraise_of_signal_handler(error)
         return {}
-    return {each.name: _dimensions(each) for each in inferred.value_info}
+    return {proto.name: _dimensions(proto) for proto in inferred.value_info}
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
@@ -199,12 +199,12 @@ def _dimensions(value: onnx.ValueInfoProto) -> list[int | None] | None:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
-    return [each.dim_value if each.dim_value > 0 else None for each in tensor.shape.dim]
+    return [dimension.dim_value if dimension.dim_value > 0 else None for dimension in tensor.shape.dim]
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[str]:
     """Yield all names in a graph and its subgraphs."""
-    yield from (each.name for each in (*graph.input, *graph.initializer))
+    yield from (value.name for value in (*graph.input, *graph.initializer))
     for node in graph.node:
         yield from (node.name, *node.input, *node.output)
         for subgraph in subgraphs(node):

@@ -33,10 +33,10 @@ def block_size() -> int:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     laid_out = optimised_by_onnx_runtime(model, onnxruntime.SessionOptions()).graph
     arrays = {each.name: numpy_helper.to_array(each) for each in laid_out.initializer}
-    found = [arrays[node.input[1]] for node in laid_out.node if (node.domain, node.op_type) == (NCHWC, "Conv")]
+    laid_out_weights = [arrays[node.input[1]] for node in laid_out.node if (node.domain, node.op_type) == (NCHWC, "Conv")]
     for size in BLOCK_SIZES:
         own = [filter_in_blocks(each, size, each.shape[1] > 1) for each in filters]
-        if len(found) == 2 and all(np.array_equal(*each) for each in zip(own, found, strict=True)):
+        if len(laid_out_weights) == 2 and all(np.array_equal(*each) for each in zip(own, laid_out_weights, strict=True)):
             return size
     return 1
 
@@ -60,7 +60,7 @@ def filter_in_blocks(weights: NDArray[Any], block: int, blocks_of_inputs: bool) 
 
 def padded(array: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
     """Return the array padded with zeros at the end of an axis, so that its length is a multiple of `multiple`."""
-    widths = [(0, -array.shape[axis] % multiple if each == axis else 0) for each in range(array.ndim)]
+    widths = [(0, -array.shape[axis] % multiple if dimension == axis else 0) for dimension in range(array.ndim)]
     return np.pad(array, widths)
 
 

@@ -24,15 +24,15 @@ def in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOption
     in a file is not replaced, ONNX Runtime reads the file. ONNX Runtime's exception is raised if an added initializer is not in
     the model, or has another type or shape."""
     tensors = {
-        each.name: TensorProto(
-            name=each.name,
-            data_type=each.data_type,
-            dims=each.dims,
+        tensor.name: TensorProto(
+            name=tensor.name,
+            data_type=tensor.data_type,
+            dims=tensor.dims,
             data_location=TensorProto.EXTERNAL,
             external_data=[_NO_FILE],
         )
-        for each in _named(model)
-        if uses_external_data(each)
+        for tensor in _named(model)
+        if uses_external_data(tensor)
     }
     if not tensors or cannot_be_asked(options):
         return frozenset()
@@ -52,11 +52,11 @@ def in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOption
 def replaced(model: onnx.ModelProto, options: onnxruntime.SessionOptions, outside: frozenset[str]) -> frozenset[str]:
     """Return `outside`, and the initializers inside the model that `options` replace (``SessionOptions.add_initializer``). In a
     probe all of them are empty, and the replaced initializers come out not empty."""
-    empty = [each for each in _empty(model) if each.name not in outside]
-    inside = [each.name for each in empty]
+    empty = [tensor for tensor in _empty(model) if tensor.name not in outside]
+    inside = [tensor.name for tensor in empty]
     if not inside or cannot_be_asked(options):
         return outside
-    session = probe_session(_probe([*empty, *(each for each in _named(model) if each.name in outside)]), options)
+    session = probe_session(_probe([*empty, *(tensor for tensor in _named(model) if tensor.name in outside)]), options)
     values = session.run_with_ort_values(inside, {})
     return outside | {name for name, value in zip(inside, values, strict=True) if value.shape() != [0]}
 
@@ -69,14 +69,14 @@ def probe_of_all(model: onnx.ModelProto) -> bytes:
 def _empty(model: onnx.ModelProto) -> list[TensorProto]:
     """Return empty tensors with the names and types of the initializers, as far as ONNX Runtime can replace them."""
     return [
-        TensorProto(name=each.name, data_type=each.data_type, dims=[0])
-        for each in _named(model)
-        if 0 < each.data_type <= TensorProto.BFLOAT16
+        TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0])
+        for tensor in _named(model)
+        if 0 < tensor.data_type <= TensorProto.BFLOAT16
     ]
 
 
 def _named(model: onnx.ModelProto) -> Iterable[TensorProto]:
-    return (each for each in model.graph.initializer if isinstance(each.name, str))  # names that are not UTF-8 are bytes
+    return (tensor for tensor in model.graph.initializer if isinstance(tensor.name, str))  # names that are not UTF-8 are bytes
 
 
 def _error(tensors: Mapping[str, TensorProto], names: Iterable[str], options: onnxruntime.SessionOptions) -> Exception | None:
@@ -92,6 +92,6 @@ def _error(tensors: Mapping[str, TensorProto], names: Iterable[str], options: on
 def _probe(tensors: Sequence[TensorProto]) -> bytes:
     """Return a model that outputs initializers. One is added, because a model has to have an output."""
     tensors = [TensorProto(name="of quark_numba alone", data_type=TensorProto.FLOAT, dims=[0]), *tensors]
-    outputs = [helper.make_tensor_value_info(each.name, each.data_type, None) for each in tensors]
+    outputs = [helper.make_tensor_value_info(tensor.name, tensor.data_type, None) for tensor in tensors]
     graph = helper.make_graph([], "initializers", [], outputs, tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7).SerializeToString()

@@ -150,9 +150,9 @@ def _close_to_others(entry: Path) -> None:
     """Take from others the right to write to an entry's folder. Raise OSError if they keep it, or if the folder is theirs."""
     with _within(entry) as folder:
         if folder is not None:
-            found = os.fstat(folder)
-            if found.st_uid == os.geteuid() and found.st_mode & _OTHERS_WRITE:
-                os.fchmod(folder, stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+            status = os.fstat(folder)
+            if status.st_uid == os.geteuid() and status.st_mode & _OTHERS_WRITE:
+                os.fchmod(folder, stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
             _check_own(folder)
 
 
@@ -179,8 +179,8 @@ def _own_content(entry: Path, name: str) -> bytes:
 
 def _check_own(number: int) -> None:
     """Raise OSError if others than this user and the system's own could write to an open file or folder."""
-    found = os.fstat(number)
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & _OTHERS_WRITE:
+    status = os.fstat(number)
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & _OTHERS_WRITE:
         raise PermissionError(errno.EPERM, "another user can write to it")
 
 
@@ -271,11 +271,11 @@ def _keep(entry: Path, made: Made, files: ExitStack) -> Kept:
     (folder / _MARKER).write_bytes(_MARK)
     for name in (_LOCK, _MANIFEST):
         (folder / name).touch()
-    for each in (folder, *folder.iterdir()):
+    for place in (folder, *folder.iterdir()):
         with suppress(OSError):  # of a file system without modes
-            each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
-    of_files = {name: [state_of(folder / name), _checksum(folder / name)] for name in names}
-    (folder / _MANIFEST).write_text(_text({"name": entry.name, "files": of_files, "file": path.name, "facts": facts}))
+            place.chmod(stat.S_IMODE(place.stat().st_mode) & ~_OTHERS_WRITE)
+    states = {name: [state_of(folder / name), _checksum(folder / name)] for name in names}
+    (folder / _MANIFEST).write_text(_text({"name": entry.name, "files": states, "file": path.name, "facts": facts}))
     if os.name == "posix":  # the lock moves with the folder; Windows moves no folder with an open file
         is_locked(files.enter_context((folder / _LOCK).open("rb")), shared=True)
     os.rename(folder, entry)

@@ -59,7 +59,7 @@ def _name(text: str) -> str:
 def _added_operators() -> list[tuple[str, int]]:
     """Return the operators from outside of the package. There are none if the catalog is not even loaded."""
     catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
-    return [(each.full_name, each.since_version) for each in catalog.OPERATORS.added] if catalog else []
+    return [(operator.full_name, operator.since_version) for operator in catalog.OPERATORS.added] if catalog else []
 
 
 @functools.cache
@@ -84,8 +84,8 @@ def _version(name: str) -> str:
     slower way, and is asked if there is no such folder."""
     pattern = re.compile(re.sub("[-_]", "[-_.]", name) + r"-(.+)\.dist-info", re.IGNORECASE)
     for place in sys.path:
-        for each in _names_in(place or "."):
-            if match := pattern.fullmatch(each):
+        for entry in _names_in(place or "."):
+            if match := pattern.fullmatch(entry):
                 return match[1]
     from importlib.metadata import version
 
@@ -98,7 +98,7 @@ def _version(name: str) -> str:
 @functools.cache
 def _names_in(folder: str) -> list[str]:
     with suppress(OSError):
-        return [each for each in os.listdir(folder) if each.endswith(".dist-info")]
+        return [name for name in os.listdir(folder) if name.endswith(".dist-info")]
     return []
 
 

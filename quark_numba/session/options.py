@@ -27,7 +27,7 @@ ENTRIES = (
 
 def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
     """Whether a session with these arguments has no other execution provider than the CPU's."""
-    names = {each if isinstance(each, str) else each[0] for each in providers or ["CPUExecutionProvider"]}
+    names = {provider if isinstance(provider, str) else provider[0] for provider in providers or ["CPUExecutionProvider"]}
     has_providers = getattr(options, "has_providers", bool)  # ONNX Runtime 1.22 or later
     return names == {"CPUExecutionProvider"} and not has_providers()
 
@@ -68,7 +68,7 @@ def replace_nothing(options: onnxruntime.SessionOptions, probe: bytes) -> bool:
         return False
     try:
         session = probe_session(probe, options)
-        values = session.run_with_ort_values([each.name for each in session.get_outputs()], {})
+        values = session.run_with_ort_values([output.name for output in session.get_outputs()], {})
         return all(value.shape() == [0] for value in values)
     except Exception as error:
         reraise_of_signal_handler(error)

@@ -46,7 +46,7 @@ class Prepared:
 
     @classmethod
     def of_json(cls, source: bytes | str | None, content: dict[str, Any]) -> Prepared:
-        left = {(each["operator"], each["why"]): each["nodes"] for each in content["left"]}
+        left = {(group["operator"], group["why"]): group["nodes"] for group in content["left"]}
         return cls(source, content["regions_in_blocked_layout"], Counter(left))
 
 

@@ -68,13 +68,13 @@ def run(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, start: 
     while done < size:
         n = min(rows - row if inner == 1 else inner - column, size - done, TILE)
         begin, end, columns = unsigned(done), unsigned(done + n), unsigned(rows)
-        of_start, of_entries = unsigned(NUMBERS - 1) * columns, unsigned(NUMBERS) * columns
+        start_offset, entries_offset = unsigned(NUMBERS - 1) * columns, unsigned(NUMBERS) * columns
         if inner == 1:
             at = unsigned(row - done)
             for i in range(begin, end):
-                y[i] = table[i + at + of_start]
+                y[i] = table[i + at + start_offset]
             for k in range(unsigned(entries // TOGETHER)):
-                place = at + of_entries + k * unsigned(TOGETHER) * columns
+                place = at + entries_offset + k * unsigned(TOGETHER) * columns
                 for i in range(begin, end):
                     y[i] = compare(x[i], y[i], entries_of(table, i + place, columns), numbers_of(table, i + at, columns))
             for i in range(begin, end):
@@ -82,11 +82,11 @@ def run(x: Any, table: Any, y: Any, inner: int, rows: int, entries: int, start: 
             row = row + n if row + n < rows else 0
         else:
             at = unsigned(row)
-            numbers, start_value = numbers_of(table, at, columns), table[at + of_start]
+            numbers, start_value = numbers_of(table, at, columns), table[at + start_offset]
             for i in range(begin, end):
                 y[i] = start_value
             for k in range(unsigned(entries // TOGETHER)):
-                some = entries_of(table, at + of_entries + k * unsigned(TOGETHER) * columns, columns)
+                some = entries_of(table, at + entries_offset + k * unsigned(TOGETHER) * columns, columns)
                 for i in range(begin, end):
                     y[i] = compare(x[i], y[i], some, numbers)
             for i in range(begin, end):
@@ -128,14 +128,14 @@ def fill(
     are_valid: Any = np.bool_(True)
     given_entries = given.size if is_nearest else given.size // given_rows
     for row in range(rows):
-        of_given = row % given_rows
-        threshold = thresholds[of_given] if is_nearest else np.float32(0)
+        given_row = row % given_rows
+        threshold = thresholds[given_row] if is_nearest else np.float32(0)
         are_valid &= not is_nearest or threshold > 0
         table[row] = np.float32(threshold + two) if is_nearest else one
         table[rows + row] = one if is_nearest else two
         table[2 * rows + row] = threshold
         table[3 * rows + row] = given[0] if is_nearest else np.float32(0)
-        begin = 0 if is_nearest else of_given * given_entries
+        begin = 0 if is_nearest else given_row * given_entries
         for k in range(entries):
             table[(NUMBERS + k) * rows + row] = given[begin + k] if k < given_entries else np.float32(np.nan)
     return bool(are_valid)

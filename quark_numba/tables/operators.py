@@ -32,8 +32,8 @@ def operator(
             # An unknown number of rows is replaced by 1, which always fits, and an unknown dimension of x by one that fits.
             known = [[1 if length is None else length for length in shape] for shape in (table, last)]
             rows = shape_of(applied.is_nearest, applied.axis, (), *known)[2]
-            of_x = [rows if length is None else length for length in x]
-            fault, axis, *_ = shape_of(applied.is_nearest, applied.axis, of_x, *known)
+            x_shape = [rows if length is None else length for length in x]
+            fault, axis, *_ = shape_of(applied.is_nearest, applied.axis, x_shape, *known)
             if fault:
                 raise ValueError(applied.message(fault, axis, [*map(shape_text, shapes)]))
         return [Tensor(FLOAT32, x)]

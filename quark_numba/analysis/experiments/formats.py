@@ -50,8 +50,8 @@ _MICROEXPONENTS: dict[str, Any] = {"bfp_method": "to_bfp_prime", "block_size": 1
 
 # Blocks lie along axis 1, which is Quark's default.
 FORMATS = {
-    each.name: each
-    for each in (
+    format_.name: format_
+    for format_ in (
         Format("float32", 32, _float32),
         _float(BFLOAT16),
         _float(FLOAT16),

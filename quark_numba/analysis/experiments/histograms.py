@@ -43,16 +43,16 @@ class Histograms(Experiment):
 
     def report(self, outcome: Outcome) -> dict[str, Any]:
         quantizers = self.segments.twin.quantizers
-        worst = [quantizers[each.place] for each in outcome.tensors[: self.count]]
-        found = {each: _histogram(each, each.weight) for each in worst if each.floats is not None}
+        worst = [quantizers[tensor.place] for tensor in outcome.tensors[: self.count]]
+        histograms = {tensor: _histogram(tensor, tensor.weight) for tensor in worst if tensor.floats is not None}
 
         def see(quantizer: Quantizer, x: Array, *_: Array) -> None:
             if quantizer in worst:
-                found[quantizer] = _histogram(quantizer, x)
+                histograms[quantizer] = _histogram(quantizer, x)
 
-        if any(each.kind == "activation" for each in worst):
+        if any(tensor.kind == "activation" for tensor in worst):
             self.segments.lockstep(outcome.first, see)
-        return {"histograms": [found[each] for each in worst if each in found]}
+        return {"histograms": [histograms[tensor] for tensor in worst if tensor in histograms]}
 
 
 def _histogram(quantizer: Quantizer, x: Array) -> Histogram:

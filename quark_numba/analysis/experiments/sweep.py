@@ -72,12 +72,12 @@ _OFF, _ON = "off", "on"
 
 def _groups(quantizers: Sequence[Quantizer], by: By) -> dict[str, list[Quantizer]]:
     groups: dict[str, list[Quantizer]] = {}
-    for each in quantizers:
-        if each.floats is None and each.kind == "weight":
+    for value in quantizers:
+        if value.floats is None and value.kind == "weight":
             continue  # its float values are unknown
-        names = {"tensor": [each.name], "node": list(each.users), "operator": list(dict.fromkeys(each.users.values()))}[by]
+        names = {"tensor": [value.name], "node": list(value.users), "operator": list(dict.fromkeys(value.users.values()))}[by]
         for name in names:
-            groups.setdefault(name, []).append(each)
+            groups.setdefault(name, []).append(value)
     for kind, name in (("weight", WEIGHTS), ("activation", ACTIVATIONS)):
         groups[name] = [quantizer for quantizer in quantizers if quantizer.kind == kind]
     return groups

@@ -68,8 +68,8 @@ class WhatIf(Experiment):
 
     def points(self, total: Measured, own: Found) -> list[Point]:
         elements = {
-            each: float(each.floats.size) if each.floats is not None else total.tensors[self.places[each]].count / total.samples
-            for each in self.candidates
+            item: float(item.floats.size) if item.floats is not None else total.tensors[self.places[item]].count / total.samples
+            for item in self.candidates
         }
         effects = common(own.outputs)
         noise = {
@@ -98,7 +98,7 @@ class WhatIf(Experiment):
                 noise = {format_.name: own_noise(weight, format_.apply(weight)) for format_ in self.formats}
             else:
                 continue
-            tensor.what_if |= {name: decibels(signal, of_format) for name, of_format in noise.items()}
+            tensor.what_if |= {name: decibels(signal, power) for name, power in noise.items()}
         errors = common(dict(enumerate(outcome.points)))
         types = {quantizer: quantizer.form.type for quantizer in self.candidates}
         trade_offs = []
@@ -128,7 +128,7 @@ def _line(
     Each step gives one tensor a type with fewer bits. It is the step that adds the least noise for each bit saved. `elements`
     are the numbers of elements in one sample. `noise` is the noise that a tensor of a type adds to the outputs if only this
     tensor is rounded. The choice of steps assumes that the noise of several tensors adds up; the points are then measured."""
-    chosen = {each: min(types, key=lambda type_: (noise[each, type_.name], type_.bits)) for each, types in options.items()}
+    chosen = {value: min(types, key=lambda type_: (noise[value, type_.name], type_.bits)) for value, types in options.items()}
 
     def bits() -> float:
         return sum(elements[quantizer] * type_.bits for quantizer, type_ in chosen.items())

@@ -75,8 +75,8 @@ def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any
     for field in range(10, 12):
         sums[field] = 0.0
         for lane in range(LANES):
-            each = lanes[LANES * field + lane]
-            sums[field] = each if (each > sums[field]) | (each != each) else sums[field]
+            value = lanes[LANES * field + lane]
+            sums[field] = value if (value > sums[field]) | (value != value) else sums[field]
 
 
 def add_up() -> Any:

@@ -37,16 +37,16 @@ def compare(outputs: Mapping[str, Any], reference: Mapping[str, Any], chosen: Se
     model may have renamed them. Raise ModelError if the numbers of outputs differ."""
     if len(outputs) != len(reference):
         raise ModelError(f"the model has {len(outputs)} outputs, the reference {len(reference)}")
-    found = Comparison()
+    comparison = Comparison()
     for (name, y), expected in zip(outputs.items(), reference.values(), strict=True):
         if chosen is not None and name not in chosen:
             continue
         reason = _why_not(y, expected)
         if reason:
-            found.reasons[name] = reason
+            comparison.reasons[name] = reason
         else:
-            found.errors[name] = error_sums(y, expected)
-    return found
+            comparison.errors[name] = error_sums(y, expected)
+    return comparison
 
 
 def _why_not(y: Any, expected: Any) -> str:
@@ -67,13 +67,13 @@ def _kind(value: Any) -> str:
 
 def common(comparisons: Mapping[K, Comparison]) -> dict[K, Errors]:
     """Return the error sums of the outputs that can be compared in all of the comparisons."""
-    names = set.intersection(*({*each.errors} for each in comparisons.values())) if comparisons else set()
-    return {key: {name: each.errors[name] for name in each.errors if name in names} for key, each in comparisons.items()}
+    names = set.intersection(*({*result.errors} for result in comparisons.values())) if comparisons else set()
+    return {key: {name: result.errors[name] for name in result.errors if name in names} for key, result in comparisons.items()}
 
 
 def least_sqnr_db(errors: Errors) -> float:
     """Return the least signal-to-quantization-noise ratio of all outputs. NaN counts as the least."""
-    ratios = [each.sqnr_db for each in errors.values()]
+    ratios = [error.sqnr_db for error in errors.values()]
     return min(ratios, key=lambda ratio: (ratio == ratio, ratio), default=float("nan"))
 
 
@@ -102,7 +102,7 @@ def output_error(name: str, sums: ErrorSums) -> OutputError:
 def check_names(outputs: Sequence[str] | None) -> None:
     if outputs is None:
         return
-    if isinstance(outputs, str) or not isinstance(outputs, Sequence) or not all(isinstance(each, str) for each in outputs):
+    if isinstance(outputs, str) or not isinstance(outputs, Sequence) or not all(isinstance(name, str) for name in outputs):
         raise TypeError(f"outputs is {outputs!r}; expected a sequence of names")
     if not outputs:
         raise ValueError("outputs is empty; expected at least one name")

@@ -19,15 +19,15 @@ class Sums:
 
     def add(self, other: Any) -> None:
         """Add the sums of later batches."""
-        for each in fields(self):  # type: ignore[arg-type]
-            one, two = getattr(self, each.name), getattr(other, each.name)
-            if each.name.startswith("largest"):
+        for attribute in fields(self):  # type: ignore[arg-type]
+            one, two = getattr(self, attribute.name), getattr(other, attribute.name)
+            if attribute.name.startswith("largest"):
                 value = max(one, two)
-            elif each.name.startswith("least"):
+            elif attribute.name.startswith("least"):
                 value = min(one, two)
             else:
                 value = _added(one, two)
-            setattr(self, each.name, value)
+            setattr(self, attribute.name, value)
 
 
 def _added(one: Any, two: Any) -> Any:

@@ -98,7 +98,7 @@ class Linear(Form):
         axis = self.axis % len(shape)
         if self.block_size:
             return np.repeat(values, self.block_size, axis)[(slice(None),) * axis + (slice(shape[axis]),)]
-        return values.reshape([-1 if each == axis else 1 for each in range(len(shape))])
+        return values.reshape([-1 if dimension == axis else 1 for dimension in range(len(shape))])
 
     def code_range(self, least: float, largest: float) -> Limits:
         """Return the range of the codes of values from `least` to `largest`, if there is only one scale."""

@@ -78,7 +78,7 @@ class Found:
 
 
 def find_quantizers(graph: Graph) -> Found:
-    found = Found()
+    tensors = Found()
     taken: set[ir.Node] = set()
     place = {node: index for index, node in enumerate(ir.traversal.RecursiveGraphIterator(graph.model.graph))}
     for node in sorted(graph.nodes(), key=lambda record: place.get(record.node, 0)):
@@ -87,15 +87,15 @@ def find_quantizers(graph: Graph) -> Found:
         try:
             quantizer = _quantizer(graph, node)
         except Left as reason:
-            found.unmatched[node.y.name or ""] = f"{node.full_name}: {reason}"
+            tensors.unmatched[node.y.name or ""] = f"{node.full_name}: {reason}"
             continue
         taken.update(quantizer.nodes)
         if node.node.graph is graph.model.graph:
-            found.quantizers.append(quantizer)
+            tensors.quantizers.append(quantizer)
         else:
-            found.nested.append(quantizer)
-            found.unmatched[quantizer.name] = "in a subgraph: it is float in the twin, and not measured"
-    return found
+            tensors.nested.append(quantizer)
+            tensors.unmatched[quantizer.name] = "in a subgraph: it is float in the twin, and not measured"
+    return tensors
 
 
 def label(node: ir.Node) -> str:
@@ -126,7 +126,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         apply = _round_trip(graph, node, meaning, followers, form)
     else:
         raise Left("it rounds within its computation, and is the same in the float twin")
-    ys = [each.y for each in followers or [node]]
+    ys = [record.y for record in followers or [node]]
     producer = node.x.producer()
     quantizer = Quantizer(
         name=node.x.name or "",

@@ -39,11 +39,11 @@ def use_reference(graph: Graph, quantizers: list[Quantizer], reference: Source) 
         for quantizer in without_weight:
             assert quantizer.constant is not None
             names = {name.removesuffix(suffix) for name in (quantizer.name, *quantizer.ys) for suffix in ("", *_SUFFIXES)}
-            found = [constants[name] for name in sorted(names) if name in constants]
-            found += [inputs[place] for place in _places(graph, quantizer) if place in inputs]
-            found = [tensor for tensor in found if tensor.shape.numpy() == quantizer.constant.shape.numpy()]
-            if found:
-                quantizer.floats = found[0]
+            tensors = [constants[name] for name in sorted(names) if name in constants]
+            tensors += [inputs[place] for place in _places(graph, quantizer) if place in inputs]
+            tensors = [tensor for tensor in tensors if tensor.shape.numpy() == quantizer.constant.shape.numpy()]
+            if tensors:
+                quantizer.floats = tensors[0]
         without_weight = [quantizer for quantizer in without_weight if quantizer.floats is None]
 
 

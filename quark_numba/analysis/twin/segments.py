@@ -81,11 +81,11 @@ class Segments:
         for index, part in enumerate(self.parts):
             for name in (part.name, *part.ys) if isinstance(part, Quantizer) else (*part.inputs, *part.outputs):
                 last[name] = index
-        found: list[list[str]] = [[] for _ in self.parts]
+        uses: list[list[str]] = [[] for _ in self.parts]
         for name, index in last.items():
             if name not in self.outputs and name not in self._weights:
-                found[index].append(name)
-        return found
+                uses[index].append(name)
+        return uses
 
     # Runs.
 
@@ -217,15 +217,15 @@ class _Builder:
         return _session(tapped, "the model without its quantization nodes", any(node.domain for node in self.graph.node))
 
     def constants_put_out(self) -> dict[str, Array]:
-        found = {}
+        arrays = {}
         for output in self.graph.output:
             tensor = self.initializers.get(output.name)
             if output.name in self.constant_nodes:
-                tensor = next((each.t for each in self.constant_nodes[output.name].attribute if each.name == "value"), None)
+                tensor = next((proto.t for proto in self.constant_nodes[output.name].attribute if proto.name == "value"), None)
             if tensor is not None:
                 with errors_named("the model", with_type=False):
-                    found[output.name] = from_tensor_proto(in_memory(tensor, self.twin.folder))
-        return found
+                    arrays[output.name] = from_tensor_proto(in_memory(tensor, self.twin.folder))
+        return arrays
 
     def parts(self) -> Iterator[Part]:
         groups = self._groups()

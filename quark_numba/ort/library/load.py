@@ -34,9 +34,9 @@ def check_platform() -> None:
 
 def _here() -> str:
     """Return Python's platform: a processor may run programs for another one."""
-    found = sysconfig.get_platform()
+    name = sysconfig.get_platform()
     # On macOS this names a release of the system, and one Python may be built for both processors.
-    return f"macos-{platform.machine()}" if found.startswith("macosx-") else found
+    return f"macos-{platform.machine()}" if name.startswith("macosx-") else name
 
 
 def load(symbol: str, address: int, argument: int) -> str:

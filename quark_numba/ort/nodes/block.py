@@ -97,11 +97,11 @@ def compute(state_address: int, context_address: int) -> int:
     if status:
         return status
     if state.has_codes:
-        of_blocks = array_at(stack(context.MAX_RANK), shapes[1], np.int64)
+        scales_shape = array_at(stack(context.MAX_RANK), shapes[1], np.int64)
         axis = state.axis if state.axis >= 0 else state.axis + shapes[1]
         for i in range(shapes[1]):
-            of_blocks[i] = x_shape[i] // state.block if i == axis else x_shape[i]
-        status, scales = context.output_of(state, context_address, 1, of_blocks.ctypes.data, shapes[1])
+            scales_shape[i] = x_shape[i] // state.block if i == axis else x_shape[i]
+        status, scales = context.output_of(state, context_address, 1, scales_shape.ctypes.data, shapes[1])
         if status:
             return status
         work.scales = context.data_of(state, scales)
