@@ -68,11 +68,11 @@ class Saved:
 def _encoded(value: Any) -> Any:
     """Return the value in JSON's types. A dict whose keys are not strings becomes a list of pairs."""
     if dataclasses.is_dataclass(value):
-        return {each.name: _encoded(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {part.name: _encoded(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
-            return {key: _encoded(each) for key, each in value.items()}
-        return [[_encoded(key), _encoded(each)] for key, each in value.items()]
+            return {key: _encoded(part) for key, part in value.items()}
+        return [[_encoded(key), _encoded(part)] for key, part in value.items()]
     return [*map(_encoded, value)] if isinstance(value, (list, tuple)) else value
 
 
