@@ -70,7 +70,7 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
         "rounding. Both: the upstream error and its own, after rounding. Click a heading to sort.",
     )
     if analysis.sweep:
-        rows = [(each.name, each.on_sqnr_db, each.off_sqnr_db) for each in analysis.sweep]
+        rows = [(effect.name, effect.on_sqnr_db, effect.off_sqnr_db) for effect in analysis.sweep]
         columns = ("name", "only this quantized, dB", "only this in float, dB")
         about = "The least SQNR of all outputs, with only this quantized, and with only this in float."
         yield _section("Effects on the outputs", _table(columns, rows, (str, _db, _db)), about)
@@ -82,7 +82,7 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
             "tensor that then adds the least noise for each bit saved. The accuracy of each point is measured.",
         )
     if analysis.histograms:
-        plots = "".join(_histogram(pyplot, each) for each in analysis.histograms)
+        plots = "".join(_histogram(pyplot, histogram) for histogram in analysis.histograms)
         yield _section(
             "Worst tensors",
             f'<div class="plots">{plots}</div>',
@@ -200,13 +200,13 @@ def _drawn(value: float | None) -> float:
 
 
 def _profile(pyplot: Any, analysis: Analysis) -> str:
-    tensors = sorted((each for each in analysis.tensors if each.kind == "activation"), key=lambda each: each.place)
+    tensors = sorted((item for item in analysis.tensors if item.kind == "activation"), key=lambda each: each.place)
     if not tensors:
         return _paragraph("There are no quantized activations.")
     figure, axes = pyplot.subplots(figsize=(9.6, 3.4))
     places = np.arange(len(tensors))
-    axes.plot(places, [_drawn(each.inherited_sqnr_db) for each in tensors], color=_INHERITED, linewidth=1.4, label="inherited")
-    own = [_drawn(each.own_sqnr_db) for each in tensors]
+    axes.plot(places, [_drawn(item.inherited_sqnr_db) for item in tensors], color=_INHERITED, linewidth=1.4, label="inherited")
+    own = [_drawn(item.own_sqnr_db) for item in tensors]
     axes.plot(places, own, color=_OWN, linewidth=0, marker="o", markersize=3.2, label="own")
     axes.set_xlabel("quantized activation, in the order of execution")
     axes.set_ylabel("SQNR, dB")

@@ -167,16 +167,16 @@ def quantizer(domain: str, name: str, nvidia: NvidiaFormat, type_attribute: str)
         """The codes are like x; there is a scale for each block."""
         if attributes[type_attribute] != number.number:
             raise ValueError(f"{type_attribute} is {attributes[type_attribute]}; expected {number.number} ({number.name})")
-        x, of_blocks = _infer_whole_blocks(inputs, attributes)
-        return [Tensor(nvidia.codes, x.shape), Tensor(scales, of_blocks)]
+        x, scales_shape = _infer_whole_blocks(inputs, attributes)
+        return [Tensor(nvidia.codes, x.shape), Tensor(scales, scales_shape)]
 
     def call(x: NDArray[Any], scale: Any = 1.0, **attributes: int) -> tuple[NDArray[Any], ...]:
         infer([None, None], attributes)
         x_array, element_type = block_input(x)
         _check_whole_blocks(x_array.shape, attributes, x_array.shape)
         key, blocks = nvidia.format(element_type, attributes["block_size"], has_codes=True)
-        codes, of_blocks = codes_and_scales(key, blocks, x_array, attributes["axis"], one(scale))
-        return codes, of_blocks.view(scales.dtype)
+        codes, factors = codes_and_scales(key, blocks, x_array, attributes["axis"], one(scale))
+        return codes, factors.view(scales.dtype)
 
     def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> DynamicQuantize[AnyOperand]:
         infer([None] * len(inputs), attributes)

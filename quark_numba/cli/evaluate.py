@@ -116,7 +116,7 @@ def print_outputs(title: str, outputs: list[OutputError]) -> None:
         "reference's": lambda each: cell(each.reference_accuracy, ".2%"),
     }
     columns = {name: text for name, text in columns.items() if name in ("SQNR, dB", "cosine") or any(map(text, outputs))}
-    rows = [[each.name, *(text(each) for text in columns.values())] for each in outputs]
+    rows = [[output.name, *(text(output) for text in columns.values())] for output in outputs]
     print_table(title, ["output", *(f">{name}" for name in columns)], rows, none="none that can be compared")
 
 

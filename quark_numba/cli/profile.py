@@ -32,7 +32,7 @@ def _profile(options: argparse.Namespace) -> int:
     times = {}
     how = {"backend": options.backend, "qdq": options.qdq}
     with measuring.optimised(options.model, **how, cache=options.cache) as optimised:
-        for name, each in {"before": None, "after": optimised}.items():
+        for name, model in {"before": None, "after": optimised}.items():
             with progress(f"profiling, {name} it is optimised"):
                 times[name] = measuring.node_times(
                     options.model,
@@ -40,11 +40,11 @@ def _profile(options: argparse.Namespace) -> int:
                     lambda session: next(arguments.batches_of(options, session)),
                     options.runs,
                     threads=options.threads,
-                    optimised=each,
+                    optimised=model,
                     **how,
                 )
     if options.json:
-        print_json({name: [asdict(each) for each in rows] for name, rows in times.items()} | optimised.json())
+        print_json({name: [asdict(row) for row in rows] for name, rows in times.items()} | optimised.json())
     else:
         _print_times(times, options.nodes)
         print_left(optimised)
@@ -61,13 +61,13 @@ def _print_times(times: dict[str, list[NodeTime]], most: int) -> None:
     ]
     print_table("Time of a run by ONNX Runtime's profiler, which adds a little to each node", ["", *columns], kinds)
     seconds: dict[str, float] = {}
-    for each in itertools.chain.from_iterable(times.values()):
-        seconds[each.operator] = seconds.get(each.operator, 0.0) + each.seconds
+    for node in itertools.chain.from_iterable(times.values()):
+        seconds[node.operator] = seconds.get(node.operator, 0.0) + node.seconds
     slowest_first = sorted(seconds, key=lambda operator: -seconds[operator])
     by_operator = [_line(name, times, _is_of(name)) for name in slowest_first]
     print_table("By operator", ["operator", *columns], by_operator)
     for name, nodes in times.items():
-        rows = [[each.node, each.operator, f"{1e6 * each.seconds:.0f}"] for each in nodes[:most]]
+        rows = [[node.node, node.operator, f"{1e6 * node.seconds:.0f}"] for node in nodes[:most]]
         print_table(f"The slowest nodes, {name}", ["node", "operator", ">us"], rows)
 
 

@@ -47,12 +47,12 @@ def type_rows() -> list[dict[str, Any]]:
             continue
         versions = OPERATORS.versions(newest)
         columns = newest.types[newest.column]
-        title = next(each.name for each in (*newest.inputs, *newest.outputs) if each.variable == newest.column)
+        title = next(parameter.name for parameter in (*newest.inputs, *newest.outputs) if parameter.variable == newest.column)
         title = "scales" if title.endswith("scale") else title
         for name, element_type in newest.formats.items():
             since = {
                 column.name: min(
-                    each.since_version for each in versions if name in each.formats and column in each.types[each.column]
+                    entry.since_version for entry in versions if name in entry.formats and column in entry.types[entry.column]
                 )
                 for column in columns
             }

@@ -44,8 +44,8 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
         with temporary_folder(os.path.dirname(target), prefix=f".{PREFIX}") as folder:
             write_to(os.path.join(folder, os.path.basename(target)))
             written = sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target))  # model after data
-            targets = [os.path.realpath(os.path.join(os.path.dirname(target), each)) for each in written]
-            before = [_stat(each) for each in targets]
+            targets = [os.path.realpath(os.path.join(os.path.dirname(target), file)) for file in written]
+            before = [_stat(file) for file in targets]
             aside: dict[str, str] = {}
             try:
                 if len(written) > 1 and all(state is None or state.st_nlink == 1 for state in before):
@@ -54,8 +54,8 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
                         if os.path.exists(destination):
                             aside[destination] = os.path.join(folder, f"before {number}")
                             os.replace(destination, aside[destination])
-                for each, destination, state in zip(written, targets, before, strict=True):
-                    _put(os.path.join(folder, each), destination, state)
+                for file, destination, state in zip(written, targets, before, strict=True):
+                    _put(os.path.join(folder, file), destination, state)
             except BaseException:
                 for destination, moved in reversed(aside.items()):
                     with suppress(FileNotFoundError):

@@ -70,14 +70,14 @@ def _declare() -> None:
     bodies: dict[int, Callable[..., tuple[NDArray[Any], ...]]] = {}
     declared_as: dict[int, tuple[Operator, Overload]] = {}
     for operator in filter(has, OPERATORS):
-        attributes = [each for each in operator.attributes if each.is_always_written and each.kind in _KINDS]
+        attributes = [entry for entry in operator.attributes if entry.is_always_written and entry.kind in _KINDS]
         for overload in operator.overloads(carries):
             body = functools.partial(_body, operator, attributes)
             declared = onnxruntime_extensions.onnx_op(
                 op_type=operator.full_name,
-                inputs=[each.number for each in overload.inputs],
-                outputs=[each.number for each in overload.outputs],
-                attrs={each.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[each.kind]) for each in attributes},
+                inputs=[element_type.number for element_type in overload.inputs],
+                outputs=[element_type.number for element_type in overload.outputs],
+                attrs={entry.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[entry.kind]) for entry in attributes},
             )(body)
             bodies[id(declared)] = body
             declared_as[id(declared)] = operator, overload
@@ -95,7 +95,7 @@ def _declare() -> None:
         except Exception as error:
             operator, overload = declared_as[k_id]
             _log.error("%s: %s; the output is left empty", operator.full_name, error)
-            return _answer(k_id, tuple(np.empty(0, each.dtype) for each in overload.outputs)), True
+            return _answer(k_id, tuple(np.empty(0, element_type.dtype) for element_type in overload.outputs)), True
 
     onnxruntime_extensions.PyCustomOpDef.install_hooker(
         callbacks.uninterrupted(hook, again) if JIT_ENABLED else lambda *node: again(*node)[0]
@@ -108,9 +108,9 @@ def _answer(k_id: int, outputs: tuple[NDArray[Any], ...]) -> tuple[Any, ...]:
 
 def _body(operator: Operator, attributes: Sequence[Attribute], *inputs: NDArray[Any], **texts: str) -> tuple[NDArray[Any], ...]:
     """The outputs of a node, whose attributes come as text."""
-    values = {each.name: each.value(texts[each.name]) for each in attributes}
+    values = {attribute.name: attribute.value(texts[attribute.name]) for attribute in attributes}
     if operator.attributes_of_shapes and not attributes:
-        values = operator.attributes_of_shapes(*(each.shape for each in inputs))
+        values = operator.attributes_of_shapes(*(array.shape for array in inputs))
     # The other processors are busy: ONNX Runtime's threads spin while they wait for this one.
     outputs = on_one_thread(operator.call, *inputs, **operator.values(values))
     return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -190,9 +190,9 @@ def _check_binary(graph: Graph, match: Match) -> None:
     beside ties."""
     a, b = match.sources
     y_scale = float(match.target.codes.scale)
-    scales = [float(each.codes.scale) for each in (a, b)]
+    scales = [float(source.codes.scale) for source in (a, b)]
     if match.node.op_type == "Add":
-        quotients = [each / y_scale for each in scales]
+        quotients = [scale / y_scale for scale in scales]
         if max(quotients) > _LARGEST_QUOTIENT:
             raise Left("its scale is too small for the sum")
         exact = a.codes.steps[:, None] * quotients[0] + b.codes.steps * quotients[1]

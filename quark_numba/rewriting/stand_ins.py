@@ -50,7 +50,7 @@ def _stand_in(
 ) -> Iterator[onnx.NodeProto]:
     """Yield the stand-ins for one of the package's nodes; none if it is not valid or the type of its output is unknown. Add the
     types of its outputs to `types`."""
-    given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     given = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()}
     inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
     try:
@@ -63,14 +63,14 @@ def _stand_in(
     has_type_of_x = operator.outputs[0].variable == operator.inputs[0].variable
     if element_type is None and not has_type_of_x:
         return
-    y_types = [each.element_type for each in (inferred, *more)]
+    y_types = [tensor.element_type for tensor in (inferred, *more)]
     if hidden is not None:  # ONNX Runtime runs the stand-ins, and has no Cast to all types
-        y_types = [UINT8 if each and not _has_cast(each) else each for each in y_types]
+        y_types = [UINT8 if y_type and not _has_cast(y_type) else y_type for y_type in y_types]
     element_type, *more_types = y_types
-    types |= {name: each.number for name, each in zip(node.output, y_types, strict=False) if each}
-    for name, each in zip(node.output[1:], more_types, strict=False):
-        if name and each:
-            yield from _of_unknown_shape(name, each, hidden)
+    types |= {name: y_type.number for name, y_type in zip(node.output, y_types, strict=False) if y_type}
+    for name, y_type in zip(node.output[1:], more_types, strict=False):
+        if name and y_type:
+            yield from _of_unknown_shape(name, y_type, hidden)
     x, y = node.input[0], node.output[0]
     x_type = find(types.get(x, 0))
     if hidden is not None and element_type and x_type and not _has_cast(x_type):

@@ -36,14 +36,14 @@ _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
 def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a convolution as ONNX Runtime's NchwcTransformer does, under the same conditions."""
-    inputs = [each for each in node.input if each]
-    if len(inputs) != len(node.input) or not 2 <= len(inputs) <= 3 or any(each not in tensors.constants for each in inputs[1:]):
+    inputs = [name for name in node.input if name]
+    if len(inputs) != len(node.input) or not 2 <= len(inputs) <= 3 or any(name not in tensors.constants for name in inputs[1:]):
         raise Left("its weights are not constants")
     weights = tensors.constants[inputs[1]]
     if weights.data_type != FLOAT32.number or len(weights.dims) != 4:
         raise Left("its weights are not float32, or do not have four dimensions")
     outer, inner, block = weights.dims[0], weights.dims[1], tensors.block
-    group = next((each.i for each in node.attribute if each.name == "group"), 1)
+    group = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
     blocks_of_inputs = True
     if group > 1:
         is_depthwise = inner == 1 and outer == group
@@ -62,11 +62,11 @@ def _conv(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     w = tensors.constant(
         inputs[1], f"filter {blocks_of_inputs}", lambda array: filter_in_blocks(array, block, blocks_of_inputs)
     )
-    bias = [tensors.constant(each, "bias", lambda array: padded(array, 0, block)) for each in inputs[2:]]
+    bias = [tensors.constant(name, "bias", lambda array: padded(array, 0, block)) for name in inputs[2:]]
     copy = tensors.replace(node, [x, w, *bias], NCHWC, outer, False)
     copy.op_type = "Conv"  # also of a FusedConv
     if group > 1:
-        kept = [each for each in copy.attribute if each.name != "group"]
+        kept = [attribute for attribute in copy.attribute if attribute.name != "group"]
         del copy.attribute[:]
         copy.attribute.extend([*kept, helper.make_attribute("group", group)])
 

@@ -26,17 +26,17 @@ def block_size() -> int:
     filters = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in ((64, 1, 2, 3), (64, 64, 2, 3))]
     nodes = [helper.make_node("Conv", [x, w], [y]) for x, w, y in (("x", "w0", "v"), ("v", "w1", "y"))]
     values = [
-        helper.make_tensor_value_info(*each) for each in (("x", FLOAT32.number, [1, 1, 4, 6]), ("y", FLOAT32.number, None))
+        helper.make_tensor_value_info(*entry) for entry in (("x", FLOAT32.number, [1, 1, 4, 6]), ("y", FLOAT32.number, None))
     ]
-    weights = [numpy_helper.from_array(each, f"w{k}") for k, each in enumerate(filters)]
+    weights = [numpy_helper.from_array(filter_, f"w{k}") for k, filter_ in enumerate(filters)]
     graph = helper.make_graph(nodes, "layout", values[:1], values[1:], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     laid_out = optimised_by_onnx_runtime(model, onnxruntime.SessionOptions()).graph
-    arrays = {each.name: numpy_helper.to_array(each) for each in laid_out.initializer}
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in laid_out.initializer}
     laid_out_weights = [arrays[node.input[1]] for node in laid_out.node if (node.domain, node.op_type) == (NCHWC, "Conv")]
     for size in BLOCK_SIZES:
-        own = [filter_in_blocks(each, size, each.shape[1] > 1) for each in filters]
-        if len(laid_out_weights) == 2 and all(np.array_equal(*each) for each in zip(own, laid_out_weights, strict=True)):
+        own = [filter_in_blocks(filter_, size, filter_.shape[1] > 1) for filter_ in filters]
+        if len(laid_out_weights) == 2 and all(np.array_equal(*pair) for pair in zip(own, laid_out_weights, strict=True)):
             return size
     return 1
 

@@ -300,7 +300,7 @@ def entries(folder: Path) -> list[tuple[Path, int, float]]:
     kept_entries = []
     for entry in filter(_is_own, folder.glob(f"{PREFIX}*")):
         with suppress(OSError):
-            size = sum(each.lstat().st_size for each in entry.iterdir())
+            size = sum(file.lstat().st_size for file in entry.iterdir())
             manifest = entry / _MANIFEST
             kept_entries.append((entry, size, manifest.stat().st_mtime if manifest.exists() else 0.0))
     return sorted(kept_entries, key=lambda each: each[2])

@@ -47,7 +47,7 @@ class WhatIf(Experiment):
         for quantizer in segments.twin.quantizers:
             if quantizer.kind == "activation" or quantizer.floats is not None:
                 form = quantizer.form
-                types = [Format(form.type, form.bits, quantizer.apply), *(each for each in formats if each.name != form.type)]
+                types = [Format(form.type, form.bits, quantizer.apply), *(kind for kind in formats if kind.name != form.type)]
                 self.candidates[quantizer] = sorted(types, key=lambda each: -each.bits)
         self.mixes: list[Mix] = []
 
