@@ -513,7 +513,6 @@ def test_saturated_in_blocks(operator, attributes, numbers, shape, axis):
     assert tensor.own_sqnr_db == pytest.approx(decibels(x, own.astype(np.float64) - x))
 
 
-@pytest.mark.slow
 def test_page(tmp_path):
     """The page is one file that loads nothing. Its text is escaped, and it contains its plots."""
     name = "<b>&$.onnx" if os.name == "posix" else "&$.onnx"  # Windows allows no < and > in names
