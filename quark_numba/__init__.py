@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .compiling.lock import IMPORTS  # at once, as its fork hooks have to be there before other threads import anything
 from .errors import missing_packages_are_named
 from .version import __version__
 
@@ -113,7 +114,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with missing_packages_are_named():
+    with IMPORTS, missing_packages_are_named():
         value = globals()[name] = getattr(importlib.import_module(_MODULES[name], __name__), name)
     return value
 

@@ -99,7 +99,7 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
     A Python number, an np.int64, a list or a range is converted to `default`. An array on a device or in pieces is refused.
     Raises TypeError or ValueError.
     """
-    if type(value) is np.ndarray:  # first: numpy imports np.ma where it is used
+    if type(value) is np.ndarray:
         return value
     check_has_no_mask(value, name)
     if isinstance(value, np.ndarray):

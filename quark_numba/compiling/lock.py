@@ -115,32 +115,39 @@ _acquire = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(("PyThr
 _release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyThread_release_lock", ctypes.pythonapi))
 thread_states: int = _allocate()
 
-# A fork waits for `_lock`, too: if another thread of the parent held it, the child would wait for it forever.
-
-_taken_for_fork = False
-
-
-def _before_fork() -> None:
-    global _taken_for_fork
-    _taken_for_fork, raised = not _lock._is_owned(), None  # type: ignore[attr-defined]
-    while not _lock._is_owned():  # type: ignore[attr-defined]
-        try:
-            _lock.acquire()
-        except BaseException as error:  # raised by a signal handler
-            raised = error
-    if raised:
-        raise raised  # Python reports it, and forks all the same
+# Held while modules are imported that the package needs only now. In a child, an import that another thread of the parent had
+# begun would never end: Python gives a child the locks of modules as they are.
+IMPORTS = threading.RLock()
 
 
-def _after_fork() -> None:
-    if _taken_for_fork and _lock._is_owned():  # type: ignore[attr-defined]
-        _lock.release()
+def _wait_for(lock: Any) -> None:
+    """Let forks wait until no other thread holds a lock, which nobody would release in the child."""
+    taken = False
+
+    def before() -> None:
+        nonlocal taken
+        taken, raised = not lock._is_owned(), None
+        while not lock._is_owned():
+            try:
+                lock.acquire()
+            except BaseException as error:  # raised by a signal handler
+                raised = error
+        if raised:
+            raise raised  # Python reports it, and forks all the same
+
+    def after() -> None:
+        if taken and lock._is_owned():
+            lock.release()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
 
 
+# What is registered first is acquired last: `thread_states` after `_lock`, for which a fork may have to wait long.
+# `IMPORTS` comes before `_lock`, which a module may take while it is imported.
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     _give_back = functools.partial(_release, thread_states)
-    # Registered first, it is acquired last: after `_lock`, for which a fork may have to wait long.
     os.register_at_fork(
         before=functools.partial(_acquire, thread_states, 1), after_in_parent=_give_back, after_in_child=_give_back
     )
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    _wait_for(_lock)
+    _wait_for(IMPORTS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.ma  # numpy and Numba would import it in the first call, for which a fork does not wait
 
 from . import ElementType, find
 

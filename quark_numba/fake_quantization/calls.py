@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..arrays.arguments import array, check_no_output, convert_in_order, element_type_of, flat
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
+from ..compiling.lock import created
 from ..element_types import ELEMENT_TYPES, FLOAT32
 from ..element_types.operands import INT64
 from .dispatch import TABLE
@@ -174,12 +175,20 @@ def _aligned(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (*[1] * missing, *shape)[max(-missing, 0) :]
 
 
-def _prepare(key: Key, in_rows: NDArray[Any], numbers: NDArray[Any], rows: int, named: Mapping[str, str]) -> None:
-    from .kernels import prepare_kernel
+@functools.cache
+def _preparer(key: Key) -> Any:
+    def create() -> Any:
+        from .kernels import prepare_kernel
 
+        return prepare_kernel(key)
+
+    return created(create)
+
+
+def _prepare(key: Key, in_rows: NDArray[Any], numbers: NDArray[Any], rows: int, named: Mapping[str, str]) -> None:
     with np.errstate(all="ignore"):
         parameters = in_rows.astype(np.float64).reshape(-1)
-        are_valid = prepare_kernel(key)(parameters, numbers, rows)
+        are_valid = _preparer(key)(parameters, numbers, rows)
     if not are_valid:
         form, columns = FORMS[key.form], parameters.reshape(-1, rows)
         given = ", ".join(

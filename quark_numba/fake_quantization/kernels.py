@@ -100,7 +100,6 @@ def prepare_at(parameters_address: int, numbers_address: int, rows: int) -> int:
     return 1 if prepare_rows(parameters, array_at(numbers_address, rows * COUNT, DTYPE), rows) else 0
 
 
-@functools.cache
 def prepare_kernel(key: Key) -> Any:
     """Return the kernel (parameters, numbers, rows) -> whether they are valid."""
     dtypes = (types.float64, numba.from_dtype(np.dtype(dtype_of(key))))

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ..compiling.lock import IMPORTS
+
 PREFIX = "quark_numba_"
 
 _SUFFIX = ".tmp"
@@ -29,8 +31,9 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
     """Yield the path of an empty folder that exists within the context, in `parent` or else where Python makes temporary files.
     Folders of killed processes in the same place are removed. Windows cannot remove files while a session reads them, so
     removal is tried again when the process ends."""
-    import shutil
-    import tempfile  # both take longer than all else that a session of a kept model imports
+    with IMPORTS:
+        import shutil
+        import tempfile  # both take longer than all else that a session of a kept model imports
 
     place = os.path.abspath(parent or tempfile.gettempdir())
     remove_left_behind(place)
@@ -82,7 +85,8 @@ def _is_of_this_user(folder: Path) -> bool:
 
 def _empty(folder: Path, mark: bytes) -> None:
     """Remove what `temporary_folder` puts into a folder. The lock without a mark is older than all files."""
-    import shutil
+    with IMPORTS:
+        import shutil
 
     if mark:
         shutil.rmtree(folder / _FILES, ignore_errors=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import onnxruntime
 
 from ..compiling import memory
+from ..compiling.lock import IMPORTS
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, register
 from ..rewriting.qdq import Qdq, check
@@ -212,12 +213,13 @@ def _of_files(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
 
 def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack, providers: Any, /, **how: Any) -> _Model:
     """Return what ONNX Runtime makes the session from. A path exists until `files` are closed."""
-    import onnx
+    with IMPORTS:
+        import onnx
 
-    from ..models import model_files, protos
-    from ..models.file_states import state_of
-    from . import initializers
-    from .prepared import prepared
+        from ..models import model_files, protos
+        from ..models.file_states import state_of
+        from . import initializers
+        from .prepared import prepared
 
     if _is_for_onnx_runtime_alone(source, options):
         return _Model(source)
@@ -252,7 +254,8 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
 
 def _refusal(node: onnx.NodeProto) -> str:
     """Return why a model with this node cannot run; "": no reason is known."""
-    from ..dialects import refused
+    with IMPORTS:
+        from ..dialects import refused
 
     why = refused.reason(node.domain, node.op_type)
     if not why:
@@ -262,9 +265,10 @@ def _refusal(node: onnx.NodeProto) -> str:
 
 def _model(source: Any) -> onnx.ModelProto:
     """Return the model of the source. External data stays in its files."""
-    import onnx
+    with IMPORTS:
+        import onnx
 
-    from ..models import model_files
+        from ..models import model_files
 
     if isinstance(source, (str, os.PathLike)):
         return model_files.load(source, external_data=False)

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..compiling.lock import IMPORTS
 from ..compiling.user_folder import own_folder
 from ..errors import ModelError, WriteError
 from ..models.file_states import state_of, without_links
@@ -349,7 +350,8 @@ def remove(entry: Path) -> bool:
 
 def _remove_files(entry: Path) -> None:
     """Remove an entry, its marker last: what a killed process leaves of an entry has to have it."""
-    import shutil  # which takes longer than all else that a session of a kept model imports
+    with IMPORTS:
+        import shutil  # which takes longer than all else that a session of a kept model imports
 
     with suppress(OSError), _within(entry) as folder:
         with _opened_in(folder, entry, _MARKER) as marker:

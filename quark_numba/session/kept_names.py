@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..compiling.lock import IMPORTS
 from ..errors import ModelError
 from ..models.file_states import state_of, without_links
 from ..models.temporary import temporary_folder
@@ -37,8 +38,9 @@ _DISTRIBUTIONS = ("onnx", "onnx-ir", "numpy", "numba", "llvmlite", "ml_dtypes")
 def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]) -> str:
     """Return the name of the entry for a model with these files, the model's own first, and these options. The digests of files
     are kept in the folder, and computed again if the size, the inode or a time of a file is another."""
-    import llvmlite.binding
-    import onnxruntime
+    with IMPORTS:
+        import llvmlite.binding
+        import onnxruntime
 
     host = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
     model, *others = map(os.path.abspath, paths)
@@ -87,7 +89,8 @@ def _version(name: str) -> str:
         for entry in _names_in(place or "."):
             if match := pattern.fullmatch(entry):
                 return match[1]
-    from importlib.metadata import version
+    with IMPORTS:
+        from importlib.metadata import version
 
     try:
         return version(name)

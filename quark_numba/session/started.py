@@ -16,7 +16,7 @@ from typing import Any
 
 import onnxruntime
 
-from ..compiling.lock import created
+from ..compiling.lock import IMPORTS, created
 from ..compiling.user_folder import is_plain
 from ..errors import reraise_of_signal_handler
 from ..models.temporary import remove_left_behind
@@ -93,10 +93,11 @@ def keep(entry_of_session: EntryOf, recorded: kept_kernels.Recorded, probe: byte
 
 def _is_ordinary() -> bool:
     """Whether Numba compiles for this processor with its defaults, and no operator is from outside of the package."""
-    import llvmlite.binding as ll
-    from numba.core.registry import cpu_target
+    with IMPORTS:
+        import llvmlite.binding as ll
+        from numba.core.registry import cpu_target
 
-    from ..catalog import OPERATORS
+        from ..catalog import OPERATORS
 
     compiles_for = cpu_target.target_context.codegen().magic_tuple()[1:]
     here = ll.get_host_cpu_name(), ll.get_host_cpu_features().flatten()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays.arguments import flat, float32_arrays
+from ..compiling.lock import created
 from ..element_types import FLOAT32
 from .dispatch import TABLE
-from .granularity import BY_RANK, COUNT_FAULTS, NEAREST_FAULTS, NO_AXIS, THRESHOLD, shape_of, size_of
+from .granularity import BY_RANK, COUNT_FAULTS, NEAREST_FAULTS, NO_AXIS, NUMBERS, THRESHOLD, shape_of, size_of
 from .key import COUNT, NEAREST
 
 # By operation: the names of the inputs, and the messages of faults.
@@ -54,10 +56,18 @@ def rule(operation: str, attributes: Mapping[str, Any]) -> Rule:
     return Rule(operation, axis, 2.0 ** (bits - 1), attributes["eps"])
 
 
+@functools.cache
+def _filler() -> Any:
+    def create() -> Any:
+        from .kernels import fill_kernel
+
+        return fill_kernel()
+
+    return created(create)
+
+
 def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:
     """Return what a node gives for its inputs. Raises TypeError or ValueError."""
-    from .kernels import NUMBERS, fill_kernel
-
     arrays = float32_arrays(**dict(zip(INPUTS[rule.operation], inputs, strict=True)))
     shapes = [array.shape for array in arrays]
     fault, axis, rows, entries, inner = shape_of(rule.is_nearest, rule.axis, shapes[0], shapes[1], shapes[-1])
@@ -69,7 +79,7 @@ def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:
         return y
     size = size_of(rows, entries, inner)
     table, numbers = np.empty((NUMBERS + size[1]) * size[0], np.float32), (np.float32(rule.first), np.float32(rule.second))
-    if not fill_kernel()(rule.is_nearest, *numbers, given[0], given[-1], rows, table, *size):
+    if not _filler()(rule.is_nearest, *numbers, given[0], given[-1], rows, table, *size):
         raise ValueError(rule.message(THRESHOLD, axis, shapes))
     TABLE[rule.operation].run(x.size, x, table, y.reshape(-1), inner, *size)
     return y

@@ -27,6 +27,9 @@ NO_AXIS, BY_RANK = -(2**63), -(2**63) + 1
 # The entries that are compared in one pass over a tile of x. Rows are filled up to a multiple with NaN, which has no effect.
 TOGETHER = 4
 
+# The columns of numbers in a flat table, before its entries.
+NUMBERS = 4
+
 # The least rows for elements that each have another row than the one before: loops over a few elements are slow.
 _LEAST_ROWS = 64
 

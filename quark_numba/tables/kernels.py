@@ -16,15 +16,13 @@ from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
 from .arithmetic import LAST, STEP
-from .granularity import TOGETHER
+from .granularity import NUMBERS, TOGETHER
 
 # Names in the templates. A compilation binds them.
 step: Any = None  # arithmetic.STEP: (x, y, entry, numbers) -> y
 last: Any = None  # arithmetic.LAST: (y, numbers) -> y
 compare: Any = None  # steps
 convert_rows: Any = None  # run
-
-NUMBERS = 4
 
 # The number of elements that one call of a task converts: see linear.kernels.
 CHUNK = 1 << 13
@@ -141,7 +139,6 @@ def fill(
     return bool(are_valid)
 
 
-@functools.cache
 def fill_kernel() -> Any:
     """Return the kernel of `fill`."""
     numbers, sizes = (types.float32, types.float32), (types.intp, types.intp)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from paths import MODELS
 from processes import PREPARE, run, start
 
 pytestmark = pytest.mark.compiled
@@ -179,6 +180,38 @@ if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 from quark_numba import quantize
 assert quantize(np.ones(300_000, np.float32), 0.5).min() == 2
+"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=300)
+
+
+FIRST_CALLS = {
+    "quantize": "quark_numba.quantize(x, 0.1)",
+    "fake_quantize": "quark_numba.fake_quantize(x, 0.1, bit_width=4)",
+    "InferenceSession": "quark_numba.InferenceSession({model!r}, cache={folder!r})",
+}
+
+
+@forks
+@pytest.mark.parametrize("milliseconds", [20, 0, 5, 50, 100, 200, 400])
+@pytest.mark.parametrize("call", FIRST_CALLS.values(), ids=FIRST_CALLS)
+@pytest.mark.by_default(1)
+def test_a_fork_while_another_thread_imports_what_its_first_call_needs(call, milliseconds, tmp_path):
+    """The child would wait for ever for the imports that the thread had begun."""
+    code = f"""
+import os, signal, sys, threading, time
+import numpy as np, quark_numba
+x = np.ones((4, 5), np.float32)
+def call(): {call.format(model=str(MODELS / "tagger_u16.onnx"), folder=str(tmp_path))}
+thread = threading.Thread(target=call)
+thread.start()
+time.sleep({milliseconds / 1000})
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    call()
+    os._exit(0)
+thread.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=300)
 

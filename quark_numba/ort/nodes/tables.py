@@ -50,7 +50,7 @@ def compute(state_address: int, context_address: int) -> int:
         return status
 
     rows, entries = _size_of(given_rows, given_entries, inner)
-    columns = kernels.NUMBERS + entries
+    columns = granularity.NUMBERS + entries
     memory = allocate(4 * columns * rows)
     if memory == 0:
         return context.no_memory(state)
