@@ -46,6 +46,8 @@ def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
     lazy: Any = array
     packing.pack(lazy._meta)  # checks the dtype
     bits = _known(lazy.dtype).bits
+    # dask's reshape fails at empty chunks among others.
+    lazy = lazy.rechunk(tuple(tuple(filter(None, sizes)) or (0,) for sizes in lazy.chunks))
     (packed,) = map_chunks(
         packing.pack,
         lazy.reshape(-1),

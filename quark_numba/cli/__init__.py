@@ -46,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
         tell("red", "error", error)
         return 1
     except MemoryError as error:
-        tell("red", "error", f"there is not enough memory: {error}")
+        tell("red", "error", ": ".join(filter(None, ("there is not enough memory", str(error)))))
         return 1
     except OSError as error:  # from writing the output: the disk is full, or the reader has closed the pipe
         is_closed = isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 OUTPUT = Console(highlight=False)
 _messages = Console(stderr=True, highlight=False)
+for _console in (OUTPUT, _messages):
+    if not _console.width:  # COLUMNS=0, with which nothing would be printed
+        _console.width = 80
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], none: str = "none") -> None:
@@ -78,7 +81,8 @@ def _plain(text: str) -> str:
 
 def tell(style: str, what: str, message: object) -> None:
     """Print a message to stderr, after its kind in this style."""
-    _messages.print(f"[{style}]{what}:[/] {_plain(str(message))}", soft_wrap=True)
+    with suppress(OSError):  # as the results matter more than what is said beside them
+        _messages.print(f"[{style}]{what}:[/] {_plain(str(message))}", soft_wrap=True)
 
 
 def _bar() -> Progress:

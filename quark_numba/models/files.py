@@ -31,6 +31,16 @@ def is_special(path: str | os.PathLike[str]) -> bool:
     return os.path.exists(path) and not os.path.isfile(path)
 
 
+def named_in_utf8(path: str | os.PathLike[str]) -> str:
+    """Return a path as ONNX Runtime takes it. Raise ModelError if its name is not UTF-8."""
+    name = os.fspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"{name}: not a name in UTF-8; expected one, as ONNX Runtime takes no others") from None
+    return name
+
+
 def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> None:
     """Let `write_to` write a file, and others beside it, in a temporary folder, and replace the files at `path` by them: all or
     none. Links are followed. A path that is not a regular file, such as a pipe, is written to as it is. Raise WriteError if

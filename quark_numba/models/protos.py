@@ -185,6 +185,16 @@ def check_is_whole(model: onnx.ModelProto, leave: Container[str]) -> None:
         )
 
 
+def check_sizes(model: onnx.ModelProto, name: str, leave: Container[str]) -> None:
+    """Raise ModelError if a tensor other than the initializers in `leave` has a negative dimension, or fewer bytes than its
+    elements need. A message is larger than the bytes in it, whose length costs a copy of them."""
+    for tensor in tensors(model, leave):
+        if any(dim < 0 for dim in tensor.dims):
+            raise ModelError(f"{name}: tensor {tensor.name} has shape {tuple(tensor.dims)}; expected no negative dimension")
+        if tensor.HasField("raw_data") and tensor.ByteSize() < (expected := nbytes(tensor)):
+            raise ModelError(f"{name}: tensor {tensor.name} has {len(tensor.raw_data)} bytes; expected {expected}")
+
+
 def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:
     """Yield the tensors in files, except for the initializers in `leave`."""
     return filter(uses_external_data, tensors(model, leave))

@@ -19,6 +19,7 @@ from ..catalog import OPERATORS
 from ..element_types import find
 from ..errors import ModelError, errors_named
 from ..models import model_files, protos
+from ..models.files import named_in_utf8
 from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, Backend, register
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -63,7 +64,7 @@ def create_session(
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
     if has_own_operators or standard_ops:
         register(options, backend=backend, standard_ops=standard_ops)
-    content = source if isinstance(source, bytes) else os.fspath(source)
+    content = source if isinstance(source, bytes) else named_in_utf8(source)
     with errors_named(name, with_type=False):
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
 

@@ -218,6 +218,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
 
         from ..models import model_files, protos
         from ..models.file_states import state_of
+        from ..models.files import named_in_utf8
         from . import initializers
         from .prepared import prepared
 
@@ -238,6 +239,8 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     refusal = next(filter(None, map(_refusal, protos.nodes(model.graph, *model.functions))), "")
     del model
     made = files.enter_context(prepared(read, options, providers, replaced=replaced, **how))
+    if made.source is None and is_path:
+        named_in_utf8(source)
     return _Model(source if made.source is None else made.source, probe, refusal)
 
 

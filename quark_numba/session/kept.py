@@ -52,13 +52,14 @@ def folder_of(given: bool | str | os.PathLike[str]) -> Path:
     """Return the folder that an argument `cache` means: True is one in the user's cache. Raise TypeError or ModelError if it
     cannot be a folder."""
     if isinstance(given, bool):
-        return own_folder() / "models"
+        given = own_folder() / "models"
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
         raise TypeError(f"cache is a {type(given).__name__}; expected True, False or the path of a folder")
     name = os.fspath(given)
     try:
         if not name:
             raise ValueError("it is empty")
+        name.encode()  # ONNX Runtime takes UTF-8 only
         os.stat(name)
     except (ValueError, OSError) as error:
         if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP):
@@ -250,6 +251,8 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
     manifest = files.enter_context(opened(entry))  # another process may have made it meanwhile
     if manifest:
         return str(entry / manifest["file"]), manifest["facts"]
+    if entry.exists() and not _is_own(entry):
+        reason = f"{entry.name} is in the way, and has no file that says that this package made it"
     _log.warning("%s: a model cannot be kept: %s", entry.parent, reason)
     return (made or make(files, None))[:2]
 

@@ -124,7 +124,7 @@ def _digest(folder: Path, path: str, others: list[str]) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if state_of(path) != before:
         raise ModelError(f"{path} was changed while it was read")
-    if now - max(before[2:]) > _RACY_NS:
+    if all(abs(now - changed) > _RACY_NS for changed in before[2:]):
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             with temporary_folder(folder) as place:

@@ -167,6 +167,8 @@ def test_a_file_of_another_run(small, tmp_path):
             quark_numba.evaluate(small[0], Data(small[1], limit=3), execution=Execution(resume=path))
     with pytest.raises(quark_numba.ModelError, match="Is a directory"):
         quark_numba.evaluate(small[0], Data(small[1], limit=3), execution=Execution(resume=tmp_path))
+    with pytest.raises(quark_numba.ModelError, match="not a regular file; expected one"):
+        quark_numba.evaluate(small[0], Data(small[1], limit=3), execution=Execution(resume=os.devnull))
 
 
 @pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.full)])

@@ -239,6 +239,14 @@ def test_arrays_of_several_dimensions_are_packed_in_c_order():
     oracle.assert_same_bits(back.compute(), codes)
 
 
+def test_empty_chunks_are_packed():
+    codes = np.resize(samples.codes("int4"), (2, 24))
+    for rows in ((0, 2), (2, 0), (1, 0, 1)):
+        packed = quark_numba.pack(da.from_array(codes, chunks=(rows, (0, 24))))
+        assert packed.compute().tobytes() == quark_numba.pack(codes).tobytes()
+    assert quark_numba.pack(da.from_array(codes[:0], chunks=((0, 0), 24))).compute().size == 0
+
+
 def test_only_a_single_element_in_all_passes_through():
     """1.3 is not a value of the int8 format. It comes back unchanged only if it is the only element of the whole array."""
     x = np.array([[1.3], [1.3]], np.float32)

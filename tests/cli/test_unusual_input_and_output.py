@@ -12,6 +12,7 @@ import sys
 import time
 import zipfile
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -322,6 +323,33 @@ def test_an_output_that_is_full():
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, env=environment, stdout=full, stderr=subprocess.PIPE, timeout=300)
     assert (done.returncode, done.stderr) == (1, b"error: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.skipif(os.name != "posix" or not os.path.exists("/dev/full"), reason="Windows and macOS have no /dev/full")
+def test_messages_that_cannot_be_written(twice):
+    """The results come all the same."""
+    words, environment = command("run", twice, "--runs", "1")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=full, timeout=300)
+    assert done.returncode == 0
+    assert b"median latency" in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-1"])
+def test_any_width_of_a_terminal(columns, tmp_path):
+    words, environment = command("run", tmp_path / "none.onnx")
+    done = subprocess.run(words, env={**environment, "COLUMNS": columns}, capture_output=True, timeout=300)
+    assert (done.returncode, done.stderr) == (1, f"error: {tmp_path / 'none.onnx'}: No such file or directory\n".encode())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names in Windows are UTF-16")
+def test_a_model_whose_name_is_not_utf_8(twice, tmp_path):
+    path = os.fsencode(tmp_path / "m") + b"\xff.onnx"
+    Path(os.fsdecode(path)).write_bytes(Path(twice).read_bytes())
+    words, environment = command("run", path)
+    done = subprocess.run(words, env=environment, capture_output=True, timeout=300)
+    assert done.returncode == 1
+    assert b"not a name in UTF-8; expected one, as ONNX Runtime takes no others" in done.stderr.replace(b"\n", b" ")
 
 
 def test_an_output_that_nobody_reads():

@@ -181,6 +181,22 @@ def test_locations_that_no_file_has(location, tmp_path):
             use()
 
 
+@pytest.mark.parametrize(
+    ("dims", "reason"),
+    [
+        ([-1, 3], r"shape \(-1, 3\); expected no negative dimension"),
+        ([-3, -1], r"shape \(-3, -1\); expected no negative dimension"),
+        ([3, 10**12], "12 bytes; expected 12000000000000"),
+    ],
+)
+def test_tensors_that_their_shape_does_not_fit(dims, reason):
+    wrong = initializer("s", dims, np.ones(3, np.float32).tobytes())
+    broken = model(["y = Mul (x, s)"], [("x", "float32", [3])], ["y"], initializers=[wrong])
+    for use in (quark_numba.optimize, quark_numba.InferenceSession):
+        with pytest.raises(ModelError, match=f"the model: tensor s has {reason}"):
+            use(broken)
+
+
 def test_paths_that_no_file_has(tmp_path):
     onnx.save(one_node("quantize", "int8"), tmp_path / "m.onnx")
     for wrong in ("a\0b", "x" * 5000):

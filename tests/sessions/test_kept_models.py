@@ -307,7 +307,7 @@ def test_a_file_that_the_system_refuses(tmp_path):
     assert not kept.entries(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("wrong", ["x" * 5000, "a\0b", ""])
+@pytest.mark.parametrize("wrong", ["x" * 5000, "a\0b", "", "\udcff"])
 def test_a_wrong_folder(path, wrong):
     with pytest.raises(ModelError, match=r"cache is '.*'; expected the path of a folder: "):
         quark_numba.InferenceSession(path, cache=wrong)
@@ -376,7 +376,19 @@ def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, caplog):
     (entry / "weights.bin").write_text("precious")
     assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
     assert contents(entry) == {"weights.bin": b"precious"}
-    assert f"{folder}: a model cannot be kept: " in caplog.text
+    assert f"{folder}: a model cannot be kept: {entry.name} is in the way" in caplog.text
+
+
+def test_a_model_from_the_future(path):
+    """Its digest is kept, as are those of others. It is not if the model may change again without a change of its times."""
+    folder = path.parent / "cache"
+    os.utime(path, (2**32, 2**32))
+    quark_numba.InferenceSession(path, cache=folder)
+    assert not [*folder.glob("*.digests")]  # the time of its last change of state is now
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_names, "_RACY_NS", 0)
+        quark_numba.InferenceSession(path, cache=folder)
+    assert [*folder.glob("*.digests")]
 
 
 def test_what_a_killed_removal_leaves(path, monkeypatch):
