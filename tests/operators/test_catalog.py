@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from marks import needs_extensions
 from processes import run
 
 import quark_numba
@@ -164,6 +165,7 @@ else:
 
 
 @pytest.mark.compiled
+@needs_extensions
 def test_a_new_operator_through_extensions():
     """The extensions backend needs the attribute in the node, and has no lists."""
     run(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from marks import needs_extensions
 from paths import MODELS, ROOT, TESTS
 
 import quark_numba
@@ -166,6 +167,7 @@ for module, names in ((os, "stat lstat open listdir scandir readlink access"), (
 @pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.skipif(sys.platform != "linux", reason="it takes away what Linux has")
+@needs_extensions
 def test_a_system_without_what_linux_has():
     """Every module can be imported, except the one for clusters, because dask's psutil reads /proc, and that of PyTorch's
     operators. Calls, and sessions of both backends, give the right results."""

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+from marks import needs_extensions
 from processes import run
 
 pytestmark = [
@@ -101,10 +102,12 @@ assert outcomes["interrupted"] > {count} // 4, outcomes
     [(0, 18), pytest.param(1, 60, marks=pytest.mark.full), pytest.param(2, 1000, marks=pytest.mark.exhaustive)],
 )
 @pytest.mark.slow
+@needs_extensions
 def test_moments(seed, count, tmp_path):
     run(MOMENTS.format(seed=seed, count=count), seconds=100 + 3 * count, NUMBA_CACHE_DIR=str(tmp_path))
 
 
+@needs_extensions
 def test_a_handler_that_raises_again_and_again(tmp_path):
     """The handler raises while a node runs that takes longer than the time between two signals."""
     run("""
@@ -134,6 +137,7 @@ oracle.assert_same_bits(run(node, **feeds), expected)
 """)
 
 
+@needs_extensions
 def test_a_fault_of_a_node_is_no_signal():
     """With onnxruntime-extensions, the fault is logged, and the output is left empty."""
     run("""

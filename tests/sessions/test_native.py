@@ -11,6 +11,7 @@ import onnxruntime
 import oracle
 import pytest
 import samples
+from marks import needs_extensions
 from onnx_models import OPERATORS, one_node, run, session
 from paths import SUPPORT
 from text_graphs import text_model
@@ -210,7 +211,7 @@ def test_one_line():
     onnxruntime.InferenceSession(one_node("quantize", "bfloat16").SerializeToString(), options)
 
 
-@pytest.mark.parametrize("backend", ["native", "extensions"])
+@pytest.mark.parametrize("backend", ["native", pytest.param("extensions", marks=needs_extensions)])
 def test_registering_again_changes_nothing(backend):
     options = onnxruntime.SessionOptions()
     for again in (backend, backend, None):

@@ -15,6 +15,7 @@ import pefile
 import processes
 import pytest
 import unicorn
+from marks import needs_extensions
 from onnx_models import one_node, session
 from unicorn import arm64_const, x86_const
 
@@ -159,6 +160,7 @@ def test_files_that_cannot_be_loaded_are_not_left_behind(no_library, tmp_path):
 
 
 @linux
+@needs_extensions
 def test_extensions_where_files_are_refused_too(no_library):
     no_library.setattr(load, "_load_memory_file", _refuse)
     no_library.setattr(load, "_load_temporary_file", _refuse)
@@ -231,6 +233,7 @@ def test_a_kept_file_that_another_process_has_just_written(loaded, tmp_path, mon
     assert loaded == [CONTENT]
 
 
+@needs_extensions
 def test_extensions_where_no_folder_can_be_written(no_library, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     no_library.setattr(sysconfig, "get_platform", lambda: "win-amd64")

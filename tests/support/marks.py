@@ -1,6 +1,13 @@
-"""The values of a parameter that run by default, and those that run with a marker."""
+"""The values of a parameter that run by default, and those that run with a marker; and what a test needs."""
+
+from importlib.util import find_spec
 
 import pytest
+
+needs_extensions = pytest.mark.skipif(
+    find_spec("onnxruntime_extensions") is None,
+    reason="onnxruntime-extensions is not installed: it has no builds for some Pythons",
+)
 
 
 def default_of(values, *default):
