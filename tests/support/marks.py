@@ -6,7 +6,7 @@ import pytest
 
 needs_extensions = pytest.mark.skipif(
     find_spec("onnxruntime_extensions") is None,
-    reason="onnxruntime-extensions is not installed: it has no builds for some Pythons",
+    reason="onnxruntime-extensions is missing, which has no builds for some Pythons",
 )
 
 
