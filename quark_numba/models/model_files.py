@@ -99,7 +99,7 @@ class Source:
         name = "the model" if path is None else os.fspath(path)
         self.proto, self.path, self._folder, self._name, self._leave = proto, path, folder, name, leave
         self._state = state
-        protos.check_sizes(proto, name, leave)
+        protos.check_sizes(proto, name, leave, state[0] if state else None)
         if folder is None:
             protos.check_is_whole(proto, leave)
             self._states: dict[str, State] = {}

@@ -19,6 +19,9 @@ from ..errors import ModelError, errors_named
 # Initializers of more bytes stay in their files until their elements are needed.
 _LARGE = 1 << 16
 
+# The bytes of larger tensors are not counted when a model is read.
+_COUNTED = 1 << 26
+
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs in the attributes of a node."""
@@ -185,14 +188,18 @@ def check_is_whole(model: onnx.ModelProto, leave: Container[str]) -> None:
         )
 
 
-def check_sizes(model: onnx.ModelProto, name: str, leave: Container[str]) -> None:
-    """Raise ModelError if a tensor other than the initializers in `leave` has a negative dimension, or fewer bytes than its
-    elements need. A message is larger than the bytes in it, whose length costs a copy of them."""
+def check_sizes(model: onnx.ModelProto, name: str, leave: Container[str], most: int | None) -> None:
+    """Raise ModelError if a tensor other than the initializers in `leave` has a negative dimension, or other bytes than its
+    elements need. `most` is the size of the model's file; None: unknown. Asking for the bytes copies them, so those of larger
+    tensors are not counted."""
     for tensor in tensors(model, leave):
         if any(dim < 0 for dim in tensor.dims):
-            raise ModelError(f"{name}: tensor {tensor.name} has shape {tuple(tensor.dims)}; expected no negative dimension")
-        if tensor.HasField("raw_data") and tensor.ByteSize() < (expected := nbytes(tensor)):
-            raise ModelError(f"{name}: tensor {tensor.name} has {len(tensor.raw_data)} bytes; expected {expected}")
+            raise ModelError(f"{name}: tensor {tensor.name}: its shape is {(*tensor.dims,)}; expected no negative dimension")
+        expected = nbytes(tensor) if tensor.HasField("raw_data") else 0
+        if most is not None and expected > most:
+            raise ModelError(f"{name}: tensor {tensor.name}: its shape needs {expected} bytes, and the file has {most}")
+        if 0 < expected <= _COUNTED and (size := len(tensor.raw_data)) != expected:
+            raise ModelError(f"{name}: tensor {tensor.name}: it has {size} bytes; expected {expected}")
 
 
 def _external(model: onnx.ModelProto, leave: Container[str]) -> Iterator[onnx.TensorProto]:

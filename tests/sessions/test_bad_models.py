@@ -184,17 +184,19 @@ def test_locations_that_no_file_has(location, tmp_path):
 @pytest.mark.parametrize(
     ("dims", "reason"),
     [
-        ([-1, 3], r"shape \(-1, 3\); expected no negative dimension"),
-        ([-3, -1], r"shape \(-3, -1\); expected no negative dimension"),
-        ([3, 10**12], "12 bytes; expected 12000000000000"),
+        ([-1, 3], r"its shape is \(-1, 3\); expected no negative dimension"),
+        ([-3, -1], r"its shape is \(-3, -1\); expected no negative dimension"),
+        ([3, 10**12], "its shape needs 12000000000000 bytes, and the file has "),
+        ([3, 4], "it has 12 bytes; expected 48"),
     ],
 )
-def test_tensors_that_their_shape_does_not_fit(dims, reason):
+def test_tensors_that_their_shape_does_not_fit(dims, reason, tmp_path):
     wrong = initializer("s", dims, np.ones(3, np.float32).tobytes())
     broken = model(["y = Mul (x, s)"], [("x", "float32", [3])], ["y"], initializers=[wrong])
+    onnx.save(broken, tmp_path / "broken.onnx")
     for use in (quark_numba.optimize, quark_numba.InferenceSession):
-        with pytest.raises(ModelError, match=f"the model: tensor s has {reason}"):
-            use(broken)
+        with pytest.raises(ModelError, match=f"broken.onnx: tensor s: {reason}"):
+            use(tmp_path / "broken.onnx")
 
 
 def test_paths_that_no_file_has(tmp_path):
