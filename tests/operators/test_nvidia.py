@@ -57,7 +57,9 @@ def check(name, inputs, attributes, **options):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("seed", default_of(range(60), 0, 1))
+@pytest.mark.parametrize(
+    "seed", [*default_of(range(20), 0, 1), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(20, 60))]
+)
 @pytest.mark.parametrize("name", [*ORACLES, *OWN])
 @pytest.mark.by_default(1)
 def test_random_nodes(name, seed):

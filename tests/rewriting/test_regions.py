@@ -12,7 +12,7 @@ import textline
 from block_samples import BFP, MX, rounding_modes
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from marks import default_of, sizes
+from marks import sizes
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import model, parsed, run, session
@@ -198,8 +198,8 @@ BLOCK_SHAPES += [((9, 5, 64), -1), ((300, 45), 1), ((2, 3, 7), 2), ((70, 1), 1),
 
 @pytest.mark.compiled
 @rounding_modes
-@pytest.mark.parametrize("name", default_of([*BFP, *MX], "widest prime", "fp8_e4m3, 32"))
-@pytest.mark.covering
+@pytest.mark.parametrize("name", [*BFP, *MX])
+@pytest.mark.covering("exhaustive")
 @pytest.mark.slow
 def test_blocks(name, rounding_mode):
     """Regions round to block formats behind each kind of input, and behind steps that may leave blocks unchanged. Some blocks
