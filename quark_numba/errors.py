@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,12 @@ _PROVIDERS = {
     "onnxruntime_extensions": "onnxruntime-extensions is not installed, which does without the native backend: pip install "
     "'quark_numba[extensions]'",
 }
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an error says. Of an error of the system this is what POSIX calls it, as Windows has other texts for the same
+    error, in the user's language."""
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
 
 
 @contextmanager

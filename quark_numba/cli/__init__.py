@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ..errors import MissingPackageError, ModelError, missing_packages_are_named
+from ..errors import MissingPackageError, ModelError, missing_packages_are_named, reason_of
 from ..version import __version__
 from . import analyze, arguments, build_library, evaluate, info, optimize, profile, run, types, warmup
 from .printing import tell
@@ -52,7 +52,7 @@ def main(words: Sequence[str] | None = None) -> int:
         is_closed = isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL)
         if not is_closed:
             what = error.filename or "the output cannot be written"
-            tell("red", "error", f"{what}: {error.strerror}")
+            tell("red", "error", f"{what}: {reason_of(error)}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:

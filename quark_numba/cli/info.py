@@ -6,7 +6,7 @@ import argparse
 import platform
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, reason_of
 from ..version import __version__
 from . import arguments
 from .printing import print_json, print_table
@@ -37,7 +37,7 @@ def _info(options: argparse.Namespace) -> int:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                raise ModelError(f"{path}: {error.strerror}") from None
+                raise ModelError(f"{path}: {reason_of(error)}") from None
         kept.clear(models)
     sizes = cache.sizes()
     try:

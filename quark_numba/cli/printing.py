@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OUTPUT = Console(highlight=False)
 _messages = Console(stderr=True, highlight=False)
 for _console in (OUTPUT, _messages):
-    if not _console.width:  # COLUMNS=0, with which nothing would be printed
+    if _console.width < 1:  # COLUMNS=0, or 1 on Windows, with which nothing would be printed
         _console.width = 80
 
 

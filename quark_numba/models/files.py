@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import ModelError, WriteError, reraise_of_signal_handler
+from ..errors import ModelError, WriteError, reason_of, reraise_of_signal_handler
 from .temporary import PREFIX, temporary_folder
 
 
@@ -74,7 +74,7 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
     except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
         reraise_of_signal_handler(error)
         kind = WriteError if isinstance(error, (OSError, WriteError)) else ModelError
-        raise kind(f"{name}: {getattr(error, 'strerror', None) or error}") from None
+        raise kind(f"{name}: {reason_of(error)}") from None
 
 
 def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:

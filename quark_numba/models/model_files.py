@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ..errors import ModelError, WriteError, errors_named, reraise_of_signal_handler
+from ..errors import ModelError, WriteError, errors_named, reason_of, reraise_of_signal_handler
 from . import files, protos, tensors
 from .file_states import State, state_of
 from .protos import load_tensors
@@ -53,7 +53,7 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
         raise
     except Exception as error:
         reraise_of_signal_handler(error)
-        reason = error.strerror or error if isinstance(error, OSError) else f"not an ONNX model: {error}"
+        reason = reason_of(error) if isinstance(error, OSError) else f"not an ONNX model: {error}"
         raise ModelError(f"{name}: {reason}") from None
     if external_data:
         load_tensors(model, os.path.dirname(os.path.abspath(name)), name)
@@ -295,7 +295,7 @@ def _named(folder: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteError(f"{folder}: {error.strerror or error}") from error
+        raise WriteError(f"{folder}: {reason_of(error)}") from error
 
 
 def appended(tensor: onnx.TensorProto, folder: str, location: str) -> onnx.TensorProto:

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from ..errors import WriteError, reraise_of_signal_handler
+from ..errors import WriteError, reason_of, reraise_of_signal_handler
 from ..models.model_files import LEAST_APART, MOST_IN_MEMORY, session_source
 from ..models.temporary import temporary_folder
 from ..region.key import OPERANDS
@@ -117,8 +117,7 @@ def _written(options: onnxruntime.SessionOptions, folder: str | None = None) -> 
     except Exception as error:
         if not isinstance(error, OSError) and not os.path.exists(options.optimized_model_filepath):
             raise
-        reason = getattr(error, "strerror", None) or error
-        raise WriteError(f"{UNWRITTEN}: {folder or tempfile.tempdir}: {reason}") from error
+        raise WriteError(f"{UNWRITTEN}: {folder or tempfile.tempdir}: {reason_of(error)}") from error
 
 
 def _is_elementwise(node: onnx.NodeProto) -> bool:

@@ -9,7 +9,7 @@ import time
 import typing
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, reason_of
 from ..models import files
 from ..version import __version__
 
@@ -37,7 +37,7 @@ class Saved:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise ModelError(f"{self.path}: {error.strerror}") from None
+            raise ModelError(f"{self.path}: {reason_of(error)}") from None
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ModelError(f"{self.path}: not a file that keeps a run") from None
         if different:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from ..compiling.lock import IMPORTS
 from ..compiling.user_folder import own_folder
-from ..errors import ModelError, WriteError
+from ..errors import ModelError, WriteError, reason_of
 from ..models.file_states import state_of, without_links
 from ..models.temporary import is_locked, remove_left_behind, temporary_folder
 from .kept_names import NAME, PREFIX, digests
@@ -63,8 +63,7 @@ def folder_of(given: bool | str | os.PathLike[str]) -> Path:
         os.stat(name)
     except (ValueError, OSError) as error:
         if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP):
-            reason = getattr(error, "strerror", None) or error
-            raise ModelError(f"cache is {reprlib.repr(name)}; expected the path of a folder: {reason}") from None
+            raise ModelError(f"cache is {reprlib.repr(name)}; expected the path of a folder: {reason_of(error)}") from None
     return Path(name).absolute()
 
 
@@ -145,7 +144,7 @@ def add(entry: Path, name: str, content: bytes) -> None:
             manifest["files"][file] = [state_of(entry / file), checksum]
             _write_manifest(entry, manifest | {name: file})
     except (OSError, ValueError, LookupError, TypeError) as error:
-        _log.info("%s: %s cannot be kept: %s", entry, name, getattr(error, "strerror", None) or error)
+        _log.info("%s: %s cannot be kept: %s", entry, name, reason_of(error))
 
 
 def _close_to_others(entry: Path) -> None:
@@ -247,7 +246,7 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
             files.push(files_of_made.pop_all())
         return _keep(entry, made, files)
     except (OSError, WriteError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
     manifest = files.enter_context(opened(entry))  # another process may have made it meanwhile
     if manifest:
         return str(entry / manifest["file"]), manifest["facts"]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from ...errors import reason_of
 from . import elf, macho, pe
 
 # Processes share a file and may get in each other's way. The number of attempts, and the seconds between them.
@@ -130,7 +131,7 @@ def _loaded_kept_file(path: str, content: bytes, symbol: str, code: bytes) -> ct
         try:
             file = open(path, "rb", opener=_open_unchanging)  # noqa: SIM115  # errors of loading are not caught here
         except OSError as error:
-            reason = f"{path}: {error.strerror}"
+            reason = f"{path}: {reason_of(error)}"
         else:
             with file:
                 if file.read(len(content) + 1) == content:
@@ -139,7 +140,7 @@ def _loaded_kept_file(path: str, content: bytes, symbol: str, code: bytes) -> ct
         try:
             _put(path, content)
         except OSError as error:
-            reason += f"; it cannot be written: {error.strerror}"
+            reason += f"; it cannot be written: {reason_of(error)}"
             time.sleep(_PAUSE)
     raise OSError(reason)
 
