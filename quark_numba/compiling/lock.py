@@ -93,6 +93,12 @@ class created_once(Generic[T]):  # noqa: N801
         return created(create)
 
 
+def created_cache(create: Callable[..., T]) -> Callable[..., T]:
+    """Like `functools.cache`, for a function that `created` calls. Threads that need a result at once get the same one."""
+    made = functools.cache(create)
+    return functools.cache(lambda *arguments: created(lambda: made(*arguments)))
+
+
 @atexit.register
 def _finish() -> None:
     """At its end, the interpreter waits until a creation that has begun is finished."""

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..arrays.arguments import array, check_no_output, convert_in_order, element_type_of, flat
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
-from ..compiling.lock import created
+from ..compiling.lock import created_cache
 from ..element_types import ELEMENT_TYPES, FLOAT32
 from ..element_types.operands import INT64
 from .dispatch import TABLE
@@ -175,14 +175,11 @@ def _aligned(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (*[1] * missing, *shape)[max(-missing, 0) :]
 
 
-@functools.cache
+@created_cache
 def _preparer(key: Key) -> Any:
-    def create() -> Any:
-        from .kernels import prepare_kernel
+    from .kernels import prepare_kernel
 
-        return prepare_kernel(key)
-
-    return created(create)
+    return prepare_kernel(key)
 
 
 def _prepare(key: Key, in_rows: NDArray[Any], numbers: NDArray[Any], rows: int, named: Mapping[str, str]) -> None:

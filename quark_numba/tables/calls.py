@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays.arguments import flat, float32_arrays
-from ..compiling.lock import created
+from ..compiling.lock import created_cache
 from ..element_types import FLOAT32
 from .dispatch import TABLE
 from .granularity import BY_RANK, COUNT_FAULTS, NEAREST_FAULTS, NO_AXIS, NUMBERS, THRESHOLD, shape_of, size_of
@@ -56,14 +55,11 @@ def rule(operation: str, attributes: Mapping[str, Any]) -> Rule:
     return Rule(operation, axis, 2.0 ** (bits - 1), attributes["eps"])
 
 
-@functools.cache
+@created_cache
 def _filler() -> Any:
-    def create() -> Any:
-        from .kernels import fill_kernel
+    from .kernels import fill_kernel
 
-        return fill_kernel()
-
-    return created(create)
+    return fill_kernel()
 
 
 def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...compiling.lock import created_once
+from ...compiling.lock import created_cache
 from ..twin.forms import Array, Block, Linear
 from ..twin.quantizers import Kind, Quantizer
 from .sums import TensorSums, cosine, decibels
@@ -85,23 +85,18 @@ def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None) -> Quan
     return tensor
 
 
-class _Kernels:
-    """Kernels that are compiled on first use. Their module imports Numba."""
+@created_cache
+def _sums_kernel() -> Any:
+    from . import kernels
 
-    @created_once
-    def add_up(self) -> Any:
-        from . import kernels
-
-        return kernels.add_up()
-
-    @created_once
-    def saturated_in_blocks(self) -> Any:
-        from . import kernels
-
-        return kernels.saturated_in_blocks()
+    return kernels.add_up()
 
 
-_KERNELS = _Kernels()
+@created_cache
+def _saturated_kernel() -> Any:
+    from . import kernels
+
+    return kernels.saturated_in_blocks()
 
 
 def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> TensorSums:
@@ -131,7 +126,7 @@ def own_noise(x: Array, rounded: Array) -> float:
 
 def add_up(x: Array, own: Array, arrived: Array, kept: Array, lowest: float, highest: float) -> TensorSums:
     sums = np.zeros(12)
-    _KERNELS.add_up(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums)
+    _sums_kernel()(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums)
     return TensorSums(x.size, *sums.tolist())
 
 
@@ -142,7 +137,7 @@ def _saturated_in_blocks(form: Block, x: Array, own: Array) -> int:
     numbers = blocks.block, blocks.sub_block, blocks.max_shift, blocks.drop, length, inner
     # An element that is beyond the last step by no more than half a step is rounded to it.
     highest = blocks.highest + 0.5 if form.is_whole else float(blocks.highest)
-    count: int = _KERNELS.saturated_in_blocks(_flat(x), _flat(own), numbers, highest, np.zeros(2 * inner))
+    count: int = _saturated_kernel()(_flat(x), _flat(own), numbers, highest, np.zeros(2 * inner))
     return count
 
 
