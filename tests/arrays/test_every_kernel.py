@@ -4,6 +4,7 @@ All cases are generated from the package's tables. Another test checks that the 
 """
 
 import granularities
+import numba
 import numpy as np
 import oracle
 import pytest
@@ -11,6 +12,7 @@ import samples
 from granularities import GRANULARITIES, cell, keys, quantized_types, scale_types, with_or_without_zero_point
 
 from quark_numba import dequantize, quantize
+from quark_numba.linear.kernels import PIECE, VERY_LONG
 from quark_numba.linear.versions import types
 
 
@@ -186,6 +188,28 @@ def test_slices_of_threads(name, x_shape, scale_shape, axis, block_size):
     scale, zero_point = granularities.scales("float32", scale_shape), granularities.zero_points(name, scale_shape)
     x = np.random.default_rng(9).normal(0, 20, x_shape).astype(np.float32)
     check(x, None, scale, zero_point, name, {"axis": axis, "block_size": block_size})
+
+
+@pytest.fixture
+def one_thread():
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(before)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("size", [VERY_LONG + each for each in (-1, 0, 1, PIECE, 2 * PIECE - 1, 2 * PIECE + 65)], ids=str)
+@pytest.mark.parametrize("offset", [0, 1, 63])
+@pytest.mark.by_default(3)
+def test_two_halves_in_turns(size, offset, one_thread):
+    """A run of elements with one scale, which one thread reads in two places, begins anywhere in a cache line."""
+    x = np.random.default_rng(11).normal(0, 20, (2, size)).astype(np.float32)
+    scale, zero_point = np.array([0.3, 0.5], np.float32), np.array([1, -2], np.int8)
+    out = np.empty(x.size + offset, np.int8)[offset:].reshape(x.shape)
+    quantize(x, scale, zero_point, axis=0, out=out)
+    for i in range(2):
+        oracle.assert_same_bits(out[i], oracle.quantize(x[i], scale[i], zero_point[i], "int8"))
 
 
 @pytest.mark.compiled

@@ -90,8 +90,8 @@ def test_one_element_shapes_mix():
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("size", [16383, 16384, 16385, 65536, 65537, 1_000_003])
-@pytest.mark.by_default(6)
+@pytest.mark.parametrize("size", [16383, 16384, 16385, 65536, 65537, 1_000_003, 1 << 22, 5_000_003])
+@pytest.mark.by_default(8)
 def test_any_number_of_threads(threads, size):
     x = np.random.default_rng(9).normal(0, 100, size).astype(np.float32)
     node = session(one_node("quantize", "int16"), threads=threads, spins=True)

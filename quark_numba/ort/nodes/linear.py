@@ -14,7 +14,7 @@ from ...element_types import FLOAT8E8M0, FLOAT64, INT32
 from ...linear import exponents, granularity
 from ...linear import key as keys
 from ...linear.granularity import NO_FAULT
-from ...linear.kernels import CHUNK, WORK, widen_function
+from ...linear.kernels import CHUNK, CHUNKS, WORK, widen_function
 from . import context
 
 STATE = context.state_dtype(
@@ -160,7 +160,8 @@ def compute(state_address: int, context_address: int) -> int:
     if work.scale == 0 or work.zero_point == 0:
         status = context.no_memory(state)
     else:
-        chunks = (size + CHUNK - 1) // CHUNK
+        work.chunk = CHUNK if state.zero_point_bits < 8 else CHUNK * max(1, size // (CHUNK * CHUNKS))
+        chunks = (size + work.chunk - 1) // work.chunk
         status = context.run_tasks(state, context_address, work_address, chunks, size)
     if work.scale != scale_data and work.scale != one_scale:
         release(work.scale)
