@@ -1,7 +1,7 @@
 """Every float32 is quantized to every type of up to 16 bits, and compared with casts of numpy and ml_dtypes. Every code of the
 type is dequantized.
 
-`pytest -m exhaustive` takes some minutes per type, on all processors. The result of a type is kept in exhaustive.json. Later
+`pytest -m exhaustive` takes one or two minutes a type on two processors. The result of a type is kept in exhaustive.json. Later
 runs skip the type as long as the sources of its kernels stay the same. Without the marker, the inputs are a sample.
 """
 
@@ -17,7 +17,6 @@ import numpy as np
 import oracle
 import pytest
 import samples
-from paths import TESTS
 from rich.console import Console
 from rich.progress import track
 
@@ -135,15 +134,6 @@ def test_results_are_of_these_sources():
     assert {name: record["source"] for name, record in results().items()} == dict.fromkeys(results(), source())
 
 
-def table():
-    yield "| type | inputs | codes | mismatches | date | versions |"
-    yield "| --- | ---: | ---: | ---: | --- | --- |"
-    for name, record in results().items():
-        versions = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
-        numbers = " | ".join(f"{record[what]:,}" for what in ("inputs", "codes", "mismatches"))
-        yield f"| {name} | {numbers} | {record['date']} | {versions} |"
-
-
-def test_readme_has_the_results():
+def test_every_type_has_a_result():
     assert sorted(results()) == sorted(row.name for row in types("quantize", "quantized") if row.bits <= 16)
-    assert "\n".join(table()) in (TESTS / "README.md").read_text(encoding="utf-8")
+    assert not any(record["mismatches"] for record in results().values())
