@@ -200,7 +200,7 @@ def _drawn(value: float | None) -> float:
 
 
 def _profile(pyplot: Any, analysis: Analysis) -> str:
-    tensors = sorted((item for item in analysis.tensors if item.kind == "activation"), key=lambda each: each.place)
+    tensors = sorted((item for item in analysis.tensors if item.kind == "activation"), key=lambda item: item.place)
     if not tensors:
         return _paragraph("There are no quantized activations.")
     figure, axes = pyplot.subplots(figsize=(9.6, 3.4))

@@ -107,7 +107,7 @@ def _csv(analysis: Analysis) -> str:
     """Return a CSV table with a row for each tensor, in the order of execution."""
     content = io.StringIO()
     rows = []
-    for tensor in sorted(analysis.tensors, key=lambda each: each.place):
+    for tensor in sorted(analysis.tensors, key=lambda tensor: tensor.place):
         row = asdict(tensor)
         row |= {f"what_if_{name}": value for name, value in row.pop("what_if").items()}
         rows.append(row | {"parameters": json.dumps(json_value(row["parameters"])), "used_by": " ".join(row["used_by"])})

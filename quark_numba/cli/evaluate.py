@@ -107,13 +107,13 @@ def tell_failed(failed: dict[str, str]) -> None:
 def print_outputs(title: str, outputs: list[OutputError]) -> None:
     """Print a table of the outputs' errors, without empty columns."""
     columns = {
-        "SQNR, dB": lambda each: cell(each.sqnr_db, ".1f"),
-        "cosine": lambda each: cell(each.cosine, ".6f"),
-        "largest error": lambda each: cell(each.max_abs_error, ".3g"),
-        "mean error": lambda each: cell(each.mean_abs_error, ".3g"),
-        "same top": lambda each: cell(each.same_top, ".2%"),
-        "accuracy": lambda each: cell(each.accuracy, ".2%"),
-        "reference's": lambda each: cell(each.reference_accuracy, ".2%"),
+        "SQNR, dB": lambda output: cell(output.sqnr_db, ".1f"),
+        "cosine": lambda output: cell(output.cosine, ".6f"),
+        "largest error": lambda output: cell(output.max_abs_error, ".3g"),
+        "mean error": lambda output: cell(output.mean_abs_error, ".3g"),
+        "same top": lambda output: cell(output.same_top, ".2%"),
+        "accuracy": lambda output: cell(output.accuracy, ".2%"),
+        "reference's": lambda output: cell(output.reference_accuracy, ".2%"),
     }
     columns = {name: text for name, text in columns.items() if name in ("SQNR, dB", "cosine") or any(map(text, outputs))}
     rows = [[output.name, *(text(output) for text in columns.values())] for output in outputs]

@@ -115,7 +115,7 @@ def node_times(
             durations = times.setdefault(key, np.zeros(len(ends) + 1, np.int64))
             durations[bisect.bisect_left(ends, event["ts"])] += event["dur"]
     result = [NodeTime(*key[:2], float(np.median(durations[_WARM_UP:-1])) / 1e6) for key, durations in times.items()]
-    return sorted(result, key=lambda each: -each.seconds)
+    return sorted(result, key=lambda row: -row.seconds)
 
 
 def write_arrays(path: str | Path, arrays: Arrays) -> None:

@@ -55,9 +55,9 @@ def _print_times(times: dict[str, list[NodeTime]], most: int) -> None:
     """Print tables by kind, by operator and by node. The keys of `times` are "before" and "after" optimisation."""
     columns = [f">{column}" for name in times for column in (f"nodes {name}", "ms", "share")]
     kinds = [
-        _line("quantization", times, lambda each: each.quantizes),
-        _line("the rest", times, lambda each: not each.quantizes),
-        _line("all", times, lambda each: True),
+        _line("quantization", times, lambda row: row.quantizes),
+        _line("the rest", times, lambda row: not row.quantizes),
+        _line("all", times, lambda row: True),
     ]
     print_table("Time of a run by ONNX Runtime's profiler, which adds a little to each node", ["", *columns], kinds)
     seconds: dict[str, float] = {}
@@ -72,7 +72,7 @@ def _print_times(times: dict[str, list[NodeTime]], most: int) -> None:
 
 
 def _is_of(operator: str) -> Callable[[NodeTime], bool]:
-    return lambda each: each.operator == operator
+    return lambda row: row.operator == operator
 
 
 def _line(name: str, times: dict[str, list[NodeTime]], is_chosen: Callable[[NodeTime], bool]) -> list[str]:

@@ -132,8 +132,8 @@ def object_file(address: int) -> bytes:
 def _wrapper(symbol: str, native: str, count: int, triple: str) -> ir.Module:
     module, word, pointer = ir.Module(), ir.IntType(64), ir.IntType(8).as_pointer()
     module.triple = triple
-    of_native = ir.FunctionType(ir.IntType(32), [word.as_pointer(), pointer.as_pointer(), *[word] * count])
-    called = ir.Function(module, of_native, native)
+    native_type = ir.FunctionType(ir.IntType(32), [word.as_pointer(), pointer.as_pointer(), *[word] * count])
+    called = ir.Function(module, native_type, native)
     raises = ir.Function(module, ir.FunctionType(ir.VoidType(), []), _RAISES)
     # Records on the stack count no references, but Numba writes code for the case that they do.
     destructor = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer]), "NRT_MemInfo_call_dtor")

@@ -105,7 +105,7 @@ def _element_types() -> dict[tuple[float, ...], str]:
     return names
 
 
-def _rounded(tensor: torch.Tensor, of_format: tuple[Key, Blocks]) -> torch.Tensor:
+def _rounded(tensor: torch.Tensor, format_key: tuple[Key, Blocks]) -> torch.Tensor:
     """Return the tensor rounded along its last dimension, with the same strides, on the same device."""
     if tensor.dtype is not torch.float32:
         raise TypeError(f"tensor has dtype {tensor.dtype}; expected torch.float32")
@@ -113,8 +113,8 @@ def _rounded(tensor: torch.Tensor, of_format: tuple[Key, Blocks]) -> torch.Tenso
     result = torch.empty_like(x)
     axis = x.dim() - 1
     if x.is_contiguous():
-        convert(*of_format, x.numpy(), max(axis, 0), result.numpy())
+        convert(*format_key, x.numpy(), max(axis, 0), result.numpy())
     else:  # the kernels take C's order: the dimensions by their strides, the largest first
         order = sorted(range(x.dim()), key=result.stride, reverse=True)
-        convert(*of_format, x.permute(order).numpy(), order.index(axis), result.permute(order).numpy())
+        convert(*format_key, x.permute(order).numpy(), order.index(axis), result.permute(order).numpy())
     return result.to(tensor.device)

@@ -72,7 +72,7 @@ def _add_products(
         mask = ir.Constant(ir.VectorType(word, len(indices)), [word(index) for index in indices])
         return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
 
-    def of_pairs(builder: Any, one: Any, other: Any) -> Any:
+    def sum_of_pairs(builder: Any, one: Any, other: Any) -> Any:
         wide = ir.VectorType(word, 2 * lanes)
         product = builder.mul(builder.sext(one, wide), builder.sext(other, wide))
         return builder.add(*(picked(builder, product, range(first, 2 * lanes, 2)) for first in (0, 1)))
@@ -95,7 +95,7 @@ def _add_products(
                 one = builder.insert_element(ir.Constant(sums, ir.Undefined), pair, word(0))
                 everywhere = builder.bitcast(picked(builder, one, [0] * lanes), numbers)
                 for vector, total in zip(vectors, both, strict=True):
-                    builder.store(builder.add(builder.load(total), of_pairs(builder, vector, everywhere)), total)
+                    builder.store(builder.add(builder.load(total), sum_of_pairs(builder, vector, everywhere)), total)
         results = address(6, arguments[7], longs)
         for half in range(2):
             below, above = (builder.sext(builder.load(both[half]), longs) for both in totals)

@@ -21,8 +21,8 @@ _OF_QUANTIZATION = 0.5  # of each element that is quantized or dequantized betwe
 _UNKNOWN = 32
 
 
-def of_operator(graph: Graph, node: ir.Node, of_weights: str) -> float:
-    """Return the time that an operator on integers takes beyond that of its float form. `of_weights` is the type of the codes
+def operator_cost(graph: Graph, node: ir.Node, weights_type: str) -> float:
+    """Return the time that an operator on integers takes beyond that of its float form. `weights_type` is the type of the codes
     of its second input."""
     x, weights = (*node.inputs, None)[:2]
     elements = prod(_shape(graph, node.outputs[0]))
@@ -30,14 +30,14 @@ def of_operator(graph: Graph, node: ir.Node, of_weights: str) -> float:
     costs = _OF_PRODUCTS.get(node.op_type)
     if weights is None or costs is None:
         return total
-    factor, shape = costs[of_weights], _shape(graph, weights)
+    factor, shape = costs[weights_type], _shape(graph, weights)
     if node.op_type != "Conv":
         return total + factor * elements * (_shape(graph, x) or [1])[-1]
     is_image = len(shape) > 1 and 1 < shape[1] <= 4
     return total + elements * (factor * prod(shape[1:]) + _OF_IMAGE * is_image)
 
 
-def of_quantization(graph: Graph, value: ir.Value) -> float:
+def quantization_cost(graph: Graph, value: ir.Value) -> float:
     """Return the time of a node that quantizes or dequantizes a value."""
     return _OF_QUANTIZATION * prod(_shape(graph, value))
 

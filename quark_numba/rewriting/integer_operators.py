@@ -22,7 +22,7 @@ from ..element_types import INT8, UINT8, ElementType
 from ..models.tensors import mapped
 from .graph import Graph, is_unused
 from .integer_codes import MOVES, Codes, Source, known_codes
-from .integer_costs import of_operator, of_quantization
+from .integer_costs import operator_cost, quantization_cost
 from .integer_rules import RULES, Match, divisor_of
 from .nodes import Left, Node
 from .own_operators import OWN
@@ -75,13 +75,13 @@ def _is_faster(graph: Graph, group: Sequence[Match]) -> bool:
     made = {match.target.quantize for match in group}
     taken: dict[ir.Value, None] = {}
     for match in group:
-        total += of_operator(graph, match.node, match.of_weights.name)
+        total += operator_cost(graph, match.node, match.weights_type.name)
         taken |= dict.fromkeys(source.node.x for source in match.sources if not source.is_constant)
     # The codes that the group takes from outside, and those that it gives to float operators.
-    total += sum(of_quantization(graph, value) for value in taken if graph.node(value.producer()) not in made)
+    total += sum(quantization_cost(graph, value) for value in taken if graph.node(value.producer()) not in made)
     for match in group:
         behind = [user for user, _ in match.target.quantize.y.uses()]
-        total += sum(of_quantization(graph, user.outputs[0]) for user in behind if not _feeds_only(user.outputs[0], own))
+        total += sum(quantization_cost(graph, user.outputs[0]) for user in behind if not _feeds_only(user.outputs[0], own))
     return total < 0
 
 
@@ -124,7 +124,7 @@ class _Writing:
         """Write the integer operator, with a Clip of its codes if that is needed, in front of the quantize node: there all its
         inputs exist, and nothing uses its output yet."""
         rule, replaced, target = match.rule, match.node, match.target
-        types = [UINT8, match.of_weights, *[UINT8] * len(match.sources)]
+        types = [UINT8, match.weights_type, *[UINT8] * len(match.sources)]
         operands = [self._operand(match, *operand) for operand in zip(match.sources, types, strict=False)]
         order = rule.order.split()
         parts: dict[str, list[ir.Value | None]] = {

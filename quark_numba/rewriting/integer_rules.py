@@ -46,12 +46,12 @@ class Match:
     """An operator that can run on integers.
 
     `sources` are the inputs that it dequantizes. In the integer operator their codes are uint8, and those of the second input
-    have the type `of_weights`. `bias` is int32."""
+    have the type `weights_type`. `bias` is int32."""
 
     node: ir.Node
     rule: Rule
     sources: tuple[Source, ...]
-    of_weights: ElementType
+    weights_type: ElementType
     target: Target
     bias: NDArray[np.int32] | None = None
 

@@ -306,7 +306,7 @@ def entries(folder: Path) -> list[tuple[Path, int, float]]:
             size = sum(file.lstat().st_size for file in entry.iterdir())
             manifest = entry / _MANIFEST
             kept_entries.append((entry, size, manifest.stat().st_mtime if manifest.exists() else 0.0))
-    return sorted(kept_entries, key=lambda each: each[2])
+    return sorted(kept_entries, key=lambda entry: entry[2])
 
 
 def make_room(folder: Path, apart_from: Path) -> None:

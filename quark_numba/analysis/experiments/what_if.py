@@ -48,7 +48,7 @@ class WhatIf(Experiment):
             if quantizer.kind == "activation" or quantizer.floats is not None:
                 form = quantizer.form
                 types = [Format(form.type, form.bits, quantizer.apply), *(kind for kind in formats if kind.name != form.type)]
-                self.candidates[quantizer] = sorted(types, key=lambda each: -each.bits)
+                self.candidates[quantizer] = sorted(types, key=lambda row: -row.bits)
         self.mixes: list[Mix] = []
 
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:

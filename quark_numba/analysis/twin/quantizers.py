@@ -28,7 +28,7 @@ class Quantizer:
 
     `name` is that of the tensor before rounding. `ys` are the names of the tensors after rounding, which are equal. For a
     weight, `floats` is the float tensor (None if the model has only codes), `constant` is the tensor in the model, floats or
-    codes, `of_constant` turns it into the rounded tensor, and `dtype` is that of the rounded tensor. `clip` holds
+    codes, `constant_rounding` turns it into the rounded tensor, and `dtype` is that of the rounded tensor. `clip` holds
     the bounds of an activation function that the float twin needs and the model may lack: quantization tools leave out a Relu
     or a Clip if the range of the codes already clips.
     """
@@ -44,7 +44,7 @@ class Quantizer:
     clip: tuple[float, float] | None = None
     floats: ir.TensorProtocol | None = None
     constant: ir.TensorProtocol | None = None
-    of_constant: Callable[[Array], Array] | None = None
+    constant_rounding: Callable[[Array], Array] | None = None
     dtype: Any = None
     _rounded: Array | None = None
 
@@ -58,10 +58,10 @@ class Quantizer:
     def rounded(self) -> Array:
         """The rounded tensor of a weight. One that is in a file is read and rounded each time."""
         assert self.constant is not None
-        assert self.of_constant is not None
+        assert self.constant_rounding is not None
         if self._rounded is not None:
             return self._rounded
-        rounded = self.of_constant(array_of(self.constant))
+        rounded = self.constant_rounding(array_of(self.constant))
         if is_in_memory(self.constant):
             self._rounded = rounded
         return rounded
@@ -139,7 +139,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     )
     if constant is not None:
         quantizer.made_by, quantizer.constant = "a constant", constant
-        quantizer.of_constant, quantizer.floats = (
+        quantizer.constant_rounding, quantizer.floats = (
             (graph.as_function(node), None) if isinstance(meaning, Dequantize) else (apply, constant)
         )
         quantizer.dtype = quantizer.rounded.dtype  # raises Left if the node is not valid
