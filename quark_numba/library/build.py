@@ -47,9 +47,8 @@ def build_library(
     Parameters
     ----------
     models : path, or a sequence of paths, or None
-        ONNX models with different file names. Their nodes of ONNX's own operators stay ONNX Runtime's. None: no models, but all
-        types, formats and attributes of Quark's operators (com.amd.quark, com.vai.quantize), so that any model of Quark's runs
-        as it is written. It takes a minute or two.
+        ONNX models with different file names. None: no models, but all types, formats and attributes of Quark's operators
+        (com.amd.quark, com.vai.quantize), so that any model of Quark's runs as it is written. It takes a minute or two.
     path : path
         The folder. It is created, and files of the same names are replaced.
     target : str, optional

@@ -113,8 +113,8 @@ def optimize(
         integer operators. "onnxruntime", for other execution providers than the CPU's: none of those for which ONNX Runtime's
         results may differ from the specification's. If they quantize activations anywhere, the whole model stays as it is.
     regions : bool
-        Whether to write ``quark_numba::Region``, ``Quantize`` and ``Dequantize``, which only the native backend of
-        `register` provides.
+        Whether to write ``quark_numba::Region`` and the other operators that only the native backend of `register` has.
+        Without them "auto" means "onnxruntime".
 
     Returns
     -------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 import onnxruntime
@@ -24,6 +24,9 @@ ENTRIES = (
     "session.enable_quant_qdq_cleanup",
 )
 
+# Arguments of ``InferenceSession`` that others who prepare a model may leave out.
+_DEFAULTS = {"qdq": "auto", "keep_quantized_weights": False, "blocked_layout": True}
+
 
 def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
     """Whether a session with these arguments has no other execution provider than the CPU's."""
@@ -32,13 +35,11 @@ def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bo
     return names == {"CPUExecutionProvider"} and not has_providers()
 
 
-def facts(
-    options: onnxruntime.SessionOptions, providers: Any, replaced: Iterable[str], how: Mapping[str, Any]
-) -> dict[str, Any]:
+def facts(options: onnxruntime.SessionOptions, providers: Any, replaced: Iterable[str], how: dict[str, Any]) -> dict[str, Any]:
     """Return what a prepared model depends on, for JSON. `how` are other arguments of the session."""
     return {
         # The order of a set changes from process to process.
-        **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in how.items()},
+        **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in (_DEFAULTS | how).items()},
         "runs_on_cpu_alone": runs_on_cpu_alone(options, providers),
         "replaced": sorted(replaced),
         "level": str(options.graph_optimization_level),

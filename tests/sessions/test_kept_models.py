@@ -51,6 +51,13 @@ def prepares(monkeypatch):
     return made
 
 
+def test_the_command_and_sessions_share_models(path, prepares):
+    folder = path.parent / "cache"
+    assert cli.main(["run", str(path), "--optimize", "--runs", "1", "--cache", str(folder)]) == 0
+    assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
+    assert len(prepares) == 1
+
+
 def test_a_model_is_prepared_once(path, prepares):
     folder = path.parent / "cache"
     for _ in range(3):
