@@ -500,7 +500,7 @@ def reference_saturated(x, own, axis, block, highest, drop, sub=None, max_shift=
 )
 @pytest.mark.parametrize(("shape", "axis"), [((3, 20), 1), ((2, 16, 3), 1), ((18, 7), 0)])
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.slow
 def test_saturated_in_blocks(operator, attributes, numbers, shape, axis):
     x = np.random.default_rng(8).normal(size=shape).astype(np.float32)
     node = helper.make_node(operator, ["x"], ["y"], domain="com.amd.quark", axis=axis, **attributes)

@@ -116,6 +116,7 @@ on_threads = pytest.mark.parametrize("threads", [1, 2])
 without_options = pytest.mark.parametrize("form", ["optimised", "as written"])
 
 
+@pytest.mark.slow
 @without_options
 @on_threads
 def test_a_cpp_program(program, build, form, threads):

@@ -95,6 +95,7 @@ def test_large_nodes(name, threads):
 # Special values.
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_ties_and_bounds():
     """Ties of codes and of scales go to even, and both saturate."""
@@ -264,6 +265,7 @@ def test_blocks_of_nvfp4_that_are_shorter():
     assert (float(codes), float(scales), codes.shape) == (-6, 0.5, ())
 
 
+@pytest.mark.slow
 def test_values_of_codes():
     x = np.random.default_rng(0).normal(0, 4, (6, 64)).astype(f32)
     codes, scales = nvfp4_quantize(x, 0.01)

@@ -268,7 +268,7 @@ def region_feeds(shapes):
 @guard
 @pytest.mark.parametrize("at_end", [True, False])
 @pytest.mark.parametrize("shapes", REGION_SHAPES, ids=str)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_region_stays_within_its_tensors(shapes, at_end):
     feeds, node = region_feeds(shapes), session(region_model())
     (expected,) = node.run(None, feeds)
@@ -305,7 +305,7 @@ def other_arrays(operator, attributes, shapes):
 
 @guard
 @other_nodes(NORMALIZATION, LSTM)
-@pytest.mark.by_default(3)
+@pytest.mark.slow
 def test_other_node_stays_within_its_tensors(operator, attributes, shapes, at_end):
     attributes, arrays = other_arrays(operator, attributes, shapes)
     for constants in (False, True):

@@ -424,6 +424,7 @@ def test_what_a_killed_removal_leaves(path, monkeypatch):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Specified 'providers'")
 @pytest.mark.skipif(not hasattr(onnxruntime.SessionOptions, "add_provider"), reason="ONNX Runtime 1.22 or later")
 def test_providers_of_the_options_count(tmp_path, prepares):

@@ -123,7 +123,7 @@ LACKING = {
 
 
 @pytest.mark.parametrize("case", LACKING)
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_a_node_that_the_library_lacks(library, tmp_path, case):
     source, message = LACKING[case]
     onnx.save(source, tmp_path / "model.onnx")
