@@ -37,7 +37,9 @@ _PROVIDERS = {
 def reason_of(error: Exception) -> str:
     """Return what an error says. Of an error of the system this is what POSIX calls it, as Windows has other texts for the same
     error, in the user's language."""
-    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+    if getattr(error, "winerror", None):
+        return os.strerror(error.errno)  # type: ignore[attr-defined]
+    return getattr(error, "strerror", None) or str(error)
 
 
 @contextmanager

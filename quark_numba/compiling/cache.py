@@ -24,7 +24,6 @@ import numba
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-from ..errors import reason_of
 from .memory import no_garbage_collection
 from .user_folder import own_folder
 
@@ -164,7 +163,7 @@ class _File:
             self.path = path
         except OSError as error:
             if os.name == "posix" or not path.exists():  # on Windows, another process may have written it and hold it open
-                _log.warning("a compiled kernel cannot be kept in %s: %s", self.cache_path, reason_of(error))
+                _log.warning("a compiled kernel cannot be kept in %s: %s", self.cache_path, error.strerror)
         finally:
             with suppress(OSError):
                 written.unlink(missing_ok=True)
