@@ -11,7 +11,7 @@ from .printing import print_counts, print_json, progress
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("optimize", help="write a faster model in which each quantization gives the same bits")
+    parser = commands.add_parser("optimize", help="write a faster model")
     parser.set_defaults(action=_optimize)
     parser.add_argument("model", metavar="IN", help="an ONNX model")
     parser.add_argument(

@@ -26,8 +26,8 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         choices=names,
         metavar="TYPE",
-        help="compile the kernels that quantize float32 to these types and back (default without --model: the types of Quark's "
-        "operators, and Quark's normalization and LSTM layer): " + ", ".join(names),
+        help="compile the kernels that quantize float32 to these types and back (default without --model: all types, and Quark's "
+        "normalization and LSTM layer): " + ", ".join(names),
     )
     parser.add_argument(
         "--model", metavar="FILE", help="compile the kernels for sessions of this ONNX model, as it is and optimised"
@@ -40,9 +40,9 @@ def _warmup(options: argparse.Namespace) -> int:
 
     types, families = options.types or [], []
     if not options.types and not options.model:
-        # ONNX's own operators run in ONNX Runtime by default.
-        added = [operator for operator in OPERATORS if operator.operation == "quantize" and operator.domain]
-        types = list(dict.fromkeys(name for operator in added for name in operator.formats))
+        types = list(
+            dict.fromkeys(name for operator in OPERATORS if operator.operation == "quantize" for name in operator.formats)
+        )
         families = _families_of_one_kernel()
     with progress("compiling", len(_FORMS) * (2 * len(types) + len(families)) + bool(options.model)) as tick:
         for name in types:
@@ -63,7 +63,7 @@ def _warmup(options: argparse.Namespace) -> int:
         tell(
             "dim",
             "not covered",
-            "block formats, ONNX's own operators and optimised models, whose kernels depend on the model; see --model",
+            "block formats, other quantizers' operators and optimised models, whose kernels depend on the model; see --model",
         )
     return 0
 

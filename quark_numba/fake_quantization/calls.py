@@ -39,7 +39,7 @@ def fake_quantize(
 
     y = (round(clamp(x / scale + zero_point, lowest, highest)) - zero_point) * scale. The zero point is added before rounding,
     so that it need not be whole. `quantize_dequantize` adds it afterwards, as ONNX does. Each operation is rounded once. NaN
-    stays NaN, and a small negative x may give -0.
+    stays NaN, but for one bit with a sign, where it gives -scale. A small negative x may give -0.
 
     Parameters
     ----------

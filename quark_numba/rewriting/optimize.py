@@ -79,8 +79,8 @@ def optimize(
     qdq: Qdq = "auto",
     regions: bool = True,
 ) -> onnx.ModelProto | None:
-    """Return the model with its quantization nodes in cheaper forms, without changing one bit of their outputs. With `out`,
-    write it to a file instead.
+    """Return the model with its quantization nodes in cheaper forms. Each gives the same bits as before, apart from ties in
+    integer operators (see `qdq`). With `out`, write it to a file instead.
 
     - Nodes whose inputs are all constants are folded into initializers.
     - Quantize and dequantize nodes with the same parameters are fused into one ``quark_numba::QuantizeDequantizeLinear``,
