@@ -26,8 +26,8 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         choices=names,
         metavar="TYPE",
-        help="compile the kernels that quantize float32 to these types and back (default without --model: all types, and Quark's "
-        "normalization and LSTM layer): " + ", ".join(names),
+        help="compile the kernels that quantize float32 to these types and back (default without --model: all types, and "
+        "Quark's normalization and LSTM layer): " + ", ".join(names),
     )
     parser.add_argument(
         "--model", metavar="FILE", help="compile the kernels for sessions of this ONNX model, as it is and optimised"
