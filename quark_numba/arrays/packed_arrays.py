@@ -46,7 +46,10 @@ def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
     lazy: Any = array
     packing.pack(lazy._meta)  # checks the dtype
     bits = _known(lazy.dtype).bits
-    # dask's reshape fails at empty chunks among others.
+    if not lazy.size:  # dask's reshape fails at this, and at empty chunks among others
+        import dask.array as da
+
+        return da.empty(0, dtype=np.uint8)
     lazy = lazy.rechunk(tuple(tuple(filter(None, sizes)) or (0,) for sizes in lazy.chunks))
     (packed,) = map_chunks(
         packing.pack,

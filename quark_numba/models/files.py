@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import ModelError, WriteError, reason_of, reraise_of_signal_handler
-from .temporary import PREFIX, temporary_folder
+from .temporary import ASIDE, PREFIX, put_back, temporary_folder
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
@@ -56,20 +56,19 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
             written = sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target))  # model after data
             targets = [os.path.realpath(os.path.join(os.path.dirname(target), file)) for file in written]
             before = [_stat(file) for file in targets]
-            aside: dict[str, str] = {}
+            place, aside = os.path.dirname(target), os.path.join(folder, ASIDE)
+            has_links = any(os.path.dirname(file) != place for file in targets)
             try:
-                if len(written) > 1 and all(state is None or state.st_nlink == 1 for state in before):
+                if len(written) > 1 and not has_links and all(state is None or state.st_nlink == 1 for state in before):
                     # A process that is killed here must not leave the model of before with other data: the model goes first.
-                    for number, destination in enumerate(reversed(targets)):
-                        if os.path.exists(destination):
-                            aside[destination] = os.path.join(folder, f"before {number}")
-                            os.replace(destination, aside[destination])
+                    os.makedirs(os.path.join(aside, written[-1]))
+                    for file in reversed(written):
+                        with suppress(FileNotFoundError):
+                            os.replace(os.path.join(place, file), os.path.join(aside, written[-1], file))
                 for file, destination, state in zip(written, targets, before, strict=True):
                     _put(os.path.join(folder, file), destination, state)
             except BaseException:
-                for destination, moved in reversed(aside.items()):
-                    with suppress(FileNotFoundError):
-                        os.replace(moved, destination)
+                put_back(place, aside)
                 raise
     except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
         reraise_of_signal_handler(error)

@@ -18,7 +18,7 @@ from ..errors import ModelError, WriteError, errors_named, reason_of, reraise_of
 from . import files, protos, tensors
 from .file_states import State, state_of
 from .protos import load_tensors
-from .temporary import temporary_folder
+from .temporary import recover, temporary_folder
 
 # A model as onnx or onnx-ir hold it. With onnx-ir, initializers may be in files, or be computed when they are read.
 Model = onnx.ModelProto | ir.Model
@@ -40,6 +40,7 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
     """Return the model at `path`, with or without its external data. As in onnx, external data has to be in the folder of the
     model. Raise ModelError if the model cannot be read."""
     name = os.fspath(path)
+    recover(name)
     try:
         if files.is_special(name) and not os.path.isdir(name):
             raise ModelError(f"{name}: not a regular file; expected one, as models are read more than once")
@@ -110,6 +111,7 @@ class Source:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Source:
+        recover(path)
         state = state_of(path)
         return cls(load(path, external_data=False), os.path.dirname(os.path.abspath(path)), path, state=state)
 

@@ -22,8 +22,10 @@ _NAME = re.compile(rf"\.?{PREFIX}[a-z0-9_]{{8}}\{_SUFFIX}")
 # in it. A folder of the same name without it is somebody else's.
 _LOCK, _MARK = "in use", b"quark_numba made this folder, and removes it when it is no longer used.\n"
 
-# The folder within it for the files.
+# The folder within it for the files. While files beside the temporary folder are exchanged, those of before are in a folder of
+# this one. It has the name of the file that is moved aside first and gets its new content last.
 _FILES = "files"
+ASIDE = "aside"
 
 
 @contextmanager
@@ -89,8 +91,24 @@ def _empty(folder: Path, mark: bytes) -> None:
         import shutil
 
     if mark:
+        put_back(folder.parent, folder / _FILES / ASIDE)
         shutil.rmtree(folder / _FILES, ignore_errors=True)
     (folder / _LOCK).unlink(missing_ok=True)
+
+
+def put_back(place: str | os.PathLike[str], aside: str | os.PathLike[str]) -> None:
+    """Move the files that are in a folder ASIDE back to their place, if their exchange ended before its last file was there."""
+    for last in os.listdir(aside) if os.path.isdir(aside) else ():
+        if not os.path.lexists(os.path.join(place, last)):
+            for file in sorted(os.listdir(os.path.join(aside, last)), key=lambda file: file == last):
+                os.replace(os.path.join(aside, last, file), os.path.join(place, file))
+
+
+def recover(path: str | os.PathLike[str]) -> None:
+    """Put a file that is missing back in its place, if a process was killed while it exchanged the file for another."""
+    if not os.path.lexists(path):
+        with suppress(OSError, ValueError):  # no file has such a name
+            remove_left_behind(os.path.dirname(os.path.abspath(path)))
 
 
 def is_locked(lock: Any, *, shared: bool = False) -> bool | None:

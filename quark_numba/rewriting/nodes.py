@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -52,7 +53,9 @@ class Values:
         if value in self._computed:
             return self._computed[value]
         is_input = (value.is_graph_input() and self.model.ir_version >= 4) or value.name in self.replaced
-        return None if is_input else ir.convenience.get_const_tensor(value)
+        with suppress(ValueError):  # a node Constant that is not valid
+            return None if is_input else ir.convenience.get_const_tensor(value)
+        return None
 
     def array(self, value: ir.Value) -> NDArray[Any] | None:
         """Return the value of a constant; None: not a constant, or not of one of the package's element types. A large one is

@@ -113,15 +113,24 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             rest: dict[str, Any] = {"is_native": backend == "native", "folder": temporary_folder, "cache": cache, **how}
             make = functools.partial(_prepared, path_or_bytes, options, **rest)
             model = _Model(kept_path) if kept_path else make(files, providers)
-            self._has_files = model.source != path_or_bytes and isinstance(model.source, str)
+            self._has_files = isinstance(model.source, str) and model.source is not path_or_bytes
             # A session of a model in memory would keep it, to make the files again.
             self._make = make if self._has_files and isinstance(path_or_bytes, (str, os.PathLike)) else None
+
+            def create() -> None:
+                super(InferenceSession, self).__init__(model.source, options, providers, provider_options, **named)
+
             with kept_kernels.recording() as recorded:
-                self._create(
-                    model,
-                    files,
-                    lambda: super(InferenceSession, self).__init__(model.source, options, providers, provider_options, **named),
-                )
+                try:
+                    self._create(model, files, create)
+                except Exception as error:
+                    reraise_of_signal_handler(error)
+                    if not cache or not self._has_files or os.path.exists(model.source):
+                        raise
+                    _log.warning("%s: a model cannot be kept: it was removed while a session was created", model.source)
+                    model = make(files, providers, cache=False)
+                    self._has_files = isinstance(model.source, str) and model.source is not path_or_bytes
+                    self._create(model, files, create)
             if backend == "native" and model.probe:
                 started.keep(entry_of_session, recorded, model.probe)
 
@@ -219,12 +228,15 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
         from ..models import model_files, protos
         from ..models.file_states import state_of
         from ..models.files import named_in_utf8
+        from ..models.temporary import recover
         from . import initializers
         from .prepared import prepared
 
+    is_path = isinstance(source, (str, os.PathLike))
+    if is_path:
+        recover(source)
     if _is_for_onnx_runtime_alone(source, options):
         return _Model(source)
-    is_path = isinstance(source, (str, os.PathLike))
     state = state_of(source) if is_path else None
     model, folder, path = _model(source), entry(options, TENSORS_FOLDER), None
     outside = initializers.in_place_of_files(model, options)

@@ -244,7 +244,9 @@ def test_empty_chunks_are_packed():
     for rows in ((0, 2), (2, 0), (1, 0, 1)):
         packed = quark_numba.pack(da.from_array(codes, chunks=(rows, (0, 24))))
         assert packed.compute().tobytes() == quark_numba.pack(codes).tobytes()
-    assert quark_numba.pack(da.from_array(codes[:0], chunks=((0, 0), 24))).compute().size == 0
+    for shape, chunks in (((0, 24), ((0, 0), 24)), ((4, 0, 8), 2), ((8, 0), (1, 1)), ((0,), 3)):
+        packed = quark_numba.pack(da.from_array(np.empty(shape, codes.dtype), chunks=chunks))
+        assert (packed.dtype, packed.compute().shape) == (np.uint8, (0,))
 
 
 def test_only_a_single_element_in_all_passes_through():

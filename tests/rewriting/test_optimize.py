@@ -231,6 +231,15 @@ def test_initializers_that_are_inputs_may_be_fed():
         assert_same_values(before, result.model, {"x": X, "scale": np.float32(0.25), "zero_point": np.int8(0)})
 
 
+def test_a_constant_that_is_not_valid_stays():
+    """ONNX Runtime takes a Constant with an attribute of another name."""
+    before = model([*pair(), "z = Add (y, c)"], ["x"], ["z"], initializers=scale_and_zero_point())
+    constant_node = helper.make_node("Constant", [], ["c"], value_float=1.5)
+    constant_node.attribute.append(helper.make_attribute("other", 1))
+    before.graph.node.insert(0, constant_node)
+    assert_same_values(before, optimize(before), {"x": X})
+
+
 def test_everything_else_stays():
     nodes = ['w = some.domain.Strange <mode = "odd"> (x)', *pair("w"), "unused = Relu (x)"]
     initializers = [*scale_and_zero_point(), *floats(idle=1)]

@@ -386,6 +386,20 @@ def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, caplog):
     assert f"{folder}: a model cannot be kept: {entry.name} is in the way" in caplog.text
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
+def test_a_folder_that_is_removed_while_a_session_is_created(path, caplog, monkeypatch):
+    keep = kept.kept
+
+    def kept_and_removed(files, entry, make):
+        made = keep(files, entry, make)
+        shutil.rmtree(entry)
+        return made
+
+    monkeypatch.setattr(kept, "kept", kept_and_removed)
+    assert result(quark_numba.InferenceSession(path, cache=path.parent / "cache")) == [0, 1, 2, 3, 4, 5, 6]
+    assert "a model cannot be kept: it was removed while a session was created" in caplog.text
+
+
 def test_a_model_from_the_future(path):
     """Its digest is kept, as are those of others. It is not if the model may change again without a change of its times."""
     folder = path.parent / "cache"

@@ -448,6 +448,46 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(what, tmp_path, mon
     assert {each.name for each in out.iterdir()} == ({"m.onnx", "m.onnx.data"} if what == "optimize" else set())
 
 
+EXCHANGE = """
+import os, sys
+from quark_numba.models import model_files
+import quark_numba
+model_files.MOST_IN_MEMORY = 0
+path, left, replace = sys.argv[1], int(sys.argv[2]), os.replace
+
+def replace_and_end(*paths):
+    global left
+    replace(*paths)
+    left -= 1
+    if not left:
+        os._exit(9)
+
+os.replace = replace_and_end
+quark_numba.optimize(path, path)
+"""
+
+
+@pytest.mark.parametrize("use", ["session", "optimize", "another"])
+@pytest.mark.parametrize("replaced", [1, 2, 3, 4])
+@pytest.mark.by_default(3)
+def test_a_process_that_ends_while_it_exchanges_files_loses_none(replaced, use, tmp_path):
+    """The model and the file of its tensors come back when the model, or another one in the folder, is used next."""
+    before = pair_model(weight_of(500, 40), "int8", ())
+    apart(before, tmp_path / "m.onnx", "m.onnx.data")
+    apart(before, tmp_path / "another.onnx", "another.data")
+    expected = result(quark_numba.InferenceSession(before))
+    ended = subprocess.run([sys.executable, "-c", EXCHANGE, tmp_path / "m.onnx", str(replaced)])
+    assert ended.returncode == 9
+    assert (tmp_path / "m.onnx").exists() is (replaced == 4)
+    if use == "optimize":
+        optimize(tmp_path / "m.onnx", tmp_path / "out.onnx")
+    elif use == "another":
+        optimize(tmp_path / "another.onnx", tmp_path / "out.onnx")
+    assert result(quark_numba.InferenceSession(tmp_path / "m.onnx")) == expected
+    if replaced < 4 or use != "session":
+        assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]
+
+
 REPEATS = """
 import itertools, sys
 from pathlib import Path

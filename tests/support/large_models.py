@@ -16,8 +16,8 @@ def is_large(monkeypatch):
     monkeypatch.setattr(tensors, "_PART", 1 << 6)
 
 
-def apart(content, path):
+def apart(content, path, location="weights"):
     """Write a model with its tensors in a file beside it."""
     copy = onnx.ModelProto()
     copy.CopyFrom(content)
-    onnx.save(copy, path, save_as_external_data=True, location="weights")
+    onnx.save(copy, path, save_as_external_data=True, location=location)
