@@ -30,7 +30,7 @@ HAS_FMA = JIT_ENABLED and (_IS_AARCH64 or "+fma" in _features.split(","))
 # Without its instructions for packing, LLVM's own way from 32 to 8 bits is used.
 HAS_AVX2 = JIT_ENABLED and "+avx2" in _features.split(",")
 
-# With these instructions LLVM's own way is the faster one, and streaming stores gain nothing (on Zen 4) or lose (on Zen 5).
+# With these instructions LLVM's own way is the faster one.
 HAS_AVX512 = JIT_ENABLED and "+avx512vl" in _features.split(",")
 
 
@@ -154,35 +154,6 @@ def release(typingctx: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
-
-
-@intrinsic
-def copy_streaming(typingctx: Any, target: Any, source: Any, lines: Any) -> Any:
-    """Copy cache lines to an address that is a multiple of LINE, with stores that do not read the target's lines first. Other
-    threads may see these stores in another order, unless `fence` follows."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = ir.VectorType(ir.IntType(8), LINE)
-        targets, sources = (builder.inttoptr(address, vector.as_pointer()) for address in arguments[:2])
-        flag = builder.module.add_metadata([ir.IntType(32)(1)])
-        with cgutils.for_range(builder, arguments[2]) as loop:
-            line = builder.load(builder.gep(sources, [loop.index]), align=1)
-            store = builder.store(line, builder.gep(targets, [loop.index]), align=LINE)
-            store.set_metadata("nontemporal", flag)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
-
-
-@intrinsic
-def fence(typingctx: Any) -> Any:
-    """Let other threads see all earlier stores before any later store."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), generate
 
 
 @intrinsic

@@ -10,7 +10,7 @@ import numpy as np
 from numba import prange, types
 
 from ..compiling import jit
-from ..compiling.intrinsics import HAS_AVX512, LINE, address_of, array_at, copy_streaming, fence, record_at, stack
+from ..compiling.intrinsics import HAS_AVX512, LINE, address_of, array_at, record_at, stack
 from ..compiling.jit import unsigned
 from ..compiling.vectors import WORDS, narrow, words_on_stack
 from ..element_types import ElementType, codecs, packing
@@ -25,7 +25,6 @@ convert_run: Any = None  # constant_scale
 convert_run_by_reciprocal: Any = None  # constant_scale
 convert_row: Any = None  # varying_scale
 convert_loop: Any = None  # run
-convert_pieces: Any = None  # pieces
 pack: Any = None  # packing.regroup
 unpack: Any = None  # packing.regroup
 decode: Any = None  # codecs.decoder
@@ -41,13 +40,6 @@ IN_WORDS: Any = None
 HAS_RECIPROCAL: Any = None
 SCALE_DTYPE: Any = None
 ZERO_POINT_DTYPE: Any = None
-
-# If y has at least this many bytes, it is written with streaming (non-temporal) stores, which bypass the cache. The cache is
-# too small to keep it until somebody reads it.
-STREAMING_SIZE = 1 << 24 if jit.JIT_ENABLED and not HAS_AVX512 else np.iinfo(np.int64).max
-
-# The bytes of the buffer for streaming stores. It fits into the first-level cache.
-BUFFER = 1 << 13
 
 # With fewer elements, finding the end of a cache line takes longer than storing across lines.
 LONG = 1 << 11
@@ -156,31 +148,11 @@ def run(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int) -> N
                 row = 0
 
 
-def pieces(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, start: int, is_streaming: bool, buffer: Any) -> None:
-    """Call `run` once. If `is_streaming`, call it piece by piece with the buffer as output, and stream whole cache lines from
-    the buffer to y: the processor need not read a line that is written whole."""
-    at, size = 0, y.size
-    head = -y.ctypes.data % LINE // y.itemsize if is_streaming else size
-    while at < size:
-        n = head - at if at < head else buffer.size
-        n = n if n < size - at else size - at
-        aside = at >= head and n == buffer.size
-        target = buffer if aside else y[at : at + n]
-        convert_loop(x[at : at + n], scale, zero_point, target, loop, start + at)
-        if aside:
-            copy_streaming(y.ctypes.data + at * y.itemsize, buffer.ctypes.data, n * y.itemsize // LINE)
-        at += n
-    if is_streaming:
-        fence()
-
-
 def parallel(x: Any, scale: Any, zero_point: Any, y: Any, loop: Any, slices: int) -> None:
     """Convert all of x on Numba's threads."""
-    is_streaming = y.nbytes >= STREAMING_SIZE
     for i in prange(slices):
         start, stop = i * x.size // slices, (i + 1) * x.size // slices
-        buffer = np.empty(BUFFER // y.itemsize, y.dtype)
-        convert_pieces(x[start:stop], scale, zero_point, y[start:stop], loop, start, is_streaming, buffer)
+        convert_loop(x[start:stop], scale, zero_point, y[start:stop], loop, start)
 
 
 def task(work_address: int, index: int) -> None:
@@ -205,20 +177,7 @@ def task(work_address: int, index: int) -> None:
         convert_loop(x, scale, zero_point, codes, loop, start)
         pack(codes, array_at(work.y + start * Y_BITS // 8, (size * Y_BITS + 7) // 8, np.uint8))
     else:
-        # Convert all at once, or piece by piece into a buffer from which whole cache lines are streamed to y.
-        is_streaming = work.size * Y_ITEMSIZE >= STREAMING_SIZE and work.y % LINE == 0
-        buffer = stack(BUFFER // 8)
-        step = BUFFER // Y_ITEMSIZE if is_streaming else max(size, 1)  # 0 would raise: libraries have no place for errors
-        for at in range(0, size, step):
-            n = size - at if size - at < step else step
-            target = work.y + (start + at) * Y_ITEMSIZE
-            aside = is_streaming and n == step
-            y = array_at(buffer if aside else target, n, Y_DTYPE)
-            convert_loop(x[at : at + n], scale, zero_point, y, loop, start + at)
-            if aside:
-                copy_streaming(target, buffer, BUFFER // LINE)
-        if is_streaming:
-            fence()
+        convert_loop(x, scale, zero_point, array_at(work.y + start * Y_ITEMSIZE, size, Y_DTYPE), loop, start)
 
 
 def widen(source_address: int, target_address: int, count: int) -> None:
@@ -241,13 +200,10 @@ def serial_kernel(key: Key) -> Any:
     return jit.kernel(run, f"serial_{key.name}", signature, **_names_in_run(key))
 
 
-def parallel_kernel(key: Key, streaming_size: int = STREAMING_SIZE) -> Any:
-    """Return the kernel (x, scale, zero_point, y, loop, slices) -> None. From `streaming_size` bytes of y on, it uses streaming
-    stores."""
+def parallel_kernel(key: Key) -> Any:
+    """Return the kernel (x, scale, zero_point, y, loop, slices) -> None."""
     signature = types.void(*_arrays(key), types.intp)
-    name = f"parallel_{key.name}" + (f"_{streaming_size}" if streaming_size != STREAMING_SIZE else "")
-    in_pieces = jit.expand(pieces, convert_loop=_run(key))
-    return jit.kernel(parallel, name, signature, parallel=True, convert_pieces=in_pieces, STREAMING_SIZE=streaming_size)
+    return jit.kernel(parallel, f"parallel_{key.name}", signature, parallel=True, convert_loop=_run(key))
 
 
 def task_function(key: Key) -> Any:

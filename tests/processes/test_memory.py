@@ -41,7 +41,6 @@ from quark_numba.compiling import jit
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.linear.dispatch import TABLE
 from quark_numba.linear.granularity import Loop, loop_shape
-from quark_numba.linear.kernels import parallel_kernel
 from quark_numba.linear.key import select
 from quark_numba.ort import c_api
 from quark_numba.recurrent import kernels as recurrent_kernels
@@ -161,12 +160,11 @@ def test_kernel_stays_within_its_arrays(key):
 @pytest.mark.parametrize("operation", ["quantize", "dequantize"])
 @pytest.mark.covering
 @pytest.mark.slow
-def test_past_the_cache_stays_within_its_arrays(operation, name):
-    """Arrays of up to a few thousand elements, which begin and end anywhere in a cache line, are written past the cache."""
+def test_any_size_stays_within_its_arrays(operation, name):
+    """Arrays of up to a few thousand elements, which begin and end anywhere in a cache line, in one slice and in several."""
     row = find(name)
     x_type, y_type = (FLOAT32, row) if operation == "quantize" else (row, FLOAT32)
     key = select(operation, x_type, FLOAT32, row, y_type)
-    streaming = parallel_kernel(key, streaming_size=0)
     rng = np.random.default_rng(31)
     for size, count, at_end in product((1, 15, 2048, 5000, 6161), (1, 7), (True, False)):
         scale, zero_point = rng.uniform(0.1, 1, count).astype(key.scale_dtype), np.zeros(count, key.zero_point_dtype)
@@ -174,7 +172,7 @@ def test_past_the_cache_stays_within_its_arrays(operation, name):
         loop = np.array(Loop(1, 1, 7, 1, True) if count == 7 else Loop(1, 1, size, 1, False), np.int64)
         expected = np.empty(size, key.y.storage)
         TABLE[key].serial(x, scale, zero_point, expected, loop, 0)
-        for kernel, slices in ((streaming, (3,)), (TABLE[key].serial, (0,))):
+        for kernel, slices in ((TABLE[key].parallel, (3,)), (TABLE[key].serial, (0,))):
             y = guarded(np.empty_like(expected), at_end)
             kernel(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, loop, *slices)
             assert y.tobytes() == expected.tobytes()
