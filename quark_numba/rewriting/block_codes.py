@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ..compiling.threads import on_one_thread
 from ..declaration import BlockRoundTrip
-from ..element_types import FLOAT32
+from ..element_types import FLOAT32, find
 from ..element_types.tensors import to_bytes
 from ..models.tensors import in_memory, mapped, opened, row_axis, spans
 from .graph import Graph
@@ -66,6 +66,9 @@ def _codes_and_scales(
     with opened(x) as read:
         for part in (read(*span) for span in spans(codes)):
             part_codes, part_scales = on_one_thread(stored.of, part)
+            scale_type = find(part_scales.dtype)
+            if scale_type is None or not scale_type.has_tensors(RELEASE):
+                raise Left("ONNX Runtime has no tensors of its scales")
             y = on_one_thread(_DEQUANTIZE.call, part_codes, part_scales, **attributes)
             (expected,) = on_one_thread(call, node, [part])
             # A product with a NaN may have any sign.

@@ -111,7 +111,8 @@ def optimize(
         groups of 8-bit nodes become ONNX Runtime's integer operators if these are estimated to be faster. Their codes may
         differ by one, where a result is within a thousandth of a step of the middle between two. "float": all, and without
         integer operators. "onnxruntime", for other execution providers than the CPU's: none of those for which ONNX Runtime's
-        results may differ from the specification's. If they quantize activations anywhere, the whole model stays as it is.
+        results may differ from the specification's. If they quantize activations anywhere, all stay but those that ONNX
+        Runtime cannot run.
     regions : bool
         Whether to write ``quark_numba::Region`` and the other operators that only the native backend of `register` has.
         Without them "auto" means "onnxruntime".

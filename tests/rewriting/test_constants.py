@@ -97,6 +97,14 @@ def test_codes_of_block_formats_are_kept(name, shape, axis):
     assert operators(after.model) == ["Mul"]
 
 
+@pytest.mark.parametrize(("name", "is_kept"), [("fp8_e4m3", False), ("int8", True)])
+def test_scales_that_an_older_onnx_runtime_lacks(name, is_kept, monkeypatch):
+    """ONNX Runtime has tensors of float8e8m0 since 1.31. The scales of int8 are float32."""
+    monkeypatch.setattr(block_codes, "RELEASE", (1, 30))
+    before = blocks_model(np.ones((4, 40), np.float32), axis=1, element_dtype=name, block_size=20)
+    assert operators(optimized(before, keep_quantized_weights=True).model) == (KEPT if is_kept else ["Mul"])
+
+
 # Inf has no code in most types. The scale of the last block should be 2**-128, but there is none below 2**-127.
 SPECIAL = [
     ("fp4_e2m1", np.inf, np.inf, False),
