@@ -100,8 +100,9 @@ def optimize(
     model : onnx.ModelProto, or the path of a model
         The model is not changed. Tensors in files beside the model are read; a ModelProto has to contain all its tensors.
     out : path, optional
-        The file to write. Tensors go to ``out.data`` if those of `model` are in files beside it and take more than 64 MB, or if
-        the result is larger than 2 GiB. The memory that is needed does not grow with tensors in files.
+        The file to write, which may be `model` itself. Tensors go to ``out.data`` if those of `model` are in files beside it
+        and take more than 64 MB, or if the result is larger than 2 GiB. The memory that is needed does not grow with tensors
+        in files.
     keep_quantized_weights : bool
         Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run.
         Constants in Microscaling formats become codes and scales, with ``quark_numba::Dequantize``, version 1, if that
