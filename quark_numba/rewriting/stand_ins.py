@@ -53,6 +53,8 @@ def _stand_in(
     given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     given = {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in given.items()}
     inputs = [Tensor(find(types.get(name, 0)), None) if name else None for name in node.input]
+    if not node.output:
+        return
     try:
         attributes = operator.values(given)
         inferred, *more = operator.infer(inputs, attributes)

@@ -231,6 +231,12 @@ def test_initializers_that_are_inputs_may_be_fed():
         assert_same_values(before, result.model, {"x": X, "scale": np.float32(0.25), "zero_point": np.int8(0)})
 
 
+def test_a_node_without_an_output_stays():
+    nodes = [*pair(), "= qonnx.custom_op.general.Quant (x, scale, scale, scale)", "z = Relu (y)"]
+    before = model(nodes, ["x"], ["z"], initializers=scale_and_zero_point())
+    assert operators(optimize(before)) == ["Quant", "Region"]
+
+
 def test_a_constant_that_is_not_valid_stays():
     """ONNX Runtime takes a Constant with an attribute of another name."""
     before = model([*pair(), "z = Add (y, c)"], ["x"], ["z"], initializers=scale_and_zero_point())
