@@ -106,7 +106,7 @@ def optimize(
     keep_quantized_weights : bool
         Whether constants stay quantized, each with a dequantize node. The model is smaller, and does more work in a run.
         Constants in Microscaling formats become codes and scales, with ``quark_numba::Dequantize``, version 1, if that
-        gives the same bits and ONNX Runtime has tensors of the codes. Other block formats become float constants in any case.
+        gives the same bits and ONNX Runtime has tensors of both. Other block formats become float constants in any case.
     qdq : "auto", "float" or "onnxruntime"
         How ONNX's own QuantizeLinear and DequantizeLinear, also in com.microsoft, are rewritten. "auto": all of them, and
         groups of 8-bit nodes become ONNX Runtime's integer operators if these are estimated to be faster. Their codes may
