@@ -199,6 +199,18 @@ def test_tensors_that_their_shape_does_not_fit(dims, reason, tmp_path):
             use(tmp_path / "broken.onnx")
 
 
+@pytest.mark.parametrize("dims", [[2**63 - 1], [2**20, 2**20], [13]])
+def test_tensors_with_fewer_numbers_than_their_shape_needs(dims, tmp_path):
+    """Their elements are in a field of their type. Somebody who asks for the elements may get memory for the whole shape."""
+    broken = model(["y = Add (x, w)"], ["x"], ["y"], initializers=[], domains=[])
+    broken.graph.initializer.append(onnx.TensorProto(name="w", dims=dims, data_type=1, float_data=[1.0, 2.0, 3.0]))
+    onnx.save(broken, tmp_path / "m.onnx")
+    message = rf"tensor w: its shape has {np.prod(dims, dtype=object)} elements, and it has 3 numbers"
+    for use in (optimize, quark_numba.InferenceSession):
+        with pytest.raises(ModelError, match=message):
+            use(tmp_path / "m.onnx")
+
+
 def test_paths_that_no_file_has(tmp_path):
     onnx.save(one_node("quantize", "int8"), tmp_path / "m.onnx")
     for wrong in ("a\0b", "x" * 5000):
