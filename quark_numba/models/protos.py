@@ -193,9 +193,9 @@ _FIELDS, _MOST_PER_ENTRY = ("float_data", "int32_data", "int64_data", "double_da
 
 
 def check_sizes(model: onnx.ModelProto, name: str, leave: Container[str], most: int | None) -> None:
-    """Raise ModelError if a tensor other than the initializers in `leave` has a negative dimension, or other bytes than its
-    elements need. `most` is the size of the model's file; None: unknown. Asking for the bytes copies them, so those of larger
-    tensors are not counted."""
+    """Raise ModelError if a tensor other than the initializers in `leave` has a negative dimension, other bytes than its
+    elements need, or fewer numbers than can hold them. `most` is the size of the model's file; None: unknown. Asking for the
+    bytes copies them, so those of larger tensors are not counted."""
     for tensor in tensors(model, leave):
         if any(dim < 0 for dim in tensor.dims):
             raise ModelError(f"{name}: tensor {tensor.name}: its shape is {(*tensor.dims,)}; expected no negative dimension")

@@ -113,7 +113,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             rest: dict[str, Any] = {"is_native": backend == "native", "folder": temporary_folder, "cache": cache, **how}
             make = functools.partial(_prepared, path_or_bytes, options, **rest)
             model = _Model(kept_path) if kept_path else make(files, providers)
-            self._has_files = isinstance(model.source, str) and model.source is not path_or_bytes
+            self._has_files = model.is_written_for(path_or_bytes)
             # A session of a model in memory would keep it, to make the files again.
             self._make = make if self._has_files and isinstance(path_or_bytes, (str, os.PathLike)) else None
 
@@ -129,7 +129,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                         raise
                     _log.warning("%s: a model cannot be kept: it was removed while a session was created", model.source)
                     model = make(files, providers, cache=False)
-                    self._has_files = isinstance(model.source, str) and model.source is not path_or_bytes
+                    self._has_files = model.is_written_for(path_or_bytes)
                     self._create(model, files, create)
             if backend == "native" and model.probe:
                 started.keep(entry_of_session, recorded, model.probe)
@@ -185,6 +185,10 @@ class _Model(NamedTuple):
     source: Any
     probe: bytes = b""
     refusal: str = ""
+
+    def is_written_for(self, given: Any) -> bool:
+        """Whether the source is a file of this package, and not the model that the caller gave."""
+        return isinstance(self.source, str) and self.source is not given
 
 
 def _is_created_without_fusions(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
