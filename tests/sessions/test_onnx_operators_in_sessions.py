@@ -234,7 +234,7 @@ def test_against_onnx_runtimes_own(operation, x, y):
                 if operation == "quantize":
                     with np.errstate(all="ignore"):
                         values = samples.floats(quantized, float(scale), zero_point).astype(find(x).dtype)
-                    if full == "float16" or quantized.endswith("int2"):
+                    if RELEASE < (1, 32) and (full == "float16" or quantized.endswith("int2")):
                         values = values[~beyond_int32(values, scale)]
                     if quantized.startswith("float8"):
                         values = values[~is_negative_zero(values, scale)]
