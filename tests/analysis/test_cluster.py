@@ -63,6 +63,7 @@ def biggest_difference(outputs, reference, feed):
     return {"largest": max(np.abs(outputs[name] - reference[name]).max() for name in outputs), "mean": feed["x"].mean()}
 
 
+@pytest.mark.slow
 def test_the_same_bytes_and_only_loopback(small, terminal, monkeypatch):
     words = ["evaluate", small[0], "--data", str(small[1]), "--labels", "l", "--metric", "test_cluster:biggest_difference"]
     alone = terminal.text(*words, "--json")

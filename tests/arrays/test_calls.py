@@ -252,7 +252,7 @@ def test_other_names_of_types():
 
 @every_type
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3), (1,), (1, 1, 1)], ids=str)
-@pytest.mark.by_default(12)
+@pytest.mark.by_default(4)
 def test_small_shapes(name, shape):
     x = np.full(shape, 2.5, np.float32)
     y = quantize(x, np.float32(1), dtype=name)

@@ -100,7 +100,7 @@ def test_zero_points_of_zero(granularity, name, last):
 
 @quantized_types("quantize")
 @pytest.mark.parametrize("scale", samples.SCALES, ids=str)
-@pytest.mark.by_default(12)
+@pytest.mark.by_default(4)
 def test_scales_of_all_sizes(name, scale):
     """The inputs include every tie and both its neighbours. Zero points have all sizes, too."""
     scale, codes = np.float32(scale), samples.codes(name)

@@ -81,7 +81,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("error", ["raise", "warn"])  # a warning fails a test, too
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_no_error(case, error):
     call, expected = CASES[case]
     with np.errstate(all=error):

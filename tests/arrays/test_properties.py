@@ -62,7 +62,7 @@ def calls(draw):
 
 
 # More examples need more kernels to be compiled.
-more_examples = sizes("examples", 10, slow=40, full=1000)
+more_examples = sizes("examples", 5, slow=40, full=1000)
 
 
 @more_examples

@@ -336,6 +336,7 @@ def test_messages_that_cannot_be_written(twice):
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-1"])
+@pytest.mark.by_default(1)
 def test_any_width_of_a_terminal(columns, tmp_path):
     words, environment = command("run", tmp_path / "none.onnx")
     done = subprocess.run(words, env={**environment, "COLUMNS": columns}, capture_output=True, timeout=300)

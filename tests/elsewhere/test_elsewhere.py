@@ -159,6 +159,7 @@ def test_every_model_on_debian(program_of_debian, every_model, threads):
     check_program(program_of_debian, library, threads, refused=refused, close=close, **options)
 
 
+@pytest.mark.slow
 def test_a_cpp_program_with_errors(program, build, tmp_path):
     library = build(NAMES, "optimised")
     path = library.with_name("tagger_u16.onnx")

@@ -117,14 +117,14 @@ OLDER = [each for each in OPERATORS if each.newer_name and each.domain in QONNX_
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("operator", OLDER, ids=lambda each: each.full_name)
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_older_domains(operator):
     node = random_node(QONNX, operator.name, 4)._replace(domain=operator.domain)
     assert_same_bits(session(node.model()).run(None, node.feeds())[0], node.expected())
 
 
 @operators
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 def test_layouts_of_arrays(operator):
     """Strides, memory orders and unaligned memory give the same bits."""
     node = random_node(operator.domain, operator.name, 7)

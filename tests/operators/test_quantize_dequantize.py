@@ -103,7 +103,7 @@ def test_zero_point_without_a_dtype():
 
 @pytest.mark.compiled
 @in_sessions
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_native_node(name):
     for granularity, saturate in [*((granularity, 1) for granularity in GRANULARITIES), ("per_axis", 0)]:
         x_shape, (scale, zero_point), spread, attributes = cell(granularity, "float32", name, True)

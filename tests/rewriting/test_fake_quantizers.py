@@ -72,7 +72,7 @@ def node(form, mode, shape, x="a", y="b"):
 
 @pytest.mark.parametrize(("form", "mode", "shape"), CASES)
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_a_node_becomes_a_step(form, mode, shape):
     """Parameters of every shape that broadcasts to x. The values before and behind the node are those of the model as
     written."""

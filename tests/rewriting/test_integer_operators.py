@@ -412,6 +412,7 @@ IMAGES = (1, 8, 12, 12)
         (["Erf", "Erf"], "uint8", (4, 64), ""),
     ],
 )
+@pytest.mark.by_default(3)
 def test_what_is_faster_on_integers(kinds, element_type, shape, integer):
     before = layers(kinds, element_type, shape)
     after = optimized(before).model

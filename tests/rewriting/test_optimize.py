@@ -131,11 +131,11 @@ def graphs(draw):
     return model(nodes, ["x"], outputs, initializers=initializers), draw(st.booleans())
 
 
-@sizes("examples", 10, slow=100, full=300)
+@sizes("examples", 5, slow=100, full=300)
 def test_generated_graphs(examples):
     rewritten = []
 
-    @settings(max_examples=examples, deadline=None, derandomize=examples == 10)
+    @settings(max_examples=examples, deadline=None, derandomize=examples == 5)
     @given(graphs())
     def check(graph_and_keep_quantized_weights):
         before, keep_quantized_weights = graph_and_keep_quantized_weights

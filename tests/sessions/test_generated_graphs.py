@@ -29,7 +29,7 @@ def worker():
     made.close()
 
 
-@batches(default=(0, 4, 4), slow=(4, 8, 4), full=(8, 108, 20), exhaustive=(108, 5008, 50))
+@batches(default=(0, 2, 2), slow=(2, 8, 3), full=(8, 108, 20), exhaustive=(108, 5008, 50))
 def test_onnx_operators(seeds, worker):
     assert_right(worker, "qdq", seeds)
 

@@ -469,7 +469,7 @@ quark_numba.optimize(path, path)
 
 @pytest.mark.parametrize("use", ["session", "optimize", "another"])
 @pytest.mark.parametrize("replaced", [1, 2, 3, 4])
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_a_process_that_ends_while_it_exchanges_files_loses_none(replaced, use, tmp_path):
     """The model and the file of its tensors come back when the model, or another one in the folder, is used next."""
     before = pair_model(weight_of(500, 40), "int8", ())

@@ -25,7 +25,7 @@ domains = pytest.mark.parametrize("domain", ["com.amd.quark", "com.vai.quantize"
 
 
 @domains
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 def test_per_tensor(quantize_key, domain):
     name = quantize_key.quantized.name
     quantize, dequantize = (session(one_node(operation, name, domain=domain)) for operation in ("quantize", "dequantize"))
@@ -69,7 +69,7 @@ def test_per_axis(quantize_key, shape, axis, zero_point):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1)], ids=str)
-@pytest.mark.by_default(10)
+@pytest.mark.by_default(3)
 def test_small_shapes(quantize_key, shape):
     name = quantize_key.quantized.name
     x = np.full(shape, 2.5, np.float32)

@@ -32,7 +32,7 @@ def tolerance(expected):
     [(variant, "native") for variant in ("bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8")]
     + [(variant, "extensions") for variant in ("i32", "u32", "bfp16", "mx9", "mxfp8")],
 )
-@pytest.mark.by_default(8)
+@pytest.mark.by_default(4)
 def test_expected_outputs(variant, backend, threads, expected, tolerance):
     model = session(MODELS / f"textline_cls_{variant}.onnx", backend=backend, threads=threads, disable_quant_qdq="1")
     (y,) = model.run(None, {"x": expected["x"]})

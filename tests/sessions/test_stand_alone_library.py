@@ -133,7 +133,7 @@ def test_a_node_that_the_library_lacks(library, tmp_path, case):
     assert "(node '" in found
 
 
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_a_missing_attribute(library, tmp_path):
     node = helper.make_node("Region", ["x"], ["y"], name="here", domain="quark_numba")
     onnx.save(model([node], ["x"], ["y"], domains=["quark_numba"]), tmp_path / "model.onnx")
