@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from paths import ROOT
@@ -12,14 +13,8 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.name, marks=[pytest.mark.slow] if path.name != "arrays.py" else [])
-        for path in sorted(EXAMPLES.iterdir())
-        if path.is_file()
-    ],
-)
+@pytest.mark.parametrize("path", sorted(filter(Path.is_file, EXAMPLES.iterdir())), ids=lambda path: path.name)
+@pytest.mark.slow
 def test_example(path, tmp_path):
     command, code = [sys.executable, str(path)], None
     if path.suffix == ".ipynb":

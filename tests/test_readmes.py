@@ -153,7 +153,7 @@ EXAMPLES = [path for path in READMES if python_of(text_of(path)).strip()]
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_examples_run(path, tmp_path):
     """The examples of a page run from top to bottom, in one process."""
     if "build_library" in python_of(text_of(path)):

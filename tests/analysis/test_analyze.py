@@ -455,7 +455,7 @@ def test_command(capsys, tmp_path, terminal):
     report = terminal.report(*small, "--by", "operator", "--what-if", "bfp16")
     assert {"MatMul", "all weights", "all activations"} == {each["name"] for each in report["sweep"]}
     assert report["trade_offs"][0].keys() == {"bits", "sqnr_db", "choices"}
-    text = terminal.text(*small, "--sweep", "--what-if", "mxfp8_e4m3")
+    text = terminal.text(*small, "--sweep", "--what-if", "bfp16")
     assert all(each in text for each in ("only this quantized", "Best trade-offs", "all activations"))
 
 

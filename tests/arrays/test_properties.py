@@ -112,6 +112,7 @@ def test_what_comes_back_is_within_half_a_step(name, x, scale, data):
 @given(
     npst.arrays(np.float32, npst.array_shapes(max_dims=1, max_side=50), elements=st.floats(allow_nan=False, width=32)), positive
 )
+@pytest.mark.by_default(3)
 def test_quantize_is_monotonic(name, x, scale):
     with np.errstate(all="ignore"):
         y = oracle.values(quantize(np.sort(x), np.float32(scale), dtype=name), name)

@@ -139,8 +139,16 @@ def test_a_scalar():
         assert mx_dequantize(codes, scales) == -0.75
 
 
-CODES, SCALES = mx_quantize(np.ones((2, 40), np.float32))
-BLOCKS = bfp_quantize(np.ones((2, 40), np.float32))
+# Ones. They are not computed, as this would compile kernels in every process that collects tests.
+CODES, SCALES = np.full((2, 40), 64, np.int8), np.ones((2, 2), ml_dtypes.float8_e8m0fnu)
+BLOCKS = BFPBlocks(*(np.full((2, length), value, np.uint8) for length, value in ((40, 64), (5, 127), (5, 0))))
+
+
+@pytest.mark.slow
+def test_arguments_of_wrong_calls():
+    found = [*mx_quantize(np.ones((2, 40), np.float32)), *bfp_quantize(np.ones((2, 40), np.float32))]
+    for each, expected in zip(found, [CODES, SCALES, *BLOCKS], strict=True):
+        oracle.assert_same_bits(each, expected)
 
 
 @pytest.mark.parametrize(

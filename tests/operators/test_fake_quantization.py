@@ -195,6 +195,7 @@ def test_codes():
 
 
 @operators
+@pytest.mark.by_default(5)
 def test_tools_of_onnx(operator):
     """The checker accepts a node, its shape is inferred, and the reference evaluator gives its bits."""
     quark_numba.register_schemas()
@@ -300,7 +301,7 @@ def node_of(operator, attributes, inputs):
 
 @pytest.mark.compiled
 @wrong_inputs
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_wrong_inputs_of_sessions(operator, attributes, inputs, message):
     """The session goes on."""
     node = node_of(operator, attributes, inputs)

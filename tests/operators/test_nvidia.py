@@ -277,6 +277,7 @@ def test_values_of_codes():
     assert_same_bits(y, mxfp8_round_trip(x, axis=-1, block_size=32))
 
 
+@pytest.mark.slow
 def test_dask():
     da = pytest.importorskip("dask.array")
     x = np.random.default_rng(0).normal(0, 4, (20, 96)).astype(f32)

@@ -44,7 +44,7 @@ def test_per_tensor(quantize_key, domain):
     [((7,), 0), ((5, 33), 0), ((5, 33), None), ((2, 3, 5, 7), -2), ((300, 400), 0), ((300, 400), 1), ((2, 70000), 0)],
     ids=str,
 )
-@pytest.mark.by_default(6)
+@pytest.mark.by_default(2)
 def test_per_axis(quantize_key, shape, axis, zero_point):
     name = quantize_key.quantized.name
     attributes = {} if axis is None else {"axis": axis}
@@ -91,7 +91,7 @@ def test_one_element_shapes_mix():
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("size", [16383, 16384, 16385, 65536, 65537, 1_000_003, 1 << 22, 5_000_003])
-@pytest.mark.by_default(8)
+@pytest.mark.by_default(3)
 def test_any_number_of_threads(threads, size):
     x = np.random.default_rng(9).normal(0, 100, size).astype(np.float32)
     node = session(one_node("quantize", "int16"), threads=threads, spins=True)

@@ -125,7 +125,7 @@ def test_zero_points_of_zero(name, last):
 
 @pytest.mark.parametrize("name", [row.name for row in carried(QUANTIZE.y) if row.is_packed])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16383, 16384, 16387, 100_003])
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_packed_elements(name, size):
     """Some numbers of elements do not fill the last byte, and some need several tasks."""
     x = np.random.default_rng(22).normal(0, 3, (1, size)).astype(np.float32)

@@ -28,7 +28,7 @@ NEEDS_STANDARD_OPS = ("nvfp4_m",)
 
 
 @pytest.mark.parametrize("path", models_of(*TOLERANCES), ids=lambda path: path.stem)
-@pytest.mark.by_default(6)
+@pytest.mark.by_default(3)
 def test_models(path):
     """Each quantization node gives the bits of the oracle for its inputs, and the model gives the vendor's outputs."""
     source = onnx.load(path)
