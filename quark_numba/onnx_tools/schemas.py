@@ -25,8 +25,8 @@ _OPTIONS = {
 
 
 def register_schemas() -> None:
-    """Register Quark's operators, and the operators that `optimize` writes, with ``onnx.checker`` and ``onnx.shape_inference``.
-    They are the operators that ``quark-numba types`` prints in domains other than ONNX's.
+    """Register the operators of all dialects, and those that `optimize` writes, with ``onnx.checker`` and
+    ``onnx.shape_inference``. They are the operators that ``quark-numba types`` prints in domains other than ONNX's.
 
     The checker then refuses models with other element types, inputs or attributes. Shape inference infers the element types and
     shapes of outputs. It raises ``onnx.shape_inference.InferenceError``, in strict mode or not, for wrong element types, wrong

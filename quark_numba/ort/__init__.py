@@ -30,7 +30,7 @@ Backend = Literal["native", "extensions"]
 def register(
     session_options: onnxruntime.SessionOptions, *, backend: Backend | None = None, standard_ops: bool = False
 ) -> Backend:
-    """Register the operators of Quark, and those that `optimize` writes, for the sessions that are created with
+    """Register the operators of all dialects, and those that `optimize` writes, for the sessions that are created with
     `session_options`. ``quark-numba types`` lists them, all but those of ONNX's own domain.
 
     Parameters
