@@ -1,5 +1,5 @@
-"""Print how long Quark takes to quantize the classifier of tests/models with a configuration that fine-tunes it, in seconds, and
-the processor time of that:
+"""Print the seconds, and the seconds of processor time, that Quark takes to quantize the classifier of tests/models with a
+configuration that fine-tunes it:
 fine_tune.py CONFIGURATION STEPS, with Quark's operators; python -m quark_numba.for_quark fine_tune.py ..., with ours."""
 
 import sys

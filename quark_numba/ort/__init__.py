@@ -42,8 +42,8 @@ def register(
         None: native if it is available, else extensions, with a RuntimeWarning.
     standard_ops : bool
         Also replace ONNX Runtime's QuantizeLinear and DequantizeLinear (native only; ONNX Runtime 1.31 or later). The
-        replacements have all types of opset 10 to 28. Its CPU provider refuses bfloat16 and float4e2m1 data, bfloat16 and
-        float8e8m0 scales, int32 x, `precision` and `output_dtype`. This also sets `session.disable_quant_qdq` and
+        replacements have all types of opset 10 to 28. Its CPU provider refuses bfloat16 and float4e2m1 data, bfloat16,
+        float8e8m0 and int32 scales, int32 x, `precision` and `output_dtype`. This also sets `session.disable_quant_qdq` and
         `optimization.disable_specified_optimizers`, unless `session_options` have these entries. Otherwise ONNX Runtime would
         fuse quantization nodes with their neighbours into integer operators, which lack these types. So the model computes in
         float, as it is written.
