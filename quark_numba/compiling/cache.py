@@ -36,8 +36,8 @@ SUFFIX = ".kernel"
 _MARK = b"quark_numba kernel\n"
 _NAME = re.compile(rf".+_[0-9a-f]{{12}}_[0-9a-f]{{12}}\{SUFFIX}(\.[0-9]+)?")
 
-# The symbol and the file of each function for C that this process has, by the function's address.
-_files: dict[int, tuple[str, Path]] = {}
+# The file of each function for C that this process has, by the function's address.
+_files: dict[int, Path] = {}
 
 # What is called before a function is compiled that has no file.
 before_compiling: list[Callable[[], None]] = []
@@ -53,22 +53,22 @@ def compile_cached(compiler: Any, *signature: Any) -> None:
     with no_garbage_collection():
         compiler.compile(*signature)
     if file.path and not signature:  # a function for C
-        _files[compiler.address] = compiler.native_name, file.path
+        _files[compiler.address] = file.path
 
 
 def object_of(address: int) -> tuple[str, bytes, bytes]:
-    """Return the symbol of a function for C, the object file that defines it, and the bitcode of that file's module.
+    """Return the symbol of a function for C, the object file that defines it, and the bitcode of that file's module. All are of
+    the file: another process that compiled the function at the same time may have written it, with another symbol.
 
     Raises
     ------
     LookupError
         If the function is not kept on disk."""
     with suppress(KeyError, OSError):
-        symbol, path = _files[address]
-        content = _verified(path.read_bytes())
+        content = _verified(_files[address].read_bytes())
         if content:
-            (_, _, (code, bitcode)), *_ = pickle.loads(content)
-            return symbol, code, bitcode
+            (_, _, (code, bitcode)), description, *_ = pickle.loads(content)
+            return description.llvm_cfunc_wrapper_name, code, bitcode
     raise LookupError("a compiled function is not kept")
 
 

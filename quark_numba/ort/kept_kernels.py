@@ -91,7 +91,10 @@ def _addresses_of(objects: Mapping[str, str], stubs: list[str]) -> dict[str, int
         engine.add_object_file(ll.ObjectFileRef.from_data(base64.b64decode(code)))
     engine.finalize_object()
     keep(engine)
-    return {symbol: engine.get_function_address(symbol) for names in objects for symbol in names.split()}
+    addresses = {symbol: engine.get_function_address(symbol) for names in objects for symbol in names.split()}
+    if not all(addresses.values()):
+        raise LookupError("an object file lacks its function")
+    return addresses
 
 
 def _stubs(names: list[str]) -> str:

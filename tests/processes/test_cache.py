@@ -9,7 +9,7 @@ from pathlib import Path
 import numba
 import pytest
 from marks import default_of, sizes
-from processes import run, start
+from processes import python, run, start
 
 import quark_numba
 from quark_numba.compiling import cache, user_folder
@@ -238,3 +238,34 @@ def compile_upward():
     begin = {"main": "compile_upward()", "another": "it = threading.Thread(target=compile_upward); it.start(); it.join()"}
     run(f"{values}{upward}{begin[thread]}\ncompare()", NUMBA_CACHE_DIR=str(tmp_path))
     run(f"{values}compare()", NUMBA_CACHE_DIR=str(tmp_path))
+
+
+OBJECT = """
+import shutil
+import llvmlite.binding as ll
+from pathlib import Path
+from quark_numba.compiling.cache import folder, object_of
+from quark_numba.ort import callbacks
+
+addresses = [callbacks.compiled(function) for function in callbacks.SHARED[:COUNT][::-1]]
+for path in Path(OTHER).rglob("*.kernel"):
+    shutil.copy(path, folder())
+symbol, _, bitcode = object_of(addresses[-1])
+assert not ll.parse_bitcode(bitcode).get_function(symbol).is_declaration
+print(symbol)
+"""
+
+
+def symbol_in(folder, count, other):
+    code = OBJECT.replace("COUNT", str(count)).replace("OTHER", repr(str(other)))
+    done = python("-P", "-c", code, NUMBA_CACHE_DIR=str(folder))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_file_that_another_process_has_written_meanwhile(tmp_path):
+    """Its symbol differs, as it has a number that counts what a process has compiled."""
+    others = symbol_in(tmp_path / "other", 2, tmp_path / "none")
+    assert symbol_in(tmp_path / "alone", 1, tmp_path / "none") != others
+    assert symbol_in(tmp_path / "own", 1, tmp_path / "other") == others
