@@ -47,7 +47,6 @@ def rewrite(graph: Graph) -> None:
             matches[operator.target.quantize] = operator
     chosen = [match for group in _groups(matches) if _is_faster(graph, group) for match in group]
     if chosen:
-        graph.model.graph.sort()  # ONNX Runtime takes nodes in any order
         _Writing(graph, chosen).run()
 
 

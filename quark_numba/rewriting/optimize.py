@@ -198,6 +198,7 @@ def optimized(
     with errors_named("not a valid model"):
         inlined, in_functions = functions.inline(intermediate)
         _check_acyclic(intermediate.graph)
+        intermediate.graph.sort()  # ONNX Runtime takes nodes in any order, but the passes do not
         graph = Graph(
             intermediate,
             keep_quantized_weights=keep_quantized_weights,

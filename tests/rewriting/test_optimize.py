@@ -1,5 +1,6 @@
 """`optimize` as a whole, sessions and commands: rewritten nodes give the same bits as before, and everything else stays."""
 
+import itertools
 import os
 import re
 
@@ -171,6 +172,15 @@ def test_nodes_stay_in_order():
     before = model(nodes, *values, initializers=scale_and_zero_point())
     after = assert_rewritten(before, ["QuantizeDequantizeLinear", "Relu", "Add"], {"x": X}, regions=False).model
     onnx.checker.check_model(after)
+
+
+def test_nodes_in_any_order():
+    """ONNX Runtime takes nodes in any order, and Quark's quantizer appends the nodes that it converts."""
+    for nodes in itertools.permutations([*pair("x", "a", "b"), "c = Relu (b)", *pair("c", "d", "y")]):
+        before = model(nodes, ["x"], ["y"], initializers=scale_and_zero_point())
+        after = optimized(before).model
+        assert operators(after) == ["Region"]
+    assert_same_values(before, after, {"x": X})
 
 
 # Subgraphs and functions.
