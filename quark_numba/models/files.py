@@ -7,11 +7,11 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from ..errors import ModelError, WriteError, reason_of, reraise_of_signal_handler
-from .temporary import ASIDE, PREFIX, put_back, temporary_folder
+from .temporary import PREFIX, exchanging, temporary_folder
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
@@ -43,33 +43,25 @@ def named_in_utf8(path: str | os.PathLike[str]) -> str:
 
 def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) -> None:
     """Let `write_to` write a file, and others beside it, in a temporary folder, and replace the files at `path` by them: all or
-    none. Links are followed. A path that is not a regular file, such as a pipe, is written to as it is. Raise WriteError if
-    that is not possible, and ModelError if `write_to` raises another error than OSError."""
+    none. Links are followed at `path` alone; a link at the name of another file is replaced. A path that is not a regular
+    file, such as a pipe, is written to as it is. Raise WriteError if that is not possible, and ModelError if `write_to` raises
+    another error than OSError."""
     name = os.fspath(path)
     try:
         if is_special(name):
             write_to(name)
             return
-        target = os.path.realpath(name)
-        with temporary_folder(os.path.dirname(target), prefix=f".{PREFIX}") as folder:
-            write_to(os.path.join(folder, os.path.basename(target)))
-            written = sorted(os.listdir(folder), key=lambda each: each == os.path.basename(target))  # model after data
-            targets = [os.path.realpath(os.path.join(os.path.dirname(target), file)) for file in written]
-            before = [_stat(file) for file in targets]
-            place, aside = os.path.dirname(target), os.path.join(folder, ASIDE)
-            has_links = any(os.path.dirname(file) != place for file in targets)
-            try:
-                if len(written) > 1 and not has_links and all(state is None or state.st_nlink == 1 for state in before):
-                    # A process that is killed here must not leave the model of before with other data: the model goes first.
-                    os.makedirs(os.path.join(aside, written[-1]))
-                    for file in reversed(written):
-                        with suppress(FileNotFoundError):
-                            os.replace(os.path.join(place, file), os.path.join(aside, written[-1], file))
-                for file, destination, state in zip(written, targets, before, strict=True):
-                    _put(os.path.join(folder, file), destination, state)
-            except BaseException:
-                put_back(place, aside)
-                raise
+        place, file = os.path.split(os.path.realpath(name))
+        with temporary_folder(place, prefix=f".{PREFIX}") as folder:
+            write_to(os.path.join(folder, file))
+            written = sorted(os.listdir(folder), key=lambda each: each == file)  # the model after its data
+            before = {each: _stat(os.path.join(place, each)) for each in written}
+            own = before[file]
+            # A process that is killed here must not leave the model of before with other data: the model goes first.
+            several = len(written) > 1 and (own is None or own.st_nlink == 1)
+            with exchanging(written, place, folder) if several else nullcontext():
+                for each in written:
+                    _put(os.path.join(folder, each), os.path.join(place, each), before[each], through=each == file)
     except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
         reraise_of_signal_handler(error)
         kind = WriteError if isinstance(error, (OSError, WriteError)) else ModelError
@@ -83,10 +75,10 @@ def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
         return None
 
 
-def _put(written: str, target: str, before: os.stat_result | None) -> None:
+def _put(written: str, target: str, before: os.stat_result | None, *, through: bool) -> None:
     """Replace the target, whose state was `before`, by a written file, and keep the target's mode. If the target has several
-    names, change the file behind all of them."""
-    if before is None:
+    names, change the file behind all of them with `through`; else replace this name alone."""
+    if before is None or (not through and (before.st_nlink > 1 or os.path.islink(target))):
         fresh = f"{written}.fresh"
         open(fresh, "x").close()
         os.chmod(written, stat.S_IMODE(os.stat(fresh).st_mode))

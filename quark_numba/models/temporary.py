@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,9 @@ _NAME = re.compile(rf"\.?{PREFIX}[a-z0-9_]{{8}}\{_SUFFIX}")
 # in it. A folder of the same name without it is somebody else's.
 _LOCK, _MARK = "in use", b"quark_numba made this folder, and removes it when it is no longer used.\n"
 
-# The folder within it for the files. While files beside the temporary folder are exchanged, those of before are in a folder of
-# this one. It has the name of the file that is moved aside first and gets its new content last.
-_FILES = "files"
-ASIDE = "aside"
+# The folder within it for the files. While files beside the temporary folder are exchanged, those of before are in another one,
+# and a file says what is exchanged.
+_FILES, _ASIDE, _EXCHANGE = "files", "aside", "exchange.json"
 
 
 @contextmanager
@@ -54,7 +54,8 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
         yield inner
     finally:
         # The files go first: a folder with files but without its lock would stay for ever if this process were killed now.
-        shutil.rmtree(inner, ignore_errors=True)
+        for each in (inner, os.path.join(folder, _ASIDE)):
+            shutil.rmtree(each, ignore_errors=True)
         lock.close()
         shutil.rmtree(folder, ignore_errors=True)
         if os.path.exists(folder):
@@ -91,17 +92,54 @@ def _empty(folder: Path, mark: bytes) -> None:
         import shutil
 
     if mark:
-        put_back(folder.parent, folder / _FILES / ASIDE)
-        shutil.rmtree(folder / _FILES, ignore_errors=True)
+        _put_back(folder.parent, folder, checked=True)
+        for each in (_FILES, _ASIDE):
+            shutil.rmtree(folder / each, ignore_errors=True)
+        (folder / _EXCHANGE).unlink(missing_ok=True)
     (folder / _LOCK).unlink(missing_ok=True)
 
 
-def put_back(place: str | os.PathLike[str], aside: str | os.PathLike[str]) -> None:
-    """Move the files that are in a folder ASIDE back to their place, if their exchange ended before its last file was there."""
-    for last in os.listdir(aside) if os.path.isdir(aside) else ():
-        if not os.path.lexists(os.path.join(place, last)):
-            for file in sorted(os.listdir(os.path.join(aside, last)), key=lambda file: file == last):
-                os.replace(os.path.join(aside, last, file), os.path.join(place, file))
+@contextmanager
+def exchanging(files: Sequence[str], place: str, folder: str) -> Iterator[None]:
+    """Move files of `place` aside, the last one first, while their new content is moved there from `folder`, which
+    `temporary_folder` yielded. If the last file is not in its place at the end, or when another process finds that this one was
+    killed, those of before come back."""
+    root = os.path.dirname(folder)
+    new = {file: _identity(os.path.join(folder, file)) for file in files}
+    Path(root, _EXCHANGE).write_text(json.dumps({"last": files[-1], "new": new}), encoding="utf-8")
+    os.mkdir(os.path.join(root, _ASIDE))
+    try:
+        for file in reversed(files):
+            with suppress(FileNotFoundError):
+                os.replace(os.path.join(place, file), os.path.join(root, _ASIDE, file))
+        yield
+    except BaseException:
+        _put_back(place, root, checked=False)
+        raise
+
+
+def _put_back(place: str | os.PathLike[str], root: str | os.PathLike[str], *, checked: bool) -> None:
+    """Move files back to their place if their exchange ended before its last file was there. With `checked`, raise
+    FileExistsError if this would replace a file that is not of the exchange."""
+    try:
+        exchange = json.loads(Path(root, _EXCHANGE).read_text(encoding="utf-8"))
+        files = sorted(os.listdir(os.path.join(root, _ASIDE)), key=lambda file: file == exchange["last"])
+    except (FileNotFoundError, ValueError):
+        return  # nothing was moved yet
+    if os.path.lexists(os.path.join(place, exchange["last"])):
+        return
+    for file in files if checked else ():
+        path = os.path.join(place, file)
+        if os.path.lexists(path) and _identity(path) != exchange["new"].get(file):
+            raise FileExistsError(path)
+    for file in files:
+        os.replace(os.path.join(root, _ASIDE, file), os.path.join(place, file))
+
+
+def _identity(path: str) -> list[int]:
+    """Return what a file keeps when it is renamed."""
+    state = os.lstat(path)
+    return [state.st_ino, state.st_size, state.st_mtime_ns]
 
 
 def recover(path: str | os.PathLike[str]) -> None:

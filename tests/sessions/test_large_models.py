@@ -488,6 +488,41 @@ def test_a_process_that_ends_while_it_exchanges_files_loses_none(replaced, use, 
         assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]
 
 
+@pytest.mark.parametrize("replaced", [2, 3])
+@pytest.mark.slow
+def test_a_file_of_somebody_else_in_the_place_of_one_that_was_moved_aside(replaced, tmp_path):
+    """It is not replaced, and the files of before stay where they are, until it is gone."""
+    before = pair_model(weight_of(500, 40), "int8", ())
+    apart(before, tmp_path / "m.onnx", "m.onnx.data")
+    expected = result(quark_numba.InferenceSession(before))
+    assert subprocess.run([sys.executable, "-c", EXCHANGE, tmp_path / "m.onnx", str(replaced)]).returncode == 9
+    new = tmp_path / "m.onnx.data"
+    assert new.exists() is (replaced == 3)
+    new.unlink(missing_ok=True)
+    new.write_bytes(b"notes")
+    for _ in range(2):
+        with pytest.raises(ModelError, match="No such file"):
+            optimize(tmp_path / "m.onnx")
+        assert new.read_bytes() == b"notes"
+    new.unlink()
+    assert result(quark_numba.InferenceSession(tmp_path / "m.onnx")) == expected
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
+@pytest.mark.parametrize("name", ["out.onnx", "aside", "files"])
+@pytest.mark.by_default(2)
+def test_a_link_at_the_name_of_the_file_of_tensors(name, link, tmp_path, is_large):
+    """It is replaced, as nobody named what it leads to, and onnx refuses tensors behind links."""
+    before = pair_model(weight_of(500, 40), "int8", ())
+    apart(before, tmp_path / "m.onnx")
+    (tmp_path / "else").write_bytes(b"else")
+    link(tmp_path / "else", tmp_path / f"{name}.data")
+    for _ in range(2):
+        optimize(tmp_path / "m.onnx", tmp_path / name)
+        assert result(quark_numba.InferenceSession(tmp_path / name)) == result(quark_numba.InferenceSession(before))
+    assert (tmp_path / "else").read_bytes() == b"else"
+
+
 REPEATS = """
 import itertools, sys
 from pathlib import Path
