@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import ModelError, WriteError, reason_of, reraise_of_signal_handler
@@ -55,13 +55,17 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
         with temporary_folder(place, prefix=f".{PREFIX}") as folder:
             write_to(os.path.join(folder, file))
             written = sorted(os.listdir(folder), key=lambda each: each == file)  # the model after its data
-            before = {each: _stat(os.path.join(place, each)) for each in written}
-            own = before[file]
-            # A process that is killed here must not leave the model of before with other data: the model goes first.
-            several = len(written) > 1 and (own is None or own.st_nlink == 1)
-            with exchanging(written, place, folder) if several else nullcontext():
+            before = _stat(os.path.join(place, file))
+            if len(written) == 1:
+                _put(os.path.join(folder, file), os.path.join(place, file), before)
+                return
+            for each in written[:-1]:
+                _check_replaceable(os.path.join(place, each))
+            if before and before.st_nlink > 1:  # it could not be replaced at once, together with the others
+                raise WriteError(f"it has {before.st_nlink} hard links, and gets a file beside it; expected a file with one")
+            with exchanging(written, place, folder):
                 for each in written:
-                    _put(os.path.join(folder, each), os.path.join(place, each), before[each], through=each == file)
+                    _put(os.path.join(folder, each), os.path.join(place, each), before if each == file else None)
     except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
         reraise_of_signal_handler(error)
         kind = WriteError if isinstance(error, (OSError, WriteError)) else ModelError
@@ -75,13 +79,19 @@ def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
         return None
 
 
-def _put(written: str, target: str, before: os.stat_result | None, *, through: bool) -> None:
+def _check_replaceable(path: str) -> None:
+    if os.path.lexists(path) and not (os.path.islink(path) or os.path.isfile(path)):
+        raise WriteError(f"{os.path.basename(path)}: not a regular file")
+
+
+def _put(written: str, target: str, before: os.stat_result | None) -> None:
     """Replace the target, whose state was `before`, by a written file, and keep the target's mode. If the target has several
-    names, change the file behind all of them with `through`; else replace this name alone."""
-    if before is None or (not through and (before.st_nlink > 1 or os.path.islink(target))):
-        fresh = f"{written}.fresh"
-        open(fresh, "x").close()
+    names, change the file behind all of them."""
+    if before is None:
+        fresh = os.path.join(os.path.dirname(os.path.dirname(written)), "fresh")
+        open(fresh, "w").close()
         os.chmod(written, stat.S_IMODE(os.stat(fresh).st_mode))
+        os.unlink(fresh)
     else:
         if before.st_nlink > 1:
             _rewrite(written, target, before.st_size)

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,13 +54,15 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
         os.mkdir(inner)
         yield inner
     finally:
-        # The files go first: a folder with files but without its lock would stay for ever if this process were killed now.
-        for each in (inner, os.path.join(folder, _ASIDE)):
-            shutil.rmtree(each, ignore_errors=True)
-        lock.close()
-        shutil.rmtree(folder, ignore_errors=True)
-        if os.path.exists(folder):
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        if _unfinished(folder):
+            lock.close()  # the next call in this place goes on
+        else:
+            # The lock goes last: a folder with files but without it would stay for ever if this process were killed now.
+            _remove_files(folder)
+            lock.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            if os.path.exists(folder):
+                atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def remove_left_behind(place: str | os.PathLike[str]) -> None:
@@ -70,14 +73,17 @@ def remove_left_behind(place: str | os.PathLike[str]) -> None:
                 continue
             if (folder / _LOCK).exists():
                 with open(folder / _LOCK, "r+b") as lock:
-                    mark = lock.read(len(_MARK) + 1)
-                    if mark not in (_MARK, b"") or is_locked(lock) is not True:
+                    if is_locked(lock) is not True or (mark := lock.read(len(_MARK) + 1)) not in (_MARK, b""):
                         continue
                     if os.name == "posix":
                         _empty(folder, mark)
                 if os.name != "posix":  # no file that is open can be removed
                     (folder / _LOCK).unlink()
-                    _empty(folder, mark)
+                    try:
+                        _empty(folder, mark)
+                    except BaseException:
+                        (folder / _LOCK).write_bytes(_MARK)
+                        raise
             folder.rmdir()  # raises an error if it is not empty
 
 
@@ -88,52 +94,64 @@ def _is_of_this_user(folder: Path) -> bool:
 
 def _empty(folder: Path, mark: bytes) -> None:
     """Remove what `temporary_folder` puts into a folder. The lock without a mark is older than all files."""
+    if mark:
+        with _exchanges_wait(folder.parent):
+            _put_back(folder.parent, folder)
+        _remove_files(folder)
+    (folder / _LOCK).unlink(missing_ok=True)
+
+
+def _remove_files(folder: str | os.PathLike[str]) -> None:
     with IMPORTS:
         import shutil
 
-    if mark:
-        _put_back(folder.parent, folder, checked=True)
-        for each in (_FILES, _ASIDE):
-            shutil.rmtree(folder / each, ignore_errors=True)
-        (folder / _EXCHANGE).unlink(missing_ok=True)
-    (folder / _LOCK).unlink(missing_ok=True)
+    for each in (_FILES, _ASIDE):
+        shutil.rmtree(os.path.join(folder, each), ignore_errors=True)
+    Path(folder, _EXCHANGE).unlink(missing_ok=True)
 
 
 @contextmanager
 def exchanging(files: Sequence[str], place: str, folder: str) -> Iterator[None]:
     """Move files of `place` aside, the last one first, while their new content is moved there from `folder`, which
-    `temporary_folder` yielded. If the last file is not in its place at the end, or when another process finds that this one was
-    killed, those of before come back."""
+    `temporary_folder` yielded. If the last file does not get there, or this process is killed, those of before come back: now,
+    or else when files of the place are used next."""
     root = os.path.dirname(folder)
     new = {file: _identity(os.path.join(folder, file)) for file in files}
-    Path(root, _EXCHANGE).write_text(json.dumps({"last": files[-1], "new": new}), encoding="utf-8")
     os.mkdir(os.path.join(root, _ASIDE))
-    try:
-        for file in reversed(files):
-            with suppress(FileNotFoundError):
-                os.replace(os.path.join(place, file), os.path.join(root, _ASIDE, file))
-        yield
-    except BaseException:
-        _put_back(place, root, checked=False)
-        raise
+    with _exchanges_wait(place):
+        Path(root, _EXCHANGE).write_text(json.dumps({"last": files[-1], "new": new}), encoding="utf-8")
+        try:
+            for file in reversed(files):
+                with suppress(FileNotFoundError):
+                    os.replace(os.path.join(place, file), os.path.join(root, _ASIDE, file))
+            yield
+        except BaseException:
+            with suppress(OSError):
+                _put_back(place, root)
+            raise
 
 
-def _put_back(place: str | os.PathLike[str], root: str | os.PathLike[str], *, checked: bool) -> None:
-    """Move files back to their place if their exchange ended before its last file was there. With `checked`, raise
-    FileExistsError if this would replace a file that is not of the exchange."""
-    try:
-        exchange = json.loads(Path(root, _EXCHANGE).read_text(encoding="utf-8"))
-        files = sorted(os.listdir(os.path.join(root, _ASIDE)), key=lambda file: file == exchange["last"])
-    except (FileNotFoundError, ValueError):
-        return  # nothing was moved yet
-    if os.path.lexists(os.path.join(place, exchange["last"])):
-        return
-    for file in files if checked else ():
-        path = os.path.join(place, file)
-        if os.path.lexists(path) and _identity(path) != exchange["new"].get(file):
-            raise FileExistsError(path)
-    for file in files:
-        os.replace(os.path.join(root, _ASIDE, file), os.path.join(place, file))
+def _unfinished(root: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what the files are of which some are aside, while the last one has not left the temporary folder; empty: none."""
+    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        exchange: dict[str, Any] = json.loads(Path(root, _EXCHANGE).read_text(encoding="utf-8"))
+        if os.listdir(os.path.join(root, _ASIDE)) and os.path.lexists(os.path.join(root, _FILES, exchange["last"])):
+            return exchange
+    return {}
+
+
+def _put_back(place: str | os.PathLike[str], root: str | os.PathLike[str]) -> None:
+    """Move files back to their place if their exchange is not finished. Raise FileExistsError if this would replace a file that
+    is not of the exchange."""
+    if exchange := _unfinished(root):
+        aside = os.path.join(root, _ASIDE)
+        files = sorted(os.listdir(aside), key=lambda file: file == exchange["last"])
+        for file in files:
+            path = os.path.join(place, file)
+            if os.path.lexists(path) and _identity(path) != exchange["new"].get(file):
+                raise FileExistsError(path)
+        for file in files:
+            os.replace(os.path.join(aside, file), os.path.join(place, file))
 
 
 def _identity(path: str) -> list[int]:
@@ -142,11 +160,37 @@ def _identity(path: str) -> list[int]:
     return [state.st_ino, state.st_size, state.st_mtime_ns]
 
 
+@contextmanager
+def _exchanges_wait(place: str | os.PathLike[str]) -> Iterator[None]:
+    """Let other processes and threads exchange no files of a folder meanwhile, where the system can lock folders. Nobody is
+    waited for longer than ten seconds."""
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    try:
+        folder = os.open(place, os.O_RDONLY)
+    except PermissionError:
+        yield
+        return
+    try:
+        for _ in range(1000):
+            if is_locked(folder) is not False:
+                break
+            time.sleep(0.01)
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_UN)  # a forked child may have the folder open
+        os.close(folder)
+
+
 def recover(path: str | os.PathLike[str]) -> None:
     """Put a file that is missing back in its place, if a process was killed while it exchanged the file for another."""
-    if not os.path.lexists(path):
+    if not os.path.exists(path):
         with suppress(OSError, ValueError):  # no file has such a name
-            remove_left_behind(os.path.dirname(os.path.abspath(path)))
+            remove_left_behind(os.path.dirname(os.path.realpath(path)))
 
 
 def is_locked(lock: Any, *, shared: bool = False) -> bool | None:

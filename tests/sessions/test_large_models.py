@@ -448,6 +448,8 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(what, tmp_path, mon
     assert {each.name for each in out.iterdir()} == ({"m.onnx", "m.onnx.data"} if what == "optimize" else set())
 
 
+of_posix = pytest.mark.skipif(os.name != "posix", reason="of POSIX only")
+
 EXCHANGE = """
 import os, sys
 from quark_numba.models import model_files
@@ -521,6 +523,93 @@ def test_a_link_at_the_name_of_the_file_of_tensors(name, link, tmp_path, is_larg
         optimize(tmp_path / "m.onnx", tmp_path / name)
         assert result(quark_numba.InferenceSession(tmp_path / name)) == result(quark_numba.InferenceSession(before))
     assert (tmp_path / "else").read_bytes() == b"else"
+
+
+@pytest.mark.parametrize("make", [os.mkdir, pytest.param(getattr(os, "mkfifo", None), marks=of_posix)], ids=["folder", "fifo"])
+def test_what_is_no_file_at_the_name_of_the_file_of_tensors(make, tmp_path, is_large):
+    apart(pair_model(weight_of(500, 40), "int8", ()), tmp_path / "m.onnx")
+    make(tmp_path / "out.onnx.data")
+    with pytest.raises(ModelError, match=r"out\.onnx: out\.onnx\.data: not a regular file"):
+        optimize(tmp_path / "m.onnx", tmp_path / "out.onnx")
+    assert {each.name for each in tmp_path.iterdir()} == {"m.onnx", "weights", "out.onnx.data"}
+
+
+@pytest.mark.slow
+def test_a_new_model_that_is_renamed_before_what_was_aside_is_removed(tmp_path):
+    """The process ended after its last file was in its place, so that nothing comes back."""
+    before = pair_model(weight_of(500, 40), "int8", ())
+    apart(before, tmp_path / "m.onnx", "m.onnx.data")
+    assert subprocess.run([sys.executable, "-c", EXCHANGE, tmp_path / "m.onnx", "4"]).returncode == 9
+    data = (tmp_path / "m.onnx.data").read_bytes()
+    (tmp_path / "m.onnx").rename(tmp_path / "renamed.onnx")
+    with pytest.raises(ModelError, match="No such file"):
+        optimize(tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx.data").read_bytes() == data
+    assert result(quark_numba.InferenceSession(tmp_path / "renamed.onnx")) == result(quark_numba.InferenceSession(before))
+
+
+@of_posix
+@pytest.mark.slow
+def test_a_link_to_a_model_that_was_moved_aside(tmp_path):
+    """The model comes back. Its tensors are not found beside the link, as those of any model."""
+    (tmp_path / "folder").mkdir()
+    path, link = tmp_path / "folder" / "m.onnx", tmp_path / "link.onnx"
+    apart(pair_model(weight_of(500, 40), "int8", ()), path, "m.onnx.data")
+    before = path.read_bytes()
+    link.symlink_to(path)
+    assert subprocess.run([sys.executable, "-c", EXCHANGE, path, "3"]).returncode == 9
+    assert not path.exists()
+    with pytest.raises(ModelError, match=r"tensor w: m\.onnx\.data"):
+        optimize(link)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_files_that_cannot_be_put_back_at_once(tmp_path, is_large, monkeypatch):
+    """They stay in the temporary folder, from which the next use takes them."""
+    before = pair_model(weight_of(500, 40), "int8", ())
+    apart(before, tmp_path / "m.onnx", "m.onnx.data")
+    expected, replace, left = result(quark_numba.InferenceSession(before)), os.replace, [3]
+
+    def failing(*paths):
+        left[0] -= 1
+        if left[0] < 0:
+            raise PermissionError(13, "Permission denied")
+        replace(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failing)
+        with pytest.raises(ModelError, match=r"m\.onnx: Permission denied"):
+            optimize(tmp_path / "m.onnx", tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
+    assert result(quark_numba.InferenceSession(tmp_path / "m.onnx")) == expected
+    assert {each.name for each in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
+
+
+TWO = """
+import sys
+from pathlib import Path
+from quark_numba.models import files
+
+def write_to(path):
+    Path(path).write_text(sys.argv[2])
+    Path(path + ".data").write_text(sys.argv[2])
+
+for _ in range(300):
+    files.write_by(sys.argv[1], write_to)
+"""
+
+
+@of_posix
+@pytest.mark.slow
+def test_two_processes_that_write_one_model(tmp_path):
+    """Model and file of tensors are always of one process."""
+    out = tmp_path / "m.onnx"
+    for _ in range(4):
+        started = [subprocess.Popen([sys.executable, "-c", TWO, out, name]) for name in "ab"]
+        assert [process.wait() for process in started] == [0, 0]
+        assert out.read_text() == out.with_name("m.onnx.data").read_text()
+    assert {each.name for each in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
 
 
 REPEATS = """
