@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import ModelError, WriteError, reason_of, reraise_of_signal_handler
-from .temporary import PREFIX, exchanging, temporary_folder
+from .temporary import FRESH, PREFIX, exchanging, temporary_folder
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
@@ -88,10 +88,9 @@ def _put(written: str, target: str, before: os.stat_result | None) -> None:
     """Replace the target, whose state was `before`, by a written file, and keep the target's mode. If the target has several
     names, change the file behind all of them."""
     if before is None:
-        fresh = os.path.join(os.path.dirname(os.path.dirname(written)), "fresh")
+        fresh = os.path.join(os.path.dirname(os.path.dirname(written)), FRESH)
         open(fresh, "w").close()
         os.chmod(written, stat.S_IMODE(os.stat(fresh).st_mode))
-        os.unlink(fresh)
     else:
         if before.st_nlink > 1:
             _rewrite(written, target, before.st_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import os
 import re
@@ -27,6 +28,9 @@ _LOCK, _MARK = "in use", b"quark_numba made this folder, and removes it when it 
 # The folder within it for the files. While files beside the temporary folder are exchanged, those of before are in another one,
 # and a file says what is exchanged.
 _FILES, _ASIDE, _EXCHANGE = "files", "aside", "exchange.json"
+
+# A file within it that is made to see which mode new files have.
+FRESH = "fresh"
 
 
 @contextmanager
@@ -107,7 +111,8 @@ def _remove_files(folder: str | os.PathLike[str]) -> None:
 
     for each in (_FILES, _ASIDE):
         shutil.rmtree(os.path.join(folder, each), ignore_errors=True)
-    Path(folder, _EXCHANGE).unlink(missing_ok=True)
+    for each in (_EXCHANGE, FRESH):
+        Path(folder, each).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -162,8 +167,8 @@ def _identity(path: str) -> list[int]:
 
 @contextmanager
 def _exchanges_wait(place: str | os.PathLike[str]) -> Iterator[None]:
-    """Let other processes and threads exchange no files of a folder meanwhile, where the system can lock folders. Nobody is
-    waited for longer than ten seconds."""
+    """Let other processes and threads exchange no files of a folder meanwhile, where the system can lock folders. Raise
+    TimeoutError if another one does so for ten seconds."""
     if os.name != "posix":
         yield
         return
@@ -175,9 +180,10 @@ def _exchanges_wait(place: str | os.PathLike[str]) -> Iterator[None]:
         yield
         return
     try:
-        for _ in range(1000):
-            if is_locked(folder) is not False:
-                break
+        end = time.monotonic() + 10
+        while is_locked(folder) is False:
+            if time.monotonic() > end:
+                raise TimeoutError(errno.ETIMEDOUT, "another process is exchanging files of this folder")
             time.sleep(0.01)
         yield
     finally:
