@@ -80,8 +80,10 @@ def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
 
 
 def _check_replaceable(path: str) -> None:
-    if os.path.lexists(path) and not (os.path.islink(path) or os.path.isfile(path)):
-        raise WriteError(f"{os.path.basename(path)}: not a regular file")
+    with suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            raise WriteError(f"{os.path.basename(path)}: not a regular file")
 
 
 def _put(written: str, target: str, before: os.stat_result | None) -> None:
