@@ -16,8 +16,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ..session.prepared import Prepared
 
-OUTPUT = Console(highlight=False)
-_messages = Console(stderr=True, highlight=False)
+OUTPUT = Console(highlight=False, emoji=False)
+_messages = Console(stderr=True, highlight=False, emoji=False)
 for _console in (OUTPUT, _messages):
     if _console.width < 1:  # COLUMNS=0, or 1 on Windows, with which nothing would be printed
         _console.width = 80
@@ -33,7 +33,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows or [[none]]:
         table.add_row(*map(_plain, row))
-    (OUTPUT if OUTPUT.is_terminal else Console(highlight=False, width=1 << 16)).print(table)
+    (OUTPUT if OUTPUT.is_terminal else Console(highlight=False, emoji=False, width=1 << 16)).print(table)
 
 
 def print_counts(title: str, column: str, counts: Mapping[tuple[str, str], int]) -> None:

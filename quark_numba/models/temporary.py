@@ -58,7 +58,7 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None, prefix: str =
         os.mkdir(inner)
         yield inner
     finally:
-        if _unfinished(folder):
+        if _may_be_unfinished(folder):
             lock.close()  # the next call in this place goes on
         else:
             # The lock goes last: a folder with files but without it would stay for ever if this process were killed now.
@@ -136,27 +136,47 @@ def exchanging(files: Sequence[str], place: str, folder: str) -> Iterator[None]:
             raise
 
 
-def _unfinished(root: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what the files are of which some are aside, while the last one has not left the temporary folder; empty: none."""
-    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
-        exchange: dict[str, Any] = json.loads(Path(root, _EXCHANGE).read_text(encoding="utf-8"))
-        if os.listdir(os.path.join(root, _ASIDE)) and os.path.lexists(os.path.join(root, _FILES, exchange["last"])):
-            return exchange
-    return {}
+def _unfinished(root: str | os.PathLike[str]) -> tuple[list[str], dict[str, list[int]]]:
+    """Return the names of files that are aside, the last one last, and what the new files are, if the last one has not left the
+    temporary folder; else no names. Raise OSError if something is aside without a record of the exchange."""
+    aside, record = os.path.join(root, _ASIDE), os.path.join(root, _EXCHANGE)
+    if os.path.islink(aside):
+        raise FileExistsError(aside)
+    files = os.listdir(aside) if os.path.isdir(aside) else []
+    if not files:
+        return [], {}
+
+    def opened(path: str, flags: int) -> int:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+    try:
+        with open(record, encoding="utf-8", opener=opened) as file:
+            exchange = json.load(file)
+        last, new = exchange["last"], {**exchange["new"]}
+        is_finished = not os.path.lexists(os.path.join(root, _FILES, last))
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise FileNotFoundError(record) from None
+    return ([], {}) if is_finished else (sorted(files, key=lambda file: file == last), new)
+
+
+def _may_be_unfinished(root: str | os.PathLike[str]) -> bool:
+    try:
+        files, _ = _unfinished(root)
+    except OSError:
+        return True
+    return bool(files)
 
 
 def _put_back(place: str | os.PathLike[str], root: str | os.PathLike[str]) -> None:
     """Move files back to their place if their exchange is not finished. Raise FileExistsError if this would replace a file that
     is not of the exchange."""
-    if exchange := _unfinished(root):
-        aside = os.path.join(root, _ASIDE)
-        files = sorted(os.listdir(aside), key=lambda file: file == exchange["last"])
-        for file in files:
-            path = os.path.join(place, file)
-            if os.path.lexists(path) and _identity(path) != exchange["new"].get(file):
-                raise FileExistsError(path)
-        for file in files:
-            os.replace(os.path.join(aside, file), os.path.join(place, file))
+    files, new = _unfinished(root)
+    for file in files:
+        path = os.path.join(place, file)
+        if os.path.lexists(path) and _identity(path) != new.get(file):
+            raise FileExistsError(path)
+    for file in files:
+        os.replace(os.path.join(root, _ASIDE, file), os.path.join(place, file))
 
 
 def _identity(path: str) -> list[int]:

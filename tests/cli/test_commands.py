@@ -294,3 +294,9 @@ def test_warmup_refuses(capsys, terminal):
     with pytest.raises(SystemExit):
         cli.main(["warmup", "--types", "int3"])
     assert "invalid choice: 'int3'" in capsys.readouterr().err
+
+
+def test_names_with_colons(capsys):
+    """Rich would print an emoji."""
+    assert cli.main(["run", ":smile:.onnx"]) == 1
+    assert ":smile:.onnx" in capsys.readouterr().err

@@ -22,7 +22,7 @@ import quark_numba
 from quark_numba import ModelError, optimize
 from quark_numba.compiling import threads
 from quark_numba.element_types import find
-from quark_numba.models import model_files, tensors
+from quark_numba.models import files, model_files, temporary, tensors
 
 pytestmark = pytest.mark.compiled
 
@@ -534,6 +534,61 @@ def test_what_is_no_file_at_the_name_of_the_file_of_tensors(make, tmp_path, is_l
     assert {each.name for each in tmp_path.iterdir()} == {"m.onnx", "weights", "out.onnx.data"}
 
 
+LEFT = ".quark_numba_evil1234.tmp"
+
+
+def left_behind(folder):
+    """Make what a killed process seems to have left in a folder: a model aside, and a link to files of somebody else."""
+    (folder / LEFT / "aside").mkdir(parents=True)
+    (folder / LEFT / "files").mkdir()
+    (folder / LEFT / "files" / "m.onnx").write_bytes(b"new")
+    (folder / LEFT / "in use").write_bytes(temporary._MARK)
+    (folder / LEFT / "aside" / "m.onnx").write_bytes(b"old")
+    (folder / LEFT / "exchange.json").write_text('{"last": "m.onnx", "new": {}}')
+    return folder / LEFT
+
+
+def linked_aside(left):
+    (left / "aside").rename(left.parent / "private")
+    (left / "aside").symlink_to(left.parent / "private")
+
+
+RECORDS = {
+    "missing": lambda left: (left / "exchange.json").unlink(),
+    "fifo": lambda left: ((left / "exchange.json").unlink(), os.mkfifo(left / "exchange.json")),
+    "link aside": linked_aside,
+    "file in place": lambda left: (left.parent / "m.onnx").write_bytes(b"restored"),
+    **{
+        text[:9]: lambda left, text=text: (left / "exchange.json").write_text(text)
+        for text in ("", "{", "[1, 2]", "null", '{"last": 1, "new": {}}', '{"last": "m.onnx", "new": 1}', "[" * 100_000)
+    },
+}
+
+
+@of_posix
+@pytest.mark.parametrize("record", RECORDS)
+@pytest.mark.by_default(2)
+def test_what_is_aside_without_a_record_stays(record, tmp_path):
+    left = left_behind(tmp_path)
+    RECORDS[record](left)
+
+    def content():
+        return {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+
+    before = content()
+    for _ in range(2):
+        files.write(tmp_path / "other", b"other")
+        model_files.recover(tmp_path / "nothing")
+        assert content() == before | {tmp_path / "other": b"other"}
+
+
+@of_posix
+def test_what_is_aside_with_a_record_comes_back(tmp_path):
+    left_behind(tmp_path)
+    files.write(tmp_path / "other", b"other")
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"m.onnx": b"old", "other": b"other"}
+
+
 @pytest.mark.slow
 def test_a_new_model_that_is_renamed_before_what_was_aside_is_removed(tmp_path):
     """The process ended after its last file was in its place, so that nothing comes back."""
@@ -615,7 +670,7 @@ def test_two_processes_that_write_one_model(tmp_path):
 REPEATS = """
 import itertools, sys
 from pathlib import Path
-from quark_numba.models import model_files
+from quark_numba.models import files, model_files, temporary
 from quark_numba.session import kept
 import quark_numba
 model_files.MOST_IN_MEMORY = 0
