@@ -119,6 +119,7 @@ def test_weights_that_are_inputs_too(has_types, tmp_path):
     assert quark_numba.analyze(tmp_path / "m.onnx", RandomData(1)) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("is_large")
 def test_tensors_in_several_files(tmp_path):
     """The digest of a run does not depend on the order of a set of names."""

@@ -88,7 +88,7 @@ def test_random_nodes(operator, first):
 @operators
 @pytest.mark.parametrize("constants", [False, True], ids=["fed", "constants"])
 @pytest.mark.parametrize(("domain", "threads"), [("com.amd.quark", 1), ("com.amd.quark", 2), ("com.vai.quantize", 2)])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_sessions(operator, domain, threads, constants):
     """Sessions give the results of calls, for small, large and empty inputs, and for inputs of random bits."""
     cases = [each[:2] for each in probes(operator)[::7]] + [RANDOM[operator](seed) for seed in range(20)]

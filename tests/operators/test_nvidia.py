@@ -61,7 +61,7 @@ def check(name, inputs, attributes, **options):
     "seed", [*default_of(range(20), 0, 1), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(20, 60))]
 )
 @pytest.mark.parametrize("name", [*ORACLES, *OWN])
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_random_nodes(name, seed):
     rng = np.random.default_rng([seed, len(name)])
     for _ in range(10):
@@ -246,6 +246,7 @@ def test_scales_that_are_rounded_up(element_dtype, rounding_mode):
         assert scales.tobytes() == exponents.tobytes()
 
 
+@pytest.mark.slow
 def test_blocks_of_nvfp4_that_are_shorter():
     """As in other block formats, the last block along the axis may be shorter, and one dimension is the only axis."""
     x = np.random.default_rng(0).normal(0, 4, (3, 20, 6)).astype(f32)

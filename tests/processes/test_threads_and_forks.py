@@ -146,6 +146,7 @@ node = kept[0]
     )
 
 
+@pytest.mark.slow
 @forks
 def test_a_forked_child():
     """OpenMP ends a child that uses its parent's pool."""

@@ -171,6 +171,7 @@ def test_codes_are_kept():
     assert result.model.ByteSize() < 0.3 * before.ByteSize()
 
 
+@pytest.mark.slow
 def test_codes_stay_kept_where_a_region_reads_them():
     """The second input of a region, unlike that of a quantize node, is not a scale, whose dequantize node would be folded."""
     initializers = [constant("weight", np.resize(np.float32([1, -2, 30]), X.shape)), *scale_and_zero_point()]

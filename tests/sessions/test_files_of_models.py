@@ -262,7 +262,7 @@ def child():
 @pytest.mark.parametrize("place", [initializer, constant, subgraph, function])
 @pytest.mark.parametrize("entries", [*READ, *REFUSED])
 @pytest.mark.covering
-@pytest.mark.by_default(2)
+@pytest.mark.by_default(1)
 def test_tensors_in_files(entries, place, rows, child):
     assert child.call((place, rows, entries)) == []
 

@@ -113,6 +113,7 @@ def test_past_the_cache(name):
         oracle.assert_same_bits(z[piece], oracle.dequantize(y[piece], *parameters.values(), name))
 
 
+@pytest.mark.slow
 def test_types_are_inferred_through_a_chain():
     """The model has no value_info. The type of a quantized tensor is that of the zero point, or uint8 without one."""
     zeros = {f"zero_{name}": np.ones((), oracle.dtype(name)) for name in oracle.EXTENDED}
