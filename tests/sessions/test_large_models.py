@@ -670,7 +670,7 @@ def test_two_processes_that_write_one_model(tmp_path):
 REPEATS = """
 import itertools, sys
 from pathlib import Path
-from quark_numba.models import files, model_files, temporary
+from quark_numba.models import model_files
 from quark_numba.session import kept
 import quark_numba
 model_files.MOST_IN_MEMORY = 0
