@@ -52,9 +52,10 @@ def bfp_format(
     sub_block_size: int,
     sub_block_shift_bits: int,
     convert_to_bfloat_before_bfp: int,
+    axis: int = 0,
 ) -> tuple[Key, Blocks]:
-    """Return the key and the blocks, without a shape, for attributes of BFPQuantizeDequantize. Raises ValueError if an
-    attribute is invalid."""
+    """Return the key and the blocks, without a shape, for attributes of BFPQuantizeDequantize. `axis` has no effect on them.
+    Raises ValueError if an attribute is invalid."""
     _one_of("bfp_method", bfp_method, BFP_METHODS)
     _one_of("bit_width", bit_width, BIT_WIDTHS)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
@@ -82,9 +83,9 @@ def steps(
     return block_size, 0, bit_width - 10, -most, most
 
 
-def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int) -> tuple[Key, Blocks]:
-    """Return the key and the blocks, without a shape, for attributes of MXQuantizeDequantize. Raises ValueError if an
-    attribute is invalid."""
+def mx_format(x: ElementType, *, element_dtype: str, block_size: int, rounding_mode: int, axis: int = 0) -> tuple[Key, Blocks]:
+    """Return the key and the blocks, without a shape, for attributes of MXQuantizeDequantize. `axis` has no effect on them.
+    Raises ValueError if an attribute is invalid."""
     _one_of("element_dtype", element_dtype, MX_ELEMENT_TYPES)
     _one_of("rounding_mode", rounding_mode, ROUNDING_MODES)
     positive("block_size", block_size)
@@ -124,19 +125,19 @@ NVIDIA_FORMATS = NVIDIA_NVFP4, NVIDIA_MXFP8 = (
 )
 
 
-def bfp_name(key: Key, blocks: Blocks, attributes: Mapping[str, Any]) -> tuple[str, float]:
+def bfp_name(attributes: Mapping[str, Any]) -> tuple[str, float]:
     """Return the name of a format of BFPQuantizeDequantize, and the bits of an element, its share of the exponents included."""
     width = attributes["bit_width"]
-    bits = width - 8 + 8 / blocks.block
-    if not key.is_microexponent:
+    bits = width - 8 + 8 / attributes["block_size"]
+    if not BFP_METHODS[attributes["bfp_method"]]:
         return f"bfp{width}", bits
-    return f"mx{width - 7}", bits + attributes["sub_block_shift_bits"] / blocks.sub_block
+    return f"mx{width - 7}", bits + attributes["sub_block_shift_bits"] / attributes["sub_block_size"]
 
 
-def mx_name_of(key: Key, blocks: Blocks, attributes: Mapping[str, Any]) -> tuple[str, float]:
+def mx_name_of(attributes: Mapping[str, Any]) -> tuple[str, float]:
     """Return the name of a format of MXQuantizeDequantize, and the bits of an element, its share of the scale included."""
     element = attributes["element_dtype"]
-    return f"mx{element}", MX_ELEMENT_TYPES[element].bits + 8 / blocks.block
+    return f"mx{element}", MX_ELEMENT_TYPES[element].bits + 8 / attributes["block_size"]
 
 
 def mx_name(given: Any) -> Any:

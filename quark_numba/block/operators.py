@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -13,7 +13,7 @@ from ..arrays.arguments import element_type_of
 from ..declaration.meaning import AnyOperand, BlockRoundTrip, DynamicQuantize, StoredForm
 from ..declaration.operator import Operator
 from ..declaration.schema import Attribute, Kind, Parameter, Tensor, known, shape_text
-from ..element_types import FLOAT8E8M0, FLOAT32, UINT8, ElementType
+from ..element_types import FLOAT8E8M0, FLOAT32, UINT8
 from ..linear.versions import OWN_DOMAIN
 from .calls import bfp_quantize_dequantize, block_input, convert, mx_quantize_dequantize
 from .formats import (
@@ -35,29 +35,57 @@ from .key import X_TYPES, Key
 from .storage import codes_and_scales, mx_codes_and_factors, one
 
 
-class _Family(NamedTuple):
-    """What the operators of block floating point, or those of Microscaling, share."""
-
-    call: Callable[..., Any]
-    make_format: Callable[..., tuple[Key, Blocks]]  # of x's type and all attributes but `axis`
-    describe: Callable[[Key, Blocks, Mapping[str, Any]], tuple[str, float]]  # the name of a format, and the bits of an element
-    stored: Callable[[Mapping[str, Any]], StoredForm | None]  # of all attributes
-    docs: Mapping[str, str]  # of the attributes, of which the first one names the format
-    values: Mapping[str, tuple[Any, ...]]  # of the attributes that have few values
-
-    def format(self, x: ElementType, axis: int = 0, **attributes: Any) -> tuple[Key, Blocks]:
-        """Return what selects a kernel, and the numbers of the format. The axis has no effect on them."""
-        return self.make_format(x, **attributes)
-
-
-def _attributes(family: _Family) -> tuple[Attribute, ...]:
-    """The attributes of an operator, with the defaults of the call on arrays."""
-    defaults = {name: parameter.default for name, parameter in inspect.signature(family.call).parameters.items()}
+def _operator(
+    name: str,
+    call: Callable[..., Any],
+    make_format: Callable[..., tuple[Key, Blocks]],
+    describe: Callable[[Mapping[str, Any]], tuple[str, float]],
+    docs: Mapping[str, str],
+    values: Mapping[str, tuple[Any, ...]],
+    stored: Callable[[Mapping[str, Any]], StoredForm] | None = None,
+) -> Operator:
+    """Return a declaration. ``make_format(type of x, attributes)`` returns what selects a kernel, and the numbers of the
+    format. `describe` returns the name of a format, and the bits of an element. The attributes have the `docs`, of which the
+    first one names the format, the `values`, if these are few, and the defaults of `call`."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(call).parameters.items()}
     defaults["rounding_mode"] = MODE_NAMES[defaults["rounding_mode"]]
     kinds: dict[type, Kind] = {int: "INT", str: "STRING"}
-    return tuple(
-        Attribute(name, defaults[name], doc, kinds[type(defaults[name])], values=family.values.get(name, ()))
-        for name, doc in family.docs.items()
+    own_attributes = tuple(
+        Attribute(name, defaults[name], doc, kinds[type(defaults[name])], values=values.get(name, ()))
+        for name, doc in docs.items()
+    )
+    format_attribute = own_attributes[0]
+
+    def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
+        x = inputs[0] or Tensor(None, None)
+        _, blocks = make_format(x.element_type or X_TYPES[0], **attributes)
+        if x.shape is not None:
+            # Any number stands for a dimension that is not known.
+            fault, _, _ = block_shape([2 if size is None else size for size in x.shape], attributes["axis"], blocks.block)
+            if fault:
+                raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape_text(x.shape)))
+        return [x]
+
+    def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
+        make_format(X_TYPES[0], **attributes)  # raises ValueError for wrong attributes
+        return BlockRoundTrip(inputs[0], name, attributes, *describe(attributes), stored and stored(attributes))
+
+    return Operator(
+        family="block",
+        domain="com.amd.quark",
+        name=name,
+        operation="round",
+        doc="y is x, rounded to a format whose elements share exponents, block by block along `axis`. See "
+        f"quark_numba.{call.__name__} for the attributes.",
+        types={"T": X_TYPES},
+        inputs=(Parameter("x", "T", "What to round."),),
+        attributes=own_attributes,
+        call=call,
+        infer=infer,
+        faults={AXIS: FAULTS[AXIS]},
+        formats=dict.fromkeys(format_attribute.values),
+        select_format=lambda types, attributes: str(attributes.get(format_attribute.name, format_attribute.default)),
+        meaning=meaning,
     )
 
 
@@ -70,11 +98,11 @@ _AXIS = "The axis along which blocks are cut, -r..r-1; for an x of one dimension
 _BLOCK_SIZE = "Elements that share an exponent. The last block along the axis may be shorter."
 _ROUNDING_MODE = "How halves are rounded: 0 away from zero, 1 upward, 2 to even."
 
-_BFP = _Family(
+BFP = _operator(
+    "BFPQuantizeDequantize",
     bfp_quantize_dequantize,
     bfp_format,
     bfp_name,
-    lambda attributes: None,
     {
         "bfp_method": "The rules for Inf and NaN, and whether there are sub-blocks.",
         "axis": _AXIS,
@@ -87,11 +115,11 @@ _BFP = _Family(
     },
     {"bfp_method": (*BFP_METHODS,), "rounding_mode": (*ROUNDING_MODES,), "convert_to_bfloat_before_bfp": (0, 1)},
 )
-_MX = _Family(
+MX = _operator(
+    "MXQuantizeDequantize",
     mx_quantize_dequantize,
     mx_format,
     mx_name_of,
-    _mx_stored,
     {
         "element_dtype": "The element type, to which x / scale is rounded.",
         "axis": _AXIS,
@@ -99,53 +127,12 @@ _MX = _Family(
         "rounding_mode": f"For int8. {_ROUNDING_MODE}",
     },
     {"element_dtype": (*MX_ELEMENT_TYPES,), "rounding_mode": (*ROUNDING_MODES,)},
+    _mx_stored,
 )
-
-
-def _operator(name: str, family: _Family) -> Operator:
-    own_attributes = _attributes(family)
-    format_attribute = own_attributes[0]
-
-    def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-        """y is like x."""
-        x = inputs[0] or Tensor(None, None)
-        _, blocks = family.format(x.element_type or X_TYPES[0], **attributes)
-        if x.shape is not None:
-            # Any number stands for a dimension that is not known.
-            fault, _, _ = block_shape([2 if size is None else size for size in x.shape], attributes["axis"], blocks.block)
-            if fault:
-                raise ValueError(FAULTS[AXIS].format(axis=attributes["axis"], x_shape=shape_text(x.shape)))
-        return [x]
-
-    def meaning(inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]) -> BlockRoundTrip[AnyOperand]:
-        described = family.describe(*family.format(X_TYPES[0], **attributes), attributes)
-        return BlockRoundTrip(inputs[0], name, attributes, *described, family.stored(attributes))
-
-    return Operator(
-        family="block",
-        domain="com.amd.quark",
-        name=name,
-        operation="round",
-        doc="y is x, rounded to a format whose elements share exponents, block by block along `axis`. See "
-        f"quark_numba.{family.call.__name__} for the attributes.",
-        types={"T": X_TYPES},
-        inputs=(Parameter("x", "T", "What to round."),),
-        attributes=own_attributes,
-        call=family.call,
-        infer=infer,
-        faults={AXIS: FAULTS[AXIS]},
-        formats=dict.fromkeys(format_attribute.values),
-        select_format=lambda types, attributes: str(attributes.get(format_attribute.name, format_attribute.default)),
-        meaning=meaning,
-    )
-
-
-_FAMILIES = {"BFPQuantizeDequantize": _BFP, "MXQuantizeDequantize": _MX}
-
-OPERATORS = BFP, MX = tuple(_operator(*item) for item in _FAMILIES.items())
+OPERATORS = BFP, MX
 
 # By name: (type of x, attributes) -> what selects a kernel, and the numbers of the format.
-FORMATS = {name: family.format for name, family in _FAMILIES.items()}
+FORMATS: Mapping[str, Callable[..., tuple[Key, Blocks]]] = {BFP.name: bfp_format, MX.name: mx_format}
 
 
 # The operators of TensorRT, for the dialect to name, and those that `optimize` writes. Their blocks are whole.
@@ -164,7 +151,6 @@ def quantizer(domain: str, name: str, nvidia: NvidiaFormat, type_attribute: str)
     number = {"scale_type": scales, "output_dtype": nvidia.codes}[type_attribute]
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-        """The codes are like x; there is a scale for each block."""
         if attributes[type_attribute] != number.number:
             raise ValueError(f"{type_attribute} is {attributes[type_attribute]}; expected {number.number} ({number.name})")
         x, scales_shape = _infer_whole_blocks(inputs, attributes)
@@ -207,7 +193,6 @@ def _round_trip(nvidia: NvidiaFormat) -> Operator:
     name = _round_trip_name(nvidia)
 
     def infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-        """y is like x."""
         x, _ = _infer_whole_blocks(inputs, attributes)
         return [x]
 
