@@ -41,6 +41,7 @@ def _warmup(options: argparse.Namespace) -> int:
     from ..catalog import OPERATORS
     from ..compiling.kernel import kernel_of
     from ..element_types import FLOAT32
+    from ..ort.operators import node_functions
 
     has_all = not options.types and not options.model
     every_type = dict.fromkeys(name for operator in OPERATORS if operator.operation == "quantize" for name in operator.formats)
@@ -49,7 +50,7 @@ def _warmup(options: argparse.Namespace) -> int:
         for name in types:
             _compile_type(name, tick)
         for family in families:
-            _compile_functions(family)
+            node_functions(family)
             _compile_forms(kernel_of(family, FLOAT32), tick)
         if options.model:
             from . import inventory, measuring
@@ -74,10 +75,11 @@ def _compile_type(name: str, tick: Callable[[], None]) -> None:
     from ..element_types import FLOAT32, find
     from ..linear.kernels import widen_function
     from ..linear.key import select
+    from ..ort.operators import node_functions
 
     element_type = find(name)
     assert element_type
-    _compile_functions("linear")
+    node_functions("linear")
     for key in (
         select("quantize", FLOAT32, FLOAT32, element_type, element_type),
         select("dequantize", element_type, FLOAT32, element_type, FLOAT32),
@@ -90,11 +92,3 @@ def _compile_forms(kernel: Kernel, tick: Callable[[], None]) -> None:
     for form in _FORMS:
         getattr(kernel, form)
         tick()
-
-
-def _compile_functions(family: str) -> None:
-    """Compile the functions that ONNX Runtime calls for the family's nodes."""
-    from ..ort.operators import compiled
-
-    for name in ("compute", "prepare", "destroy"):
-        compiled(family, name)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .c_api import Description, OrtCustomOp, keep
+from .c_api import Description, keep
 
 if TYPE_CHECKING:
     from ..declaration import Operator, Overload
@@ -23,7 +23,9 @@ class Kernel(NamedTuple):
     """The address of a state, and the addresses of the functions of its nodes, 0 for one that the family does not have."""
 
     state: int
+    compute: int
     prepare: int
+    destroy: int
 
 
 class _Kept:
@@ -131,13 +133,12 @@ def key_of(description: Description, attributes: Mapping[str, Any], inputs: Any,
     return json.dumps([description.domain, description.name, description.number, attributes, inputs, outputs])
 
 
-def find(key: str, api: int, has_shape_reference: bool, structure: OrtCustomOp) -> Kernel | None:
-    """The kept kernel of a node, with its functions in the structure of its operator; None: there is none."""
+def find(key: str, api: int, has_shape_reference: bool) -> Kernel | None:
+    """The kept kernel of a node; None: there is none."""
     state = _kept.states.get(key)
     if state is None:
         return None
     record(key, lambda: state)
-    compute, prepare, destroy = (_kept.addresses[symbol] if symbol else 0 for symbol in state["node"])
     if "address" not in state:
         words = [*state["words"]]
         for index, symbol in state["functions"]:
@@ -145,10 +146,7 @@ def find(key: str, api: int, has_shape_reference: bool, structure: OrtCustomOp) 
         for index, value in zip(state["given"], (api, has_shape_reference, _messages(state["operator"])), strict=True):
             words[index] = value
         state["address"] = ctypes.addressof(keep((ctypes.c_int64 * len(words))(*words)))
-    structure.KernelComputeV2 = compute
-    if destroy:
-        structure.KernelDestroy = destroy
-    return Kernel(state["address"], prepare)
+    return Kernel(state["address"], *(_kept.addresses[symbol] if symbol else 0 for symbol in state["node"]))
 
 
 def _messages(operator: str) -> int:
@@ -214,14 +212,13 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
     words, functions = operators.words_of(operator, overload, attributes)
     messages = operators.messages_of(operator).tolist()
     _kept.messages[operator.full_name] = [ctypes.string_at(address, size).decode() for address, size in messages]
-    addresses = [operators.compiled(operator.family, name) for name in ("compute", "prepare", "destroy")]
     fields = operators.node_of(operator.family).STATE.fields
     return {
         "operator": operator.full_name,
         "words": [0 if index in functions else word for index, word in enumerate(words)],
         "functions": [[index, _symbol_of(words[index])] for index in functions],
         "given": [fields[name][1] // 8 for name in ("api", "has_shape_reference", "messages")],
-        "node": [_symbol_of(address) if address else "" for address in addresses],
+        "node": [_symbol_of(address) if address else "" for address in operators.node_functions(operator.family)],
     }
 
 

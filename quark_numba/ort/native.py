@@ -18,8 +18,6 @@ from .library.load import NotAvailableError, check_platform, load
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..declaration import Operator, Overload
     from ..element_types import ElementType
 
@@ -258,8 +256,7 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
         key = kept_kernels.key_of(description, attributes, inputs, outputs)
         kernel = None
         if not custom_op.lists_needs:
-            has_shape_reference = custom_op.release >= c_api.SHAPE_REFERENCE_RELEASE
-            kernel = kept_kernels.find(key, custom_op.api, has_shape_reference, custom_op.structure)
+            kernel = kept_kernels.find(key, custom_op.api, custom_op.release >= c_api.SHAPE_REFERENCE_RELEASE)
         if kernel is None:
             operator, overload = custom_op.declared
             if inputs is not None:
@@ -269,10 +266,12 @@ def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> i
             if custom_op.lists_needs:
                 _list_need(operator, overload, given, api, info)
                 return
-            from . import operators
-
-            kernel = kept_kernels.Kernel(_state(op, given).ctypes.data, operators.compiled(operator.family, "prepare"))
+            kernel = _kernel(op, given)
             kept_kernels.record(key, functools.partial(kept_kernels.state_of, operator, overload, attributes))
+        # This is early enough: ONNX Runtime reads these functions only when a node runs or is destroyed.
+        custom_op.structure.KernelComputeV2 = kernel.compute
+        if kernel.destroy:
+            custom_op.structure.KernelDestroy = kernel.destroy
         address = kernel.state
         if kernel.prepare:
             address = _prepared(kernel, c_api.constants(api, info, len(description.input_types)))
@@ -334,8 +333,8 @@ def _check_outputs(operator: Operator, overload: Overload, given: Sequence[int |
 
 
 @functools.cache
-def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
-    """The state of all nodes with this operator, these types and attributes. There are few states, so none is ever freed."""
+def _kernel(op: int, attributes: tuple[tuple[str, Any], ...]) -> kept_kernels.Kernel:
+    """The kernel of all nodes with this operator, these types and attributes. There are few states, so none is ever freed."""
     from . import operators
 
     custom_op = _custom_ops[op]
@@ -344,12 +343,9 @@ def _state(op: int, attributes: tuple[tuple[str, Any], ...]) -> NDArray[Any]:
     state["api"] = custom_op.api
     state["has_shape_reference"] = custom_op.release >= c_api.SHAPE_REFERENCE_RELEASE
     state["messages"] = operators.messages_of(operator).ctypes.data
-    # This is early enough: ONNX Runtime reads these functions only when a node runs or is destroyed.
-    custom_op.structure.KernelComputeV2 = operators.compiled(operator.family, "compute")
-    if destroy := operators.compiled(operator.family, "destroy"):
-        custom_op.structure.KernelDestroy = destroy
+    kernel = kept_kernels.Kernel(state.ctypes.data, *operators.node_functions(operator.family))
     release_compiler()
-    return state
+    return kernel
 
 
 def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> None:

@@ -74,6 +74,11 @@ def compiled(family: str, name: str) -> int:
     return callbacks.compiled(function, f"{name}_{family}") if function else 0
 
 
+def node_functions(family: str) -> tuple[int, int, int]:
+    """The addresses of `compute`, `prepare` and `destroy` of a family's node."""
+    return compiled(family, "compute"), compiled(family, "prepare"), compiled(family, "destroy")
+
+
 @functools.cache
 def messages_of(operator: Operator) -> NDArray[np.int64]:
     """The addresses and lengths of an operator's messages, in their order."""

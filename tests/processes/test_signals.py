@@ -60,7 +60,7 @@ def forget(name):  # all that was compiled for it, here and on disk
         if key.quantized.name == name:
             for form in ("serial", "parallel", "task"):
                 kernel_of("linear", key).__dict__.pop(form, None)
-    native._state.cache_clear()
+    native._kernel.cache_clear()
     for path in cache.files():
         if f"_{{name}}_" in path.name:
             path.unlink()
