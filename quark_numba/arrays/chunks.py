@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -90,12 +91,12 @@ def map_chunks(
             array = _cut(array, [_numbers(x.chunks[number], per if number == axis else 1) for number in axes])
         arguments += [array, None if array is None else axes]  # without axes, dask gives each chunk the whole array
     common: dict[str, Any] = {"align_arrays": False, "concatenate": True, "token": funcname(function).strip("_")}
+    on_chunk = functools.partial(on_one_thread, function)  # dask has its own threads
     if len(results) == 1:
-        return (da.blockwise(_on_chunk, dimensions, *arguments, function=function, **_kind(x, axis, results[0]), **common),)
-    together = Result(np.dtype(object))
-    made = da.blockwise(_on_chunk, dimensions, *arguments, function=function, **_kind(x, axis, together), **common)
+        return (da.blockwise(on_chunk, dimensions, *arguments, **_kind(x, axis, results[0]), **common),)
+    made = da.blockwise(on_chunk, dimensions, *arguments, **_kind(x, axis, Result(np.dtype(object))), **common)
     return tuple(
-        da.blockwise(_part, dimensions, made, dimensions, part=part, **_kind(x, axis, result), **common)
+        da.blockwise(operator.itemgetter(part), dimensions, made, dimensions, **_kind(x, axis, result), **common)
         for part, result in enumerate(results)
     )
 
@@ -134,15 +135,6 @@ def _cut(array: Any, chunks: list[tuple[int, ...]]) -> Any:
 def _kind(x: Any, axis: int, result: Result) -> dict[str, Any]:
     adjusted = {axis: _numbers(x.chunks[axis], result.per)} if x.ndim and result.per != 1 else None
     return {"dtype": result.dtype, "meta": np.empty((0,) * x.ndim, result.dtype), "adjust_chunks": adjusted}
-
-
-def _on_chunk(*arrays: Any, function: Callable[..., Any]) -> Any:
-    """Return the result of the function. It runs on one thread, because dask has its own threads."""
-    return on_one_thread(function, *arrays)
-
-
-def _part(made: tuple[Any, ...], *, part: int) -> Any:
-    return made[part]
 
 
 # distributed sends the string of an array's dtype. The string of this dtype is "<f1", which numpy does not know.

@@ -20,13 +20,8 @@ _pool_lock = threading.Lock()
 _pool_lost = False
 
 
-class _Thread(threading.local):
-    """Thread-local state."""
-
-    is_alone = False
-
-
-_this_thread = _Thread()
+# `is_alone`: whether the kernels that this thread calls run on it alone.
+_this_thread = threading.local()
 
 
 def run_on_threads(parallel: Callable[[int], None]) -> bool:
@@ -37,7 +32,7 @@ def run_on_threads(parallel: Callable[[int], None]) -> bool:
     the process. It cannot be used in a forked child of a process that had a pool either: pools do not survive a fork, and
     OpenMP aborts a child that uses one.
     """
-    if _pool_lost or _this_thread.is_alone:
+    if _pool_lost or getattr(_this_thread, "is_alone", False):
         return False
     # `with` acquires and releases the lock so that no signal handler runs in between.
     if _number_of_threads() == 1 or _pool_lock.locked():
@@ -70,7 +65,7 @@ def _start_pool() -> None:
 
 def on_one_thread(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Call `function` and return its result. The kernels that it calls run on this thread alone."""
-    before = _this_thread.is_alone
+    before = getattr(_this_thread, "is_alone", False)
     _this_thread.is_alone = True
     try:
         return function(*arguments, **named)

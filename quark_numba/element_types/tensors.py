@@ -40,7 +40,8 @@ def to_tensor_proto(array: NDArray[Any], name: str = "") -> onnx.TensorProto:
     array = np.asanyarray(array)
     check_has_no_mask(array, "array")
     array = np.asarray(array)
-    element_type = _known(array.dtype)
+    # For types that numpy lacks, onnx before 1.19 has structured dtypes, whose field has the type's name.
+    element_type = None if array.dtype.names else find(array.dtype)
     if element_type is None:
         return numpy_helper.from_array(array, name)
     return onnx.TensorProto(data_type=element_type.number, dims=array.shape, name=name, raw_data=to_bytes(array).tobytes())
@@ -137,9 +138,3 @@ def _typed_data(tensor: onnx.TensorProto, element_type: ElementType) -> NDArray[
 def _check(tensor: onnx.TensorProto, given: int, expected: int, what: str) -> None:
     if given != expected:
         raise ValueError(f"tensor {tensor.name!r} has {given} {what}; expected {expected} for dims {tuple(tensor.dims)}")
-
-
-def _known(dtype: np.dtype[Any]) -> ElementType | None:
-    # For types that numpy lacks, onnx before 1.19 has structured dtypes, whose field has the type's name. numpy_helper converts
-    # these.
-    return None if dtype.names else find(dtype)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compiling.lock import IMPORTS
+from .file_states import without_links
 
 PREFIX = "quark_numba_"
 
@@ -145,12 +146,8 @@ def _unfinished(root: str | os.PathLike[str]) -> tuple[list[str], dict[str, list
     files = os.listdir(aside) if os.path.isdir(aside) else []
     if not files:
         return [], {}
-
-    def opened(path: str, flags: int) -> int:
-        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-
     try:
-        with open(record, encoding="utf-8", opener=opened) as file:
+        with open(record, encoding="utf-8", opener=without_links) as file:
             exchange = json.load(file)
         last, new = exchange["last"], {**exchange["new"]}
         is_finished = not os.path.lexists(os.path.join(root, _FILES, last))

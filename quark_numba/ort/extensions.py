@@ -67,8 +67,7 @@ def _declare() -> None:
     import onnxruntime_extensions
     from onnxruntime_extensions import _ocos
 
-    bodies: dict[int, Callable[..., tuple[NDArray[Any], ...]]] = {}
-    declared_as: dict[int, tuple[Operator, Overload]] = {}
+    known: dict[int, tuple[Callable[..., tuple[NDArray[Any], ...]], Operator, Overload]] = {}
     for operator in filter(has, OPERATORS):
         attributes = [entry for entry in operator.attributes if entry.is_always_written and entry.kind in _KINDS]
         for overload in operator.overloads(carries):
@@ -79,21 +78,21 @@ def _declare() -> None:
                 outputs=[element_type.number for element_type in overload.outputs],
                 attrs={entry.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[entry.kind]) for entry in attributes},
             )(body)
-            bodies[id(declared)] = body
-            declared_as[id(declared)] = operator, overload
+            known[id(declared)] = body, operator, overload
 
     def hook(k_id: int, feed: Any, attributes: Any) -> Any:
         """A node's answer. The stock hook converts every output to a list of Python numbers; this one returns arrays."""
-        if k_id not in bodies:
+        if k_id not in known:
             return _ocos._on_pyop_invocation(k_id, feed, attributes)
-        return _answer(k_id, bodies[k_id](*feed, **attributes))
+        body, _, _ = known[k_id]
+        return _answer(k_id, body(*feed, **attributes))
 
     def again(k_id: int, feed: Any, attributes: Any) -> tuple[Any, bool]:
         """Run a node that raised once more. Return its answer, and whether the node is at fault."""
         try:
             return hook(k_id, feed, attributes), False
         except Exception as error:
-            operator, overload = declared_as[k_id]
+            _, operator, overload = known[k_id]
             _log.error("%s: %s; the output is left empty", operator.full_name, error)
             return _answer(k_id, tuple(np.empty(0, element_type.dtype) for element_type in overload.outputs)), True
 
