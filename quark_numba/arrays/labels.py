@@ -20,7 +20,6 @@ def unlabelled(value: Any) -> Any:
 
 
 def _is_labelled(*values: Any) -> bool:
-    """Whether any of the values is a DataArray."""
     module = sys.modules.get("xarray")
     return module is not None and any(isinstance(value, module.DataArray) for value in values)
 

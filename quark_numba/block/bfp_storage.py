@@ -149,7 +149,6 @@ def _step_exponents(
 
 
 def _maxima(values: NDArray[Any], axis: int, block: int) -> NDArray[Any]:
-    """Return the maximum of each block along the axis."""
     if values.ndim == 0:
         return values
     length = values.shape[axis]

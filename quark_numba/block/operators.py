@@ -230,7 +230,6 @@ def _round_trip_name(nvidia: NvidiaFormat) -> str:
 def _nvidia_operator(
     nvidia: NvidiaFormat, *, types: Mapping[str, Any], attributes: tuple[Attribute, ...] = (), **fields: Any
 ) -> Operator:
-    """Return a declaration with what the operators of NVIDIA's formats share."""
     inputs = (Parameter("x", "T", "What to quantize."), Parameter("scale", "S", "One element: the scale of the whole tensor."))
     axis = Attribute("axis", -1, "The axis along which blocks are cut, -r..r-1.")
     block_size = Attribute(

@@ -68,8 +68,8 @@ def fake_quantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    parameters = {"scale": scale, "zero_point": zero_point, "bit_width": bit_width, "signed": signed, "narrow": narrow}
-    return convert(select("integer", rounding_mode), x, parameters, out=out)
+    given = locals()
+    return convert(select("integer", rounding_mode), x, given, out=out)
 
 
 @keeps_labels
@@ -106,17 +106,8 @@ def minifloat_quantize_dequantize(
     rounding_mode, out
         As in `fake_quantize`, and so are the result and the errors.
     """
-    parameters = {
-        "scale": scale,
-        "exponent_bits": exponent_bits,
-        "mantissa_bits": mantissa_bits,
-        "exponent_bias": exponent_bias,
-        "max_val": max_val,
-        "has_inf": has_inf,
-        "has_nan": has_nan,
-        "saturation": saturation,
-    }
-    return convert(select("minifloat", rounding_mode), x, parameters, out=out)
+    given = locals()
+    return convert(select("minifloat", rounding_mode), x, given, out=out)
 
 
 def convert(
@@ -124,8 +115,8 @@ def convert(
 ) -> NDArray[np.float32]:
     """Return x rounded to a format.
 
-    `parameters` has the form's parameters by their names. `names` are the names of arguments, for messages, if they differ from
-    those. Raises TypeError or ValueError."""
+    `parameters` has the form's parameters by their names, and may have others. `names` are the names of arguments, for
+    messages, if they differ from those. Raises TypeError or ValueError."""
     form, named = FORMS[key.form], names or {name: name for name in FORMS[key.form].parameters}
     x_array = array(x, "x", FLOAT32)
     element_type_of(x_array.dtype, "x", (FLOAT32,))
@@ -196,7 +187,6 @@ def _prepare(key: Key, in_rows: NDArray[Any], numbers: NDArray[Any], rows: int, 
 
 
 def _convert_chunks(key: Key, x: Any, parameters: list[Any], named: Mapping[str, str]) -> Any:
-    """Return the result of `_convert` as a lazy dask array, computed chunk by chunk."""
     cuts, shapes = [], []
     for parameter in parameters:
         # Only the axes along which a parameter has several elements are cut as x is.

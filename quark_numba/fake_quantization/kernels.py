@@ -143,7 +143,6 @@ def _make(key: Key) -> Any:
 
 
 def _arguments(key: Key) -> list[Any]:
-    """Return the types of the operands. The arrays are flat and contiguous."""
     read = [types.Array(numba.from_dtype(np.dtype(dtype)), 1, "C", readonly=True) for dtype in (np.float32, dtype_of(key))]
     return [*read, types.Array(types.float32, 1, "C"), types.intp, types.intp]
 

@@ -67,7 +67,6 @@ def operator(
         return convert(key_of(meant), x, parameters, names=names)
 
     def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-        """y is like x."""
         unknown = Tensor(None, None)
         known = [tensor or unknown for tensor in tensors]
         meant = meaning(known, attributes)

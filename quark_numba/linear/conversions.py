@@ -129,7 +129,6 @@ def convert(conversion: Conversion, signature: Any = None) -> NDArray[Any]:
 
 
 def _convert_chunks(conversion: Conversion) -> Any:
-    """Return the result of `convert` as a lazy dask array, computed chunk by chunk."""
     version, key, x, scale, zero_point, axis, block_size, _, rechunk = conversion
     axes, block = None, 1
     zero_points = 1 if zero_point is None else zero_point.size
@@ -186,16 +185,7 @@ def loop_of(version: Version | None, x_shape: tuple[int, ...], scale: Any, zero_
         if zero_point_shape != scale.shape and not (scalar and zero_point_shape in ((), (1,))):
             fault = ZERO_POINT_SHAPE
     if fault:
-        raise ValueError(
-            FAULTS[fault].format(
-                x="x",
-                x_shape=x_shape,
-                scale="scale",
-                scale_shape=scale.shape,
-                zero_point="zero_point",
-                zero_point_shape=zero_point_shape,
-                axis=axis,
-                block_size=block_size,
-            )
-        )
+        names = {name: name for name in ("x", "scale", "zero_point")}
+        shapes = {"x_shape": x_shape, "scale_shape": scale.shape, "zero_point_shape": zero_point_shape}
+        raise ValueError(FAULTS[fault].format(**names, **shapes, axis=axis, block_size=block_size))
     return loop

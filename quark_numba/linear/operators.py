@@ -140,7 +140,6 @@ def _call(
 
 
 def _held_codes(holds: ElementType | None, array: Any) -> Any:
-    """Return an array of uint8 as the codes that it holds."""
     return array.view(holds.dtype) if holds and array is not None and array.dtype == UINT8.dtype else array
 
 

@@ -96,7 +96,6 @@ add_up: Any = _add_up if jit.JIT_ENABLED else _add_up_in_python
 
 @jit.inline
 def _exponent(value: Any) -> Any:
-    """Return the biased exponent."""
     return _u32(_u32(_f32(value).view(_u32) >> _EXPONENT_SHIFT) & _EXPONENT_MASK)
 
 

@@ -15,7 +15,6 @@ _MANY = 1 << 62
 
 
 def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-    """Return the output y, which has x's shape. Raises ValueError if the shapes do not fit."""
     x, scale, bias = (tensor.shape if tensor else None for tensor in inputs)
     fault, _, _, _ = instance_shape(known(x, (0, 0)), known(scale, (_MANY,)), known(bias, (_MANY,)))
     if fault:

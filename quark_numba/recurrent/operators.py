@@ -13,8 +13,6 @@ from .granularity import DIRECTIONS, FAULTS, GATES, layer_shape
 
 
 def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-    """Return the output y, of shape (steps, directions, batch, hidden_size). Raises ValueError if an attribute or a shape is
-    invalid."""
     layer_of(attributes)
     shapes = [tensor.shape if tensor else None for tensor in inputs]
     hidden = attributes["hidden_size"]

@@ -14,7 +14,6 @@ from .key import parse
 
 
 def _infer(inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-    """Return the output y: float32, of the shape to which the operands broadcast."""
     program, block_size = parse(attributes["program"]), attributes["block_size"]
     check_inputs(program, len(inputs))
     check_layout(program, block_size, attributes["channels"])

@@ -110,7 +110,6 @@ class _Writer:
         return lines + [f"b{k} = array_at(room + {size * k}, m, np.float32)" for k in range(self.buffer_count)]
 
     def _array(self, value: int) -> str:
-        """Return the name of the array of a value."""
         number = value - self.count
         return f"x{value}" if number < 0 else f"b{self.buffers[number]}" if number in self.buffers else "y"
 

@@ -24,7 +24,6 @@ def operator(
     """Return the declaration of an operator. Among its attributes are those that `calls.rule` reads for the operation."""
 
     def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-        """y is like x."""
         applied = rule(operation, attributes)
         shapes = [tensor.shape if tensor else None for tensor in tensors]
         x, table, last = shapes[0], shapes[1], shapes[-1]

@@ -74,7 +74,6 @@ def functions(overload: Overload, key: keys.Key) -> dict[str, Any]:
 
 @jit.function
 def _is_zero(address: int, size: int) -> bool:
-    """Whether all of `size` bytes are 0."""
     bits = np.uint8(0)
     codes = array_at(address, size, np.uint8)
     for i in range(size):
