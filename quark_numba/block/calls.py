@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from ..arrays.arguments import array, check_no_output, convert_in_order, element_type_of, flat, index
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
-from ..compiling.kernel import kernel_of
 from ..element_types import FLOAT32, ElementType
+from .dispatch import TABLE
 from .formats import BFP_ATTRIBUTES, MX_ATTRIBUTES, bfp_format, mx_format, mx_name, rounding_mode_number
 from .granularity import FAULTS, Blocks, block_shape
 from .key import X_TYPES, Key
@@ -172,7 +172,7 @@ def convert(
     shaped = blocks._replace(length=length, inner=inner)
 
     def round_blocks(x: NDArray[Any], y: NDArray[Any]) -> None:
-        kernel_of("block", key).run(x.size, flat(x, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale, shaped)
+        TABLE[key].run(x.size, flat(x, key.x), flat(y, key.x), np.empty(0, np.uint8), tensor_scale, shaped)
 
     return convert_in_order(round_blocks, x, key.x, out)
 

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from ..arrays.arguments import array, element_type_of, flat, float32_arrays, index
 from ..arrays.chunks import Result, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
-from ..compiling.kernel import kernel_of
 from ..element_types import FLOAT8E8M0, INT8, ElementType
 from ..linear.calls import dequantize
 from .calls import ONE, attribute_values, axis_of, block_input, check_blocks, shape_of_blocks, values_of_codes
+from .dispatch import TABLE
 from .formats import INT8_FRACTION_BITS, MX_ATTRIBUTES, MX_ELEMENT_TYPES, NVIDIA_NVFP4, mx_codes_format, positive
 from .granularity import FAULTS, SCALE, Blocks, block_shape
 from .key import FLOAT4E2M1, FLOAT8E4M3FN, X_TYPES, Key
@@ -150,7 +150,7 @@ def _quantize_chunk(
     codes = np.empty(x.shape, key.y.dtype)
     scales = np.empty(shape_of_blocks(x.shape, axis, blocks.block), key.scales.dtype)
     arrays = flat(x, key.x), flat(codes, key.y), flat(scales, key.scales).view(np.uint8)
-    kernel_of("block", key).run(x.size, *arrays, tensor_scale, blocks._replace(length=length, inner=inner))
+    TABLE[key].run(x.size, *arrays, tensor_scale, blocks._replace(length=length, inner=inner))
     return codes, scales
 
 

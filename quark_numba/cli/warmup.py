@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 # The forms of a kernel that calls on small arrays, calls on large arrays, and sessions need.
 _FORMS = ("serial", "parallel", "task")
 
-# The families whose nodes all need the same kernel, for float32.
-_FAMILIES = ("normalization", "recurrent")
-
 
 def add_parser(commands: Any) -> None:
     from ..linear.versions import types
@@ -39,19 +36,21 @@ def add_parser(commands: Any) -> None:
 
 def _warmup(options: argparse.Namespace) -> int:
     from ..catalog import OPERATORS
-    from ..compiling.kernel import kernel_of
-    from ..element_types import FLOAT32
-    from ..ort.operators import node_functions
+    from ..ort.operators import node_functions, table_of
 
-    has_all = not options.types and not options.model
-    every_type = dict.fromkeys(name for operator in OPERATORS if operator.operation == "quantize" for name in operator.formats)
-    types, families = options.types or ([*every_type] if has_all else []), _FAMILIES if has_all else ()
+    types, families = options.types or [], []
+    if not options.types and not options.model:
+        types = list(
+            dict.fromkeys(name for operator in OPERATORS if operator.operation == "quantize" for name in operator.formats)
+        )
+        families = _families_of_one_kernel()
     with progress("compiling", len(_FORMS) * (2 * len(types) + len(families)) + bool(options.model)) as tick:
         for name in types:
             _compile_type(name, tick)
         for family in families:
             node_functions(family)
-            _compile_forms(kernel_of(family, FLOAT32), tick)
+            for kernel in table_of(family).values():
+                _compile_forms(kernel, tick)
         if options.model:
             from . import inventory, measuring
 
@@ -69,13 +68,21 @@ def _warmup(options: argparse.Namespace) -> int:
     return 0
 
 
+def _families_of_one_kernel() -> list[str]:
+    """Return the package's families whose nodes all need the same kernel."""
+    from ..catalog import OPERATORS
+    from ..ort.operators import table_of
+
+    families = dict.fromkeys(operator.family for operator in OPERATORS if operator.family not in OPERATORS.nodes)
+    return [family for family in families if len(table_of(family)) == 1]
+
+
 def _compile_type(name: str, tick: Callable[[], None]) -> None:
     """Compile the kernels that quantize float32 to the type and back."""
-    from ..compiling.kernel import kernel_of
     from ..element_types import FLOAT32, find
     from ..linear.kernels import widen_function
     from ..linear.key import select
-    from ..ort.operators import node_functions
+    from ..ort.operators import node_functions, table_of
 
     element_type = find(name)
     assert element_type
@@ -85,7 +92,7 @@ def _compile_type(name: str, tick: Callable[[], None]) -> None:
         select("dequantize", element_type, FLOAT32, element_type, FLOAT32),
     ):
         widen_function(element_type, key.zero_point_dtype)
-        _compile_forms(kernel_of("linear", key), tick)
+        _compile_forms(table_of("linear")[key], tick)
 
 
 def _compile_forms(kernel: Kernel, tick: Callable[[], None]) -> None:

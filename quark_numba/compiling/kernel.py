@@ -1,12 +1,15 @@
-"""A kernel in its compiled forms, and the dispatch table that holds kernels."""
+"""A kernel in its compiled forms, and the dispatch tables that hold kernels."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
 
 from .lock import created_once
 from .threads import run_on_threads
+
+K = TypeVar("K")
 
 # Below this cost one thread finishes before a second one wakes up.
 _PARALLEL_COST = 1 << 16
@@ -17,13 +20,14 @@ class Kernel:
 
     Parameters
     ----------
-    family : str
-        Its module ``kernels`` has a function for each form. It is imported on first use of a form, because it imports Numba.
-    key : a key of the family
+    key : a key of the family's dispatch table
+    package : str
+        The importable name of the family. Its module ``kernels`` has a function for each form. It is imported on first use of a
+        form, because it imports Numba.
     """
 
-    def __init__(self, family: str, key: Any) -> None:
-        self.family, self.key = family, key
+    def __init__(self, key: Any, package: str) -> None:
+        self.key, self._package = key, package
 
     @created_once
     def serial(self) -> Any:
@@ -47,13 +51,28 @@ class Kernel:
 
     @property
     def _kernels(self) -> Any:
-        return importlib.import_module(f"..{self.family}.kernels", __package__)
+        return importlib.import_module(f"{self._package}.kernels")
 
 
-# The dispatch table, by family and key.
-_table: dict[tuple[str, Any], Kernel] = {}
+class Table(dict[K, Kernel], Generic[K]):
+    """The dispatch table of a family: a kernel for each key.
 
+    Parameters
+    ----------
+    keys : iterable
+    package : str
+        The family, see `Kernel`.
 
-def kernel_of(family: str, key: Any) -> Kernel:
-    """Return the kernel of a family for a key, the same one in each call."""
-    return _table.get((family, key)) or _table.setdefault((family, key), Kernel(family, key))
+    Raises
+    ------
+    ValueError
+        If a key occurs twice.
+    """
+
+    def __init__(self, keys: Iterable[K], package: str) -> None:
+        super().__init__()
+        self.package = package
+        for key in keys:
+            if key in self:
+                raise ValueError(f"two kernels for {key}")
+            self[key] = Kernel(key, package)

@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from ..arrays.arguments import array, check_no_output, convert_in_order, element_type_of, flat
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
-from ..compiling.kernel import kernel_of
 from ..compiling.lock import created_cache
 from ..element_types import ELEMENT_TYPES, FLOAT32
 from ..element_types.operands import INT64
+from .dispatch import TABLE
 from .granularity import first_place, last_place
 from .key import FORMS, Key, count_numbers, dtype_of, select
 
@@ -155,7 +155,7 @@ def _convert(
 
     def run(x: NDArray[Any], y: NDArray[Any]) -> None:
         if x.size:
-            kernel_of("fake_quantization", key).run(x.size, flat(x, FLOAT32), numbers, flat(y, FLOAT32), inner, rows)
+            TABLE[key].run(x.size, flat(x, FLOAT32), numbers, flat(y, FLOAT32), inner, rows)
 
     return convert_in_order(run, x, FLOAT32, out, tuple(parameters))
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays.arguments import convert_in_order
-from ..compiling.kernel import kernel_of
 from ..compiling.threads import run_on_threads
 from ..element_types import INT32
+from .dispatch import TABLE
 from .granularity import Loop
 from .key import Key
 
@@ -47,7 +47,7 @@ class Plan:
     """
 
     def __init__(self, key: Key, loop: Loop, scale_dtype: Any, zero_point_dtype: Any) -> None:
-        self.key, self.kernel, self.loop = key, kernel_of("linear", key), np.array(loop, np.int64)
+        self.key, self.kernel, self.loop = key, TABLE[key], np.array(loop, np.int64)
         self.row = loop.inner if loop.vary else 0  # parameters that vary within a loop are repeated up to this length
         self.rounds_scale = scale_dtype.newbyteorder("=") == INT32.dtype and key.precision.bits < 32
         self.is_packed = zero_point_dtype is not None and key.quantized.bits < 8

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..arrays.arguments import flat, float32_arrays, real
-from ..compiling.kernel import kernel_of
 from ..element_types import FLOAT32
+from .dispatch import TABLE
 from .granularity import FAULTS, instance_shape
 
 
@@ -49,5 +49,5 @@ def extended_instance_normalization(
     added, y = np.float32(real(epsilon, "epsilon")), np.empty(arrays[0].shape, np.float32)
     if instances * length:
         operands = [flat(array, FLOAT32) for array in (*arrays, y)]
-        kernel_of("normalization", FLOAT32).run(y.size, *operands, channels, length, added)
+        TABLE[FLOAT32].run(y.size, *operands, channels, length, added)
     return y

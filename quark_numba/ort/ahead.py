@@ -7,9 +7,9 @@ import onnx
 
 from ..catalog import OPERATORS
 from ..compiling.helpers import Helpers
-from ..compiling.kernel import kernel_of
 from ..errors import reraise_of_signal_handler
 from ..region import kernels, operators, tiles
+from ..region.dispatch import TABLE
 from ..region.key import parse
 from .operators import compiled
 
@@ -32,7 +32,7 @@ def wait(running: Helpers, model: onnx.ModelProto) -> None:
         if running.are_done:
             break
         try:
-            kernel_of(REGION.family, parse(text.decode())).task  # noqa: B018
+            TABLE[parse(text.decode())].task  # noqa: B018
         except Exception as error:  # the session reports what is not valid
             reraise_of_signal_handler(error)
     if programs:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..catalog import OPERATORS
-from ..compiling.kernel import kernel_of
+from ..compiling.kernel import Table
 from ..declaration import Operator, Overload
 from . import c_api
 from .c_api import Description
@@ -79,6 +79,12 @@ def node_functions(family: str) -> tuple[int, int, int]:
     return compiled(family, "compute"), compiled(family, "prepare"), compiled(family, "destroy")
 
 
+def table_of(family: str) -> Table[Any]:
+    """The dispatch table of a family."""
+    table: Table[Any] = importlib.import_module(f"..{family}.dispatch", __package__).TABLE
+    return table
+
+
 @functools.cache
 def messages_of(operator: Operator) -> NDArray[np.int64]:
     """The addresses and lengths of an operator's messages, in their order."""
@@ -98,7 +104,7 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
     key, numbers = node.select(operator, overload, attributes)
     functions: dict[str, Any] = {}
     if compiles and key is not None:
-        functions["task"] = kernel_of(operator.family, key).task
+        functions["task"] = table_of(operator.family)[key].task
     if compiles and hasattr(node, "functions"):
         functions |= node.functions(overload, key)
     context.fill(state, numbers, functions)

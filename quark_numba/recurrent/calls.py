@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..arrays.arguments import flat, float32_arrays, index, real
-from ..compiling.kernel import kernel_of
 from ..element_types import FLOAT32
+from .dispatch import TABLE
 from .fixed_point import OPERANDS, layer_of
 from .granularity import DIRECTIONS, FAULTS, GATES, layer_shape
 
@@ -83,5 +83,5 @@ def extended_lstm(
     y = np.empty((steps, DIRECTIONS, batch, hidden_size), np.float32)
     if y.size:
         operands, products = [flat(array, FLOAT32) for array in (*arrays, y)], y.size * GATES * (inputs + hidden_size)
-        kernel_of("recurrent", FLOAT32).run(products, *operands, steps, batch, inputs, layers)
+        TABLE[FLOAT32].run(products, *operands, steps, batch, inputs, layers)
     return y

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays.arguments import flat, float32_arrays
-from ..compiling.kernel import kernel_of
 from ..compiling.lock import created_cache
 from ..element_types import FLOAT32
+from .dispatch import TABLE
 from .granularity import BY_RANK, COUNT_FAULTS, NEAREST_FAULTS, NO_AXIS, NUMBERS, THRESHOLD, shape_of, size_of
 from .key import COUNT, NEAREST
 
@@ -77,5 +77,5 @@ def convert(rule: Rule, *inputs: Any) -> NDArray[np.float32]:
     table, numbers = np.empty((NUMBERS + size[1]) * size[0], np.float32), (np.float32(rule.first), np.float32(rule.second))
     if not _filler()(rule.is_nearest, *numbers, given[0], given[-1], rows, table, *size):
         raise ValueError(rule.message(THRESHOLD, axis, shapes))
-    kernel_of("tables", rule.operation).run(x.size, x, table, y.reshape(-1), inner, *size)
+    TABLE[rule.operation].run(x.size, x, table, y.reshape(-1), inner, *size)
     return y

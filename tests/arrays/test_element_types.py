@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import oracle
 import pytest
-from kernel_keys import KEYS
 
 from quark_numba.element_types import ELEMENT_TYPES, find
+from quark_numba.linear.dispatch import TABLE
 from quark_numba.linear.versions import VERSIONS
 
 rows = pytest.mark.parametrize("row", ELEMENT_TYPES, ids=lambda row: row.name)
@@ -33,13 +33,13 @@ def test_find_nothing(specification):
 
 def test_every_type_has_an_oracle():
     assert {row.name for row in ELEMENT_TYPES} == {*oracle.TYPES, *oracle.OTHER_DTYPES}
-    assert {key.quantized.name for key in KEYS["linear"]} == set(oracle.TYPES)
+    assert {key.quantized.name for key in TABLE} == set(oracle.TYPES)
 
 
 def test_every_operator_has_kernels():
     """The kernels of all operations have the same quantized types."""
     for operation in ("quantize", "dequantize", "quantize_dequantize"):
-        table = [key for key in KEYS["linear"] if key.operation == operation]
+        table = [key for key in TABLE if key.operation == operation]
         assert {key.quantized.name for key in table} == set(oracle.TYPES)
         for version in VERSIONS:
             if version.operation == operation:

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from kernel_keys import KEYS
 from marks import needs_extensions
 from processes import run
 
 import quark_numba
 from quark_numba.catalog import OPERATORS, Catalog
-from quark_numba.compiling.kernel import kernel_of
+from quark_numba.compiling.kernel import Table
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.fake_quantization.key import FORMS
 
@@ -30,10 +29,9 @@ def test_versions_come_in_order():
         Catalog(reversed(versions))
 
 
-def test_a_key_comes_once_and_has_one_kernel():
-    for family, keys in KEYS.items():
-        assert len({*keys}) == len(keys)
-        assert kernel_of(family, keys[0]) is kernel_of(family, keys[0])
+def test_a_kernel_comes_once():
+    with pytest.raises(ValueError, match="two kernels for 3"):
+        Table([1, 2, 3, 3], None)
 
 
 @pytest.mark.parametrize("operator", [*OPERATORS], ids=lambda each: f"{each.full_name}-{each.since_version}")
@@ -225,6 +223,8 @@ constant.graph.node.extend(text_nodes("z = toy.Mix (y, total)  w = Relu (z)"))
 del constant.graph.output[:]
 constant.graph.output.append(helper.make_tensor_value_info("w", 1, [2, 3]))
 assert [node.op_type for node in optimize(constant).graph.node] == ["Relu"]
+from quark_numba.cli import warmup
+assert "toy" not in warmup._families_of_one_kernel()
 """
     )
 

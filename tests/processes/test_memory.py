@@ -22,7 +22,6 @@ import oracle
 import pytest
 import samples
 from granularities import key_id
-from kernel_keys import KEYS
 from marks import sizes
 from numba import types
 from onnx import TensorProto, helper
@@ -34,16 +33,18 @@ from paths import MODELS
 import quark_numba
 from quark_numba import dequantize, extended_lstm, quantize, quantize_dequantize
 from quark_numba.block import kernels as block_kernels
+from quark_numba.block.dispatch import TABLE as BLOCK_TABLE
 from quark_numba.block.formats import mx_format
 from quark_numba.block.granularity import Blocks, block_shape
 from quark_numba.catalog import OPERATORS
 from quark_numba.compiling import jit
-from quark_numba.compiling.kernel import kernel_of
 from quark_numba.element_types import FLOAT32, find
+from quark_numba.linear.dispatch import TABLE
 from quark_numba.linear.granularity import Loop, loop_shape
 from quark_numba.linear.key import select
 from quark_numba.ort import c_api
 from quark_numba.recurrent import kernels as recurrent_kernels
+from quark_numba.recurrent.dispatch import TABLE as RECURRENT_TABLE
 from quark_numba.recurrent.fixed_point import layer_of
 
 pytestmark = pytest.mark.compiled
@@ -137,11 +138,11 @@ SHAPES = [
 
 
 @guard
-@pytest.mark.parametrize("key", KEYS["linear"], ids=key_id)
+@pytest.mark.parametrize("key", list(TABLE), ids=key_id)
 @pytest.mark.covering
 @pytest.mark.by_default(3)
 def test_kernel_stays_within_its_arrays(key):
-    kernel, rng = kernel_of("linear", key).serial, np.random.default_rng(30)
+    kernel, rng = TABLE[key].serial, np.random.default_rng(30)
     for (x_shape, scale_shape, axis, block_size), at_end in product(SHAPES, (True, False)):
         _, loop = loop_shape(x_shape, scale_shape, scale_shape, axis, block_size)
         rows = loop.rows * (loop.inner if loop.vary else 1)
@@ -170,9 +171,8 @@ def test_any_size_stays_within_its_arrays(operation, name):
         x = rng.integers(0, 2**8, size * key.x.storage.itemsize, np.uint8).view(key.x.storage)
         loop = np.array(Loop(1, 1, 7, 1, True) if count == 7 else Loop(1, 1, size, 1, False), np.int64)
         expected = np.empty(size, key.y.storage)
-        made = kernel_of("linear", key)
-        made.serial(x, scale, zero_point, expected, loop, 0)
-        for kernel, slices in ((made.parallel, (3,)), (made.serial, (0,))):
+        TABLE[key].serial(x, scale, zero_point, expected, loop, 0)
+        for kernel, slices in ((TABLE[key].parallel, (3,)), (TABLE[key].serial, (0,))):
             y = guarded(np.empty_like(expected), at_end)
             kernel(*(guarded(each, at_end) for each in (x, scale, zero_point)), y, loop, *slices)
             assert y.tobytes() == expected.tobytes()
@@ -181,13 +181,13 @@ def test_any_size_stays_within_its_arrays(operation, name):
 @guard
 @pytest.mark.parametrize(
     "key",
-    KEYS["block"],
+    list(BLOCK_TABLE),
     ids=lambda key: "-".join(map(str, (key.x.name, *key[2:], key.element.name if key.element else ""))),
 )
 @pytest.mark.covering
 @pytest.mark.slow
 def test_block_kernel_stays_within_its_arrays(key):
-    kernel, rng = kernel_of("block", key).serial, np.random.default_rng(32)
+    kernel, rng = BLOCK_TABLE[key].serial, np.random.default_rng(32)
     for (x_shape, _, axis, _), (block, sub_block), at_end in product(SHAPES, [(8, 2), (3, 1), (16, 16)], (True, False)):
         _, length, inner = block_shape(x_shape, axis, block)
         blocks = Blocks(block, sub_block, 1, 6, -127, 127, 0, length, inner)
@@ -377,7 +377,7 @@ def test_layer_stays_within_its_memory(operator, attributes, shapes, at_end):
     for name, each in zip(("x", "w", "r", "b", "layer", "weights", "memory", "y"), kept, strict=True):
         work[name] = each.ctypes.data
     work["steps"], work["batch"], work["inputs"] = steps, batch, inputs
-    task = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_ssize_t)(kernel_of("recurrent", FLOAT32).task.address)
+    task = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_ssize_t)(RECURRENT_TABLE[FLOAT32].task.address)
     for phase in range(recurrent_kernels.PHASES):
         work["phase"] = phase
         for part in range(found[2 + phase]):

@@ -15,9 +15,8 @@ pytestmark = [
 # actions find their kernels compiled, others have to compile them.
 MOMENTS = """
 import random, signal
-from kernel_keys import KEYS
 from quark_numba.compiling import cache
-from quark_numba.compiling.kernel import kernel_of
+from quark_numba.linear.dispatch import TABLE
 from quark_numba.ort import native
 
 random.seed({seed})
@@ -56,10 +55,10 @@ def use(name, backend):
     oracle.assert_same_bits(y, expected(name))
 
 def forget(name):  # all that was compiled for it, here and on disk
-    for key in KEYS["linear"]:
+    for key in TABLE:
         if key.quantized.name == name:
             for form in ("serial", "parallel", "task"):
-                kernel_of("linear", key).__dict__.pop(form, None)
+                TABLE[key].__dict__.pop(form, None)
     native._kernel.cache_clear()
     for path in cache.files():
         if f"_{{name}}_" in path.name:

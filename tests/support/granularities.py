@@ -4,8 +4,8 @@ import numpy as np
 import oracle
 import pytest
 import samples
-from kernel_keys import KEYS
 
+from quark_numba.linear.dispatch import TABLE
 from quark_numba.linear.versions import types
 
 
@@ -15,7 +15,7 @@ def key_id(key):
 
 
 def keys(operation):
-    return pytest.mark.parametrize("key", [key for key in KEYS["linear"] if key.operation == operation], ids=key_id)
+    return pytest.mark.parametrize("key", [key for key in TABLE if key.operation == operation], ids=key_id)
 
 
 # The shape of x, the shape of scale and zero point, the axis, and the block size.

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
-from ...compiling.kernel import kernel_of
 from ...declaration import Affine, BlockRoundTrip, Dequantize, FakeQuantize, Quantize
 from ...element_types import FLOAT32
 from ...linear.calls import quantize_dequantize
+from ...linear.dispatch import TABLE
 from ...linear.key import select
 from ...models.tensors import array_of, is_in_memory
 from ...rewriting.graph import Graph
@@ -224,7 +224,7 @@ def _at_once(form: Linear, zero_point: Array, saturate: bool, in_general: Callab
         if x.dtype != np.float32 or not x.flags.c_contiguous:
             return in_general(x)
         y = np.empty(x.shape, np.float32)
-        kernel_of("linear", key).serial(x.reshape(-1), scale, zero, y.reshape(-1), np.array([1, 1, x.size, 1, 0], np.int64), 0)
+        TABLE[key].serial(x.reshape(-1), scale, zero, y.reshape(-1), np.array([1, 1, x.size, 1, 0], np.int64), 0)
         return y
 
     return apply

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from ...block.dispatch import TABLE as BLOCK_TABLE
 from ...block.granularity import block_shape
 from ...block.tiles import prepare_function
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
-from ...compiling.kernel import kernel_of
 from ...declaration import Operator, Overload
 from ...linear.kernels import widen_function
 from ...region import granularity, tiles
 from ...region.arithmetic import input_dtypes
 from ...region.block_source import group_size
 from ...region.calls import check_layout
+from ...region.dispatch import TABLE
 from ...region.granularity import AXIS, CHANNELS, NO_FAULT, NOT_BLOCKED, OPERAND
 from ...region.kernels import CHUNK, WORK, chunk_function
 from ...region.key import MOST_INPUTS, MOST_STEPS, Program, parse
@@ -89,11 +90,11 @@ def functions(overload: Overload, key: Program) -> dict[str, Any]:
     formats = [step.block_format for step in key.block_steps]
     return {
         "task": tiles.chunk_function() if formats else chunk_function(),  # in place of the kernel, which is in `run`
-        "run": kernel_of("region", key).task,
+        "run": TABLE[key].task,
         "functions": tuple(
             function
             for block_key, blocks in formats
-            for function in (prepare_function(block_key, blocks), kernel_of("block", block_key).task)
+            for function in (prepare_function(block_key, blocks), BLOCK_TABLE[block_key].task)
         ),
         "widen": tuple(
             None if axis is None else widen_function(x.element_type, dtype)
