@@ -24,7 +24,6 @@ from ..compiling import jit
 from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
-from ..element_types import ElementType
 from .arithmetic import MOST_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
 from .fixed_point import LAYER
 from .granularity import DIRECTIONS, GATES
@@ -324,12 +323,11 @@ def task(work_address: int, part: int) -> None:
     run(work.phase, part, (steps, batch, inputs), (x, w, r, b, y), layer, weights, memory)
 
 
-def _arguments(key: ElementType) -> list[Any]:
-    """Return the types of the operands: flat contiguous arrays, sizes, and an array of one LAYER."""
-    item = numba.from_dtype(key.storage)
-    read, written = types.Array(item, 1, "C", readonly=True), types.Array(item, 1, "C")
-    layers = types.Array(numba.from_dtype(LAYER), 1, "C")
-    return [read, read, read, read, written, types.intp, types.intp, types.intp, layers]
+# Flat and contiguous arrays, sizes, and an array of one LAYER.
+_READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
+_SIZES, _LAYERS = (types.intp,) * 3, types.Array(numba.from_dtype(LAYER), 1, "C")
+_ARGUMENTS = (_READ, _READ, _READ, _READ, _WRITTEN, *_SIZES, _LAYERS)
 
-
-serial_kernel, parallel_kernel, task_function = forms((serial, parallel, task), lambda key: f"recurrent_{key.name}", _arguments)
+serial_kernel, parallel_kernel, task_function = forms(
+    (serial, parallel, task), lambda key: f"recurrent_{key.name}", lambda key: _ARGUMENTS
+)
