@@ -80,8 +80,8 @@ def node_functions(family: str) -> tuple[int, int, int]:
 
 
 @functools.cache
-def messages_of(operator: Operator) -> NDArray[np.int64]:
-    """The addresses and lengths of an operator's messages, in their order."""
+def messages_of(operator: Operator) -> tuple[bytes, ...]:
+    """An operator's messages, in their order."""
     from .nodes import context
 
     return context.messages_of(operator, getattr(node_of(operator.family), "NUMBERS", ()))
