@@ -67,7 +67,7 @@ def map_chunks(
     name: str = "x",
 ) -> tuple[Any, ...]:
     """Return one lazy array for each of `results`: the results of ``function(chunk of x, chunks of the operands...)``. The
-    function returns an array for one result, and a tuple of arrays for several.
+    function returns an array for one result, and a tuple of arrays for several. If no array is lazy, return its results.
 
     The operands are cut where x is cut. A block has `block` elements of x along `axis`.
 
@@ -77,6 +77,9 @@ def map_chunks(
         If a chunk of x ends within a block, unless `rechunk` moves its end to the end of the block; or if a chunk size that is
         needed is unknown.
     """
+    if not is_lazy(x, *(array for array, _, _ in operands)):
+        made = function(x, *(array for array, _, _ in operands))
+        return (made,) if len(results) == 1 else made
     import dask.array as da
     from dask.utils import funcname
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..arrays.arguments import array, element_type_of
-from ..arrays.chunks import Result, is_lazy, map_chunks
+from ..arrays.chunks import Cut, Result, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import BFLOAT16, FLOAT32
-from .calls import attribute_values, axis_of, block_input, check_blocks, rounded_block, values_of_codes
+from .calls import attribute_values, axis_of, block_input, check_blocks, rounded_block
 from .formats import BFP_ATTRIBUTES, bfp_format
 from .granularity import Blocks
 from .key import X_TYPES, Key
@@ -67,8 +67,6 @@ def bfp_quantize(
     axis = axis_of(x_array.shape, axis)
     key, blocks = bfp_format(FLOAT32, **attribute_values(given, BFP_ATTRIBUTES))
     function = functools.partial(_bfp_blocks, key, blocks, axis)
-    if not is_lazy(x_array):
-        return function(x_array)
     byte = np.dtype(np.uint8)
     results = [Result(_mantissa_dtype(blocks)), Result(byte, blocks.block), Result(byte, blocks.sub_block)]
     return BFPBlocks(*map_chunks(function, x_array, results, axis=axis, block=blocks.block, rechunk=rechunk))
@@ -121,8 +119,12 @@ def bfp_dequantize(
     check_blocks("exponents", exponents, "mantissas", mantissas, axis, numbers.block)
     check_blocks("shifts", shifts, "mantissas", mantissas, axis, numbers.sub_block)
     function = functools.partial(_bfp_values, axis, numbers, y.dtype)
-    shared = [(exponents, numbers.block), (shifts, numbers.sub_block)]
-    return values_of_codes(function, mantissas, "mantissas", axis, numbers.block, y.dtype, shared, rechunk)
+    axes, results = tuple(range(mantissas.ndim)), [Result(y.dtype)]
+    cuts = [Cut(exponents, axes, numbers.block), Cut(shifts, axes, numbers.sub_block)]
+    (values,) = map_chunks(
+        function, mantissas, results, cuts, axis=axis, block=numbers.block, rechunk=rechunk, name="mantissas"
+    )
+    return values
 
 
 @np.errstate(all="ignore")

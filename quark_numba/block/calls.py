@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..arrays.arguments import array, check_no_output, convert_in_order, element_type_of, flat, index
-from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
+from ..arrays.chunks import Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
@@ -194,27 +194,6 @@ def rounded_block(key: Key, blocks: Blocks, x: NDArray[Any], axis: int, tensor_s
         return convert(key, blocks, x, axis, None, tensor_scale=tensor_scale)
     pair = np.append(x, x.dtype.type(0))
     return convert(key, blocks, pair, 0, None, tensor_scale=tensor_scale)[:1].reshape(x.shape)
-
-
-def values_of_codes(
-    function: Callable[..., Any],
-    codes: Any,
-    name: str,
-    axis: int,
-    block: int,
-    dtype: np.dtype[Any],
-    shared: list[tuple[Any, int]],
-    rechunk: bool,
-) -> Any:
-    """Return the values of codes by a function, chunk by chunk if an array is lazy. `shared` holds the arrays of scales or
-    exponents, each with the number of elements that share one of its values."""
-    arrays = [values for values, _ in shared]
-    if not is_lazy(codes, *arrays):
-        return function(codes, *arrays)
-    cuts = [Cut(values, tuple(range(codes.ndim)), per) for values, per in shared]
-    results = [Result(dtype)]
-    (values,) = map_chunks(function, codes, results, cuts, axis=axis, block=block, rechunk=rechunk, name=name)
-    return values
 
 
 def check_blocks(name: str, values: NDArray[Any], of: str, array: NDArray[Any], axis: int, block: int) -> None:

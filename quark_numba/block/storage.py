@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..arrays.arguments import array, element_type_of, flat, float32_arrays, index
-from ..arrays.chunks import Result, is_lazy, map_chunks
+from ..arrays.chunks import Cut, Result, map_chunks
 from ..arrays.labels import keeps_labels
 from ..element_types import FLOAT8E8M0, INT8, ElementType
 from ..linear.calls import dequantize
-from .calls import ONE, attribute_values, axis_of, block_input, check_blocks, shape_of_blocks, values_of_codes
+from .calls import ONE, attribute_values, axis_of, block_input, check_blocks, shape_of_blocks
 from .dispatch import TABLE
 from .formats import INT8_FRACTION_BITS, MX_ATTRIBUTES, MX_ELEMENT_TYPES, NVIDIA_NVFP4, mx_codes_format, positive
 from .granularity import FAULTS, SCALE, Blocks, block_shape
@@ -136,8 +136,6 @@ def codes_and_scales(
     """Return the codes and scales of an array of numpy or dask, for a key with codes."""
     axis = axis_of(x.shape, axis)
     function = functools.partial(_quantize_chunk, key, blocks, tensor_scale, axis)
-    if not is_lazy(x):
-        return function(x)
     results = [Result(key.y.dtype), Result(key.scales.dtype, blocks.block)]
     codes, scales = map_chunks(function, x, results, axis=axis, block=blocks.block, rechunk=rechunk)
     return codes, scales
@@ -173,7 +171,9 @@ def _values(
     check_blocks("scales", scales, "codes", codes, axis, block_size)
 
     function = functools.partial(_dequantize_chunk, element, tensor_scale, axis, block_size, y.name)
-    return values_of_codes(function, codes, "codes", axis, block_size, y.dtype, [(scales, block_size)], rechunk)
+    cuts = [Cut(scales, tuple(range(codes.ndim)), block_size)]
+    (values,) = map_chunks(function, codes, [Result(y.dtype)], cuts, axis=axis, block=block_size, rechunk=rechunk, name="codes")
+    return values
 
 
 def _dequantize_chunk(

@@ -25,7 +25,7 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from .memory import no_garbage_collection
-from .user_folder import own_folder
+from .user_folder import own_folder, write
 
 _log = logging.getLogger(__name__)
 
@@ -155,18 +155,12 @@ class _File:
             return
         content = dumps(compiled._reduce())
         path = self._path(signature, compiled.codegen)
-        written = path.with_name(f"{path.name}.{os.getpid()}")
         try:
-            self.cache_path.mkdir(parents=True, exist_ok=True)
-            written.write_bytes(_MARK + hashlib.sha256(content).digest() + content)
-            written.replace(path)
+            write(path, _MARK + hashlib.sha256(content).digest() + content)
             self.path = path
         except OSError as error:
             if os.name == "posix" or not path.exists():  # on Windows, another process may have written it and hold it open
                 _log.warning("a compiled kernel cannot be kept in %s: %s", self.cache_path, error.strerror)
-        finally:
-            with suppress(OSError):
-                written.unlink(missing_ok=True)
 
     def _path(self, signature: Any, codegen: Any) -> Path:
         """Return the path of the file. The name includes a hash of the versions, the processor and the signature that the

@@ -11,7 +11,7 @@ import sys
 import threading
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -74,23 +74,12 @@ def _compiles_already() -> bool:
     return lock is not None and bool(lock.is_locked())
 
 
-class created_once(Generic[T]):  # noqa: N801
+class created_once(functools.cached_property[T]):  # noqa: N801
     """A property whose value is made by `created` on first access, and then kept in the instance."""
 
-    def __init__(self, create: Callable[[Any], T]) -> None:
-        self._create = create
-        self.__doc__ = create.__doc__
-
-    def __get__(self, instance: Any, owner: type) -> T:
-        name = self._create.__name__
-
-        def create() -> T:
-            if name not in instance.__dict__:
-                instance.__dict__[name] = self._create(instance)
-            value: T = instance.__dict__[name]
-            return value
-
-        return created(create)
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        get = super().__get__
+        return created(lambda: get(instance, owner))
 
 
 def created_cache(create: Callable[..., T]) -> Callable[..., T]:

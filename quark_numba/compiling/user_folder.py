@@ -1,9 +1,10 @@
-"""The user's folder for what the package keeps. This module does without Numba."""
+"""The user's folder for what the package keeps, and files in it. This module does without Numba."""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1].name
@@ -18,6 +19,18 @@ def own_folder() -> Path:
         return Path(os.environ.get("LOCALAPPDATA") or os.path.expanduser(r"~\AppData\Local"), _PACKAGE, "Cache")
     caches = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(caches), _PACKAGE)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file, which other processes see whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        written.write_bytes(content)
+        written.replace(path)
+    finally:
+        with suppress(OSError):
+            written.unlink(missing_ok=True)
 
 
 def is_plain(*, loaded: bool = False) -> bool:

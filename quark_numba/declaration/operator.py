@@ -58,8 +58,6 @@ class Operator(Schema):
     uint8_holds : ElementType, optional
         The element type whose codes the operator finds in tensors of uint8. Models from before ONNX had the type write it so.
         None: uint8 is what it says.
-    is_pure : bool
-        Whether the same inputs always give the same outputs, so that a node whose inputs are constants can be folded.
     is_checked_at_load : bool
         Whether sessions call `infer` when they load a node, with the types and shapes known by then. This takes some time, so
         operators with hundreds of nodes in a model are checked in the run instead.
@@ -78,7 +76,6 @@ class Operator(Schema):
     attributes_of_shapes: Callable[..., dict[str, Any]] | None = None
     newer_name: str = ""
     uint8_holds: ElementType | None = None
-    is_pure: bool = True
     is_checked_at_load: bool = False
 
     def renamed(self, domain: str, name: str) -> Operator:

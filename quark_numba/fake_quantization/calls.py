@@ -192,7 +192,7 @@ def _convert_chunks(key: Key, x: Any, parameters: list[Any], named: Mapping[str,
         # Only the axes along which a parameter has several elements are cut as x is.
         lengths = _aligned(parameter.shape, x.ndim)
         axes = tuple(axis for axis, length in enumerate(lengths) if length != 1)
-        cuts.append(Cut(parameter.reshape([lengths[axis] for axis in axes]), axes or None, 1))
+        cuts.append(Cut(parameter.reshape([lengths[axis] for axis in axes]), axes or None))
         shapes.append(axes)
     check_sizes(x, "x", sorted({axis for axes in shapes for axis in axes}))
     function = functools.partial(_convert_chunk, key, shapes, dict(named))
@@ -201,10 +201,5 @@ def _convert_chunks(key: Key, x: Any, parameters: list[Any], named: Mapping[str,
 
 
 def _convert_chunk(key: Key, shapes: list[tuple[int, ...]], named: Mapping[str, str], x: Any, *parameters: Any) -> Any:
-    whole = []
-    for axes, parameter in zip(shapes, parameters, strict=True):
-        lengths = [1] * x.ndim
-        for axis, length in zip(axes, parameter.shape, strict=True):
-            lengths[axis] = length
-        whole.append(parameter.reshape(lengths))
-    return _convert(key, x, whole, named)
+    others = (tuple(axis for axis in range(x.ndim) if axis not in axes) for axes in shapes)
+    return _convert(key, x, list(map(np.expand_dims, parameters, others)), named)

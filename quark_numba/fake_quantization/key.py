@@ -25,49 +25,33 @@ class Form(NamedTuple):
 
 MOST_BITS = 64
 _BITS = f"a bit width that is a whole number from 1 to {MOST_BITS}"
+_MINIFLOAT = (
+    "1 to 8 exponent bits, 0 to 23 mantissa bits, a whole exponent bias, and for values beyond the largest one: "
+    "saturation, Inf or NaN"
+)
+_PARTS = "exponent_bits mantissa_bits exponent_bias max_val has_inf has_nan saturation"
+
+
+def _form(name: str, numbers: int, parameters: str, single: str, expected: str, **others: bool) -> Form:
+    return Form(name, numbers, tuple(parameters.split()), tuple(single.split()), expected, **others)
+
 
 # What each form computes is in `arithmetic`.
-FORMS = {
-    form.name: form
-    for form in (
-        Form("integer", 4, ("scale", "zero_point", "bit_width", "signed", "narrow"), ("bit_width", "signed", "narrow"), _BITS),
-        Form("codes", 3, ("scale", "low", "high"), (), "any numbers", has_modes=False),
-        Form("bipolar", 1, ("scale",), (), "any numbers", has_modes=False),
-        Form(
-            "truncation",
-            7,
-            ("scale", "zero_point", "in_bits", "out_scale", "out_bits", "signed", "narrow"),
-            ("in_bits", "out_bits", "signed", "narrow"),
-            _BITS,
-        ),
-        Form(
-            "minifloat",
-            5,
-            (*("scale", "exponent_bits", "mantissa_bits", "exponent_bias", "max_val"), *("has_inf", "has_nan", "saturation")),
-            ("exponent_bits", "mantissa_bits", "exponent_bias", "max_val", "has_inf", "has_nan", "saturation"),
-            "1 to 8 exponent bits, 0 to 23 mantissa bits, a whole exponent bias, and for values beyond the largest one: "
-            "saturation, Inf or NaN",
-        ),
-        Form(
-            "threshold",
-            3,
-            ("threshold", "bit_width", "signed"),
-            ("bit_width", "signed"),
-            f"a threshold above 0, and {_BITS}",
-            has_modes=False,
-        ),
-        Form("range", 3, ("min", "max", "bit_width"), ("bit_width",), f"min below max, and {_BITS}", has_modes=False),
-        Form(
-            "offset range",
-            3,
-            ("min", "max", "bit_width"),
-            ("bit_width",),
-            f"min below max, and {_BITS}",
-            is_double=True,
-            has_modes=False,
-        ),
-    )
-}
+_FORMS = (
+    _form("integer", 4, "scale zero_point bit_width signed narrow", "bit_width signed narrow", _BITS),
+    _form("codes", 3, "scale low high", "", "any numbers", has_modes=False),
+    _form("bipolar", 1, "scale", "", "any numbers", has_modes=False),
+    _form(
+        "truncation", 7, "scale zero_point in_bits out_scale out_bits signed narrow", "in_bits out_bits signed narrow", _BITS
+    ),
+    _form("minifloat", 5, f"scale {_PARTS}", _PARTS, _MINIFLOAT),
+    _form(
+        "threshold", 3, "threshold bit_width signed", "bit_width signed", f"a threshold above 0, and {_BITS}", has_modes=False
+    ),
+    _form("range", 3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", has_modes=False),
+    _form("offset range", 3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", is_double=True, has_modes=False),
+)
+FORMS = {form.name: form for form in _FORMS}
 
 # The rounding modes, by the names that models have; their case does not matter.
 _MODES = {

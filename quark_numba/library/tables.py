@@ -3,7 +3,6 @@ states. ``structures.h`` describes them."""
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
@@ -64,8 +63,8 @@ class Tables:
         needs = self._needs[operator.domain, operator.name]
         messages, functions = "0", ["0"] * 4
         if needs:
-            contents = [(ctypes.string_at(address, size), size) for address, size in operators.messages_of(operator).tolist()]
-            messages = self._array("word", [_list([f"(word){_text(text)}", str(size)]) for text, size in contents], "[2]")
+            contents = operators.messages_of(operator)
+            messages = self._array("word", [_list([f"(word){_text(text)}", str(len(text))]) for text in contents], "[2]")
             addresses = [operators.compiled(operator.family, name) for name in ("settle", "compute", "prepare", "destroy")]
             functions = [self._symbol(address) if address else "0" for address in addresses]
         counts = [len(attributes), len(operator.inputs), len(operator.outputs)]

@@ -196,16 +196,9 @@ def _meaning(
         elif element_type and output_dtype not in (None, element_type):
             raise ValueError(f"output_dtype is {output_dtype.number}, and the zero point is {element_type.name}")
         computes_in = precision
-    return _MEANINGS[version.operation](
-        x=x,
-        scale=scale,
-        zero_point=zero_point,
-        element_type=element_type,
-        axis=int(attributes.get("axis", DEFAULTS["axis"])),
-        block_size=int(attributes.get("block_size", 0)),
-        saturate=attributes.get("saturate", 1) != 0,
-        computes_in=computes_in,
-    )
+    axis, block_size, saturate = (int(attributes.get(name, DEFAULTS[name])) for name in ("axis", "block_size", "saturate"))
+    make = _MEANINGS[version.operation]
+    return make(x, scale, zero_point, element_type, axis, block_size, saturate != 0, computes_in)
 
 
 def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numba import prange, types
 
@@ -15,7 +14,6 @@ from ..compiling import jit
 from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at, stack
 from ..compiling.jit import unsigned
-from ..element_types import ElementType
 from .arithmetic import LANES, add_up, inverse_root, minus_square, normalized, to_bfloat16
 
 # The number of elements of each instance that are rounded together and then summed. The tile of all LANES instances stays in
@@ -111,13 +109,10 @@ def task(work_address: int, index: int) -> None:
     run(x, scale, bias, y, work.channels, work.length, work.epsilon, first, last, scratch)
 
 
-def _arguments(key: ElementType) -> list[Any]:
-    """Return the types of the operands. The arrays are flat, contiguous and not empty."""
-    item = numba.from_dtype(key.storage)
-    read, written = types.Array(item, 1, "C", readonly=True), types.Array(item, 1, "C")
-    return [read, read, read, written, types.intp, types.intp, item]
-
+# Flat and contiguous arrays, which are not empty.
+_READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
+_ARGUMENTS = (_READ, _READ, _READ, _WRITTEN, types.intp, types.intp, types.float32)
 
 serial_kernel, parallel_kernel, task_function = forms(
-    (serial, parallel, task), lambda key: f"normalization_{key.name}", _arguments
+    (serial, parallel, task), lambda key: f"normalization_{key.name}", lambda key: _ARGUMENTS
 )

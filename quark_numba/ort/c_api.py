@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, c_char_p, c_float, c_int, c_int64, c_size_t, c_ubyte, c_uint32, c_void_p
+from ctypes import CFUNCTYPE, c_char_p, c_float, c_int, c_int64, c_size_t, c_ubyte, c_uint32, c_void_p, create_string_buffer
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -150,6 +151,18 @@ def keep(value: T) -> T:
     may use its address as long as the process lives."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     return value
+
+
+@functools.cache
+def words_at(values: tuple[int, ...]) -> int:
+    """The address of an array of int64."""
+    return ctypes.addressof(keep((c_int64 * len(values))(*values)))
+
+
+@functools.cache
+def texts_at(texts: tuple[bytes, ...]) -> int:
+    """The address of an array with the address and the length of each text."""
+    return words_at(tuple(word for text in texts for word in (ctypes.addressof(keep(create_string_buffer(text))), len(text))))
 
 
 def function(api: int, index: OrtApi, result: Any, count: int) -> Any:

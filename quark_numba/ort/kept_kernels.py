@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .c_api import Description, keep
+from .c_api import Description, keep, texts_at
 
 if TYPE_CHECKING:
     from ..declaration import Operator, Overload
@@ -143,17 +143,10 @@ def find(key: str, api: int, has_shape_reference: bool) -> Kernel | None:
         words = [*state["words"]]
         for index, symbol in state["functions"]:
             words[index] = _kept.addresses[symbol]
-        for index, value in zip(state["given"], (api, has_shape_reference, _messages(state["operator"])), strict=True):
-            words[index] = value
+        messages = texts_at(tuple(text.encode() for text in _kept.messages[state["operator"]]))
+        words[:3] = api, has_shape_reference, messages  # the first fields of `nodes.context.STATE`
         state["address"] = ctypes.addressof(keep((ctypes.c_int64 * len(words))(*words)))
     return Kernel(state["address"], *(_kept.addresses[symbol] if symbol else 0 for symbol in state["node"]))
-
-
-def _messages(operator: str) -> int:
-    """The address of an operator's messages: the address and the length of each."""
-    texts = [text.encode() for text in _kept.messages[operator]]
-    words = [word for text in texts for word in (ctypes.addressof(keep(ctypes.create_string_buffer(text))), len(text))]
-    return ctypes.addressof(keep((ctypes.c_int64 * len(words))(*words)))
 
 
 @contextmanager
@@ -210,14 +203,11 @@ def state_of(operator: Operator, overload: Overload, attributes: Mapping[str, An
     from . import operators
 
     words, functions = operators.words_of(operator, overload, attributes)
-    messages = operators.messages_of(operator).tolist()
-    _kept.messages[operator.full_name] = [ctypes.string_at(address, size).decode() for address, size in messages]
-    fields = operators.node_of(operator.family).STATE.fields
+    _kept.messages[operator.full_name] = [text.decode() for text in operators.messages_of(operator)]
     return {
         "operator": operator.full_name,
         "words": [0 if index in functions else word for index, word in enumerate(words)],
         "functions": [[index, _symbol_of(words[index])] for index in functions],
-        "given": [fields[name][1] // 8 for name in ("api", "has_shape_reference", "messages")],
         "node": [_symbol_of(address) if address else "" for address in operators.node_functions(operator.family)],
     }
 

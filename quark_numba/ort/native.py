@@ -224,7 +224,7 @@ def _structure(description: Description) -> OrtCustomOp:
             input_count=len(description.input_types),
             output_count=len(description.output_types),
             is_homogeneous=description.is_homogeneous,
-            **{name: _words(tuple(getattr(description, name))) for name in arrays},
+            **{name: c_api.words_at(tuple(getattr(description, name))) for name in arrays},
             python=_python_functions(),
         )
     )
@@ -233,12 +233,6 @@ def _structure(description: Description) -> OrtCustomOp:
 @functools.cache
 def _name(name: str) -> ctypes.Array[ctypes.c_char]:
     return keep(ctypes.create_string_buffer(name.encode()))
-
-
-@functools.cache
-def _words(values: tuple[int, ...]) -> int:
-    """The address of an array of int64."""
-    return ctypes.addressof(keep((c_int64 * len(values))(*values)))
 
 
 def _create_kernel(op: int, api: int, info: int, result: int, is_done: Any) -> int | None:
@@ -342,7 +336,7 @@ def _kernel(op: int, attributes: tuple[tuple[str, Any], ...]) -> kept_kernels.Ke
     state = keep(operators.state_of(operator, overload, dict(attributes)))
     state["api"] = custom_op.api
     state["has_shape_reference"] = custom_op.release >= c_api.SHAPE_REFERENCE_RELEASE
-    state["messages"] = operators.messages_of(operator).ctypes.data
+    state["messages"] = c_api.texts_at(operators.messages_of(operator))
     kernel = kept_kernels.Kernel(state.ctypes.data, *operators.node_functions(operator.family))
     release_compiler()
     return kernel

@@ -86,8 +86,8 @@ def table_of(family: str) -> Table[Any]:
 
 
 @functools.cache
-def messages_of(operator: Operator) -> NDArray[np.int64]:
-    """The addresses and lengths of an operator's messages, in their order."""
+def messages_of(operator: Operator) -> tuple[bytes, ...]:
+    """An operator's messages, in their order."""
     from .nodes import context
 
     return context.messages_of(operator, getattr(node_of(operator.family), "NUMBERS", ()))

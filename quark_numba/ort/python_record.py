@@ -16,18 +16,10 @@ from .c_api import keep
 _IS_FINALIZING = "Py_IsFinalizing" if hasattr(ctypes.pythonapi, "Py_IsFinalizing") else "_Py_IsFinalizing"
 _PYTHON_API = (
     _IS_FINALIZING,
-    "PyGILState_Check",
-    "PyEval_SaveThread",
-    "PyEval_RestoreThread",
-    "PyThread_allocate_lock",
-    "PyThread_acquire_lock",
-    "PyThread_release_lock",
-    "PyThread_free_lock",
-    "PyThread_start_new_thread",
-    "PyInterpreterState_Main",
-    "PyThreadState_New",
-    "PyThreadState_Clear",
-    "PyThreadState_DeleteCurrent",
+    *("PyGILState_Check", "PyEval_SaveThread", "PyEval_RestoreThread"),
+    *("PyThread_allocate_lock", "PyThread_acquire_lock", "PyThread_release_lock", "PyThread_free_lock"),
+    *("PyThread_start_new_thread", "PyInterpreterState_Main"),
+    *("PyThreadState_New", "PyThreadState_Clear", "PyThreadState_DeleteCurrent"),
 )
 
 # The addresses of the functions that are called for Python. Compiled code is kept on disk, so that no address may be in it: it

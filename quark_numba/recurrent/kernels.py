@@ -24,7 +24,6 @@ from ..compiling import jit
 from ..compiling.forms import forms
 from ..compiling.intrinsics import array_at, record_at
 from ..compiling.jit import unsigned
-from ..element_types import ElementType
 from .arithmetic import MOST_PAIRS, ROWS, add_products, code, hidden_code, int32, rounded, shifted, shifts, tanhf
 from .fixed_point import LAYER
 from .granularity import DIRECTIONS, GATES
@@ -99,19 +98,9 @@ def encode_block(
 
 
 @jit.function
-def encode_weights(
-    part: int,
-    inputs: int,
-    w: Any,
-    r: Any,
-    b: Any,
-    w_codes: Any,
-    r_codes: Any,
-    w_sums: Any,
-    r_sums: Any,
-    constants: Any,
-    layer: Any,
-) -> None:
+def encode_weights(part: int, inputs: int, tensors: Any, codes: Any, sums: Any, constants: Any, layer: Any) -> None:
+    """`tensors` are w, r and b; `codes` and `sums` are those of w and r."""
+    (w, r, b), (w_codes, r_codes), (w_sums, r_sums) = tensors, codes, sums
     hidden = layer.hidden
     rows = GATES * hidden
     direction, first = part // blocks_of(rows), part % blocks_of(rows) * ROWS
@@ -133,7 +122,8 @@ def encode_weights(
 
 
 @jit.function
-def encode_inputs(part: int, steps: int, batch: int, inputs: int, x: Any, low: Any, high: Any, sums: Any, layer: Any) -> None:
+def encode_inputs(part: int, sizes: Any, x: Any, low: Any, high: Any, sums: Any, layer: Any) -> None:
+    steps, batch, inputs = sizes
     scale, zero = np.float32(layer.x_scale), np.float32(layer.x_zero_point)
     for row in range(part * ROWS, min(steps * batch, (part + 1) * ROWS)):
         total, at, to = np.int64(0), unsigned(row * inputs), unsigned(row * 2 * pairs_of(inputs))
@@ -158,21 +148,11 @@ def multiply_block(codes: Any, at: int, low: Any, high: Any, start: int, pairs: 
 
 @jit.function
 def multiply(
-    part: int,
-    steps: int,
-    batch: int,
-    inputs: int,
-    w_codes: Any,
-    constants: Any,
-    low: Any,
-    high: Any,
-    sums: Any,
-    gates: Any,
-    layer: Any,
-    products: Any,
+    part: int, sizes: Any, w_codes: Any, constants: Any, low: Any, high: Any, sums: Any, gates: Any, layer: Any, products: Any
 ) -> None:
     """Write to `gates`, for each sequence, direction and step, the terms that do not depend on the hidden state, as int32,
     wrapped around. `products` has room for ROWS numbers."""
+    steps, batch, inputs = sizes
     rows, pairs = GATES * layer.hidden, pairs_of(inputs)
     sequence, block = part // blocks_of(rows), part % blocks_of(rows)
     n, direction = sequence // DIRECTIONS, sequence % DIRECTIONS
@@ -193,20 +173,11 @@ def multiply(
 
 @jit.function
 def step(
-    part: int,
-    steps: int,
-    batch: int,
-    r_codes: Any,
-    gates: Any,
-    y: Any,
-    layer: Any,
-    products: Any,
-    floats: Any,
-    low: Any,
-    high: Any,
+    part: int, sizes: Any, r_codes: Any, gates: Any, y: Any, layer: Any, products: Any, floats: Any, low: Any, high: Any
 ) -> None:
     """Run all steps of a sequence in one direction. `products` has room for a number for each row of all blocks, `floats` for
     one for each row and 2 * hidden more, `low` and `high` for the hidden state."""
+    steps, batch, _ = sizes
     hidden = layer.hidden
     rows, pairs = GATES * hidden, pairs_of(hidden)
     blocks = blocks_of(rows)
@@ -287,22 +258,10 @@ def count_words(steps: int, batch: int, inputs: int, hidden: int) -> int:
 
 
 @jit.function
-def run(
-    phase: int,
-    part: int,
-    steps: int,
-    batch: int,
-    inputs: int,
-    x: Any,
-    w: Any,
-    r: Any,
-    b: Any,
-    y: Any,
-    layer: Any,
-    weights: Any,
-    memory: Any,
-) -> None:
-    """Run a part of a phase. `weights` and `memory` are int64 arrays of ``count_weight_words`` and ``count_words`` elements."""
+def run(phase: int, part: int, sizes: Any, tensors: Any, layer: Any, weights: Any, memory: Any) -> None:
+    """Run a part of a phase. `sizes` are the numbers of steps, of sequences and of inputs, `tensors` are x, w, r, b and y.
+    `weights` and `memory` are int64 arrays of ``count_weight_words`` and ``count_words`` elements."""
+    (steps, batch, inputs), (x, w, r, b, y) = sizes, tensors
     hidden, rows = layer.hidden, DIRECTIONS * GATES * layer.hidden
     w_end = count_code_words(inputs, hidden)
     r_end = w_end + count_code_words(hidden, hidden)
@@ -310,7 +269,7 @@ def run(
     constants = weights[r_end + 2 * rows :].view(np.int32)
     if phase == ENCODE_WEIGHTS:
         w_sums, r_sums = weights[r_end : r_end + rows], weights[r_end + rows : r_end + 2 * rows]
-        encode_weights(part, inputs, w, r, b, w_codes, r_codes, w_sums, r_sums, constants, layer)
+        encode_weights(part, inputs, (w, r, b), (w_codes, r_codes), (w_sums, r_sums), constants, layer)
         return
     sums_end, code_words = steps * batch, steps * batch * pairs_of(inputs) // 2
     high_begin, gates_begin = sums_end + code_words, sums_end + 2 * code_words
@@ -318,18 +277,18 @@ def run(
     sums, low = memory[:sums_end], memory[sums_end:high_begin].view(np.int16)
     high, gates = memory[high_begin:gates_begin].view(np.int16), memory[gates_begin:own_begin].view(np.int32)
     if phase == ENCODE_INPUTS:
-        encode_inputs(part, steps, batch, inputs, x, low, high, sums, layer)
+        encode_inputs(part, sizes, x, low, high, sums, layer)
         return
     own = memory[own_begin + part * count_own_words(phase, hidden) :]
     if phase == MULTIPLY:
-        multiply(part, steps, batch, inputs, w_codes, constants, low, high, sums, gates, layer, own[:ROWS])
+        multiply(part, sizes, w_codes, constants, low, high, sums, gates, layer, own[:ROWS])
         return
     floats_begin = blocks_of(GATES * hidden) * ROWS
     low_begin = floats_begin + (GATES + 2) * hidden // 2
     high_begin, end = low_begin + pairs_of(hidden) // 2, low_begin + pairs_of(hidden)
     products, floats = own[:floats_begin], own[floats_begin:low_begin].view(np.float32)
     low, high = own[low_begin:high_begin].view(np.int16), own[high_begin:end].view(np.int16)
-    step(part, steps, batch, r_codes, gates, y, layer, products, floats, low, high)
+    step(part, sizes, r_codes, gates, y, layer, products, floats, low, high)
 
 
 def serial(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inputs: int, layers: Any) -> None:
@@ -338,7 +297,7 @@ def serial(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, input
     memory = np.empty(count_words(steps, batch, inputs, layers[0].hidden), np.int64)
     for phase in range(PHASES):
         for part in range(count_parts(phase, steps, batch, layers[0].hidden)):
-            run(phase, part, steps, batch, inputs, x, w, r, b, y, layers[0], weights, memory)
+            run(phase, part, (steps, batch, inputs), (x, w, r, b, y), layers[0], weights, memory)
 
 
 def parallel(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inputs: int, layers: Any, slices: int) -> None:
@@ -347,7 +306,7 @@ def parallel(x: Any, w: Any, r: Any, b: Any, y: Any, steps: int, batch: int, inp
     memory = np.empty(count_words(steps, batch, inputs, layers[0].hidden), np.int64)
     for phase in range(PHASES):
         for part in prange(count_parts(phase, steps, batch, layers[0].hidden)):
-            run(phase, part, steps, batch, inputs, x, w, r, b, y, layers[0], weights, memory)
+            run(phase, part, (steps, batch, inputs), (x, w, r, b, y), layers[0], weights, memory)
 
 
 def task(work_address: int, part: int) -> None:
@@ -361,15 +320,14 @@ def task(work_address: int, part: int) -> None:
     y = array_at(work.y, steps * DIRECTIONS * batch * hidden, np.float32)
     weights = array_at(work.weights, count_weight_words(inputs, hidden), np.int64)
     memory = array_at(work.memory, count_words(steps, batch, inputs, hidden), np.int64)
-    run(work.phase, part, steps, batch, inputs, x, w, r, b, y, layer, weights, memory)
+    run(work.phase, part, (steps, batch, inputs), (x, w, r, b, y), layer, weights, memory)
 
 
-def _arguments(key: ElementType) -> list[Any]:
-    """Return the types of the operands: flat contiguous arrays, sizes, and an array of one LAYER."""
-    item = numba.from_dtype(key.storage)
-    read, written = types.Array(item, 1, "C", readonly=True), types.Array(item, 1, "C")
-    layers = types.Array(numba.from_dtype(LAYER), 1, "C")
-    return [read, read, read, read, written, types.intp, types.intp, types.intp, layers]
+# Flat and contiguous arrays, sizes, and an array of one LAYER.
+_READ, _WRITTEN = types.Array(types.float32, 1, "C", readonly=True), types.Array(types.float32, 1, "C")
+_SIZES, _LAYERS = (types.intp,) * 3, types.Array(numba.from_dtype(LAYER), 1, "C")
+_ARGUMENTS = (_READ, _READ, _READ, _READ, _WRITTEN, *_SIZES, _LAYERS)
 
-
-serial_kernel, parallel_kernel, task_function = forms((serial, parallel, task), lambda key: f"recurrent_{key.name}", _arguments)
+serial_kernel, parallel_kernel, task_function = forms(
+    (serial, parallel, task), lambda key: f"recurrent_{key.name}", lambda key: _ARGUMENTS
+)

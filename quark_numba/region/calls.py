@@ -70,11 +70,10 @@ def run_region(*inputs: NDArray[Any], program: str, block_size: int = 0, channel
     parsed = parse(program)
     check_inputs(parsed, len(inputs))
     check_layout(parsed, block_size, channels)
-    views = list(inputs)
-    for number, x in enumerate(inputs):
-        shape: Any = blocked_shape(x.shape, block_size, number) if block_size else None
-        views[number] = x if shape is None else x.reshape(shape)
-    y = _run(parsed, views, channels if block_size else None)
+    if block_size:
+        shapes: list[Any] = [blocked_shape(x.shape, block_size, number) or x.shape for number, x in enumerate(inputs)]
+        inputs = tuple(map(np.reshape, inputs, shapes))
+    y = _run(parsed, inputs, channels if block_size else None)
     if not block_size or y.ndim != 5:
         return y
     n, blocks, h, w, lanes = y.shape

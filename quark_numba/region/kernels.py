@@ -16,7 +16,7 @@ from ..compiling.jit import unsigned
 from ..compiling.text import function_of
 from .block_source import FILLED_COLUMNS, FILLED_ROWS, FUNCTIONS, HAS_FAILED, PASSES, ROWS
 from .key import MOST_INPUTS, Program
-from .source import TILE, source_of, tile_size
+from .source import TILE, Writer
 
 # The number of elements that one call of a task converts: see linear.kernels.
 CHUNK = 1 << 14
@@ -229,9 +229,8 @@ def chunk_function() -> Any:
 def task_function(program: Program) -> Any:
     """Return the C function void (int64_t addresses, int64_t y, int64_t n) that runs a program for n elements of y;
     `addresses` is the address of an array of the addresses of the inputs' elements."""
-    text, names = source_of(program)
-    names |= {"call": call, "convert_blocks": convert_blocks, "TILE": tile_size(program)}
-    run_program = function_of(text, __name__, __file__, names)
+    text, names = Writer(program).source()
+    run_program = function_of(text, __name__, __file__, names | {"call": call, "convert_blocks": convert_blocks})
     return jit.c_function(run_program, program.name, types.void(types.int64, types.int64, types.int64))
 
 

@@ -20,12 +20,12 @@ from .loops import Loop, Row, lifetimes, numbered_buffers
 TILE = 1 << 10
 
 
-def source_of(program: Program) -> tuple[str, dict[str, Any]]:
-    """Return the source of the function that runs a program for n elements of y, and the names in it. `addresses` is the
-    address of the addresses of the inputs' elements. For each tile there is a loop for each round trip, together with the steps
-    before it. One loop for all steps would be slower: an element's steps depend on each other, and a processor looks only some
-    hundred instructions ahead to overlap them with the next element's. For example, the absolute value of a round trip of
-    x0 + x1, where x1 has one element:
+class Writer:
+    """The writer of the function that runs a program for n elements of y. `addresses` is the address of the addresses of the
+    inputs' elements. For each tile there is a loop for each round trip, together with the steps before it. One loop for all
+    steps would be slower: an element's steps depend on each other, and a processor looks only some hundred instructions ahead
+    to overlap them with the next element's. For example, the absolute value of a round trip of x0 + x1, where x1 has one
+    element:
 
         def run_program(addresses, y_address, n):
             at = array_at(addresses, 4, np.int64)
@@ -53,38 +53,23 @@ def source_of(program: Program) -> tuple[str, dict[str, Any]]:
                         v2 = f2(v1)
                         y[i] = v2
 
-    A program with steps of blocks is run for one tile.
-    """
-    return _Writer(program).source()
-
-
-def tile_size(program: Program) -> int:
-    """Return the largest number of elements of a tile."""
-    for blocks in program.blocks:
-        return tile_width(blocks.block) * blocks.block
-    return TILE
-
-
-def buffers_size(program: Program) -> int:
-    """Return the bytes of a program's buffers. A buffer holds a tile of float32."""
-    return _Writer(program).buffers_size
-
-
-class _Writer:
-    """The writer of the source for one program."""
+    A program with steps of blocks is run for one tile. `buffers_size` are the bytes of the program's buffers, each of which
+    holds a tile of float32."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.count = program, len(program.inputs)
-        self.names: dict[str, Any] = {}
+        self.tile = next((tile_width(blocks.block) * blocks.block for blocks in program.blocks), TILE)  # elements, at most
+        self.names: dict[str, Any] = {"TILE": self.tile}
         self.once: list[str] = []  # lines before all loops
         self.loops = _loops(program)
         # The task that converts any blocks does not convert them in place.
         self.buffers = numbered_buffers(lifetimes(program, self.loops), is_in_place=False)
         self.quick = QuickLoops(program) if has_quick_loops(program) else None
         self.buffer_count = max(len({*self.buffers.values()}), len({*self.quick.buffers.values()}) if self.quick else 0)
-        self.buffers_size = 4 * max(self.buffer_count * tile_size(program), self.quick.size if self.quick else 0)
+        self.buffers_size = 4 * max(self.buffer_count * self.tile, self.quick.size if self.quick else 0)
 
     def source(self) -> tuple[str, dict[str, Any]]:
+        """Return the source, and the names in it."""
         arrays = self._arrays()
         quick = self.quick.source(self.expression, self.names) if self.quick else []
         loops = [line for loop in self.loops for line in self._loop(loop)]
@@ -106,8 +91,7 @@ class _Writer:
             else:
                 lines.append(f"x{k} = array_at(at[{k}] + {dtype.itemsize} * start, m, np.{dtype.name})")
         lines.append("y = array_at(y_address + 4 * start, m, np.float32)")
-        size = 4 * tile_size(self.program)
-        return lines + [f"b{k} = array_at(room + {size * k}, m, np.float32)" for k in range(self.buffer_count)]
+        return lines + [f"b{k} = array_at(room + {4 * self.tile * k}, m, np.float32)" for k in range(self.buffer_count)]
 
     def _array(self, value: int) -> str:
         number = value - self.count

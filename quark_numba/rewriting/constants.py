@@ -51,7 +51,7 @@ def _compute(graph: Graph, node: Node, meaning: Meaning[Operand] | None, known: 
     if before is not None:
         graph.make_constant(node, (before,), CONSTANT)
         return
-    inputs = graph.constants(node) if node.operator.is_pure else None
+    inputs = graph.constants(node)
     if inputs is None:
         if not isinstance(meaning, (Quantize, Dequantize, DynamicQuantize, FakeQuantize)):
             raise Left("it is one step already, and its inputs are not all constants")

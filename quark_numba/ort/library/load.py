@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import hashlib
 import os
@@ -13,7 +12,9 @@ import sysconfig
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+from ...compiling.user_folder import own_folder, write
 from ...errors import reason_of
 from . import elf, macho, pe
 
@@ -118,8 +119,6 @@ def _load_kept_file(symbol: str, address: int, argument: int, machine: pe.Machin
 
 
 def _kept_file(content: bytes) -> str:
-    from ...compiling.user_folder import own_folder
-
     return str(own_folder() / f"quark_numba_{hashlib.sha256(content).hexdigest()[:16]}.dll")
 
 
@@ -138,7 +137,7 @@ def _loaded_kept_file(path: str, content: bytes, symbol: str, code: bytes) -> ct
                     return _load(path, symbol, code)
             reason = f"{path} is another file"
         try:
-            _put(path, content)
+            write(Path(path), content)
         except OSError as error:
             reason += f"; it cannot be written: {reason_of(error)}"
             time.sleep(_PAUSE)
@@ -155,15 +154,3 @@ def _open_unchanging(path: str, flags: int) -> int:
         handle = _winapi.CreateFile(path, _winapi.GENERIC_READ, share_read, 0, open_existing, 0, 0)
         return msvcrt.open_osfhandle(handle, flags)
     return os.open(path, flags)
-
-
-def _put(path: str, content: bytes) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    written = f"{path}.{os.getpid()}"
-    try:
-        with open(written, "xb") as file:
-            file.write(content)
-        os.replace(written, path)
-    finally:
-        with contextlib.suppress(OSError):
-            os.remove(written)

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, ask, call, release, stack
@@ -18,6 +17,7 @@ from ...declaration import Operator
 from ..c_api import API_WORDS, ORT_FAIL, ORT_INVALID_ARGUMENT, OrtApi, keep
 
 # The first fields of every node's state. Compiled code is kept on disk, so that no address may be in it: addresses are here.
+# `kept_kernels` knows the places of the first three.
 STATE = [
     ("api", np.int64),  # ONNX Runtime's table of functions
     ("has_shape_reference", np.int64),  # whether that table has a function that shows shapes without a copy
@@ -268,8 +268,8 @@ def fault_status(state: Any, has_many: bool, fault: int, shapes: Any, numbers: A
     return status
 
 
-def messages_of(operator: Operator, numbers: Sequence[str]) -> NDArray[np.int64]:
-    """The addresses and lengths of an operator's messages, in their order. `numbers` are the family's NUMBERS."""
+def messages_of(operator: Operator, numbers: Sequence[str]) -> tuple[bytes, ...]:
+    """An operator's messages, in their order. `numbers` are the family's NUMBERS."""
     marks: dict[str, str] = {}
     for i, parameter in enumerate(operator.inputs):
         marks[f"{parameter.name}_shape"] = chr(1 + i)
@@ -277,10 +277,7 @@ def messages_of(operator: Operator, numbers: Sequence[str]) -> NDArray[np.int64]
         marks[name] = chr(_FIRST_NUMBER + i)
     texts = {_NO_MEMORY: "there is no memory\0", _RANK: f"a tensor has more than {MAX_RANK} dimensions"}
     texts |= {_FIRST_FAULT + number: text.format(**marks) for number, text in operator.faults.items()}
-    messages = keep(np.zeros((max(texts) + 1, 2), np.int64))
-    for number, text in texts.items():
-        if any(text.count(mark) > 1 for mark in marks.values()):
-            raise ValueError(f"a message of {operator.full_name} mentions a value twice, for which `fault_status` has no room")
-        content = keep(np.frombuffer(f"{operator.full_name}: {text}".encode(), np.uint8))
-        messages[number] = content.ctypes.data, content.size
-    return messages
+    if any(text.count(mark) > 1 for text in texts.values() for mark in marks.values()):
+        raise ValueError(f"a message of {operator.full_name} mentions a value twice, for which `fault_status` has no room")
+    whole = {number: f"{operator.full_name}: {text}".encode() for number, text in texts.items()}
+    return tuple(whole.get(number, b"") for number in range(max(whole) + 1))

@@ -22,7 +22,7 @@ from ...region.dispatch import TABLE
 from ...region.granularity import AXIS, CHANNELS, NO_FAULT, NOT_BLOCKED, OPERAND
 from ...region.kernels import CHUNK, WORK, chunk_function
 from ...region.key import MOST_INPUTS, MOST_STEPS, Program, parse
-from ...region.source import buffers_size
+from ...region.source import Writer
 from . import context
 from .context import MAX_RANK
 
@@ -78,7 +78,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "group": group_size(program) if formats else 0,
         "axis": steps[0].axis if steps else 0,
         "formats": len(steps),
-        "buffers_size": buffers_size(program),
+        "buffers_size": Writer(program).buffers_size,
         "layout": attributes["block_size"],
         "channels": attributes["channels"],
     }
