@@ -111,6 +111,7 @@ def test_work_grows_with_the_length_of_a_chain(monkeypatch):
         assert len(seen) == length
 
 
+@pytest.mark.compiled
 @pytest.mark.slow
 @given(st.data(), st.sampled_from(TYPES), st.integers(-60, 60), st.booleans())
 @settings(max_examples=150, deadline=None)
