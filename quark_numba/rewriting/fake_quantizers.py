@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ..declaration import FakeQuantize
 from ..fake_quantization.key import FORMS
 from ..fake_quantization.operators import FAKE_QUANTIZE, key_of, lengths
-from ..models.tensors import in_memory
 from .graph import Graph
 from .nodes import Left, Node, Operand
 
@@ -21,11 +17,10 @@ ALONE = "no elementwise node is next to it"
 
 def rewrite(graph: Graph) -> None:
     if graph.regions:
-        constants: dict[Any, ir.TensorProtocol] = {}
-        graph.each(lambda node, meaning: _rewrite(graph, node, meaning, constants), FakeQuantize)
+        graph.each(lambda node, meaning: _rewrite(graph, node, meaning), FakeQuantize)
 
 
-def _rewrite(graph: Graph, node: Node, meaning: FakeQuantize[Operand], constants: dict[Any, ir.TensorProtocol]) -> None:
+def _rewrite(graph: Graph, node: Node, meaning: FakeQuantize[Operand]) -> None:
     """Raise Left if a parameter is not a constant, or not valid."""
     if node.operator is FAKE_QUANTIZE:
         return
@@ -33,10 +28,10 @@ def _rewrite(graph: Graph, node: Node, meaning: FakeQuantize[Operand], constants
         arrays, attributes = parameters(graph, node, meaning)
     except ValueError as error:
         raise Left(f"not valid: {error}") from None
-    values = []
-    for array, name in zip(arrays, FORMS[meaning.form].parameters, strict=True):
-        tensor = constants.setdefault((array.shape, array.tobytes()), in_memory(array))
-        values.append(graph.shared_constant(tensor, graph.unused_name(name), node.node))
+    parent = node.node.graph
+    assert parent
+    names = FORMS[meaning.form].parameters
+    values = [graph.shared_array(array, name, parent) for array, name in zip(arrays, names, strict=True)]
     made = graph.replace(node, FAKE_QUANTIZE, [node.x, *values], attributes, REWRITTEN)
     graph.reasons[made] = ALONE
 

@@ -46,7 +46,7 @@ class Graph(Nodes):
         super().__init__(model, replaced)
         self.keep_quantized_weights, self.qdq, self.regions, self.integers = keep_quantized_weights, qdq, regions, integers
         self.done: Counter[tuple[str, str]] = Counter()
-        self._constants: dict[Any, ir.Value] = {}  # made from tensors, by graph and tensor
+        self._constants: dict[Any, ir.Value] = {}  # by graph, and by tensor or bits
         self._loose: dict[ir.Value, None] = {}  # initializers that removed nodes used, in order
         self._names: set[str | None] | None = None
 
@@ -89,6 +89,14 @@ class Graph(Nodes):
             self._constants[key] = self.constant(tensor, name, before)
             if like:
                 copy_metadata(like, self._constants[key])
+        return self._constants[key]
+
+    def shared_array(self, array: NDArray[Any], name: str, graph: ir.Graph) -> ir.Value:
+        """Return the constant with the bits of an array in a graph. If there is none yet, it is a new one in front of all
+        nodes, which begins with this name."""
+        key = graph, array.dtype, array.shape, array.tobytes()
+        if key not in self._constants or not _exists(self._constants[key]):
+            self._constants[key] = self.new_constant(array, name, next(iter(graph)))
         return self._constants[key]
 
     def replace(
