@@ -5,9 +5,9 @@ The headers of all files are read first, so that wrong data are refused before a
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -305,11 +305,10 @@ def load_function(name: str) -> Callable[..., Any]:
     ``python -m``."""
     if not _FUNCTION.fullmatch(name):
         raise ModelError(f"{name!r} is neither a file, nor a folder, nor module:function")
-    module, attribute = name.split(":")
     sys.path.insert(0, os.getcwd())
     try:
         with errors_named(name):
-            function = getattr(importlib.import_module(module), attribute)
+            function = pkgutil.resolve_name(name)
     finally:
         sys.path.remove(os.getcwd())
     if not callable(function):
