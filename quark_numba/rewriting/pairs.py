@@ -23,7 +23,7 @@ _ALONE = "no matching quantize or dequantize node is next to it"
 def rewrite(graph: Graph) -> None:
     graph.each(lambda node, quantize: _fuse(graph, node, quantize), Quantize)
     for node in graph.nodes():
-        if node not in graph.reasons:
+        if node.operator is not PAIR and node not in graph.reasons:
             before = graph.node(node.x.producer())
             graph.reasons[node] = graph.reasons.get(before, _ALONE) if before else _ALONE
 
@@ -58,8 +58,7 @@ def _fuse(graph: Graph, node: Node, quantize: Quantize[Operand]) -> None:
     for other in others:
         other.y.replace_all_uses_with(first.y)
         graph.remove(other, SHARED)
-    graph.put(PAIR, [quantize.x.value, quantize.scale.value, operand], attributes(quantize), first.node)
-    graph.remove(first, FUSED)
+    graph.replace(first, PAIR, [quantize.x.value, quantize.scale.value, operand], attributes(quantize), FUSED)
 
 
 def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
