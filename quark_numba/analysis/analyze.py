@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -180,11 +181,8 @@ class _Analyzer:
         done = self.total(Measured, runner, None)
         measured: Measured = done.sums
         experiments = list(zip(self.experiments, measured.experiments, strict=True))
-        points: list[list[Point]] = []
-        compared: list[Comparison] = []
-        if self.has_points:
-            points = [experiment.points(measured, sums) for experiment, sums in experiments]
-            compared = self.total(_Points, runner, points).sums.outputs
+        points = [experiment.points(measured, sums) for experiment, sums in experiments]
+        compared = iter(self.total(_Points, runner, points).sums.outputs if self.has_points else ())
         assert done.first
         first, outputs = self.first or self.again(done.first)
         reshaped = [self.twin.quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
@@ -200,9 +198,8 @@ class _Analyzer:
             twin=_output_errors(measured.twin),
         )
         others = {"the twin": [measured.twin]}
-        for index, (experiment, sums) in enumerate(experiments):
-            before = sum(map(len, points[:index]))
-            at_points = compared[before : before + len(points[index])] if points else []
+        for (experiment, sums), chosen in zip(experiments, points, strict=True):
+            at_points = list(itertools.islice(compared, len(chosen)))
             outcome = Outcome(measured, sums, at_points, analysis.tensors, first)
             for name, value in experiment.report(outcome).items():
                 setattr(analysis, name, value)

@@ -52,11 +52,9 @@ def _move(graph: Graph, node: Node) -> None:
         # Counted from the end, the axis is the same behind the Gather, whatever the rank of the indices.
         attributes["axis"] = ir.AttrInt64("axis", axis - len(codes.shape))
     rows = ir.Value(name=graph.unused_name(f"{node.x.name}_rows"), type=ir.TensorType(codes.dtype))
-    code_gather = ir.node("Gather", [node.x, gather.inputs[1]], outputs=[rows], name=gather.name)
-    code_gather.attributes.update(gather.attributes)
-    behind = ir.node(node.node.op_type, [rows, *node.node.inputs[1:]], domain=node.node.domain, outputs=[ir.Value()])
-    behind.name = node.node.name
-    behind.attributes.update(attributes)
+    code_gather = ir.node("Gather", [node.x, gather.inputs[1]], gather.attributes, outputs=[rows], name=gather.name)
+    inputs, replaced = [rows, *node.node.inputs[1:]], node.node
+    behind = ir.node(replaced.op_type, inputs, attributes, domain=replaced.domain, outputs=[ir.Value()], name=replaced.name)
     for old, new in ((gather, code_gather), (node.node, behind), (gather.outputs[0], behind.outputs[0])):
         copy_metadata(old, new)
     parent = node.node.graph

@@ -93,7 +93,7 @@ class Graph(Nodes):
 
     def shared_array(self, array: NDArray[Any], name: str, graph: ir.Graph) -> ir.Value:
         """Return the constant with the bits of an array in a graph. If there is none yet, it is a new one in front of all
-        nodes, which begins with this name."""
+        nodes, with a number behind its name."""
         key = graph, array.dtype, array.shape, array.tobytes()
         if key not in self._constants or not _exists(self._constants[key]):
             self._constants[key] = self.new_constant(array, name, next(iter(graph)))
