@@ -40,10 +40,8 @@ def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
     followers = [graph.node(user) if not index else None for user, index in value.uses()]
     if not all(child and child not in graph.reasons and isinstance(graph.meaning(child), Dequantize) for child in followers):
         return
-    constant = graph.tensor(codes)
-    if constant is not None:
-        array = graph.array(codes)
-        assert array is not None
+    array = graph.array(codes)
+    if array is not None:
         clipped = in_memory(np.clip(array, *bounds).astype(array.dtype))
         value.replace_all_uses_with(graph.shared_constant(clipped, value.name, clip, value))
         graph.remove(clip, CONSTANT)

@@ -54,7 +54,7 @@ def _move(graph: Graph, node: Node) -> None:
     rows = ir.Value(name=graph.unused_name(f"{node.x.name}_rows"), type=ir.TensorType(codes.dtype))
     code_gather = ir.node("Gather", [node.x, gather.inputs[1]], gather.attributes, outputs=[rows], name=gather.name)
     inputs, replaced = [rows, *node.node.inputs[1:]], node.node
-    behind = ir.node(replaced.op_type, inputs, attributes, domain=replaced.domain, outputs=[ir.Value()], name=replaced.name)
+    behind = ir.node(replaced.op_type, inputs, attributes, domain=replaced.domain, name=replaced.name)
     for old, new in ((gather, code_gather), (node.node, behind), (gather.outputs[0], behind.outputs[0])):
         copy_metadata(old, new)
     parent = node.node.graph

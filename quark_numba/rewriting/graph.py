@@ -111,7 +111,7 @@ class Graph(Nodes):
     def put(self, operator: Operator, inputs: Sequence[ir.Value], attributes: Mapping[str, Any], replaced: ir.Node) -> ir.Node:
         """Insert a node of one of the package's operators behind a node, and let it have that node's name, its output and its
         metadata. Return the new node, which has no record yet."""
-        new = ir.node(operator.name, inputs, attributes, domain=operator.domain, outputs=[ir.Value()], name=replaced.name)
+        new = ir.node(operator.name, inputs, attributes, domain=operator.domain, name=replaced.name)
         parent, (old, *_), (y,) = replaced.graph, replaced.outputs, new.outputs
         assert parent
         ir.convenience.replace_nodes_and_values(parent, replaced, [], [new], [old], [y])

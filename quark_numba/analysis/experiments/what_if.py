@@ -133,13 +133,23 @@ def _line(
     def bits() -> float:
         return sum(elements[quantizer] * type_.bits for quantizer, type_ in chosen.items())
 
+    def next_step(quantizer: Quantizer) -> tuple[float, Quantizer, Format] | None:
+        """Return the cheapest step of a tensor: its price in noise per bit, the tensor and the new type; None: none."""
+        present, prices = chosen[quantizer], []
+        for candidate in options[quantizer]:
+            saved = elements[quantizer] * (present.bits - candidate.bits)
+            if saved > 0:
+                added = noise[quantizer, candidate.name] - noise[quantizer, present.name]
+                prices.append((added / saved, quantizer, candidate))
+        return min(prices, key=lambda price: price[0], default=None)
+
     points = [Mix(bits(), dict(chosen))]
-    # The next step of each tensor. A step changes only the next step of its own tensor.
-    steps = {quantizer: _next(quantizer, chosen[quantizer], types, elements, noise) for quantizer, types in options.items()}
+    # A step changes only the next step of its own tensor.
+    steps = {quantizer: next_step(quantizer) for quantizer in options}
     while any(steps.values()):
-        _, quantizer, candidate = min((step for step in steps.values() if step), key=lambda step: step[0])
+        _, quantizer, candidate = min(filter(None, steps.values()), key=lambda step: step[0])
         chosen[quantizer] = candidate
-        steps[quantizer] = _next(quantizer, candidate, options[quantizer], elements, noise)
+        steps[quantizer] = next_step(quantizer)
         points.append(Mix(bits(), dict(chosen)))
     if len(points) <= _POINTS:
         return points
@@ -148,22 +158,6 @@ def _line(
     wanted = [first + (last - first) * index / (_POINTS - 1) for index in range(_POINTS)]
     places = {min(range(len(points)), key=lambda place: abs(points[place].bits - bits)) for bits in wanted}
     return [points[place] for place in sorted(places)]
-
-
-def _next(
-    quantizer: Quantizer,
-    present: Format,
-    types: Sequence[Format],
-    elements: Mapping[Quantizer, float],
-    noise: Mapping[tuple[Quantizer, str], float],
-) -> tuple[float, Quantizer, Format] | None:
-    """Return the cheapest step of a tensor: its price in noise per bit, the tensor and the new type; None if there is none."""
-    prices = []
-    for candidate in types:
-        saved = elements[quantizer] * (present.bits - candidate.bits)
-        if saved > 0:
-            prices.append(((noise[quantizer, candidate.name] - noise[quantizer, present.name]) / saved, quantizer, candidate))
-    return min(prices, key=lambda price: price[0], default=None)
 
 
 def _noise_of(errors: Errors) -> float:

@@ -38,7 +38,7 @@ class Quantizer:
     form: Form
     ys: list[str]
     apply: Callable[[Array], Array]
-    nodes: list[ir.Node]
+    nodes: list[Node]
     made_by: str = "an input of the model"
     users: dict[str, str] = field(default_factory=dict)  # operators of the nodes that take the rounded tensor, by name
     clip: tuple[float, float] | None = None
@@ -79,10 +79,10 @@ class Found:
 
 def find_quantizers(graph: Graph) -> Found:
     tensors = Found()
-    taken: set[ir.Node] = set()
-    place = {node: index for index, node in enumerate(ir.traversal.RecursiveGraphIterator(graph.model.graph))}
+    taken: set[Node] = set()
+    place = {node: index for index, node in enumerate(graph.model.graph.all_nodes())}
     for node in sorted(graph.nodes(), key=lambda record: place.get(record.node, 0)):
-        if node.node in taken:
+        if node in taken:
             continue
         try:
             quantizer = _quantizer(graph, node)
@@ -134,7 +134,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         form=form,
         ys=[y.name or "" for y in ys],
         apply=apply,
-        nodes=[node.node, *(follower.node for follower in followers)],
+        nodes=[node, *followers],
         users={label(user): user.op_type for y in ys for user, _ in y.uses()},
     )
     if constant is not None:
