@@ -91,9 +91,11 @@ class Graph(Nodes):
                 copy_metadata(like, self._constants[key])
         return self._constants[key]
 
-    def shared_array(self, array: NDArray[Any], name: str, graph: ir.Graph) -> ir.Value:
-        """Return the constant with the bits of an array in a graph. If there is none yet, it is a new one in front of all
-        nodes, with a number behind its name."""
+    def shared_array(self, array: NDArray[Any], name: str, before: ir.Node) -> ir.Value:
+        """Return the constant with the bits of an array in the graph of the node `before`. If there is none yet, it is a new
+        one in front of all nodes, with a number behind its name."""
+        graph = before.graph
+        assert graph
         key = graph, array.dtype, array.shape, array.tobytes()
         if key not in self._constants or not _exists(self._constants[key]):
             self._constants[key] = self.new_constant(array, name, next(iter(graph)))

@@ -78,11 +78,10 @@ def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Af
 
 def zeros(graph: Graph, node: Node, quantize: Quantize[Operand]) -> ir.Value:
     """Return zeros for a node without a zero point. Raise Left if their shape is not known."""
-    codes, parent, array = quantize.element_type, node.node.graph, quantize.scale.array
+    codes, array = quantize.element_type, quantize.scale.array
     assert codes
     known = graph.shape(quantize.scale.value) if array is None else array.shape
     if known is None or not all(isinstance(length, int) and length >= 0 for length in known):
         raise Left("it has no zero point, and the shape of its scale is not known")
     shape: Any = tuple(known)
-    assert parent
-    return graph.shared_array(np.zeros(shape, codes.dtype), f"zero_point_{codes.name}", parent)
+    return graph.shared_array(np.zeros(shape, codes.dtype), f"zero_point_{codes.name}", node.node)
