@@ -164,7 +164,6 @@ class _Analyzer:
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         with errors_named("not a valid model"):
             self.segments = Segments(self.twin)
-        self.places = {quantizer: place for place, quantizer in enumerate(self.twin.quantizers)}
         self.reference = None if recipe.reference is None else sessions.session_of(recipe.reference, "the reference")
         self.experiments: list[Experiment] = []
         if recipe.by:
@@ -219,10 +218,10 @@ class _Analyzer:
 
     def tensors(self, measured: Measured) -> list[QuantizedTensor]:
         """Return the errors of all quantized tensors, the worst first."""
-        tensors = []
-        for place, quantizer in enumerate(self.twin.quantizers):
-            sums = _of_weight(quantizer) if quantizer.kind == "weight" else measured.tensors[place]
-            tensors.append(tensor_of(quantizer, place, sums))
+        tensors = [
+            tensor_of(each, _of_weight(each) if each.kind == "weight" else measured.tensors[each.place])
+            for each in self.twin.quantizers
+        ]
         return sorted(tensors, key=_worst_first)
 
     def work(self, points: list[list[Point]] | None) -> Work:
@@ -245,7 +244,7 @@ class _Analyzer:
         results = [Found() for _ in self.experiments]
 
         def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
-            tensors[self.places[quantizer]] = measure(quantizer, x, arrived, kept)
+            tensors[quantizer.place] = measure(quantizer, x, arrived, kept)
             for experiment, sums in zip(self.experiments, results, strict=True):
                 sums.noise |= experiment.see(quantizer, x)
 

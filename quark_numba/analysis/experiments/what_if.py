@@ -52,11 +52,11 @@ class WhatIf(Experiment):
         self.mixes: list[Mix] = []
 
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
-        return {(str(self.places[quantizer]), format_.name): own_noise(x, format_.apply(x)) for format_ in self.formats}
+        return {(str(quantizer.place), format_.name): own_noise(x, format_.apply(x)) for format_ in self.formats}
 
     def runs(self, values: Values) -> dict[Key, Callable[[], Comparison]]:
         return {
-            (str(self.places[quantizer]), candidate.name): functools.partial(self._effect, quantizer, candidate, values)
+            (str(quantizer.place), candidate.name): functools.partial(self._effect, quantizer, candidate, values)
             for quantizer, candidates in self.candidates.items()
             for candidate in candidates
         }
@@ -68,20 +68,20 @@ class WhatIf(Experiment):
 
     def points(self, total: Measured, own: Found) -> list[Point]:
         elements = {
-            item: float(item.floats.size) if item.floats is not None else total.tensors[self.places[item]].count / total.samples
+            item: float(item.floats.size) if item.floats is not None else total.tensors[item.place].count / total.samples
             for item in self.candidates
         }
         effects = common(own.outputs)
         noise = {
-            (quantizer, candidate.name): _noise_of(effects[str(self.places[quantizer]), candidate.name])
+            (quantizer, candidate.name): _noise_of(effects[str(quantizer.place), candidate.name])
             for quantizer, types in self.candidates.items()
             for candidate in types
         }
         self.mixes = _line(self.candidates, elements, noise)
-        return [{self.places[quantizer]: type_.name for quantizer, type_ in mix.chosen.items()} for mix in self.mixes]
+        return [{quantizer.place: type_.name for quantizer, type_ in mix.chosen.items()} for mix in self.mixes]
 
     def config(self, point: Point) -> Config:
-        types = {(self.places[quantizer], type_.name): type_ for quantizer, all_ in self.candidates.items() for type_ in all_}
+        types = {(quantizer.place, type_.name): type_ for quantizer, all_ in self.candidates.items() for type_ in all_}
         quantizers = self.segments.twin.quantizers
         return self.segments.quantized | {quantizers[place]: types[place, name].apply for place, name in point.items()}
 

@@ -58,10 +58,10 @@ class QuantizedTensor:
     what_if: dict[str, float] = field(default_factory=dict)
 
 
-def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None) -> QuantizedTensor:
+def tensor_of(quantizer: Quantizer, sums: TensorSums | None) -> QuantizedTensor:
     tensor = QuantizedTensor(
         name=quantizer.name,
-        place=place,
+        place=quantizer.place,
         kind=quantizer.kind,
         type=quantizer.form.type,
         parameters=quantizer.form.parameters,

@@ -26,11 +26,11 @@ Kind = Literal["activation", "weight"]
 class Quantizer:
     """A quantized tensor, and the nodes that round it: one node, or a quantize node and its dequantize nodes.
 
-    `name` is that of the tensor before rounding. `ys` are the names of the tensors after rounding, which are equal. For a
-    weight, `floats` is the float tensor (None if the model has only codes), `constant` is the tensor in the model, floats or
-    codes, `constant_rounding` turns it into the rounded tensor, and `dtype` is that of the rounded tensor. `clip` holds
-    the bounds of an activation function that the float twin needs and the model may lack: quantization tools leave out a Relu
-    or a Clip if the range of the codes already clips.
+    `name` is that of the tensor before rounding, and `place` its index in the order of execution of the main graph. `ys` are
+    the names of the tensors after rounding, which are equal. For a weight, `floats` is the float tensor (None if the model has
+    only codes), `constant` is the tensor in the model, floats or codes, `constant_rounding` turns it into the rounded tensor,
+    and `dtype` is that of the rounded tensor. `clip` holds the bounds of an activation function that the float twin needs and
+    the model may lack: quantization tools leave out a Relu or a Clip if the range of the codes already clips.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Quantizer:
     ys: list[str]
     apply: Callable[[Array], Array]
     nodes: list[Node]
+    place: int = -1
     made_by: str = "an input of the model"
     users: dict[str, str] = field(default_factory=dict)  # operators of the nodes that take the rounded tensor, by name
     clip: tuple[float, float] | None = None
@@ -91,6 +92,7 @@ def find_quantizers(graph: Graph) -> Found:
             continue
         taken.update(quantizer.nodes)
         if node.node.graph is graph.model.graph:
+            quantizer.place = len(tensors.quantizers)
             tensors.quantizers.append(quantizer)
         else:
             tensors.nested.append(quantizer)
