@@ -113,12 +113,9 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     constant = graph.tensor(node.x)
     followers: list[Node] = []
     form: Form
-    if isinstance(meaning, BlockRoundTrip):
+    if isinstance(meaning, (BlockRoundTrip, FakeQuantize)):
         apply = graph.as_function(node)
-        form = of_blocks(meaning, apply)
-    elif isinstance(meaning, FakeQuantize):
-        apply = graph.as_function(node)
-        form = of_fake_quantization(meaning, apply)
+        form = of_blocks(meaning, apply) if isinstance(meaning, BlockRoundTrip) else of_fake_quantization(meaning, apply)
     elif isinstance(meaning, Affine):
         if isinstance(meaning, Quantize):
             followers = _followers(graph, node)
@@ -183,15 +180,14 @@ def _round_trip(
     graph: Graph, node: Node, meaning: Affine[Operand], followers: list[Node], form: Linear
 ) -> Callable[[Array], Array]:
     """Return a function that quantizes and dequantizes x, in one step if the result is the same."""
+    zero_point = np.zeros(form.scale.shape, form.element_type.dtype) if form.zero_point is None else form.zero_point
+    scale, axis, block_size, saturate = form.scale.astype(np.float32), form.axis, form.block_size, meaning.saturate
+
+    def one_step(x: Array) -> Array:
+        return quantize_dequantize(x, scale, zero_point, axis=axis, block_size=block_size, saturate=saturate)
+
     if isinstance(meaning, Dequantize):
-        return lambda x: quantize_dequantize(
-            x,
-            form.scale.astype(np.float32),
-            form.zero_point,
-            axis=form.axis,
-            block_size=form.block_size,
-            dtype=None if form.zero_point is not None else form.element_type.name,
-        )
+        return one_step
     if not followers:
         return graph.as_function(node)
     quantize, dequantize, behind = graph.as_function(node), graph.as_function(followers[0]), graph.affine(followers[0])
@@ -202,17 +198,11 @@ def _round_trip(
     in_float32 = form.scale.dtype == np.float32 and not meaning.has_other_type and not behind.has_other_type
     if not in_float32 or not meaning.has_same_parameters(behind):
         return two_steps
-    zero_point = form.zero_point
-    if zero_point is None:
-        zero_point = np.zeros(form.scale.shape, form.element_type.dtype)
-    scale, axis, block_size, saturate = form.scale, form.axis, form.block_size, meaning.saturate
 
-    def one_step(x: Array) -> Array:
-        if x.dtype != np.float32:
-            return two_steps(x)
-        return quantize_dequantize(x, scale, zero_point, axis=axis, block_size=block_size, saturate=saturate)
+    def round_trip(x: Array) -> Array:
+        return one_step(x) if x.dtype == np.float32 else two_steps(x)
 
-    return _at_once(form, zero_point, saturate, one_step) if form.is_per_tensor else one_step
+    return _at_once(form, zero_point, saturate, round_trip) if form.is_per_tensor else round_trip
 
 
 def _at_once(form: Linear, zero_point: Array, saturate: bool, in_general: Callable[[Array], Array]) -> Callable[[Array], Array]:
