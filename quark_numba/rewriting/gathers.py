@@ -57,10 +57,9 @@ def _move(graph: Graph, node: Node) -> None:
     behind = ir.node(replaced.op_type, inputs, attributes, domain=replaced.domain, name=replaced.name)
     for old, new in ((gather, code_gather), (node.node, behind), (gather.outputs[0], behind.outputs[0])):
         copy_metadata(old, new)
-    parent = node.node.graph
+    parent, nodes = replaced.graph, [code_gather, behind]
     assert parent
-    pair = list(behind.outputs)
-    ir.convenience.replace_nodes_and_values(parent, gather, [gather], [code_gather, behind], [gather.outputs[0]], pair)
+    ir.convenience.replace_nodes_and_values(parent, gather, [gather], nodes, gather.outputs, behind.outputs)
     graph.remove(node, MOVED)
     graph.find(behind)
     moved = graph.node(behind)
