@@ -98,15 +98,14 @@ def _checked(entry: Path) -> dict[str, Any] | None:
     try:
         with open(entry / _MANIFEST, "rb", opener=without_links) as file:
             manifest = _manifest(entry, file.read())
-        files = {name: [state_of(entry / name), checksum] for name, (_, checksum) in manifest["files"].items()}
-        if not all(stat.S_ISREG(os.lstat(entry / name).st_mode) for name in files):
+        states = {name: state_of(entry / name) for name in manifest["files"]}
+        if not all(stat.S_ISREG(os.lstat(entry / name).st_mode) for name in states):
             return None
-        if files != manifest["files"]:
-            for name, (state, checksum) in files.items():
-                kept_state = manifest["files"][name][0]
-                if state != kept_state and (state[0] != kept_state[0] or _checksum(entry / name) != checksum):
-                    return None
-            manifest["files"] = files
+        for name, (state, checksum) in manifest["files"].items():
+            if states[name] != state and (states[name][0] != state[0] or _checksum(entry / name) != checksum):
+                return None
+        if any(states[name] != state for name, (state, _) in manifest["files"].items()):
+            manifest["files"] = {name: [states[name], checksum] for name, (_, checksum) in manifest["files"].items()}
             _write_manifest(entry, manifest)
         with suppress(OSError):
             os.utime(entry / _MANIFEST)
