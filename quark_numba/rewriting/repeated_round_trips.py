@@ -17,7 +17,6 @@ from ..declaration import RoundTrip
 from ..element_types import BFLOAT16
 from .graph import Graph
 from .nodes import Operand
-from .pairs import PAIR
 from .round_trips import is_exact
 
 REPEATED = "dropped: an equal one rounded its x already"
@@ -34,9 +33,6 @@ _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 def rewrite(graph: Graph) -> None:
-    for written in graph.model.graph.all_nodes():
-        if written.op_identifier() == (PAIR.domain, PAIR.name, "") and graph.node(written) is None:
-            graph.find(written)
     rounded: dict[ir.Value, RoundTrip[Operand]] = {}
     for node in graph.nodes():
         round_trip = graph.meaning(node)
