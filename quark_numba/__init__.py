@@ -70,52 +70,38 @@ __all__ = [
     "unpack",
 ]
 
-# Names are imported on first use, so that a user loads only the libraries needed: numpy and ml_dtypes for the calls on arrays,
-# onnx for models, onnxruntime for sessions, and numba for the first kernel.
-_MODULES = {
-    "Analysis": ".analysis.analyze",
-    "BFPBlocks": ".block.bfp_storage",
-    "Data": ".running.data",
-    "Evaluation": ".analysis.evaluate",
-    "Execution": ".running.runs",
-    "InferenceSession": ".session.inference_session",
-    "ModelError": ".errors",
-    "RandomData": ".running.data",
-    "analyze": ".analysis.analyze",
-    "bfp_dequantize": ".block.bfp_storage",
-    "bfp_quantize": ".block.bfp_storage",
-    "bfp_quantize_dequantize": ".block.calls",
-    "build_library": ".library.build",
-    "dequantize": ".linear.calls",
-    "evaluate": ".analysis.evaluate",
-    "extended_instance_normalization": ".normalization.calls",
-    "extended_lstm": ".recurrent.calls",
-    "fake_quantize": ".fake_quantization.calls",
-    "from_tensor_proto": ".element_types.tensors",
-    "get_library_path": ".ort",
-    "minifloat_quantize_dequantize": ".fake_quantization.calls",
-    "mx_dequantize": ".block.storage",
-    "mx_quantize": ".block.storage",
-    "mx_quantize_dequantize": ".block.calls",
-    "nvfp4_dequantize": ".block.storage",
-    "nvfp4_quantize": ".block.storage",
-    "optimize": ".rewriting.optimize",
-    "pack": ".arrays.packed_arrays",
-    "quantize": ".linear.calls",
-    "quantize_dequantize": ".linear.calls",
-    "reference_ops": ".onnx_tools.evaluator",
-    "register": ".ort",
-    "register_schemas": ".onnx_tools.schemas",
-    "to_tensor_proto": ".element_types.tensors",
-    "unpack": ".arrays.packed_arrays",
+# The names by module. They are imported on first use, so that a user loads only the libraries needed: numpy and ml_dtypes for
+# the calls on arrays, onnx for models, onnxruntime for sessions, and numba for the first kernel.
+_NAMES = {
+    ".analysis.analyze": ("Analysis", "analyze"),
+    ".analysis.evaluate": ("Evaluation", "evaluate"),
+    ".arrays.packed_arrays": ("pack", "unpack"),
+    ".block.bfp_storage": ("BFPBlocks", "bfp_dequantize", "bfp_quantize"),
+    ".block.calls": ("bfp_quantize_dequantize", "mx_quantize_dequantize"),
+    ".block.storage": ("mx_dequantize", "mx_quantize", "nvfp4_dequantize", "nvfp4_quantize"),
+    ".element_types.tensors": ("from_tensor_proto", "to_tensor_proto"),
+    ".errors": ("ModelError",),
+    ".fake_quantization.calls": ("fake_quantize", "minifloat_quantize_dequantize"),
+    ".library.build": ("build_library",),
+    ".linear.calls": ("dequantize", "quantize", "quantize_dequantize"),
+    ".normalization.calls": ("extended_instance_normalization",),
+    ".onnx_tools.evaluator": ("reference_ops",),
+    ".onnx_tools.schemas": ("register_schemas",),
+    ".ort": ("get_library_path", "register"),
+    ".recurrent.calls": ("extended_lstm",),
+    ".rewriting.optimize": ("optimize",),
+    ".running.data": ("Data", "RandomData"),
+    ".running.runs": ("Execution",),
+    ".session.inference_session": ("InferenceSession",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    module = next((module for module, names in _NAMES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with IMPORTS, missing_packages_are_named():
-        value = globals()[name] = getattr(importlib.import_module(_MODULES[name], __name__), name)
+        value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,7 +164,6 @@ class _Analyzer:
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         with errors_named("not a valid model"):
             self.segments = Segments(self.twin)
-        self.places = {quantizer: place for place, quantizer in enumerate(self.twin.quantizers)}
         self.reference = None if recipe.reference is None else sessions.session_of(recipe.reference, "the reference")
         self.experiments: list[Experiment] = []
         if recipe.by:
@@ -180,11 +180,8 @@ class _Analyzer:
         done = self.total(Measured, runner, None)
         measured: Measured = done.sums
         experiments = list(zip(self.experiments, measured.experiments, strict=True))
-        points: list[list[Point]] = []
-        compared: list[Comparison] = []
-        if self.has_points:
-            points = [experiment.points(measured, sums) for experiment, sums in experiments]
-            compared = self.total(_Points, runner, points).sums.outputs
+        points = [experiment.points(measured, sums) for experiment, sums in experiments]
+        compared = iter(self.total(_Points, runner, points).sums.outputs if self.has_points else ())
         assert done.first
         first, outputs = self.first or self.again(done.first)
         reshaped = [self.twin.quantizers[place].name for place, sums in measured.tensors.items() if sums.reshaped]
@@ -200,9 +197,8 @@ class _Analyzer:
             twin=_output_errors(measured.twin),
         )
         others = {"the twin": [measured.twin]}
-        for index, (experiment, sums) in enumerate(experiments):
-            before = sum(map(len, points[:index]))
-            at_points = compared[before : before + len(points[index])] if points else []
+        for (experiment, sums), chosen in zip(experiments, points, strict=True):
+            at_points = list(itertools.islice(compared, len(chosen)))
             outcome = Outcome(measured, sums, at_points, analysis.tensors, first)
             for name, value in experiment.report(outcome).items():
                 setattr(analysis, name, value)
@@ -222,10 +218,10 @@ class _Analyzer:
 
     def tensors(self, measured: Measured) -> list[QuantizedTensor]:
         """Return the errors of all quantized tensors, the worst first."""
-        tensors = []
-        for place, quantizer in enumerate(self.twin.quantizers):
-            sums = _of_weight(quantizer) if quantizer.kind == "weight" else measured.tensors[place]
-            tensors.append(tensor_of(quantizer, place, sums))
+        tensors = [
+            tensor_of(each, _of_weight(each) if each.kind == "weight" else measured.tensors[each.place])
+            for each in self.twin.quantizers
+        ]
         return sorted(tensors, key=_worst_first)
 
     def work(self, points: list[list[Point]] | None) -> Work:
@@ -248,7 +244,7 @@ class _Analyzer:
         results = [Found() for _ in self.experiments]
 
         def see(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> None:
-            tensors[self.places[quantizer]] = measure(quantizer, x, arrived, kept)
+            tensors[quantizer.place] = measure(quantizer, x, arrived, kept)
             for experiment, sums in zip(self.experiments, results, strict=True):
                 sums.noise |= experiment.see(quantizer, x)
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, reason_of
 from ..version import __version__
 from . import arguments
 from .printing import print_json, print_table
-from .quark_library import library_of_quark
 
 _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
 _QUARK, _MISSING = "amd-quark", "not installed"
+
+# What replaces Quark's library when it is imported.
+_REPLACES = "quark_numba.for_quark"
 
 
 def add_parser(commands: Any) -> None:
@@ -57,7 +64,7 @@ def _info(options: argparse.Namespace) -> int:
         "threads of direct calls": numba.get_num_threads(),
         "threads of a session": f"the session's own{device}",
         "amd-quark": _version(_QUARK),
-        "operators of amd-quark": library_of_quark() if _version(_QUARK) != _MISSING else "",
+        "operators of amd-quark": _library_of_quark() if _version(_QUARK) != _MISSING else "",
         "cache": str(cache.folder() or "none: no folder is writable"),
         "kernels in the cache": _count_and_size(sizes),
         "folder of models": str(models),
@@ -94,3 +101,32 @@ def _version(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return _MISSING
+
+
+def _library_of_quark() -> str:
+    """Return which operators Quark has in this process, or would have in another one, as a sentence without a full stop."""
+    if _REPLACES in sys.modules:
+        return "those of quark_numba, in this process"
+    compiled = next(_compiled_libraries(), None)
+    library = f"its own, {compiled}" if compiled else "its own, which it compiles when it is imported"
+    return f"{library}; after `import {_REPLACES}` those of quark_numba"
+
+
+def _compiled_libraries() -> Iterator[Path]:
+    """Yield the files of Quark's compiled operators: those in its folder, and those where PyTorch keeps what it compiles."""
+    quark = importlib.util.find_spec("quark")
+    places = [Path(place, "onnx", "operators", "custom_ops") for place in (quark and quark.submodule_search_locations) or ()]
+    patterns = [(place, pattern) for place in places for pattern in ("_C*", "lib/*custom_ops*")]
+    for name in ("quark_custom_ops_stable_abi", "custom_ops"):
+        patterns += [(_folder_of_pytorch(), f"{depth}{name}/*") for depth in ("", "*/")]
+    for place, pattern in patterns:
+        yield from (path for path in sorted(place.glob(pattern)) if path.suffix in (".so", ".pyd", ".dll"))
+
+
+def _folder_of_pytorch() -> Path:
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if given:
+        return Path(given)
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA", ""), "torch_extensions", "torch_extensions", "Cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "torch_extensions")

@@ -17,7 +17,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "out",
         metavar="OUT",
-        help="the optimised model; its tensors go to OUT.data if they are large and IN has them in files, or beyond 2 GiB",
+        help="the optimised model, which replaces IN if it is the same path; its tensors go to OUT.data if they are large and IN "
+        "has them in files, or beyond 2 GiB",
     )
     parser.add_argument(
         "--keep-quantized-weights", action="store_true", help="keep constants quantized: a smaller, slower model"

@@ -80,7 +80,7 @@ def _measure(
     optimisation = comparison = None
     with ExitStack() as stack:
         for path, nodes, is_optimised in contenders:
-            with progress(f"loading {path}{' optimised' * is_optimised}") as tick:
+            with progress(f"loading {path}{' optimised' * is_optimised}"):
                 start = time.perf_counter()
                 optimised = None
                 if is_optimised:
@@ -89,8 +89,7 @@ def _measure(
                 sessions.append(
                     measuring.create_session(path, nodes, optimised=optimised, backend=options.backend, threads=options.threads)
                 )
-                loaded.append((path + ", optimised" * is_optimised, time.perf_counter() - start))
-                tick()
+                loaded.append({"model": path + ", optimised" * is_optimised, "load_seconds": time.perf_counter() - start})
         stack.callback(sessions.clear)  # before the files are removed: Windows removes no file that a session reads
         batches = arguments.batches_of(options, sessions[0])
         inputs = next(batches)
@@ -100,21 +99,17 @@ def _measure(
         if options.reference:
             comparison = compare(outputs[0], outputs[-1])
         count = 1
-        with progress("running the other batches") as tick:
+        with progress("running the other batches"):
             for batch in batches:
+                count += 1
                 if options.outputs or options.expected:
                     raise ModelError("--outputs and --expected are for one batch; the data have more")
                 y = run(sessions[0], batch)
                 if comparison:
                     comparison.add(compare(y, run(sessions[-1], batch)))
-                count += 1
-                tick()
     if options.outputs:
         measuring.write_arrays(options.outputs, outputs[0])
-    times = [
-        {"model": name, "load_seconds": seconds, "median_seconds": median}
-        for (name, seconds), median in zip(loaded, medians, strict=True)
-    ]
+    times = [each | {"median_seconds": median} for each, median in zip(loaded, medians, strict=True)]
     ratios = [{"latency_ratio": median / medians[-1]} if options.reference else {} for median in medians]
     report: dict[str, Any] = {
         "inputs": {name: {"dtype": str(x.dtype), "shape": list(x.shape)} for name, x in inputs.items()},

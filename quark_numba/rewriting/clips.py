@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from ..declaration import Affine, Dequantize, Quantize
+from ..declaration import Affine, Dequantize, FakeQuantize, Quantize
 from ..element_types import FLOAT32, ElementType
-from ..fake_quantization.key import FORMS
-from ..fake_quantization.operators import FAKE_QUANTIZE, lengths
 from ..models.tensors import in_memory
 from .constants import CONSTANT
-from .fake_quantizers import ALONE
+from .fake_quantizers import write
 from .graph import Graph
 from .nodes import Left, Node, Operand
 
@@ -40,10 +37,8 @@ def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
     followers = [graph.node(user) if not index else None for user, index in value.uses()]
     if not all(child and child not in graph.reasons and isinstance(graph.meaning(child), Dequantize) for child in followers):
         return
-    constant = graph.tensor(codes)
-    if constant is not None:
-        array = graph.array(codes)
-        assert array is not None
+    array = graph.array(codes)
+    if array is not None:
         clipped = in_memory(np.clip(array, *bounds).astype(array.dtype))
         value.replace_all_uses_with(graph.shared_constant(clipped, value.name, clip, value))
         graph.remove(clip, CONSTANT)
@@ -54,14 +49,7 @@ def _rewrite(graph: Graph, node: Node, dequantize: Dequantize[Operand]) -> None:
         return
     if len(followers) != 1 or len(codes.uses()) != 1 or codes.is_graph_output() or before.node.graph is not node.node.graph:
         return
-    x = before.x
-    try:
-        parameters = _parameters(graph, before, quantize, dequantize, bounds)
-    except ValueError as error:  # its scales do not fit its axis
-        raise Left(f"not valid: {error}") from None
-    values = [graph.new_constant(parameters[name], name, node.node) for name in FORMS["codes"].parameters]
-    attributes = {"form": "codes", "rounding_mode": "ROUND"}
-    graph.reasons[graph.replace(node, FAKE_QUANTIZE, [x, *values], attributes, FUSED)] = ALONE
+    write(graph, node, _in_one_step(graph, quantize, dequantize, bounds), FUSED)
     graph.remove(clip, FUSED)
 
 
@@ -79,10 +67,10 @@ def _bounds(graph: Graph, clip: ir.Node, codes: ElementType | None) -> tuple[int
     return bounds[0], bounds[1]
 
 
-def _parameters(
-    graph: Graph, node: Node, quantize: Affine[Operand], dequantize: Affine[Operand], bounds: tuple[int, int]
-) -> dict[str, NDArray[np.float32]]:
-    """Return the parameters of the form "codes". Raise Left if one step would not return the same as three."""
+def _in_one_step(
+    graph: Graph, quantize: Affine[Operand], dequantize: Affine[Operand], bounds: tuple[int, int]
+) -> FakeQuantize[Operand]:
+    """Return the meaning of all three nodes. Raise Left if one step would not return the same."""
     scale, zero_point = quantize.scale.array, quantize.zero_point.array if quantize.zero_point else None
     if scale is None or (quantize.zero_point and zero_point is None):
         raise Left("its scale or its zero point is not a constant")
@@ -91,10 +79,9 @@ def _parameters(
     types = graph.inferred_type(quantize.x.value), quantize.scale.element_type
     if types != (FLOAT32, FLOAT32) or quantize.has_other_type or dequantize.has_other_type or quantize.block_size:
         raise Left("it computes in another type than float32, or its scales are blocked")
-    shape: Any = graph.shape(node.x)
-    if scale.size != 1 and shape is None:
-        raise Left("it has several scales, and the rank of its x is not known")
-    place = () if scale.size == 1 else lengths("scale", scale.shape, quantize.axis, len(shape))
-    zeros = np.zeros(1) if zero_point is None else zero_point.astype(np.float64)
-    low, high = (np.asarray(bound - np.broadcast_to(zeros.reshape(-1), scale.size), np.float32) for bound in bounds)
-    return {name: array.reshape(place) for name, array in (("scale", scale), ("low", low), ("high", high))}
+    zeros = np.zeros(scale.shape) if zero_point is None else zero_point.astype(np.float64)
+    if zeros.size not in (1, scale.size):
+        raise Left("not valid: its scale and its zero point have different shapes")
+    low, high = (bound - np.broadcast_to(zeros.reshape(-1), scale.size) for bound in bounds)
+    parameters: dict[str, Any] = {"scale": scale, "low": low, "high": high}
+    return FakeQuantize(quantize.x, "codes", "ROUND", parameters, quantize.axis)

@@ -174,10 +174,7 @@ def _lazily(
 def _lazily_rounded(graph: Graph, node: Node, x: ir.TensorProtocol, meaning: FakeQuantize[Operand]) -> ComputedTensor:
     """`_lazily` for a node of fake quantization, whose parameters broadcast to x."""
     shape = x.shape.numpy()
-    try:
-        arrays, attributes = fake_quantizers.parameters(graph, node, meaning)
-    except ValueError as error:
-        raise Left(f"not valid: {error}") from None
+    arrays, attributes = fake_quantizers.parameters(graph, meaning)
     if np.broadcast_shapes(shape, *(array.shape for array in arrays)) != tuple(shape):
         raise Left("not valid: a parameter does not broadcast to x")
     own, along = replace(node, operator=FAKE_QUANTIZE, attributes=attributes), row_axis(shape) - len(shape)

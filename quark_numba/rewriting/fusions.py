@@ -23,7 +23,6 @@ from .stand_ins import skeleton
 # The operators into whose weights ONNX Runtime folds a constant Mul or Add that follows them.
 _OF_WEIGHTS = ("Conv", "ConvTranspose", "BatchNormalization")
 
-
 FUSED = "ONNX Runtime fuses it into an operator of its own"
 UNKNOWN = "ONNX Runtime may fuse it, and could not be asked"
 

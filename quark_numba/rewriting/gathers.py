@@ -52,17 +52,14 @@ def _move(graph: Graph, node: Node) -> None:
         # Counted from the end, the axis is the same behind the Gather, whatever the rank of the indices.
         attributes["axis"] = ir.AttrInt64("axis", axis - len(codes.shape))
     rows = ir.Value(name=graph.unused_name(f"{node.x.name}_rows"), type=ir.TensorType(codes.dtype))
-    code_gather = ir.node("Gather", [node.x, gather.inputs[1]], outputs=[rows], name=gather.name)
-    code_gather.attributes.update(gather.attributes)
-    behind = ir.node(node.node.op_type, [rows, *node.node.inputs[1:]], domain=node.node.domain, outputs=[ir.Value()])
-    behind.name = node.node.name
-    behind.attributes.update(attributes)
+    code_gather = ir.node("Gather", [node.x, gather.inputs[1]], gather.attributes, outputs=[rows], name=gather.name)
+    inputs, replaced = [rows, *node.node.inputs[1:]], node.node
+    behind = ir.node(replaced.op_type, inputs, attributes, domain=replaced.domain, name=replaced.name)
     for old, new in ((gather, code_gather), (node.node, behind), (gather.outputs[0], behind.outputs[0])):
         copy_metadata(old, new)
-    parent = node.node.graph
+    parent, nodes = replaced.graph, [code_gather, behind]
     assert parent
-    pair = list(behind.outputs)
-    ir.convenience.replace_nodes_and_values(parent, gather, [gather], [code_gather, behind], [gather.outputs[0]], pair)
+    ir.convenience.replace_nodes_and_values(parent, gather, [gather], nodes, gather.outputs, behind.outputs)
     graph.remove(node, MOVED)
     graph.find(behind)
     moved = graph.node(behind)

@@ -46,7 +46,7 @@ class Graph(Nodes):
         super().__init__(model, replaced)
         self.keep_quantized_weights, self.qdq, self.regions, self.integers = keep_quantized_weights, qdq, regions, integers
         self.done: Counter[tuple[str, str]] = Counter()
-        self._constants: dict[Any, ir.Value] = {}  # made from tensors, by graph and tensor
+        self._constants: dict[Any, ir.Value] = {}  # by graph, and by tensor or bits
         self._loose: dict[ir.Value, None] = {}  # initializers that removed nodes used, in order
         self._names: set[str | None] | None = None
 
@@ -91,6 +91,16 @@ class Graph(Nodes):
                 copy_metadata(like, self._constants[key])
         return self._constants[key]
 
+    def shared_array(self, array: NDArray[Any], name: str, before: ir.Node) -> ir.Value:
+        """Return the constant with the bits of an array in the graph of the node `before`. If there is none yet, it is a new
+        one in front of all nodes, with a number behind its name."""
+        graph = before.graph
+        assert graph
+        key = graph, array.dtype, array.shape, array.tobytes()
+        if key not in self._constants or not _exists(self._constants[key]):
+            self._constants[key] = self.new_constant(array, name, next(iter(graph)))
+        return self._constants[key]
+
     def replace(
         self, node: Node, operator: Operator, inputs: Sequence[ir.Value], attributes: Mapping[str, Any], what: str
     ) -> Node:
@@ -103,7 +113,7 @@ class Graph(Nodes):
     def put(self, operator: Operator, inputs: Sequence[ir.Value], attributes: Mapping[str, Any], replaced: ir.Node) -> ir.Node:
         """Insert a node of one of the package's operators behind a node, and let it have that node's name, its output and its
         metadata. Return the new node, which has no record yet."""
-        new = ir.node(operator.name, inputs, attributes, domain=operator.domain, outputs=[ir.Value()], name=replaced.name)
+        new = ir.node(operator.name, inputs, attributes, domain=operator.domain, name=replaced.name)
         parent, (old, *_), (y,) = replaced.graph, replaced.outputs, new.outputs
         assert parent
         ir.convenience.replace_nodes_and_values(parent, replaced, [], [new], [old], [y])

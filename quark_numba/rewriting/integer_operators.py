@@ -45,9 +45,9 @@ def rewrite(graph: Graph) -> None:
             except Left:
                 continue
             matches[operator.target.quantize] = operator
-    chosen = [match for group in _groups(matches) if _is_faster(graph, group) for match in group]
+    chosen = {match.node for group in _groups(matches) if _is_faster(graph, group) for match in group}
     if chosen:
-        _Writing(graph, chosen).run()
+        _Writing(graph, [match for match in matches.values() if match.node in chosen]).run()
 
 
 def _groups(matches: Mapping[Node, Match]) -> Iterator[list[Match]]:
@@ -97,12 +97,11 @@ def _feeds_only(value: ir.Value, nodes: set[ir.Node]) -> bool:
 
 
 class _Writing:
-    """The change of a graph: the operators that are rewritten, and the codes that are made on the way."""
+    """The change of a graph: the operators that are rewritten, in the order of the model, and the codes that are made on the
+    way."""
 
     def __init__(self, graph: Graph, matches: Sequence[Match]) -> None:
-        self.graph = graph
-        places = {node: place for place, node in enumerate(graph.model.graph.all_nodes())}
-        self.matches = sorted(matches, key=lambda match: places[match.node])
+        self.graph, self.matches = graph, matches
         self.made: dict[Node, ir.Value] = {}  # by the quantize node that gave the codes before
         self.shifted: dict[Any, ir.TensorProtocol] = {}  # by the tensor of codes, the type and the shift
 
@@ -136,9 +135,9 @@ class _Writing:
         inputs = [value for part in order for value in parts[part]]
         while inputs[-1] is None:
             inputs.pop()
-        node = ir.node(rule.name or replaced.op_type, inputs, domain=rule.domain, name=replaced.name)
-        given = replaced.attributes
-        node.attributes.update({name: given[name] for name in given if rule.attributes is None or name in rule.attributes})
+        given = replaced.attributes.items()
+        attributes = {name: value for name, value in given if rule.attributes is None or name in rule.attributes}
+        node = ir.node(rule.name or replaced.op_type, inputs, attributes, domain=rule.domain, name=replaced.name)
         node.metadata_props.update(replaced.metadata_props)
         if rule.domain:
             self.graph.model.opset_imports.setdefault(rule.domain, 1)
@@ -164,8 +163,7 @@ class _Writing:
             assert quantize
             value = self.made[quantize] = self._quantized_anew(quantize)
         for move in source.moves:
-            moved = ir.node(move.op_type, [value, *move.inputs[1:]])
-            moved.attributes.update(move.attributes)
+            moved = ir.node(move.op_type, [value, *move.inputs[1:]], move.attributes)
             value = self._insert(moved, match.target.quantize, move.outputs[0], value.type)
         return value, *self._parameters(match, source.codes, codes)
 

@@ -234,18 +234,16 @@ def _check_ties(match: Match, exact: NDArray[np.float64], needs_none: bool = Fal
 
 
 def _check_pool(graph: Graph, match: Match) -> None:
-    given = match.node.attributes
-    if match.node.op_type == "AveragePool" and (
-        given.get_int("ceil_mode") or set(given.get_ints("dilations", [1])) != {1} or "auto_pad" in given
-    ):
+    given, is_average = match.node.attributes, match.node.op_type == "AveragePool"
+    if is_average and (given.get_int("ceil_mode") or set(given.get_ints("dilations", [1])) != {1} or "auto_pad" in given):
         raise Left("it pads or skips elements")
     shape = graph.shape(match.node.inputs[0]) if match.node.inputs[0] else None
     if shape is None or len(shape) < 3:
         raise Left("the rank of its x is not known")
-    sizes: Any = given.get_ints("kernel_shape") if match.node.op_type == "AveragePool" else shape[2:]
+    sizes: Any = given.get_ints("kernel_shape") if is_average else shape[2:]
     if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes) or math.prod(sizes) > _MOST_PRODUCTS:
         raise Left("the number of its elements is not known, or too large")
-    if match.node.op_type == "AveragePool":
+    if is_average:
         # QLinearAveragePool adds floats.
         most, quotient = math.prod(sizes), float(match.sources[0].codes.scale) / float(match.target.codes.scale)
         if most * max(1.0, quotient) > _MOST_POOLED:

@@ -229,7 +229,7 @@ def _add_taken(graph: ir.Graph, takes: dict[ir.Node, list[ir.Node]]) -> None:
     """Add, for each node of a graph and its subgraphs, those that have to run before it is done: those of its subgraphs too."""
     graph_types = {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
     for node in graph:
-        takes[node] = [maker for value in node.inputs if value is not None and (maker := value.producer())]
+        takes[node] = [*node.predecessors()]
         for attribute in node.attributes.values():
             if attribute.type in graph_types:
                 for subgraph in attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]:

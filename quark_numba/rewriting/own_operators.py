@@ -8,7 +8,6 @@ stay."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import onnx_ir as ir
 
@@ -35,7 +34,6 @@ OWN: Mapping[str, Operator] = {operator.operation: operator for operator in LINE
 def rewrite(graph: Graph) -> None:
     """Rename all these nodes, and with `qdq` = "onnxruntime" only those that ONNX Runtime cannot run. TensorRT's nodes of the
     same names are renamed if their tensors have the type of the codes."""
-    zero_points: dict[Any, ir.Value] = {}
     for node in graph.nodes():
         is_valid = node.is_valid and not graph.reasons.get(node, "").startswith("not valid")
         if not is_valid or node.operator.name not in _NAMES or _is_held(graph, node):
@@ -53,7 +51,7 @@ def rewrite(graph: Graph) -> None:
         if isinstance(meaning, Quantize) and len(inputs) == 2 and meaning.element_type is not UINT8:
             # A session infers the type of the codes from the zero point, and from the attribute only if it knows x's shape.
             try:
-                inputs.append(zeros(graph, node, meaning, zero_points))
+                inputs.append(zeros(graph, node, meaning))
             except Left:
                 inputs += _computed_zeros(graph, node, meaning)
         new = graph.replace(node, OWN[node.operator.operation], inputs, node.attributes, RENAMED)

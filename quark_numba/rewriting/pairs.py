@@ -21,10 +21,9 @@ _ALONE = "no matching quantize or dequantize node is next to it"
 
 
 def rewrite(graph: Graph) -> None:
-    zero_points: dict[Any, ir.Value] = {}
-    graph.each(lambda node, quantize: _fuse(graph, node, quantize, zero_points), Quantize)
+    graph.each(lambda node, quantize: _fuse(graph, node, quantize), Quantize)
     for node in graph.nodes():
-        if node not in graph.reasons:
+        if node.operator is not PAIR and node not in graph.reasons:
             before = graph.node(node.x.producer())
             graph.reasons[node] = graph.reasons.get(before, _ALONE) if before else _ALONE
 
@@ -52,15 +51,14 @@ def attributes(meaning: Affine[Operand]) -> dict[str, Any]:
     return {"axis": meaning.axis, "block_size": meaning.block_size, "saturate": int(meaning.saturate)}
 
 
-def _fuse(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> None:
+def _fuse(graph: Graph, node: Node, quantize: Quantize[Operand]) -> None:
     first, *others = fusible_followers(graph, node, quantize)
     zero_point = quantize.zero_point or graph.affine(first).zero_point
-    operand = zero_point.value if zero_point else zeros(graph, node, quantize, zero_points)
+    operand = zero_point.value if zero_point else zeros(graph, node, quantize)
     for other in others:
         other.y.replace_all_uses_with(first.y)
         graph.remove(other, SHARED)
-    graph.put(PAIR, [quantize.x.value, quantize.scale.value, operand], attributes(quantize), first.node)
-    graph.remove(first, FUSED)
+    graph.replace(first, PAIR, [quantize.x.value, quantize.scale.value, operand], attributes(quantize), FUSED)
 
 
 def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Affine[Operand]) -> None:
@@ -78,18 +76,12 @@ def _check(graph: Graph, node: Node, quantize: Quantize[Operand], dequantize: Af
         raise Left("its x and its scale are not both known to be float32")
 
 
-def zeros(graph: Graph, node: Node, quantize: Quantize[Operand], zero_points: dict[Any, ir.Value]) -> ir.Value:
-    """Return zeros for a node without a zero point. Nodes that need equal zeros share one tensor. Raise Left if their shape is
-    not known."""
-    codes, parent, array = quantize.element_type, node.node.graph, quantize.scale.array
+def zeros(graph: Graph, node: Node, quantize: Quantize[Operand]) -> ir.Value:
+    """Return zeros for a node without a zero point. Raise Left if their shape is not known."""
+    codes, array = quantize.element_type, quantize.scale.array
     assert codes
     known = graph.shape(quantize.scale.value) if array is None else array.shape
     if known is None or not all(isinstance(length, int) and length >= 0 for length in known):
         raise Left("it has no zero point, and the shape of its scale is not known")
     shape: Any = tuple(known)
-    key = parent, codes, shape
-    if key not in zero_points:
-        assert parent
-        first = next(iter(parent))
-        zero_points[key] = graph.new_constant(np.zeros(shape, codes.dtype), f"zero_point_{codes.name}", first)
-    return zero_points[key]
+    return graph.shared_array(np.zeros(shape, codes.dtype), f"zero_point_{codes.name}", node.node)

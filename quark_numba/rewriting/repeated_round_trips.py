@@ -17,7 +17,6 @@ from ..declaration import RoundTrip
 from ..element_types import BFLOAT16
 from .graph import Graph
 from .nodes import Operand
-from .pairs import PAIR
 from .round_trips import is_exact
 
 REPEATED = "dropped: an equal one rounded its x already"
@@ -34,15 +33,13 @@ _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 def rewrite(graph: Graph) -> None:
-    for written in graph.model.graph.all_nodes():
-        if written.op_identifier() == (PAIR.domain, PAIR.name, "") and graph.node(written) is None:
-            graph.find(written)
+    rounded: dict[ir.Value, RoundTrip[Operand]] = {}
     for node in graph.nodes():
         round_trip = graph.meaning(node)
         if not isinstance(round_trip, RoundTrip) or not _is_idempotent(round_trip) or node.y.is_graph_output():
             continue
         codes = round_trip.element_type
-        if not _is_rounded(graph, node.x, round_trip):
+        if not _is_rounded(graph, node.x, round_trip, rounded):
             continue
         if (codes and codes.is_integer) or _signs_of_zeros_are_lost(graph, node.y):
             node.y.replace_all_uses_with(node.x)
@@ -69,17 +66,20 @@ def _is_idempotent(round_trip: RoundTrip[Operand]) -> bool:
     return is_power_of_two and round_trip.is_symmetric and (codes is not BFLOAT16 or value == 1)
 
 
-def _is_rounded(graph: Graph, x: ir.Value, round_trip: RoundTrip[Operand]) -> bool:
-    """Whether all elements of x are results of equal round trips."""
+def _is_rounded(graph: Graph, x: ir.Value, round_trip: RoundTrip[Operand], rounded: dict[ir.Value, RoundTrip[Operand]]) -> bool:
+    """Whether all elements of x are results of equal round trips. `rounded` has the values of which that is known, each with
+    such a round trip, and gets those that this function finds: so long chains are not walked from each of their nodes."""
     waiting, seen = [x], {x}
     while waiting:
-        producer = waiting.pop().producer()
+        value = waiting.pop()
+        if value in rounded and _is_equal(rounded[value], round_trip):
+            continue
+        producer = value.producer()
         if producer is None:
             return False
         before = graph.meaning(graph.node(producer))
         if isinstance(before, RoundTrip):
-            is_same_type = before.element_type is round_trip.element_type and before.saturate == round_trip.saturate
-            if not is_same_type or before.has_other_type or not round_trip.has_same_parameters(before):
+            if not _is_equal(before, round_trip):
                 return False
             continue
         if producer.domain or graph.node(producer):
@@ -90,13 +90,19 @@ def _is_rounded(graph: Graph, x: ir.Value, round_trip: RoundTrip[Operand]) -> bo
             sources = producer.inputs[:1]
         else:
             return False
-        for value in sources:
-            if value is None:
+        for source in sources:
+            if source is None:
                 return False
-            if value not in seen:
-                seen.add(value)
-                waiting.append(value)
+            if source not in seen:
+                seen.add(source)
+                waiting.append(source)
+    rounded.update(dict.fromkeys(seen, round_trip))
     return True
+
+
+def _is_equal(before: RoundTrip[Operand], round_trip: RoundTrip[Operand]) -> bool:
+    is_same_type = before.element_type is round_trip.element_type and before.saturate == round_trip.saturate
+    return is_same_type and not before.has_other_type and round_trip.has_same_parameters(before)
 
 
 def _signs_of_zeros_are_lost(graph: Graph, y: ir.Value) -> bool:

@@ -5,9 +5,9 @@ The headers of all files are read first, so that wrong data are refused before a
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -165,7 +165,8 @@ class Batch:
         if self.feed is not None:
             return self.feed
         assert self.file
-        arrays = (_last_file if self.file.batches > 1 else _read)(self.file, *self.layout.names)
+        names = self.layout.names
+        arrays = _last_file(self.file, *names) if self.file.batches > 1 else read_arrays(self.file.path, names)
         if self.layout.batches(arrays, str(self.file.path)) != self.file.batches:
             raise ModelError(f"{self.file.path}: it has changed since its header was read")
         return self.layout.cut(arrays, self.part)
@@ -176,12 +177,9 @@ class Batch:
         return self.file is None or self.file.is_here
 
 
-def _read(file: File, *names: str) -> Arrays:
+@functools.lru_cache(1)  # the last file is kept, because it may have several batches in a row
+def _last_file(file: File, *names: str) -> Arrays:
     return read_arrays(file.path, names)
-
-
-# The last file is kept, because it may have several batches in a row.
-_last_file = functools.lru_cache(1)(_read)
 
 
 @dataclass(frozen=True)
@@ -305,11 +303,10 @@ def load_function(name: str) -> Callable[..., Any]:
     ``python -m``."""
     if not _FUNCTION.fullmatch(name):
         raise ModelError(f"{name!r} is neither a file, nor a folder, nor module:function")
-    module, attribute = name.split(":")
     sys.path.insert(0, os.getcwd())
     try:
         with errors_named(name):
-            function = getattr(importlib.import_module(module), attribute)
+            function = pkgutil.resolve_name(name)
     finally:
         sys.path.remove(os.getcwd())
     if not callable(function):

@@ -27,9 +27,6 @@ _ELEMENTWISE.add(("com.microsoft", "QuickGelu"))
 # Elementwise operators that work on blocked tensors too, but do not return 0 for 0.
 _ELEMENTWISE_NOT_OF_ZERO = {("", name) for name in ("Clip", "HardSigmoid", "Sigmoid")}
 
-# Attributes of Resize, with their defaults.
-_NEAREST = {"mode": b"nearest", "coordinate_transformation_mode": b"half_pixel", "nearest_mode": b"round_prefer_floor"}
-
 # Pools that exist on blocks under the same name. AveragePool also exists on blocks, but adds in another order there.
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 
@@ -94,20 +91,19 @@ def _concat(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
 
 
 def _elementwise(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
-    in_order = [None if name in tensors.constants else tensors.already_in_blocks(name) for name in node.input if name]
-    operands = [operand for operand in in_order if operand]
-    shapes = [tensors.shapes.get(name) for name in node.input if name and name not in tensors.constants]
-    is_known = len(operands) == 1 or all(shape is not None and None not in shape for shape in shapes)
-    if not operands or not is_known or any(shape != shapes[0] for shape in shapes):
+    constants = [tensors.constants[name] for name in node.input if name in tensors.constants]
+    names = [name for name in node.input if name and name not in tensors.constants]
+    operands = {name: tensors.already_in_blocks(name) for name in names}
+    shapes = [tensors.shapes.get(name) for name in names]
+    is_known = len(names) == 1 or all(shape is not None and None not in shape for shape in shapes)
+    if not names or not is_known or any(shape != shapes[0] for shape in shapes):
         raise Left("its inputs are not known to have one shape")
-    sizes = [int(np.prod(tensors.constants[name].dims)) for name in node.input if name in tensors.constants]
-    ranks = [len(tensors.constants[name].dims) for name in node.input if name in tensors.constants]
-    if any(size != 1 for size in sizes) or any(rank > 4 for rank in ranks):
+    if any(np.prod(constant.dims) != 1 or len(constant.dims) > 4 for constant in constants):
         raise Left("it has a constant of several elements")
-    names = iter(in_order)
-    inputs = [name and (operand.name if (operand := next(names)) else name) for name in node.input]
-    keeps_zeros = (node.domain, node.op_type) in _ELEMENTWISE and not sizes and all(operand.has_zeros for operand in operands)
-    tensors.replace(node, inputs, node.domain, operands[0].channels, keeps_zeros)
+    inputs = [operands[name].name if name in operands else name for name in node.input]
+    returns_zeros = (node.domain, node.op_type) in _ELEMENTWISE and not constants
+    has_zeros = returns_zeros and all(operand.has_zeros for operand in operands.values())
+    tensors.replace(node, inputs, node.domain, operands[names[0]].channels, has_zeros)
 
 
 def _transpose(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
@@ -122,8 +118,8 @@ def _resize(tensors: BlockedTensors, node: onnx.NodeProto) -> None:
     """Replace a Resize that repeats each element a whole number of times along height and width."""
     x = tensors.already_in_blocks(node.input[0])
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    modes = [attributes.get(name, default) for name, default in _NEAREST.items()]
-    if modes != [b"nearest", b"asymmetric", b"floor"] or "axes" in attributes or len(node.input) != 3:
+    modes = attributes.get("mode", b"nearest"), attributes.get("coordinate_transformation_mode"), attributes.get("nearest_mode")
+    if modes != (b"nearest", b"asymmetric", b"floor") or "axes" in attributes or len(node.input) != 3:
         raise Left("it does not repeat elements")
     scales = numpy_helper.to_array(tensors.constants[node.input[2]]) if node.input[2] in tensors.constants else np.zeros(0)
     if scales.shape != (4,) or not (scales[:2] == 1).all() or (scales < 1).any() or (scales % 1).any():

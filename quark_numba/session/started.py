@@ -28,7 +28,6 @@ _log = logging.getLogger(__name__)
 # The name of the file with the kernels in an entry's manifest.
 _KERNELS = "kernels"
 
-
 # A function without arguments that returns `entry_of` the arguments of a session.
 EntryOf = Callable[[], Path | None]
 

@@ -174,6 +174,7 @@ def test_bits_above_a_code_do_not_count(name):
     assert y.view(np.uint8).max() < 2 ** oracle.TYPES[name].bits  # as in ml_dtypes, unused bits are 0
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("name", ["int8", "float6e2m3"])
 @pytest.mark.parametrize(
     ("x_shape", "scale_shape", "axis", "block_size"),

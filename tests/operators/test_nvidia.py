@@ -218,6 +218,7 @@ def test_layouts(quantize):
             assert_all_same(quantize(view, axis=axis), expected)
 
 
+@pytest.mark.compiled
 @pytest.mark.slow
 def test_arrays_on_several_threads():
     x = np.random.default_rng(0).normal(0, 4, (1000, 256)).astype(f32)

@@ -14,7 +14,10 @@ from marks import sizes
 
 from quark_numba.compiling.helpers import PACKAGES, PROCESSES
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
+]
 
 MARK = "MARK_OF_A_TEST"
 

@@ -1,5 +1,7 @@
 """The pass `repeated_round_trips`: round trips of values that an equal round trip gave are dropped."""
 
+import itertools
+
 import numpy as np
 import oracle
 import pytest
@@ -9,6 +11,7 @@ from onnx_models import model
 from rewritten_models import RELEASE, assert_same_values, constant, floats
 
 from quark_numba import optimize, quantize_dequantize
+from quark_numba.rewriting import repeated_round_trips
 from quark_numba.rewriting.optimize import optimized
 from quark_numba.rewriting.pairs import PAIR
 from quark_numba.rewriting.repeated_round_trips import REPEATED
@@ -95,6 +98,20 @@ def test_an_output_of_a_float_type_stays():
         assert dropped(source) == count
 
 
+def test_work_grows_with_the_length_of_a_chain(monkeypatch):
+    """A node of a chain of round trips is looked at as often in a long chain as in a short one."""
+    seen = []
+    keeps = repeated_round_trips._keeps_rounded
+    monkeypatch.setattr(repeated_round_trips, "_keeps_rounded", lambda *given: seen.append(given) or keeps(*given))
+    for length in (10, 40):
+        names = ["y", *(f"y{k}" for k in range(length - 1)), "v"]
+        chain = [line for x, y in itertools.pairwise(names) for line in (f"r_{y} = Relu ({x})", round_trip(f"r_{y}", y))]
+        seen.clear()
+        assert dropped(repeated(chain)) == length + 1
+        assert len(seen) == length
+
+
+@pytest.mark.compiled
 @pytest.mark.slow
 @given(st.data(), st.sampled_from(TYPES), st.integers(-60, 60), st.booleans())
 @settings(max_examples=150, deadline=None)

@@ -75,7 +75,6 @@ class Experiment:
 
     def __init__(self, segments: Segments, chosen: Sequence[str] | None) -> None:
         self.segments, self.chosen = segments, chosen
-        self.places = {quantizer: place for place, quantizer in enumerate(segments.twin.quantizers)}
 
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
         """Return the noise of an activation by key, to be added up over batches. x is the tensor in the float model."""

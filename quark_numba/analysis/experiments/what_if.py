@@ -52,11 +52,11 @@ class WhatIf(Experiment):
         self.mixes: list[Mix] = []
 
     def see(self, quantizer: Quantizer, x: Array) -> dict[Key, float]:
-        return {(str(self.places[quantizer]), format_.name): own_noise(x, format_.apply(x)) for format_ in self.formats}
+        return {(str(quantizer.place), format_.name): own_noise(x, format_.apply(x)) for format_ in self.formats}
 
     def runs(self, values: Values) -> dict[Key, Callable[[], Comparison]]:
         return {
-            (str(self.places[quantizer]), candidate.name): functools.partial(self._effect, quantizer, candidate, values)
+            (str(quantizer.place), candidate.name): functools.partial(self._effect, quantizer, candidate, values)
             for quantizer, candidates in self.candidates.items()
             for candidate in candidates
         }
@@ -68,20 +68,20 @@ class WhatIf(Experiment):
 
     def points(self, total: Measured, own: Found) -> list[Point]:
         elements = {
-            item: float(item.floats.size) if item.floats is not None else total.tensors[self.places[item]].count / total.samples
+            item: float(item.floats.size) if item.floats is not None else total.tensors[item.place].count / total.samples
             for item in self.candidates
         }
         effects = common(own.outputs)
         noise = {
-            (quantizer, candidate.name): _noise_of(effects[str(self.places[quantizer]), candidate.name])
+            (quantizer, candidate.name): _noise_of(effects[str(quantizer.place), candidate.name])
             for quantizer, types in self.candidates.items()
             for candidate in types
         }
         self.mixes = _line(self.candidates, elements, noise)
-        return [{self.places[quantizer]: type_.name for quantizer, type_ in mix.chosen.items()} for mix in self.mixes]
+        return [{quantizer.place: type_.name for quantizer, type_ in mix.chosen.items()} for mix in self.mixes]
 
     def config(self, point: Point) -> Config:
-        types = {(self.places[quantizer], type_.name): type_ for quantizer, all_ in self.candidates.items() for type_ in all_}
+        types = {(quantizer.place, type_.name): type_ for quantizer, all_ in self.candidates.items() for type_ in all_}
         quantizers = self.segments.twin.quantizers
         return self.segments.quantized | {quantizers[place]: types[place, name].apply for place, name in point.items()}
 
@@ -133,13 +133,23 @@ def _line(
     def bits() -> float:
         return sum(elements[quantizer] * type_.bits for quantizer, type_ in chosen.items())
 
+    def next_step(quantizer: Quantizer) -> tuple[float, Quantizer, Format] | None:
+        """Return the cheapest step of a tensor: its price in noise per bit, the tensor and the new type; None: none."""
+        present, prices = chosen[quantizer], []
+        for candidate in options[quantizer]:
+            saved = elements[quantizer] * (present.bits - candidate.bits)
+            if saved > 0:
+                added = noise[quantizer, candidate.name] - noise[quantizer, present.name]
+                prices.append((added / saved, quantizer, candidate))
+        return min(prices, key=lambda price: price[0], default=None)
+
     points = [Mix(bits(), dict(chosen))]
-    # The next step of each tensor. A step changes only the next step of its own tensor.
-    steps = {quantizer: _next(quantizer, chosen[quantizer], types, elements, noise) for quantizer, types in options.items()}
+    # A step changes only the next step of its own tensor.
+    steps = {quantizer: next_step(quantizer) for quantizer in options}
     while any(steps.values()):
-        _, quantizer, candidate = min((step for step in steps.values() if step), key=lambda step: step[0])
+        _, quantizer, candidate = min(filter(None, steps.values()), key=lambda step: step[0])
         chosen[quantizer] = candidate
-        steps[quantizer] = _next(quantizer, candidate, options[quantizer], elements, noise)
+        steps[quantizer] = next_step(quantizer)
         points.append(Mix(bits(), dict(chosen)))
     if len(points) <= _POINTS:
         return points
@@ -148,22 +158,6 @@ def _line(
     wanted = [first + (last - first) * index / (_POINTS - 1) for index in range(_POINTS)]
     places = {min(range(len(points)), key=lambda place: abs(points[place].bits - bits)) for bits in wanted}
     return [points[place] for place in sorted(places)]
-
-
-def _next(
-    quantizer: Quantizer,
-    present: Format,
-    types: Sequence[Format],
-    elements: Mapping[Quantizer, float],
-    noise: Mapping[tuple[Quantizer, str], float],
-) -> tuple[float, Quantizer, Format] | None:
-    """Return the cheapest step of a tensor: its price in noise per bit, the tensor and the new type; None if there is none."""
-    prices = []
-    for candidate in types:
-        saved = elements[quantizer] * (present.bits - candidate.bits)
-        if saved > 0:
-            prices.append(((noise[quantizer, candidate.name] - noise[quantizer, present.name]) / saved, quantizer, candidate))
-    return min(prices, key=lambda price: price[0], default=None)
 
 
 def _noise_of(errors: Errors) -> float:

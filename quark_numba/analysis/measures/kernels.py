@@ -13,13 +13,6 @@ from ...compiling import jit
 # number of threads.
 LANES = 64
 
-# Sums of squares and products, counts, the least and the largest element of x, and the largest differences of `kept` and `own`
-# from x, in this order.
-FIELDS = (
-    *("signal", "energy", "product", "noise", "own_noise", "inherited_noise"),
-    *("flushed", "saturated", "least", "most", "largest", "largest_own"),
-)
-
 # The exponent bits of a float64. With all other bits cleared, a positive number becomes the largest power of two that is not
 # larger, and 0 stays 0.
 EXPONENT = np.int64(0x7FF0000000000000)
@@ -53,7 +46,7 @@ def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, 
 
 
 def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, sums: Any) -> None:
-    """Write the sums named in FIELDS into `sums`.
+    """Write the sums into `sums`, in the order of the fields of ``TensorSums`` behind its count.
 
     x is the tensor in the float model, and `own` is x after rounding. `arrived` and `kept` are the tensor in the quantized
     model before and after rounding. An element of x below `lowest` or above `highest` is saturated if rounding changes it. A

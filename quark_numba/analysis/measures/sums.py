@@ -100,17 +100,10 @@ def error_sums(y: NDArray[Any], expected: NDArray[Any]) -> ErrorSums:
             if is_integer:  # float64 cannot hold all integers of 64 bits
                 highest, lowest = (choose(a, b).astype(np.uint64) for choose in (np.maximum, np.minimum))
                 largest = float((highest - lowest).max())
-            sums.add(
-                ErrorSums(
-                    a.size,
-                    float(np.sum(signal**2)),
-                    float(np.sum(value**2)),
-                    float(np.sum(value * signal)),
-                    float(np.sum(noise**2)),
-                    float(np.sum(magnitude)),
-                    math.inf if math.isnan(largest) else largest,
-                )
-            )
+            terms = signal**2, value**2, value * signal, noise**2, magnitude
+            of_signal, energy, product, of_noise, absolute = (float(np.sum(array)) for array in terms)
+            largest = math.inf if math.isnan(largest) else largest
+            sums.add(ErrorSums(a.size, of_signal, energy, product, of_noise, absolute, largest))
     return sums
 
 

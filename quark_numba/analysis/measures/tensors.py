@@ -58,10 +58,10 @@ class QuantizedTensor:
     what_if: dict[str, float] = field(default_factory=dict)
 
 
-def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None) -> QuantizedTensor:
+def tensor_of(quantizer: Quantizer, sums: TensorSums | None) -> QuantizedTensor:
     tensor = QuantizedTensor(
         name=quantizer.name,
-        place=place,
+        place=quantizer.place,
         kind=quantizer.kind,
         type=quantizer.form.type,
         parameters=quantizer.form.parameters,
@@ -86,17 +86,10 @@ def tensor_of(quantizer: Quantizer, place: int, sums: TensorSums | None) -> Quan
 
 
 @created_cache
-def _sums_kernel() -> Any:
+def _kernel(name: str) -> Any:
     from . import kernels
 
-    return kernels.add_up()
-
-
-@created_cache
-def _saturated_kernel() -> Any:
-    from . import kernels
-
-    return kernels.saturated_in_blocks()
+    return getattr(kernels, name)()
 
 
 def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> TensorSums:
@@ -126,7 +119,7 @@ def own_noise(x: Array, rounded: Array) -> float:
 
 def add_up(x: Array, own: Array, arrived: Array, kept: Array, lowest: float, highest: float) -> TensorSums:
     sums = np.zeros(12)
-    _sums_kernel()(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums)
+    _kernel("add_up")(*map(_flat, (x, own, arrived, kept)), lowest, highest, sums)
     return TensorSums(x.size, *sums.tolist())
 
 
@@ -137,7 +130,7 @@ def _saturated_in_blocks(form: Block, x: Array, own: Array) -> int:
     numbers = blocks.block, blocks.sub_block, blocks.max_shift, blocks.drop, length, inner
     # An element that is beyond the last step by no more than half a step is rounded to it.
     highest = blocks.highest + 0.5 if form.is_whole else float(blocks.highest)
-    count: int = _saturated_kernel()(_flat(x), _flat(own), numbers, highest, np.zeros(2 * inner))
+    count: int = _kernel("saturated_in_blocks")(_flat(x), _flat(own), numbers, highest, np.zeros(2 * inner))
     return count
 
 

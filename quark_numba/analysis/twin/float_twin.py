@@ -19,6 +19,7 @@ from ...models.protos import subgraphs, used_names
 from ...models.tensors import ComputedTensor, in_memory, is_in_memory, opened
 from ...rewriting import constants, dynamic_pairs, functions
 from ...rewriting.graph import Graph
+from ...rewriting.nodes import Node
 from .forms import Array
 from .quantizers import Found, Quantizer, find_quantizers
 from .references import use_reference
@@ -120,35 +121,27 @@ def _graph(source: Source) -> Graph:
 def _bypass(graph: Graph, quantizers: list[Quantizer]) -> None:
     """Replace the nodes of each quantizer by a node that passes x on."""
     for quantizer in quantizers:
-        first = graph.node(quantizer.nodes[0])
-        assert first
+        first, *others = quantizer.nodes
         x = first.x
-        for node in quantizer.nodes[1:] or quantizer.nodes:
-            last = graph.node(node)
-            assert last
-            passing = _passing(graph, x, last.y, quantizer)
-            parent = node.graph
-            assert parent
-            ir.convenience.replace_nodes_and_values(parent, node, [node], [passing], [last.y], list(passing.outputs))
-        if len(quantizer.nodes) > 1 and first.node.graph:
+        for last in others or [first]:
+            passing, node = _passing(graph, x, last, quantizer), last.node
+            assert node.graph
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], [passing], [last.y], passing.outputs)
+        if others and first.node.graph:
             first.node.graph.remove(first.node, safe=True)
 
 
-def _passing(graph: Graph, x: ir.Value, y: ir.Value, quantizer: Quantizer) -> ir.Node:
-    last = graph.node(y.producer())
-    assert last
+def _passing(graph: Graph, x: ir.Value, last: Node, quantizer: Quantizer) -> ir.Node:
     types = [Tensor(None if value is None else graph.type(value), None) for value in last.node.inputs]
-    (inferred,) = last.operator.infer([types[0], *types[1:]], last.attributes)
+    (inferred,) = last.operator.infer([*types], last.attributes)
     type_of_y, type_of_x = inferred.element_type or FLOAT32, graph.type(x)
-    name = f"{y.name}/{quantizer.form.type}"
+    name = f"{last.y.name}/{quantizer.form.type}"
     if quantizer.clip:
-        bounds = [
-            graph.constant(in_memory(np.array(end, np.float32)), graph.unused_name(name), last.node) for end in quantizer.clip
-        ]
-        return ir.node("Clip", [x, *bounds], outputs=[ir.Value()], name=name)
+        bounds = [graph.new_constant(np.array(end, np.float32), name, last.node) for end in quantizer.clip]
+        return ir.node("Clip", [x, *bounds], name=name)
     if quantizer.kind == "weight" or type_of_x in (type_of_y, None):
-        return ir.node("Identity", [x], outputs=[ir.Value()], name=name)
-    return ir.node("Cast", [x], {"to": type_of_y.number}, outputs=[ir.Value()], name=name)
+        return ir.node("Identity", [x], name=name)
+    return ir.node("Cast", [x], {"to": type_of_y.number}, name=name)
 
 
 def _set_weight(graph: Graph, quantizer: Quantizer) -> None:

@@ -26,11 +26,11 @@ Kind = Literal["activation", "weight"]
 class Quantizer:
     """A quantized tensor, and the nodes that round it: one node, or a quantize node and its dequantize nodes.
 
-    `name` is that of the tensor before rounding. `ys` are the names of the tensors after rounding, which are equal. For a
-    weight, `floats` is the float tensor (None if the model has only codes), `constant` is the tensor in the model, floats or
-    codes, `constant_rounding` turns it into the rounded tensor, and `dtype` is that of the rounded tensor. `clip` holds
-    the bounds of an activation function that the float twin needs and the model may lack: quantization tools leave out a Relu
-    or a Clip if the range of the codes already clips.
+    `name` is that of the tensor before rounding, and `place` its index in the order of execution of the main graph. `ys` are
+    the names of the tensors after rounding, which are equal. For a weight, `floats` is the float tensor (None if the model has
+    only codes), `constant` is the tensor in the model, floats or codes, `constant_rounding` turns it into the rounded tensor,
+    and `dtype` is that of the rounded tensor. `clip` holds the bounds of an activation function that the float twin needs and
+    the model may lack: quantization tools leave out a Relu or a Clip if the range of the codes already clips.
     """
 
     name: str
@@ -38,7 +38,8 @@ class Quantizer:
     form: Form
     ys: list[str]
     apply: Callable[[Array], Array]
-    nodes: list[ir.Node]
+    nodes: list[Node]
+    place: int = -1
     made_by: str = "an input of the model"
     users: dict[str, str] = field(default_factory=dict)  # operators of the nodes that take the rounded tensor, by name
     clip: tuple[float, float] | None = None
@@ -79,10 +80,10 @@ class Found:
 
 def find_quantizers(graph: Graph) -> Found:
     tensors = Found()
-    taken: set[ir.Node] = set()
-    place = {node: index for index, node in enumerate(ir.traversal.RecursiveGraphIterator(graph.model.graph))}
+    taken: set[Node] = set()
+    place = {node: index for index, node in enumerate(graph.model.graph.all_nodes())}
     for node in sorted(graph.nodes(), key=lambda record: place.get(record.node, 0)):
-        if node.node in taken:
+        if node in taken:
             continue
         try:
             quantizer = _quantizer(graph, node)
@@ -91,6 +92,7 @@ def find_quantizers(graph: Graph) -> Found:
             continue
         taken.update(quantizer.nodes)
         if node.node.graph is graph.model.graph:
+            quantizer.place = len(tensors.quantizers)
             tensors.quantizers.append(quantizer)
         else:
             tensors.nested.append(quantizer)
@@ -111,12 +113,9 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
     constant = graph.tensor(node.x)
     followers: list[Node] = []
     form: Form
-    if isinstance(meaning, BlockRoundTrip):
+    if isinstance(meaning, (BlockRoundTrip, FakeQuantize)):
         apply = graph.as_function(node)
-        form = of_blocks(meaning, apply)
-    elif isinstance(meaning, FakeQuantize):
-        apply = graph.as_function(node)
-        form = of_fake_quantization(meaning, apply)
+        form = of_blocks(meaning, apply) if isinstance(meaning, BlockRoundTrip) else of_fake_quantization(meaning, apply)
     elif isinstance(meaning, Affine):
         if isinstance(meaning, Quantize):
             followers = _followers(graph, node)
@@ -134,7 +133,7 @@ def _quantizer(graph: Graph, node: Node) -> Quantizer:
         form=form,
         ys=[y.name or "" for y in ys],
         apply=apply,
-        nodes=[node.node, *(follower.node for follower in followers)],
+        nodes=[node, *followers],
         users={label(user): user.op_type for y in ys for user, _ in y.uses()},
     )
     if constant is not None:
@@ -181,15 +180,14 @@ def _round_trip(
     graph: Graph, node: Node, meaning: Affine[Operand], followers: list[Node], form: Linear
 ) -> Callable[[Array], Array]:
     """Return a function that quantizes and dequantizes x, in one step if the result is the same."""
+    zero_point = np.zeros(form.scale.shape, form.element_type.dtype) if form.zero_point is None else form.zero_point
+    scale, axis, block_size, saturate = form.scale.astype(np.float32), form.axis, form.block_size, meaning.saturate
+
+    def one_step(x: Array) -> Array:
+        return quantize_dequantize(x, scale, zero_point, axis=axis, block_size=block_size, saturate=saturate)
+
     if isinstance(meaning, Dequantize):
-        return lambda x: quantize_dequantize(
-            x,
-            form.scale.astype(np.float32),
-            form.zero_point,
-            axis=form.axis,
-            block_size=form.block_size,
-            dtype=None if form.zero_point is not None else form.element_type.name,
-        )
+        return one_step
     if not followers:
         return graph.as_function(node)
     quantize, dequantize, behind = graph.as_function(node), graph.as_function(followers[0]), graph.affine(followers[0])
@@ -200,17 +198,11 @@ def _round_trip(
     in_float32 = form.scale.dtype == np.float32 and not meaning.has_other_type and not behind.has_other_type
     if not in_float32 or not meaning.has_same_parameters(behind):
         return two_steps
-    zero_point = form.zero_point
-    if zero_point is None:
-        zero_point = np.zeros(form.scale.shape, form.element_type.dtype)
-    scale, axis, block_size, saturate = form.scale, form.axis, form.block_size, meaning.saturate
 
-    def one_step(x: Array) -> Array:
-        if x.dtype != np.float32:
-            return two_steps(x)
-        return quantize_dequantize(x, scale, zero_point, axis=axis, block_size=block_size, saturate=saturate)
+    def round_trip(x: Array) -> Array:
+        return one_step(x) if x.dtype == np.float32 else two_steps(x)
 
-    return _at_once(form, zero_point, saturate, one_step) if form.is_per_tensor else one_step
+    return _at_once(form, zero_point, saturate, round_trip) if form.is_per_tensor else round_trip
 
 
 def _at_once(form: Linear, zero_point: Array, saturate: bool, in_general: Callable[[Array], Array]) -> Callable[[Array], Array]:

@@ -250,14 +250,11 @@ class _Builder:
         places: dict[str, int] = {}  # index of the group that each value comes from
         for index, node in enumerate(self.graph.node):
             quantizer = quantizers.get(node.output[0]) if node.output else None
-            if quantizer is not None and (quantizer.kind == "weight" or quantizer.ys[0] in places):
-                continue
             if quantizer is not None:
-                groups.append(quantizer)
-                places.update(dict.fromkeys(quantizer.ys, len(groups) - 1))
-            elif node.output and node.output[0] in self.constant_nodes:
-                continue
-            else:
+                if quantizer.kind == "activation" and quantizer.ys[0] not in places:
+                    groups.append(quantizer)
+                    places.update(dict.fromkeys(quantizer.ys, len(groups) - 1))
+            elif not node.output or node.output[0] not in self.constant_nodes:
                 last = max((places.get(name, -1) for name in used_names(node)), default=-1)
                 group = groups[last] if last >= 0 else None
                 if not isinstance(group, list):
