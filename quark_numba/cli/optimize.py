@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "out",
         metavar="OUT",
-        help="the optimised model, which replaces IN if it is the same path; its tensors go to OUT.data if they are large and IN "
+        help="the optimised model, which replaces IN if it has its path; its tensors go to OUT.data if they are large and IN "
         "has them in files, or beyond 2 GiB",
     )
     parser.add_argument(

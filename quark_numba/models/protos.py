@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 from collections.abc import Collection, Container, Iterator
 from typing import Any
@@ -134,13 +135,13 @@ def nbytes(tensor: onnx.TensorProto) -> int:
 
 def _info(tensor: onnx.TensorProto) -> external_data_helper.ExternalDataInfo:
     """Return where the elements of a tensor in a file are. Raise ValueError if that is not valid."""
+    for entry in tensor.external_data:
+        if entry.key in ("offset", "length") and not re.fullmatch("[0-9]+", entry.value):
+            raise ValueError(f"{entry.key} {entry.value!r}; expected a number of digits")
     try:
-        info = external_data_helper.ExternalDataInfo(tensor)
+        return external_data_helper.ExternalDataInfo(tensor)
     except (AttributeError, TypeError) as error:  # of older versions of onnx, for other keys
         raise ValueError(error) from None
-    if min(info.offset or 0, info.length or 0) < 0:
-        raise ValueError(f"offset {info.offset}, length {info.length}; expected no negative number")
-    return info
 
 
 def _check_place(location: str, folder: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compiling.lock import IMPORTS
+from ..errors import ModelError
 from .file_states import without_links
 
 PREFIX = "quark_numba_"
@@ -210,10 +211,17 @@ def _exchanges_wait(place: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def recover(path: str | os.PathLike[str]) -> None:
-    """Put a file that is missing back in its place, if a process was killed while it exchanged the file for another."""
-    if not os.path.exists(path):
-        with suppress(OSError, ValueError):  # no file has such a name
-            remove_left_behind(os.path.dirname(os.path.realpath(path)))
+    """Put a file that is missing back in its place, if a process was killed while it exchanged the file for another. Raise
+    ModelError if the file is still aside, since its folder has changed."""
+    if os.path.exists(path):
+        return
+    with suppress(OSError, ValueError):  # no file has such a name
+        place, file = os.path.split(os.path.realpath(path))
+        remove_left_behind(place)
+        for aside in Path(place).glob(f"*{PREFIX}*{_SUFFIX}/{_ASIDE}"):
+            if not os.path.lexists(path) and os.path.lexists(aside / file):
+                was = "a process ended while it replaced this file, and others have changed since"
+                raise ModelError(f"{os.fspath(path)}: {was}; the file of before is {aside / file}")
 
 
 def is_locked(lock: Any, *, shared: bool = False) -> bool | None:

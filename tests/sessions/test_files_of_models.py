@@ -109,6 +109,7 @@ REFUSED = {
     **{name: [("location", name)] for name in ("", ".", "missing", "w/x", "a\0b", "empty", "/proc/self/mem")},
     "the last location": [("location", "w"), ("location", "../secret")],
     **{f"offset {k}": [("location", "w"), ("offset", k)] for k in ("-1", "x", "1e3", "4", "{n}", "9" * 30, "9" * 5000)},
+    **{f"offset {k}": [("location", "w"), ("offset", k)] for k in ("\u0660", "0_0", " 0", "+0")},
     **{f"offset {k}, length": [("location", "w"), ("offset", k), ("length", "{n}")] for k in ("4", str(2**63), str(2**64))},
     **{f"length {k}": [("location", "two"), ("length", k)] for k in ("-1", "x", "0", "4", "{m}", str(2**64))},
     "no location": [("length", "{n}")],
