@@ -1,6 +1,7 @@
 """The files that a model names, and the file that a model is in: every use reads what onnx reads, and refuses all else."""
 
 import contextlib
+import functools
 import io
 import os
 import tempfile
@@ -9,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import model
+from onnx_models import model, session, session_options
 from watched import Child
 
 import quark_numba
@@ -119,35 +119,25 @@ REFUSED = {
 READ_BY_ONNX_RUNTIME = {"inner", "hard", "length 0"}
 
 
-def y_of(session):
-    return session.run(None, {"x": np.zeros((), np.float32)})[0]
+def y_of(made):
+    return made.run(None, {"x": np.zeros((), np.float32)})[0]
 
 
-def options():
-    result = onnxruntime.SessionOptions()
-    result.log_severity_level, result.intra_op_num_threads = 4, 1
-    return result
-
-
-def drop_in(source):
-    given = options()
-    quark_numba.register(given)
-    return onnxruntime.InferenceSession(source, given, providers=["CPUExecutionProvider"])
+options = functools.partial(session_options, threads=1)
 
 
 def optimized(path):
-    return y_of(drop_in(quark_numba.optimize(path).SerializeToString()))
+    return y_of(session(quark_numba.optimize(path), threads=1))
 
 
 def optimized_in_a_file(path):
     out = path.parents[1] / "out" / "o.onnx"
     quark_numba.optimize(path, out)
-    return y_of(drop_in(str(out)))
+    return y_of(session(out, threads=1))
 
 
 def from_the_folder(path):
-    given = options()
-    given.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    given = options(model_external_initializers_file_folder_path=str(path.parent))
     return y_of(quark_numba.InferenceSession(path.read_bytes(), given))
 
 

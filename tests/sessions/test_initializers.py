@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
-from onnx_models import model
+from onnx_models import model, session_options
 from paths import MODELS
 from text_graphs import text_model
 
@@ -58,12 +58,10 @@ KEPT = []  # added values, which have to live as long as the sessions
 
 def options_with(values, **entries):
     """Return session options with these initializers."""
-    options = onnxruntime.SessionOptions()
+    options = session_options(**entries)
     KEPT.append([onnxruntime.OrtValue.ortvalue_from_numpy(np.array(each)) for each in values.values()])
     if values:
         options.add_external_initializers(list(values), KEPT[-1])
-    for name, value in entries.items():
-        options.add_session_config_entry(f"session.{name}", value)
     return options
 
 

@@ -10,11 +10,11 @@ import time
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from large_models import apart
 from marks import default_of, sizes
 from onnx import helper, numpy_helper
+from onnx_models import session_options
 from paths import MODELS
 from text_graphs import text_model
 
@@ -56,8 +56,7 @@ def test_real_models(name, threads, tmp_path, request):
     before = onnx.load(MODELS / f"{name}.onnx")
     apart(before, tmp_path / "m.onnx")
     del before
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options = session_options(threads=threads)
     in_memory = quark_numba.InferenceSession(tmp_path / "m.onnx", options)
     optimize(tmp_path / "m.onnx", tmp_path / "whole.onnx")
     assert not (tmp_path / "whole.onnx.data").exists()
@@ -209,8 +208,7 @@ def test_the_folder_of_tensors_in_the_options(tmp_path, is_large):
     before = MODELS_OF_ONE_WEIGHT["per tensor"]()
     onnx.save(before, tmp_path / "m.onnx", save_as_external_data=True, location="model.onnx.data")
     for source in (tmp_path / "m.onnx", (tmp_path / "m.onnx").read_bytes()):
-        options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(tmp_path))
+        options = session_options(model_external_initializers_file_folder_path=str(tmp_path))
         session = quark_numba.InferenceSession(source, options)
         expected = quark_numba.InferenceSession(tmp_path / "m.onnx")
         for _ in range(2):

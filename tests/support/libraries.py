@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import onnxruntime
 import pytest
+from onnx_models import session
 from paths import MODELS
 
 import quark_numba
@@ -98,20 +99,15 @@ def child(code, *arguments):
     return process.stdout
 
 
-def feeds_of(session, size=SIZE):
-    """Return random inputs."""
+def feeds_of(made, size=SIZE):
+    """Return random inputs of a session."""
     rng = np.random.default_rng(0)
-    shapes = {each.name: [given if isinstance(given, int) else size for given in each.shape] for each in session.get_inputs()}
+    shapes = {each.name: [given if isinstance(given, int) else size for given in each.shape] for each in made.get_inputs()}
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def own_session(path, threads, standard_ops=False):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    quark_numba.register(options, backend="native", standard_ops=standard_ops)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return session(path, threads=threads, standard_ops=standard_ops, disable_quant_qdq="1")
 
 
 def names_of(form):
@@ -146,9 +142,9 @@ def cases(models, threads, *, least=1.0, standard_ops=False, size=SIZE):
     """Return a case for each path of a tuple. Of all outputs, at `least` this part is not constant."""
     found = []
     for path in models:
-        session = own_session(path, threads, standard_ops)
-        feeds = feeds_of(session, size)
-        found.append(Case(path, feeds, session.run(None, feeds)))
+        made = own_session(path, threads, standard_ops)
+        feeds = feeds_of(made, size)
+        found.append(Case(path, feeds, made.run(None, feeds)))
     assert np.mean([np.ptp(y) > 0 for each in found for y in each.outputs]) >= least
     return found
 

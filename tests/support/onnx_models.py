@@ -80,17 +80,23 @@ def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attrib
     return model([node], [values[i] for i in inputs], [values["y"]], domains=[domain], opset=opset)
 
 
-def session(source, *, backend="native", standard_ops=False, threads=2, spins=False, **entries):
-    """Return a session. `backend` None: without the package's operators. `spins`: waiting threads spin, as by default in ONNX
-    Runtime, which keeps a processor busy for longer than a small model runs."""
-    if backend == "extensions":
-        pytest.importorskip("onnxruntime_extensions")
+def session_options(level="ENABLE_ALL", threads=0, spins=False, **entries):
+    """Return options of sessions that log nothing. `threads` 0: as many as processors. `spins`: waiting threads spin, as by
+    default in ONNX Runtime, which keeps a processor busy for longer than a small model runs."""
     options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
-    for entry, value in entries.items():
+    for entry, value in {"intra_op.allow_spinning": str(int(spins)), **entries}.items():
         options.add_session_config_entry(f"session.{entry}", value)
+    return options
+
+
+def session(source, *, backend="native", standard_ops=False, threads=2, **named):
+    """Return a session. `backend` None: without the package's operators. `named`: see `session_options`."""
+    if backend == "extensions":
+        pytest.importorskip("onnxruntime_extensions")
+    options = session_options(threads=threads, **named)
     if backend:
         quark_numba.register(options, backend=backend, standard_ops=standard_ops)
     content = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)

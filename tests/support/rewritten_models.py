@@ -1,6 +1,7 @@
 """Models to rewrite, and the comparison of a model's values before and after."""
 
 import ctypes
+import functools
 import math
 
 import numpy as np
@@ -8,9 +9,8 @@ import onnx
 import onnxruntime
 import oracle
 from onnx import helper
-from onnx_models import OPERATORS, ort_value
+from onnx_models import OPERATORS, ort_value, session
 
-import quark_numba
 from quark_numba import to_tensor_proto
 from quark_numba.element_types import find
 from quark_numba.rewriting.optimize import optimized
@@ -21,14 +21,8 @@ X = np.random.default_rng(40).normal(0, 3, (2, 4, 6)).astype(np.float32)
 Q, DQ = "ExtendedQuantizeLinear", "ExtendedDequantizeLinear"
 
 
-def exact_session(source, **options):
-    """Return a session that runs every node by itself, so that ONNX Runtime computes the same floats for both models."""
-    session_options = onnxruntime.SessionOptions()
-    session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session_options.log_severity_level = 4
-    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    quark_numba.register(session_options, **options)
-    return onnxruntime.InferenceSession(source.SerializeToString(), session_options, providers=["CPUExecutionProvider"])
+# A session that runs every node by itself, so that ONNX Runtime computes the same floats for both models.
+exact_session = functools.partial(session, level="DISABLE_ALL", threads=0)
 
 
 def names_of(graph):
