@@ -20,11 +20,6 @@ from quark_numba.block.operators import OPERATORS
 infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
 
 
-def bfp_expected(x, *, sub_block_size=2, sub_block_shift_bits=1, convert_to_bfloat_before_bfp=0, **attributes):
-    attributes |= {"sub_block_size": sub_block_size, "sub_block_shift_bits": sub_block_shift_bits}
-    return oracle.bfp(x, to_bfloat16=bool(convert_to_bfloat_before_bfp), **attributes)
-
-
 def check_call(call, expected, x_type, **attributes):
     for shape in SHAPES:
         x = values(shape, x_type)
@@ -38,7 +33,7 @@ def check_call(call, expected, x_type, **attributes):
 @pytest.mark.covering
 @pytest.mark.by_default(1)
 def test_bfp(name, rounding_mode, x_type):
-    check_call(bfp_quantize_dequantize, bfp_expected, x_type, rounding_mode=rounding_mode, **BFP[name])
+    check_call(bfp_quantize_dequantize, oracle.bfp, x_type, rounding_mode=rounding_mode, **BFP[name])
 
 
 @x_types
@@ -72,7 +67,7 @@ def test_names_of_rounding_modes(call):
 
 def expected(operator, x, attributes):
     attributes = operator.values({}) | attributes
-    return bfp_expected(x, **attributes) if "bfp_method" in attributes else oracle.mx(x, **attributes)
+    return oracle.bfp(x, **attributes) if "bfp_method" in attributes else oracle.mx(x, **attributes)
 
 
 operators = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.full_name)
@@ -133,7 +128,7 @@ def test_blocks_beyond_the_axis(axis):
         oracle.assert_same_bits(mx_quantize_dequantize(x, block_size=block_size, axis=axis), expected)
     attributes = {"bfp_method": "to_bfp_prime", "bit_width": 16, "axis": axis, "rounding_mode": 2, "sub_block_size": 1}
     y = bfp_quantize_dequantize(x, block_size=2**62, **attributes)
-    oracle.assert_same_bits(y, bfp_expected(x, block_size=5000, **attributes))
+    oracle.assert_same_bits(y, oracle.bfp(x, block_size=5000, **attributes))
 
 
 @pytest.mark.slow

@@ -67,11 +67,6 @@ def dynamic_quantize(x):
     return oracle.quantize(x, scale, zero_point, "uint8"), scale, zero_point
 
 
-def bfp(x, *, bfp_method, block_size=8, sub_block_size=2, sub_block_shift_bits=1, convert_to_bfloat_before_bfp=0, **named):
-    named |= {"sub_block_size": sub_block_size, "sub_block_shift_bits": sub_block_shift_bits, "block_size": block_size}
-    return oracle.bfp(x, bfp_method=bfp_method, to_bfloat16=bool(convert_to_bfloat_before_bfp), **named)
-
-
 # Convolutions and pools, in float64.
 
 
@@ -242,7 +237,7 @@ FUNCTIONS = {
     (MICROSOFT, "DequantizeLinear"): dequantize,
     (QUARK, "ExtendedQuantizeLinear"): quantize,
     (QUARK, "ExtendedDequantizeLinear"): dequantize,
-    (QUARK, "BFPQuantizeDequantize"): bfp,
+    (QUARK, "BFPQuantizeDequantize"): oracle.bfp,
     (QUARK, "MXQuantizeDequantize"): oracle.mx,
     (ONNX, "DynamicQuantizeLinear"): dynamic_quantize,
     (ONNX, "Conv"): in_float32(conv),
