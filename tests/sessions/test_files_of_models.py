@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx_models import model, session, session_options
+from text_graphs import text_model
 from watched import Child
 
 import quark_numba
@@ -21,7 +22,6 @@ from quark_numba.library import build
 
 pytestmark = [pytest.mark.compiled, pytest.mark.skipif(os.name != "posix", reason="links and pipes of POSIX")]
 
-DOMAIN = "com.amd.quark"
 SECONDS = 300
 VALUE, SECRET = 3.0, 7.0
 
@@ -63,15 +63,10 @@ def function(rows, entries):
 def model_with(place, rows, entries):
     """Return a model of y = x + w, with w quantized and dequantized."""
     parts = place(rows, entries)
-    nodes = [
-        *parts.get("nodes", ()),
-        helper.make_node("ExtendedQuantizeLinear", ["w", "s", "z"], ["q"], domain=DOMAIN),
-        helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain=DOMAIN),
-        helper.make_node("Add", ["d", "x"], ["y"]),
-    ]
+    nodes = [*parts.get("nodes", ()), "d = Pair (w, s, z)  y = Add (d, x)"]
     scales = [helper.make_tensor("s", TensorProto.FLOAT, [], [0.25]), helper.make_tensor("z", TensorProto.INT8, [], [0])]
     initializers = [*scales, *parts.get("initializers", ())]
-    result = model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, domains=[DOMAIN, "local"])
+    result = model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, domains=["com.amd.quark", "local"])
     result.functions.extend(parts.get("functions", ()))
     return result
 
@@ -158,8 +153,7 @@ def evaluated(path, reference=None):
 
 
 def as_reference(path):
-    plain = model([helper.make_node("Identity", ["x"], ["y"])], [("x", "float32", [])], ["y"], domains=[])
-    onnx.save(plain, path.parents[1] / "plain.onnx")
+    onnx.save(text_model("(float x) => (float[] y) { y = Identity (x) }"), path.parents[1] / "plain.onnx")
     return evaluated(path, path.parents[1] / "plain.onnx")
 
 
