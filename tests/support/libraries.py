@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnxruntime
 import pytest
-from onnx_models import session
+from onnx_models import RELEASE, feeds_of, session
 from paths import MODELS
 
 import quark_numba
@@ -24,7 +23,7 @@ linked = [
     pytest.mark.compiled,
     pytest.mark.skipif(not HAS_LINKER, reason="Linux with a C compiler or ziglang only: this is where libraries run here"),
 ]
-HAS_STANDARD_OPS = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= c_api.STANDARD_OPS_RELEASE
+HAS_STANDARD_OPS = RELEASE >= c_api.STANDARD_OPS_RELEASE
 TOO_OLD = "standard_ops needs a newer ONNX Runtime"
 
 # bfloat16, 16 and 32 bits with an LSTM, block formats, normalizations, QONNX's and MCT's operators, and float8 in uint8.
@@ -97,13 +96,6 @@ def child(code, *arguments):
     process = subprocess.run([sys.executable, "-I", "-c", code, *map(str, arguments)], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     return process.stdout
-
-
-def feeds_of(made, size=SIZE):
-    """Return random inputs of a session."""
-    rng = np.random.default_rng(0)
-    shapes = {each.name: [given if isinstance(given, int) else size for given in each.shape] for each in made.get_inputs()}
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def own_session(path, threads, standard_ops=False):

@@ -19,6 +19,9 @@ from quark_numba.element_types import find
 # Whether schemas declared in Python have inference functions, as from onnx 1.19 on. Before that, only element types are
 # inferred, from the type variables, and no shapes.
 INFERS = hasattr(defs.OpSchema, "set_type_and_shape_inference_function")
+infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
+
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 OPERATORS = {
     ("", "quantize"): "QuantizeLinear",
@@ -101,6 +104,16 @@ def session(source, *, backend="native", standard_ops=False, threads=2, **named)
         quark_numba.register(options, backend=backend, standard_ops=standard_ops)
     content = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
+
+
+def feeds_of(made, size):
+    """Return random inputs of a session of any model, whose open dimensions get this size."""
+    rng = np.random.default_rng(0)
+    shapes = {each: [length if isinstance(length, int) else size for length in each.shape] for each in made.get_inputs()}
+    return {
+        each.name: rng.normal(size=shape).astype(np.float32) if each.type == "tensor(float)" else rng.integers(0, 9, shape)
+        for each, shape in shapes.items()
+    }
 
 
 def run(one_node_session, **feeds):
