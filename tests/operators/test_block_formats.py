@@ -9,15 +9,13 @@ import pytest
 from block_samples import BFP, MX, SHAPES, axes, one_node, rounding_modes, values, x_types
 from onnx import TensorProto, shape_inference
 from onnx.reference import ReferenceEvaluator
-from onnx_models import INFERS, run, session
+from onnx_models import infers, run, session
 from paths import SUPPORT
 from text_graphs import text_model
 
 import quark_numba
 from quark_numba import bfp_quantize, bfp_quantize_dequantize, mx_quantize, mx_quantize_dequantize
 from quark_numba.block.operators import OPERATORS
-
-infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
 
 
 def check_call(call, expected, x_type, **attributes):

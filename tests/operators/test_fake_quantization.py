@@ -9,7 +9,7 @@ from fake_quantization_nodes import QONNX, Node, random_node
 from marks import default_of
 from onnx import checker, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
-from onnx_models import INFERS, session
+from onnx_models import INFERS, infers, session
 from oracle import assert_same_bits
 from other_quantizers import QONNX_DOMAINS
 from probes import probes
@@ -311,7 +311,7 @@ def test_wrong_inputs_of_sessions(operator, attributes, inputs, message):
             made.run(None, node.feeds())
 
 
-@pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
+@infers
 @pytest.mark.parametrize(("operator", "attributes", "inputs", "message"), [each for each in WRONG_INPUTS if "shape" in each[3]])
 def test_wrong_shapes_of_shape_inference(operator, attributes, inputs, message):
     quark_numba.register_schemas()

@@ -12,14 +12,13 @@ import pytest
 from onnx import TensorProto, checker, defs, helper, numpy_helper, parser, shape_inference
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeTypeError
-from onnx_models import INFERS, OPERATORS, model, node_tests
+from onnx_models import INFERS, OPERATORS, infers, model, node_tests
 from paths import MODELS
 from text_graphs import text_model
 
 import quark_numba
 from quark_numba.catalog import OPERATORS as CATALOG
 
-infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
 QUARK = [each for each in CATALOG if each.family == "linear" and each.domain in ("com.amd.quark", "com.vai.quantize")]
 
 

@@ -25,7 +25,7 @@ from granularities import key_id
 from marks import sizes
 from numba import types
 from onnx import TensorProto, helper
-from onnx_models import array_at, model, one_node, ort_value, run, session, session_options
+from onnx_models import RELEASE, array_at, model, one_node, ort_value, run, session, session_options
 from other_operators import INPUTS, LSTM, NORMALIZATION, random_lstm
 from other_operators import one_node as other_node
 from paths import MODELS
@@ -208,9 +208,6 @@ def node_cases():
             for row in filter(None, operator.formats.values()):
                 if row.has_tensors() and (domain == "com.amd.quark" or RELEASE >= c_api.STANDARD_OPS_RELEASE):
                     yield pytest.param(operator.operation, row, domain, id=f"{operator.full_name}-{row.name}")
-
-
-RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 
 @guard

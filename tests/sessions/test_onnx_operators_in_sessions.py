@@ -11,7 +11,7 @@ import oracle
 import pytest
 import samples
 from onnx import TensorProto, numpy_helper
-from onnx_models import node_tests, number, one_node, run, session, session_options
+from onnx_models import RELEASE, node_tests, number, one_node, run, session, session_options
 from paths import MODELS
 from text_graphs import text_model
 
@@ -19,8 +19,6 @@ import quark_numba
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.linear.versions import LATEST_OPSET, version_of_opset
 from quark_numba.ort import c_api
-
-RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 pytestmark = [
     pytest.mark.compiled,

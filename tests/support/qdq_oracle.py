@@ -4,7 +4,6 @@ package."""
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +13,7 @@ from onnx import helper, inliner
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_resize
-from other_quantizers import from_onnx, reference_ops
+from other_quantizers import NoSchema, attributes_of, from_onnx, reference_ops
 
 MICROSOFT, QUARK, ONNX = "com.microsoft", "com.amd.quark", ""
 NAMES = {np.dtype(row.dtype): name for name, row in oracle.TYPES.items()}
@@ -265,22 +264,14 @@ FUNCTIONS = {
 }
 
 
-class _NoSchema:
-    """Keeps the evaluator from requiring attributes, and from taking the schema of another domain's operator."""
-
-    attributes: dict[str, Any] = {}  # noqa: RUF012
-
-
 class _Operator(OpRun):
     def __init__(self, onnx_node, run_params, schema=None):
-        super().__init__(onnx_node, run_params, _NoSchema)
+        super().__init__(onnx_node, run_params, NoSchema)
 
     def _run(self, *inputs, **_):
         node = self.onnx_node
-        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-        attributes = {name: value.decode() if isinstance(value, bytes) else value for name, value in attributes.items()}
         arrays = [None if each is None else from_onnx(each) for each in inputs]
-        result = FUNCTIONS[node.domain, node.op_type](*arrays, **attributes)
+        result = FUNCTIONS[node.domain, node.op_type](*arrays, **attributes_of(node))
         return tuple(map(np.asarray, result)) if isinstance(result, tuple) else (np.asarray(result),)
 
 

@@ -15,7 +15,6 @@ from quark_numba import to_tensor_proto
 from quark_numba.element_types import find
 from quark_numba.rewriting.optimize import optimized
 
-RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 VARIANTS = ("bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8")
 X = np.random.default_rng(40).normal(0, 3, (2, 4, 6)).astype(np.float32)
 Q, DQ = "ExtendedQuantizeLinear", "ExtendedDequantizeLinear"
@@ -38,8 +37,14 @@ def with_outputs(source, names):
     return result
 
 
-def assert_same_values(before, after, feeds, **options):
-    """Assert that all values that both models have, the graph's outputs included, are equal. Return their names."""
+def content(value):
+    """Return all bytes of an OrtValue of any element type."""
+    bits = find(value.element_type()).bits
+    return ctypes.string_at(value.data_ptr(), -(-math.prod(value.shape()) * bits // 8))
+
+
+def assert_same_values(before, after, feeds, content=content, **options):
+    """Assert that all values that both models have, the graph's outputs included, have an equal content. Return their names."""
     assert [each.name for each in before.graph.output] == [each.name for each in after.graph.output]
     produced = {output for node in before.graph.node for output in node.output}
     names = sorted(produced & names_of(after.graph))
@@ -66,12 +71,6 @@ def assert_rewritten(before, expected, feeds, standard_ops=False, **options):
 
 def _value(array):
     return ort_value(array) if find(array.dtype) else onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def content(value):
-    """Return all bytes of an OrtValue of any element type."""
-    bits = find(value.element_type()).bits
-    return ctypes.string_at(value.data_ptr(), -(-math.prod(value.shape()) * bits // 8))
 
 
 def constant(name, value, dtype=None):
