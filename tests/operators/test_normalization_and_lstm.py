@@ -9,7 +9,7 @@ import other_operators_oracle as oracle
 import pytest
 from onnx import TensorProto, checker, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
-from onnx_models import infers, session
+from onnx_models import assert_inference_refuses, infers, session
 from other_operators import INPUTS, LSTM, NORMALIZATION, nodes_of, one_node, probes, random_lstm
 from text_graphs import text_nodes
 
@@ -264,10 +264,8 @@ def test_wrong_shapes_of_sessions(operator, shapes, message):
 @infers
 @wrong_shapes
 def test_wrong_shapes_of_shape_inference(operator, shapes, message):
-    quark_numba.register_schemas()
     node = one_node(operator, ATTRIBUTES[operator], zeros(operator, shapes), shapes=SHAPES[operator] | shapes)
-    with pytest.raises(shape_inference.InferenceError, match=message):
-        shape_inference.infer_shapes(node)
+    assert_inference_refuses(node, message)
 
 
 @infers
@@ -330,9 +328,7 @@ def test_wrong_attributes_of_sessions(attributes, message):
 @infers
 @wrong_attributes
 def test_wrong_attributes_of_shape_inference(attributes, message):
-    quark_numba.register_schemas()
-    with pytest.raises(shape_inference.InferenceError, match=message):
-        shape_inference.infer_shapes(node_of_zeros(LSTM, attributes))
+    assert_inference_refuses(node_of_zeros(LSTM, attributes), message)
 
 
 @pytest.mark.compiled

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, defs, helper
+from onnx import TensorProto, defs, helper, shape_inference
 from text_graphs import text_nodes
 
 import quark_numba
@@ -104,6 +104,13 @@ def session(source, *, backend="native", standard_ops=False, threads=2, **named)
         quark_numba.register(options, backend=backend, standard_ops=standard_ops)
     content = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
+
+
+def assert_inference_refuses(source, message, **options):
+    """Assert that the inference of a model's types and shapes raises an error with this message."""
+    quark_numba.register_schemas()
+    with pytest.raises(shape_inference.InferenceError, match=message):
+        shape_inference.infer_shapes(source, **options)
 
 
 def feeds_of(made, size):
