@@ -13,12 +13,11 @@ import threading
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import processes
 import pytest
 from marks import default_of
 from onnx import helper, numpy_helper, parser
-from onnx_models import model, parsed
+from onnx_models import model, parsed, session
 from paths import MODELS
 from rewritten_models import VARIANTS, constant, floats, pair
 from smaller_graphs import with_outputs
@@ -65,11 +64,7 @@ def clip_bounds(proto, x, nodes):
 
 def exact(proto, outputs):
     tapped = with_outputs(proto, [helper.make_empty_tensor_value_info(name) for name in outputs])
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    quark_numba.register(options)
-    return onnxruntime.InferenceSession(tapped.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session(tapped, level="DISABLE_ALL", threads=1)
 
 
 def oracle(proto, x):

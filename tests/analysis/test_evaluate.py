@@ -104,7 +104,7 @@ def test_any_source_of_the_same_batches_gives_the_same(tmp_path, monkeypatch):
 @pytest.mark.parametrize("variant", ["bf16", "fp16", "bfp16", "mx9", "mxfp8"])
 @pytest.mark.by_default(1)
 def test_without_a_reference_the_model_itself_is_it(variant):
-    """The twin has the weights of the float model, and gives its outputs."""
+    """The twin has the weights of the float model, and gives its outputs, without our operators."""
     twin = float_twin.make_twin(float_twin.load(path_of(variant))).model
     assert not any(node.domain for node in twin.graph.node)
     ours, theirs = session(twin, backend=None).run(None, {"x": X})[0], run_whole(FLOAT)
@@ -283,10 +283,6 @@ def test_run_over_data(terminal, tmp_path):
 )
 def test_wrong_command(words, terminal):
     assert terminal.refusal("evaluate", BF16, *words)
-
-
-def test_onnx_runtime_without_our_operators_runs_the_twin():
-    session(float_twin.make_twin(float_twin.load(BF16)).model, backend=None)
 
 
 def test_data_are_read_again():

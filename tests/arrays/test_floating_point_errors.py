@@ -41,7 +41,7 @@ def block_values(x, to_bfloat, output):
         with np.errstate(all="ignore"):
             single = x.astype(np.float32)
             rounded = single.astype(ml_dtypes.bfloat16).astype(np.float32) if to_bfloat else single
-            y = oracle.bfp(single, **BFP, to_bfloat16=to_bfloat)
+            y = oracle.bfp(single, **BFP, convert_to_bfloat_before_bfp=to_bfloat)
             special = ~np.isfinite(rounded).all(axis=1, keepdims=True)
             return np.where(special, np.float32(np.nan), y).astype(oracle.dtype(output))
 

@@ -34,9 +34,9 @@ def command(*arguments, **environment):
     return [sys.executable, "-P", "-m", "quark_numba", *arguments], {**os.environ, **environment}
 
 
-def finished(*arguments, **environment):
+def finished(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **environment):
     words, variables = command(*arguments, **environment)
-    return subprocess.run(words, env=variables, capture_output=True, timeout=300)
+    return subprocess.run(words, env=variables, stdout=stdout, stderr=stderr, timeout=300)
 
 
 def own_errors(text):
@@ -319,18 +319,16 @@ def test_code_pages_and_names_that_they_lack(encoding, folder):
 
 @pytest.mark.skipif(os.name != "posix" or not os.path.exists("/dev/full"), reason="Windows and macOS have no /dev/full")
 def test_an_output_that_is_full():
-    words, environment = command("types")
     with open("/dev/full", "w") as full:
-        done = subprocess.run(words, env=environment, stdout=full, stderr=subprocess.PIPE, timeout=300)
+        done = finished("types", stdout=full)
     assert (done.returncode, done.stderr) == (1, b"error: the output cannot be written: No space left on device\n")
 
 
 @pytest.mark.skipif(os.name != "posix" or not os.path.exists("/dev/full"), reason="Windows and macOS have no /dev/full")
 def test_messages_that_cannot_be_written(twice):
     """The results come all the same."""
-    words, environment = command("run", twice, "--runs", "1")
     with open("/dev/full", "w") as full:
-        done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=full, timeout=300)
+        done = finished("run", twice, "--runs", "1", stderr=full)
     assert done.returncode == 0
     assert b"median latency" in done.stdout
 
@@ -338,8 +336,7 @@ def test_messages_that_cannot_be_written(twice):
 @pytest.mark.parametrize("columns", ["0", "1", "-1"])
 @pytest.mark.by_default(1)
 def test_any_width_of_a_terminal(columns, tmp_path):
-    words, environment = command("run", tmp_path / "none.onnx")
-    done = subprocess.run(words, env={**environment, "COLUMNS": columns}, capture_output=True, timeout=300)
+    done = finished("run", tmp_path / "none.onnx", COLUMNS=columns)
     lines = [line for line in done.stderr.decode().splitlines() if line != "Failed to create DXGI factory."]  # Wine's
     assert (done.returncode, lines) == (1, [f"error: {tmp_path / 'none.onnx'}: No such file or directory"])
 
@@ -348,8 +345,7 @@ def test_any_width_of_a_terminal(columns, tmp_path):
 def test_a_model_whose_name_is_not_utf_8(twice, tmp_path):
     path = os.fsencode(tmp_path / "m") + b"\xff.onnx"
     Path(os.fsdecode(path)).write_bytes(Path(twice).read_bytes())
-    words, environment = command("run", path)
-    done = subprocess.run(words, env=environment, capture_output=True, timeout=300)
+    done = finished("run", path)
     assert done.returncode == 1
     assert b"not a name in UTF-8; expected one, as ONNX Runtime takes no others" in done.stderr.replace(b"\n", b" ")
 

@@ -16,8 +16,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from libraries import NAMES, SMALL_SIZE, built, check_bits, feeds_of, models_beside, own_session
+from libraries import NAMES, SMALL_SIZE, built, check_bits, models_beside, own_session
 from onnx import helper
+from onnx_models import feeds_of
 from paths import MODELS, ROOT
 
 from quark_numba import build_library
@@ -193,7 +194,7 @@ def nodes_alone(path, folder):
     whole.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in sorted(names - inputs))
     onnx.save(whole, folder / "values.onnx")
     session = own_session(folder / "values.onnx", 1)
-    feeds = feeds_of(session)
+    feeds = feeds_of(session, libraries.SIZE)
     values = {**feeds, **dict(zip(sorted(names - inputs), session.run(None, feeds), strict=True))}
 
     fed = {}

@@ -9,20 +9,13 @@ import pytest
 from block_samples import BFP, MX, SHAPES, axes, one_node, rounding_modes, values, x_types
 from onnx import TensorProto, shape_inference
 from onnx.reference import ReferenceEvaluator
-from onnx_models import INFERS, run, session
+from onnx_models import assert_inference_refuses, infers, run, session
 from paths import SUPPORT
 from text_graphs import text_model
 
 import quark_numba
 from quark_numba import bfp_quantize, bfp_quantize_dequantize, mx_quantize, mx_quantize_dequantize
 from quark_numba.block.operators import OPERATORS
-
-infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
-
-
-def bfp_expected(x, *, sub_block_size=2, sub_block_shift_bits=1, convert_to_bfloat_before_bfp=0, **attributes):
-    attributes |= {"sub_block_size": sub_block_size, "sub_block_shift_bits": sub_block_shift_bits}
-    return oracle.bfp(x, to_bfloat16=bool(convert_to_bfloat_before_bfp), **attributes)
 
 
 def check_call(call, expected, x_type, **attributes):
@@ -38,7 +31,7 @@ def check_call(call, expected, x_type, **attributes):
 @pytest.mark.covering
 @pytest.mark.by_default(1)
 def test_bfp(name, rounding_mode, x_type):
-    check_call(bfp_quantize_dequantize, bfp_expected, x_type, rounding_mode=rounding_mode, **BFP[name])
+    check_call(bfp_quantize_dequantize, oracle.bfp, x_type, rounding_mode=rounding_mode, **BFP[name])
 
 
 @x_types
@@ -72,7 +65,7 @@ def test_names_of_rounding_modes(call):
 
 def expected(operator, x, attributes):
     attributes = operator.values({}) | attributes
-    return bfp_expected(x, **attributes) if "bfp_method" in attributes else oracle.mx(x, **attributes)
+    return oracle.bfp(x, **attributes) if "bfp_method" in attributes else oracle.mx(x, **attributes)
 
 
 operators = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.full_name)
@@ -133,7 +126,7 @@ def test_blocks_beyond_the_axis(axis):
         oracle.assert_same_bits(mx_quantize_dequantize(x, block_size=block_size, axis=axis), expected)
     attributes = {"bfp_method": "to_bfp_prime", "bit_width": 16, "axis": axis, "rounding_mode": 2, "sub_block_size": 1}
     y = bfp_quantize_dequantize(x, block_size=2**62, **attributes)
-    oracle.assert_same_bits(y, bfp_expected(x, block_size=5000, **attributes))
+    oracle.assert_same_bits(y, oracle.bfp(x, block_size=5000, **attributes))
 
 
 @pytest.mark.slow
@@ -208,9 +201,7 @@ def test_wrong_attributes_of_sessions(kind, attributes, message):
 @infers
 @wrong
 def test_wrong_attributes_of_shape_inference(kind, attributes, message):
-    quark_numba.register_schemas()
-    with pytest.raises(shape_inference.InferenceError, match=message):
-        shape_inference.infer_shapes(one_node(operator_of(kind), attributes, shape=[2, 16]))
+    assert_inference_refuses(one_node(operator_of(kind), attributes, shape=[2, 16]), message)
 
 
 ONES = np.ones((2, 3), np.float32)
@@ -251,9 +242,7 @@ def test_axis_out_of_range(operator, shape, axis):
 @axes_out_of_range
 @operators
 def test_axis_out_of_range_in_shape_inference(operator, shape, axis):
-    quark_numba.register_schemas()
-    with pytest.raises(shape_inference.InferenceError, match=f"axis is {axis}, out of range"):
-        shape_inference.infer_shapes(one_node(operator, {"axis": axis}, shape=shape))
+    assert_inference_refuses(one_node(operator, {"axis": axis}, shape=shape), f"axis is {axis}, out of range")
 
 
 @pytest.mark.compiled
@@ -271,10 +260,8 @@ def test_attributes_of_another_kind(operator):
     "attributes", [{"axis": 1.5}, {"axis": "1"}, {"block_size": "8"}, {"block_size": 8.0}, {"block_size": [8]}]
 )
 def test_attributes_of_another_kind_in_shape_inference(operator, attributes):
-    quark_numba.register_schemas()
     message = f"attribute {next(iter(attributes))} is a .*; expected INT"
-    with pytest.raises(shape_inference.InferenceError, match=message):
-        shape_inference.infer_shapes(one_node(operator, attributes))
+    assert_inference_refuses(one_node(operator, attributes), message)
 
 
 @infers
@@ -317,6 +304,5 @@ def test_shape_inference(operator):
     quark_numba.register_schemas()
     inferred = shape_inference.infer_shapes(one_node(operator, {}, "float16", ["n", 3]), strict_mode=True)
     assert inferred.graph.output[0].type == inferred.graph.input[0].type
-    with pytest.raises(shape_inference.InferenceError, match="x has element type int8; expected float32"):
-        shape_inference.infer_shapes(one_node(operator, {}, "int8"))
+    assert_inference_refuses(one_node(operator, {}, "int8"), "x has element type int8; expected float32")
     assert inferred.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT16

@@ -9,7 +9,7 @@ from fake_quantization_nodes import QONNX, Node, random_node
 from marks import default_of
 from onnx import checker, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
-from onnx_models import INFERS, session
+from onnx_models import INFERS, assert_inference_refuses, infers, session
 from oracle import assert_same_bits
 from other_quantizers import QONNX_DOMAINS
 from probes import probes
@@ -311,13 +311,11 @@ def test_wrong_inputs_of_sessions(operator, attributes, inputs, message):
             made.run(None, node.feeds())
 
 
-@pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
+@infers
 @pytest.mark.parametrize(("operator", "attributes", "inputs", "message"), [each for each in WRONG_INPUTS if "shape" in each[3]])
 def test_wrong_shapes_of_shape_inference(operator, attributes, inputs, message):
-    quark_numba.register_schemas()
     node = node_of(operator, attributes, inputs)
-    with pytest.raises(shape_inference.InferenceError, match=message):
-        shape_inference.infer_shapes(node.model(shapes=[each.shape for each in node.inputs]))
+    assert_inference_refuses(node.model(shapes=[each.shape for each in node.inputs]), message)
 
 
 OF_QUANT, WITH_TABLE = [X, ONE, ZERO, f32(8)], [X, np.ones(2, f32), np.ones(3, f32)]
@@ -365,6 +363,4 @@ def test_wrong_types(operator, inputs):
     node = node_of(operator, {}, inputs)
     with pytest.raises(Exception, match=operator):
         session(node.model())
-    quark_numba.register_schemas()
-    with pytest.raises(shape_inference.InferenceError, match=r"has element type (float16|uint8|int64|int32); expected float32"):
-        shape_inference.infer_shapes(node.model(), check_type=True)
+    assert_inference_refuses(node.model(), r"has element type (float16|uint8|int64|int32); expected float32", check_type=True)

@@ -1,6 +1,6 @@
 """ExtendedInstanceNormalization and ExtendedLSTM against recorded results of Quark's library, and against the oracle."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
@@ -9,7 +9,7 @@ import other_operators_oracle as oracle
 import pytest
 from onnx import TensorProto, checker, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
-from onnx_models import INFERS, session
+from onnx_models import assert_inference_refuses, infers, session
 from other_operators import INPUTS, LSTM, NORMALIZATION, nodes_of, one_node, probes, random_lstm
 from text_graphs import text_nodes
 
@@ -24,7 +24,6 @@ ORACLES = {
 RANDOM = {NORMALIZATION: other_operators.random_normalization, LSTM: random_lstm}
 
 operators = pytest.mark.parametrize("operator", [NORMALIZATION, LSTM])
-infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
 
 
 def assert_same(y, expected):
@@ -197,25 +196,17 @@ def test_runs_of_one_session_at_the_same_time():
     sessions.append(session(one_node(NORMALIZATION, {}, norm, constants=True)))
     expected = {n: extended_lstm(x[:n], *weights, **attributes) for n in (1, 7, 30, 60)}
     normalized = [extended_instance_normalization(norm[0] * scale, *norm[1:]) for scale in scales]
-    failures = []
 
     def work(seed):
         rng = np.random.default_rng(seed)
-        try:
-            for _ in range(25):
-                n, k = int(rng.choice(list(expected))), int(rng.integers(0, 2))
-                feeds = {"x": x[:n]} | (dict(zip("wrb", weights, strict=True)) if k else {})
-                assert_same(sessions[k].run(None, feeds)[0], expected[n])
-                assert_same(sessions[2].run(None, {"x": norm[0] * scales[k]})[0], normalized[k])
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(25):
+            n, k = int(rng.choice(list(expected))), int(rng.integers(0, 2))
+            feeds = {"x": x[:n]} | (dict(zip("wrb", weights, strict=True)) if k else {})
+            assert_same(sessions[k].run(None, feeds)[0], expected[n])
+            assert_same(sessions[2].run(None, {"x": norm[0] * scales[k]})[0], normalized[k])
 
-    threads = [threading.Thread(target=work, args=[seed]) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(work, range(6)))
 
 
 LAYER = random_lstm(3)[0] | {"hidden_size": 4}
@@ -273,10 +264,8 @@ def test_wrong_shapes_of_sessions(operator, shapes, message):
 @infers
 @wrong_shapes
 def test_wrong_shapes_of_shape_inference(operator, shapes, message):
-    quark_numba.register_schemas()
     node = one_node(operator, ATTRIBUTES[operator], zeros(operator, shapes), shapes=SHAPES[operator] | shapes)
-    with pytest.raises(shape_inference.InferenceError, match=message):
-        shape_inference.infer_shapes(node)
+    assert_inference_refuses(node, message)
 
 
 @infers
@@ -339,9 +328,7 @@ def test_wrong_attributes_of_sessions(attributes, message):
 @infers
 @wrong_attributes
 def test_wrong_attributes_of_shape_inference(attributes, message):
-    quark_numba.register_schemas()
-    with pytest.raises(shape_inference.InferenceError, match=message):
-        shape_inference.infer_shapes(node_of_zeros(LSTM, attributes))
+    assert_inference_refuses(node_of_zeros(LSTM, attributes), message)
 
 
 @pytest.mark.compiled

@@ -3,14 +3,13 @@
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import oracle
 import pytest
 import samples
 from granularities import GRANULARITIES, cell, keys
 from onnx import checker
 from onnx.reference import ReferenceEvaluator
-from onnx_models import INFERS, one_node, run, session
+from onnx_models import INFERS, RELEASE, assert_inference_refuses, infers, one_node, run, session
 
 import quark_numba
 from quark_numba import quantize_dequantize
@@ -19,7 +18,6 @@ from quark_numba.linear.versions import types
 from quark_numba.ort import extensions
 
 NAMES = [row.name for row in types("quantize_dequantize", "quantized")]
-RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 in_sessions = pytest.mark.parametrize("name", [name for name in NAMES if find(name).has_tensors(RELEASE)])
 DEFAULT_ATTRIBUTES = {"axis": 1, "block_size": 0, "saturate": 1}
 
@@ -163,7 +161,7 @@ def test_schema_and_evaluator(name):
         oracle.assert_same_bits(y, expected(x, *spread, name))
 
 
-@pytest.mark.skipif(not INFERS, reason="onnx has no inference functions from Python")
+@infers
 @pytest.mark.parametrize(
     ("shapes", "attributes", "message"),
     [
@@ -174,8 +172,6 @@ def test_schema_and_evaluator(name):
     ],
 )
 def test_schema_refuses(shapes, attributes, message):
-    quark_numba.register_schemas()
     shapes = {"x": [2, 3], "scale": [], "zero_point": [], "y": [2, 3]} | shapes
     source = one_node("quantize_dequantize", "int8", domain="quark_numba", attributes=attributes, shapes=shapes)
-    with pytest.raises(onnx.shape_inference.InferenceError, match=message):
-        onnx.shape_inference.infer_shapes(source)
+    assert_inference_refuses(source, message)

@@ -25,7 +25,7 @@ from granularities import key_id
 from marks import sizes
 from numba import types
 from onnx import TensorProto, helper
-from onnx_models import array_at, model, one_node, ort_value, run, session
+from onnx_models import RELEASE, array_at, model, one_node, ort_value, run, session, session_options
 from other_operators import INPUTS, LSTM, NORMALIZATION, random_lstm
 from other_operators import one_node as other_node
 from paths import MODELS
@@ -208,9 +208,6 @@ def node_cases():
             for row in filter(None, operator.formats.values()):
                 if row.has_tensors() and (domain == "com.amd.quark" or RELEASE >= c_api.STANDARD_OPS_RELEASE):
                     yield pytest.param(operator.operation, row, domain, id=f"{operator.full_name}-{row.name}")
-
-
-RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 
 @guard
@@ -433,12 +430,7 @@ def test_many_sessions(of, times):
     assert files == 0
 
 
-def one_thread():
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return options
-
-
+one_thread = functools.partial(session_options, threads=1)
 PREPARED = MODELS / "mct" / "mct_uniform.onnx"
 WAYS = {
     "InferenceSession": lambda folder: quark_numba.InferenceSession(PREPARED, one_thread()),

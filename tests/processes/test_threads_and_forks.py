@@ -32,18 +32,13 @@ def test_threads(layer):
     process that runs two parallel kernels at a time."""
     run(
         """
-errors = []
+from concurrent.futures import ThreadPoolExecutor
 def work(i):
-    try:
-        names = list(oracle.EXTENDED)[::3]
-        for name in names[i:] + names[:i]:
-            check(name, i)
-    except BaseException as error:
-        errors.append(error)
-threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert not errors, errors
+    names = list(oracle.EXTENDED)[::3]
+    for name in names[i:] + names[:i]:
+        check(name, i)
+with ThreadPoolExecutor(8) as threads:
+    list(threads.map(work, range(8)))
 """,
         NUMBA_THREADING_LAYER=layer,
     )

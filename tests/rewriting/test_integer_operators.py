@@ -5,8 +5,8 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import compose, helper
-from onnx_models import model, parsed
-from rewritten_models import assert_same_values, constant, exact_session, floats, operators, pair, scale_and_zero_point
+from onnx_models import model, parsed, session_options
+from rewritten_models import assert_same_values, constant, exact_session, operators, pair
 
 import quark_numba
 from quark_numba import optimize
@@ -54,8 +54,9 @@ class Layers:
         self.inputs.append((name, "float32", shape))
         return self.quantized(name, f"{name}_back", scale, self.zero_points[0])
 
-    def weight(self, shape, axis=None, name="w", scales=(0.25, 0.125, 0.5)):
-        codes = self.random.integers(-7, 8, shape) if "4" in self.weights else self.random.integers(-128, 128, shape)
+    def weight(self, shape, axis=None, name="w", scales=(0.25, 0.125, 0.5), codes=None):
+        if codes is None:
+            codes = self.random.integers(-7, 8, shape) if "4" in self.weights else self.random.integers(-128, 128, shape)
         codes = (codes + (0 if self.weights.startswith("int") else -codes.min())).astype(find(self.weights).dtype)
         scale = np.resize(scales, shape[axis]) if axis is not None else scales[0]
         zeros = np.full(np.shape(scale), 5 if self.weights == "uint8" else 0)
@@ -96,9 +97,7 @@ def check(before, integer, integers="here"):
     random = np.random.default_rng(4)
     shapes = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in before.graph.input}
     feeds = {name: random.integers(-160, 161, shape).astype(np.float32) / 4 for name, shape in shapes.items()}
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    expected = onnxruntime.InferenceSession(before.SerializeToString(), options).run(None, feeds)
+    expected = exact_session(before, backend=None).run(None, feeds)
     for actual in (exact_session(after).run(None, feeds), quark_numba.InferenceSession(before).run(None, feeds)):
         for one, other in zip(actual, expected, strict=True):
             assert one.dtype == other.dtype
@@ -371,30 +370,21 @@ def test_results_differ_by_one_code_beside_ties_alone(always):
 # Which groups are faster.
 
 
-def layers(kinds, element_type="uint8", shape=(4, 64), weights="int8"):
+def layers(kinds, element_type="uint8", shape=(4, 64)):
     """Return a model of layers of MatMul, Mul, Erf or Conv between pairs of quantize and dequantize nodes."""
-    random = np.random.default_rng(51)
-    middle = 0 if element_type.startswith("int") else 2 ** (find(element_type).bits - 1)
-    scale = 16 / 2 ** find(element_type).bits
-    initializers = scale_and_zero_point(element_type, scale, middle)
-    initializers += [*floats(weight_scale=0.01), constant("weight_zero_point", 0, find(weights).dtype)]
-    nodes, x = pair("x", "codes", "x_back", domain=""), "x_back"
+    made, bits = Layers(element_type), find(element_type).bits
+    made.zero_points, scale = [0 if element_type.startswith("int") else 2 ** (bits - 1)], 16 / 2**bits
+    x = made.input("x", shape, scale)
     for number, kind in enumerate(kinds):
-        inputs = [x]
+        inputs, attributes = [x], {"pads": [1] * 4} if kind == "Conv" else {}
         if kind in ("MatMul", "Conv"):
-            of_weight = (shape[1], shape[1]) if kind == "MatMul" else (shape[1], shape[1], 3, 3)
-            codes = random.integers(0, 4, of_weight).astype(find(weights).dtype)
-            initializers.append(constant(f"weight_{number}", codes))
-            parameters = [f"weight_{number}", "weight_scale", "weight_zero_point"]
-            nodes.append(helper.make_node("DequantizeLinear", parameters, [f"weight_{number}_back"]))
-            inputs.append(f"weight_{number}_back")
-        if kind == "Mul":
+            codes = made.random.integers(0, 4, (shape[1], shape[1], *([3, 3] if kind == "Conv" else [])))
+            inputs.append(made.weight(codes.shape, name=f"w{number}", scales=[0.01], codes=codes)[0])
+        elif kind == "Mul":
             inputs.append(x)
-        attributes = {"pads": [1] * 4} if kind == "Conv" else {}
-        nodes.append(helper.make_node(kind, inputs, [f"y_{number}"], **attributes))
-        nodes += pair(f"y_{number}", f"codes_{number}", f"y_{number}_back", domain="")
-        x = f"y_{number}_back"
-    return model(nodes, [("x", "float32", shape)], [(x, "float32", shape)], initializers=initializers, domains=[])
+        y = made.put(kind, *inputs, y=f"v{number}", **attributes)
+        x = made.quantized(y, f"y{number}", scale, made.zero_points[0])
+    return made.model((x, "float32", shape))
 
 
 IMAGES = (1, 8, 12, 12)
@@ -426,7 +416,7 @@ def test_groups_are_rewritten_by_themselves():
     """Products of matrices become integer operators, and 16-bit nodes beside them regions."""
     before, others = layers(["MatMul"] * 3), layers(["Mul"], "uint16")
     joined = compose.merge_models(
-        before, compose.add_prefix(others, "wide_"), io_map=[(before.graph.output[0].name, "wide_x")], outputs=["wide_y_0_back"]
+        before, compose.add_prefix(others, "wide_"), io_map=[(before.graph.output[0].name, "wide_x")], outputs=["wide_y0"]
     )
     kinds = operators(optimize(joined))
     assert kinds == ["Quantize", *["QLinearMatMul"] * 3, "Dequantize", "Region"]
@@ -461,15 +451,14 @@ def test_subgraphs():
     np.testing.assert_allclose(y, expected, rtol=0, atol=0.07)
 
 
-@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
+@pytest.mark.parametrize("level", ["DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL"])
 @pytest.mark.parametrize("disabled", [False, True])
 def test_sessions_without_integer_operators(level, disabled):
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options = session_options(level)
     if disabled:
         options.add_session_config_entry(DISABLE_QUANT_QDQ, "1")
     with prepared(Source(layers(["MatMul"])), options, is_native=True) as made:
-        has_integers = not disabled and level in ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+        has_integers = not disabled and level in ("ENABLE_EXTENDED", "ENABLE_ALL")
         assert ("QLinearMatMul" in operators(onnx.load_from_string(made.source))) is has_integers
 
 

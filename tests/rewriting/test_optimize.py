@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import sizes
 from onnx import helper
-from onnx_models import model, parsed
+from onnx_models import model, parsed, session_options
 from rewritten_models import (
     DQ,
     VARIANTS,
@@ -63,10 +63,7 @@ def test_whole_real_models(variant):
     for level, tolerance in [("EXTENDED", 1e-5), ("ALL", 2**-11 if variant == "fp16" else 1e-5)]:
         outputs = []
         for make in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
-            options = onnxruntime.SessionOptions()
-            options.log_severity_level = 4
-            options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
-            options.add_session_config_entry("session.disable_quant_qdq", "1")
+            options = session_options(f"ENABLE_{level}", disable_quant_qdq="1")
             quark_numba.register(options)
             outputs += make(textline.path_of(variant), options, providers=["CPUExecutionProvider"]).run(None, {"x": textline.X})
         np.testing.assert_allclose(outputs[1], outputs[0], rtol=0, atol=tolerance)
@@ -451,8 +448,7 @@ def test_sessions(files):
     folder, before = files
     (expected,) = exact_session(before).run(None, {"x": X})
     for source in (folder / "m.onnx", str(folder / "m.onnx"), before.SerializeToString(), before):
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
+        options = session_options(threads=1)
         session = quark_numba.InferenceSession(source, options, ["CPUExecutionProvider"], enable_fallback=False)
         assert isinstance(session, onnxruntime.InferenceSession)
         assert session.get_session_options().intra_op_num_threads == 1

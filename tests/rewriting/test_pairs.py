@@ -6,10 +6,9 @@ import oracle
 import pytest
 from marks import default_of
 from onnx import helper
-from onnx_models import model
+from onnx_models import RELEASE, model
 from rewritten_models import (
     DQ,
-    RELEASE,
     Q,
     X,
     assert_rewritten,

@@ -7,8 +7,8 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx_models import model
-from rewritten_models import RELEASE, assert_same_values, constant, floats
+from onnx_models import RELEASE, model
+from rewritten_models import assert_same_values, constant, floats
 
 from quark_numba import optimize, quantize_dequantize
 from quark_numba.rewriting import repeated_round_trips

@@ -8,11 +8,10 @@ import mutated_models
 import mutated_sessions
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from marks import sizes
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import model, one_node, run, session
+from onnx_models import model, one_node, run, session, session_options
 from paths import MODELS
 
 import quark_numba
@@ -129,13 +128,6 @@ def test_no_elements(operation, shape):
     x = np.ones(shape, "float32" if operation == "quantize" else "int8")
     y = run(session(one_node(operation, "int8")), x=x, scale=np.float32(1), zero_point=np.int8(0))
     assert y.shape == shape
-
-
-def silent_options():
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return options
 
 
 def test_the_model_that_is_mutated():
@@ -298,7 +290,7 @@ def test_mutated_models(count, tmp_path):
             lambda: inventory.quantization_nodes(path),
             lambda: optimize(path),
             lambda: drop_in(path),
-            lambda: quark_numba.InferenceSession(path, silent_options(), enable_fallback=False),
+            lambda: quark_numba.InferenceSession(path, session_options(threads=1), enable_fallback=False),
         ):
             try:
                 with warnings.catch_warnings():

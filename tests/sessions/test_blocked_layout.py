@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from marks import default_of
+from onnx_models import session, session_options
 from paths import MODELS
 from rewritten_models import VARIANTS
 from text_graphs import text_model
@@ -31,9 +32,8 @@ FORMATS = {
 }
 
 
-def options(threads=2):
-    result = onnxruntime.SessionOptions()
-    result.intra_op_num_threads = threads
+def options():
+    result = session_options(threads=2)
     quark_numba.register(result)
     return result
 
@@ -50,12 +50,11 @@ def left(source):
 
 def has_blocks():
     source = text_model("(float[1, 16, 4, 4] x) => (float[] y) { y = Conv (x, w) }", w=np.ones((16, 16, 1, 1), np.float32))
-    session_options = onnxruntime.SessionOptions()
-    session_options.log_severity_level = 4
+    given = session_options()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        session_options.optimized_model_filepath = str(Path(folder) / "m.onnx")
-        onnxruntime.InferenceSession(source.SerializeToString(), session_options, ["CPUExecutionProvider"])
-        return count(onnx.load(session_options.optimized_model_filepath), "ReorderInput") > 0
+        given.optimized_model_filepath = str(Path(folder) / "m.onnx")
+        onnxruntime.InferenceSession(source.SerializeToString(), given, ["CPUExecutionProvider"])
+        return count(onnx.load(given.optimized_model_filepath), "ReorderInput") > 0
 
 
 def count(source, operator):
@@ -182,9 +181,7 @@ def test_padding_of_a_convolution_without_a_region_behind_it():
     source = network(20, steps, zero_point=ml_dtypes.bfloat16(0))
     x = np.random.default_rng(3).normal(0, 2, (2, 3, 12, 10)).astype(np.float32)
     x[0, 1, 2, 3] = np.inf
-    given = options()
-    given.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    (expected,) = onnxruntime.InferenceSession(source.SerializeToString(), given).run(None, {"x": x})
+    (expected,) = session(source, level="DISABLE_ALL").run(None, {"x": x})
     (blocked,) = outputs(source, {"x": x})
     np.testing.assert_array_equal(np.isfinite(blocked), np.isfinite(expected))
 
@@ -232,18 +229,18 @@ def test_a_session_is_what_it_was(tmp_path, monkeypatch):
     given.enable_profiling, given.profile_file_prefix = True, str(tmp_path / "profile")
     sessions = [quark_numba.InferenceSession(source, given, blocked_layout=each) for each in (False, True)]
     facts = []
-    for session in sessions:
-        meta = session.get_modelmeta()
-        values = (*session.get_inputs(), *session.get_outputs())
+    for made in sessions:
+        meta = made.get_modelmeta()
+        values = (*made.get_inputs(), *made.get_outputs())
         facts.append([(value.name, value.type, value.shape) for value in values])
         facts[-1] += [meta.custom_metadata_map, meta.description, meta.graph_name, meta.producer_name, meta.version]
     assert facts[0] == facts[1]
     assert given.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    assert (given.optimized_model_filepath, given.log_severity_level) == ("", onnxruntime.SessionOptions().log_severity_level)
+    assert (given.optimized_model_filepath, given.log_severity_level) == ("", options().log_severity_level)
     names = []
-    for session in sessions:
-        session.run(None, {"x": np.zeros((1, 3, 12, 10), np.float32)})
-        path = Path(session.end_profiling())
+    for made in sessions:
+        made.run(None, {"x": np.zeros((1, 3, 12, 10), np.float32)})
+        path = Path(made.end_profiling())
         events = json.loads(path.read_text())
         path.unlink()
         names.append({each["name"] for each in events if each.get("args", {}).get("op_name") == "Region"})

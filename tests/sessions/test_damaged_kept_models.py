@@ -8,15 +8,13 @@ import zlib
 from pathlib import Path
 
 import pytest
-from kept_models import entry_of, result, write
+from kept_models import EXPECTED, entry_of, kept_result, result, write
 
 import quark_numba
 from quark_numba.models import model_files, temporary
 from quark_numba.session import kept, kept_names
 
 pytestmark = pytest.mark.compiled
-
-EXPECTED = [0, 1, 2, 3, 4, 5, 6]
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX's links, pipes, owners and modes of files")
 
@@ -44,10 +42,6 @@ def path(request, tmp_path, monkeypatch):
     write(tmp_path / "m.onnx", 1)
     quark_numba.InferenceSession(tmp_path / "m.onnx", cache=tmp_path / "cache")
     return tmp_path / "m.onnx"
-
-
-def kept_result(path):
-    return result(quark_numba.InferenceSession(path, cache=path.parent / "cache"))
 
 
 def flipped(file, with_times=False):

@@ -1,6 +1,7 @@
 """The files that a model names, and the file that a model is in: every use reads what onnx reads, and refuses all else."""
 
 import contextlib
+import functools
 import io
 import os
 import tempfile
@@ -9,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import model
+from onnx_models import model, session, session_options
+from text_graphs import text_model
 from watched import Child
 
 import quark_numba
@@ -21,7 +22,6 @@ from quark_numba.library import build
 
 pytestmark = [pytest.mark.compiled, pytest.mark.skipif(os.name != "posix", reason="links and pipes of POSIX")]
 
-DOMAIN = "com.amd.quark"
 SECONDS = 300
 VALUE, SECRET = 3.0, 7.0
 
@@ -63,15 +63,10 @@ def function(rows, entries):
 def model_with(place, rows, entries):
     """Return a model of y = x + w, with w quantized and dequantized."""
     parts = place(rows, entries)
-    nodes = [
-        *parts.get("nodes", ()),
-        helper.make_node("ExtendedQuantizeLinear", ["w", "s", "z"], ["q"], domain=DOMAIN),
-        helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain=DOMAIN),
-        helper.make_node("Add", ["d", "x"], ["y"]),
-    ]
+    nodes = [*parts.get("nodes", ()), "d = Pair (w, s, z)  y = Add (d, x)"]
     scales = [helper.make_tensor("s", TensorProto.FLOAT, [], [0.25]), helper.make_tensor("z", TensorProto.INT8, [], [0])]
     initializers = [*scales, *parts.get("initializers", ())]
-    result = model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, domains=[DOMAIN, "local"])
+    result = model(nodes, [("x", "float32", [])], ["y"], initializers=initializers, domains=["com.amd.quark", "local"])
     result.functions.extend(parts.get("functions", ()))
     return result
 
@@ -120,35 +115,25 @@ REFUSED = {
 READ_BY_ONNX_RUNTIME = {"inner", "hard", "length 0"}
 
 
-def y_of(session):
-    return session.run(None, {"x": np.zeros((), np.float32)})[0]
+def y_of(made):
+    return made.run(None, {"x": np.zeros((), np.float32)})[0]
 
 
-def options():
-    result = onnxruntime.SessionOptions()
-    result.log_severity_level, result.intra_op_num_threads = 4, 1
-    return result
-
-
-def drop_in(source):
-    given = options()
-    quark_numba.register(given)
-    return onnxruntime.InferenceSession(source, given, providers=["CPUExecutionProvider"])
+options = functools.partial(session_options, threads=1)
 
 
 def optimized(path):
-    return y_of(drop_in(quark_numba.optimize(path).SerializeToString()))
+    return y_of(session(quark_numba.optimize(path), threads=1))
 
 
 def optimized_in_a_file(path):
     out = path.parents[1] / "out" / "o.onnx"
     quark_numba.optimize(path, out)
-    return y_of(drop_in(str(out)))
+    return y_of(session(out, threads=1))
 
 
 def from_the_folder(path):
-    given = options()
-    given.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    given = options(model_external_initializers_file_folder_path=str(path.parent))
     return y_of(quark_numba.InferenceSession(path.read_bytes(), given))
 
 
@@ -169,8 +154,7 @@ def evaluated(path, reference=None):
 
 
 def as_reference(path):
-    plain = model([helper.make_node("Identity", ["x"], ["y"])], [("x", "float32", [])], ["y"], domains=[])
-    onnx.save(plain, path.parents[1] / "plain.onnx")
+    onnx.save(text_model("(float x) => (float[] y) { y = Identity (x) }"), path.parents[1] / "plain.onnx")
     return evaluated(path, path.parents[1] / "plain.onnx")
 
 

@@ -5,6 +5,7 @@ import compared_sessions
 import ml_dtypes
 import numpy as np
 import pytest
+from smaller_graphs import text_of
 from text_graphs import text_model, text_nodes
 
 pytestmark = pytest.mark.compiled
@@ -50,7 +51,7 @@ def name_nodes(graph):
 
 def assert_same(source, feeds, exact=True):
     comparison = compared_sessions.Comparison(source, source, feeds, exact)
-    assert not comparison.found, "\n".join(["", *map(": ".join, comparison.found), compared_sessions.text_of(source)])
+    assert not comparison.found, "\n".join(["", *map(": ".join, comparison.found), text_of(source)])
     assert not comparison.alone, comparison.alone
 
 

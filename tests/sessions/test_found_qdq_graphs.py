@@ -14,9 +14,8 @@ MODES = [each for each in qdq_sessions.MODES if each not in ("cache", "run_async
 
 @pytest.fixture(scope="module")
 def worker():
-    made = qdq_sessions.Worker()
-    yield made
-    made.close()
+    with qdq_sessions.Worker() as made:
+        yield made
 
 
 def codes(shape, dtype, seed=0):

@@ -24,9 +24,8 @@ def test_sessions_give_what_drop_in_sessions_give(seeds):
 
 @pytest.fixture(scope="module")
 def worker():
-    made = qdq_sessions.Worker()
-    yield made
-    made.close()
+    with qdq_sessions.Worker() as made:
+        yield made
 
 
 @batches(default=(0, 2, 2), slow=(2, 8, 3), full=(8, 108, 20), exhaustive=(108, 5008, 50))

@@ -15,7 +15,7 @@ import onnxruntime
 import processes
 import pytest
 from onnx import TensorProto, external_data_helper, helper
-from onnx_models import model
+from onnx_models import model, session_options
 from paths import MODELS
 from text_graphs import text_model
 
@@ -94,8 +94,7 @@ def test_files_elsewhere_are_refused(folder, location):
     for use in (optimize, quark_numba.InferenceSession):
         with pytest.raises(ModelError, match="tensor w: "):
             use(inner / "m.onnx")
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(inner))
+    options = session_options(model_external_initializers_file_folder_path=str(inner))
     with pytest.raises(ModelError, match="tensor w: "):
         quark_numba.InferenceSession(constant_model(location), options)
 
@@ -104,8 +103,7 @@ def test_the_folder_of_the_session_options(folder):
     """Files are read from the folder in the session options, and not from the current folder."""
     (folder / "other" / "values").write_bytes((2 * VALUES).tobytes())
     for source in (constant_model("values"), constant_model("values").SerializeToString()):
-        options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder / "other"))
+        options = session_options(model_external_initializers_file_folder_path=str(folder / "other"))
         assert result(quark_numba.InferenceSession(source, options)) == (2 * VALUES).tolist()
     assert external_data_helper.uses_external_data(constant_model("values").graph.initializer[0])
 
@@ -128,10 +126,9 @@ def test_added_initializers_replace_those_of_the_model():
 
 def test_the_options_stay_as_they_are(tmp_path):
     """The sessions that find the replaced initializers do not change the options, leave no profile and write no model."""
-    options = onnxruntime.SessionOptions()
+    options = session_options("ENABLE_BASIC")
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     options.optimized_model_filepath = str(tmp_path / "written.onnx")
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     session = quark_numba.InferenceSession(constant_model(), options)
     result(session)
     session.end_profiling()
@@ -214,9 +211,8 @@ def test_it_is_one_of_onnx_runtimes(tmp_path):
 
 
 def test_models_in_onnx_runtimes_own_format(tmp_path):
-    options = onnxruntime.SessionOptions()
+    options = session_options(save_model_format="ORT")
     options.optimized_model_filepath = str(tmp_path / "m.ort")
-    options.add_session_config_entry("session.save_model_format", "ORT")
     plain = text_model("(float[3] x) => (float[] y) { y = Add (x, x) }")
     onnxruntime.InferenceSession(plain.SerializeToString(), options)
     x = np.arange(3, dtype=np.float32)

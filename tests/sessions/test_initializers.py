@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
-from onnx_models import model
+from onnx_models import model, session_options
 from paths import MODELS
 from text_graphs import text_model
 
@@ -58,12 +58,10 @@ KEPT = []  # added values, which have to live as long as the sessions
 
 def options_with(values, **entries):
     """Return session options with these initializers."""
-    options = onnxruntime.SessionOptions()
+    options = session_options(**entries)
     KEPT.append([onnxruntime.OrtValue.ortvalue_from_numpy(np.array(each)) for each in values.values()])
     if values:
         options.add_external_initializers(list(values), KEPT[-1])
-    for name, value in entries.items():
-        options.add_session_config_entry(f"session.{name}", value)
     return options
 
 
@@ -168,15 +166,6 @@ def test_many_of_which_some_are_given(tmp_path):
     assert np.frombuffer(ours[0], np.float32)[0] == X[0, 0] + sum(range(0, 60, 3))
 
 
-def test_the_options_stay_as_they_are(tmp_path):
-    options = options_with({"w": arrays()["w"]})
-    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
-    session = quark_numba.InferenceSession(small(["w"]), options)
-    session.end_profiling()
-    assert len(os.listdir(tmp_path)) == 1
-    assert options.enable_profiling
-
-
 @pytest.mark.parametrize("names", ["", "w"])
 def test_the_optimised_model_may_replace_the_original(names, tmp_path):
     """As in ONNX Runtime. What asks ONNX Runtime for the replaced initializers writes nothing there."""
@@ -189,7 +178,7 @@ def test_the_optimised_model_may_replace_the_original(names, tmp_path):
 
 
 def test_profiles_of_others_stay(tmp_path, monkeypatch):
-    """Another session may begin one while the options are probed."""
+    """Another session may begin one while the options are probed, which leaves no profile and does not change them."""
     options = options_with({"w": arrays()["w"]})
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     probe, others = initializers.probe_session, []
@@ -205,6 +194,7 @@ def test_profiles_of_others_stay(tmp_path, monkeypatch):
     assert others
     assert all(each.exists() for each in others)
     assert len(os.listdir(tmp_path)) == len(others) + 1
+    assert options.enable_profiling
 
 
 @pytest.mark.slow

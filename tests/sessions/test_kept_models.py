@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from kept_models import DOMAIN, entry_of, result, write
-from onnx_models import model
+from kept_models import EXPECTED, entry_of, kept_result, result, write
+from onnx_models import feeds_of, model
 from paths import MODELS
 
 import quark_numba
@@ -38,6 +38,12 @@ def path(request, tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def folder(path):
+    """Where the model is kept."""
+    return path.parent / "cache"
+
+
+@pytest.fixture
 def prepares(monkeypatch):
     """The models that were prepared, and not found in the cache."""
     made = []
@@ -51,28 +57,25 @@ def prepares(monkeypatch):
     return made
 
 
-def test_the_command_and_sessions_share_models(path, prepares):
-    folder = path.parent / "cache"
+def test_the_command_and_sessions_share_models(path, folder, prepares):
     assert cli.main(["run", str(path), "--optimize", "--runs", "1", "--cache", str(folder)]) == 0
-    assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
+    assert kept_result(path) == EXPECTED
     assert len(prepares) == 1
 
 
-def test_a_model_is_prepared_once(path, prepares):
-    folder = path.parent / "cache"
+def test_a_model_is_prepared_once(path, folder, prepares):
     for _ in range(3):
         session = quark_numba.InferenceSession(path, cache=folder)
-        assert result(session) == [0, 1, 2, 3, 4, 5, 6]
+        assert result(session) == EXPECTED
         session.set_providers(["CPUExecutionProvider"])
-        assert result(session) == [0, 1, 2, 3, 4, 5, 6]
+        assert result(session) == EXPECTED
     assert len(prepares) == 1
     assert {each.name for each in folder.iterdir()} - {entry_of(folder).name} == {
         each.name for each in folder.glob("*.digests")
     }
 
 
-def test_each_model_and_each_option_has_its_own(path, prepares):
-    folder = path.parent / "cache"
+def test_each_model_and_each_option_has_its_own(path, folder, prepares):
     quark_numba.InferenceSession(path, cache=folder)
     quark_numba.InferenceSession(path, cache=folder, keep_quantized_weights=True)
     quark_numba.InferenceSession(path, cache=folder, blocked_layout=False)
@@ -85,24 +88,23 @@ def test_each_model_and_each_option_has_its_own(path, prepares):
     assert result(quark_numba.InferenceSession(path, options, cache=folder)) == [0, 0, 2, 4, 4, 4, 6]
     assert len(prepares) == 5
     shutil.copytree(path.parent, path.parent / "copy", ignore=lambda folder, names: ["cache", "copy"])
-    assert result(quark_numba.InferenceSession(path.parent / "copy" / "m.onnx", cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
+    assert result(quark_numba.InferenceSession(path.parent / "copy" / "m.onnx", cache=folder)) == EXPECTED
     assert len(prepares) == 5  # the content counts, and not the path
 
 
 @pytest.mark.parametrize("changed", ["m.onnx", "weights"])
-def test_a_model_that_was_changed_is_prepared_again(path, prepares, changed):
-    folder = path.parent / "cache"
+def test_a_model_that_was_changed_is_prepared_again(path, folder, prepares, changed):
     quark_numba.InferenceSession(path, cache=folder)
     times = os.stat(path.with_name(changed))
     write(path, 2)
     os.utime(path.with_name(changed), ns=(times.st_atime_ns, times.st_mtime_ns))  # the inode's own time shows the change
-    assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 2, 4, 6, 8, 10, 12]
+    assert kept_result(path) == [0, 2, 4, 6, 8, 10, 12]
     assert len(prepares) == 2
 
 
-def test_a_model_that_is_replaced_while_it_is_read(path, monkeypatch):
+def test_a_model_that_is_replaced_while_it_is_read(path, folder, monkeypatch):
     """It is not kept under the digest of the new file."""
-    folder, replaced = path.parent / "cache", initializers.replaced
+    replaced = initializers.replaced
 
     def replacing(*arguments):
         write(path, 2)
@@ -112,7 +114,7 @@ def test_a_model_that_is_replaced_while_it_is_read(path, monkeypatch):
         patch.setattr(initializers, "replaced", replacing)
         with pytest.raises(ModelError, match="was changed while it was read"):
             quark_numba.InferenceSession(path, cache=folder)
-    assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 2, 4, 6, 8, 10, 12]
+    assert kept_result(path) == [0, 2, 4, 6, 8, 10, 12]
 
 
 def test_the_key_has_the_sources_of_the_kernels():
@@ -153,19 +155,17 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", list(DAMAGES))
 @pytest.mark.covering
 @pytest.mark.by_default(3)
-def test_a_damaged_entry_is_made_again(path, prepares, damage):
-    folder = path.parent / "cache"
+def test_a_damaged_entry_is_made_again(path, folder, prepares, damage):
     quark_numba.InferenceSession(path, cache=folder)
     entry = entry_of(folder)
     DAMAGES[damage](entry)
     for _ in range(2):
-        assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
+        assert kept_result(path) == EXPECTED
     assert len(prepares) == 2
     assert entry_of(folder) == entry
 
 
-def test_a_copied_folder_is_checked_and_used(path, prepares):
-    folder = path.parent / "cache"
+def test_a_copied_folder_is_checked_and_used(path, folder, prepares):
     quark_numba.InferenceSession(path, cache=folder)
     shutil.copytree(folder, path.parent / "copy")
     quark_numba.InferenceSession(path, cache=path.parent / "copy")
@@ -174,8 +174,7 @@ def test_a_copied_folder_is_checked_and_used(path, prepares):
     assert manifest["files"]["model.onnx"][0] == file_states.state_of(entry_of(path.parent / "copy") / "model.onnx")
 
 
-def test_the_models_used_least_recently_go_first(path, monkeypatch):
-    folder = path.parent / "cache"
+def test_the_models_used_least_recently_go_first(path, folder, monkeypatch):
     monkeypatch.setattr(kept_names, "_RACY_NS", 10**12)  # keep no digests, and so no kernels: all entries have one size
     for number, name in enumerate(("a", "b", "c")):
         (path.parent / name).mkdir()
@@ -255,7 +254,7 @@ def test_a_folder_that_cannot_be_written_to(path, cause, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         UNWRITABLE[cause](patch, folder)
         session = quark_numba.InferenceSession(path, cache=folder, temporary_folder=path.parent)
-    assert result(session) == [0, 1, 2, 3, 4, 5, 6]
+    assert result(session) == EXPECTED
     (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
     assert warning.startswith(f"{folder}: a model cannot be kept: ")
     del session
@@ -373,15 +372,14 @@ def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
     assert (folder / "quark_numba_datasets").is_dir()
 
 
-def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, caplog):
+def test_a_folder_of_somebody_else_under_the_name_of_a_model(path, folder, caplog):
     """It stays, and the session runs without a kept model."""
-    folder = path.parent / "cache"
     quark_numba.InferenceSession(path, cache=folder)
     entry = entry_of(folder)
     shutil.rmtree(entry)
     entry.mkdir()
     (entry / "weights.bin").write_text("precious")
-    assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
+    assert kept_result(path) == EXPECTED
     assert contents(entry) == {"weights.bin": b"precious"}
     assert f"{folder}: a model cannot be kept: {entry.name} is in the way" in caplog.text
 
@@ -396,13 +394,12 @@ def test_a_folder_that_is_removed_while_a_session_is_created(path, caplog, monke
         return made
 
     monkeypatch.setattr(kept, "kept", kept_and_removed)
-    assert result(quark_numba.InferenceSession(path, cache=path.parent / "cache")) == [0, 1, 2, 3, 4, 5, 6]
+    assert result(quark_numba.InferenceSession(path, cache=path.parent / "cache")) == EXPECTED
     assert "a model cannot be kept: it was removed while a session was created" in caplog.text
 
 
-def test_a_model_from_the_future(path):
+def test_a_model_from_the_future(path, folder):
     """Its digest is kept, as are those of others. It is not if the model may change again without a change of its times."""
-    folder = path.parent / "cache"
     os.utime(path, (2**32, 2**32))
     quark_numba.InferenceSession(path, cache=folder)
     assert not [*folder.glob("*.digests")]  # the time of its last change of state is now
@@ -412,9 +409,8 @@ def test_a_model_from_the_future(path):
     assert [*folder.glob("*.digests")]
 
 
-def test_what_a_killed_removal_leaves(path, monkeypatch):
+def test_what_a_killed_removal_leaves(path, folder, monkeypatch):
     """The next session or removal removes it, since the mark goes last."""
-    folder = path.parent / "cache"
     quark_numba.InferenceSession(path, cache=folder)
     entry = entry_of(folder)
     unlink = os.unlink
@@ -430,7 +426,7 @@ def test_what_a_killed_removal_leaves(path, monkeypatch):
             patch.setattr(os, "unlink", killed)
             with pytest.raises(KeyboardInterrupt):
                 kept.remove(entry)
-        assert result(quark_numba.InferenceSession(path, cache=folder)) == [0, 1, 2, 3, 4, 5, 6]
+        assert kept_result(path) == EXPECTED
         assert entry_of(folder) == entry
     kept.remove(entry)
     entry.mkdir()  # as if the process had been killed after the mark
@@ -468,7 +464,7 @@ def test_operators_from_outside_of_the_package_count(tmp_path, monkeypatch):
     keys = [kept_names.key(tmp_path, [tmp_path / "m.onnx"], {})]
     versions = {name: [*each] for name, each in catalog.OPERATORS._versions.items()}
     monkeypatch.setattr(catalog.OPERATORS, "_versions", versions)
-    newest = catalog.OPERATORS.newest(DOMAIN)[0]
+    newest = catalog.OPERATORS.newest("com.amd.quark")[0]
     catalog.OPERATORS.add(dataclasses.replace(newest, since_version=newest.since_version + 1))
     keys.append(kept_names.key(tmp_path, [tmp_path / "m.onnx"], {}))
     monkeypatch.setattr(onnxruntime, "get_build_info", lambda: "another build")
@@ -539,8 +535,7 @@ def test_processes_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_shows_and_clears_it(path, capsys, monkeypatch):
-    folder = path.parent / "cache"
+def test_the_command_shows_and_clears_it(path, folder, capsys, monkeypatch):
     quark_numba.InferenceSession(path, cache=folder)
     assert cli.main(["info", "--json", "--cache", str(folder)]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -557,12 +552,7 @@ def test_the_command_shows_and_clears_it(path, capsys, monkeypatch):
 def test_real_models(name, tmp_path):
     sessions = [quark_numba.InferenceSession(MODELS / f"{name}.onnx", cache=tmp_path) for _ in range(2)]
     sessions.append(quark_numba.InferenceSession(MODELS / f"{name}.onnx"))
-    rng = np.random.default_rng(3)
-    inputs = {}
-    for each in sessions[0].get_inputs():
-        shape = [size if isinstance(size, int) else 1 for size in each.shape]
-        inputs[each.name] = rng.normal(0, 1, shape).astype(np.float32) if "float" in each.type else rng.integers(0, 9, shape)
-    outputs = [session.run(None, inputs) for session in sessions]
+    outputs = [session.run(None, feeds_of(session, 1)) for session in sessions]
     for others in outputs[1:]:
         for one, other in zip(outputs[0], others, strict=True):
             assert one.tobytes() == other.tobytes()

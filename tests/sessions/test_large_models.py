@@ -10,11 +10,11 @@ import time
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from large_models import apart
 from marks import default_of, sizes
 from onnx import helper, numpy_helper
+from onnx_models import feeds_of, session_options
 from paths import MODELS
 from text_graphs import text_model
 
@@ -26,22 +26,10 @@ from quark_numba.models import files, model_files, temporary, tensors
 
 pytestmark = pytest.mark.compiled
 
-DOMAIN = "com.amd.quark"
-
 
 def arrays_of(path):
     """Return the tensors of a model, by name."""
     return {each.name: numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
-
-
-def inputs_of(session):
-    rng = np.random.default_rng(8)
-    found = {}
-    for each in session.get_inputs():
-        shape = [size if isinstance(size, int) else 2 for size in each.shape]
-        is_float = each.type == "tensor(float)"
-        found[each.name] = rng.normal(0, 1, shape).astype(np.float32) if is_float else rng.integers(0, 9, shape)
-    return found
 
 
 REAL = sorted(path.stem for path in MODELS.glob("*.onnx"))
@@ -56,12 +44,11 @@ def test_real_models(name, threads, tmp_path, request):
     before = onnx.load(MODELS / f"{name}.onnx")
     apart(before, tmp_path / "m.onnx")
     del before
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options = session_options(threads=threads)
     in_memory = quark_numba.InferenceSession(tmp_path / "m.onnx", options)
     optimize(tmp_path / "m.onnx", tmp_path / "whole.onnx")
     assert not (tmp_path / "whole.onnx.data").exists()
-    inputs = inputs_of(in_memory)
+    inputs = feeds_of(in_memory, 2)
     expected = in_memory.run(None, inputs)
     request.getfixturevalue("is_large")
     mapped = quark_numba.InferenceSession(tmp_path / "m.onnx", options, temporary_folder=tmp_path)
@@ -92,7 +79,7 @@ def attributes_of(attributes):
     return given and f"<{given}>"
 
 
-def pair_model(weight, element_type, scale_shape, axis=1, block_size=0, domain=DOMAIN):
+def pair_model(shape, element_type, scale_shape, axis=1, block_size=0, domain="com.amd.quark"):
     """Return a model of y = w, rounded, with a quantize and a dequantize node."""
     rng = np.random.default_rng(9)
     row = find(element_type)
@@ -101,39 +88,15 @@ def pair_model(weight, element_type, scale_shape, axis=1, block_size=0, domain=D
     given = attributes_of({"axis": axis} | ({"block_size": block_size} if block_size else {}))
     prefix = "Extended" if domain else ""
     nodes = f"q = {prefix}QuantizeLinear {given} (w, s, z)  d = {prefix}DequantizeLinear {given} (q, s, z)"
-    return model_of(nodes, 25, w=weight, s=scale, z=zeros)
+    return model_of(nodes, 25, w=weight_of(shape), s=scale, z=zeros)
 
 
-def block_model(weight, operator, **attributes):
-    return model_of(f"d = {operator} {attributes_of(attributes)} (w)", w=weight)
+def block_model(shape, operator, **attributes):
+    return model_of(f"d = {operator}QuantizeDequantize {attributes_of(attributes)} (w)", w=weight_of(shape))
 
 
-def weight_of(*shape):
+def weight_of(shape):
     return np.random.default_rng(10).normal(0, 2, shape).astype(np.float32)
-
-
-MODELS_OF_ONE_WEIGHT = {
-    "per tensor": lambda: pair_model(weight_of(*W), "int8", ()),
-    "per row": lambda: pair_model(weight_of(*W), "int8", (37,), 0),
-    "per column": lambda: pair_model(weight_of(*W), "uint16", (6,), 1),
-    "per last axis": lambda: pair_model(weight_of(*W), "bfloat16", (10,), -1),
-    "leading ones": lambda: pair_model(weight_of(1, 1, *W), "int8", (37,), 2),
-    "one dimension": lambda: pair_model(weight_of(997), "int8", (997,), 0),
-    "blocks of rows": lambda: pair_model(weight_of(*W), "int8", (5, 6, 10), 0, 8, ""),
-    "one block of rows": lambda: pair_model(weight_of(*W), "int8", (1, 6, 10), 0, 64, ""),
-    "blocks of columns": lambda: pair_model(weight_of(*W), "int4", (37, 2, 10), 1, 4, ""),
-    "blocks of the last axis": lambda: pair_model(weight_of(*W), "float8e4m3fn", (37, 6, 3), 2, 4, ""),
-    "four bits": lambda: pair_model(weight_of(37, 3, 3), "int4", (), 0, 0, ""),
-    "four bits per row": lambda: pair_model(weight_of(37, 3, 3), "uint4", (37,), 0, 0, ""),
-    "two bits": lambda: pair_model(weight_of(37, 3, 3), "uint2", (37,), 0, 0, ""),
-    "MX of rows": lambda: block_model(weight_of(*W), "MXQuantizeDequantize", axis=0, block_size=8, element_dtype="fp4_e2m1"),
-    "MX of the last axis": lambda: block_model(weight_of(*W), "MXQuantizeDequantize", axis=-1, block_size=32),
-    "MX of one dimension": lambda: block_model(weight_of(1025), "MXQuantizeDequantize", axis=1, block_size=8),
-    "BFP16": lambda: block_model(weight_of(*W), "BFPQuantizeDequantize", axis=1),
-    "BFP prime of rows": lambda: block_model(
-        weight_of(*W), "BFPQuantizeDequantize", axis=0, block_size=16, bfp_method="to_bfp_prime"
-    ),
-}
 
 
 def codes_model(element_type, shape, scale_shape, axis, block_size=0, zeros=None, nodes="", **constants):
@@ -150,23 +113,49 @@ def codes_model(element_type, shape, scale_shape, axis, block_size=0, zeros=None
 def computed_scales():
     """Return a model whose scales are in blocks of seven rows themselves."""
     node = "s = MXQuantizeDequantize <axis = 0, block_size = 7> (t)"
-    return codes_model("int8", (37, 96), (37, 12), 1, 8, nodes=node, t=np.abs(weight_of(37, 12)) + 1)
+    return codes_model("int8", (37, 96), (37, 12), 1, 8, nodes=node, t=np.abs(weight_of((37, 12))) + 1)
 
 
-def fake_quantized_model(weight, shape, operator="Quant", domain="qonnx.custom_op.general", **attributes):
+def fake_quantized_model(shape, of_scale, operator="Quant", domain="qonnx.custom_op.general", **attributes):
     """Return a model of a weight with scales of a shape: of QONNX's Quant, or of an operator of mct_quantizers."""
-    arrays = {"w": weight, "s": np.asarray(np.random.default_rng(12).uniform(0.1, 2, shape))}
-    arrays |= {"z": np.ones(shape[1:]), "b": np.array(5)} if operator == "Quant" else {}
+    arrays = {"w": weight_of(shape), "s": np.asarray(np.random.default_rng(12).uniform(0.1, 2, of_scale))}
+    arrays |= {"z": np.ones(of_scale[1:]), "b": np.array(5)} if operator == "Quant" else {}
     arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
     return model_of(f"d = {domain}.{operator} {attributes_of(attributes)} ({', '.join(arrays)})", **arrays)
 
 
-MODELS_OF_ONE_WEIGHT |= {
-    "QONNX per tensor": lambda: fake_quantized_model(weight_of(*W), ()),
-    "QONNX per row": lambda: fake_quantized_model(weight_of(*W), (37, 1, 1)),
-    "QONNX per row and column": lambda: fake_quantized_model(weight_of(1, *W), (37, 6, 1)),
+MODEL = pair_model((500, 40), "int8", ())
+
+
+def result(source, **options):
+    """Return what a session gives for such a model."""
+    return quark_numba.InferenceSession(source, **options).run(None, {"x": np.array(1, np.float32)})[0].tobytes()
+
+
+MODELS_OF_ONE_WEIGHT = {
+    "per tensor": lambda: pair_model(W, "int8", ()),
+    "per row": lambda: pair_model(W, "int8", (37,), 0),
+    "per column": lambda: pair_model(W, "uint16", (6,), 1),
+    "per last axis": lambda: pair_model(W, "bfloat16", (10,), -1),
+    "leading ones": lambda: pair_model((1, 1, *W), "int8", (37,), 2),
+    "one dimension": lambda: pair_model((997,), "int8", (997,), 0),
+    "blocks of rows": lambda: pair_model(W, "int8", (5, 6, 10), 0, 8, ""),
+    "one block of rows": lambda: pair_model(W, "int8", (1, 6, 10), 0, 64, ""),
+    "blocks of columns": lambda: pair_model(W, "int4", (37, 2, 10), 1, 4, ""),
+    "blocks of the last axis": lambda: pair_model(W, "float8e4m3fn", (37, 6, 3), 2, 4, ""),
+    "four bits": lambda: pair_model((37, 3, 3), "int4", (), 0, 0, ""),
+    "four bits per row": lambda: pair_model((37, 3, 3), "uint4", (37,), 0, 0, ""),
+    "two bits": lambda: pair_model((37, 3, 3), "uint2", (37,), 0, 0, ""),
+    "MX of rows": lambda: block_model(W, "MX", axis=0, block_size=8, element_dtype="fp4_e2m1"),
+    "MX of the last axis": lambda: block_model(W, "MX", axis=-1, block_size=32),
+    "MX of one dimension": lambda: block_model((1025,), "MX", axis=1, block_size=8),
+    "BFP16": lambda: block_model(W, "BFP", axis=1),
+    "BFP prime of rows": lambda: block_model(W, "BFP", axis=0, block_size=16, bfp_method="to_bfp_prime"),
+    "QONNX per tensor": lambda: fake_quantized_model(W, ()),
+    "QONNX per row": lambda: fake_quantized_model(W, (37, 1, 1)),
+    "QONNX per row and column": lambda: fake_quantized_model((1, *W), (37, 6, 1)),
     "MCT per row": lambda: fake_quantized_model(
-        weight_of(*W), (37,), "WeightsPOTQuantizer", "mct_quantizers", num_bits=4, per_channel=1, channel_axis=0
+        W, (37,), "WeightsPOTQuantizer", "mct_quantizers", num_bits=4, per_channel=1, channel_axis=0
     ),
     "codes of two bits": lambda: codes_model("uint2", (37, 5, 3), (37,), 0),
     "codes of four bits": lambda: codes_model("int4", (37, 15), (37,), 0),
@@ -206,11 +195,9 @@ def test_a_node_that_is_not_valid_in_a_late_row_stays(is_large):
 
 def test_the_folder_of_tensors_in_the_options(tmp_path, is_large):
     """ONNX Runtime looks for this package's files in their own folder, although the options name that of the model's."""
-    before = MODELS_OF_ONE_WEIGHT["per tensor"]()
-    onnx.save(before, tmp_path / "m.onnx", save_as_external_data=True, location="model.onnx.data")
+    apart(MODEL, tmp_path / "m.onnx", "model.onnx.data")
     for source in (tmp_path / "m.onnx", (tmp_path / "m.onnx").read_bytes()):
-        options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(tmp_path))
+        options = session_options(model_external_initializers_file_folder_path=str(tmp_path))
         session = quark_numba.InferenceSession(source, options)
         expected = quark_numba.InferenceSession(tmp_path / "m.onnx")
         for _ in range(2):
@@ -223,7 +210,7 @@ def test_the_folder_of_tensors_in_the_options(tmp_path, is_large):
 
 
 def test_a_target_that_has_tensors_of_the_original(tmp_path, is_large):
-    onnx.save(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "a.onnx", save_as_external_data=True, location="b.onnx.data")
+    apart(MODEL, tmp_path / "a.onnx", "b.onnx.data")
     content = (tmp_path / "b.onnx.data").read_bytes()
     with pytest.raises(ModelError, match=r"b\.onnx\.data has tensors of the original model; expected another name"):
         optimize(tmp_path / "a.onnx", tmp_path / "b.onnx")
@@ -238,7 +225,7 @@ def test_a_target_that_has_tensors_of_the_original(tmp_path, is_large):
 )
 def test_a_target_that_is_read(tmp_path, is_large, target, link):
     """The target is the original model or its tensors, perhaps by another name. Nothing is written."""
-    onnx.save(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "a.onnx", save_as_external_data=True, location="weights.onnx")
+    apart(MODEL, tmp_path / "a.onnx", "weights.onnx")
     out = tmp_path / target
     if link:
         out = tmp_path / "out" / "linked.onnx"
@@ -256,7 +243,7 @@ def test_a_target_that_is_read(tmp_path, is_large, target, link):
 
 
 def test_a_file_for_tensors_that_is_the_original(tmp_path, is_large):
-    apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "b.onnx.data")
+    apart(MODEL, tmp_path / "b.onnx.data")
     before = (tmp_path / "b.onnx.data").read_bytes()
     with pytest.raises(ModelError, match=r"b\.onnx\.data is the original model; expected another name"):
         optimize(tmp_path / "b.onnx.data", tmp_path / "b.onnx")
@@ -265,8 +252,7 @@ def test_a_file_for_tensors_that_is_the_original(tmp_path, is_large):
 
 @pytest.mark.parametrize(("key", "value"), [("offset", "-5"), ("offset", "x"), ("length", "-1")])
 def test_entries_that_are_not_valid(tmp_path, key, value):
-    before = MODELS_OF_ONE_WEIGHT["per tensor"]()
-    apart(before, tmp_path / "m.onnx")
+    apart(MODEL, tmp_path / "m.onnx")
     before = onnx.load(tmp_path / "m.onnx", load_external_data=False)
     for each in before.graph.initializer[0].external_data:
         if each.key == key:
@@ -285,7 +271,7 @@ def test_a_file_system_without_locks(tmp_path, is_large, monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "m.onnx")
+    apart(MODEL, tmp_path / "m.onnx")
     for _ in range(2):
         if (tmp_path / "out").exists():
             optimize(tmp_path / "m.onnx", tmp_path / "out" / "m.onnx")
@@ -296,7 +282,7 @@ def test_a_file_system_without_locks(tmp_path, is_large, monkeypatch):
 
 def test_equal_nodes_on_one_weight_are_folded_once(tmp_path, is_large):
     text = "(float[] x) => (float[] y) { d = Pair (w, s, z)  d2 = Pair (w, s, z)  y = Add (d, d2) }"
-    whole = text_model(text, w=weight_of(*W), s=np.float32(0.55), z=np.int8(1))
+    whole = text_model(text, w=weight_of(W), s=np.float32(0.55), z=np.int8(1))
     after = optimize(whole)
     (add,) = after.graph.node
     assert add.input[0] == add.input[1]
@@ -311,8 +297,8 @@ def test_weights_are_folded_on_one_thread(keep_quantized_weights, tmp_path, monk
     def number_of_threads():
         raise AssertionError
 
-    block_format = block_model(weight_of(1024, 256), "MXQuantizeDequantize", element_dtype="fp4_e2m1", axis=0)
-    for each in (pair_model(weight_of(1024, 256), "bfloat16", ()), block_format):
+    block_format = block_model((1024, 256), "MX", element_dtype="fp4_e2m1", axis=0)
+    for each in (pair_model((1024, 256), "bfloat16", ()), block_format):
         apart(each, tmp_path / "m.onnx")
         with monkeypatch.context() as patch:
             patch.setattr(threads, "_number_of_threads", number_of_threads)
@@ -324,7 +310,7 @@ def test_weights_are_folded_on_one_thread(keep_quantized_weights, tmp_path, monk
 
 def test_models_that_are_not_rewritten(tmp_path, is_large):
     """A file with nothing to rewrite is loaded by ONNX Runtime itself. In memory it may have what onnx-ir would lose."""
-    plain = text_model("(float x) => (float[] y) { y = Add (w, x) }", w=weight_of(*W))
+    plain = text_model("(float x) => (float[] y) { y = Add (w, x) }", w=weight_of(W))
     apart(plain, tmp_path / "m.onnx")
     session = quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=tmp_path / "missing")
     assert session._model_path == str(tmp_path / "m.onnx")
@@ -339,7 +325,7 @@ def test_models_that_are_not_rewritten(tmp_path, is_large):
 
 
 def test_a_file_that_is_changed_while_it_is_read(tmp_path, is_large, monkeypatch):
-    apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "m.onnx")
+    apart(MODEL, tmp_path / "m.onnx")
     (tmp_path / "out.onnx").write_bytes(b"before")
 
     def then_changing(read):
@@ -366,7 +352,7 @@ def test_a_file_that_is_changed_while_it_is_read(tmp_path, is_large, monkeypatch
 
 def test_a_file_that_becomes_shorter(tmp_path, is_large, monkeypatch):
     """A file that ends within a tensor is an error, before and while it is read."""
-    apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "m.onnx")
+    apart(MODEL, tmp_path / "m.onnx")
     write_to = tensors.write_to
 
     def shorter(tensor, file):
@@ -382,7 +368,7 @@ def test_a_file_that_becomes_shorter(tmp_path, is_large, monkeypatch):
 
 def test_a_disk_without_room(tmp_path, is_large, monkeypatch):
     """The room that is needed is checked before anything is computed, and a disk that fills up meanwhile is an error."""
-    apart(MODELS_OF_ONE_WEIGHT["per tensor"](), tmp_path / "m.onnx")
+    apart(MODEL, tmp_path / "m.onnx")
     (tmp_path / "out").mkdir()
     uses = (
         lambda: optimize(tmp_path / "m.onnx", tmp_path / "out" / "m.onnx"),
@@ -431,7 +417,7 @@ else:
 @pytest.mark.parametrize("what", ["optimize", "session"])
 @pytest.mark.by_default(1)
 def test_what_a_killed_process_leaves_is_removed_by_the_next(what, tmp_path, monkeypatch):
-    apart(pair_model(weight_of(500, 40), "int8", ()), tmp_path / "m.onnx")
+    apart(MODEL, tmp_path / "m.onnx")
     out = tmp_path / "out"
     out.mkdir()
     with subprocess.Popen([sys.executable, "-c", KILLED, tmp_path, what], stdout=subprocess.PIPE) as process:
@@ -469,23 +455,25 @@ quark_numba.optimize(path, path)
 """
 
 
+def exchange_and_end(path, replaced):
+    """Optimise a model in its place in a process that ends when so many files have been moved."""
+    assert subprocess.run([sys.executable, "-c", EXCHANGE, path, str(replaced)]).returncode == 9
+
+
 @pytest.mark.parametrize("use", ["session", "optimize", "another"])
 @pytest.mark.parametrize("replaced", [1, 2, 3, 4])
 @pytest.mark.by_default(1)
 def test_a_process_that_ends_while_it_exchanges_files_loses_none(replaced, use, tmp_path):
     """The model and the file of its tensors come back when the model, or another one in the folder, is used next."""
-    before = pair_model(weight_of(500, 40), "int8", ())
-    apart(before, tmp_path / "m.onnx", "m.onnx.data")
-    apart(before, tmp_path / "another.onnx", "another.data")
-    expected = result(quark_numba.InferenceSession(before))
-    ended = subprocess.run([sys.executable, "-c", EXCHANGE, tmp_path / "m.onnx", str(replaced)])
-    assert ended.returncode == 9
+    apart(MODEL, tmp_path / "m.onnx", "m.onnx.data")
+    apart(MODEL, tmp_path / "another.onnx", "another.data")
+    exchange_and_end(tmp_path / "m.onnx", replaced)
     assert (tmp_path / "m.onnx").exists() is (replaced == 4)
     if use == "optimize":
         optimize(tmp_path / "m.onnx", tmp_path / "out.onnx")
     elif use == "another":
         optimize(tmp_path / "another.onnx", tmp_path / "out.onnx")
-    assert result(quark_numba.InferenceSession(tmp_path / "m.onnx")) == expected
+    assert result(tmp_path / "m.onnx") == result(MODEL)
     if replaced < 4 or use != "session":
         assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]
 
@@ -494,10 +482,8 @@ def test_a_process_that_ends_while_it_exchanges_files_loses_none(replaced, use, 
 @pytest.mark.slow
 def test_a_file_of_somebody_else_in_the_place_of_one_that_was_moved_aside(replaced, tmp_path):
     """It is not replaced, and the files of before stay where they are, until it is gone."""
-    before = pair_model(weight_of(500, 40), "int8", ())
-    apart(before, tmp_path / "m.onnx", "m.onnx.data")
-    expected = result(quark_numba.InferenceSession(before))
-    assert subprocess.run([sys.executable, "-c", EXCHANGE, tmp_path / "m.onnx", str(replaced)]).returncode == 9
+    apart(MODEL, tmp_path / "m.onnx", "m.onnx.data")
+    exchange_and_end(tmp_path / "m.onnx", replaced)
     new = tmp_path / "m.onnx.data"
     assert new.exists() is (replaced == 3)
     new.unlink(missing_ok=True)
@@ -507,7 +493,7 @@ def test_a_file_of_somebody_else_in_the_place_of_one_that_was_moved_aside(replac
             optimize(tmp_path / "m.onnx")
         assert new.read_bytes() == b"notes"
     new.unlink()
-    assert result(quark_numba.InferenceSession(tmp_path / "m.onnx")) == expected
+    assert result(tmp_path / "m.onnx") == result(MODEL)
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
@@ -515,19 +501,18 @@ def test_a_file_of_somebody_else_in_the_place_of_one_that_was_moved_aside(replac
 @pytest.mark.by_default(2)
 def test_a_link_at_the_name_of_the_file_of_tensors(name, link, tmp_path, is_large):
     """It is replaced, as nobody named what it leads to, and onnx refuses tensors behind links."""
-    before = pair_model(weight_of(500, 40), "int8", ())
-    apart(before, tmp_path / "m.onnx")
+    apart(MODEL, tmp_path / "m.onnx")
     (tmp_path / "else").write_bytes(b"else")
     link(tmp_path / "else", tmp_path / f"{name}.data")
     for _ in range(2):
         optimize(tmp_path / "m.onnx", tmp_path / name)
-        assert result(quark_numba.InferenceSession(tmp_path / name)) == result(quark_numba.InferenceSession(before))
+        assert result(tmp_path / name) == result(MODEL)
     assert (tmp_path / "else").read_bytes() == b"else"
 
 
 @pytest.mark.parametrize("make", [os.mkdir, pytest.param(getattr(os, "mkfifo", None), marks=of_posix)], ids=["folder", "fifo"])
 def test_what_is_no_file_at_the_name_of_the_file_of_tensors(make, tmp_path, is_large):
-    apart(pair_model(weight_of(500, 40), "int8", ()), tmp_path / "m.onnx")
+    apart(MODEL, tmp_path / "m.onnx")
     make(tmp_path / "out.onnx.data")
     with pytest.raises(ModelError, match=r"out\.onnx: out\.onnx\.data: not a regular file"):
         optimize(tmp_path / "m.onnx", tmp_path / "out.onnx")
@@ -592,15 +577,14 @@ def test_what_is_aside_with_a_record_comes_back(tmp_path):
 @pytest.mark.slow
 def test_a_new_model_that_is_renamed_before_what_was_aside_is_removed(tmp_path):
     """The process ended after its last file was in its place, so that nothing comes back."""
-    before = pair_model(weight_of(500, 40), "int8", ())
-    apart(before, tmp_path / "m.onnx", "m.onnx.data")
-    assert subprocess.run([sys.executable, "-c", EXCHANGE, tmp_path / "m.onnx", "4"]).returncode == 9
+    apart(MODEL, tmp_path / "m.onnx", "m.onnx.data")
+    exchange_and_end(tmp_path / "m.onnx", 4)
     data = (tmp_path / "m.onnx.data").read_bytes()
     (tmp_path / "m.onnx").rename(tmp_path / "renamed.onnx")
     with pytest.raises(ModelError, match="No such file"):
         optimize(tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").read_bytes() == data
-    assert result(quark_numba.InferenceSession(tmp_path / "renamed.onnx")) == result(quark_numba.InferenceSession(before))
+    assert result(tmp_path / "renamed.onnx") == result(MODEL)
 
 
 @of_posix
@@ -609,10 +593,10 @@ def test_a_link_to_a_model_that_was_moved_aside(tmp_path):
     """The model comes back. Its tensors are not found beside the link, as those of any model."""
     (tmp_path / "folder").mkdir()
     path, link = tmp_path / "folder" / "m.onnx", tmp_path / "link.onnx"
-    apart(pair_model(weight_of(500, 40), "int8", ()), path, "m.onnx.data")
+    apart(MODEL, path, "m.onnx.data")
     before = path.read_bytes()
     link.symlink_to(path)
-    assert subprocess.run([sys.executable, "-c", EXCHANGE, path, "3"]).returncode == 9
+    exchange_and_end(path, 3)
     assert not path.exists()
     with pytest.raises(ModelError, match=r"tensor w: m\.onnx\.data"):
         optimize(link)
@@ -622,9 +606,8 @@ def test_a_link_to_a_model_that_was_moved_aside(tmp_path):
 @pytest.mark.slow
 def test_files_that_cannot_be_put_back_at_once(tmp_path, is_large, monkeypatch):
     """They stay in the temporary folder, from which the next use takes them."""
-    before = pair_model(weight_of(500, 40), "int8", ())
-    apart(before, tmp_path / "m.onnx", "m.onnx.data")
-    expected, replace, left = result(quark_numba.InferenceSession(before)), os.replace, [3]
+    apart(MODEL, tmp_path / "m.onnx", "m.onnx.data")
+    replace, left = os.replace, [3]
 
     def failing(*paths):
         left[0] -= 1
@@ -637,7 +620,7 @@ def test_files_that_cannot_be_put_back_at_once(tmp_path, is_large, monkeypatch):
         with pytest.raises(ModelError, match=r"m\.onnx: Permission denied"):
             optimize(tmp_path / "m.onnx", tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()
-    assert result(quark_numba.InferenceSession(tmp_path / "m.onnx")) == expected
+    assert result(tmp_path / "m.onnx") == result(MODEL)
     assert {each.name for each in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
 
 
@@ -684,20 +667,16 @@ for number in itertools.count():
 """
 
 
-def result(session):
-    return session.run(None, {"x": np.array(1, np.float32)})[0].tobytes()
-
-
 @pytest.mark.slow
 @sizes("kills", 1, slow=2, full=30)
 def test_processes_that_are_killed_at_random(kills, tmp_path, monkeypatch):
     """A target is what it was or what it was to become, and what else is left behind is removed by the next process."""
-    before = pair_model(weight_of(2000, 400), "int8", ())
+    before = pair_model((2000, 400), "int8", ())
     apart(before, tmp_path / "m.onnx")
     out, cache, moments = tmp_path / "out", tmp_path / "cache", np.random.default_rng(kills).uniform(0, 0.3, kills)
     out.mkdir()
     monkeypatch.setattr(model_files, "MOST_IN_MEMORY", 0)
-    expected = result(quark_numba.InferenceSession(before))
+    expected = result(before)
     for moment in moments:
         with subprocess.Popen([sys.executable, "-c", REPEATS, tmp_path], stdout=subprocess.PIPE) as process:
             for _ in range(2):  # the first round imports and compiles
@@ -706,7 +685,7 @@ def test_processes_that_are_killed_at_random(kills, tmp_path, monkeypatch):
             process.kill()
         for path in (tmp_path / "m.onnx", *out.glob("m.onnx")):
             for options in ({"temporary_folder": out}, {"cache": cache}):
-                assert result(quark_numba.InferenceSession(path, **options)) == expected
+                assert result(path, **options) == expected
     optimize(tmp_path / "m.onnx", out / "m.onnx")
     assert {each.name for each in out.iterdir()} == {"m.onnx", "m.onnx.data"}
     assert not list(cache.glob("quark_numba_*"))
@@ -715,7 +694,7 @@ def test_processes_that_are_killed_at_random(kills, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_two_processes_at_once(tmp_path):
     """Processes that start at the same time in one folder do not remove each other's files."""
-    apart(pair_model(weight_of(500, 40), "int8", ()), tmp_path / "m.onnx")
+    apart(MODEL, tmp_path / "m.onnx")
     (tmp_path / "out").mkdir()
     code = KILLED.replace("tensors.write_to = slow", "") + "\nprint('done')"
     started = [subprocess.Popen([sys.executable, "-c", code, tmp_path, "session"], stdout=subprocess.PIPE) for _ in range(4)]

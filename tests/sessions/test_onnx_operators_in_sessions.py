@@ -11,7 +11,7 @@ import oracle
 import pytest
 import samples
 from onnx import TensorProto, numpy_helper
-from onnx_models import node_tests, number, one_node, run, session
+from onnx_models import RELEASE, node_tests, number, one_node, run, session, session_options
 from paths import MODELS
 from text_graphs import text_model
 
@@ -19,8 +19,6 @@ import quark_numba
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.linear.versions import LATEST_OPSET, version_of_opset
 from quark_numba.ort import c_api
-
-RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 pytestmark = [
     pytest.mark.compiled,
@@ -298,11 +296,8 @@ def test_nodes_are_not_fused(name, tmp_path):
     content = text_model(text, opset=25, scale=np.array(0.05, find(name).dtype), zero_point=np.uint8(128), weight=weight)
 
     def optimized(**entries):
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
+        options = session_options(**entries)
         options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-        for entry, value in entries.items():
-            options.add_session_config_entry(f"session.{entry}", value)
         quark_numba.register(options, standard_ops=True)
         onnxruntime.InferenceSession(content.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]

@@ -4,10 +4,9 @@ import re
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
-from onnx_models import array_of, model, ort_value, session
+from onnx_models import array_of, model, ort_value, session, session_options
 from oracle import assert_same_bits
 from other_quantizers import HAS_SAME_SUMS, expectation, models_of, outputs_of, quantization_nodes
 from paths import MODELS
@@ -64,9 +63,7 @@ def test_a_model_that_needs_standard_ops():
         session(path)
     feeds, (expected,) = expectation(path)
     for threads in (1, 2):
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        (y,) = quark_numba.InferenceSession(path, options).run(None, feeds)
+        (y,) = quark_numba.InferenceSession(path, session_options(threads=threads)).run(None, feeds)
         np.testing.assert_allclose(y, expected, rtol=0, atol=1e-6 if HAS_SAME_SUMS else 0.1)
 
 

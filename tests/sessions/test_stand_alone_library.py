@@ -19,18 +19,18 @@ from libraries import (
     REFUSED,
     REFUSED_AS_WRITTEN,
     RUN,
+    SIZE,
     TOO_OLD,
     built,
     check_bits,
     child,
-    feeds_of,
     linked,
     models_beside,
     own_session,
 )
 from marks import sizes
 from onnx import helper
-from onnx_models import model, one_node
+from onnx_models import feeds_of, model, one_node
 from paths import MODELS
 from text_graphs import text_model
 
@@ -101,7 +101,7 @@ def test_symbols(library):
 @pytest.mark.slow
 def test_memory_of_cycles(library, count, tmp_path):
     path = library.with_name("textline_cls_bf16.onnx")
-    np.savez(tmp_path / "feeds.npz", **feeds_of(own_session(path, 1)))
+    np.savez(tmp_path / "feeds.npz", **feeds_of(own_session(path, 1), SIZE))
     first, last = map(int, child(CYCLES, library, path, tmp_path / "feeds.npz", count).split())
     assert last - first < 1024
 
@@ -201,7 +201,7 @@ def test_memory_under_valgrind(tmp_path):
     library = build_library(MODELS / "tagger_u16.onnx", tmp_path / "out", cpu="x86-64-v3")
     path = library.with_name("tagger_u16.onnx")
     feeds = tmp_path / "results.npz.tagger_u16.onnx.npz"
-    np.savez(feeds, **feeds_of(own_session(path, 1)))
+    np.savez(feeds, **feeds_of(own_session(path, 1), SIZE))
     options = "--leak-check=full", "--num-callers=30", "--keep-debuginfo=yes"  # the library is unloaded at the end
     command = ["valgrind", *options, sys.executable, "-I", "-c", RUN]
     run = subprocess.run([*command, library, tmp_path / "results.npz", "1", path], capture_output=True, text=True)

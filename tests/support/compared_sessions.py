@@ -30,36 +30,22 @@ import time
 import generated_graphs
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import helper
-from smaller_graphs import cut, smallest, with_outputs
+from onnx_models import session
+from qdq_sessions import ours
+from smaller_graphs import cut, smallest, text_of, with_outputs
 
-import quark_numba
-
-LEVELS = onnxruntime.GraphOptimizationLevel
-ALL, EXTENDED, NONE = LEVELS.ORT_ENABLE_ALL, LEVELS.ORT_ENABLE_EXTENDED, LEVELS.ORT_DISABLE_ALL
+ALL, EXTENDED, NONE = "ENABLE_ALL", "ENABLE_EXTENDED", "DISABLE_ALL"
 ALONE = "ONNX Runtime alone"
 
 
-def options(level):
-    result = onnxruntime.SessionOptions()
-    result.graph_optimization_level, result.intra_op_num_threads, result.log_severity_level = level, 1, 4
-    return result
-
-
 def drop_in(model, level):
-    given = options(level)
-    quark_numba.register(given)
-    return onnxruntime.InferenceSession(model.SerializeToString(), given, ["CPUExecutionProvider"])
+    return session(model, level=level, threads=1)
 
 
-def ours(model, level, blocked_layout):
-    return quark_numba.InferenceSession(model, options(level), ["CPUExecutionProvider"], blocked_layout=blocked_layout)
-
-
-def run(session, feeds):
-    names = {each.name for each in session.get_inputs()}
-    return session.run(None, {name: value for name, value in feeds.items() if name in names})
+def run(made, feeds):
+    names = {each.name for each in made.get_inputs()}
+    return made.run(None, {name: value for name, value in feeds.items() if name in names})
 
 
 def outcome(make, feeds):
@@ -86,7 +72,7 @@ class Comparison:
             if isinstance(expected, str):
                 self.alone.append(("error of the drop-in session", f"{label}: {expected}"))
                 continue
-            result = outcome(lambda level=level, blocked=blocked_layout: ours(source, level, blocked), feeds)
+            result = outcome(lambda level=level, blocked=blocked_layout: ours(source, level, blocked_layout=blocked), feeds)
             self._compare(label, expected, result, self._equal if level == EXTENDED else self._near)
 
     def _compare(self, label, expected, result, compare):
@@ -115,9 +101,9 @@ class Comparison:
         if not has_special(self.feeds):
             return np.False_
         if self._ordinary is None:
-            session = drop_in(self.folded, NONE)
+            judge = drop_in(self.folded, NONE)
             self._ordinary = [
-                run(session, {name: ordinary(value, other) for name, value in self.feeds.items()})
+                run(judge, {name: ordinary(value, other) for name, value in self.feeds.items()})
                 for other in (0.25, -1.75, 16, np.nan)
             ]
         return np.logical_or.reduce([~same(each[k], self.judge(k)) for each in self._ordinary])
@@ -208,8 +194,8 @@ def smaller(case, kind):
         """None if the values cannot be computed, or are not float32."""
         names = [*fed, output]
         try:
-            session = drop_in(with_outputs(case.folded, [info(name) for name in names]), NONE)
-            values = dict(zip(names, run(session, case.feeds), strict=True))
+            made = drop_in(with_outputs(case.folded, [info(name) for name in names]), NONE)
+            values = dict(zip(names, run(made, case.feeds), strict=True))
         except Exception:
             return None
         if any(value.dtype != np.float32 for value in values.values()):
@@ -225,19 +211,6 @@ def smaller(case, kind):
 
 def info(name, shape=None):
     return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-
-
-def text_of(model):
-    """Return the model in ONNX's textual syntax, without the contents of large tensors."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    lines = []
-    for tensor in list(result.graph.initializer):
-        array = quark_numba.from_tensor_proto(tensor)
-        content = f" = {array.tolist()}" if array.size < 9 else ""
-        lines.append(f"# {tensor.name}: {array.dtype}{list(array.shape)}{content}")
-    del result.graph.initializer[:]
-    return "\n".join([onnx.printer.to_text(result), *lines])
 
 
 def _finding(seed):

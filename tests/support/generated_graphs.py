@@ -156,8 +156,7 @@ class Builder:
         else:
             w = self.random.normal(0, fan_in**-0.5, shape)
             w = (np.rint(w / 2**-6.3) * np.float32(2**-6.3)).astype(np.float32)
-        rest = lambda axis: np.abs(w).sum(axis=tuple(set(range(w.ndim)) - {axis}))  # noqa: E731
-        sums = max(1.0, *(float(rest(axis).max()) for axis in range(w.ndim)))
+        sums = largest_sum(w, range(w.ndim))
         form = self.one(["plain", "pair", "pair", "codes"]) if not self.depth else "plain"
         if form == "plain":
             return self.constant(w), sums
@@ -321,6 +320,51 @@ class Builder:
     def bias(self, channels, x):
         """Return the name of a bias for the weight made last and this input."""
         return self.constant(self.numbers(channels))
+
+    # Graphs.
+
+    def add_input(self, shape, declared, name=None):
+        name = name or self.name("x")
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, declared))
+        if self.exact:
+            self.feeds[name] = np.asarray(self.random.integers(-16, 17, shape) / 4, np.float32)
+        else:
+            self.feeds[name] = np.asarray(self.random.normal(0, 1.5, shape), np.float32)
+        return self.new(Value(name, tuple(shape)), name)
+
+    def subgraph(self, make, inputs=(), others=()):
+        """Return the value that `make` returns and a graph of its nodes. `others` are outputs before this value."""
+        nodes, self.nodes = self.nodes, []
+        self.depth += 1
+        y = make()
+        if y.name not in {name for node in self.nodes for name in node.output}:
+            y = self.unary("Identity", y)
+        before = [helper.make_tensor_value_info(each, TensorProto.BOOL, []) for each in others]
+        outputs = [*before, helper.make_tensor_value_info(y.name, TensorProto.FLOAT, [None] * len(y.shape))]
+        graph = helper.make_graph(self.nodes, self.name("graph"), list(inputs), outputs)
+        self.depth -= 1
+        self.nodes = nodes
+        return y, graph
+
+    def grow(self, builders, count, tries, most_elements):
+        """Add what `count` builders make, which are chosen by their weights. Some do not suit the value that they get."""
+        builders, weights = zip(*builders, strict=True)
+        weights = np.array(weights) / sum(weights)
+        for _ in range(tries):
+            if len(self.built) == count:
+                break
+            x = self.live[-1] if self.chance(0.75) else self.one(self.live)
+            build = builders[self.random.choice(len(builders), p=weights)]
+            y = build(self, x)
+            if y is not None and y.size <= most_elements:
+                self.live.append(self.quantized(y, 0.72))
+                self.built.append(build.__name__.strip("_"))
+
+
+def largest_sum(weight, axes):
+    """Return the largest sum of magnitudes over all axes of a weight but one of these, at least 1."""
+    sums = [np.abs(weight).sum(axis=tuple(set(range(weight.ndim)) - {axis})) for axis in axes]
+    return max(1.0, *(float(each.max(initial=0)) for each in sums))
 
 
 def tensor(array, name):
@@ -691,11 +735,15 @@ def padded(b, x):
 def matmul(b, x):
     if len(x.shape) < 2 or x.shape[-1] > 400:
         return None
-    outer = b.one([8, 16, 5])
+    return linear(b, x, b.one([8, 16, 5]), 0.6)
+
+
+def linear(b, x, outer, probability):
+    """A product with a weight, and with this probability a sum with a bias."""
     weight, sums = b.weight((x.shape[-1], outer), x.shape[-1])
     x = b.small(x, 22 - b.weight_grid - math.log2(sums))
     y = b.new(x, b.put("MatMul", x, weight), (*x.shape[:-1], outer), x.bound * sums, x.grid + b.weight_grid)
-    return b.binary("Add", y, b.value_of(b.numbers(outer))) if b.chance(0.6) else y
+    return b.binary("Add", y, b.value_of(b.numbers(outer))) if b.chance(probability) else y
 
 
 def gemm(b, x):
@@ -807,24 +855,9 @@ def if_(b, x):
         y = b.binary("Mul", b.small(x, 10), b.value_of(np.array(0.5, np.float32)))
         return b.quantized(b.unary("Relu", y)) if b.chance(0.5) else y
 
-    (one, graph), (two, other_graph) = (subgraph(b, make) for make in (first, second))
+    (one, graph), (two, other_graph) = map(b.subgraph, (first, second))
     name = b.put("If", flag, then_branch=graph, else_branch=other_graph)
     return b.new(x, name, None, max(one.bound, two.bound), max(one.grid, two.grid))
-
-
-def subgraph(b, make, inputs=(), others=()):
-    """Return the value that `make` returns and a graph of the nodes that it adds. `others` are outputs before this value."""
-    nodes, b.nodes = b.nodes, []
-    b.depth += 1
-    y = make()
-    if y.name not in {name for node in b.nodes for name in node.output}:
-        y = b.unary("Identity", y)
-    before = [helper.make_tensor_value_info(each, TensorProto.BOOL, []) for each in others]
-    outputs = [*before, helper.make_tensor_value_info(y.name, TensorProto.FLOAT, [None] * len(y.shape))]
-    graph = helper.make_graph(b.nodes, b.name("graph"), list(inputs), outputs)
-    b.depth -= 1
-    b.nodes = nodes
-    return y, graph
 
 
 def loop(b, x):
@@ -832,20 +865,27 @@ def loop(b, x):
     x = b.small(x, 10)
     others = [each for each in b.live if each.shape == x.shape]
     start = b.small(b.one(others), 10) if others else x
-    names = [b.name("i"), b.name("go"), b.name("sum")]
-    kinds = [TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT]
-    inputs = [helper.make_tensor_value_info(*each, []) for each in zip(names[:2], kinds, strict=False)]
-    inputs.append(helper.make_tensor_value_info(names[2], TensorProto.FLOAT, None))
-    again = b.name("again")
 
-    def body():
-        b.nodes.append(helper.make_node("Identity", [names[1]], [again]))
-        y = b.binary("Add", Value(names[2], x.shape, start.bound + 2 * x.bound, max(start.grid, x.grid)), x)
+    def add(name):
+        y = b.binary("Add", Value(name, x.shape, start.bound + 2 * x.bound, max(start.grid, x.grid)), x)
         return b.quantized(y, 0.4) if b.type in ("bfloat16", "float16") and not b.has_blocks else y
 
-    y, graph = subgraph(b, body, inputs, [again])
-    name = b.put("Loop", b.integers(2), b.constant(True, np.bool_), start, body=graph)
+    y, name = two_iterations(b, start, "sum", add)
     return b.new(x, name, None, start.bound + 3 * x.bound, max(start.grid, x.grid, y.grid))
+
+
+def two_iterations(b, start, prefix, change):
+    """Add a Loop, in whose body ``change(name)`` makes the next value from that of a name. Return this value, and the name of
+    the last one."""
+    i, go, state, again = (b.name(each) for each in ("i", "go", prefix, "again"))
+    kinds = {i: (TensorProto.INT64, []), go: (TensorProto.BOOL, []), state: (TensorProto.FLOAT, None)}
+
+    def body():
+        b.nodes.append(helper.make_node("Identity", [go], [again]))
+        return change(state)
+
+    y, graph = b.subgraph(body, [helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()], [again])
+    return y, b.put("Loop", b.integers(2), b.constant(True, np.bool_), start, body=graph)
 
 
 def scan(b, x):
@@ -860,7 +900,7 @@ def scan(b, x):
         y = b.binary("Add", Value(row, x.shape[1:], x.bound, x.grid), captured)
         return b.unary("Relu", y)
 
-    y, graph = subgraph(b, body, [helper.make_tensor_value_info(row, TensorProto.FLOAT, x.shape[1:])])
+    y, graph = b.subgraph(body, [helper.make_tensor_value_info(row, TensorProto.FLOAT, x.shape[1:])])
     stacked = b.new(y, b.put("Scan", x, body=graph, num_scan_inputs=1), (x.shape[0], *x.shape))
     return b.reduced("ReduceMax", stacked, [0], 0)
 
@@ -909,19 +949,6 @@ BUILDERS = [
 ]
 
 
-def add_input(b, shape, declared, name=None):
-    name = name or b.name("x")
-    b.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, declared))
-    if b.exact:
-        b.feeds[name] = np.asarray(b.random.integers(-16, 17, shape) / 4, np.float32)
-    else:
-        b.feeds[name] = np.asarray(b.random.normal(0, 1.5, shape), np.float32)
-    return b.new(Value(name, tuple(shape)), name)
-
-
-Builder.add_input = add_input
-
-
 def first_input(b):
     batch = b.one([1, 1, 2, 3])
     h, w = b.one(LENGTHS[2:]), b.one(LENGTHS)
@@ -959,18 +986,7 @@ def case(seed):
     elif b.chance(0.5):
         x = b.quantized(x)
     b.live.append(x)
-    builders, weights = zip(*BUILDERS, strict=True)
-    weights = np.array(weights) / sum(weights)
-    wanted, tries = b.one([3, 4, 6, 8, 10]), 0
-    while len(b.built) < wanted and tries < 60:
-        tries += 1
-        x = b.live[-1] if b.chance(0.75) else b.one(b.live)
-        build = builders[b.random.choice(len(builders), p=weights)]
-        y = build(b, x)
-        if y is None or y.size > MOST_ELEMENTS:
-            continue
-        b.live.append(b.quantized(y, 0.72))
-        b.built.append(build.__name__.strip("_"))
+    b.grow(BUILDERS, b.one([3, 4, 6, 8, 10]), 60, MOST_ELEMENTS)
     if b.kind == "image" and len(b.live[-1].shape) == 4 and b.live[-1].shape[1] <= 66 and b.chance(0.7):
         b.live.append(conv(b, b.live[-1]))
         b.built.append("conv")
@@ -988,16 +1004,15 @@ def finished(b, seed):
             outputs.append(extra.pop(b.random.integers(len(extra))))
     models = []
     for is_folded in (False, True):
-        nodes = [node for node in b.nodes if not (is_folded and node.output[0] in b.weights)]
+        nodes, initializers = b.nodes, b.initializers
+        if is_folded:
+            nodes = [node for node in nodes if node.output[0] not in b.weights]
+            needed = set(used_names(nodes))
+            initializers = [each for each in initializers + b.folded if each.name in needed]
         infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-        graph = helper.make_graph(nodes, f"seed {seed}", b.inputs, infos, b.initializers + b.folded * is_folded)
+        graph = helper.make_graph(nodes, f"seed {seed}", b.inputs, infos, initializers)
         opsets = [helper.make_opsetid("", b.opset), helper.make_opsetid(QUARK, 1), helper.make_opsetid(QONNX, 1)]
         models.append(helper.make_model(graph, opset_imports=opsets, ir_version=10))
-    needed = set(used_names(models[1].graph.node))
-    for each in models[1:]:  # remove initializers that are no longer used
-        kept = [tensor for tensor in each.graph.initializer if tensor.name in needed]
-        del each.graph.initializer[:]
-        each.graph.initializer.extend(kept)
     shapes = {name: b.shapes[name] for name in outputs}
     return Case(seed, b.exact, b.special, *models, b.feeds, shapes, b.built)
 

@@ -270,8 +270,7 @@ class Builder(generated_graphs.Builder):
         w = (numbers * spread).astype(np.float32)
         self.weight_grid = max(1, -math.floor(math.log2(p.scale.min())))
         self.weight_scale = None if p.block_size or is_float else p.scale
-        rest = lambda k: np.abs(w).sum(axis=tuple(set(range(w.ndim)) - {k}))  # noqa: E731
-        sums = max(1.0, *(float(rest(k).max(initial=0)) for k in right or range(w.ndim)))
+        sums = generated_graphs.largest_sum(w, right or range(w.ndim))
         if is_float:
             return self.constant(w), sums
         if self.chance(0.25) and kind != "int32" and not p.block_size:
@@ -315,7 +314,20 @@ class Builder(generated_graphs.Builder):
         self.used_domains.add(domain)
         return super().put(operator, *inputs, count=count, domain=domain, **attributes)
 
-    # Inputs.
+    # Graphs.
+
+    def subgraph(self, make, inputs=(), others=()):
+        """Do the same as for other graphs. The initializers of the graph are mostly its own."""
+        count, live, own_codes = len(self.initializers), len(self.live), len(self.codes)
+        y, graph = super().subgraph(make, inputs, others)
+        made = [name for node in graph.node for name in node.output]
+        graph.value_info.extend(self.value_infos[name] for name in made if name in self.value_infos)
+        if self.chance(0.7):
+            self.has_own_initializers = True
+            graph.initializer.extend(self.initializers[count:])
+            del self.initializers[count:]
+        del self.live[live:], self.codes[own_codes:]
+        return y, graph
 
     def add_input(self, shape, declared, name=None):
         name, shape = name or self.name("x"), tuple(shape)
@@ -358,11 +370,7 @@ def dense(b, x):
         return b.convolution(x, b.one([32, 64, 96]), [3, 3], pads=[1] * 4)
     if len(x.shape) < 2 or not 16 <= x.shape[-1] <= 600:
         return None
-    outer = b.one([64, 128, 256])
-    weight, sums = b.weight((x.shape[-1], outer), x.shape[-1])
-    x = b.small(x, 22 - b.weight_grid - math.log2(sums))
-    y = b.new(x, b.put("MatMul", x, weight), (*x.shape[:-1], outer), x.bound * sums, x.grid + b.weight_grid)
-    return b.binary("Add", y, b.value_of(b.numbers(outer))) if b.chance(0.4) else y
+    return generated_graphs.linear(b, x, b.one([64, 128, 256]), 0.4)
 
 
 def gemm(b, x):
@@ -600,19 +608,6 @@ def body(b, x, others):
     return y
 
 
-def subgraph(b, make, inputs=(), others=()):
-    """Return a value and the graph that makes it. The initializers of the graph are mostly its own."""
-    count, live, own_codes = len(b.initializers), len(b.live), len(b.codes)
-    y, graph = generated_graphs.subgraph(b, make, inputs, others)
-    graph.value_info.extend(b.value_infos[name] for node in graph.node for name in node.output if name in b.value_infos)
-    if b.chance(0.7):
-        b.has_own_initializers = True
-        graph.initializer.extend(b.initializers[count:])
-        del b.initializers[count:]
-    del b.live[live:], b.codes[own_codes:]
-    return y, graph
-
-
 def flag(b):
     name = b.name("flag")
     b.inputs.append(helper.make_tensor_value_info(name, TensorProto.BOOL, []))
@@ -626,7 +621,7 @@ def if_(b, x):
         x = b.pair(x)
     x, condition = b.small(x, 12), flag(b)
     others = [b.small(each, 12) for each in b.live if each.shape == x.shape][:2]
-    (one, graph), (two, other_graph) = (subgraph(b, lambda: body(b, x, others)) for _ in range(2))
+    (one, graph), (two, other_graph) = (b.subgraph(lambda: body(b, x, others)) for _ in range(2))
     name = b.put("If", condition, then_branch=graph, else_branch=other_graph)
     return b.new(x, name, None, max(one.bound, two.bound), max(one.grid, two.grid))
 
@@ -634,20 +629,12 @@ def if_(b, x):
 def loop(b, x):
     """A Loop of two iterations, whose body quantizes the sum of its state and captured values."""
     x = b.pair(x, "int8")
-    names, again = [b.name("i"), b.name("go"), b.name("state")], b.name("again")
-    kinds = [TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT]
-    inputs = [
-        helper.make_tensor_value_info(name, kind, [] if kind != 1 else None) for name, kind in zip(names, kinds, strict=True)
-    ]
-    state = Value(names[2], x.shape, max(x.bound, 256.0), 8)
 
-    def make():
-        b.nodes.append(helper.make_node("Identity", [names[1]], [again]))
-        y = b.pair(b.binary("Add", state._replace(bound=x.bound * 2, grid=8), x), b.one(["int8", "uint8"]))
+    def add(name):
+        y = b.pair(b.binary("Add", Value(name, x.shape, 2 * x.bound, 8), x), b.one(["int8", "uint8"]))
         return b.unary("Relu", y) if b.chance(0.3) else y
 
-    y, graph = subgraph(b, make, inputs, [again])
-    name = b.put("Loop", b.integers(2), b.constant(True, np.bool_), x, body=graph)
+    y, name = generated_graphs.two_iterations(b, x, "state", add)
     return b.new(x, name, None, max(x.bound, y.bound), max(x.grid, y.grid, 8))
 
 
@@ -662,7 +649,7 @@ def scan(b, x):
         y = b.binary("Add", x._replace(name=row, shape=x.shape[1:]), x)
         return b.pair(y) if b.chance(0.7) else b.unary("Relu", y)
 
-    y, graph = subgraph(b, make, [helper.make_tensor_value_info(row, TensorProto.FLOAT, None)])
+    y, graph = b.subgraph(make, [helper.make_tensor_value_info(row, TensorProto.FLOAT, None)])
     stacked = b.new(y, b.put("Scan", x, body=graph, num_scan_inputs=1), (x.shape[0], *x.shape))
     return b.reduced("ReduceMax", stacked, [0], 0)
 
@@ -697,18 +684,7 @@ def case(seed, builder=Builder, builders=None):
     """Return the case of a seed."""
     b = builder(seed)
     b.live.append(b.quantized(first_input(b)))
-    makers, weights = zip(*(builders or BUILDERS), strict=True)
-    weights = np.array(weights) / sum(weights)
-    wanted, tries = b.one([1, 2, 3, 4, 6, 8]), 0
-    while len(b.built) < wanted and tries < 40:
-        tries += 1
-        x = b.live[-1] if b.chance(0.75) else b.one(b.live)
-        build = makers[b.random.choice(len(makers), p=weights)]
-        y = build(b, x)
-        if y is None or y.size > 20_000:
-            continue
-        b.live.append(b.quantized(y, 0.72))
-        b.built.append(build.__name__.strip("_"))
+    b.grow(builders or BUILDERS, b.one([1, 2, 3, 4, 6, 8]), 40, 20_000)
     return finished(b, seed)
 
 

@@ -5,28 +5,19 @@ import time
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
-from onnx_models import model
+from text_graphs import text_model
 
+import quark_numba
 from quark_numba.session import kept
 
-DOMAIN = "com.amd.quark"
+EXPECTED = [0, 1, 2, 3, 4, 5, 6]  # of a model with the factor 1
 
 
 def write(path, factor):
     """Write a model of y = x + w with w quantized and dequantized, which was changed ten seconds ago."""
     w = (np.arange(4000) % 7 * factor).astype(np.float32)
-    nodes = [
-        helper.make_node("ExtendedQuantizeLinear", ["w", "s", "z"], ["q"], domain=DOMAIN),
-        helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain=DOMAIN),
-        helper.make_node("Add", ["x", "d"], ["y"]),
-    ]
-    initializers = [
-        numpy_helper.from_array(w, "w"),
-        numpy_helper.from_array(np.float32(0.5), "s"),
-        numpy_helper.from_array(np.int8(0), "z"),
-    ]
-    content = model(nodes, [("x", "float32", [4000])], ["y"], initializers=initializers)
+    text = "(float[4000] x) => (float[] y) { d = Pair (w, s, z)  y = Add (x, d) }"
+    content = text_model(text, w=w, s=np.float32(0.5), z=np.int8(0))
     onnx.save(content, path, save_as_external_data=True, location="weights")
     old = time.time_ns() - 10**10
     for each in (path, path.with_name("weights")):
@@ -35,6 +26,11 @@ def write(path, factor):
 
 def result(session):
     return session.run(None, {"x": np.zeros(4000, np.float32)})[0][:7].tolist()
+
+
+def kept_result(path):
+    """Return the result of a session that is kept in the folder `cache` beside the model."""
+    return result(quark_numba.InferenceSession(path, cache=path.parent / "cache"))
 
 
 def entry_of(folder):

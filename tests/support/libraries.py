@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnxruntime
 import pytest
+from onnx_models import RELEASE, feeds_of, session
 from paths import MODELS
 
 import quark_numba
@@ -23,7 +23,7 @@ linked = [
     pytest.mark.compiled,
     pytest.mark.skipif(not HAS_LINKER, reason="Linux with a C compiler or ziglang only: this is where libraries run here"),
 ]
-HAS_STANDARD_OPS = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= c_api.STANDARD_OPS_RELEASE
+HAS_STANDARD_OPS = RELEASE >= c_api.STANDARD_OPS_RELEASE
 TOO_OLD = "standard_ops needs a newer ONNX Runtime"
 
 # bfloat16, 16 and 32 bits with an LSTM, block formats, normalizations, QONNX's and MCT's operators, and float8 in uint8.
@@ -98,20 +98,8 @@ def child(code, *arguments):
     return process.stdout
 
 
-def feeds_of(session, size=SIZE):
-    """Return random inputs."""
-    rng = np.random.default_rng(0)
-    shapes = {each.name: [given if isinstance(given, int) else size for given in each.shape] for each in session.get_inputs()}
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
 def own_session(path, threads, standard_ops=False):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    quark_numba.register(options, backend="native", standard_ops=standard_ops)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return session(path, threads=threads, standard_ops=standard_ops, disable_quant_qdq="1")
 
 
 def names_of(form):
@@ -146,9 +134,9 @@ def cases(models, threads, *, least=1.0, standard_ops=False, size=SIZE):
     """Return a case for each path of a tuple. Of all outputs, at `least` this part is not constant."""
     found = []
     for path in models:
-        session = own_session(path, threads, standard_ops)
-        feeds = feeds_of(session, size)
-        found.append(Case(path, feeds, session.run(None, feeds)))
+        made = own_session(path, threads, standard_ops)
+        feeds = feeds_of(made, size)
+        found.append(Case(path, feeds, made.run(None, feeds)))
     assert np.mean([np.ptp(y) > 0 for each in found for y in each.outputs]) >= least
     return found
 

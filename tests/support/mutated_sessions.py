@@ -11,10 +11,8 @@ import collections
 import contextlib
 import functools
 import io
-import queue
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -22,8 +20,13 @@ from pathlib import Path
 import mutated_models
 import numpy as np
 import onnx
+import qdq_sessions
+from onnx_models import session
 from paths import MODELS
-from watched import Child
+from watched import Child, on_threads
+
+import quark_numba
+from quark_numba import cli
 
 SECONDS = 300
 
@@ -50,21 +53,16 @@ def case(seed):
 
 
 def drop_in(source, standard_ops=True):
-    import qdq_sessions
-
-    return qdq_sessions.session(source, qdq_sessions.options(qdq_sessions.NONE, standard_ops=standard_ops))
+    return session(source, level="DISABLE_ALL", threads=1, standard_ops=standard_ops)
 
 
-def names(session):
-    return [each.name for each in session.get_inputs()] if session else ["x"]
+def names(made):
+    return [each.name for each in made.get_inputs()] if made else ["x"]
 
 
-def of_command(path, x, session):
-    import quark_numba
-    from quark_numba import cli
-
+def of_command(path, x, made):
     inputs, outputs = path.with_name("x.npz"), path.with_name("y.npz")
-    np.savez(inputs, **dict.fromkeys(names(session), x))
+    np.savez(inputs, **dict.fromkeys(names(made), x))
     words = ["run", str(path), "--inputs", str(inputs), "--outputs", str(outputs), "--runs", "1"]
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
@@ -77,9 +75,7 @@ def of_command(path, x, session):
         return [arrays[name] for name in arrays.files]
 
 
-def of_optimize(path, x, session):
-    import quark_numba
-
+def of_optimize(path, x, made):
     optimized = quark_numba.optimize(path, qdq="float")
     try:
         return run(drop_in(optimized), x)
@@ -87,45 +83,39 @@ def of_optimize(path, x, session):
         raise quark_numba.ModelError("ONNX Runtime refuses it") from error
 
 
-def of_session(path, x, session):
-    import qdq_sessions
-
+def of_session(path, x, made):
     return run(qdq_sessions.ours(str(path), enable_fallback=False), x)
 
 
-def of_analysis(path, x, session):
-    import quark_numba
-
-    quark_numba.analyze(path, [dict.fromkeys(names(session), x)])
+def of_analysis(path, x, made):
+    quark_numba.analyze(path, [dict.fromkeys(names(made), x)])
 
 
 USES = {"run": of_command, "optimize": of_optimize, "InferenceSession": of_session, "analyze": of_analysis}
 
 
-def run(session, x):
-    return session.run(None, dict.fromkeys(names(session), x))
+def run(made, x):
+    return made.run(None, dict.fromkeys(names(made), x))
 
 
 def try_uses(seed, found):
     """Try each use of the mutated model of a seed. See `watched.Child`."""
-    import qdq_sessions
-
     content, x = case(seed)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = Path(folder, "m.onnx")
         path.write_bytes(content)
         yield "drop-in"
-        session, expected, has_to_run = None, None, False
+        made, expected, has_to_run = None, None, False
         with contextlib.suppress(Exception):
-            session = drop_in(str(path))
-            expected = run(session, x)
-            run(drop_in(str(path), standard_ops=False), x)
+            made = drop_in(path)
+            expected = run(made, x)
+            run(drop_in(path, standard_ops=False), x)
             has_to_run = True
         for name, use in USES.items():
             yield name
             try:
-                outputs = use(path, x, session)
+                outputs = use(path, x, made)
             except Exception as error:
                 if has_to_run and name != "analyze" and not is_of_text(error):
                     found.append(f"{name} refuses what a drop-in session runs: {type(error).__name__}: {str(error)[:500]}")
@@ -143,8 +133,6 @@ def try_uses(seed, found):
 
 def is_clean(error):
     """Whether an exception is one of this package or of ONNX Runtime, or says that a tensor is too large for the child."""
-    import quark_numba
-
     return isinstance(error, (quark_numba.ModelError, MemoryError)) or type(error).__module__.startswith("onnxruntime")
 
 
@@ -157,23 +145,14 @@ def is_of_text(error):
 
 def findings(seeds, processes=1, tell=print):
     """Return the findings for the models of these seeds, as a list of (seed, text)."""
-    waiting, found = queue.SimpleQueue(), []
-    for seed in seeds:
-        waiting.put(seed)
+    found = []
 
-    def work():
-        with Child(try_uses, SECONDS) as child, contextlib.suppress(queue.Empty):
-            while True:
-                seed = waiting.get_nowait()
-                for each in child.call(seed):
-                    found.append((seed, each))
-                    tell(seed, each.replace("\n", " ")[:400], flush=True)
+    def check(child, seed):
+        for each in child.call(seed):
+            found.append((seed, each))
+            tell(seed, each.replace("\n", " ")[:400], flush=True)
 
-    threads = [threading.Thread(target=work) for _ in range(processes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(processes, lambda: Child(try_uses, SECONDS), check, seeds)
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, defs, helper
+from onnx import TensorProto, defs, helper, shape_inference
 from text_graphs import text_nodes
 
 import quark_numba
@@ -19,6 +19,9 @@ from quark_numba.element_types import find
 # Whether schemas declared in Python have inference functions, as from onnx 1.19 on. Before that, only element types are
 # inferred, from the type variables, and no shapes.
 INFERS = hasattr(defs.OpSchema, "set_type_and_shape_inference_function")
+infers = pytest.mark.skipif(not INFERS, reason="schemas from Python have no inference functions before onnx 1.19")
+
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 OPERATORS = {
     ("", "quantize"): "QuantizeLinear",
@@ -80,21 +83,44 @@ def one_node(operation, name, *, zero_point=True, domain="com.amd.quark", attrib
     return model([node], [values[i] for i in inputs], [values["y"]], domains=[domain], opset=opset)
 
 
-def session(source, *, backend="native", standard_ops=False, threads=2, spins=False, **entries):
-    """Return a session. `backend` None: without the package's operators. `spins`: waiting threads spin, as by default in ONNX
-    Runtime, which keeps a processor busy for longer than a small model runs."""
-    if backend == "extensions":
-        pytest.importorskip("onnxruntime_extensions")
+def session_options(level="ENABLE_ALL", threads=0, spins=False, **entries):
+    """Return options of sessions that log nothing. `threads` 0: as many as processors. `spins`: waiting threads spin, as by
+    default in ONNX Runtime, which keeps a processor busy for longer than a small model runs."""
     options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
-    for entry, value in entries.items():
+    for entry, value in {"intra_op.allow_spinning": str(int(spins)), **entries}.items():
         options.add_session_config_entry(f"session.{entry}", value)
+    return options
+
+
+def session(source, *, backend="native", standard_ops=False, threads=2, **named):
+    """Return a session. `backend` None: without the package's operators. `named`: see `session_options`."""
+    if backend == "extensions":
+        pytest.importorskip("onnxruntime_extensions")
+    options = session_options(threads=threads, **named)
     if backend:
         quark_numba.register(options, backend=backend, standard_ops=standard_ops)
     content = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disable_fallback=True)
+
+
+def assert_inference_refuses(source, message, **options):
+    """Assert that the inference of a model's types and shapes raises an error with this message."""
+    quark_numba.register_schemas()
+    with pytest.raises(shape_inference.InferenceError, match=message):
+        shape_inference.infer_shapes(source, **options)
+
+
+def feeds_of(made, size):
+    """Return random inputs of a session of any model, whose open dimensions get this size."""
+    rng = np.random.default_rng(0)
+    shapes = {each: [length if isinstance(length, int) else size for length in each.shape] for each in made.get_inputs()}
+    return {
+        each.name: rng.normal(size=shape).astype(np.float32) if each.type == "tensor(float)" else rng.integers(0, 9, shape)
+        for each, shape in shapes.items()
+    }
 
 
 def run(one_node_session, **feeds):

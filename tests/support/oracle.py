@@ -114,14 +114,26 @@ MX_ELEMENTS = {
 }
 
 
-def bfp(x, *, bfp_method, axis, bit_width, block_size, rounding_mode, sub_block_size, sub_block_shift_bits, to_bfloat16):
+def bfp(
+    x,
+    *,
+    bfp_method,
+    axis,
+    bit_width,
+    rounding_mode,
+    block_size=8,
+    sub_block_size=2,
+    sub_block_shift_bits=1,
+    convert_to_bfloat_before_bfp=0,
+):
     """Return the result of BFPQuantizeDequantize-1: to_bfp computed in float64, which is exact, and to_bfp_prime with integer
     significands."""
     if x.size == 1:
         return x
     single = x.astype(np.float32)
-    with np.errstate(over="ignore"):
-        single = single.astype(ml_dtypes.bfloat16).astype(np.float32) if to_bfloat16 else single
+    if convert_to_bfloat_before_bfp:
+        with np.errstate(over="ignore"):
+            single = single.astype(ml_dtypes.bfloat16).astype(np.float32)
     cut, together = _cut(single, axis, block_size)
     exponents, bits = _exponents(cut), bit_width - 9
     if bfp_method == "to_bfp":

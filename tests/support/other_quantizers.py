@@ -158,7 +158,7 @@ def reference_ops(nodes=None, digits=None):
 
 class _Operator(OpRun):
     def __init__(self, onnx_node, run_params, schema=None):
-        super().__init__(onnx_node, run_params, schema or _NoSchema)
+        super().__init__(onnx_node, run_params, schema or NoSchema)
 
     def _run(self, *inputs, **_):
         node, version = self.onnx_node, self.run_params["opsets"].get(self.onnx_node.domain, 1)
@@ -169,8 +169,8 @@ class _Operator(OpRun):
         return tuple(outputs)
 
 
-class _NoSchema:
-    """Keeps the evaluator from taking the schema of another domain's operator of the same name."""
+class NoSchema:
+    """Keeps the evaluator from requiring attributes, and from taking the schema of another domain's operator."""
 
     attributes: dict[str, Any] = {}  # noqa: RUF012
 

@@ -4,7 +4,6 @@ package."""
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +13,7 @@ from onnx import helper, inliner
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_resize
-from other_quantizers import from_onnx, reference_ops
+from other_quantizers import NoSchema, attributes_of, from_onnx, reference_ops
 
 MICROSOFT, QUARK, ONNX = "com.microsoft", "com.amd.quark", ""
 NAMES = {np.dtype(row.dtype): name for name, row in oracle.TYPES.items()}
@@ -65,11 +64,6 @@ def dynamic_quantize(x):
     scale = np.float32((np.float32(high) - np.float32(low)) / np.float32(255))
     zero_point = np.uint8(np.clip(np.rint(-low / scale if scale else 0), 0, 255))
     return oracle.quantize(x, scale, zero_point, "uint8"), scale, zero_point
-
-
-def bfp(x, *, bfp_method, block_size=8, sub_block_size=2, sub_block_shift_bits=1, convert_to_bfloat_before_bfp=0, **named):
-    named |= {"sub_block_size": sub_block_size, "sub_block_shift_bits": sub_block_shift_bits, "block_size": block_size}
-    return oracle.bfp(x, bfp_method=bfp_method, to_bfloat16=bool(convert_to_bfloat_before_bfp), **named)
 
 
 # Convolutions and pools, in float64.
@@ -242,7 +236,7 @@ FUNCTIONS = {
     (MICROSOFT, "DequantizeLinear"): dequantize,
     (QUARK, "ExtendedQuantizeLinear"): quantize,
     (QUARK, "ExtendedDequantizeLinear"): dequantize,
-    (QUARK, "BFPQuantizeDequantize"): bfp,
+    (QUARK, "BFPQuantizeDequantize"): oracle.bfp,
     (QUARK, "MXQuantizeDequantize"): oracle.mx,
     (ONNX, "DynamicQuantizeLinear"): dynamic_quantize,
     (ONNX, "Conv"): in_float32(conv),
@@ -270,22 +264,14 @@ FUNCTIONS = {
 }
 
 
-class _NoSchema:
-    """Keeps the evaluator from requiring attributes, and from taking the schema of another domain's operator."""
-
-    attributes: dict[str, Any] = {}  # noqa: RUF012
-
-
 class _Operator(OpRun):
     def __init__(self, onnx_node, run_params, schema=None):
-        super().__init__(onnx_node, run_params, _NoSchema)
+        super().__init__(onnx_node, run_params, NoSchema)
 
     def _run(self, *inputs, **_):
         node = self.onnx_node
-        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-        attributes = {name: value.decode() if isinstance(value, bytes) else value for name, value in attributes.items()}
         arrays = [None if each is None else from_onnx(each) for each in inputs]
-        result = FUNCTIONS[node.domain, node.op_type](*arrays, **attributes)
+        result = FUNCTIONS[node.domain, node.op_type](*arrays, **attributes_of(node))
         return tuple(map(np.asarray, result)) if isinstance(result, tuple) else (np.asarray(result),)
 
 

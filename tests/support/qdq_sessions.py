@@ -28,59 +28,38 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import qdq_oracle
 from onnx import helper
-from smaller_graphs import cut, smallest, with_outputs
+from onnx_models import session, session_options
+from smaller_graphs import cut, smallest, text_of, with_outputs
+from watched import Child, on_threads
 
-LEVELS = onnxruntime.GraphOptimizationLevel
-ALL, NONE = LEVELS.ORT_ENABLE_ALL, LEVELS.ORT_DISABLE_ALL
+import quark_numba
+from quark_numba.rewriting import integer_operators
+
+ALL, NONE = "ENABLE_ALL", "DISABLE_ALL"
 REFERENCE, PLAIN, DROP_IN, SECONDS = "plain, DISABLE_ALL", "plain, ENABLE_ALL", "drop-in, standard_ops=True", 300
 
 
 # Sessions.
 
 
-def options(level=ALL, threads=1, standard_ops=None):
-    """Return session options. With `standard_ops` False or True, they are registered."""
-    result = onnxruntime.SessionOptions()
-    result.graph_optimization_level, result.intra_op_num_threads, result.log_severity_level = level, threads, 4
-    result.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if standard_ops is not None:
-        quark_numba().register(result, standard_ops=standard_ops)
-    return result
-
-
-def quark_numba():
-    import quark_numba
-
-    return quark_numba
-
-
-def session(model, given=None):
-    source = model if isinstance(model, str) else model.SerializeToString()
-    return onnxruntime.InferenceSession(source, given or options(), ["CPUExecutionProvider"])
-
-
 def plain(model, level):
     """A session without the package's operators, if the model has none."""
     has_own = any(each.domain not in ("", "com.microsoft", "local") for each in model.opset_import)
-    return session(model, options(level, standard_ops=False if has_own else None))
+    return session(model, backend="native" if has_own else None, level=level, threads=1)
 
 
 def ours(model, level=ALL, threads=1, **named):
-    return quark_numba().InferenceSession(model, options(level, threads), ["CPUExecutionProvider"], **named)
+    return quark_numba.InferenceSession(model, session_options(level, threads), ["CPUExecutionProvider"], **named)
 
 
 def optimized(model, **named):
-    is_float = named.get("qdq") == "float"
-    return session(quark_numba().optimize(model, **named), options(standard_ops=is_float))
+    return session(quark_numba.optimize(model, **named), standard_ops=named.get("qdq") == "float", threads=1)
 
 
 def on_integers(make, model):
     """Make a session with integer operators wherever these are right, whether they are faster or not."""
-    from quark_numba.rewriting import integer_operators
-
     with unittest.mock.patch.object(integer_operators, "_is_faster", return_value=True):
         return make(model)
 
@@ -90,8 +69,8 @@ def through_files(model, folder):
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     onnx.save(copy, before, save_as_external_data=True, location="tensors.bin", size_threshold=0)
-    quark_numba().optimize(before, after)
-    return session(str(after), options(standard_ops=False))
+    quark_numba.optimize(before, after)
+    return session(after, threads=1)
 
 
 def cached(model, folder):
@@ -154,11 +133,11 @@ MODES = {
     "keep_quantized_weights": (lambda model, folder: ours(model, keep_quantized_weights=True), run),
     'keep_quantized_weights, qdq="float"': (lambda model, folder: ours(model, keep_quantized_weights=True, qdq="float"), run),
     "cache": (cached, run),
-    "EXTENDED": (lambda model, folder: ours(model, LEVELS.ORT_ENABLE_EXTENDED), run),
-    "BASIC": (lambda model, folder: ours(model, LEVELS.ORT_ENABLE_BASIC), run),
+    "EXTENDED": (lambda model, folder: ours(model, "ENABLE_EXTENDED"), run),
+    "BASIC": (lambda model, folder: ours(model, "ENABLE_BASIC"), run),
     "DISABLE_ALL": (lambda model, folder: ours(model, NONE), run),
     "files": (through_files, run),
-    DROP_IN: (lambda model, folder: session(model, options(standard_ops=True)), run),
+    DROP_IN: (lambda model, folder: session(model, standard_ops=True, threads=1), run),
     "2 threads": (lambda model, folder: ours(model, threads=2), run),
     "4 threads": (lambda model, folder: ours(model, threads=4), run),
     "run_async": (lambda model, folder: ours(model, threads=2), run_async),
@@ -198,13 +177,13 @@ def references(case):
     return map(list, zip(*kept, strict=True))
 
 
-def checked(case, modes, announce):
-    """Return the findings of a case as (mode, kind, description)."""
-    announce(REFERENCE)
+def checked(case, modes, found):
+    """Check a case in some modes. Yield each mode before it is tried, and add the findings as (mode, kind, description)."""
+    yield REFERENCE
     feeds, expected = references(case)
-    found, accepted = [], [expected]
+    accepted = [expected]
     if case.exact:
-        announce("oracle")
+        yield "oracle"
         try:
             accepted.append([qdq_oracle.outputs_of(case.model, feed) for feed in feeds])
             found += [("oracle", *each) for each in differences(case, accepted[1], [expected])]
@@ -214,16 +193,15 @@ def checked(case, modes, announce):
         graphs = [case.model.graph, *case.model.functions]
         if mode == DROP_IN and any(may_be_refused(node) for graph in graphs for node in graph.node):
             continue
-        announce(mode)
+        yield mode
         wrong = of_mode(case, mode, feeds, accepted)
         if wrong and ('qdq="onnxruntime"' in mode or mode == DROP_IN):
-            announce(PLAIN)
+            yield PLAIN
             try:
                 wrong = of_mode(case, mode, feeds, [*accepted, run(plain(case.model, ALL), feeds)])
             except Exception:
                 wrong = []
         found += [(mode, *each) for each in wrong]
-    return found
 
 
 def may_be_refused(node):
@@ -289,61 +267,40 @@ def case_of(graphs, seed):
     return generated_dialect_graphs.case(seed, graphs)
 
 
-def _serve(connection, errors):
-    """Check cases from a connection until it is closed. What libraries print goes to a file."""
-    with open(errors, "ab") as file:
-        os.dup2(file.fileno(), 2)
-        os.dup2(file.fileno(), 1)
-    with contextlib.suppress(EOFError):
-        while True:
-            graphs, seed, case, modes = connection.recv()
-            try:
-                case = case or case_of(graphs, seed)
-                connection.send(("done", checked(case, modes, lambda mode: connection.send(("mode", mode)))))
-            except RefusedError as error:
-                connection.send(("refused", str(error)))
-            except Exception as error:
-                connection.send(("done", [("case", "error of the test", f"{type(error).__name__}: {error}")]))
+def try_modes(argument, found):
+    """Check a case in some modes. See `watched.Child`."""
+    graphs, seed, case, modes = argument
+    try:
+        yield from checked(case or case_of(graphs, seed), modes, found)
+    except RefusedError as error:
+        found.append((REFERENCE, "refused", str(error)))
+    except Exception as error:
+        found.append(("case", "error of the test", f"{type(error).__name__}: {error}"))
 
 
-class Worker:
+class Worker(Child):
     """A child process that checks cases, and another one after its end."""
 
     def __init__(self):
-        self.errors = tempfile.NamedTemporaryFile(suffix=".txt")  # noqa: SIM115
-        self._start()
-
-    def _start(self):
-        context = multiprocessing.get_context("spawn")
-        self.connection, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other, self.errors.name), daemon=False)
-        self.process.start()
-        other.close()
-
-    def close(self):
-        self.connection.close()
-        self.process.join(5)
-        self.process.kill()
-        self.errors.close()
+        super().__init__(try_modes, SECONDS)
 
     def check(self, seed, modes, graphs="qdq", case=None):
         """Return (status, findings): "checked", or "refused" and why. A mode in which the process ends is a finding, and the
         other modes are checked in a new process."""
         found, modes = [], list(modes)
         while True:
-            status, result, mode = self._ask((graphs, seed, case, modes))
-            if status == "done":
-                return "checked", found + result
-            if status == "refused":
-                return "refused", result
-            if mode in (REFERENCE, None):
+            result, mode, end = self.outcome((graphs, seed, case, modes))
+            if not end:
+                refused = [text for of, kind, text in result if (of, kind) == (REFERENCE, "refused")]
+                return ("refused", refused[0]) if refused else ("checked", found + result)
+            if mode in (REFERENCE, "start"):
                 return "refused", "the process ends in plain ONNX Runtime"
             if mode == PLAIN:  # of the mode before, of which nothing is demanded
                 modes = [each for each in modes if 'qdq="onnxruntime"' not in each]
                 continue
             modes = [each for each in modes if each != mode]
             if 'qdq="onnxruntime"' not in mode or not self._ends_alone(seed, graphs, case):
-                found.append((mode, status, result))
+                found.append((mode, *end))
 
     def _ends_alone(self, seed, graphs, case):
         """Whether the process ends in plain ONNX Runtime, too."""
@@ -352,30 +309,6 @@ class Worker:
         process.start()
         process.join(SECONDS)
         return process.exitcode != 0
-
-    def _ask(self, request):
-        """Return (status, result, mode)."""
-        mode, until = None, time.monotonic() + SECONDS
-        size = os.path.getsize(self.errors.name)
-        try:
-            self.connection.send(request)
-            while self.connection.poll(until - time.monotonic()):
-                status, result = self.connection.recv()
-                if status != "mode":
-                    return status, result, mode
-                mode, until = result, time.monotonic() + SECONDS
-            status, what = "hang", f"{SECONDS} seconds"
-        except (EOFError, OSError):
-            self.process.join()
-            status = "end of the process"
-            with open(self.errors.name, "rb") as file:
-                file.seek(size)
-                what = f"exit code {self.process.exitcode}: {file.read()[-300:].decode(errors='replace').strip()}"
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
-        self._start()
-        return status, what, mode
 
 
 def _run_plain(model):
@@ -412,13 +345,6 @@ def info(name, array):
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
 
 
-def text_of(case):
-    import compared_sessions
-
-    feeds = [{name: (str(array.dtype), array.shape) for name, array in feed.items()} for feed in case.feeds]
-    return f"{compared_sessions.text_of(case.model)}\n# feeds: {feeds}"
-
-
 # The command line.
 
 
@@ -438,52 +364,33 @@ def _main():
     parser.add_argument("--reduce", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("QUARK_NUMBA_COMPILE_PROCESSES", "1")
-    seeds, kinds, counts, lock, start = (
-        queue.Queue(),
-        collections.defaultdict(list),
-        collections.Counter(),
-        threading.Lock(),
-        time.time(),
-    )
-    for seed in range(given.first, given.last):
-        seeds.put(seed)
+    kinds, counts, lock, start = collections.defaultdict(list), collections.Counter(), threading.Lock(), time.time()
 
-    def work():
-        worker = Worker()
-        while True:
-            try:
-                seed = seeds.get_nowait()
-            except queue.Empty:
-                break
-            modes = modes_of(seed) if not given.modes else list(MODES) if given.modes == "all" else given.modes.split(";")
-            status, found = worker.check(seed, modes, given.graphs)
-            with lock:
-                counts[status] += 1
-                if status == "refused":
-                    counts["refused: " + kind_of("", "", found)] += 1
-                    continue
-                for mode, kind, what in found:
-                    kinds[kind_of(mode, kind, what)].append(seed)
-                    print(seed, mode, kind, what.replace("\n", " ")[:300], sep=" | ", flush=True)
-        worker.close()
+    def check(worker, seed):
+        modes = modes_of(seed) if not given.modes else list(MODES) if given.modes == "all" else given.modes.split(";")
+        status, found = worker.check(seed, modes, given.graphs)
+        with lock:
+            counts[status] += 1
+            if status == "refused":
+                counts["refused: " + kind_of("", "", found)] += 1
+                return
+            for mode, kind, what in found:
+                kinds[kind_of(mode, kind, what)].append(seed)
+                print(seed, mode, kind, what.replace("\n", " ")[:300], sep=" | ", flush=True)
 
-    threads = [threading.Thread(target=work) for _ in range(given.jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(given.jobs, Worker, check, range(given.first, given.last))
     seconds = time.time() - start
     for kind, places in sorted(kinds.items(), key=lambda each: -len(each[1])):
         print(f"{len(places):5} {kind}: {sorted(places)[:12]}")
     print(*(f"{count} {status}" for status, count in counts.most_common(12)), sep="\n")
     print(f"{given.last - given.first} graphs in {seconds:.0f} seconds, {(given.last - given.first) / seconds:.2f} a second")
     if given.reduce:
-        worker = Worker()
-        for kind, seeds in kinds.items():
-            case = case_of(given.graphs, seeds[0])
-            part = smaller(worker, case, kind) if kind.split(":")[0] in MODES else case
-            print(f"\n{kind}, seed {seeds[0]}:\n{text_of(part)}", flush=True)
-        worker.close()
+        with Worker() as worker:
+            for kind, seeds in kinds.items():
+                case = case_of(given.graphs, seeds[0])
+                part = smaller(worker, case, kind) if kind.split(":")[0] in MODES else case
+                feeds = [{name: (str(array.dtype), array.shape) for name, array in feed.items()} for feed in part.feeds]
+                print(f"\n{kind}, seed {seeds[0]}:\n{text_of(part.model)}\n# feeds: {feeds}", flush=True)
 
 
 if __name__ == "__main__":

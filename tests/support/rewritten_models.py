@@ -1,6 +1,7 @@
 """Models to rewrite, and the comparison of a model's values before and after."""
 
 import ctypes
+import functools
 import math
 
 import numpy as np
@@ -8,27 +9,19 @@ import onnx
 import onnxruntime
 import oracle
 from onnx import helper
-from onnx_models import OPERATORS, ort_value
+from onnx_models import OPERATORS, ort_value, session
 
-import quark_numba
 from quark_numba import to_tensor_proto
 from quark_numba.element_types import find
 from quark_numba.rewriting.optimize import optimized
 
-RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 VARIANTS = ("bf16", "fp16", "i32", "u32", "bfp16", "mx9", "mxfp8")
 X = np.random.default_rng(40).normal(0, 3, (2, 4, 6)).astype(np.float32)
 Q, DQ = "ExtendedQuantizeLinear", "ExtendedDequantizeLinear"
 
 
-def exact_session(source, **options):
-    """Return a session that runs every node by itself, so that ONNX Runtime computes the same floats for both models."""
-    session_options = onnxruntime.SessionOptions()
-    session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session_options.log_severity_level = 4
-    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    quark_numba.register(session_options, **options)
-    return onnxruntime.InferenceSession(source.SerializeToString(), session_options, providers=["CPUExecutionProvider"])
+# A session that runs every node by itself, so that ONNX Runtime computes the same floats for both models.
+exact_session = functools.partial(session, level="DISABLE_ALL", threads=0)
 
 
 def names_of(graph):
@@ -44,8 +37,14 @@ def with_outputs(source, names):
     return result
 
 
-def assert_same_values(before, after, feeds, **options):
-    """Assert that all values that both models have, the graph's outputs included, are equal. Return their names."""
+def content(value):
+    """Return all bytes of an OrtValue of any element type."""
+    bits = find(value.element_type()).bits
+    return ctypes.string_at(value.data_ptr(), -(-math.prod(value.shape()) * bits // 8))
+
+
+def assert_same_values(before, after, feeds, content=content, **options):
+    """Assert that all values that both models have, the graph's outputs included, have an equal content. Return their names."""
     assert [each.name for each in before.graph.output] == [each.name for each in after.graph.output]
     produced = {output for node in before.graph.node for output in node.output}
     names = sorted(produced & names_of(after.graph))
@@ -72,12 +71,6 @@ def assert_rewritten(before, expected, feeds, standard_ops=False, **options):
 
 def _value(array):
     return ort_value(array) if find(array.dtype) else onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def content(value):
-    """Return all bytes of an OrtValue of any element type."""
-    bits = find(value.element_type()).bits
-    return ctypes.string_at(value.data_ptr(), -(-math.prod(value.shape()) * bits // 8))
 
 
 def constant(name, value, dtype=None):

@@ -1,7 +1,9 @@
-"""The smallest part of a graph that still shows a finding."""
+"""The smallest part of a graph that still shows a finding, and its text."""
 
 import onnx
 from generated_graphs import used_names
+
+import quark_numba
 
 
 def smallest(names, part_of, shows):
@@ -43,6 +45,19 @@ def with_outputs(model, outputs):
     result.CopyFrom(model)
     _fill(result.graph, "output", outputs)
     return result
+
+
+def text_of(model):
+    """Return the model in ONNX's textual syntax, without the contents of large tensors."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    lines = []
+    for tensor in list(result.graph.initializer):
+        array = quark_numba.from_tensor_proto(tensor)
+        content = f" = {array.tolist()}" if array.size < 9 else ""
+        lines.append(f"# {tensor.name}: {array.dtype}{list(array.shape)}{content}")
+    del result.graph.initializer[:]
+    return "\n".join([onnx.printer.to_text(result), *lines])
 
 
 def _fill(graph, field, content):

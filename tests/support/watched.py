@@ -3,7 +3,9 @@
 import contextlib
 import multiprocessing
 import os
+import queue
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 # The address space of a child. A model with huge dimensions must not take all memory of the machine.
 _MEMORY = 12 << 30
@@ -56,23 +58,44 @@ class Child:
 
     def call(self, argument):
         """Return the findings of a call. If the process ends or hangs, that is the finding, with the step."""
+        found, step, end = self.outcome(argument)
+        return [f"{step}: {': '.join(end)}"] if end else found
+
+    def outcome(self, argument):
+        """Return the findings of a call, the last step, and None. If the process ends or hangs, return None, the step, and what
+        happened, with its circumstances."""
         step, size = "start", os.path.getsize(self.errors)
         try:
             self.connection.send(argument)
             while self.connection.poll(self.seconds):
                 result = self.connection.recv()
                 if isinstance(result, list):
-                    return result
+                    return result, step, None
                 step = result
-            finding = f"{step}: no end after {self.seconds} seconds"
+            end = "hang", f"{self.seconds} seconds"
         except (EOFError, OSError):
             self.process.join()
             with open(self.errors, "rb") as file:
                 file.seek(size)
                 printed = file.read()[-500:].decode(errors="replace").strip()
-            finding = f"{step}: the process ends with exit code {self.process.exitcode}: {printed}"
+            end = "end of the process", f"exit code {self.process.exitcode}: {printed}"
         self.process.kill()
         self.process.join()
         self.connection.close()
         self._start()
-        return [finding]
+        return None, step, end
+
+
+def on_threads(count, make, use, arguments):
+    """Call ``use(child, argument)`` for each argument, on threads with a child each, which `make` returns."""
+    waiting = queue.SimpleQueue()
+    for each in arguments:
+        waiting.put(each)
+
+    def work(_):
+        with make() as child, contextlib.suppress(queue.Empty):
+            while True:
+                use(child, waiting.get_nowait())
+
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(work, range(count)))
