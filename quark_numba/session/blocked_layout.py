@@ -138,12 +138,15 @@ def _written(optimised: onnx.ModelProto, tensors: BlockedTensors, source: onnx.M
     del graph.node[:], graph.input[:], graph.output[:]
     graph.node.extend(nodes)
     made = {name for node in nodes for name in node.output}
-    for values, is_kept in ((graph.value_info, made), (graph.initializer, used)):
+    given = source.graph.input
+    defaults = {value.name for value in given} if source.ir_version >= 4 else set()  # before, all constants are inputs
+    for values, is_kept in ((graph.value_info, made), (graph.initializer, used | defaults)):
         for index in reversed(range(len(values))):  # in place: the weights are large
             if values[index].name not in is_kept:
                 del values[index]
     graph.initializer.extend(proto for proto in tensors.new_constants if proto.name in used)
-    graph.input.extend(source.graph.input)
+    lost = {proto.name for proto in source.graph.initializer} - {proto.name for proto in graph.initializer}
+    graph.input.extend(value for value in given if value.name not in lost)
     graph.output.extend(source.graph.output)
     graph.name, graph.doc_string = source.graph.name, source.graph.doc_string
     for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):

@@ -110,6 +110,31 @@ def network(channels, steps, *, x="2, 3, 12, 10", outputs="float[] y", inputs=""
     return made
 
 
+@pytest.mark.parametrize("ir_version", [3, 8])
+def test_initializers_that_are_inputs(ir_version):
+    """ONNX Runtime folds some of them. None becomes an input that needs a value; before IR version 4, all are listed."""
+    w = np.random.default_rng(1).normal(0, 0.4, (16, 16, 3, 3)).astype(np.float32)
+    source = text_model(
+        """(float[1, 16, 8, 8] x) => (float[] y) {
+            c = Conv <pads = [1, 1, 1, 1]> (x, w)  n = BatchNormalization (c, one, two, one, two)
+            a = Pair (n, scale, zero_point)  y = Conv (a, w)
+        }""",
+        opset=17,
+        zero_point=np.int16(3),
+        scale=np.float32(0.03),
+        w=w,
+        **{name: np.full(16, value, np.float32) for name, value in (("one", 1), ("two", 2), ("unused", 3))},
+    )
+    source.ir_version = ir_version
+    for each in source.graph.initializer:
+        source.graph.input.add(name=each.name).type.CopyFrom(onnx.helper.make_tensor_type_proto(each.data_type, each.dims))
+    assert count(laid_out(source), "Region") == 1
+    x = np.random.default_rng(2).normal(0, 1, (1, 16, 8, 8)).astype(np.float32)
+    plain, blocked = (quark_numba.InferenceSession(source, options(), blocked_layout=each) for each in (False, True))
+    assert [each.name for each in blocked.get_inputs()] == [each.name for each in plain.get_inputs()] == ["x"]
+    np.testing.assert_allclose(blocked.run(None, {"x": x})[0], plain.run(None, {"x": x})[0], atol=1e-4)
+
+
 STEPS = {
     "activation": "b = HardSwish (a)",
     "residual": "b = Add (a, other)",
