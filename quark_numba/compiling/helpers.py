@@ -12,7 +12,6 @@ from contextlib import suppress
 from multiprocessing import parent_process
 from pathlib import Path
 
-from ..errors import ModelError
 from . import cache
 from .threads import number_of_processors
 
@@ -50,7 +49,7 @@ class Helpers:
 
     Raises
     ------
-    ModelError
+    ValueError
         If PROCESSES is no number of processes.
     """
 
@@ -150,7 +149,7 @@ def _most_helpers() -> int:
     """Return how many helpers this process may start. Processes of a pool start none: they are many already."""
     given = os.environ.get(PROCESSES, "")
     if given and not (given.isdecimal() and int(given)):
-        raise ModelError(f"{PROCESSES} is {given!r}; expected a number of processes")
+        raise ValueError(f"{PROCESSES} is {given!r}; expected a number of processes")
     program = Path(sys.executable or "")
     if parent_process() or getattr(sys, "frozen", False) or not (program.stem.startswith("python") and program.is_absolute()):
         return 0

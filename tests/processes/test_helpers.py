@@ -239,7 +239,7 @@ def test_processes_of_a_pool_have_no_helpers(monkeypatch):
 def test_a_wrong_number_of_processes(wrong, monkeypatch):
     monkeypatch.setenv(PROCESSES, wrong)
     with pytest.raises(ModelError, match=f"{PROCESSES} is '{wrong}'; expected a number of processes"):
-        Helpers([])
+        ahead.helpers(onnx.ModelProto())
 
 
 @pytest.mark.compiled
