@@ -219,7 +219,7 @@ def recover(path: str | os.PathLike[str]) -> None:
         place, file = os.path.split(os.path.realpath(path))
         remove_left_behind(place)
         for aside in Path(place).glob(f"*{PREFIX}*{_SUFFIX}/{_ASIDE}"):
-            if not os.path.lexists(path) and os.path.lexists(aside / file):
+            if not os.path.exists(path) and os.path.lexists(aside / file):
                 was = "a process ended while it replaced this file, and others have changed since"
                 raise ModelError(f"{os.fspath(path)}: {was}; the file of before is {aside / file}")
 

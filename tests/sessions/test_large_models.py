@@ -488,9 +488,12 @@ def test_a_file_of_somebody_else_in_the_place_of_one_that_was_moved_aside(replac
     assert new.exists() is (replaced == 3)
     new.unlink(missing_ok=True)
     new.write_bytes(b"notes")
+    (tmp_path / "link.onnx").symlink_to("m.onnx")
     for _ in range(2):
         with pytest.raises(ModelError, match=r"m\.onnx: a process ended while .*; the file of before is .*aside.m\.onnx$"):
             optimize(tmp_path / "m.onnx")
+        with pytest.raises(ModelError, match=r"link\.onnx: a process ended while .*; the file of before is .*aside.m\.onnx$"):
+            optimize(tmp_path / "link.onnx")
         assert new.read_bytes() == b"notes"
     new.unlink()
     assert result(tmp_path / "m.onnx") == result(MODEL)
