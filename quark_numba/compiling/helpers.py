@@ -13,6 +13,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 
 from . import cache
+from .lock import has_green_threads
 from .threads import number_of_processors
 
 # The folder that this package is in.
@@ -146,11 +147,13 @@ def _folders(own: str) -> list[str]:
 
 
 def _most_helpers() -> int:
-    """Return how many helpers this process may start. Processes of a pool start none: they are many already."""
+    """Return how many helpers this process may start. Processes of a pool start none: they are many already. Neither do those
+    with green threads: their `subprocess` runs other green threads while a lock is held."""
     given = os.environ.get(PROCESSES, "")
     if given and not (given.isdecimal() and int(given)):
         raise ValueError(f"{PROCESSES} is {given!r}; expected a number of processes")
     program = Path(sys.executable or "")
-    if parent_process() or getattr(sys, "frozen", False) or not (program.stem.startswith("python") and program.is_absolute()):
+    is_python = program.stem.startswith("python") and program.is_absolute() and not getattr(sys, "frozen", False)
+    if parent_process() or has_green_threads() or not is_python:
         return 0
     return (int(given) if given else number_of_processors()) - 1

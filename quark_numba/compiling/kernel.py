@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from .lock import created_once
-from .threads import run_on_threads
+from .threads import run_on_threads, start_pool
 
 K = TypeVar("K")
 
@@ -34,9 +34,14 @@ class Kernel:
         """The form for a call on arrays, which runs on the caller's thread."""
         return self._kernels.serial_kernel(self.key)
 
-    @created_once
+    @property
     def parallel(self) -> Any:
         """The form for a call on large arrays, which runs on Numba's threads."""
+        start_pool()
+        return self._parallel
+
+    @created_once
+    def _parallel(self) -> Any:
         return self._kernels.parallel_kernel(self.key)
 
     def run(self, cost: int, *operands: Any) -> None:

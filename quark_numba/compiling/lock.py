@@ -9,13 +9,39 @@ import logging  # noqa: F401  # first: fork hooks run in reverse order, and logg
 import os
 import sys
 import threading
-from _thread import allocate_lock, start_new_thread
+import types
 from collections.abc import Callable
+from importlib.machinery import BuiltinImporter
+from importlib.util import module_from_spec
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_lock = threading.RLock()
+
+def _system_threads() -> types.ModuleType:
+    """Return a second instance of Python's module `_thread`.
+
+    eventlet and gevent replace the functions of the first one by those of their green threads, also of locks that exist
+    already. A thread of the system that waits for a green thread's lock never ends.
+    """
+    spec = BuiltinImporter.find_spec("_thread")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_threads = _system_threads()
+allocate_lock, start_new_thread, RLock = _threads.allocate_lock, _threads.start_new_thread, _threads.RLock
+
+
+def has_green_threads() -> bool:
+    """Return whether eventlet or gevent has replaced Python's threads by its own."""
+    return not isinstance(sys.modules["_thread"].start_new_thread, types.BuiltinFunctionType)
+
+
+_lock = RLock()
 
 
 # A thread's floating-point mode, which new threads take over. C's number for rounding to nearest is 0 on all processors and
@@ -55,9 +81,8 @@ def created(create: Callable[[], T]) -> T:
     errors: list[BaseException] = []
     done = allocate_lock()
     done.acquire()
-    main = threading.main_thread()
-    is_main = threading.get_ident() == main.ident and main.is_alive()  # not alive: the interpreter ends; no thread can start
-    if is_main and not _compiles_already():
+    # A main thread that is not alive: the interpreter ends; no thread can start.
+    if _is_main_thread() and threading.main_thread().is_alive() and not _compiles_already():
         start_new_thread(work, ())
         done.acquire()
     else:
@@ -65,6 +90,10 @@ def created(create: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
+
+
+# Whether signal handlers run on this thread. `threading` does not know the thread of a green thread.
+_is_main_thread = ctypes.PYFUNCTYPE(ctypes.c_int)(("_PyOS_IsMainThread", ctypes.pythonapi))
 
 
 def _compiles_already() -> bool:
@@ -112,7 +141,7 @@ thread_states: int = _allocate()
 
 # Held while modules are imported that the package needs only now. In a child, an import that another thread of the parent had
 # begun would never end: Python gives a child the locks of modules as they are.
-IMPORTS = threading.RLock()
+IMPORTS = RLock()
 
 
 def _wait_for(lock: Any) -> None:

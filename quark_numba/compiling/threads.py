@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -9,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .lock import created
+from .lock import allocate_lock, created
 
 T = TypeVar("T")
 
 # More slices than threads, so that a thread that the system suspends does not hold up the others.
 _SLICES_PER_THREAD = 4
 
-_pool_lock = threading.Lock()
+_pool_lock = allocate_lock()
 _pool_lost = False
 
 
@@ -48,13 +49,41 @@ def number_of_processors() -> int:
 
 
 def _number_of_threads() -> int:
-    """Return the number of Numba's threads for this thread, which may have set it. Numba starts its pool under a lock that
-    processes share, and a signal handler that raises would leave it locked. So the pool is started once, on a thread that runs
-    no signal handlers."""
-    if not _has_pool():
-        created(_start_pool)
+    """Return the number of Numba's threads for this thread, which may have set it."""
+    start_pool()
     module: Any = sys.modules["numba.np.ufunc.parallel"]
     return int(getattr(module, "_get_num_threads", module.get_num_threads)())
+
+
+def start_pool() -> None:
+    """Start Numba's threads, unless they run.
+
+    Numba does this under a lock that processes share, and a signal handler that raises would leave it locked. So it is done on
+    a thread that runs no signal handlers. TBB is started before, on this thread: it warns at each fork by another thread than
+    the one that started it. Compiling or loading a parallel function starts Numba's threads, too.
+    """
+    if not _has_pool():
+        start_tbb = created(_tbb_starter)
+        if start_tbb:
+            start_tbb(sys.modules["numba"].config.NUMBA_NUM_THREADS)
+        created(_start_pool)
+
+
+def _tbb_starter() -> Callable[[int], None] | None:
+    """Return the C function that starts TBB's threads unless they run; None if Numba uses another layer."""
+    from numba import config
+    from numba.np.ufunc import parallel
+
+    layer, (first, *_) = str(config.THREADING_LAYER).lower(), config.THREADING_LAYER_PRIORITY
+    if layer not in ("tbb", "safe", "threadsafe", "forksafe") and (layer, first) != ("default", "tbb"):
+        return None
+    try:
+        parallel._check_tbb_version_compatible()
+        from numba.np.ufunc import tbbpool  # type: ignore[attr-defined]  # a module in C
+    except ImportError:
+        return None
+    starter: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_int)(tbbpool.launch_threads)
+    return starter
 
 
 def _start_pool() -> None:
@@ -82,7 +111,7 @@ def _has_pool() -> bool:
 def _after_fork() -> None:
     global _pool_lost, _pool_lock
     _pool_lost = _pool_lost or _has_pool()
-    _pool_lock = threading.Lock()
+    _pool_lock = allocate_lock()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

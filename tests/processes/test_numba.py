@@ -25,6 +25,7 @@ PARTS = [
     ("numba.core.serialize", "dumps", ["obj"]),
     ("numba.core.sigutils", "normalize_signature", ["sig"]),
     ("numba.core.typing.npydecl", "parse_dtype", ["dtype"]),
+    ("numba.np.ufunc.parallel", "_check_tbb_version_compatible", []),
 ]
 
 

@@ -4,25 +4,21 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from paths import MODELS
-from processes import PREPARE, run, start
+from processes import PREPARE, python, run, start
 
 pytestmark = pytest.mark.compiled
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 
 
-def has_tbb():
-    try:
-        import numba.np.ufunc.tbbpool  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-tbb = pytest.param("tbb", marks=pytest.mark.skipif(not has_tbb(), reason="Numba finds no TBB"))
+# The system's loader does not look where TBB's package has its library.
+TBB = Path(sys.prefix, "lib")
+needs_tbb = pytest.mark.skipif(not Path(TBB, "libtbb.so.12").exists(), reason="TBB is not installed, or not in a folder lib")
+tbb = pytest.param("tbb", marks=needs_tbb)
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue", tbb])
@@ -41,7 +37,30 @@ with ThreadPoolExecutor(8) as threads:
     list(threads.map(work, range(8)))
 """,
         NUMBA_THREADING_LAYER=layer,
+        LD_LIBRARY_PATH=str(TBB),
     )
+
+
+@needs_tbb
+@pytest.mark.parametrize("layer", ["tbb", "default"])
+@pytest.mark.slow
+def test_tbb_does_not_warn_at_a_fork(layer):
+    """TBB warns if another thread forks than the one that started it, and can then not stop its threads."""
+    code = """
+import os, numba, numpy as np
+from quark_numba import quantize
+def check(): assert (quantize(np.ones(1 << 20, np.float32), 0.5, dtype="int8") == 2).all()
+check()
+assert numba.threading_layer() == "tbb"
+child = os.fork()
+check()
+if child:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os._exit(0)
+"""
+    environment = {"NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2", "LD_LIBRARY_PATH": str(TBB)}
+    process = python("-P", "-W", "error", "-c", code, **environment)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 @pytest.mark.slow
