@@ -161,6 +161,8 @@ def _compile(job: targets.Job, name: str) -> None:
         # Intel's vectors of functions are not everywhere.
         env=environment | {"NUMBA_DISABLE_INTEL_SVML": "1"},
     )
+    if result.returncode == child.CANNOT_WRITE:
+        raise ModelError(f"{job.folder}: {result.stderr.decode(errors='replace').strip()}")
     if result.returncode:
         why = result.stderr.decode(errors="replace").strip()[-2000:]
         raise ModelError(f"the functions cannot be compiled for {name}, {job.cpu} (exit code {result.returncode}): {why}")

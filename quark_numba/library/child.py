@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 
 from ..compiling import elsewhere
+from ..errors import reason_of
 from .targets import Job
+
+# The exit code if a file cannot be written. The reason is all that is printed then.
+CANNOT_WRITE = 3
 
 
 def main() -> None:
@@ -16,6 +20,11 @@ def main() -> None:
     from .tables import Tables  # only now: compiled functions depend on the machine
 
     tables, folder = Tables(job), Path(job.folder)
-    (folder / "tables.h").write_text(tables.header(), encoding="ascii")
-    for symbol, address in tables.functions.items():
-        (folder / f"{symbol}.o").write_bytes(elsewhere.object_file(address))
+    files = {"tables.h": tables.header().encode("ascii")}
+    files |= {f"{symbol}.o": elsewhere.object_file(address) for symbol, address in tables.functions.items()}
+    try:
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:  # the disk is full, for instance
+        print(reason_of(error), file=sys.stderr)
+        sys.exit(CANNOT_WRITE)

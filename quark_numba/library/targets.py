@@ -159,4 +159,7 @@ def link(command: Sequence[str], name: str, folder: Path, library: Path) -> None
         [*command, *flags, "-o", str(library), *map(str, inputs), *math], capture_output=True, text=True, check=False
     )
     if result.returncode:
-        raise ModelError(f"the library for {name} cannot be linked: {result.stderr.strip()[-2000:]}")
+        why = result.stderr.strip()[-2000:] or "it printed nothing"
+        raise ModelError(
+            f"the library for {name} cannot be linked: {' '.join(command)} ended with exit code {result.returncode}: {why}"
+        )

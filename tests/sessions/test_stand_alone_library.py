@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -114,6 +115,11 @@ LACKING = {
     "attributes": (
         text_model('(float[] x) => (float[] y) { y = MXQuantizeDequantize <element_dtype = "fp6_e2m3"> (x) }'),
         "lacks com.amd.quark::MXQuantizeDequantize of float32 with element_dtype = fp6_e2m3, axis = 1, block_size = 32",
+    ),
+    # 0 is not the default.
+    "an attribute of 0": (
+        text_model('(float[] x) => (float[] y) { y = BFPQuantizeDequantize <bfp_method = "to_bfp", bit_width = 0> (x) }'),
+        "lacks com.amd.quark::BFPQuantizeDequantize of float32 with bfp_method = to_bfp, axis = 1, bit_width = 0",
     ),
     "a long attribute": (
         text_model(f'(float[] x) => (float[] y) {{ y = quark_numba.Region <program = "{"long " * 400}"> (x) }}'),
@@ -424,7 +430,22 @@ def test_no_linker(tmp_path, monkeypatch):
 
 def test_a_linker_that_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(targets, "linker", lambda target: ["false"])
-    with pytest.raises(ModelError, match="cannot be linked"):
+    with pytest.raises(ModelError, match="cannot be linked: false ended with exit code 1: it printed nothing"):
+        build_library(small(tmp_path), tmp_path / "out", optimize=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk(tmp_path, monkeypatch):
+    """The child process cannot write. It says so in a line, without a traceback."""
+    compile_ = build._compile
+
+    def compile_on_a_full_disk(job, name):
+        Path(job.folder, "tables.h").symlink_to("/dev/full")
+        compile_(job, name)
+
+    monkeypatch.setattr(build, "_compile", compile_on_a_full_disk)
+    with pytest.raises(ModelError, match=r"^[^\n]*: No space left on device$"):
         build_library(small(tmp_path), tmp_path / "out", optimize=False)
     assert not (tmp_path / "out").exists()
 

@@ -19,6 +19,7 @@ from . import context
 
 STATE = context.state_dtype(
     "axis",
+    "has_bit_width",  # block floating point
     "is_microexponent",
     # NVIDIA's operators take whole blocks only; they may have an input with the scale of the tensor, and return scales.
     "is_of_whole_blocks",
@@ -45,7 +46,7 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
     numbers = {"axis": attributes["axis"]}
     if operator.newest_name in FORMATS:
         key, blocks = FORMATS[operator.newest_name](overload.inputs[0], **attributes)
-        numbers["is_microexponent"] = key.is_microexponent
+        numbers |= {"has_bit_width": "bit_width" in attributes, "is_microexponent": key.is_microexponent}
     else:
         operator.infer([Tensor(element_type, None) for element_type in overload.inputs], attributes)
         (nvidia,) = (known for known in NVIDIA_FORMATS if known.name in operator.formats)
@@ -62,7 +63,7 @@ def settle(state_address: int, values_address: int) -> int:
     state.axis, state.block, state.sub_block = values[0], block, block
     if block < 1:
         return 0
-    if bit_width == 0:  # not block floating point
+    if not state.has_bit_width:  # not block floating point
         return 1
     if bit_width < _FEWEST_BITS or bit_width > _MOST_BITS:
         return 0
