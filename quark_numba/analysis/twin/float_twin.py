@@ -17,7 +17,7 @@ from ...models import model_files
 from ...models.model_files import Source
 from ...models.protos import subgraphs, used_names
 from ...models.tensors import ComputedTensor, in_memory, is_in_memory, opened
-from ...rewriting import constants, dynamic_pairs, functions
+from ...rewriting import casts, constants, dynamic_pairs, functions
 from ...rewriting.graph import Graph
 from ...rewriting.nodes import Node
 from .forms import Array
@@ -115,6 +115,7 @@ def _graph(source: Source) -> Graph:
     graph = Graph(intermediate)
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
+    casts.fuse(graph)
     return graph
 
 
