@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from ..catalog import OPERATORS
-from . import casts
+from . import casts, channels_last
 from .nodes import full_name
 from .stand_ins import values, values_of
 
@@ -80,8 +80,10 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
 
 def _is_own(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
     """Whether a pass may begin with a node."""
+    if node.op_identifier() in functions:
+        return False
     is_operator = OPERATORS.find(node.domain, node.op_type) is not None
-    return node.op_identifier() not in functions and (is_operator or casts.target(node) in casts.TYPES)
+    return is_operator or casts.target(node) in casts.TYPES or channels_last.is_one(node.domain, node.op_type)
 
 
 def _reached(names: set[_Name], others: Mapping[_Name, set[_Name]]) -> set[_Name]:

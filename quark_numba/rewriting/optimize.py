@@ -17,6 +17,7 @@ from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..models import files, model_files, protos
 from . import (
     casts,
+    channels_last,
     clips,
     constants,
     dynamic_pairs,
@@ -203,6 +204,7 @@ def optimized(
         inlined, in_functions = functions.inline(intermediate)
         _check_acyclic(intermediate.graph)
         intermediate.graph.sort()  # ONNX Runtime takes nodes in any order, but the passes do not
+        done = inlined + channels_last.rewrite(intermediate)
         graph = Graph(
             intermediate,
             keep_quantized_weights=keep_quantized_weights,
@@ -215,13 +217,16 @@ def optimized(
         for rewriting in (own_operators,) if standard_operators.stays(graph) else PASSES:
             rewriting.rewrite(graph)
             graph.sweep()
-        return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left)
+        return Optimized(source, intermediate, done + graph.done, in_functions + graph.left)
 
 
 def begins_rewriting(node: onnx.NodeProto) -> bool:
-    """Whether a pass may begin with a node: one of the package's operators, except regions, or a Cast to 16 bits."""
+    """Whether a pass may begin with a node: one of the package's operators, except regions; a Cast to 16 bits; or one of
+    QONNX's with channels on the last axis."""
     operator = OPERATORS.find(node.domain, node.op_type)
-    return operator.operation != "region" if operator else casts.is_one(node)
+    if operator:
+        return operator.operation != "region"
+    return casts.is_one(node) or channels_last.is_one(node.domain, node.op_type)
 
 
 def _check_acyclic(graph: ir.Graph) -> None:
