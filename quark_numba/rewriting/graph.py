@@ -117,7 +117,6 @@ class Graph(Nodes):
         parent, (old, *_), (y,) = replaced.graph, replaced.outputs, new.outputs
         assert parent
         ir.convenience.replace_nodes_and_values(parent, replaced, [], [new], [old], [y])
-        self.keep_inferred(old, y)
         copy_metadata(old, y)
         copy_metadata(replaced, new)
         self.model.opset_imports.setdefault(operator.domain, operator.since_version)
