@@ -48,8 +48,8 @@ class Attribute:
 @dataclass(frozen=True)
 class Parameter:
     """An input or an output of an operator. Parameters with the same type variable have the same element type. A variadic
-    parameter comes last and stands for one or more inputs or outputs. If it is not homogeneous, their element types may
-    differ."""
+    parameter comes last and stands for any number of inputs. If it is not homogeneous, their element types may differ. Every
+    node has at least one input."""
 
     name: str
     variable: str
@@ -118,7 +118,7 @@ class Schema:
 
     @property
     def fewest_inputs(self) -> int:
-        return sum(parameter.option != "optional" for parameter in self.inputs)
+        return max(1, sum(parameter.option == "required" for parameter in self.inputs))
 
     @property
     def most_inputs(self) -> int | None:

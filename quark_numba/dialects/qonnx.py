@@ -12,6 +12,9 @@ from ..tables.operators import operator as table_operator
 
 _DOMAIN = "qonnx.custom_op.general"
 
+# The domain of ONNX's operators on tensors with their channels on the last axis, which `optimize` rewrites to ONNX's.
+CHANNELS_LAST = "qonnx.custom_op.channels_last"
+
 # The domains of older models.
 _OLDER_DOMAINS = ("onnx.brevitas", "finn.custom_op.general", "finn")
 

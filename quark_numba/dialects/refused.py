@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from .qonnx import CHANNELS_LAST
 from .qonnx import DOMAINS as _QONNX
 
 _OF_COMPILERS = "it is a step of FINN's or hls4ml's compiler, and no exporter writes it"
+_OF_CHANNELS = (
+    "only optimize and quark_numba.InferenceSession rewrite it, and only if it has one output and the rank of its x is known"
+)
 _OF_EXPORTER = "it is a step of ModelOpt's exporter, which replaces it before it writes a model"
 _AIMET = "it holds the address of an object in the process that made it; export QuantizeLinear and DequantizeLinear from AIMET"
 
@@ -18,7 +22,7 @@ _REASONS = {
             **dict.fromkeys(("GenericPartition", "DebugMarker"), _OF_COMPILERS),
         }.items()
     },
-    **{("qonnx.custom_op.channels_last", name): _OF_COMPILERS for name in ("Conv", "BatchNormalization", "MaxPool")},
+    **{(CHANNELS_LAST, name): _OF_CHANNELS for name in ("Conv", "BatchNormalization", "MaxPool")},
     **{(domain, "QcQuantizeOp"): _AIMET for domain in ("aimet.customop.cpu", "aimet.customop.cuda", "aimet.customop")},
     **{("trt", f"TRT_{name}"): _OF_EXPORTER for name in ("FP4QDQ", "INT4QuantizeLinear", "INT4DequantizeLinear")},
 }

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..compiling.jit import inline
+from ..element_types import BFLOAT16, FLOAT16
+from ..element_types.codecs import rounder, upper_bits_rounder
 from .key import MOST_BITS, Key
 
 _f32, _f64 = np.float32, np.float64
@@ -245,6 +247,23 @@ def _offset(x: Any, numbers: Any) -> Any:
     return _f32(step * rounded((_clamp(_f64(x), low, high) - low) / step) + low)
 
 
+def _prepare_cast() -> Any:
+    return True, ()
+
+
+_float16_value, _bfloat16_value = rounder(FLOAT16), upper_bits_rounder(BFLOAT16)
+
+
+def _float16(x: Any, numbers: Any) -> Any:
+    """y is what Cast to float16 and back gives (ONNX, Cast-13): the nearest value, ties to even, beyond the largest one Inf."""
+    return _float16_value(x)
+
+
+def _bfloat16(x: Any, numbers: Any) -> Any:
+    """`_float16` for bfloat16. Every NaN becomes the quiet one with its sign."""
+    return _bfloat16_value(x) if x == x else np.copysign(_f32(np.nan), x)
+
+
 # By form: what `preparer` and `converter` compile.
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "integer": (_prepare_integer, _integer),
@@ -255,4 +274,6 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "threshold": (_prepare_threshold, _of_clamped),
     "range": (_prepare_range, _of_clamped),
     "offset range": (_prepare_offset_range, _offset),
+    "float16": (_prepare_cast, _float16),
+    "bfloat16": (_prepare_cast, _bfloat16),
 }

@@ -149,7 +149,7 @@ def _convert(
     shape, inner = lengths[first : last + 1], int(np.prod(lengths[last + 1 :]))
     rows = int(np.prod(shape))
     numbers = np.empty(rows * count_numbers(key), dtype_of(key))
-    if rows:
+    if rows and aligned:
         in_rows = [np.broadcast_to(parameter.reshape(parameter.shape[first : last + 1]), shape) for parameter in aligned]
         _prepare(key, np.stack(in_rows), numbers, rows, named)
 

@@ -124,8 +124,8 @@ def _names(key: Key) -> dict[str, Any]:
 
 
 def _numbers_of(key: Key) -> Any:
-    items = ", ".join(f"numbers[{k} * rows + row]" for k in range(count_numbers(key)))
-    text = f"def numbers_of(numbers, rows, row):\n    return ({items},)\n"
+    items = "".join(f"numbers[{k} * rows + row], " for k in range(count_numbers(key)))
+    text = f"def numbers_of(numbers, rows, row):\n    return ({items})\n"
     return jit.inline(function_of(text, __name__, __file__, {}))
 
 

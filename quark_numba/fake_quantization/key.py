@@ -29,6 +29,9 @@ _MINIFLOAT = (
     "1 to 8 exponent bits, 0 to 23 mantissa bits, a whole exponent bias, and for values beyond the largest one: "
     "saturation, Inf or NaN"
 )
+# The element types that are forms: x is cast to the type and back, which does not saturate.
+CASTS = ("float16", "bfloat16")
+
 _PARTS = "exponent_bits mantissa_bits exponent_bias max_val has_inf has_nan saturation"
 
 
@@ -50,6 +53,7 @@ _FORMS = (
     ),
     _form("range", 3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", has_modes=False),
     _form("offset range", 3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", is_double=True, has_modes=False),
+    *(_form(name, 0, "", "", "no parameters", has_modes=False) for name in CASTS),
 )
 FORMS = {form.name: form for form in _FORMS}
 

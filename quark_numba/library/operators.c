@@ -184,7 +184,7 @@ static int output_type(const struct custom_op *self, size_t i) { return self->ov
 static int input_option(const struct custom_op *self, size_t i) { return operator_of(self)->inputs[i]; }
 static int output_option(const struct custom_op *self, size_t i) { return operator_of(self)->outputs[i]; }
 static int memory_type(const struct custom_op *self, size_t i) { (void)self; (void)i; return 0; /* OrtMemTypeDefault */ }
-static int fewest_inputs(const struct custom_op *self) { (void)self; return 1; /* of a variadic input */ }
+static int fewest_inputs(const struct custom_op *self) { (void)self; return 0; /* of a variadic input */ }
 static int is_homogeneous(const struct custom_op *self) { return operator_of(self)->is_homogeneous; }
 
 static const void *const functions[FUNCTIONS] = {

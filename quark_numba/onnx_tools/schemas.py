@@ -65,7 +65,7 @@ def schema(operator: Operator) -> defs.OpSchema:
         operator.domain,
         operator.since_version,
         operator.doc,
-        inputs=list(map(_parameter, operator.inputs)),
+        inputs=[_parameter(parameter, fewest=not place) for place, parameter in enumerate(operator.inputs)],
         outputs=list(map(_parameter, operator.outputs)),
         type_constraints=[
             (variable, _type_strings(element_types), f"Element types of {', '.join(users[variable])}.")
@@ -78,10 +78,14 @@ def schema(operator: Operator) -> defs.OpSchema:
     return made
 
 
-def _parameter(parameter: Parameter) -> Any:
-    option = _OPTIONS[parameter.option]
+def _parameter(parameter: Parameter, fewest: int = 1) -> Any:
     return _PARAMETER(
-        parameter.name, parameter.variable, parameter.doc, param_option=option, is_homogeneous=parameter.is_homogeneous
+        parameter.name,
+        parameter.variable,
+        parameter.doc,
+        param_option=_OPTIONS[parameter.option],
+        is_homogeneous=parameter.is_homogeneous,
+        min_arity=fewest,  # of a variadic one
     )
 
 

@@ -127,7 +127,7 @@ _PLAIN: dict[str, tuple[int | str, bool]] = {
     "GetInputTypeCount": ("input_count", False),
     "GetInputCharacteristic": ("input_characteristics", True),
     "GetInputMemoryType": (0, False),  # OrtMemTypeDefault
-    "GetVariadicInputMinArity": (1, False),
+    "GetVariadicInputMinArity": (0, False),
     "GetVariadicInputHomogeneity": ("is_homogeneous", False),
     "GetOutputType": ("output_types", True),
     "GetOutputTypeCount": ("output_count", False),

@@ -50,7 +50,7 @@ OPERANDS = {
     **dict.fromkeys(BINARY, (2, 2)),
     "Clip": (1, 3),
     ROUND_TRIP: (3, 3),
-    FAKE_QUANTIZE: (2, 1 + max(len(form.parameters) for form in FORMS.values())),
+    FAKE_QUANTIZE: (1, 1 + max(len(form.parameters) for form in FORMS.values())),
 }
 
 # The limits of a program. A stream is an input of more than one element, and takes room on the stack of each thread.

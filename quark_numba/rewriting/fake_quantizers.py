@@ -21,8 +21,9 @@ def rewrite(graph: Graph) -> None:
 
 
 def _rewrite(graph: Graph, node: Node, meaning: FakeQuantize[Operand]) -> None:
-    if node.operator is not FAKE_QUANTIZE:
-        write(graph, node, meaning, REWRITTEN)
+    if node.operator is FAKE_QUANTIZE:
+        raise Left(ALONE)
+    write(graph, node, meaning, REWRITTEN)
 
 
 def write(graph: Graph, node: Node, meaning: FakeQuantize[Operand], what: str) -> None:
@@ -52,12 +53,12 @@ def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArr
             else:
                 array = array.reshape(lengths(name, array.shape, meaning.axis, len(shape)))
             arrays.append(array.astype(np.float32))
-        if shape is not None and max(array.ndim for array in arrays) > len(shape):
+        if shape is not None and max((array.ndim for array in arrays), default=0) > len(shape):
             raise ValueError("its scales have more dimensions than its x")
         attributes = {"form": key.form, "rounding_mode": key.rounding_mode}
         # Whether the parameters are valid shows for an x of the shape to which they broadcast.
         x = np.zeros(np.broadcast_shapes(*(array.shape for array in arrays)), np.float32)
-        if key.form != "codes":  # which takes any numbers, so that no kernel has to be compiled to see that
+        if arrays and key.form != "codes":  # which takes any numbers, so that no kernel has to be compiled to see that
             FAKE_QUANTIZE.call(x, *arrays, **attributes)
     except ValueError as error:
         raise Left(f"not valid: {error}") from None

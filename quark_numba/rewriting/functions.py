@@ -1,4 +1,4 @@
-"""Inline local functions that contain nodes of the package's operators.
+"""Inline local functions that contain nodes which passes rewrite.
 
 ONNX Runtime infers no types in a function with operators that are not its own. The passes treat inlined nodes like
 all others."""
@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from ..catalog import OPERATORS
+from . import casts, channels_last
 from .nodes import full_name
 from .stand_ins import values, values_of
 
@@ -78,7 +79,11 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
 
 
 def _is_own(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
-    return node.op_identifier() not in functions and OPERATORS.find(node.domain, node.op_type) is not None
+    """Whether a pass may begin with a node."""
+    if node.op_identifier() in functions:
+        return False
+    is_operator = OPERATORS.find(node.domain, node.op_type) is not None
+    return is_operator or casts.target(node) in casts.TYPES or channels_last.is_one(node.domain, node.op_type)
 
 
 def _reached(names: set[_Name], others: Mapping[_Name, set[_Name]]) -> set[_Name]:

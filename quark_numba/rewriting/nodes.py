@@ -110,6 +110,11 @@ class Values:
                     self._inferred[values[info.name]] = known
         return self._inferred.get(value, Inferred())
 
+    def keep_inferred(self, old: ir.Value, new: ir.Value) -> None:
+        """Let a value have what was inferred for the one in whose place it is."""
+        if self._inferred is not None and old in self._inferred:
+            self._inferred[new] = self._inferred[old]
+
     def forget_inferred(self) -> None:
         """Let types and shapes be inferred again, after nodes of other operators were written."""
         self._inferred = None

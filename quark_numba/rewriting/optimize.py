@@ -11,10 +11,13 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
+from ..catalog import OPERATORS
 from ..compiling.memory import no_garbage_collection
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..models import files, model_files, protos
 from . import (
+    casts,
+    channels_last,
     clips,
     constants,
     dynamic_pairs,
@@ -37,6 +40,7 @@ PASSES = (
     standard_operators,
     integer_operators,
     clips,
+    casts,
     constants,
     gathers,
     round_trips,
@@ -86,6 +90,7 @@ def optimize(
     - Quantize and dequantize nodes with the same parameters are fused into one ``quark_numba::QuantizeDequantizeLinear``,
       version 1 (see `quantize_dequantize`, `register_schemas`), in float32. Equal dequantize nodes behind one quantize node
       become one.
+    - A Cast from float32 to bfloat16 or float16 and those back become one ``quark_numba::FakeQuantize``, version 1.
     - A ``QuantizeDequantizeLinear`` and the elementwise nodes beside it, such as additions and activations, are merged into one
       ``quark_numba::Region``, version 1, which runs them all in one pass over memory.
     - A quantize node behind a dequantize node with the same constant parameters is dropped if every code comes back. This is
@@ -199,6 +204,7 @@ def optimized(
         inlined, in_functions = functions.inline(intermediate)
         _check_acyclic(intermediate.graph)
         intermediate.graph.sort()  # ONNX Runtime takes nodes in any order, but the passes do not
+        done = inlined + channels_last.rewrite(intermediate)
         graph = Graph(
             intermediate,
             keep_quantized_weights=keep_quantized_weights,
@@ -211,7 +217,16 @@ def optimized(
         for rewriting in (own_operators,) if standard_operators.stays(graph) else PASSES:
             rewriting.rewrite(graph)
             graph.sweep()
-        return Optimized(source, intermediate, inlined + graph.done, in_functions + graph.left)
+        return Optimized(source, intermediate, done + graph.done, in_functions + graph.left)
+
+
+def begins_rewriting(node: onnx.NodeProto) -> bool:
+    """Whether a pass may begin with a node: one of the package's operators, except regions; a Cast to 16 bits; or one of
+    QONNX's with channels on the last axis."""
+    operator = OPERATORS.find(node.domain, node.op_type)
+    if operator:
+        return operator.operation != "region"
+    return casts.is_one(node) or channels_last.is_one(node.domain, node.op_type)
 
 
 def _check_acyclic(graph: ir.Graph) -> None:

@@ -251,12 +251,14 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     read = model_files.Source(model, folder or None, path, outside, state)
     replaced = initializers.replaced(model, options, outside)
     probe = initializers.probe_of_all(model) if how["cache"] and not replaced else b""
-    refusal = next(filter(None, map(_refusal, protos.nodes(model.graph, *model.functions))), "")
+    refusals = dict(_refusal(node) for node in protos.nodes(model.graph, *model.functions))
     del model
     made = files.enter_context(prepared(read, options, providers, replaced=replaced, **how))
     if made.source is None and is_path:
         named_in_utf8(source)
-    return _Model(source if made.source is None else made.source, probe, refusal)
+    left = {name for name, _ in made.left}
+    refused = (why for (name, is_rewritten), why in refusals.items() if why and (name in left or not is_rewritten))
+    return _Model(source if made.source is None else made.source, probe, next(refused, ""))
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:
@@ -270,15 +272,16 @@ def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions)
     return False
 
 
-def _refusal(node: onnx.NodeProto) -> str:
-    """Return why a model with this node cannot run; "": no reason is known."""
+def _refusal(node: onnx.NodeProto) -> tuple[tuple[str, bool], str]:
+    """Return the operator of a node and whether `optimize` rewrites it where it can; and why a model with the node as it is
+    cannot run, "" if no reason is known."""
     with IMPORTS:
         from ..dialects import refused
+        from ..rewriting import channels_last
 
-    why = refused.reason(node.domain, node.op_type)
-    if not why:
-        return ""
-    return f"node {node.name or node.output[0]!r} is a {node.domain}::{node.op_type}, which cannot run: {why}"
+    name, why = f"{node.domain}::{node.op_type}", refused.reason(node.domain, node.op_type)
+    text = f"node {node.name or node.output[0]!r} is a {name}, which cannot run: {why}" if why else ""
+    return (name, channels_last.is_one(node.domain, node.op_type)), text
 
 
 def _model(source: Any) -> onnx.ModelProto:

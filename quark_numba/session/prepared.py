@@ -14,13 +14,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from ..catalog import OPERATORS
 from ..models import model_files
 from ..models.protos import subgraphs
 from ..models.temporary import temporary_folder
 from ..ort import DISABLE_QUANT_QDQ, STANDARD_OPS, ahead, entry
 from ..rewriting.fusions import UNWRITTEN
-from ..rewriting.optimize import optimized
+from ..rewriting.optimize import begins_rewriting, optimized
 from ..rewriting.qdq import Qdq
 from . import kept, kept_names
 from .blocked_layout import BlockedModel, blocked, has_regions
@@ -163,12 +162,8 @@ def _has_integer_operators(options: onnxruntime.SessionOptions) -> bool:
 
 
 def is_optimised(model: onnx.ModelProto) -> bool:
-    """Whether `optimize` has nothing to rewrite: the model has no node of the package's operators except regions, and no
-    function or subgraph that may contain one."""
+    """Whether `optimize` has nothing to rewrite: the model has no node that a pass begins with, and no function or subgraph
+    that may contain one."""
     if model.functions or not model.HasField("graph"):
         return False
-    for node in model.graph.node:
-        operator = OPERATORS.find(node.domain, node.op_type)
-        if (operator and operator.operation != "region") or any(subgraphs(node)):
-            return False
-    return True
+    return not any(begins_rewriting(node) or any(subgraphs(node)) for node in model.graph.node)

@@ -590,6 +590,29 @@ def test_branches_and_outputs_that_are_constants():
     assert {each.name: each.off_sqnr_db for each in found.sweep}["a"] == math.inf
 
 
+def test_pairs_of_casts():
+    """Two Casts are measured as the pair of Quark's operators with scale 1, which gives the same within the range."""
+    rng = np.random.default_rng(61)
+    w, x = (rng.normal(0, 1, shape).astype(np.float32) for shape in ((4, 3), (5, 4)))
+
+    def whole(rounding):
+        nodes = [*rounding("x", "a"), *rounding("w", "v"), "b = MatMul (a, v)", *rounding("b", "y")]
+        constants = [*floats(w=w, scale=1), constant("zero_point", 0, ml_dtypes.bfloat16)]
+        return model(nodes, [("x", "float32", x.shape)], ["y"], initializers=constants)
+
+    by_casts, by_operators = (
+        quark_numba.analyze(whole(rounding), [{"x": x}]).tensors
+        for rounding in (
+            lambda x, y: [f"{y}_h = Cast <to = 16> ({x})", f"{y} = Cast <to = 1> ({y}_h)"],
+            lambda x, y: pair(x, f"{y}_h", y),
+        )
+    )
+    assert [each.name for each in by_casts] == [each.name for each in by_operators]
+    for one, other in zip(by_casts, by_operators, strict=True):
+        assert (one.type, one.kind, one.saturated) == (other.type, other.kind, other.saturated)
+        assert one.own_sqnr_db == pytest.approx(other.own_sqnr_db)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_optimised", [False, True])
 def test_blocks_with_computed_scales(is_optimised, tmp_path):

@@ -1,5 +1,6 @@
 """The operators of QONNX and of MCT against their oracles: of the families of fake quantization and of tables."""
 
+import ml_dtypes
 import numba
 import numpy as np
 import oracle
@@ -192,6 +193,29 @@ def test_codes():
     codes = np.clip(oracle.quantize(x, scale, np.int8(3), "int8"), np.int8(-10), np.int8(20))
     own = Node("quark_numba", "FakeQuantize", {"form": "codes"}, [x, scale, f32(-13), f32(17)])
     assert_same_bits(call(own), oracle.dequantize(codes, scale, np.int8(3), "int8"))
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)])
+def test_casts(form, dtype):
+    """The forms without parameters give what a Cast to the type and back gives: for every code, for the middle between each two
+    neighbours, and beside it."""
+    codes = np.arange(2**15, dtype=np.uint16).view(dtype).astype(f32)
+    codes = codes[codes <= np.finfo(f32).max]
+    above = np.append(codes[1:].astype(np.float64), 2 * codes[-1].astype(np.float64) - codes[-2])
+    with np.errstate(over="ignore", under="ignore"):
+        middles = ((codes + above) / 2).astype(f32)
+        beside = [np.nextafter(middles, f32(to)) for to in (-np.inf, np.inf)]
+        positive = samples.affordable(np.concatenate([codes, middles, *beside, f32([np.inf, 3.4e38])]))
+        x = np.concatenate([positive, -positive, f32([np.nan])])
+        expected = x.astype(dtype).astype(f32)
+    node = Node("quark_numba", "FakeQuantize", {"form": form, "rounding_mode": "ROUND"}, [x])
+    assert_same_bits(call(node), expected)
+    signalling = np.uint32([0x7F800001, 0xFF800001, 0x7FBFFFFF]).view(f32)
+    assert np.isnan(call(node._replace(inputs=[signalling]))).all()
+    quark_numba.register_schemas()
+    checker.check_model(node.model(shapes=[x.shape]), full_check=True)
+    if not numba.config.DISABLE_JIT:
+        assert_same_bits(session(node.model()).run(None, node.feeds())[0], expected)
 
 
 @operators

@@ -13,7 +13,7 @@ from onnx_models import model
 from rewritten_models import assert_rewritten, assert_same_values, constant, floats, operators, pair
 
 from quark_numba import optimize
-from quark_numba.fake_quantization.key import FORMS, ROUNDING_MODES
+from quark_numba.fake_quantization.key import CASTS, FORMS, ROUNDING_MODES
 from quark_numba.rewriting.clips import FUSED
 from quark_numba.rewriting.fake_quantizers import REWRITTEN
 from quark_numba.rewriting.optimize import optimized
@@ -88,7 +88,7 @@ def test_a_node_becomes_a_step(form, mode, shape):
 
 
 def test_every_form_is_tried():
-    assert set(NODES) | {"codes"} == set(FORMS)
+    assert set(NODES) | {"codes", *CASTS} == set(FORMS)
 
 
 @pytest.mark.parametrize(

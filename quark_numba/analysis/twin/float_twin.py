@@ -17,7 +17,7 @@ from ...models import model_files
 from ...models.model_files import Source
 from ...models.protos import subgraphs, used_names
 from ...models.tensors import ComputedTensor, in_memory, is_in_memory, opened
-from ...rewriting import constants, dynamic_pairs, functions
+from ...rewriting import casts, channels_last, constants, dynamic_pairs, functions
 from ...rewriting.graph import Graph
 from ...rewriting.nodes import Node
 from .forms import Array
@@ -112,9 +112,11 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
 def _graph(source: Source) -> Graph:
     intermediate = source.lazy()
     intermediate.graph.sort()
+    channels_last.rewrite(intermediate)
     graph = Graph(intermediate)
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
+    casts.fuse(graph)
     return graph
 
 

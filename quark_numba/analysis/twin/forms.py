@@ -15,7 +15,7 @@ from ...block.granularity import Blocks, block_shape
 from ...block.operators import FORMATS as BLOCK_FORMATS
 from ...declaration import Affine, BlockRoundTrip, FakeQuantize
 from ...element_types import FLOAT32, ElementType, find
-from ...fake_quantization.key import FORMS
+from ...fake_quantization.key import CASTS, FORMS
 from ...rewriting.nodes import Left, Operand
 
 Array = NDArray[Any]
@@ -132,13 +132,18 @@ class Block(Form):
 
 
 class Values(Form):
-    """The values that x can become, of a format without codes. `is_per_tensor`: whether they are the same for all elements."""
+    """The values that x can become, of a format without codes."""
 
     def __init__(
-        self, name: str, bits: float, parameters: dict[str, Any], apply: Callable[[Array], Array], *, is_per_tensor: bool
+        self,
+        name: str,
+        bits: float,
+        parameters: dict[str, Any],
+        apply: Callable[[Array], Array],
+        limits: Limits | None = None,
     ) -> None:
         self.type, self.bits, self.parameters, self._apply = name, bits, parameters, apply
-        self.limits = self.code_ends = _saturation_limits(apply) if is_per_tensor else None
+        self.limits = self.code_ends = limits
 
     def grid(self, most: int) -> Array | None:
         if self.limits is None or 2**self.bits > most:
@@ -149,7 +154,7 @@ class Values(Form):
 def of_blocks(meaning: BlockRoundTrip[Operand], apply: Callable[[Array], Array]) -> Form:
     parameters = {"axis": meaning.axis, "block_size": meaning.block_size}
     if meaning.operator not in BLOCK_FORMATS:
-        return Values(meaning.format, meaning.bits, parameters, apply, is_per_tensor=False)
+        return Values(meaning.format, meaning.bits, parameters, apply)
     attributes = {name: value for name, value in meaning.attributes.items() if name != "axis"}
     key, blocks = BLOCK_FORMATS[meaning.operator](FLOAT32, **attributes)
     return Block(meaning.format, meaning.bits, parameters, blocks, key.element is None, meaning.axis)
@@ -157,6 +162,10 @@ def of_blocks(meaning: BlockRoundTrip[Operand], apply: Callable[[Array], Array])
 
 def of_fake_quantization(meaning: FakeQuantize[Operand], apply: Callable[[Array], Array]) -> Values:
     """Return the form of a format without codes. Raises Left if a parameter is not a constant."""
+    if meaning.form in CASTS:
+        element_type = find(meaning.form)
+        assert element_type
+        return Values(meaning.form, element_type.bits, {}, apply, (float(element_type.lowest), float(element_type.highest)))
     arrays: dict[str, Array] = {}
     for name in FORMS[meaning.form].parameters:
         given = meaning.parameters[name]
@@ -166,7 +175,7 @@ def of_fake_quantization(meaning: FakeQuantize[Operand], apply: Callable[[Array]
         arrays[name] = array
     is_per_tensor = all(array.size == 1 for array in arrays.values())
     parameters = {name: _range(array) for name, array in arrays.items()}
-    return Values(*_type_of(arrays), parameters, apply, is_per_tensor=is_per_tensor)
+    return Values(*_type_of(arrays), parameters, apply, _saturation_limits(apply) if is_per_tensor else None)
 
 
 def _type_of(parameters: Mapping[str, Array]) -> tuple[str, float]:
