@@ -46,7 +46,8 @@ class Analysis:
         batch; if the model does not run with them, the reason is in `unmatched`
     twin : with a reference, errors of the float twin's outputs against the reference's
     sweep : with `sweep`, the effects on the outputs, the worst first
-    trade_offs : with `what_if`, the outputs' accuracy against the bits of all quantized tensors for one sample
+    trade_offs : with `what_if`, the outputs' accuracy against the bits of all quantized tensors for one sample, the most bits
+        first; without mixes of types that another one beats in both
     histograms : histograms of the worst tensors in the first batch
     failed : names of batches that could not be read or run, with the messages
     not_compared : names of outputs that cannot be compared, in general or in one measurement, with the reasons

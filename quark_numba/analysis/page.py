@@ -61,7 +61,8 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
         "Through the model",
         _profile(pyplot, analysis),
         "The signal-to-quantization-noise ratio (SQNR) of each quantized activation, in the order of execution. "
-        "Inherited: the error from upstream. Own: the error of this rounding alone. A lower ratio is worse.",
+        "Inherited: the error from upstream. Own: the error of this rounding alone. A lower ratio is worse; the infinite ratio "
+        "of an exact tensor is not drawn.",
     )
     yield _section(
         "Quantized tensors",
@@ -79,7 +80,8 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
             "Trade-offs",
             _trade_offs(pyplot, analysis),
             "The line starts with the least noise for each tensor and ends with the fewest bits. Each step takes bits from the "
-            "tensor that then adds the least noise for each bit saved. The accuracy of each point is measured.",
+            "tensor that then adds the least noise for each bit saved. The accuracy of each point is measured. Points that "
+            "another one beats in both are left out.",
         )
     if analysis.histograms:
         plots = "".join(_histogram(pyplot, histogram) for histogram in analysis.histograms)
@@ -240,7 +242,7 @@ def _histogram(pyplot: Any, histogram: Histogram) -> str:
     edges = np.array(histogram.edges)
     axes.stairs(histogram.counts, edges, fill=True, color=_OWN)
     axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylim(0, 3 * max(histogram.counts))
+    axes.set_ylim(0, 3 * max(1, *histogram.counts))
     axes.set_xlim(edges[0], edges[-1])
     for start, end in ((edges[0], histogram.lowest), (histogram.highest, edges[-1])):
         if start is not None and end is not None and start < end:

@@ -119,11 +119,14 @@ def _csv(analysis: Analysis) -> str:
 
 def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
     """Return the names of the nodes that use the `count` worst tensors: by the sweep if it was by tensor, otherwise by own
-    error. Nodes without a name and nodes in functions are left out, because Quark's configuration cannot name them."""
+    error. Tensors that cost nothing, or whose error is unknown, are not among the worst. Nodes without a name and nodes in
+    functions are left out, because Quark's configuration cannot name them."""
     from ..models import model_files
 
     tensors = {row.name: row for row in analysis.tensors}
-    worst = [row.name for row in analysis.sweep if row.name in tensors] or list(tensors)
+    ratios: dict[str, float | None] = {row.name: row.on_sqnr_db for row in analysis.sweep if row.name in tensors}
+    ratios = ratios or {row.name: row.own_sqnr_db for row in analysis.tensors}
+    worst = [name for name, ratio in ratios.items() if ratio not in (None, math.inf)]
     names = {node.name for node in model_files.load(model, external_data=False).graph.node}
     return list(dict.fromkeys(node for name in worst[:count] for node in tensors[name].used_by if node in names))
 
@@ -133,7 +136,7 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
     print_not_compared(analysis.not_compared)
     if analysis.twin:
         print_outputs("Without its quantization nodes, against the reference", analysis.twin)
-    if any(row.sqnr_db < math.inf for row in analysis.optimizations):
+    if any(row.sqnr_db != math.inf for row in analysis.optimizations):
         print_outputs("With ONNX Runtime's optimisations, against the model without them", analysis.optimizations)
     formats = list(dict.fromkeys(name for row in analysis.tensors for name in row.what_if))
     columns = ["tensor", "kind", "type", ">own, dB", ">inherited, dB", ">both, dB"]

@@ -60,7 +60,7 @@ def cell(value: float | None, form: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(json_value(value), indent=2))
+    print(json.dumps(json_value(value), indent=2, allow_nan=False))
 
 
 def json_value(value: Any) -> Any:
