@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import MissingPackageError, missing_packages_are_named
+from ..errors import MissingPackageError, NotAvailableError, missing_packages_are_named
 from . import c_api
-from .library.load import NotAvailableError
 from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, get_library_path, release_of
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compiling.lock import created
 from ..compiling.memory import release_compiler
+from ..errors import NotAvailableError
 from . import c_api, kept_kernels, python_record
 from .c_api import Description, OrtApi, OrtCustomOp, keep
-from .library.load import NotAvailableError, check_platform, load
+from .library.load import check_platform, load
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
 if TYPE_CHECKING:

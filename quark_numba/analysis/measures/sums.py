@@ -56,9 +56,9 @@ class ErrorSums(Sums):
     @property
     def sqnr_db(self) -> float:
         """The signal-to-quantization-noise ratio. It is inf if the arrays are equal, and NaN if one has a NaN where the other
-        has a number, or if the squares are beyond float64."""
-        if self.signal == self.noise == 0 < self.largest:
-            return math.nan  # the squares are less than float64's least number
+        has a number, if the squares are beyond float64, or if there is no element."""
+        if not self.count or self.signal == self.noise == 0 < self.largest:  # squares below float64's least number
+            return math.nan
         return decibels(self.signal, self.noise)
 
     @property
