@@ -59,6 +59,11 @@ def reason_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """Return a number and what it counts, for a message: "1 batch", "2 batches"."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
 def file_error(name: object, error: Exception, kind: type[ModelError] = ModelError) -> ModelError:
     """Return the exception of this kind that says of the file `name` what an error says: a FileNotFoundError, too, if that is
     one."""

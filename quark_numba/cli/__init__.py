@@ -63,12 +63,18 @@ def main(words: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _compiling_is_told() -> Iterator[None]:
-    """Print a message when the library first logs that it compiles, since that takes seconds."""
+    """Print a message when the library first logs that it compiles, since that takes seconds, and its warnings."""
 
     class Teller(logging.Handler):
+        is_told = False
+
         def emit(self, record: logging.LogRecord) -> None:
-            logger.removeHandler(self)
-            tell("dim", "first use", f"compiling kernels takes some seconds; they are kept in {record.args[1]}")  # type: ignore[index]
+            kept_in = getattr(record, "kept_in", None)
+            if kept_in is None:
+                tell("yellow", "warning", record.getMessage())
+            elif not self.is_told:
+                self.is_told = True
+                tell("dim", "first use", f"compiling kernels takes some seconds; they are kept in {kept_in}")
 
     logger = logging.getLogger("quark_numba.compiling")
     level, handler = logger.level, Teller(logging.INFO)

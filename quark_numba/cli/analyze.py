@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import counted
 from . import arguments
 from .evaluate import add_comparison, fails_below, print_outputs, tell_failed
 from .printing import cell, counted_progress, json_value, print_json, print_not_compared, print_table
@@ -31,10 +32,8 @@ def add_parser(commands: Any) -> None:
 
     parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes, tensor by tensor")
     parser.set_defaults(action=_analyze)
-    arguments.add_threads(parser, "number of batches that run side by side (default: one for each processor)")
-    parser.add_argument(
-        "--top", type=arguments.positive, default=20, metavar="N", help="the largest number of rows of a table (default: 20)"
-    )
+    arguments.add_threads(parser)
+    arguments.add_top(parser, 20)
     parser.add_argument(
         "--sweep",
         action="store_true",
@@ -153,8 +152,11 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
         ]
         for row in analysis.tensors[:top]
     ]
-    shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
-    title = f"Quantized tensors, {shown}, over {analysis.samples} samples: SQNR of the own error, the upstream error, and both"
+    title = "Quantized tensors"
+    if rows:
+        shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
+        over = counted(analysis.samples, "sample")
+        title += f", {shown}, over {over}: SQNR of the own error, the inherited error, and both"
     print_table(title, [*columns, *(f">{name}" for name in formats)], rows)
     if analysis.sweep:
         effects = [[row.name, cell(row.on_sqnr_db, ".1f"), cell(row.off_sqnr_db, ".1f")] for row in analysis.sweep[:top]]

@@ -99,6 +99,9 @@ def _library() -> tuple[str | None, str]:
 
             if not JIT_ENABLED:
                 return None, "NUMBA_DISABLE_JIT is set"
+            from ..compiling.cache import session_waits
+
+            session_waits()
         return load("RegisterCustomOps", _functions()["register"], _python_functions()), ""
     except NotAvailableError as error:
         return None, str(error)

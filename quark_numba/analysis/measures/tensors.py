@@ -29,10 +29,10 @@ class QuantizedTensor:
     type : the quantized type, or the block format
     parameters : scale and zero point, or the least and the largest if there are several; axis; block size
     made_by, used_by : names of nodes
-    sqnr_db : signal-to-quantization-noise ratio (SQNR) of the tensor after rounding: the upstream error and its own. This and
+    sqnr_db : signal-to-quantization-noise ratio (SQNR) of the tensor after rounding: the inherited error and its own. This and
         the other ratios are inf for an exact tensor, zeros among them, and NaN if only one of the two tensors has a NaN.
     own_sqnr_db : SQNR of the float model's tensor after rounding: the error of this rounding alone
-    inherited_sqnr_db : SQNR of the tensor just before it is rounded: the error from upstream
+    inherited_sqnr_db : SQNR of the tensor just before it is rounded: the error that it has from the tensors before it
     cosine, max_abs_error : cosine and largest error of the tensor after rounding
     saturated : share of the float model's elements that lie beyond the type's range and change in rounding: by more than half a
         step for integers, by any amount for floats
