@@ -133,7 +133,9 @@ def _small(value: float | None) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], forms: Sequence[Callable[[Any], str]]) -> str:
-    """Return an HTML table. Columns of numbers are sorted by the `data-v` of their cells."""
+    """Return an HTML table, or a word if it has no rows. Columns of numbers are sorted by the `data-v` of their cells."""
+    if not rows:
+        return _paragraph("None.")
     head = "".join(
         f'<th scope="col"{"" if form is str else " class=n"}><button>{html.escape(column)}</button></th>'
         for column, form in zip(columns, forms, strict=True)

@@ -8,7 +8,7 @@ import io
 import json
 import math
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,13 +104,17 @@ def _analyze(options: argparse.Namespace) -> int:
 
 def _csv(analysis: Analysis) -> str:
     """Return a CSV table with a row for each tensor, in the order of execution."""
+    from ..analysis.measures.tensors import QuantizedTensor
+
     content = io.StringIO()
     rows = []
     for tensor in sorted(analysis.tensors, key=lambda tensor: tensor.place):
         row = asdict(tensor)
         row |= {f"what_if_{name}": value for name, value in row.pop("what_if").items()}
         rows.append(row | {"parameters": json.dumps(json_value(row["parameters"])), "used_by": " ".join(row["used_by"])})
-    writer = csv.DictWriter(content, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    names = [each.name for each in fields(QuantizedTensor) if each.name != "what_if"]
+    names += dict.fromkeys(name for row in rows for name in row if name not in names)
+    writer = csv.DictWriter(content, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return content.getvalue()

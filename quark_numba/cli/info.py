@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import ModelError, reason_of
 from ..version import __version__
 from . import arguments
-from .printing import print_json, print_table
+from .printing import print_json, print_table, progress
 
 _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
 _QUARK, _MISSING = "amd-quark", "not installed"
@@ -48,7 +48,8 @@ def _info(options: argparse.Namespace) -> int:
         kept.clear(models)
     sizes = cache.sizes()
     try:
-        get_library_path()
+        with progress("loading the native backend"):
+            get_library_path()
         backend, reason = "native", "the default where it is available"
     except RuntimeError as error:
         backend, reason = "extensions", f"the native backend is not available: {error}"

@@ -11,6 +11,7 @@ from rewritten_models import constant, floats, pair
 from textline import path_of
 
 import quark_numba
+from quark_numba.analysis import page
 from quark_numba.analysis.twin import float_twin
 from quark_numba.cli import inventory, printing
 from quark_numba.errors import counted
@@ -55,6 +56,10 @@ def test_a_float_model_is_told(command, tmp_path, capsys, terminal):
     text = terminal.text(command, path, "--random", "1")
     assert "│ y" in text
     assert ("Quantized tensors: none\n" in text) == (command == "analyze")
+    if command == "analyze":
+        terminal.text(command, path, "--random", "1", "--csv", tmp_path / "t.csv")
+        assert (tmp_path / "t.csv").read_text().startswith("name,place,kind,type,")
+        assert page._table(("tensor",), [], (str,)) == "<p>None.</p>"
     with pytest.warns(UserWarning, match="has no quantization nodes: its float model is the model itself"):
         getattr(quark_numba, command)(path, quark_numba.RandomData(1))
     terminal.text(command, add(tmp_path / "q.onnx", quantized=True), "--random", "1")  # without a warning
