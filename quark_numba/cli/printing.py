@@ -16,8 +16,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ..session.prepared import Prepared
 
-# The columns that hold sentences, and their largest width.
-_SENTENCES, _SENTENCE = ("why", "change", "run by"), 72
+# The columns that hold sentences and lists, and their largest width unless a word is longer.
+_LONG_COLUMNS, _WIDTH = ("why", "change", "changes", "run by", "used by"), 72
 
 OUTPUT = Console(highlight=False, emoji=False)
 _messages = Console(stderr=True, highlight=False, emoji=False)
@@ -28,15 +28,16 @@ for _console in (OUTPUT, _messages):
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], none: str = "none") -> None:
     """Print a table; if it has no rows, `none` behind the title. Columns whose name begins with ">" are aligned to the right.
-    Columns of sentences are folded, and on a terminal all that does not fit."""
+    Columns of sentences and lists are folded between words, and on a terminal all that does not fit."""
     if not rows:
         OUTPUT.print(f"[bold]{_plain(title)}:[/] {_plain(none)}", soft_wrap=True)
         return
     if title:
         OUTPUT.print(f"[bold]{_plain(title)}", soft_wrap=True)
     table = Table(show_header=any(columns))
-    for column in columns:
-        most = _SENTENCE if column in _SENTENCES else None
+    for place, column in enumerate(columns):
+        words = [word for row in rows for word in row[place].split()]
+        most = max(_WIDTH, *map(len, words), 0) if column in _LONG_COLUMNS else None
         justify: Any = "right" if column.startswith(">") else "left"
         table.add_column(column.removeprefix(">"), justify=justify, overflow="fold", max_width=most)
     for row in rows:

@@ -91,9 +91,15 @@ def test_sentences_are_folded(capsys):
     why = "not in the blocked layout: " + "some words of a long reason " * 6
     printing.print_counts("Nodes", "why", {("d::" + "N" * 90, why): 1})
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) < 90 + printing._SENTENCE + 30
+    assert max(map(len, lines)) < 90 + printing._WIDTH + 30
     assert any("d::" + "N" * 90 in line for line in lines)
     assert "".join(line.split("│")[3] for line in lines if line.startswith("│")).split() == why.split()
+    names = ["n" * 100, "m" * 30]
+    printing.print_table("Tensors", ["tensor", "used by"], [["x", ", ".join(names)]])
+    out = capsys.readouterr().out
+    assert all(name in out for name in names)
+    printing.print_table("Tensors", ["tensor", "used by"], [["x", ""]])
+    assert "│ x      │         │" in capsys.readouterr().out
 
 
 @pytest.mark.compiled
