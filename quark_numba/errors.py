@@ -34,7 +34,7 @@ class MissingFolderError(WriteError, FileNotFoundError):
 
 
 class NotAvailableError(RuntimeError):
-    """The native backend does not work in this process; the message gives the reason."""
+    """The native backend, or a part of it, does not work in this process; the message gives the reason."""
 
 
 class MissingPackageError(ModuleNotFoundError):

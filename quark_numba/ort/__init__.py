@@ -55,8 +55,8 @@ def register(
     ------
     TypeError, ValueError
         If an argument is not one of the above, or differs from that of an earlier call with the same options.
-    RuntimeError
-        If the native backend is required, by name or for `standard_ops`, and not available. The message gives the reason.
+    NotAvailableError
+        A RuntimeError, if the native backend is required, by name or for `standard_ops`, and not available. The message gives the reason.
     ModuleNotFoundError
         If ONNX Runtime is not installed, or onnxruntime-extensions is needed and not installed.
     """
@@ -79,7 +79,7 @@ def register(
             raise ValueError('standard_ops is True, backend "extensions"; expected "native" or None')
         if release_of(onnxruntime.__version__) < c_api.STANDARD_OPS_RELEASE:
             expected = ".".join(map(str, c_api.STANDARD_OPS_RELEASE))
-            raise RuntimeError(f"standard_ops needs ONNX Runtime {expected} or later; this is {onnxruntime.__version__}")
+            raise NotAvailableError(f"standard_ops needs ONNX Runtime {expected} or later; this is {onnxruntime.__version__}")
     if backend != "extensions":
         try:
             path = get_library_path()

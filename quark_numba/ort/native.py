@@ -71,8 +71,8 @@ def get_library_path() -> str:
 
     Raises
     ------
-    RuntimeError
-        If the native backend is not available. It needs Linux, Windows or macOS on x86-64 or AArch64, and a way to load the
+    NotAvailableError
+        A RuntimeError, if the native backend is not available. It needs Linux, Windows or macOS on x86-64 or AArch64, and a way to load the
         library.
     """
     path, reason = created(_library)

@@ -289,6 +289,11 @@ def test_warmup(arguments, after, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kernel")} == compiled
 
 
+def test_no_native_backend(terminal, monkeypatch):
+    monkeypatch.setattr("quark_numba.ort.native._library", lambda: (None, "there is a reason"))
+    assert "error: there is a reason" in terminal.error("run", BF16, "--backend", "native")
+
+
 def test_warmup_refuses(capsys, terminal):
     assert "/nowhere.onnx: No such file" in terminal.error("warmup", "--model", "/nowhere.onnx")
     with pytest.raises(SystemExit):
