@@ -56,7 +56,8 @@ def register(
     TypeError, ValueError
         If an argument is not one of the above, or differs from that of an earlier call with the same options.
     NotAvailableError
-        A RuntimeError, if the native backend is required, by name or for `standard_ops`, and not available. The message gives the reason.
+        A RuntimeError, if the native backend is required, by name or for `standard_ops`, and not available. The message gives
+        the reason.
     ModuleNotFoundError
         If ONNX Runtime is not installed, or onnxruntime-extensions is needed and not installed.
     """

@@ -72,8 +72,8 @@ def get_library_path() -> str:
     Raises
     ------
     NotAvailableError
-        A RuntimeError, if the native backend is not available. It needs Linux, Windows or macOS on x86-64 or AArch64, and a way to load the
-        library.
+        A RuntimeError, if the native backend is not available. It needs Linux, Windows or macOS on x86-64 or AArch64, and a way
+        to load the library.
     """
     path, reason = created(_library)
     if path is None:
