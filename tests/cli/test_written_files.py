@@ -90,7 +90,7 @@ def test_outputs_are_different_files(second, folder, terminal):
 @pytest.mark.parametrize(("name", "reason"), [("data", "Is a directory"), ("no/file", "No such file or directory")])
 @pytest.mark.parametrize(
     "words",
-    [[*RUN, "--outputs"], [*ANALYZE, "--html", "page.html", "--csv"], ["evaluate", *ANALYZE[1:], "--resume"]],
+    [[*RUN, "--save-outputs"], [*ANALYZE, "--html", "page.html", "--csv"], ["evaluate", *ANALYZE[1:], "--resume"]],
     ids=" ".join,
 )
 def test_files_that_cannot_be_written_are_told_before_a_run(words, name, reason, folder, capsys):
