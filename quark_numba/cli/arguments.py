@@ -65,7 +65,7 @@ def add_top(parser: argparse.ArgumentParser, default: int) -> None:
         type=positive,
         default=default,
         metavar="N",
-        help="the largest number of rows of a table (default: %(default)s)",
+        help="the largest number of rows in a table of nodes or tensors (default: %(default)s)",
     )
 
 
