@@ -188,7 +188,7 @@ def quantize_dequantize(
     scale : array_like of float32
         Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
         length along `axis` is the number of blocks.
-        Any number of its type is valid, as in a model: see `quantize` and `dequantize`. With 0, numbers become 0 or -0.
+        Any number of its type is valid, as in a model: see `quantize` and `dequantize`. With 0, all integer types give 0 or -0.
     zero_point : array_like, optional
         Same shape as `scale`. Its dtype is that of the codes. Default: 0.
     axis : int
