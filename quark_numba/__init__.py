@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
     from .block.storage import mx_dequantize, mx_quantize, nvfp4_dequantize, nvfp4_quantize
     from .element_types.tensors import from_tensor_proto, to_tensor_proto
-    from .errors import ModelError
+    from .errors import MissingFileError, MissingPackageError, ModelError, NotAvailableError, WriteError
     from .fake_quantization.calls import fake_quantize, minifloat_quantize_dequantize
     from .library.build import build_library
     from .linear.calls import dequantize, quantize, quantize_dequantize
@@ -38,8 +38,12 @@ __all__ = [
     "Evaluation",
     "Execution",
     "InferenceSession",
+    "MissingFileError",
+    "MissingPackageError",
     "ModelError",
+    "NotAvailableError",
     "RandomData",
+    "WriteError",
     "__version__",
     "analyze",
     "bfp_dequantize",
@@ -80,7 +84,7 @@ _NAMES = {
     ".block.calls": ("bfp_quantize_dequantize", "mx_quantize_dequantize"),
     ".block.storage": ("mx_dequantize", "mx_quantize", "nvfp4_dequantize", "nvfp4_quantize"),
     ".element_types.tensors": ("from_tensor_proto", "to_tensor_proto"),
-    ".errors": ("ModelError",),
+    ".errors": ("MissingFileError", "MissingPackageError", "ModelError", "NotAvailableError", "WriteError"),
     ".fake_quantization.calls": ("fake_quantize", "minifloat_quantize_dequantize"),
     ".library.build": ("build_library",),
     ".linear.calls": ("dequantize", "quantize", "quantize_dequantize"),
@@ -106,4 +110,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import signal
 import threading
@@ -16,8 +17,24 @@ class ModelError(Exception):
     """The model, or what it is run with, cannot be used; the message gives the reason."""
 
 
+class MissingFileError(ModelError, FileNotFoundError):
+    """There is no such file: a model, external data of one, or data."""
+
+    errno = errno.ENOENT
+
+
 class WriteError(ModelError):
     """A file cannot be written, because the disk is full, for instance."""
+
+
+class MissingFolderError(WriteError, FileNotFoundError):
+    """A file cannot be written, because there is no such folder."""
+
+    errno = errno.ENOENT
+
+
+class NotAvailableError(RuntimeError):
+    """The native backend, or a part of it, does not work in this process; the message gives the reason."""
 
 
 class MissingPackageError(ModuleNotFoundError):
@@ -40,6 +57,19 @@ def reason_of(error: Exception) -> str:
     if getattr(error, "winerror", None):
         return os.strerror(error.errno)  # type: ignore[attr-defined]
     return getattr(error, "strerror", None) or str(error)
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """Return a number and what it counts, for a message: "1 batch", "2 batches"."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def file_error(name: object, error: Exception, kind: type[ModelError] = ModelError) -> ModelError:
+    """Return the exception of this kind that says of the file `name` what an error says: a FileNotFoundError, too, if that is
+    one."""
+    if isinstance(error, FileNotFoundError):
+        kind = MissingFolderError if issubclass(kind, WriteError) else MissingFileError
+    return kind(f"{name}: {reason_of(error)}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`analyze`: the error of each quantized tensor, its own and from upstream, and the effect on the outputs."""
+"""`analyze`: the error of each quantized tensor, its own and the inherited one, and the effect on the outputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Analysis:
         batch; if the model does not run with them, the reason is in `unmatched`
     twin : with a reference, errors of the float twin's outputs against the reference's
     sweep : with `sweep`, the effects on the outputs, the worst first
-    trade_offs : with `what_if`, the outputs' accuracy against the bits of all quantized tensors for one sample
+    trade_offs : with `what_if`, the outputs' accuracy against the bits of all quantized tensors for one sample, the most bits
+        first; without mixes of types that another one beats in both
     histograms : histograms of the worst tensors in the first batch
     failed : names of batches that could not be read or run, with the messages
     not_compared : names of outputs that cannot be compared, in general or in one measurement, with the reasons
@@ -88,7 +89,7 @@ def analyze(
     """Measure where a quantized model's accuracy goes, in one pass over data that keeps only sums.
 
     The float twin is the model without its quantization nodes. Three tensors are compared with the twin's: the quantized
-    model's before rounding (the error from upstream), the quantized model's after rounding (the upstream error and its own),
+    model's before rounding (the inherited error), the quantized model's after rounding (the inherited error and its own),
     and the twin's after rounding (the error of this rounding alone).
 
     Parameters
@@ -153,9 +154,11 @@ class _Recipe:
     histograms: int
 
 
-def _work(recipe: _Recipe, points: list[list[Point]] | None) -> Work:
+def _work(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Work:
     """Return the function that measures a batch in another process, in the first pass or at the points of the second."""
-    return _Analyzer(recipe, threads=1).work(points)
+    analyzer = _Analyzer(recipe, threads=threads)
+    analyzer.within = threads
+    return analyzer.work(points)
 
 
 class _Analyzer:
@@ -213,7 +216,11 @@ class _Analyzer:
         """Return the sums of the first pass over the data, or of the second at these points."""
         threads, self.within = (1, self.threads) if runner.batches.count == 1 else (self.threads, 1)
         here = functools.partial(self.work, points)
-        work = here if runner.execution.is_here else functools.partial(_work, self.recipe, points)
+        work = (
+            here
+            if runner.execution.is_here
+            else functools.partial(_work, self.recipe, points, runner.execution.threads_of_process)
+        )
         return runner.total(kind, work, threads=threads, stopped=self.segments.stopped)
 
     def tensors(self, measured: Measured) -> list[QuantizedTensor]:

@@ -121,7 +121,7 @@ def evaluate(
     check_names(outputs)
     check_positive(top_k=top_k)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
-    threads = execution.session_threads
+    threads = execution.threads_of_process
     pair = _pair(models, threads)
     check_chosen(outputs, [output.name for output in pair[0].get_outputs()])
     batches = open_batches(inputs_of(pair[0]), data, labels=labels)

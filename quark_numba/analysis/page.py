@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError
+from ..errors import ModelError, counted
 from .analyze import Analysis
 from .experiments.histograms import Histogram
 from .measures.outputs import OutputError
@@ -49,7 +49,7 @@ def page(analysis: Analysis, title: str) -> str:
     pyplot = check_plots()
     with pyplot.rc_context(_PLOTS):
         sections = "".join(_sections(pyplot, analysis))
-    samples = f"{analysis.samples} samples in {analysis.batches} batch{'' if analysis.batches == 1 else 'es'}"
+    samples = f"{counted(analysis.samples, 'sample')} in {counted(analysis.batches, 'batch', 'batches')}"
     body = f"<header><h1>{html.escape(title)}</h1><p>{samples}</p></header><main>{sections}</main>"
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.substitute(title=html.escape(title), body=body)
@@ -61,13 +61,14 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
         "Through the model",
         _profile(pyplot, analysis),
         "The signal-to-quantization-noise ratio (SQNR) of each quantized activation, in the order of execution. "
-        "Inherited: the error from upstream. Own: the error of this rounding alone. A lower ratio is worse.",
+        "Inherited: the error before it is rounded, from the tensors before it. Own: the error of this rounding alone. "
+        "A lower ratio is worse; the infinite ratio of an exact tensor is not drawn.",
     )
     yield _section(
         "Quantized tensors",
         _tensors(analysis),
-        "Three ratios of each tensor. Own: the error of this rounding alone. Inherited: the error from upstream, just before "
-        "rounding. Both: the upstream error and its own, after rounding. Click a heading to sort.",
+        "Three ratios of each tensor. Own: the error of this rounding alone. Inherited: the error before it is rounded. Both: "
+        "the inherited error and its own, after rounding. Click a heading to sort.",
     )
     if analysis.sweep:
         rows = [(effect.name, effect.on_sqnr_db, effect.off_sqnr_db) for effect in analysis.sweep]
@@ -79,7 +80,8 @@ def _sections(pyplot: Any, analysis: Analysis) -> Iterator[str]:
             "Trade-offs",
             _trade_offs(pyplot, analysis),
             "The line starts with the least noise for each tensor and ends with the fewest bits. Each step takes bits from the "
-            "tensor that then adds the least noise for each bit saved. The accuracy of each point is measured.",
+            "tensor that then adds the least noise for each bit saved. The accuracy of each point is measured. Points that "
+            "another one beats in both are left out.",
         )
     if analysis.histograms:
         plots = "".join(_histogram(pyplot, histogram) for histogram in analysis.histograms)
@@ -131,7 +133,9 @@ def _small(value: float | None) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], forms: Sequence[Callable[[Any], str]]) -> str:
-    """Return an HTML table. Columns of numbers are sorted by the `data-v` of their cells."""
+    """Return an HTML table, or a word if it has no rows. Columns of numbers are sorted by the `data-v` of their cells."""
+    if not rows:
+        return _paragraph("None.")
     head = "".join(
         f'<th scope="col"{"" if form is str else " class=n"}><button>{html.escape(column)}</button></th>'
         for column, form in zip(columns, forms, strict=True)
@@ -232,7 +236,7 @@ def _changes(choices: dict[str, str]) -> str:
     if not choices:
         return ""
     names = "".join(f"<li>{html.escape(name)} → {html.escape(to)}</li>" for name, to in choices.items())
-    return f"<details><summary>{len(choices)} tensors</summary><ul>{names}</ul></details>"
+    return f"<details><summary>{counted(len(choices), 'tensor')}</summary><ul>{names}</ul></details>"
 
 
 def _histogram(pyplot: Any, histogram: Histogram) -> str:
@@ -240,7 +244,7 @@ def _histogram(pyplot: Any, histogram: Histogram) -> str:
     edges = np.array(histogram.edges)
     axes.stairs(histogram.counts, edges, fill=True, color=_OWN)
     axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylim(0, 3 * max(histogram.counts))
+    axes.set_ylim(0, 3 * max(1, *histogram.counts))
     axes.set_xlim(edges[0], edges[-1])
     for start, end in ((edges[0], histogram.lowest), (histogram.highest, edges[-1])):
         if start is not None and end is not None and start < end:
@@ -250,7 +254,7 @@ def _histogram(pyplot: Any, histogram: Histogram) -> str:
         how = {"color": _INHERITED, "marker": "|", "markersize": 5, "linewidth": 0, "clip_on": False}
         axes.plot(marks, np.full(len(marks), -0.045), transform=axes.get_xaxis_transform(), **how)
         axes.tick_params(axis="x", pad=8)
-    values = "" if histogram.grid is None else f", {len(histogram.grid):,} values"
+    values = "" if histogram.grid is None else f", {counted(len(histogram.grid), 'value')}"
     name = histogram.name if len(histogram.name) <= 34 else f"{histogram.name[:16]}…{histogram.name[-16:]}"
     # Between dollar signs matplotlib would typeset mathematics.
     axes.set_title(f"{name}{values}".replace("$", r"\$"), fontsize=9, loc="left")

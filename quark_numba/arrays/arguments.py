@@ -93,7 +93,7 @@ def contiguous(array: NDArray[Any], element_type: ElementType) -> NDArray[Any]:
     return np.require(array, element_type.dtype, ["C", "A"])
 
 
-def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool = False) -> NDArray[Any]:
+def array(value: Any, name: str, default: ElementType | None) -> NDArray[Any]:
     """Return `value` as a numpy array. A dask array is returned unchanged.
 
     A Python number, an np.int64, a list or a range is converted to `default`. An array on a device or in pieces is refused.
@@ -128,11 +128,8 @@ def array(value: Any, name: str, default: ElementType | None, *, is_scale: bool 
         wrong = back != array if default.is_integer else np.isfinite(array) & ~np.isfinite(back)
         if not default.is_integer and default.nan_substitute is not None:
             wrong = ~(np.abs(array) <= default.highest)
-        if is_scale:
-            wrong |= (back == 0) & (array != 0)
     if np.any(wrong):
-        least = ", and no closer to 0 than its smallest positive number" if is_scale and np.any((back == 0) & wrong) else ""
-        raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}{least}")
+        raise ValueError(f"{name} is {value}; expected {default.name}, {default.lowest}..{default.highest}")
     return cast
 
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ..errors import MissingPackageError, ModelError, missing_packages_are_named, reason_of
+from ..errors import MissingPackageError, ModelError, NotAvailableError, missing_packages_are_named, reason_of
 from ..version import __version__
 from . import analyze, arguments, build_library, evaluate, info, optimize, profile, run, types, warmup
 from .printing import tell
@@ -42,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if sys.stdout:
                 sys.stdout.flush()
             return code
-    except (ModelError, MissingPackageError) as error:
+    except (ModelError, MissingPackageError, NotAvailableError) as error:
         tell("red", "error", error)
         return 1
     except MemoryError as error:
@@ -63,12 +63,18 @@ def main(words: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _compiling_is_told() -> Iterator[None]:
-    """Print a message when the library first logs that it compiles, since that takes seconds."""
+    """Print a message when the library first logs that it compiles, since that takes seconds, and its warnings."""
 
     class Teller(logging.Handler):
+        is_told = False
+
         def emit(self, record: logging.LogRecord) -> None:
-            logger.removeHandler(self)
-            tell("dim", "first use", f"compiling kernels takes some seconds; they are kept in {record.args[1]}")  # type: ignore[index]
+            kept_in = getattr(record, "kept_in", None)
+            if kept_in is None:
+                tell("yellow", "warning", record.getMessage())
+            elif not self.is_told:
+                self.is_told = True
+                tell("dim", "first use", f"compiling kernels takes some seconds; they are kept in {kept_in}")
 
     logger = logging.getLogger("quark_numba.compiling")
     level, handler = logger.level, Teller(logging.INFO)

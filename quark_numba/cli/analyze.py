@@ -8,10 +8,11 @@ import io
 import json
 import math
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import counted
 from . import arguments
 from .evaluate import add_comparison, fails_below, print_outputs, tell_failed
 from .printing import cell, counted_progress, json_value, print_json, print_not_compared, print_table
@@ -31,10 +32,8 @@ def add_parser(commands: Any) -> None:
 
     parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes, tensor by tensor")
     parser.set_defaults(action=_analyze)
-    arguments.add_threads(parser, "number of batches that run side by side (default: one for each processor)")
-    parser.add_argument(
-        "--top", type=arguments.positive, default=20, metavar="N", help="the largest number of rows of a table (default: 20)"
-    )
+    arguments.add_threads(parser)
+    arguments.add_top(parser, 20)
     parser.add_argument(
         "--sweep",
         action="store_true",
@@ -105,13 +104,17 @@ def _analyze(options: argparse.Namespace) -> int:
 
 def _csv(analysis: Analysis) -> str:
     """Return a CSV table with a row for each tensor, in the order of execution."""
+    from ..analysis.measures.tensors import QuantizedTensor
+
     content = io.StringIO()
     rows = []
     for tensor in sorted(analysis.tensors, key=lambda tensor: tensor.place):
         row = asdict(tensor)
         row |= {f"what_if_{name}": value for name, value in row.pop("what_if").items()}
         rows.append(row | {"parameters": json.dumps(json_value(row["parameters"])), "used_by": " ".join(row["used_by"])})
-    writer = csv.DictWriter(content, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    names = [each.name for each in fields(QuantizedTensor) if each.name != "what_if"]
+    names += dict.fromkeys(name for row in rows for name in row if name not in names)
+    writer = csv.DictWriter(content, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return content.getvalue()
@@ -119,11 +122,14 @@ def _csv(analysis: Analysis) -> str:
 
 def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
     """Return the names of the nodes that use the `count` worst tensors: by the sweep if it was by tensor, otherwise by own
-    error. Nodes without a name and nodes in functions are left out, because Quark's configuration cannot name them."""
+    error. Tensors that cost nothing, or whose error is unknown, are not among the worst. Nodes without a name and nodes in
+    functions are left out, because Quark's configuration cannot name them."""
     from ..models import model_files
 
     tensors = {row.name: row for row in analysis.tensors}
-    worst = [row.name for row in analysis.sweep if row.name in tensors] or list(tensors)
+    ratios: dict[str, float | None] = {row.name: row.on_sqnr_db for row in analysis.sweep if row.name in tensors}
+    ratios = ratios or {row.name: row.own_sqnr_db for row in analysis.tensors}
+    worst = [name for name, ratio in ratios.items() if ratio not in (None, math.inf)]
     names = {node.name for node in model_files.load(model, external_data=False).graph.node}
     return list(dict.fromkeys(node for name in worst[:count] for node in tensors[name].used_by if node in names))
 
@@ -133,7 +139,7 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
     print_not_compared(analysis.not_compared)
     if analysis.twin:
         print_outputs("Without its quantization nodes, against the reference", analysis.twin)
-    if any(row.sqnr_db < math.inf for row in analysis.optimizations):
+    if any(row.sqnr_db != math.inf for row in analysis.optimizations):
         print_outputs("With ONNX Runtime's optimisations, against the model without them", analysis.optimizations)
     formats = list(dict.fromkeys(name for row in analysis.tensors for name in row.what_if))
     columns = ["tensor", "kind", "type", ">own, dB", ">inherited, dB", ">both, dB"]
@@ -150,8 +156,11 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
         ]
         for row in analysis.tensors[:top]
     ]
-    shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
-    title = f"Quantized tensors, {shown}, over {analysis.samples} samples: SQNR of the own error, the upstream error, and both"
+    title = "Quantized tensors"
+    if rows:
+        shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
+        over = counted(analysis.samples, "sample")
+        title += f", {shown}, over {over}: SQNR of the own error, the inherited error, and both"
     print_table(title, [*columns, *(f">{name}" for name in formats)], rows)
     if analysis.sweep:
         effects = [[row.name, cell(row.on_sqnr_db, ".1f"), cell(row.off_sqnr_db, ".1f")] for row in analysis.sweep[:top]]

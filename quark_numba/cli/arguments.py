@@ -49,8 +49,24 @@ def dimension(text: str) -> tuple[str, int]:
     return name, int(value)
 
 
-def add_threads(parser: argparse.ArgumentParser, what: str = "threads of a session (default: ONNX Runtime's choice)") -> None:
-    parser.add_argument("--threads", type=whole_number(1, 1024), default=0, metavar="N", help=what)
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads",
+        type=whole_number(1, 1024),
+        default=0,
+        metavar="N",
+        help="how many threads of a process compute (default: about one for each processor)",
+    )
+
+
+def add_top(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument(
+        "--top",
+        type=positive,
+        default=default,
+        metavar="N",
+        help="the largest number of rows in a table of nodes or tensors (default: %(default)s)",
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +87,7 @@ def add_runner(commands: Any, name: str, purpose: str) -> argparse.ArgumentParse
     """Return the parser of a subcommand that runs a model."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose)
     parser.add_argument("model", metavar="MODEL", help="an ONNX model")
-    add_data(parser, inputs=True)
+    add_data(parser)
     parser.add_argument("--backend", choices=("native", "extensions"), help="default: native where it is available")
     add_threads(parser)
     parser.add_argument("--runs", type=positive, default=50, metavar="N", help="how many runs to time (default: %(default)s)")
@@ -112,23 +128,21 @@ def execution_of(options: argparse.Namespace, progress: Callable[[int, int | Non
     return Execution(**{name: getattr(options, name) for name in names}, progress=progress)
 
 
-def add_data(parser: argparse.ArgumentParser, *, inputs: bool = False, required: bool = False) -> None:
-    """Add the options for the source of batches. With `inputs`, --inputs for one batch is among them."""
+def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Add the options for the source of batches. Without one, if none is `required`, there is one random batch."""
     source = parser.add_mutually_exclusive_group(required=required)
-    if inputs:
-        source.add_argument(
-            "--inputs",
-            metavar="FILE.npz",
-            help="one batch: an array for each input, by name, or an .npy file if the model has one input "
-            "(default: random, in the model's shapes)",
-        )
     source.add_argument(
         "--data",
         metavar="PATH",
-        help="batches: an .npz file with an array for each input, by name; a folder of .npz files, or of .npy files if the "
-        "model has one input; or module:function, which returns feeds",
+        help="batches: an .npz file with an array for each input, by name, or an .npy file if the model has one input; a "
+        "folder of such files; or module:function, which returns feeds",
     )
-    source.add_argument("--random", type=positive, metavar="N", help="N random batches, in the model's shapes")
+    source.add_argument(
+        "--random",
+        type=positive,
+        metavar="N",
+        help="N random batches, in the model's shapes" + ("" if required else " (default: one)"),
+    )
     parser.add_argument("--limit", type=positive, metavar="N", help="take at most N batches")
     parser.add_argument("--batch", type=positive, metavar="N", help="cut the arrays of --data into batches of N rows")
     parser.add_argument(
@@ -155,15 +169,11 @@ def data_of(options: argparse.Namespace) -> Data | RandomData:
 
 
 def batches_of(options: argparse.Namespace, session: InferenceSession) -> Iterator[Arrays]:
-    """Return the batches that the options of `add_data`, with --inputs, select for the inputs of this session."""
+    """Return the batches that the options of `add_data` select for the inputs of this session."""
     from ..running.data import open_batches
-    from ..running.files import read_arrays
     from ..running.inputs import inputs_of
 
-    inputs = inputs_of(session)
-    if options.inputs is not None:
-        return iter([read_arrays(options.inputs, [value.name for value in inputs])])
-    return iter(open_batches(inputs, data_of(options)))
+    return iter(open_batches(inputs_of(session), data_of(options)))
 
 
 def check_written(options: argparse.Namespace, *written: str) -> None:
@@ -173,18 +183,18 @@ def check_written(options: argparse.Namespace, *written: str) -> None:
     def given(*names: str) -> list[str]:
         return [path for name in names if (path := getattr(options, name, None))]
 
-    model_files.check_written(given(*written), given("model", "reference"), given("inputs", "data", "expected"))
+    model_files.check_written(given(*written), given("model", "reference"), given("data", "expected"))
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Refuse what argparse accepts: names that are empty, options that would be ignored, and combinations: --dim is for random
-    inputs, --batch for data, --limit for several batches."""
+    inputs, --batch for data."""
     for name, value in vars(options).items():
         if value == "" or (isinstance(value, list) and "" in value):
             parser.error(f"argument {name.replace('_', '-')}: it is empty; expected a name")
     for given, needed in (("cache", "optimize"), ("tolerance", "expected"), ("exclude", "exclude_config"), ("batch", "data")):
         if getattr(options, given, None) not in (None, False) and not getattr(options, needed, True):
             parser.error(f"argument --{given}: only allowed with argument --{needed.replace('_', '-')}")
-    for given, what in (("dim", "inputs"), ("dim", "data"), ("batch", "inputs"), ("batch", "random"), ("limit", "inputs")):
+    for given, what in (("dim", "data"), ("batch", "random")):
         if getattr(options, given, None) and getattr(options, what, None):
             parser.error(f"argument --{given}: not allowed with argument --{what}")

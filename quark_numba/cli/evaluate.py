@@ -7,6 +7,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..errors import counted
 from . import arguments
 from .printing import cell, counted_progress, print_json, print_not_compared, print_table, tell
 
@@ -87,7 +88,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         print_outputs("Quantized model, against the reference", evaluation.outputs)
         print_not_compared(evaluation.not_compared)
         rows = [
-            ["samples", f"{evaluation.samples} in {evaluation.batches} batches"],
+            ["samples", f"{evaluation.samples} in {counted(evaluation.batches, 'batch', 'batches')}"],
             ["samples a second", f"{evaluation.samples_per_second:.0f}"],
             ["samples a second, reference", f"{evaluation.reference_samples_per_second:.0f}"],
             *([name, f"{value:.6g}"] for name, value in evaluation.metrics.items()),
@@ -117,7 +118,7 @@ def print_outputs(title: str, outputs: list[OutputError]) -> None:
     }
     columns = {name: text for name, text in columns.items() if name in ("SQNR, dB", "cosine") or any(map(text, outputs))}
     rows = [[output.name, *(text(output) for text in columns.values())] for output in outputs]
-    print_table(title, ["output", *(f">{name}" for name in columns)], rows, none="none that can be compared")
+    print_table(title, ["output", *(f">{name}" for name in columns)], rows, none="no output can be compared")
 
 
 def fails_below(options: argparse.Namespace, result: Analysis | Evaluation) -> int:

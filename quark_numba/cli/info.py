@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import ModelError, reason_of
 from ..version import __version__
 from . import arguments
-from .printing import print_json, print_table
+from .printing import print_json, print_table, progress
 
 _DISTRIBUTIONS = ("numpy", "numba", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-extensions")
 _QUARK, _MISSING = "amd-quark", "not installed"
@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("info", help="print versions, the backend in use, threads, and what is kept on the disk")
     parser.set_defaults(action=_info)
     parser.add_argument("--clear-cache", action="store_true", help="first remove compiled kernels and models of all versions")
-    parser.add_argument("--cache", metavar="FOLDER", help="the folder of kept models (default: that of `cache=True`)")
+    parser.add_argument("--kept-models", metavar="FOLDER", help="the folder of kept models (default: that of `cache=True`)")
     arguments.add_json(parser)
 
 
@@ -38,7 +38,7 @@ def _info(options: argparse.Namespace) -> int:
     from ..ort import get_library_path
     from ..session import kept
 
-    models = kept.folder_of(options.cache or True)
+    models = kept.folder_of(options.kept_models or True)
     if options.clear_cache:
         for path in cache.files():
             try:
@@ -48,7 +48,8 @@ def _info(options: argparse.Namespace) -> int:
         kept.clear(models)
     sizes = cache.sizes()
     try:
-        get_library_path()
+        with progress("loading the native backend"):
+            get_library_path()
         backend, reason = "native", "the default where it is available"
     except RuntimeError as error:
         backend, reason = "extensions", f"the native backend is not available: {error}"
@@ -64,11 +65,11 @@ def _info(options: argparse.Namespace) -> int:
         "threads of direct calls": numba.get_num_threads(),
         "threads of a session": f"the session's own{device}",
         "amd-quark": _version(_QUARK),
-        "operators of amd-quark": _library_of_quark() if _version(_QUARK) != _MISSING else "",
-        "cache": str(cache.folder() or "none: no folder is writable"),
-        "kernels in the cache": _count_and_size(sizes),
-        "folder of models": str(models),
-        "models in the cache": _count_and_size([size for _, size, _ in kept.entries(models)]),
+        **({"operators of amd-quark": _library_of_quark()} if _version(_QUARK) != _MISSING else {}),
+        "folder of kernels": str(cache.folder() or "none: no folder is writable"),
+        "kernels": _count_and_size(sizes),
+        "folder of kept models": str(models),
+        "kept models": _count_and_size([size for _, size, _ in kept.entries(models)]),
     }
     if options.json:
         print_json(facts)

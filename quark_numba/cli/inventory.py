@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import helper
 
 from ..catalog import OPERATORS
-from ..declaration import Operator
+from ..declaration import BlockRoundTrip, Operator
 from ..dialects import refused
 from ..errors import errors_named
 from ..models import model_files
@@ -70,14 +71,15 @@ def _keys(
         operator = OPERATORS.find(node.domain, node.op_type)
         full_name = f"{node.domain or 'ai.onnx'}::{node.op_type}"
         if operator:
-            element_type = _element_type(operator, node, types)
+            attributes = _attributes(node)
+            element_type = operator.format_of([types.get(name) for name in node.input], attributes)
             if operator.operation == "quantize" and node.output:
                 types[node.output[0]] = element_type
             for name, parameter in zip(node.output, operator.outputs, strict=False):
                 (known, *others) = operator.types[parameter.variable]
                 if not others:
                     types[name] = known.name
-            yield full_name, element_type, _run_by(operator, node, element_type)
+            yield full_name, _name_of_blocks(operator, attributes) or element_type, _run_by(operator, node, element_type)
         elif not has_operator(node.domain, node.op_type):
             yield full_name, "?", "nobody"
 
@@ -94,11 +96,22 @@ def _name(data_type: int) -> str:
     return str(onnx.TensorProto.DataType.Name(data_type)).lower() if known else f"type {data_type}"
 
 
-def _element_type(operator: Operator, node: onnx.NodeProto, types: Mapping[str, str]) -> str:
-    """Return the element type or format of a node, as its operator declares it."""
+def _name_of_blocks(operator: Operator, attributes: Mapping[str, Any]) -> str:
+    """Return the name of a node's block format, as `analyze` has it ("mx9"); "" for other nodes, or if it is unknown."""
+    if operator.family != "block" or operator.meaning is None or "?" in attributes.values():
+        return ""
+    try:
+        meaning = operator.meaning([None] * len(operator.inputs), operator.values(attributes))
+    except (ValueError, TypeError):  # a session refuses the node
+        return ""
+    return meaning.format if isinstance(meaning, BlockRoundTrip) else ""
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of a node by name."""
     attributes = {}
     for attribute in node.attribute:
         # In a function, an attribute may refer to one of the function's, which has a value only when the function is called.
         value = helper.get_attribute_value(attribute) if not attribute.ref_attr_name else "?"
         attributes[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return operator.format_of([types.get(name) for name in node.input], attributes)
+    return attributes

@@ -16,6 +16,9 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ..session.prepared import Prepared
 
+# The columns that hold sentences and lists, and their largest width unless a word is longer.
+_LONG_COLUMNS, _WIDTH = ("why", "change", "changes", "run by", "used by"), 72
+
 OUTPUT = Console(highlight=False, emoji=False)
 _messages = Console(stderr=True, highlight=False, emoji=False)
 for _console in (OUTPUT, _messages):
@@ -24,14 +27,20 @@ for _console in (OUTPUT, _messages):
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], none: str = "none") -> None:
-    """Print a table. Columns whose name begins with ">" are aligned to the right. Lines are folded on a terminal only. `none`
-    stands for rows if there are none."""
+    """Print a table; if it has no rows, `none` behind the title. Columns whose name begins with ">" are aligned to the right.
+    Columns of sentences and lists are folded between words, and on a terminal all that does not fit."""
+    if not rows:
+        OUTPUT.print(f"[bold]{_plain(title)}:[/] {_plain(none)}", soft_wrap=True)
+        return
     if title:
         OUTPUT.print(f"[bold]{_plain(title)}", soft_wrap=True)
     table = Table(show_header=any(columns))
-    for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
-    for row in rows or [[none]]:
+    for place, column in enumerate(columns):
+        words = [word for row in rows for word in row[place].split()]
+        most = max(_WIDTH, *map(len, words), 0) if column in _LONG_COLUMNS else None
+        justify: Any = "right" if column.startswith(">") else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold", max_width=most)
+    for row in rows:
         table.add_row(*map(_plain, row))
     (OUTPUT if OUTPUT.is_terminal else Console(highlight=False, emoji=False, width=1 << 16)).print(table)
 
@@ -44,8 +53,8 @@ def print_counts(title: str, column: str, counts: Mapping[tuple[str, str], int])
 
 def print_left(optimised: Prepared) -> None:
     """Print the nodes that stay as they are in the optimised model, with the reasons."""
-    regions = f"{optimised.blocked_regions} regions are in the blocked layout"
-    print_counts(f"Nodes of the optimised model that stay as they are; {regions}", "why", optimised.left)
+    regions = f"Regions in the blocked layout: {optimised.blocked_regions}"
+    print_counts(f"{regions}. Nodes of the optimised model that stay as they are", "why", optimised.left)
 
 
 def print_not_compared(reasons: Mapping[str, str]) -> None:
@@ -60,7 +69,7 @@ def cell(value: float | None, form: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(json_value(value), indent=2))
+    print(json.dumps(json_value(value), indent=2, allow_nan=False))
 
 
 def json_value(value: Any) -> Any:

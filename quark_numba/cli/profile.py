@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(action=_profile)
     arguments.add_qdq(parser)
     arguments.add_cache(parser)
-    parser.add_argument(
-        "--nodes", type=arguments.positive, default=10, metavar="N", help="the number of slowest nodes to list (default: 10)"
-    )
+    arguments.add_top(parser, 10)
 
 
 def _profile(options: argparse.Namespace) -> int:
@@ -31,7 +30,9 @@ def _profile(options: argparse.Namespace) -> int:
     nodes = inventory.quantization_nodes(options.model)
     times = {}
     how = {"backend": options.backend, "qdq": options.qdq}
-    with measuring.optimised(options.model, **how, cache=options.cache) as optimised:
+    with ExitStack() as stack:
+        with progress(f"optimising {options.model}"):
+            optimised = stack.enter_context(measuring.optimised(options.model, **how, cache=options.cache))
         for name, model in {"before": None, "after": optimised}.items():
             with progress(f"profiling, {name} it is optimised"):
                 times[name] = measuring.node_times(
@@ -46,7 +47,7 @@ def _profile(options: argparse.Namespace) -> int:
     if options.json:
         print_json({name: [asdict(row) for row in rows] for name, rows in times.items()} | optimised.json())
     else:
-        _print_times(times, options.nodes)
+        _print_times(times, options.top)
         print_left(optimised)
     return 0
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def add_parser(commands: Any) -> None:
     parser = arguments.add_runner(commands, "run", "run a model, time it, and compare it with a reference")
     parser.set_defaults(action=_run)
-    parser.add_argument("--reference", metavar="FLOAT_MODEL", help="the float model, to compare with")
+    parser.add_argument("--reference", metavar="FLOAT_MODEL", help="the float model (default: nothing is compared)")
     parser.add_argument("--optimize", action="store_true", help="also time the model optimised, as `InferenceSession` runs it")
     arguments.add_cache(parser)
-    parser.add_argument("--outputs", metavar="FILE.npz", help="write the outputs, by name")
+    parser.add_argument("--save-outputs", metavar="FILE.npz", help="write the outputs, by name")
     parser.add_argument(
         "--expected",
         metavar="FILE.npz",
@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from .inventory import quantization_nodes
 
-    arguments.check_written(options, "outputs")
+    arguments.check_written(options, "save_outputs")
     models = [(path, quantization_nodes(path)) for path in (options.model, options.reference) if path]
     nodes = models[0][1]
     if not options.json:
@@ -102,13 +102,13 @@ def _measure(
         with progress("running the other batches"):
             for batch in batches:
                 count += 1
-                if options.outputs or options.expected:
-                    raise ModelError("--outputs and --expected are for one batch; the data have more")
+                if options.save_outputs or options.expected:
+                    raise ModelError("--save-outputs and --expected are for one batch; the data have more")
                 y = run(sessions[0], batch)
                 if comparison:
                     comparison.add(compare(y, run(sessions[-1], batch)))
-    if options.outputs:
-        measuring.write_arrays(options.outputs, outputs[0])
+    if options.save_outputs:
+        measuring.write_arrays(options.save_outputs, outputs[0])
     times = [each | {"median_seconds": median} for each, median in zip(loaded, medians, strict=True)]
     ratios = [{"latency_ratio": median / medians[-1]} if options.reference else {} for median in medians]
     report: dict[str, Any] = {

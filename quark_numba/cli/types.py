@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import textwrap
 from typing import Any
 
 from . import arguments
@@ -29,9 +30,9 @@ def _types(options: argparse.Namespace) -> int:
     if options.json:
         print_json(type_rows())
         return 0
+    OUTPUT.print(textwrap.fill(_LEGEND, min(OUTPUT.width, 100)))
     for operator, columns, rows in type_tables():
         print_table(operator, columns, rows)
-    OUTPUT.print(_LEGEND, soft_wrap=True)
     return 0
 
 

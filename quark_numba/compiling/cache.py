@@ -42,6 +42,15 @@ _files: dict[int, Path] = {}
 # What is called before a function is compiled that has no file.
 before_compiling: list[Callable[[], None]] = []
 
+# Whether a session waits for functions that may have to be compiled: True in it, until the first one is.
+_waiting: set[bool] = set()
+
+
+def session_waits() -> None:
+    """Let a line of the log say that the next function is compiled: a session needs many, for which its user waits."""
+    _waiting.add(True)
+
+
 # The length of the longest file name. A Windows path has at most 260 characters: a folder whose path is too long for such a
 # name is not used.
 _LONGEST_NAME = 120
@@ -147,7 +156,11 @@ class _File:
         if self.cache_path is not None:
             for each in [*before_compiling]:
                 each()
-        _log.info("compiling %s, to be kept in %s", self.name, self.cache_path or "memory alone")
+        kept_in = self.cache_path or "memory alone"
+        if _waiting:
+            _waiting.clear()
+            _log.warning("compiling kernels takes some seconds; they are kept in %s", kept_in, extra={"kept_in": kept_in})
+        _log.info("compiling %s, to be kept in %s", self.name, kept_in, extra={"kept_in": kept_in})
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:

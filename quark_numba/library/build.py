@@ -17,7 +17,7 @@ import onnxruntime
 from ..catalog import OPERATORS
 from ..compiling import helpers
 from ..dialects import quark
-from ..errors import ModelError, reason_of, reraise_of_signal_handler
+from ..errors import ModelError, file_error, reraise_of_signal_handler
 from ..models import model_files
 from ..ort import native, register
 from ..rewriting.optimize import optimized
@@ -102,8 +102,10 @@ def build_library(
             for directory in new:
                 with suppress(OSError):  # it is not empty
                     directory.rmdir()
+    except ModelError:
+        raise
     except OSError as error:
-        raise ModelError(f"{error.filename or folder}: {reason_of(error)}") from error
+        raise file_error(error.filename or folder, error) from error
 
 
 def _build(

@@ -42,6 +42,8 @@ def quantize(
     scale : array_like of float32, float16, bfloat16, float8e8m0 or int32
         Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
         length along `axis` is the number of blocks.
+        Any number of its type is valid, as in a model, and divides as IEEE 754 says. Divided by 0, numbers become infinite and
+        saturate, and 0 becomes NaN. A number of Python is first rounded to float32, which may give 0.
     zero_point : array_like, optional
         Same shape as `scale`. Its dtype is that of the codes. Default: 0.
     axis : int
@@ -78,7 +80,7 @@ def quantize(
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     version = _version("quantize", opset)
-    x_array, scales = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32, is_scale=True)
+    x_array, scales = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32)
     codes, zeros = _codes(_types(version, "quantize", "quantized"), zero_point, dtype)
     x_type = element_type_of(x_array.dtype, "x", _types(version, "quantize", "x"))
     scale_types = (x_type,) if version and version.scale_as_x else _types(version, "quantize", "scale")
@@ -116,6 +118,8 @@ def dequantize(
     scale : array_like of float32, float16, bfloat16 or float8e8m0
         Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
         length along `axis` is the number of blocks.
+        Any number of its type is valid, as in a model, and multiplies as IEEE 754 says. A number of Python is first rounded to
+        float32, which may give 0.
     zero_point : array_like of x's dtype, optional
         Same shape as `scale`. Default: 0.
     axis : int
@@ -148,7 +152,7 @@ def dequantize(
     # Python integers become the type of the zero point; without one, int32.
     x_array = array(x, "x", find(getattr(zero_point, "dtype", None)) or INT32)
     codes = element_type_of(x_array.dtype, "x", _types(version, "dequantize", "x"))
-    scales = array(scale, "scale", FLOAT32, is_scale=True)
+    scales = array(scale, "scale", FLOAT32)
     scale_type = element_type_of(scales.dtype, "scale", _types(version, "dequantize", "scale"))
     zeros = None
     if zero_point is not None:
@@ -184,6 +188,7 @@ def quantize_dequantize(
     scale : array_like of float32
         Per tensor: one element. Per axis: one dimension, as long as x is along `axis`. Blocked: x's shape, except that the
         length along `axis` is the number of blocks.
+        Any number of its type is valid, as in a model: see `quantize` and `dequantize`. With 0, all integer types give 0 or -0.
     zero_point : array_like, optional
         Same shape as `scale`. Its dtype is that of the codes. Default: 0.
     axis : int
@@ -212,7 +217,7 @@ def quantize_dequantize(
     TypeError, ValueError
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
-    x_array, scales = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32, is_scale=True)
+    x_array, scales = array(x, "x", FLOAT32), array(scale, "scale", FLOAT32)
     for name, each in (("x", x_array), ("scale", scales)):
         element_type_of(each.dtype, name, (FLOAT32,))
     codes, zeros = _codes(types("quantize_dequantize", "quantized"), zero_point, dtype)

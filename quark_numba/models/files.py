@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import ModelError, WriteError, reason_of, reraise_of_signal_handler
+from ..errors import MissingFileError, ModelError, WriteError, file_error, reraise_of_signal_handler
 from .temporary import FRESH, PREFIX, exchanging, temporary_folder
 
 
@@ -29,6 +29,16 @@ def is_one_of(path: str | os.PathLike[str], others: Iterable[str | os.PathLike[s
 
 def is_special(path: str | os.PathLike[str]) -> bool:
     return os.path.exists(path) and not os.path.isfile(path)
+
+
+def check_exists(path: str | os.PathLike[str]) -> None:
+    """Raise MissingFileError if there is no such file."""
+    try:
+        os.stat(path)
+    except FileNotFoundError as error:
+        raise file_error(os.fspath(path), error) from None
+    except (OSError, ValueError):  # whoever opens the file says more
+        pass
 
 
 def named_in_utf8(path: str | os.PathLike[str]) -> str:
@@ -66,10 +76,11 @@ def write_by(path: str | os.PathLike[str], write_to: Callable[[str], object]) ->
             with exchanging(written, place, folder):
                 for each in written:
                     _put(os.path.join(folder, each), os.path.join(place, each), before if each == file else None)
+    except MissingFileError:  # of a tensor that is to be written
+        raise
     except Exception as error:  # of the file, or of protobuf if something other than an initializer is too large
         reraise_of_signal_handler(error)
-        kind = WriteError if isinstance(error, (OSError, WriteError)) else ModelError
-        raise kind(f"{name}: {reason_of(error)}") from None
+        raise file_error(name, error, WriteError if isinstance(error, (OSError, WriteError)) else ModelError) from None
 
 
 def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ..errors import ModelError, WriteError, errors_named, reason_of, reraise_of_signal_handler
+from ..errors import ModelError, WriteError, errors_named, file_error, reraise_of_signal_handler
 from . import files, protos, tensors
 from .file_states import State, state_of
 from .protos import load_tensors
@@ -54,8 +54,9 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
         raise
     except Exception as error:
         reraise_of_signal_handler(error)
-        reason = reason_of(error) if isinstance(error, OSError) else f"not an ONNX model: {error}"
-        raise ModelError(f"{name}: {reason}") from None
+        if isinstance(error, OSError):
+            raise file_error(name, error) from None
+        raise ModelError(f"{name}: not an ONNX model: {error}") from None
     if external_data:
         load_tensors(model, os.path.dirname(os.path.abspath(name)), name)
     return model
@@ -296,8 +297,10 @@ def _named(folder: str) -> Iterator[None]:
     """Raise WriteError with the name of the folder if it cannot be written to, for instance because the disk is full."""
     try:
         yield
+    except ModelError:
+        raise
     except OSError as error:
-        raise WriteError(f"{folder}: {reason_of(error)}") from error
+        raise file_error(folder, error, WriteError) from error
 
 
 def appended(tensor: onnx.TensorProto, folder: str, location: str) -> onnx.TensorProto:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx import external_data_helper
 from onnx.external_data_helper import uses_external_data
 
-from ..errors import ModelError, errors_named, reason_of
+from ..errors import ModelError, errors_named, file_error
 
 # Initializers of more bytes stay in their files until their elements are needed.
 _LARGE = 1 << 16
@@ -100,7 +100,7 @@ def load_tensors(
                     checked.add(location)
                 read(tensor, os.fspath(folder))
             except OSError as error:
-                raise ValueError(f"{location}: {reason_of(error)}") from None
+                raise file_error(f"{name}: tensor {tensor.name}: {location}", error) from None
 
 
 def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compiling.lock import IMPORTS
-from ..errors import ModelError
+from ..errors import MissingFileError
 from .file_states import without_links
 
 PREFIX = "quark_numba_"
@@ -215,13 +215,15 @@ def recover(path: str | os.PathLike[str]) -> None:
     ModelError if the file is still aside, since its folder has changed."""
     if os.path.exists(path):
         return
+    before = None
     with suppress(OSError, ValueError):  # no file has such a name
         place, file = os.path.split(os.path.realpath(path))
         remove_left_behind(place)
-        for aside in Path(place).glob(f"*{PREFIX}*{_SUFFIX}/{_ASIDE}"):
-            if not os.path.exists(path) and os.path.lexists(aside / file):
-                was = "a process ended while it replaced this file, and others have changed since"
-                raise ModelError(f"{os.fspath(path)}: {was}; the file of before is {aside / file}")
+        files = [aside / file for aside in Path(place).glob(f"*{PREFIX}*{_SUFFIX}/{_ASIDE}")]
+        before = next(filter(os.path.lexists, files), None)
+    if before and not os.path.exists(path):
+        was = "a process ended while it replaced this file, and others have changed since"
+        raise MissingFileError(f"{os.fspath(path)}: {was}; the file of before is {before}")
 
 
 def is_locked(lock: Any, *, shared: bool = False) -> bool | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..element_types import FLOAT32, ElementType
 from ..element_types.tensors import from_bytes, to_bytes, to_tensor_proto
-from ..errors import ModelError, errors_named, reason_of
+from ..errors import ModelError, errors_named, file_error
 
 # The bytes of a part in float32: few enough to stay in a processor's cache until they are written.
 _PART = 1 << 21
@@ -95,7 +95,7 @@ def _file_of(tensor: ir.ExternalTensor) -> Any:
     try:
         return open(tensor.path, "rb", buffering=0)
     except OSError as error:
-        raise ModelError(f"tensor {tensor.name}: {tensor.path}: {reason_of(error)}") from None
+        raise file_error(f"tensor {tensor.name}: {tensor.path}", error) from None
 
 
 def _elements(tensor: ir.TensorProtocol) -> NDArray[Any]:

@@ -15,6 +15,7 @@ from ..compiling.lock import created
 from ..declaration import Attribute, Operator, Parameter, Shape, Tensor
 from ..element_types import ElementType, names
 from ..element_types.operands import find_any
+from ..errors import counted
 
 _PARAMETER = defs.OpSchema.FormalParameter
 _OPTIONS = {
@@ -109,7 +110,7 @@ def _infer(operator: Operator, context: Any) -> None:
         protos = [context.get_input_type(i) if context.has_input(i) else None for i in range(context.get_num_inputs())]
         if operator.most_inputs is not None and not operator.fewest_inputs <= len(protos) <= operator.most_inputs:
             expected = " or ".join(map(str, range(operator.fewest_inputs, operator.most_inputs + 1)))
-            raise ValueError(f"it has {len(protos)} inputs; expected {expected}")
+            raise ValueError(f"it has {counted(len(protos), 'input')}; expected {expected}")
         _check_types(operator, protos)
         inputs = [None if proto is None else Tensor(find_any(proto.tensor_type.elem_type), _shape(proto)) for proto in protos]
         outputs = operator.infer(inputs, _attributes(operator, context))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import MissingPackageError, missing_packages_are_named
+from ..errors import MissingPackageError, NotAvailableError, missing_packages_are_named
 from . import c_api
-from .library.load import NotAvailableError
 from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, get_library_path, release_of
 
 if TYPE_CHECKING:
@@ -56,8 +55,9 @@ def register(
     ------
     TypeError, ValueError
         If an argument is not one of the above, or differs from that of an earlier call with the same options.
-    RuntimeError
-        If the native backend is required, by name or for `standard_ops`, and not available. The message gives the reason.
+    NotAvailableError
+        A RuntimeError, if the native backend is required, by name or for `standard_ops`, and not available. The message gives
+        the reason.
     ModuleNotFoundError
         If ONNX Runtime is not installed, or onnxruntime-extensions is needed and not installed.
     """
@@ -80,7 +80,7 @@ def register(
             raise ValueError('standard_ops is True, backend "extensions"; expected "native" or None')
         if release_of(onnxruntime.__version__) < c_api.STANDARD_OPS_RELEASE:
             expected = ".".join(map(str, c_api.STANDARD_OPS_RELEASE))
-            raise RuntimeError(f"standard_ops needs ONNX Runtime {expected} or later; this is {onnxruntime.__version__}")
+            raise NotAvailableError(f"standard_ops needs ONNX Runtime {expected} or later; this is {onnxruntime.__version__}")
     if backend != "extensions":
         try:
             path = get_library_path()

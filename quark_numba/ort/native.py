@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compiling.lock import created
 from ..compiling.memory import release_compiler
+from ..errors import NotAvailableError
 from . import c_api, kept_kernels, python_record
 from .c_api import Description, OrtApi, OrtCustomOp, keep
-from .library.load import NotAvailableError, check_platform, load
+from .library.load import check_platform, load
 
 # What is imported inside of functions is not needed by a process that finds all its kernels kept.
 if TYPE_CHECKING:
@@ -70,9 +71,9 @@ def get_library_path() -> str:
 
     Raises
     ------
-    RuntimeError
-        If the native backend is not available. It needs Linux, Windows or macOS on x86-64 or AArch64, and a way to load the
-        library.
+    NotAvailableError
+        A RuntimeError, if the native backend is not available. It needs Linux, Windows or macOS on x86-64 or AArch64, and a way
+        to load the library.
     """
     path, reason = created(_library)
     if path is None:
@@ -98,6 +99,9 @@ def _library() -> tuple[str | None, str]:
 
             if not JIT_ENABLED:
                 return None, "NUMBA_DISABLE_JIT is set"
+            from ..compiling.cache import session_waits
+
+            session_waits()
         return load("RegisterCustomOps", _functions()["register"], _python_functions()), ""
     except NotAvailableError as error:
         return None, str(error)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
+from ..errors import counted
 from ..fake_quantization.operators import FAKE_QUANTIZE
 from ..linear.calls import quantize_dequantize
 from .key import BLOCK_ROUND_TRIPS, ROUND_TRIP, Program, parse
@@ -144,4 +145,4 @@ def check_layout(program: Program, block_size: int, channels: int) -> None:
 def check_inputs(program: Program, count: int) -> None:
     """Raise ValueError unless the program has `count` inputs."""
     if count != len(program.inputs):
-        raise ValueError(f"the node has {count} inputs; its program has {len(program.inputs)}")
+        raise ValueError(f"the node has {counted(count, 'input')}; its program has {len(program.inputs)}")

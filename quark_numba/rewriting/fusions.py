@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from ..errors import WriteError, reason_of, reraise_of_signal_handler
+from ..errors import MissingFileError, WriteError, reason_of, reraise_of_signal_handler
 from ..models.model_files import LEAST_APART, MOST_IN_MEMORY, session_source
 from ..models.temporary import temporary_folder
 from ..region.key import OPERANDS
@@ -111,7 +111,7 @@ def _written(options: onnxruntime.SessionOptions, folder: str | None = None) -> 
     ONNX Runtime's message need not say so, but it begins the file when it has done all else."""
     try:
         yield
-    except WriteError:
+    except (WriteError, MissingFileError):
         raise
     except Exception as error:
         if not isinstance(error, OSError) and not os.path.exists(options.optimized_model_filepath):

@@ -19,7 +19,7 @@ from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Operator
 from ..dialects import refused
 from ..element_types import ElementType, find
 from ..element_types.operands import find_any
-from ..errors import reraise_of_signal_handler
+from ..errors import counted, reraise_of_signal_handler
 from ..models import tensors
 from .onnx_runtime import has_operator
 from .stand_ins import skeleton
@@ -221,7 +221,7 @@ class Nodes(Values):
             or None in node.inputs[: operator.fewest_inputs]
             or outputs != len(operator.outputs)
         ):
-            self.leave(node, f"not valid: it has {inputs} inputs, {outputs} outputs, or lacks one")
+            self.leave(node, f"not valid: it has {counted(inputs, 'input')}, {counted(outputs, 'output')}, or lacks one")
         else:
             self._record(Node(node, operator, len(self._nodes)))
 

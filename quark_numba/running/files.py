@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ..errors import ModelError, reason_of, reraise_of_signal_handler
+from ..errors import ModelError, file_error, reraise_of_signal_handler
 from .inputs import Header
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def files_of(folder: Path) -> list[Path]:
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith((".npz", ".npy")))
     except OSError as error:
-        raise ModelError(f"{folder}: {reason_of(error)}") from None
+        raise file_error(folder, error) from None
     if not names:
         raise ModelError(f"{folder}: no .npz and no .npy file in this folder")
     return [folder / name for name in names]
@@ -86,8 +86,9 @@ def _read(path: str | Path, names: Sequence[str], read_one: Callable[[IO[bytes]]
         raise
     except Exception as error:  # the file may be missing or have any content
         reraise_of_signal_handler(error)
-        reason = reason_of(error) if isinstance(error, OSError) and error.errno else f"not a file of numbers: {error}"
-        raise ModelError(f"{path}: {reason}") from None
+        if isinstance(error, OSError) and error.errno:
+            raise file_error(path, error) from None
+        raise ModelError(f"{path}: not a file of numbers: {error}") from None
 
 
 def _header(file: IO[bytes]) -> Header:

@@ -26,9 +26,9 @@ class Execution:
     Parameters
     ----------
     threads : int
-        For `evaluate`, the number of threads of each session. Default, 0: ONNX Runtime's choice; with `workers`, their share of
-        the machine; with `scheduler`, one. For `analyze`, the number of batches that run side by side in this process. Default,
-        0: one for each processor. The result does not depend on it.
+        How many threads of each process compute: those of a session for `evaluate`; for `analyze`, each thread runs a batch or
+        a part of one, in sessions of one thread. Default, 0: about one for each processor; with `workers`, their share of the
+        machine; with `scheduler`, one. The result does not depend on it.
     workers : int, optional
         The number of processes on this machine that run the batches (`pip install 'quark_numba[dask]'`). Default: this process
         alone. The result is the same to the last bit.
@@ -67,8 +67,8 @@ class Execution:
         return self.scheduler is not None
 
     @property
-    def session_threads(self) -> int:
-        """The number of threads of a session; 0: ONNX Runtime's choice."""
+    def threads_of_process(self) -> int:
+        """The number of threads that compute in a process that runs batches; 0: the default of what runs them."""
         if self.threads or self.is_here:
             return self.threads
         return 1 if self.workers is None else max(1, number_of_processors() // self.workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 import typing
@@ -64,19 +65,22 @@ class Saved:
             self.write()
 
     def write(self) -> None:
-        files.write(self.path, json.dumps(self._content).encode())
+        files.write(self.path, json.dumps(self._content, allow_nan=False).encode())
         self._written = time.monotonic()
 
 
 def _encoded(value: Any) -> Any:
-    """Return the value in JSON's types. A dict whose keys are not strings becomes a list of pairs."""
+    """Return the value in JSON's types. A dict whose keys are not strings becomes a list of pairs. Infinities and NaN, which
+    JSON does not have, become text, which `float` reads."""
     if dataclasses.is_dataclass(value):
         return {part.name: _encoded(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
             return {key: _encoded(part) for key, part in value.items()}
         return [[_encoded(key), _encoded(part)] for key, part in value.items()]
-    return [*map(_encoded, value)] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [*map(_encoded, value)]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _decoded(kind: Any, value: Any) -> Any:

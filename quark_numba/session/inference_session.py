@@ -64,14 +64,15 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     Raises
     ------
     ModelError
-        If it is not an ONNX model, a tensor cannot be read, or the temporary folder has not enough room; or if ONNX Runtime
-        refuses it, and it has an operator that is known to run nowhere; or if `cache` cannot be a folder; or if
-        QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
+        If there is no such file (MissingFileError, which is a FileNotFoundError, too), if it is not an ONNX model, a tensor
+        cannot be read, or the temporary folder has not enough room; or if ONNX Runtime refuses it, and it has an operator that
+        is known to run nowhere; or if `cache` cannot be a folder; or if QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB
+        is set in the environment, but is no number.
     TypeError, ValueError
         If `cache` is no path, or set for a model without a path; if `qdq` is none of its choices; or if an argument has a
         name that neither this class nor ONNX Runtime knows.
     RuntimeError
-        As in `register`. ONNX Runtime's own exceptions are raised as well, for instance if the file does not exist.
+        As in `register`. ONNX Runtime's own exceptions are raised as well.
     """
 
     @memory.no_garbage_collection()
@@ -230,7 +231,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
 
         from ..models import model_files, protos
         from ..models.file_states import state_of
-        from ..models.files import named_in_utf8
+        from ..models.files import check_exists, named_in_utf8
         from ..models.temporary import recover
         from . import initializers
         from .prepared import prepared
@@ -238,6 +239,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     is_path = isinstance(source, (str, os.PathLike))
     if is_path:
         recover(source)
+        check_exists(source)
     if _is_for_onnx_runtime_alone(source, options):
         return _Model(source)
     state = state_of(source) if is_path else None

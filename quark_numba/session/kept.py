@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from ..compiling.lock import IMPORTS
 from ..compiling.user_folder import own_folder
-from ..errors import ModelError, WriteError, reason_of
+from ..errors import MissingFileError, ModelError, WriteError, reason_of
 from ..models.file_states import state_of, without_links
 from ..models.temporary import is_locked, remove_left_behind, temporary_folder
 from .kept_names import NAME, PREFIX, digests
@@ -245,6 +245,8 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
             made = make(files_of_made, entry.parent)
             files.push(files_of_made.pop_all())
         return _keep(entry, made, files)
+    except MissingFileError:  # of the model
+        raise
     except (OSError, WriteError) as error:
         reason = reason_of(error)
     manifest = files.enter_context(opened(entry))  # another process may have made it meanwhile

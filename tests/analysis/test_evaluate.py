@@ -263,14 +263,14 @@ def test_run_over_data(terminal, tmp_path):
     arguments = ["run", BF16, "--reference", FLOAT, "--runs", "1"]
     np.save(tmp_path / "x.npy", X)
     batches = ["--data", EXPECTED, "--batch", "4"]
-    sources = [["--inputs", EXPECTED], ["--inputs", tmp_path / "x.npy"], batches, [*batches, "--limit", "1"]]
+    sources = [["--data", EXPECTED], ["--data", tmp_path / "x.npy"], batches, [*batches, "--limit", "1"]]
     reports = [terminal.report(*arguments, *source) for source in sources]
     assert [each["batches"] for each in reports] == [1, 1, 2, 1]
     assert [each["inputs"]["x"]["shape"][0] for each in reports] == [6, 6, 4, 4]
     sqnr = [each["reference"]["outputs"][0]["sqnr_db"] for each in reports]
     assert sqnr[0] == sqnr[1] == pytest.approx(sqnr[2], rel=1e-6)
     assert sqnr[0] != sqnr[3]
-    error = terminal.error(*arguments, *batches, "--outputs", tmp_path / "y.npz")
+    error = terminal.error(*arguments, *batches, "--save-outputs", tmp_path / "y.npz")
     assert "are for one batch" in error
     assert terminal.report("run", BF16, "--random", "2", "--dim", "?=48", "--runs", "1")["batches"] == 2
     words = ["run", BF16, "--random", "3", "--limit", "2", "--dim", "?=48", "--runs", "1"]

@@ -133,7 +133,7 @@ def test_types_that_numpy_lacks(tmp_path, terminal):
         assert errors["b"] == pytest.approx(errors["y"], abs=0.1)
         assert found.not_compared == {}
     onnx.save(whole, tmp_path / "m.onnx")
-    words = ["run", str(tmp_path / "m.onnx"), "--dim", "x[0]=4", "--runs", "1", "--outputs", str(tmp_path / "y.npz")]
+    words = ["run", str(tmp_path / "m.onnx"), "--dim", "x[0]=4", "--runs", "1", "--save-outputs", str(tmp_path / "y.npz")]
     assert "output wide is bfloat16, which .npz files cannot hold" in terminal.error(*words)
 
 
@@ -163,7 +163,7 @@ def test_none_compared_fails_below(tmp_path, terminal):
     onnx.save(whole, tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=X)
     words = ["evaluate", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "x.npz")]
-    assert "none that can be compared" in terminal.text(*words)
+    assert "against the reference: no output can be compared" in terminal.text(*words)
     assert "no output is compared" in terminal.error(*words, "--fail-below", "-100")
 
 
@@ -173,14 +173,14 @@ def test_run_lists_them_too(path, tmp_path, terminal):
     del reference.graph.node[:2]
     reference.graph.node.insert(0, *parsed("y = Identity (x)"))
     onnx.save(reference, tmp_path / "float.onnx")
-    words = ["run", path[0], "--reference", str(tmp_path / "float.onnx"), "--inputs", path[1], "--runs", "1"]
+    words = ["run", path[0], "--reference", str(tmp_path / "float.onnx"), "--data", path[1], "--runs", "1"]
     report = terminal.report(*words)["reference"]
     assert [each["output"] for each in report["outputs"]] == ["y"]
     assert set(report["not_compared"]) == set(REASONS)
     assert "cannot be compared because it is a sequence, not an array of numbers" in terminal.text(*words)
     outputs = {"y": X, "places": np.zeros((2, 1), np.int64), "rounded": X, "text": X, "parts": X}
     np.savez(tmp_path / "y.npz", **outputs)
-    error = terminal.error("run", path[0], "--inputs", path[1], "--runs", "1", "--expected", tmp_path / "y.npz")
+    error = terminal.error("run", path[0], "--data", path[1], "--runs", "1", "--expected", tmp_path / "y.npz")
     assert "output places has shape (2, " in error
 
 

@@ -26,10 +26,13 @@ def test_sums_of_a_tensor(size):
 
 
 def test_what_is_not_finite():
-    """Equal infinities add no error. A NaN makes the error NaN, wherever it is."""
+    """Equal infinities and two NaNs add no error, and nothing to the signal. One NaN makes the error NaN, wherever it is."""
     x = np.array([np.inf, -np.inf, 1], np.float32)
     found = tensors.add_up(x, x, x, x, -math.inf, math.inf)
     assert (found.noise, found.own_noise, found.inherited_noise, found.largest) == (0, 0, 0, 0)
+    x, kept = np.array([[np.inf, np.nan, 3], [np.inf, np.nan, 4]], np.float32)
+    found = tensors.add_up(x, x, x, kept, -math.inf, math.inf)
+    assert (found.signal, found.energy, found.product, found.noise, found.largest) == (9, 16, 12, 1, 1)
     for place in (0, 64, 130):
         kept = np.ones(131, np.float32)
         x, kept[place] = kept.copy(), np.nan
@@ -41,12 +44,41 @@ def test_what_is_not_finite():
 @pytest.mark.parametrize(
     ("signal", "noise", "expected"),
     [
-        *((100, 1, 20), (1, 0, math.inf), (0, 1, -math.inf), (0, 0, math.nan), (math.inf, 1, math.inf)),
+        *((100, 1, 20), (1, 0, math.inf), (0, 1, -math.inf), (0, 0, math.inf), (math.inf, 1, math.inf)),
         *((1, math.inf, -math.inf), (math.inf, math.inf, math.nan), (math.nan, 1, math.nan), (1, 1e-320, math.inf)),
     ],
 )
 def test_decibels(signal, noise, expected):
     np.testing.assert_equal(sums.decibels(signal, noise), expected)
+
+
+@pytest.mark.parametrize(
+    ("y", "expected", "sqnr_db"),
+    [
+        ([0, 0], [0, 0], math.inf),
+        ([], [], math.nan),
+        ([np.nan, np.inf, -np.inf], [np.nan, np.inf, -np.inf], math.inf),
+        ([0, 1e-9], [0, 0], -math.inf),
+        ([np.inf, 2], [np.inf, 1], 0),  # the infinity does not hide the error
+        ([np.nan, 2], [np.nan, 1], 0),
+        ([1, 1], [1, np.inf], -math.inf),
+        ([1, np.inf], [1, 1], -math.inf),
+        ([1, np.nan], [1, 1], math.nan),
+        ([1, 1], [1, np.nan], math.nan),
+        ([1e-200, 0], [0, 1e-200], math.nan),  # different, but the squares are 0
+    ],
+)
+def test_exact_is_infinite(y, expected, sqnr_db):
+    found = sums.error_sums(np.array(y, np.float64), np.array(expected, np.float64))
+    np.testing.assert_equal(found.sqnr_db, sqnr_db)
+    assert (found.largest == 0 and found.count > 0) == (sqnr_db == math.inf)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_nan_stays_the_largest_error(order):
+    first, second = [sums.TensorSums(largest=1.0), sums.TensorSums(largest=math.nan)][::order]
+    first.add(second)
+    assert math.isnan(first.largest)
 
 
 def test_cosine():

@@ -40,6 +40,23 @@ def test_per_axis(name, shape, axis, with_zero_point):
     oracle.assert_same_bits(dequantize(codes, scale, zero_point, axis=axis), oracle.dequantize(codes, *along, name))
 
 
+@pytest.mark.parametrize("name", ["int8", "bfloat16"])
+@pytest.mark.parametrize("scale", [0.0, -0.0, 1e-50, -1e-300, 5e-324, 1e-45, -0.5, float("inf"), float("nan")])
+def test_any_number_is_a_scale(scale, name):
+    """Every scale follows IEEE 754, and one that float32 rounds to 0 is 0. It is the same as a number, in a list and in an
+    array."""
+    x = np.concatenate([np.array(samples.SPECIAL, np.float32), np.float32([0, -0.0, 1, -1, 300])])
+    codes, zero = samples.codes(name), np.zeros((), oracle.dtype(name))
+    with np.errstate(under="ignore"):
+        number = np.float32(scale)
+    expected = oracle.quantize(x, number, zero, name), oracle.dequantize(codes, number, zero, name)
+    for given in (scale, number, np.array(number)):
+        oracle.assert_same_bits(quantize(x, given, dtype=name), expected[0])
+        oracle.assert_same_bits(dequantize(codes, given), expected[1])
+        oracle.assert_same_bits(quantize_dequantize(x, given, dtype=name), dequantize(expected[0], given))
+    oracle.assert_same_bits(quantize(np.stack([x, x]), [scale, 1], axis=0, dtype=name)[0], expected[0])
+
+
 @pytest.mark.slow
 def test_output_type():
     x = np.array([1.0, 300.0], np.float32)

@@ -91,8 +91,7 @@ WRONG_TYPES_OF_QUANTIZE = [
     ("out has dtype >i2; expected int16", {"out": np.zeros((2, 3), ">i2"), "dtype": "int16"}),
 ]
 WRONG_VALUES_OF_QUANTIZE = [
-    ("scale is 1e-300; expected float32, .* no closer to 0", {"scale": 1e-300}),
-    (r"scale is \[1, 1e-300, 1\]; expected float32", {"scale": [1, 1e-300, 1]}),
+    (r"scale is \[1, 1e[+]300, 1\]; expected float32", {"scale": [1, 1e300, 1]}),
     ("scale is 1e[+]300; expected float32", {"scale": np.float64(1e300)}),
     ("x is not an array: .*inhomogeneous", {"x": [[1], [1, 2]]}),
     (r"scale has shape \(1, 2, 3\); expected a scalar, .* x of shape \(2, 3\)", {"scale": X[None]}),

@@ -54,11 +54,14 @@ def folder(tmp_path, monkeypatch):
 RUN = ["run", "m.onnx", "--reference", "float.onnx", "--runs", "1"]
 ANALYZE = ["analyze", "m.onnx", "--reference", "float.onnx", "--data", "data"]
 OVER_INPUTS = [
-    *([*RUN, "--inputs", "in.npz", "--expected", "expected.npz", "--outputs", name] for name in ("in.npz", "expected.npz")),
-    *([*RUN, "--outputs", name] for name in ("m.onnx", "m.weights", "./m.onnx", "float.onnx", "float.weights", "m.onnx.hard")),
-    *([*RUN, "--outputs", name] for name in ("m.weights.symbolic", "float.weights.symbolic")),
-    [*RUN, "--data", "data/0.npz", "--outputs", "data/0.npz"],
-    [*RUN, "--data", "data", "--limit", "1", "--outputs", "data_1.npz.hard"],
+    *([*RUN, "--data", "in.npz", "--expected", "expected.npz", "--save-outputs", name] for name in ("in.npz", "expected.npz")),
+    *(
+        [*RUN, "--save-outputs", name]
+        for name in ("m.onnx", "m.weights", "./m.onnx", "float.onnx", "float.weights", "m.onnx.hard")
+    ),
+    *([*RUN, "--save-outputs", name] for name in ("m.weights.symbolic", "float.weights.symbolic")),
+    [*RUN, "--data", "data/0.npz", "--save-outputs", "data/0.npz"],
+    [*RUN, "--data", "data", "--limit", "1", "--save-outputs", "data_1.npz.hard"],
     *([*ANALYZE, option, "float.weights"] for option in ("--csv", "--html", "--exclude-config", "--resume")),
     *([*ANALYZE, "--csv", name] for name in ("m.onnx.symbolic", "m.weights.symbolic", "data/1.npz", "data_0.npz.symbolic")),
     ["evaluate", *ANALYZE[1:], "--resume", "m.weights"],
@@ -87,7 +90,7 @@ def test_outputs_are_different_files(second, folder, terminal):
 @pytest.mark.parametrize(("name", "reason"), [("data", "Is a directory"), ("no/file", "No such file or directory")])
 @pytest.mark.parametrize(
     "words",
-    [[*RUN, "--outputs"], [*ANALYZE, "--html", "page.html", "--csv"], ["evaluate", *ANALYZE[1:], "--resume"]],
+    [[*RUN, "--save-outputs"], [*ANALYZE, "--html", "page.html", "--csv"], ["evaluate", *ANALYZE[1:], "--resume"]],
     ids=" ".join,
 )
 def test_files_that_cannot_be_written_are_told_before_a_run(words, name, reason, folder, capsys):
@@ -101,8 +104,8 @@ def test_files_that_cannot_be_written_are_told_before_a_run(words, name, reason,
 def test_outputs_beside_inputs(folder):
     """Other files are written and replaced, also in a folder of data."""
     for _ in range(2):
-        assert cli.main([*RUN, "--inputs", "data/0.npz", "--outputs", "data/out.npz"]) == 0
-        assert cli.main([*RUN, "--inputs", "data/0.npz", "--outputs", "/dev/null"]) == 0
+        assert cli.main([*RUN, "--data", "data/0.npz", "--save-outputs", "data/out.npz"]) == 0
+        assert cli.main([*RUN, "--data", "data/0.npz", "--save-outputs", "/dev/null"]) == 0
     np.testing.assert_array_equal(np.load("data/out.npz")["y"], np.full((2, 40), 30))
 
 

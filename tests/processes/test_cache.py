@@ -5,11 +5,12 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numba
 import pytest
 from marks import default_of, sizes
-from processes import python, run, start
+from processes import PREPARE, python, run, start
 
 import quark_numba
 from quark_numba.compiling import cache, user_folder
@@ -89,6 +90,31 @@ check("uint16", size=5_000)
     )
     assert not list(tmp_path.rglob("*.kernel*"))
     assert "cannot be kept" in (tmp_path / "log").read_text()
+
+
+def test_a_session_that_waits_is_told_once(monkeypatch, caplog):
+    """One line of the log that Python shows by default, when a session needs a function that has to be compiled."""
+    caplog.set_level("INFO", "quark_numba.compiling")
+    monkeypatch.setattr(cache, "_waiting", set())
+    compiled = cache._File("f")
+    compiled.cache_path = None
+    for waits in (False, True, False):
+        if waits:
+            cache.session_waits()
+        compiled.load_overload(None, SimpleNamespace(refresh=lambda: None))
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO", "INFO"]
+    assert caplog.records[1].getMessage() == "compiling kernels takes some seconds; they are kept in memory alone"
+
+
+@pytest.mark.slow
+def test_a_first_session_is_not_silent(tmp_path):
+    """The first process with a session prints one line, the second none, and neither does one that only calls on arrays."""
+    session = "session(one_node('quantize', 'int8'))"
+    for code, lines in (("check_array = quantize(np.ones(3, 'f'), 0.5)", 0), (session, 1), (session, 0)):
+        done = python("-W", "error", "-c", f"{PREPARE}\n{code}", NUMBA_CACHE_DIR=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert len(done.stderr.splitlines()) == lines, done.stderr
+        assert lines == 0 or f"they are kept in {tmp_path}" in done.stderr
 
 
 @pytest.mark.slow
@@ -244,6 +270,7 @@ OBJECT = """
 import shutil
 import llvmlite.binding as ll
 from pathlib import Path
+from types import SimpleNamespace
 from quark_numba.compiling.cache import folder, object_of
 from quark_numba.ort import callbacks
 

@@ -16,6 +16,7 @@ from marks import needs_extensions
 from paths import MODELS, ROOT, TESTS
 
 import quark_numba
+from quark_numba import errors
 
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PUBLIC_NAMES = TESTS / "processes" / "public_names.txt"
@@ -122,6 +123,22 @@ cli.main(["info", "--json"])
 def test_public_names():
     """A changed line here is a change for users: it needs a line in CHANGELOG.md, too."""
     assert _public_names() == PUBLIC_NAMES.read_text().splitlines()
+
+
+def test_dir():
+    """Completion in a notebook offers the public names, and not what the package's own code imports."""
+    assert dir(quark_numba) == sorted(quark_numba.__all__)
+
+
+def test_exceptions_are_public():
+    """What a caller may want to catch has a public name, which loads no other library."""
+    raised = [value for value in vars(errors).values() if inspect.isclass(value) and value.__module__ == errors.__name__]
+    names = {error.__name__ for error in raised}
+    assert names - {*quark_numba.__all__} == {"MissingFolderError"}  # a WriteError and a FileNotFoundError
+    assert all(getattr(quark_numba, name) is getattr(errors, name) for name in names & {*quark_numba.__all__})
+    assert (
+        processes.loaded("from quark_numba import NotAvailableError, MissingPackageError", "numba", "onnxruntime", "onnx") == []
+    )
 
 
 def _public_names():

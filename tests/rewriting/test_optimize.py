@@ -386,7 +386,7 @@ def test_no_model(files, name, message, terminal):
     (folder / "alone.onnx").write_bytes((folder / "outside.onnx").read_bytes().replace(b"outside.data", b"missing.data"))
     with pytest.raises(ModelError, match=message):
         optimize(folder / name)
-    with pytest.raises((ModelError, RuntimeError, onnxruntime.capi.onnxruntime_pybind11_state.NoSuchFile)):
+    with pytest.raises((ModelError, RuntimeError)):
         quark_numba.InferenceSession(folder / name)
     out = folder / "out.onnx"
     out.write_text("from before")

@@ -367,7 +367,7 @@ def test_only_own_files_are_removed(path, monkeypatch, tmp_path):
     assert not own.exists()
     monkeypatch.setattr("quark_numba.compiling.cache.files", list)
     assert record.exists()
-    assert cli.main(["info", "--json", "--cache", str(folder), "--clear-cache"]) == 0
+    assert cli.main(["info", "--json", "--kept-models", str(folder), "--clear-cache"]) == 0
     assert contents(folder) == contents(theirs)
     assert (folder / "quark_numba_datasets").is_dir()
 
@@ -537,13 +537,13 @@ def test_processes_at_once(tmp_path):
 @pytest.mark.slow
 def test_the_command_shows_and_clears_it(path, folder, capsys, monkeypatch):
     quark_numba.InferenceSession(path, cache=folder)
-    assert cli.main(["info", "--json", "--cache", str(folder)]) == 0
+    assert cli.main(["info", "--json", "--kept-models", str(folder)]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["folder of models"] == str(folder)
-    assert facts["models in the cache"].startswith("1, 0.0 MB")
+    assert facts["folder of kept models"] == str(folder)
+    assert facts["kept models"].startswith("1, 0.0 MB")
     monkeypatch.setattr("quark_numba.compiling.cache.files", list)
-    assert cli.main(["info", "--json", "--cache", str(folder), "--clear-cache"]) == 0
-    assert json.loads(capsys.readouterr().out)["models in the cache"] == "0, 0.0 MB"
+    assert cli.main(["info", "--json", "--kept-models", str(folder), "--clear-cache"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept models"] == "0, 0.0 MB"
     assert not list(folder.iterdir())
 
 

@@ -28,8 +28,8 @@ class Terminal:
         return self._run(words, code).out
 
     def report(self, *words, code=0):
-        """Return the content of the output in JSON."""
-        return json.loads(self._run([*words, "--json"], code).out)
+        """Return the content of the output in JSON, in which NaN and Infinity, of which Python makes some, have no place."""
+        return json.loads(self._run([*words, "--json"], code).out, parse_constant=pytest.fail)
 
     def error(self, *words):
         """Return the error of a command that fails, in one line."""

@@ -63,7 +63,7 @@ def names(made):
 def of_command(path, x, made):
     inputs, outputs = path.with_name("x.npz"), path.with_name("y.npz")
     np.savez(inputs, **dict.fromkeys(names(made), x))
-    words = ["run", str(path), "--inputs", str(inputs), "--outputs", str(outputs), "--runs", "1"]
+    words = ["run", str(path), "--data", str(inputs), "--save-outputs", str(outputs), "--runs", "1"]
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         code = cli.main(words)

@@ -63,11 +63,17 @@ class Sweep(Experiment):
         """Return the effects. The group that makes the outputs worst, if only this group is quantized, comes first."""
         errors = common(outcome.own.outputs)
         effects = [Effect(name, least_sqnr_db(errors[name, _OFF]), least_sqnr_db(errors[name, _ON])) for name in self.groups]
-        effects.sort(key=lambda effect: (effect.on_sqnr_db == effect.on_sqnr_db, effect.on_sqnr_db, -effect.off_sqnr_db))
+        effects.sort(key=_worst_first)
         return {"sweep": effects}
 
 
 _OFF, _ON = "off", "on"
+
+
+def _worst_first(effect: Effect) -> tuple[bool, float, bool, float]:
+    """Return the sort key of an effect. NaN is the worst `on_sqnr_db`; where these are equal, it tells nothing as the other."""
+    on, off = effect.on_sqnr_db, effect.off_sqnr_db
+    return on == on, on, off != off, -off
 
 
 def _groups(quantizers: Sequence[Quantizer], by: By) -> dict[str, list[Quantizer]]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..measures.outputs import Comparison, Errors, common, compare, least_sqnr_db
 from ..measures.sums import decibels
-from ..measures.tensors import own_noise
+from ..measures.tensors import own_noise, signal
 from ..twin.forms import Array
 from ..twin.quantizers import Quantizer
 from ..twin.segments import Config, Segments
@@ -24,9 +23,9 @@ _POINTS = 24
 
 @dataclass
 class TradeOff:
-    """A point of the line: the bits of all quantized tensors for one sample, the least signal-to-quantization-noise ratio of
-    all outputs, and the new types of the tensors whose type changed since the previous point. The first point follows the
-    quantized model itself."""
+    """A trade-off that no other point of the line beats: the bits of all quantized tensors for one sample, the least
+    signal-to-quantization-noise ratio of all outputs, and the new types of the tensors whose type changed since the previous
+    trade-off. The first one follows the quantized model itself."""
 
     bits: float
     sqnr_db: float
@@ -90,23 +89,23 @@ class WhatIf(Experiment):
         for tensor in outcome.tensors:
             quantizer = self.segments.twin.quantizers[tensor.place]
             if quantizer.kind == "activation":
-                signal = outcome.total.tensors[tensor.place].signal
+                power = outcome.total.tensors[tensor.place].signal
                 noise = {format_.name: outcome.own.noise[str(tensor.place), format_.name] for format_ in self.formats}
             elif quantizer.floats is not None:
                 weight = quantizer.weight
-                signal = own_noise(weight, np.zeros_like(weight))
+                power = signal(weight)
                 noise = {format_.name: own_noise(weight, format_.apply(weight)) for format_ in self.formats}
             else:
                 continue
-            tensor.what_if |= {name: decibels(signal, power) for name, power in noise.items()}
+            tensor.what_if |= {name: decibels(power, lost) for name, lost in noise.items()}
         errors = common(dict(enumerate(outcome.points)))
         types = {quantizer: quantizer.form.type for quantizer in self.candidates}
         trade_offs = []
-        for mix, errors_of_outputs in zip(self.mixes, errors.values(), strict=True):
+        for mix, ratio in _best(self.mixes, [least_sqnr_db(errors_of_outputs) for errors_of_outputs in errors.values()]):
             changed = {quantizer: type_.name for quantizer, type_ in mix.chosen.items() if types[quantizer] != type_.name}
             types |= changed
             choices = {quantizer.name: name for quantizer, name in changed.items()}
-            trade_offs.append(TradeOff(mix.bits, least_sqnr_db(errors_of_outputs), choices))
+            trade_offs.append(TradeOff(mix.bits, ratio, choices))
         return {"trade_offs": trade_offs}
 
 
@@ -139,7 +138,8 @@ def _line(
         for candidate in options[quantizer]:
             saved = elements[quantizer] * (present.bits - candidate.bits)
             if saved > 0:
-                added = noise[quantizer, candidate.name] - noise[quantizer, present.name]
+                before, after = noise[quantizer, present.name], noise[quantizer, candidate.name]
+                added = after - before if after != before else 0.0  # both may be inf
                 prices.append((added / saved, quantizer, candidate))
         return min(prices, key=lambda price: price[0], default=None)
 
@@ -160,6 +160,19 @@ def _line(
     return [points[place] for place in sorted(places)]
 
 
+def _best(mixes: Sequence[Mix], ratios: Sequence[float]) -> list[tuple[Mix, float]]:
+    """Return the points, and their ratios, that are more accurate than every point with fewer bits. Each point has fewer bits
+    than the one before. NaN is the least ratio."""
+    best: list[tuple[Mix, float]] = []
+    highest = -math.inf
+    for mix, ratio in reversed([*zip(mixes, ratios, strict=True)]):
+        if not best or ratio > highest:
+            best.append((mix, ratio))
+            highest = -math.inf if math.isnan(ratio) else ratio
+    return best[::-1]
+
+
 def _noise_of(errors: Errors) -> float:
-    """Return the noise of all outputs, each relative to its signal."""
-    return sum(sums.noise / sums.signal if sums.signal else sums.noise for sums in errors.values())
+    """Return the noise of all outputs, each relative to its signal. NaN counts as inf."""
+    noise = sum(sums.noise / sums.signal if sums.signal else sums.noise for sums in errors.values())
+    return noise if noise == noise else math.inf

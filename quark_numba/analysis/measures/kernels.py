@@ -24,13 +24,17 @@ step: Any = None  # _step
 def _step(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any, i: Any, lane: Any, lanes: Any) -> None:
     """Add element i to the partial sums of a lane. One array holds all, so that the compiler sees that they do not overlap."""
     value, rounded, came, stays = np.float64(x[i]), np.float64(own[i]), np.float64(arrived[i]), np.float64(kept[i])
-    # Equal infinities do not differ.
-    error = 0.0 if stays == value else stays - value
-    own_error = 0.0 if rounded == value else rounded - value
-    inherited = 0.0 if came == value else came - value
-    lanes[lane] += value * value
-    lanes[LANES + lane] += stays * stays
-    lanes[LANES * 2 + lane] += value * stays
+    # Equal infinities do not differ, nor do two NaNs.
+    is_nan = value != value
+    error = 0.0 if (stays == value) | (is_nan & (stays != stays)) else stays - value
+    own_error = 0.0 if (rounded == value) | (is_nan & (rounded != rounded)) else rounded - value
+    inherited = 0.0 if (came == value) | (is_nan & (came != came)) else came - value
+    # An infinite sum would hide every finite error.
+    signal = value if abs(value) < np.inf else 0.0
+    energy = stays if abs(stays) < np.inf else 0.0
+    lanes[lane] += signal * signal
+    lanes[LANES + lane] += energy * energy
+    lanes[LANES * 2 + lane] += signal * energy
     lanes[LANES * 3 + lane] += error * error
     lanes[LANES * 4 + lane] += own_error * own_error
     lanes[LANES * 5 + lane] += inherited * inherited
@@ -50,7 +54,7 @@ def _add_up(x: Any, own: Any, arrived: Any, kept: Any, lowest: Any, highest: Any
 
     x is the tensor in the float model, and `own` is x after rounding. `arrived` and `kept` are the tensor in the quantized
     model before and after rounding. An element of x below `lowest` or above `highest` is saturated if rounding changes it. A
-    NaN counts as the largest difference."""
+    NaN against a number counts as the largest difference."""
     lanes = np.zeros(LANES * 12, np.float64)
     lanes[LANES * 8 : LANES * 9] = np.inf
     lanes[LANES * 9 : LANES * 10] = -np.inf

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...element_types import find
-from ...errors import ModelError
+from ...errors import ModelError, counted
 from .sums import ErrorSums, error_sums
 
 Errors = Mapping[str, ErrorSums]
@@ -36,7 +36,7 @@ def compare(outputs: Mapping[str, Any], reference: Mapping[str, Any], chosen: Se
     """Return the comparison of the outputs named in `chosen`, or of all. Outputs are paired by position, because a rewritten
     model may have renamed them. Raise ModelError if the numbers of outputs differ."""
     if len(outputs) != len(reference):
-        raise ModelError(f"the model has {len(outputs)} outputs, the reference {len(reference)}")
+        raise ModelError(f"the model has {counted(len(outputs), 'output')}, the reference {len(reference)}")
     comparison = Comparison()
     for (name, y), expected in zip(outputs.items(), reference.values(), strict=True):
         if chosen is not None and name not in chosen:

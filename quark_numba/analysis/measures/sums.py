@@ -22,7 +22,7 @@ class Sums:
         for attribute in fields(self):  # type: ignore[arg-type]
             one, two = getattr(self, attribute.name), getattr(other, attribute.name)
             if attribute.name.startswith("largest"):
-                value = max(one, two)
+                value = one if one > two or one != one else two  # NaN counts as the largest
             elif attribute.name.startswith("least"):
                 value = min(one, two)
             else:
@@ -46,8 +46,8 @@ class ErrorSums(Sums):
     """Sums over an array and the array that is expected: squares, products and differences."""
 
     count: int = 0
-    signal: float = 0.0  # squares of the expected array
-    energy: float = 0.0  # squares of the array
+    signal: float = 0.0  # squares of the expected array's finite elements
+    energy: float = 0.0  # squares of the array's finite elements
     product: float = 0.0
     noise: float = 0.0  # squares of the differences
     absolute: float = 0.0
@@ -55,8 +55,10 @@ class ErrorSums(Sums):
 
     @property
     def sqnr_db(self) -> float:
-        """The signal-to-quantization-noise ratio. It is inf if there is no noise, and NaN if a sum is NaN, or if signal and
-        noise are both zero or both infinite."""
+        """The signal-to-quantization-noise ratio. It is inf if the arrays are equal, and NaN if one has a NaN where the other
+        has a number, if the squares are beyond float64, or if there is no element."""
+        if not self.count or self.signal == self.noise == 0 < self.largest:  # squares below float64's least number
+            return math.nan
         return decibels(self.signal, self.noise)
 
     @property
@@ -69,10 +71,11 @@ class ErrorSums(Sums):
 
 
 def decibels(signal: float, noise: float) -> float:
+    """Return a ratio in decibels: inf without noise, even if there is no signal."""
     if math.isnan(signal) or math.isnan(noise) or (math.isinf(signal) and math.isinf(noise)):
         return math.nan
     if noise == 0:
-        return math.inf if signal > 0 else math.nan
+        return math.inf
     return 10 * math.log10(signal / noise) if 0 < signal / noise < math.inf else math.copysign(math.inf, signal - noise)
 
 
@@ -85,7 +88,8 @@ def cosine(signal: float, energy: float, product: float) -> float:
 
 
 def error_sums(y: NDArray[Any], expected: NDArray[Any]) -> ErrorSums:
-    """Return the sums over two arrays of numbers with the same shape. Two NaNs do not differ, nor do equal infinities."""
+    """Return the sums over two arrays of numbers with the same shape. Two NaNs do not differ, nor do equal infinities. Only
+    finite elements add to the signal, as an infinite one would hide every finite error."""
     sums = ErrorSums()
     rows, expected_rows = y.reshape(-1), expected.reshape(-1)
     is_integer = y.dtype.kind in "iu" and expected.dtype.kind in "iu"
@@ -100,6 +104,8 @@ def error_sums(y: NDArray[Any], expected: NDArray[Any]) -> ErrorSums:
             if is_integer:  # float64 cannot hold all integers of 64 bits
                 highest, lowest = (choose(a, b).astype(np.uint64) for choose in (np.maximum, np.minimum))
                 largest = float((highest - lowest).max())
+            for array in (value, signal):
+                array[~np.isfinite(array)] = 0
             terms = signal**2, value**2, value * signal, noise**2, magnitude
             of_signal, energy, product, of_noise, absolute = (float(np.sum(array)) for array in terms)
             largest = math.inf if math.isnan(largest) else largest
@@ -112,8 +118,8 @@ class TensorSums(Sums):
     """Sums over a rounded tensor, in the float model and in the quantized model."""
 
     count: int = 0
-    signal: float = 0.0  # squares of the float model's tensor
-    energy: float = 0.0  # squares of the quantized model's tensor after rounding
+    signal: float = 0.0  # squares of the finite elements of the float model's tensor
+    energy: float = 0.0  # squares of the finite elements of the quantized model's tensor after rounding
     product: float = 0.0
     noise: float = 0.0  # squares of their differences
     own_noise: float = 0.0  # squares of the error of rounding the float model's tensor

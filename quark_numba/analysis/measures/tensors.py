@@ -29,9 +29,10 @@ class QuantizedTensor:
     type : the quantized type, or the block format
     parameters : scale and zero point, or the least and the largest if there are several; axis; block size
     made_by, used_by : names of nodes
-    sqnr_db : signal-to-quantization-noise ratio (SQNR) of the tensor after rounding: the upstream error and its own
+    sqnr_db : signal-to-quantization-noise ratio (SQNR) of the tensor after rounding: the inherited error and its own. This and
+        the other ratios are inf for an exact tensor, zeros among them, and NaN if only one of the two tensors has a NaN.
     own_sqnr_db : SQNR of the float model's tensor after rounding: the error of this rounding alone
-    inherited_sqnr_db : SQNR of the tensor just before it is rounded: the error from upstream
+    inherited_sqnr_db : SQNR of the tensor just before it is rounded: the error that it has from the tensors before it
     cosine, max_abs_error : cosine and largest error of the tensor after rounding
     saturated : share of the float model's elements that lie beyond the type's range and change in rounding: by more than half a
         step for integers, by any amount for floats
@@ -108,13 +109,20 @@ def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> Tens
     elif isinstance(form, Linear) and x.size:
         codes, (lowest, highest) = form.codes(x), form.code_limits
         sums.saturated = float(np.sum(((codes < lowest) | (codes > highest)) & (own != x)))
-        sums.least_code, sums.largest_code = float(codes.min()), float(codes.max())
+        # Codes are NaN where x is, and where both x and its scale are 0.
+        sums.least_code = float(np.fmin.reduce(codes, axis=None, initial=np.inf))
+        sums.largest_code = float(np.fmax.reduce(codes, axis=None, initial=-np.inf))
     return sums
 
 
 def own_noise(x: Array, rounded: Array) -> float:
     """Return the sum of the squared differences."""
     return add_up(x, rounded, x, x, -math.inf, math.inf).own_noise
+
+
+def signal(x: Array) -> float:
+    """Return the sum of the squares of the finite elements."""
+    return add_up(x, x, x, x, -math.inf, math.inf).signal
 
 
 def add_up(x: Array, own: Array, arrived: Array, kept: Array, lowest: float, highest: float) -> TensorSums:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -106,7 +107,10 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
         for name, value in list(initializers.items()):
             if not (name in used or value.uses() or value.is_graph_output() or value.is_graph_input()):
                 del initializers[name]
-        return Twin(graph.model, tensors, kept, model.folder)
+    if not (tensors.quantizers or tensors.nested or tensors.unmatched):
+        what = "the model has no quantization nodes: its float model is the model itself, and no tensor is measured"
+        warnings.warn(what, stacklevel=2)
+    return Twin(graph.model, tensors, kept, model.folder)
 
 
 def _graph(source: Source) -> Graph:

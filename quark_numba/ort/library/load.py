@@ -15,15 +15,11 @@ from functools import partial
 from pathlib import Path
 
 from ...compiling.user_folder import own_folder, write
-from ...errors import reason_of
+from ...errors import NotAvailableError, reason_of
 from . import elf, macho, pe
 
 # Processes share a file and may get in each other's way. The number of attempts, and the seconds between them.
 _ATTEMPTS, _PAUSE = 20, 0.05
-
-
-class NotAvailableError(RuntimeError):
-    """The native backend does not work in this process. The message gives the reason."""
 
 
 def check_platform() -> None:
