@@ -37,8 +37,7 @@ LEAST_APART = 1 << 10
 
 
 def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:
-    """Return the model at `path`, with or without its external data. As in onnx, external data has to be in the folder of the
-    model. Raise ModelError if the model cannot be read."""
+    """Return the model at `path`, with or without its external data. Raise ModelError if the model cannot be read."""
     name = os.fspath(path)
     recover(name)
     try:
@@ -57,7 +56,7 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
         reason = reason_of(error) if isinstance(error, OSError) else f"not an ONNX model: {error}"
         raise ModelError(f"{name}: {reason}") from None
     if external_data:
-        load_tensors(model, os.path.dirname(os.path.abspath(name)), name)
+        load_tensors(model, protos.resolve_links(model, name, name, ()), name)
     return model
 
 
@@ -85,9 +84,9 @@ def as_proto(model: Model) -> onnx.ModelProto:
 class Source:
     """A model that was read, except for large initializers of the main graph that are in files.
 
-    Small tensors are read into `proto`, from files in `folder`; None: the model has to contain its tensors. Initializers named
-    in `leave` are never read, because session options replace them. `state` is that of the file at `path` before it was read.
-    Raise ModelError if a tensor cannot be read."""
+    Small tensors are read into `proto`, from files in `folder`; None: in the folder of `path`, or if there is no path either,
+    the model has to contain its tensors. Initializers named in `leave` are never read, because session options replace them.
+    `state` is that of the file at `path` before it was read. Raise ModelError if a tensor cannot be read."""
 
     def __init__(
         self,
@@ -98,9 +97,12 @@ class Source:
         state: State | None = None,
     ) -> None:
         name = "the model" if path is None else os.fspath(path)
-        self.proto, self.path, self._folder, self._name, self._leave = proto, path, folder, name, leave
+        self.proto, self.path, self._given, self._name, self._leave = proto, path, folder, name, leave
         self._state = state
         protos.check_sizes(proto, name, leave, state[0] if state else None)
+        if folder is None and path is not None:
+            folder = protos.resolve_links(proto, path, name, leave)
+        self._folder = folder
         if folder is None:
             protos.check_is_whole(proto, leave)
             self._states: dict[str, State] = {}
@@ -113,7 +115,7 @@ class Source:
     def open(cls, path: str | os.PathLike[str]) -> Source:
         recover(path)
         state = state_of(path)
-        return cls(load(path, external_data=False), os.path.dirname(os.path.abspath(path)), path, state=state)
+        return cls(load(path, external_data=False), path=path, state=state)
 
     @classmethod
     def of(cls, model: object, name: str = "model", leave: frozenset[str] = frozenset()) -> Source:
@@ -181,7 +183,7 @@ class Source:
     def again(self) -> Source:
         """Return the same model, read again from its path."""
         assert self.path is not None
-        return Source(load(self.path, external_data=False), self._folder, self.path, self._leave, self._state)
+        return Source(load(self.path, external_data=False), self._given, self.path, self._leave, self._state)
 
     def forget(self) -> None:
         """Let go of the model, which then is no longer in memory."""
@@ -218,6 +220,13 @@ def session_source(model: Model, folder: str | os.PathLike[str] | None = None) -
         if isinstance(model, onnx.ModelProto):  # which has lost its tensors to the file
             load_tensors(model, place)
         yield path
+
+
+def in_one_file(model: onnx.ModelProto) -> bytes:
+    """Return the bytes of a model. Raise ModelError if they are too many for one file."""
+    if (size := _size(model)) > _MOST_BYTES:
+        raise ModelError(f"the model needs {size:,} bytes; expected at most {_MOST_BYTES:,}, as it has to be in one file")
+    return model.SerializeToString()
 
 
 def _size(model: Model) -> int:

@@ -14,7 +14,16 @@ import onnxruntime
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
-from ..ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, register
+from ..ort import (
+    DISABLE_QUANT_QDQ,
+    DISABLED_OPTIMIZERS,
+    NO_FUSIONS,
+    TENSORS_FOLDER,
+    entry,
+    kept_kernels,
+    native,
+    register,
+)
 from ..rewriting.qdq import Qdq, check
 from . import started
 
@@ -26,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 # The arguments that ONNX Runtime takes by name alone.
 _OF_ONNX_RUNTIME = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
+
+# The release of ONNX Runtime from which on the entry for the folder of tensors also holds for models with a path.
+_FOLDER_FOR_PATHS = (1, 28)
 
 
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # which has no types
@@ -130,8 +142,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                     model = make(files, providers, cache=False)
                     self._has_files = model.is_written_for(path_or_bytes)
                     self._create(model, files, create)
-            if backend == "native" and model.probe:
-                started.keep(entry_of_session, recorded, model.probe)
+            if backend == "native" and model.probes:
+                started.keep(entry_of_session, recorded, model.probes)
 
     @memory.no_garbage_collection()
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
@@ -178,11 +190,11 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 class _Model(NamedTuple):
     """What ONNX Runtime makes a session from: the caller's own, bytes, or a path.
 
-    `probe` is for `started.keep`, empty if the model is not kept. `refusal` is why the model cannot run if ONNX Runtime refuses
-    it; "": no reason is known."""
+    `probes` are for `started.keep`, empty if the model is not kept. `refusal` is why the model cannot run if ONNX Runtime
+    refuses it; "": no reason is known."""
 
     source: Any
-    probe: bytes = b""
+    probes: tuple[bytes, ...] = ()
     refusal: str = ""
 
     def is_written_for(self, given: Any) -> bool:
@@ -241,22 +253,22 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     if _is_for_onnx_runtime_alone(source, options):
         return _Model(source)
     state = state_of(source) if is_path else None
-    model, folder, path = _model(source), entry(options, TENSORS_FOLDER), None
-    outside = initializers.in_place_of_files(model, options)
-    if is_path:
-        folder, path = os.path.dirname(os.path.abspath(source)), source
+    model, folder = _model(source), entry(options, TENSORS_FOLDER) or None
+    if is_path and native.release_of(onnxruntime.__version__) < _FOLDER_FOR_PATHS:
+        folder = None
     elif folder and model is source:
         model = onnx.ModelProto()
         model.CopyFrom(source)
-    read = model_files.Source(model, folder or None, path, outside, state)
-    replaced = initializers.replaced(model, options, outside)
-    probe = initializers.probe_of_all(model) if how["cache"] and not replaced else b""
+    replaced = initializers.replacements(model, options, providers)
+    read = model_files.Source(model, folder, source if is_path else None, replaced.in_files, state)
+    is_kept = how["cache"] and not replaced.names and not replaced.from_memory
+    probes = (initializers.probe_of_all(model), initializers.probe_of_a_file()) if is_kept else ()
     refusal = next(filter(None, map(_refusal, protos.nodes(model.graph, *model.functions))), "")
     del model
     made = files.enter_context(prepared(read, options, providers, replaced=replaced, **how))
     if made.source is None and is_path:
         named_in_utf8(source)
-    return _Model(source if made.source is None else made.source, probe, refusal)
+    return _Model(source if made.source is None else made.source, probes, refusal)
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:
