@@ -36,6 +36,12 @@ _log = logging.getLogger(__name__)
 # The arguments that ONNX Runtime takes by name alone.
 _OF_ONNX_RUNTIME = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
 
+# The message if initializers that are graph inputs keep nodes from being folded.
+_COMPUTED = (
+    "every run computes nodes whose inputs are all initializers (%d), as sessions may be fed with some of these; "
+    "if nobody does, keep_initializers_as_inputs=False makes the session faster"
+)
+
 # The release of ONNX Runtime from which on the entry for the folder of tensors also holds for models with a path.
 _FOLDER_FOR_PATHS = (1, 28)
 
@@ -60,6 +66,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     keep_quantized_weights : bool
         As in `optimize`: constants stay quantized in memory, and are dequantized in every run. This also sets
         ``sess_options.enable_mem_pattern`` to False.
+    keep_initializers_as_inputs : bool
+        As in `optimize`. Initializers that are graph inputs can be fed, also by ``RunOptions.add_active_adapter``. Without,
+        they are constants, which is faster if all weights are among them.
     temporary_folder : path, optional
         Where the files of a model with more than 64 MB of tensors are written, from which ONNX Runtime maps them. Default:
         Python's folder for temporary files, which the environment variable TMPDIR sets. Except on Windows the files are
@@ -97,6 +106,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         qdq: Qdq = "auto",
         blocked_layout: bool = True,
         keep_quantized_weights: bool = False,
+        keep_initializers_as_inputs: bool = True,
         temporary_folder: str | os.PathLike[str] | None = None,
         cache: bool | str | os.PathLike[str] = False,
         **named: Any,
@@ -110,6 +120,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             "qdq": qdq,
             "blocked_layout": blocked_layout,
             "keep_quantized_weights": keep_quantized_weights,
+            "keep_initializers_as_inputs": keep_initializers_as_inputs,
             **named,
         }
         entry_of_session = functools.partial(started.entry_of, path_or_bytes, sess_options, providers, cache, how)
@@ -244,6 +255,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
         from ..models.file_states import state_of
         from ..models.files import named_in_utf8
         from ..models.temporary import recover
+        from ..rewriting import constants
         from . import initializers
         from .prepared import prepared
 
@@ -268,6 +280,8 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     made = files.enter_context(prepared(read, options, providers, replaced=replaced, **how))
     if made.source is None and is_path:
         named_in_utf8(source)
+    if inputs := sum(count for (_, why), count in made.left.items() if why == constants.INPUT):
+        _log.warning(_COMPUTED, inputs)
     return _Model(source if made.source is None else made.source, probes, refusal)
 
 

@@ -10,22 +10,44 @@ import onnxruntime
 from ..errors import reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, STANDARD_OPS, TENSORS_FOLDER, entry
 
-# The entries of session options that change ONNX Runtime's optimisations.
+# The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
+# optimises it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
 ENTRIES = (
+    "ep.cpu.qmoe_deferred_scale",
+    "mlas.disable_kleidiai",
+    "mlas.kleidiai.conv_igemm_max_work",
+    "mlas.nchwc_depthwise_sliding",
+    "mlas.nchwc_pointwise_conv_max_input_channel_batch",
+    "mlas.qnbit.force_fp32",
+    "mlas.use_lut_gemm",
     "optimization.constant_folding_max_output_size_in_bytes",
     "optimization.enable_cast_chain_elimination",
     "optimization.enable_gelu_approximation",
     "optimization.minimal_build_optimizations",
+    "session.allow_released_opsets_only",
     "session.disable_aot_function_inlining",
     "session.disable_double_qdq_remover",
     "session.disable_qdq_constant_folding",
     "session.disable_quant_qdq",
     DISABLED_OPTIMIZERS,
+    "session.enable_dq_matmulnbits_fusion",
     "session.enable_quant_qdq_cleanup",
+    "session.function_expansion_byte_limit",
+    "session.function_expansion_node_limit",
+    "session.gqa_value_layout",
+    "session.graph_optimizations_loop_level",
+    "session.kernel_dispatch_policy",
+    "session.max_shape_override",
+    "session.qdq_matmulnbits_accuracy_level",
+    "session.qdq_matmulnbits_block_size",
+    "session.qdqisint8allowed",
+    "session.set_denormal_as_zero",
+    "session.strict_shape_type_inference",
+    "session.x64quantprecision",
 )
 
 # Arguments of ``InferenceSession`` that others who prepare a model may leave out.
-_DEFAULTS = {"qdq": "auto", "keep_quantized_weights": False, "blocked_layout": True}
+_DEFAULTS = {"qdq": "auto", "keep_quantized_weights": False, "blocked_layout": True, "keep_initializers_as_inputs": True}
 
 
 def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:

@@ -102,6 +102,7 @@ def _made(
     qdq: Qdq = "auto",
     keep_quantized_weights: bool = False,
     blocked_layout: bool = True,
+    keep_initializers_as_inputs: bool = True,
     replaced: Replacements,
     folder: str | os.PathLike[str] | None,
     **named: Any,
@@ -123,6 +124,7 @@ def _made(
                 qdq=qdq,
                 keep_quantized_weights=keep_quantized_weights,
                 regions=is_native,
+                keep_initializers_as_inputs=keep_initializers_as_inputs,
                 replaced=replaced.names,
                 integers="here" if _has_integer_operators(options) else "nowhere",
             )

@@ -112,7 +112,7 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
 def _graph(source: Source) -> Graph:
     intermediate = source.lazy()
     intermediate.graph.sort()
-    graph = Graph(intermediate)
+    graph = Graph(intermediate, keep_initializers_as_inputs=False)
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
     return graph
