@@ -42,6 +42,9 @@ _COMPUTED = (
     "if nobody does, keep_initializers_as_inputs=False makes the session faster"
 )
 
+# An operator that names files beside the model, which only the model's own path leads to.
+_WITH_FILES = ("com.microsoft", "EPContext")
+
 # The release of ONNX Runtime from which on the entry for the folder of tensors also holds for models with a path.
 _FOLDER_FOR_PATHS = (1, 28)
 
@@ -271,6 +274,8 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     elif folder and model is source:
         model = onnx.ModelProto()
         model.CopyFrom(source)
+    if any((node.domain, node.op_type) == _WITH_FILES for node in protos.nodes(model.graph)):
+        return _Model(source if is_path or isinstance(source, bytes) else source.SerializeToString())
     replaced = initializers.replacements(model, options, providers)
     read = model_files.Source(model, folder, source if is_path else None, replaced.in_files, state)
     is_kept = how["cache"] and not replaced.names and not replaced.from_memory
