@@ -51,45 +51,55 @@ def real_path(location: str, folder: str, *others: str) -> str:
 
 
 def read(tensor: onnx.TensorProto, folder: str, size: int | None = None) -> bytes:
-    """Return the bytes of a tensor in a file of a folder. `size` is how many its elements need; None: what the tensor says, or
-    all to the end of the file. Raise ValueError or OSError if they cannot be read."""
-    info = place_of(tensor)
-    if size is not None and info.length not in (None, size):
-        raise ValueError(f"it has {info.length} bytes in {info.location}; expected {size}")
-    with _opened(real_path(info.location, folder), os.path.realpath(folder), info.location) as file:
-        start, end = info.offset or 0, os.fstat(file.fileno()).st_size
-        wanted = info.length if size is None else size
-        stop = end if wanted is None else start + wanted
-        if max(start, stop) > end:
-            raise ValueError(f"{info.location} ends within it")
-        file.seek(start)
-        content = file.read(stop - start)
+    """Return the bytes of a tensor in a file of a folder, as `read_from` does."""
+    with opened(place_of(tensor).location, folder) as file:
+        return read_from(file, tensor, size)
+
+
+def read_from(file: BinaryIO, tensor: onnx.TensorProto, size: int | None = None) -> bytes:
+    """Return the bytes of a tensor in an open file. `size` is how many its elements need; None: what the tensor says, or all to
+    the end of the file. Raise ValueError or OSError if they cannot be read."""
+    place = place_of(tensor)
+    if size is not None and place.length not in (None, size):
+        raise ValueError(f"it has {place.length} bytes in {place.location}; expected {size}")
+    start, end = place.offset or 0, os.fstat(file.fileno()).st_size
+    wanted = place.length if size is None else size
+    stop = end if wanted is None else start + wanted
+    if max(start, stop) > end:
+        raise ValueError(f"{place.location} ends within it")
+    file.seek(start)
+    content = file.read(stop - start)
     if len(content) != stop - start:
-        raise ValueError(f"{info.location} ends within it")
+        raise ValueError(f"{place.location} ends within it")
     return content
 
 
-def _opened(path: str, folder: str, location: str) -> BinaryIO:
-    """Open a file below a folder, both without links. A link that is put into the path meanwhile is not followed, where the
-    system can tell. Nobody at the other end of a pipe is waited for."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+def opened(location: str, folder: str) -> BinaryIO:
+    """Open a file that a model in this folder names. A link that is put into its path meanwhile is not followed, where the
+    system can tell. Nobody at the other end of a pipe is waited for. Raise ValueError or OSError if it cannot be read."""
+    path = real_path(location, folder)
     if os.path.isdir(path):  # which Windows cannot open
         raise ValueError(f"{location!r} is a folder; expected a file")
-    if os.open in os.supports_dir_fd:
-        *parents, name = os.path.relpath(path, folder).split(os.sep)
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            for parent in parents:
-                inner = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
-                os.close(place)
-                place = inner
-            number = os.open(name, flags, dir_fd=place)
-        finally:
-            os.close(place)
-    else:
-        number = os.open(path, flags)
+    number = _descriptor(path, os.path.realpath(folder))
     file = os.fdopen(number, "rb")
     if not stat.S_ISREG(os.fstat(number).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file")
     return file
+
+
+def _descriptor(path: str, folder: str) -> int:
+    """Open a file below a folder, both without links."""
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if os.open not in os.supports_dir_fd:
+        return os.open(path, flags)
+    *parents, name = os.path.relpath(path, folder).split(os.sep)
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for parent in parents:
+            inner = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            os.close(place)
+            place = inner
+        return os.open(name, flags, dir_fd=place)
+    finally:
+        os.close(place)

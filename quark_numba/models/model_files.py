@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
         reason = reason_of(error) if isinstance(error, OSError) else f"not an ONNX model: {error}"
         raise ModelError(f"{name}: {reason}") from None
     if external_data:
-        load_tensors(model, protos.resolve_links(model, name, name, ()), name)
+        load_tensors(model, protos.resolve_links(model, protos.folders_of(name), name), name)
     return model
 
 
@@ -100,9 +100,8 @@ class Source:
         self.proto, self.path, self._given, self._name, self._leave = proto, path, folder, name, leave
         self._state = state
         protos.check_sizes(proto, name, leave, state[0] if state else None)
-        if folder is None and path is not None:
-            folder = protos.resolve_links(proto, path, name, leave)
-        self._folder = folder
+        folders = [folder] if folder is not None else protos.folders_of(path) if path is not None else []
+        self._folder = folder = protos.resolve_links(proto, folders, name, leave) if folders else None
         if folder is None:
             protos.check_is_whole(proto, leave)
             self._states: dict[str, State] = {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Container, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Collection, Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, BinaryIO
 
 import onnx
 import onnx_ir as ir
@@ -88,9 +88,15 @@ def load_tensors(
     staying = [] if large else [item for item in model.graph.initializer if item.name not in leave and nbytes(item) > _LARGE]
     readers = [(tensor, _check_can_be_read) for tensor in staying if uses_external_data(tensor)]
     readers += [(tensor, _read) for tensor in _external(model, {*leave, *(tensor.name for tensor in staying)})]
-    for tensor, read in readers:
-        with _errors_of(tensor, name):
-            read(tensor, os.fspath(folder))
+    location, file = None, None
+    with ExitStack() as files:  # of one file at a time, as each tensor may have its own
+        for tensor, read in readers:
+            with _errors_of(tensor, name):
+                if file is None or _location(tensor) != location:
+                    files.close()
+                    location, file = _location(tensor), None
+                    file = files.enter_context(external_data.opened(location, os.fspath(folder)))
+                read(tensor, file)
 
 
 @contextmanager
@@ -103,23 +109,31 @@ def _errors_of(tensor: onnx.TensorProto, name: str) -> Iterator[None]:
             raise ValueError(f"{_location(tensor)}: {reason_of(error)}") from None
 
 
-def resolve_links(model: onnx.ModelProto, path: str | os.PathLike[str], name: str, leave: Collection[str]) -> str:
-    """Let the tensors in files refer to them without links, and return the folder in which they do. `path` is that of the
-    model. Initializers in `leave` stay as they are. A link may lead below the folder of the model, or below that of the model's
-    path without links: the Hugging Face hub's cache has links to the model and to its files. Raise ModelError if a file is
+def folders_of(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the folder of a model's path, and that of the path without links. The Hugging Face hub's cache has links to the
+    model and to its files."""
+    return os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path))
+
+
+def resolve_links(
+    model: onnx.ModelProto, folders: Sequence[str | os.PathLike[str]], name: str, leave: Collection[str] = ()
+) -> str:
+    """Let the tensors in files refer to them without links, and return the folder in which they do. They are named in the first
+    of these folders, and may be below any of them. Initializers in `leave` stay as they are. Raise ModelError if a file is
     elsewhere."""
-    folder, real = os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path))
+    folder, *others = map(os.fspath, folders)
+    real = os.path.realpath(folder)
     found: dict[str, str] = {}
     external = [*_external(model, leave)]
     for tensor in external:
         with _errors_of(tensor, name):
             location = _location(tensor)
             if location not in found:
-                found[location] = external_data.real_path(location, folder, real)
-    if all(external_data.is_below(each, os.path.realpath(folder)) for each in found.values()):
+                found[location] = external_data.real_path(location, folder, *others)
+    if all(os.path.normpath(os.path.join(real, location)) == path for location, path in found.items()):
         return folder
     with errors_named(name, with_type=False):  # links between the drives of Windows
-        root = os.path.commonpath([os.path.realpath(folder), real])
+        root = os.path.commonpath([real, *(os.path.realpath(each) for each in others)])
     for tensor in external:
         place = external_data.place_of(tensor)
         del tensor.external_data[:]
@@ -137,9 +151,9 @@ def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:
     return model.graph.initializer[0]
 
 
-def _read(tensor: onnx.TensorProto, folder: str) -> None:
+def _read(tensor: onnx.TensorProto, file: BinaryIO) -> None:
     size = nbytes(tensor) or (None if all(tensor.dims) else 0)  # None: its type has no size
-    tensor.raw_data = external_data.read(tensor, folder, size)
+    tensor.raw_data = external_data.read_from(file, tensor, size)
     tensor.data_location = onnx.TensorProto.DEFAULT
     del tensor.external_data[:]
 
@@ -152,14 +166,14 @@ def nbytes(tensor: onnx.TensorProto) -> int:
         return 0
 
 
-def _check_can_be_read(tensor: onnx.TensorProto, folder: str) -> None:
-    """Raise an exception unless the file of a tensor can be read, and has all bytes of the tensor."""
+def _check_can_be_read(tensor: onnx.TensorProto, file: BinaryIO) -> None:
+    """Raise an exception unless the file of a tensor has all its bytes."""
     place, size = external_data.place_of(tensor), nbytes(tensor)
     if place.length not in (None, size):
         raise ValueError(f"it has {place.length} bytes in {place.location}; expected {size}")
     last = onnx.TensorProto(name=tensor.name)
     refer(last, place.location, (place.offset or 0) + size - 1, 1)
-    external_data.read(last, folder, 1)
+    external_data.read_from(file, last, 1)
 
 
 def refer(tensor: onnx.TensorProto, location: str, offset: int | None, length: int | None) -> None:
