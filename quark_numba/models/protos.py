@@ -121,7 +121,7 @@ def resolve_links(
     """Let the tensors in files refer to them without links, and return the folder in which they do. They are named in the first
     of these folders, and may be below any of them. Initializers in `leave` stay as they are. Raise ModelError if a file is
     elsewhere."""
-    folder, *others = map(os.fspath, folders)
+    folder, *others = [os.fspath(each) for each in folders]
     real = os.path.realpath(folder)
     found: dict[str, str] = {}
     external = [*_external(model, leave)]
