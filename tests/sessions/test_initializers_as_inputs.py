@@ -1,8 +1,6 @@
 """Initializers that are also graph inputs: the default values of inputs that a session may be fed with. Results are those of
 drop-in sessions of the model as written, to the last bit."""
 
-import functools
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -55,7 +53,7 @@ USES = {
     "bytes": lambda path: quark_numba.InferenceSession(path.read_bytes(), session_options()),
     "cache": lambda path: quark_numba.InferenceSession(path, session_options(), cache=path.parent / "cache"),
     "cache again": lambda path: quark_numba.InferenceSession(path, session_options(), cache=path.parent / "cache"),
-    "as written": functools.partial(session, standard_ops=True),
+    "as written": session,
 }
 
 
@@ -74,7 +72,7 @@ def adapter(path):
 def test_they_stay_inputs(tmp_path):
     path = tmp_path / "m.onnx"
     onnx.save(adapted(), path)
-    plain = session(path, standard_ops=True)
+    plain = session(path)
     expected = [plain.run(None, {"x": X, **feeds})[0].tobytes() for feeds in ({}, FED)]
     assert expected[0] != expected[1]
     active = adapter(tmp_path / "adapter")
@@ -93,7 +91,7 @@ def test_they_are_constants_if_that_is_said(tmp_path, caplog):
     """What they are computed from is folded then, and a session refuses values for them."""
     path = tmp_path / "m.onnx"
     onnx.save(adapted(), path)
-    expected = session(path, standard_ops=True).run(None, {"x": X})[0]
+    expected = session(path).run(None, {"x": X})[0]
     for how in ({}, {"cache": tmp_path / "cache"}, {"cache": tmp_path / "cache"}):
         kept = quark_numba.InferenceSession(path, session_options(), **how)
         assert len(kept.get_overridable_initializers()) == 2
@@ -143,6 +141,6 @@ def test_a_shape_that_is_fed_in_the_blocked_layout():
     with_inputs(made, shape=[4], gain=[1, 16, 1, 1])
     x = RNG.normal(size=(1, 16, 4, 4)).astype(np.float32)
     ours = quark_numba.InferenceSession(made.SerializeToString(), session_options())
-    plain = session(made, standard_ops=True)
+    plain = session(made)
     for feeds in ({}, {"shape": np.array([1, 16, 2, 8]), "gain": gain * 3}, {"shape": np.array([4, 16, 2, 2])}):
         np.testing.assert_array_equal(ours.run(None, {"x": x, **feeds})[0], plain.run(None, {"x": x, **feeds})[0])
