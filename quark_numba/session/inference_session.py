@@ -55,11 +55,12 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     Parameters
     ----------
     path_or_bytes : str, path, bytes or onnx.ModelProto
-        The model. A model without a path has to contain all its tensors, unless `sess_options` have the entry
-        ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as they are.
+        The model. A model without a path has to contain all its tensors, unless `sess_options` have their files in memory, or
+        the entry ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as
+        they are.
     sess_options : onnxruntime.SessionOptions, optional
-        The operators are registered with these options. Initializers that were added to the options, also in the place of
-        files, keep their meaning.
+        The operators are registered with these options. What they mean is kept, so that initializers that are added to them,
+        also in the place of files, and files in memory replace those of the model.
     qdq : "auto", "float" or "onnxruntime"
         As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "onnxruntime" if the session
         has other execution providers than the CPU's, and "float" if `sess_options` were registered with `standard_ops`.

@@ -82,7 +82,7 @@ def probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: 
         options.enable_profiling, options.optimized_model_filepath = False, ""
         options.log_severity_level = 4  # errors come as exceptions
         chosen = providers if _refuses_cpu(options) else ["CPUExecutionProvider"]
-        return onnxruntime.InferenceSession(probe, options, chosen)
+        return onnxruntime.InferenceSession(probe, options, chosen, enable_fallback=False)
     finally:
         options.enable_profiling, options.optimized_model_filepath, options.log_severity_level = before
 
