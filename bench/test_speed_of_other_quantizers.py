@@ -17,7 +17,7 @@ def _run(name: str, contender: str, threads: int) -> Run:
         return models_of_quantizers.vendors_runtime(name)
     options = session_options(threads)
     if contender == OPTIMISED:
-        session = InferenceSession(quantized(name), options)
+        session = InferenceSession(quantized(name), options, keep_initializers_as_inputs=False)
     else:
         if contender == AS_WRITTEN:
             register(options, standard_ops="NVFP4" in name)  # ONNX Runtime lacks DequantizeLinear of float4

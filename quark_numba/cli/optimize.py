@@ -27,6 +27,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--no-regions", action="store_true", help="do not fuse elementwise nodes; onnxruntime-extensions cannot run fused nodes"
     )
+    parser.add_argument(
+        "--no-initializers-as-inputs",
+        action="store_true",
+        help="make constants of initializers that are graph inputs: they are folded, and sessions refuse values for them",
+    )
     arguments.add_json(parser)
 
 
@@ -39,6 +44,7 @@ def _optimize(options: argparse.Namespace) -> int:
             keep_quantized_weights=options.keep_quantized_weights,
             qdq=options.qdq,
             regions=not options.no_regions,
+            keep_initializers_as_inputs=not options.no_initializers_as_inputs,
         )
         result.save(options.out)
     if _is_output(options.out):

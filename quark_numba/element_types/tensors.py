@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import external_data_helper, numpy_helper
+from onnx import numpy_helper
+from onnx.external_data_helper import uses_external_data
 
-from . import FLOAT32, FLOAT64, ElementType, find
+from ..errors import reason_of
+from . import FLOAT32, FLOAT64, ElementType, external_data, find
 from .operands import check_has_no_mask
 from .packing import pack, packed_size, unpack
 
@@ -91,16 +93,12 @@ def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[A
     if tensor.data_type not in onnx.TensorProto.DataType.values() and not find(tensor.data_type):
         known = "a number of onnx.TensorProto.DataType"
         raise TypeError(f"tensor {tensor.name!r} has data_type {tensor.data_type}; expected {known}")
-    if external_data_helper.uses_external_data(tensor):
-        # The function writes the data into its argument; keep the caller's tensor as it is.
-        loaded = onnx.TensorProto()
-        loaded.CopyFrom(tensor)
+    if uses_external_data(tensor):
         try:
-            external_data_helper.load_external_data_for_tensor(loaded, base_dir)
-        except onnx.checker.ValidationError as error:
-            raise ValueError(f"tensor {tensor.name!r}: {error}") from None
-        loaded.ClearField("data_location")
-        tensor = loaded
+            content = external_data.read(tensor, base_dir)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"tensor {tensor.name!r}: {reason_of(error)}") from None
+        tensor = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=content)
     element_type = find(tensor.data_type)
     if element_type is None:
         return numpy_helper.to_array(tensor)

@@ -37,8 +37,7 @@ LEAST_APART = 1 << 10
 
 
 def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.ModelProto:
-    """Return the model at `path`, with or without its external data. As in onnx, external data has to be in the folder of the
-    model. Raise ModelError if the model cannot be read."""
+    """Return the model at `path`, with or without its external data. Raise ModelError if the model cannot be read."""
     name = os.fspath(path)
     recover(name)
     try:
@@ -58,7 +57,7 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
             raise file_error(name, error) from None
         raise ModelError(f"{name}: not an ONNX model: {error}") from None
     if external_data:
-        load_tensors(model, os.path.dirname(os.path.abspath(name)), name)
+        load_tensors(model, protos.resolve_links(model, protos.folders_of(name), name), name)
     return model
 
 
@@ -86,9 +85,9 @@ def as_proto(model: Model) -> onnx.ModelProto:
 class Source:
     """A model that was read, except for large initializers of the main graph that are in files.
 
-    Small tensors are read into `proto`, from files in `folder`; None: the model has to contain its tensors. Initializers named
-    in `leave` are never read, because session options replace them. `state` is that of the file at `path` before it was read.
-    Raise ModelError if a tensor cannot be read."""
+    Small tensors are read into `proto`, from files in `folder`; None: in the folder of `path`, or if there is no path either,
+    the model has to contain its tensors. Initializers named in `leave` are never read, because session options replace them.
+    `state` is that of the file at `path` before it was read. Raise ModelError if a tensor cannot be read."""
 
     def __init__(
         self,
@@ -99,9 +98,11 @@ class Source:
         state: State | None = None,
     ) -> None:
         name = "the model" if path is None else os.fspath(path)
-        self.proto, self.path, self._folder, self._name, self._leave = proto, path, folder, name, leave
+        self.proto, self.path, self._given, self._name, self._leave = proto, path, folder, name, leave
         self._state = state
         protos.check_sizes(proto, name, leave, state[0] if state else None)
+        folders = [folder] if folder is not None else protos.folders_of(path) if path is not None else []
+        self._folder = folder = protos.resolve_links(proto, folders, name, leave) if folders else None
         if folder is None:
             protos.check_is_whole(proto, leave)
             self._states: dict[str, State] = {}
@@ -114,7 +115,7 @@ class Source:
     def open(cls, path: str | os.PathLike[str]) -> Source:
         recover(path)
         state = state_of(path)
-        return cls(load(path, external_data=False), os.path.dirname(os.path.abspath(path)), path, state=state)
+        return cls(load(path, external_data=False), path=path, state=state)
 
     @classmethod
     def of(cls, model: object, name: str = "model", leave: frozenset[str] = frozenset()) -> Source:
@@ -182,7 +183,7 @@ class Source:
     def again(self) -> Source:
         """Return the same model, read again from its path."""
         assert self.path is not None
-        return Source(load(self.path, external_data=False), self._folder, self.path, self._leave, self._state)
+        return Source(load(self.path, external_data=False), self._given, self.path, self._leave, self._state)
 
     def forget(self) -> None:
         """Let go of the model, which then is no longer in memory."""
@@ -219,6 +220,13 @@ def session_source(model: Model, folder: str | os.PathLike[str] | None = None) -
         if isinstance(model, onnx.ModelProto):  # which has lost its tensors to the file
             load_tensors(model, place)
         yield path
+
+
+def in_one_file(model: onnx.ModelProto) -> bytes:
+    """Return the bytes of a model. Raise ModelError if they are too many for one file."""
+    if (size := _size(model)) > _MOST_BYTES:
+        raise ModelError(f"the model needs {size:,} bytes; expected at most {_MOST_BYTES:,}, as it has to be in one file")
+    return model.SerializeToString()
 
 
 def _size(model: Model) -> int:

@@ -1,20 +1,18 @@
-"""Walks through the messages of onnx: graphs in nodes, the names that nodes use, tensors, and those with elements in files. As
-in onnx, files outside of the folder of the model are refused."""
+"""Walks through the messages of onnx: graphs in nodes, the names that nodes use, tensors, and those with elements in files."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
-import stat
-from collections.abc import Collection, Container, Iterator
-from typing import Any
+from collections.abc import Collection, Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, BinaryIO
 
 import onnx
 import onnx_ir as ir
-from onnx import external_data_helper
 from onnx.external_data_helper import uses_external_data
 
+from ..element_types import external_data
 from ..errors import ModelError, errors_named, file_error
 
 # Initializers of more bytes stay in their files until their elements are needed.
@@ -86,21 +84,61 @@ def load_tensors(
     large: bool = True,
 ) -> None:
     """Read the external data of a model from a folder, except for the initializers in `leave` and, without `large`, for large
-    initializers of the main graph. As in onnx, files elsewhere are refused. Raise ModelError if a tensor cannot be read."""
+    initializers of the main graph. Raise ModelError if a tensor cannot be read, or is in a file outside of the folder."""
     staying = [] if large else [item for item in model.graph.initializer if item.name not in leave and nbytes(item) > _LARGE]
     readers = [(tensor, _check_can_be_read) for tensor in staying if uses_external_data(tensor)]
     readers += [(tensor, _read) for tensor in _external(model, {*leave, *(tensor.name for tensor in staying)})]
-    place, checked = os.path.realpath(folder) if readers else "", set()
-    for tensor, read in readers:
-        with errors_named(f"{name}: tensor {tensor.name}", with_type=False):
-            location = _info(tensor).location
-            try:
-                if location not in checked:
-                    _check_place(location, place)
-                    checked.add(location)
-                read(tensor, os.fspath(folder))
-            except OSError as error:
-                raise file_error(f"{name}: tensor {tensor.name}: {location}", error) from None
+    location, file = None, None
+    with ExitStack() as files:  # of one file at a time, as each tensor may have its own
+        for tensor, read in readers:
+            with _errors_of(tensor, name):
+                if file is None or _location(tensor) != location:
+                    files.close()
+                    location, file = _location(tensor), None
+                    file = files.enter_context(external_data.opened(location, os.fspath(folder)))
+                read(tensor, file)
+
+
+@contextmanager
+def _errors_of(tensor: onnx.TensorProto, name: str) -> Iterator[None]:
+    """Turn the error of a tensor in a file into ModelError, which names the tensor and the model `name`."""
+    with errors_named(f"{name}: tensor {tensor.name}", with_type=False):
+        try:
+            yield
+        except OSError as error:
+            raise file_error(f"{name}: tensor {tensor.name}: {_location(tensor)}", error) from None
+
+
+def folders_of(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the folder of a model's path, and that of the path without links. The Hugging Face hub's cache has links to the
+    model and to its files."""
+    return os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path))
+
+
+def resolve_links(
+    model: onnx.ModelProto, folders: Sequence[str | os.PathLike[str]], name: str, leave: Collection[str] = ()
+) -> str:
+    """Let the tensors in files refer to them without links, and return the folder in which they do. They are named in the first
+    of these folders, and may be below any of them. Initializers in `leave` stay as they are. Raise ModelError if a file is
+    elsewhere."""
+    folder, *others = [os.fspath(each) for each in folders]
+    real = os.path.realpath(folder)
+    found: dict[str, str] = {}
+    external = [*_external(model, leave)]
+    for tensor in external:
+        with _errors_of(tensor, name):
+            location = _location(tensor)
+            if location not in found:
+                found[location] = external_data.real_path(location, folder, *others)
+    if all(os.path.normpath(os.path.join(real, location)) == path for location, path in found.items()):
+        return folder
+    with errors_named(name, with_type=False):  # links between the drives of Windows
+        root = os.path.commonpath([real, *(os.path.realpath(each) for each in others)])
+    for tensor in external:
+        place = external_data.place_of(tensor)
+        del tensor.external_data[:]
+        refer(tensor, os.path.relpath(found[place.location], root), place.offset, place.length)
+    return root
 
 
 def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:
@@ -113,14 +151,9 @@ def in_memory(tensor: onnx.TensorProto, folder: str) -> onnx.TensorProto:
     return model.graph.initializer[0]
 
 
-def _read(tensor: onnx.TensorProto, folder: str) -> None:
-    has_length = _info(tensor).length is not None
-    external_data_helper.load_external_data_for_tensor(tensor, folder)
-    expected = nbytes(tensor)
-    if expected and not has_length:
-        tensor.raw_data = tensor.raw_data[:expected]
-    if expected and len(tensor.raw_data) != expected:
-        raise ValueError(f"it has {len(tensor.raw_data)} bytes; expected {expected}")
+def _read(tensor: onnx.TensorProto, file: BinaryIO) -> None:
+    size = nbytes(tensor) or (None if all(tensor.dims) else 0)  # None: its type has no size
+    tensor.raw_data = external_data.read_from(file, tensor, size)
     tensor.data_location = onnx.TensorProto.DEFAULT
     del tensor.external_data[:]
 
@@ -133,50 +166,22 @@ def nbytes(tensor: onnx.TensorProto) -> int:
         return 0
 
 
-def _info(tensor: onnx.TensorProto) -> external_data_helper.ExternalDataInfo:
-    """Return where the elements of a tensor in a file are. Raise ValueError if that is not valid."""
-    for entry in tensor.external_data:
-        if entry.key in ("offset", "length") and not re.fullmatch("[0-9]+", entry.value):
-            raise ValueError(f"{entry.key} {entry.value!r}; expected a number of digits")
-    try:
-        return external_data_helper.ExternalDataInfo(tensor)
-    except (AttributeError, TypeError) as error:  # of older versions of onnx, for other keys
-        raise ValueError(error) from None
-
-
-def _check_place(location: str, folder: str) -> None:
-    """Raise an exception if a file is not in this folder, a real path, or has other names: older versions of onnx follow
-    links."""
-    named = os.path.join(folder, location)
-    path = os.path.normpath(named)
-    if not os.path.normcase(os.path.join(path, "")).startswith(os.path.normcase(os.path.join(folder, ""))):
-        raise ValueError(f"{location!r} is outside of the folder of the model; expected a file in it")
-    if os.path.normcase(os.path.realpath(named)) != os.path.normcase(path):
-        raise ValueError(f"{location!r} leads through a link; expected a file without links")
-    state = os.stat(path)
-    if stat.S_ISDIR(state.st_mode):
-        raise ValueError(f"{location!r} is a folder; expected a file")
-    if state.st_nlink > 1:
-        raise ValueError(f"{location!r} has {state.st_nlink} hard links; expected a file with one")
-
-
-def _check_can_be_read(tensor: onnx.TensorProto, folder: str) -> None:
-    """Raise an exception unless the file of a tensor is one that onnx reads, and has all bytes of the tensor."""
-    info, size = _info(tensor), nbytes(tensor)
-    if info.length not in (None, size):
-        raise ValueError(f"it has {info.length} bytes in {info.location}; expected {size}")
+def _check_can_be_read(tensor: onnx.TensorProto, file: BinaryIO) -> None:
+    """Raise an exception unless the file of a tensor has all its bytes."""
+    place, size = external_data.place_of(tensor), nbytes(tensor)
+    if place.length not in (None, size):
+        raise ValueError(f"it has {place.length} bytes in {place.location}; expected {size}")
     last = onnx.TensorProto(name=tensor.name)
-    refer(last, info.location, (info.offset or 0) + size - 1, 1)
-    _read(last, folder)
-    if len(last.raw_data) != 1:
-        raise ValueError(f"{info.location} ends within it")
+    refer(last, place.location, (place.offset or 0) + size - 1, 1)
+    external_data.read_from(file, last, 1)
 
 
-def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+def refer(tensor: onnx.TensorProto, location: str, offset: int | None, length: int | None) -> None:
     """Let a tensor without elements refer to bytes of a file."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in {"location": location, "offset": offset, "length": length}.items():
-        tensor.external_data.add(key=key, value=str(value))
+        if value is not None:
+            tensor.external_data.add(key=key, value=str(value))
 
 
 def check_is_whole(model: onnx.ModelProto, leave: Container[str]) -> None:
@@ -223,6 +228,6 @@ def locations(model: onnx.ModelProto, leave: Container[str] = ()) -> set[str]:
 
 def _location(tensor: onnx.TensorProto) -> str:
     try:
-        return str(_info(tensor).location)
+        return str(external_data.place_of(tensor).location)
     except ValueError as error:
         raise ModelError(f"tensor {tensor.name}: {error}") from None

@@ -28,6 +28,7 @@ from .graph import Graph
 from .nodes import Left, Node, Operand, call
 
 CONSTANT = "folded: a constant"
+INPUT = "an initializer that it takes is a graph input; it is folded with keep_initializers_as_inputs=False"
 CODES = "quantized: constant codes"
 KEPT = "its codes are kept"
 
@@ -37,7 +38,15 @@ _LARGE = 1 << 16
 
 def rewrite(graph: Graph) -> None:
     known: Known = {}
+    for node in graph.nodes():
+        if _has_initializers_alone(graph, node) and any(value and graph.is_default(value) for value in node.node.inputs):
+            graph.leave(node.node, INPUT)
     graph.each(lambda node, meaning: _compute(graph, node, meaning, known))
+
+
+def _has_initializers_alone(graph: Graph, node: Node) -> bool:
+    inputs = filter(None, node.node.inputs)
+    return all(graph.is_default(value) or graph.tensor(value) is not None for value in inputs)
 
 
 def fold_scales(graph: Graph) -> None:

@@ -33,15 +33,12 @@ class Graph(Nodes):
         keep_quantized_weights: bool = False,
         qdq: Qdq = "float",
         regions: bool = False,
+        keep_initializers_as_inputs: bool = True,
         replaced: frozenset[str] = frozenset(),
         integers: Integers = "nowhere",
     ) -> None:
-        # Some exporters list weights as graph inputs, too, as IR version 3 wanted it. These become constants alone, so that a
-        # session refuses to be fed with them. If every input has an initializer, these are the defaults of real inputs.
-        self.inputs = [*model.graph.inputs]  # those of the model as it was
-        weights = [value for value in model.graph.inputs if value.is_initializer()]
-        if model.ir_version >= 4 and len(weights) < len(model.graph.inputs):
-            for value in weights:
+        if not keep_initializers_as_inputs and model.ir_version >= 4:  # before, they have to be inputs, and are constants
+            for value in [value for value in model.graph.inputs if value.is_initializer()]:
                 model.graph.inputs.remove(value)
         super().__init__(model, replaced)
         self.keep_quantized_weights, self.qdq, self.regions, self.integers = keep_quantized_weights, qdq, regions, integers

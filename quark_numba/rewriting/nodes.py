@@ -47,15 +47,18 @@ class Values:
         self._inferred: dict[ir.Value, Inferred] | None = None
 
     def tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
-        """Return the tensor of a constant, which may be read or computed only when it is used; None: not a constant. From IR
-        version 4 on, an initializer that is also a graph input is only the default of that input. An initializer that will be
-        replaced has no value yet."""
+        """Return the tensor of a constant, which may be read or computed only when it is used; None: not a constant. An
+        initializer that will be replaced has no value yet."""
         if value in self._computed:
             return self._computed[value]
-        is_input = (value.is_graph_input() and self.model.ir_version >= 4) or value.name in self.replaced
         with suppress(ValueError):  # a node Constant that is not valid
-            return None if is_input else ir.convenience.get_const_tensor(value)
+            is_known = not (self.is_default(value) or value.name in self.replaced)
+            return ir.convenience.get_const_tensor(value) if is_known else None
         return None
+
+    def is_default(self, value: ir.Value) -> bool:
+        """Whether a value is an initializer that is also a graph input. From IR version 4 on, sessions may be fed with it."""
+        return value.is_graph_input() and value.is_initializer() and self.model.ir_version >= 4
 
     def array(self, value: ir.Value) -> NDArray[Any] | None:
         """Return the value of a constant; None: not a constant, or not of one of the package's element types. A large one is

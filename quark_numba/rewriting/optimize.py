@@ -61,6 +61,7 @@ def optimize(
     keep_quantized_weights: bool = False,
     qdq: Qdq = "auto",
     regions: bool = True,
+    keep_initializers_as_inputs: bool = True,
 ) -> onnx.ModelProto: ...
 
 
@@ -72,6 +73,7 @@ def optimize(
     keep_quantized_weights: bool = False,
     qdq: Qdq = "auto",
     regions: bool = True,
+    keep_initializers_as_inputs: bool = True,
 ) -> None: ...
 
 
@@ -82,6 +84,7 @@ def optimize(
     keep_quantized_weights: bool = False,
     qdq: Qdq = "auto",
     regions: bool = True,
+    keep_initializers_as_inputs: bool = True,
 ) -> onnx.ModelProto | None:
     """Return the model with its quantization nodes in cheaper forms. Each gives the same bits as before, apart from ties in
     integer operators (see `qdq`). With `out`, write it to a file instead.
@@ -122,6 +125,10 @@ def optimize(
     regions : bool
         Whether to write ``quark_numba::Region`` and the other operators that only the native backend of `register` has.
         Without them "auto" means "onnxruntime".
+    keep_initializers_as_inputs : bool
+        Whether initializers that are also graph inputs, from IR version 4 on, stay inputs. They are the default values of
+        inputs that a session may be fed with, so that nothing that depends on them is folded. Some exporters list all weights
+        there, PyTorch's with its argument of this name. Without, they become constants, and are inputs no longer.
 
     Returns
     -------
@@ -134,7 +141,13 @@ def optimize(
     TypeError, ValueError
         If `model` is neither a model nor a path, or `qdq` is none of these.
     """
-    result = optimized(model, keep_quantized_weights=keep_quantized_weights, qdq=qdq, regions=regions)
+    result = optimized(
+        model,
+        keep_quantized_weights=keep_quantized_weights,
+        qdq=qdq,
+        regions=regions,
+        keep_initializers_as_inputs=keep_initializers_as_inputs,
+    )
     if out is None:
         return result.model
     result.save(out)
@@ -181,6 +194,7 @@ def optimized(
     keep_quantized_weights: bool = False,
     qdq: Qdq = "auto",
     regions: bool = True,
+    keep_initializers_as_inputs: bool = True,
     replaced: frozenset[str] = frozenset(),
     integers: Integers = "anywhere",
 ) -> Optimized:
@@ -211,6 +225,7 @@ def optimized(
             # Without the native backend nothing could run what ONNX Runtime is not to see.
             qdq="onnxruntime" if qdq == "auto" and not regions else qdq,
             regions=regions,
+            keep_initializers_as_inputs=keep_initializers_as_inputs,
             replaced=replaced,
             integers=integers,
         )

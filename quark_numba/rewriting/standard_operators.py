@@ -24,7 +24,6 @@ def stays(graph: Graph) -> bool:
         return False
     others = [node for node in graph.nodes() if node not in graph.reasons and node not in missing]
     graph.reasons |= {node: _FUSED if node in meanings else _BESIDE for node in others}
-    graph.model.graph.inputs[:] = graph.inputs
     return True
 
 

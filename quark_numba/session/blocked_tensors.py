@@ -174,7 +174,10 @@ def _inferred_shapes(model: onnx.ModelProto) -> dict[str, list[int | None] | Non
     graph = skeleton.graph
     graph.name = "shapes"
     graph.input.extend(model.graph.input)
+    inputs = {proto.name for proto in model.graph.input}
     for proto in model.graph.initializer:
+        if proto.name in inputs:
+            continue  # sessions may be fed with another shape
         if np.prod(proto.dims) <= _MOST_ELEMENTS:
             graph.initializer.append(proto)
         else:

@@ -14,7 +14,16 @@ import onnxruntime
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
-from ..ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, register
+from ..ort import (
+    DISABLE_QUANT_QDQ,
+    DISABLED_OPTIMIZERS,
+    NO_FUSIONS,
+    TENSORS_FOLDER,
+    entry,
+    kept_kernels,
+    native,
+    register,
+)
 from ..rewriting.qdq import Qdq, check
 from . import started
 
@@ -27,6 +36,18 @@ _log = logging.getLogger(__name__)
 # The arguments that ONNX Runtime takes by name alone.
 _OF_ONNX_RUNTIME = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
 
+# The message if initializers that are graph inputs keep nodes from being folded.
+_COMPUTED = (
+    "every run computes nodes whose inputs are all initializers (%d), as sessions may be fed with some of these; "
+    "if nobody does, keep_initializers_as_inputs=False makes the session faster"
+)
+
+# An operator that names files beside the model, which only the model's own path leads to.
+_WITH_FILES = ("com.microsoft", "EPContext")
+
+# The release of ONNX Runtime from which on the entry for the folder of tensors also holds for models with a path.
+_FOLDER_FOR_PATHS = (1, 28)
+
 
 class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # which has no types
     """An ``onnxruntime.InferenceSession`` of the optimised model (`optimize`), with this package's operators.
@@ -34,11 +55,12 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     Parameters
     ----------
     path_or_bytes : str, path, bytes or onnx.ModelProto
-        The model. A model without a path has to contain all its tensors, unless `sess_options` have the entry
-        ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as they are.
+        The model. A model without a path has to contain all its tensors, unless `sess_options` have their files in memory, or
+        the entry ``session.model_external_initializers_file_folder_path``. Models in ONNX Runtime's own format (.ort) run as
+        they are.
     sess_options : onnxruntime.SessionOptions, optional
-        The operators are registered with these options. Initializers that were added to the options, also in the place of
-        files, keep their meaning.
+        The operators are registered with these options. What they mean is kept, so that initializers that are added to them,
+        also in the place of files, and files in memory replace those of the model.
     qdq : "auto", "float" or "onnxruntime"
         As in `optimize`, but integer operators need to be exact on this processor alone. "auto" is "onnxruntime" if the session
         has other execution providers than the CPU's, and "float" if `sess_options` were registered with `standard_ops`.
@@ -48,6 +70,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     keep_quantized_weights : bool
         As in `optimize`: constants stay quantized in memory, and are dequantized in every run. This also sets
         ``sess_options.enable_mem_pattern`` to False.
+    keep_initializers_as_inputs : bool
+        As in `optimize`. Initializers that are graph inputs can be fed, also by ``RunOptions.add_active_adapter``. Without,
+        they are constants, which is faster if all weights are among them.
     temporary_folder : path, optional
         Where the files of a model with more than 64 MB of tensors are written, from which ONNX Runtime maps them. Default:
         Python's folder for temporary files, which the environment variable TMPDIR sets. Except on Windows the files are
@@ -86,6 +111,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         qdq: Qdq = "auto",
         blocked_layout: bool = True,
         keep_quantized_weights: bool = False,
+        keep_initializers_as_inputs: bool = True,
         temporary_folder: str | os.PathLike[str] | None = None,
         cache: bool | str | os.PathLike[str] = False,
         **named: Any,
@@ -99,6 +125,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             "qdq": qdq,
             "blocked_layout": blocked_layout,
             "keep_quantized_weights": keep_quantized_weights,
+            "keep_initializers_as_inputs": keep_initializers_as_inputs,
             **named,
         }
         entry_of_session = functools.partial(started.entry_of, path_or_bytes, sess_options, providers, cache, how)
@@ -131,8 +158,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                     model = make(files, providers, cache=False)
                     self._has_files = model.is_written_for(path_or_bytes)
                     self._create(model, files, create)
-            if backend == "native" and model.probe:
-                started.keep(entry_of_session, recorded, model.probe)
+            if backend == "native" and model.probes:
+                started.keep(entry_of_session, recorded, model.probes)
 
     @memory.no_garbage_collection()
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
@@ -179,11 +206,11 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
 class _Model(NamedTuple):
     """What ONNX Runtime makes a session from: the caller's own, bytes, or a path.
 
-    `probe` is for `started.keep`, empty if the model is not kept. `refusal` is why the model cannot run if ONNX Runtime refuses
-    it; "": no reason is known."""
+    `probes` are for `started.keep`, empty if the model is not kept. `refusal` is why the model cannot run if ONNX Runtime
+    refuses it; "": no reason is known."""
 
     source: Any
-    probe: bytes = b""
+    probes: tuple[bytes, ...] = ()
     refusal: str = ""
 
     def is_written_for(self, given: Any) -> bool:
@@ -233,6 +260,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
         from ..models.file_states import state_of
         from ..models.files import check_exists, named_in_utf8
         from ..models.temporary import recover
+        from ..rewriting import constants
         from . import initializers
         from .prepared import prepared
 
@@ -243,24 +271,28 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     if _is_for_onnx_runtime_alone(source, options):
         return _Model(source)
     state = state_of(source) if is_path else None
-    model, folder, path = _model(source), entry(options, TENSORS_FOLDER), None
-    outside = initializers.in_place_of_files(model, options)
-    if is_path:
-        folder, path = os.path.dirname(os.path.abspath(source)), source
+    model, folder = _model(source), entry(options, TENSORS_FOLDER) or None
+    if is_path and native.release_of(onnxruntime.__version__) < _FOLDER_FOR_PATHS:
+        folder = None
     elif folder and model is source:
         model = onnx.ModelProto()
         model.CopyFrom(source)
-    read = model_files.Source(model, folder or None, path, outside, state)
-    replaced = initializers.replaced(model, options, outside)
-    probe = initializers.probe_of_all(model) if how["cache"] and not replaced else b""
+    if any((node.domain, node.op_type) == _WITH_FILES for node in protos.nodes(model.graph)):
+        return _Model(source if is_path or isinstance(source, bytes) else source.SerializeToString())
+    replaced = initializers.replacements(model, options, providers)
+    read = model_files.Source(model, folder, source if is_path else None, replaced.in_files, state)
+    is_kept = how["cache"] and not replaced.names and not replaced.from_memory
+    probes = (initializers.probe_of_all(model), initializers.probe_of_a_file()) if is_kept else ()
     refusals = dict(_refusal(node) for node in protos.nodes(model.graph, *model.functions))
     del model
     made = files.enter_context(prepared(read, options, providers, replaced=replaced, **how))
     if made.source is None and is_path:
         named_in_utf8(source)
+    if inputs := sum(count for (_, why), count in made.left.items() if why == constants.INPUT):
+        _log.warning(_COMPUTED, inputs)
     left = {name for name, _ in made.left}
     refused = (why for (name, is_rewritten), why in refusals.items() if why and (name in left or not is_rewritten))
-    return _Model(source if made.source is None else made.source, probe, next(refused, ""))
+    return _Model(source if made.source is None else made.source, probes, next(refused, ""))
 
 
 def _is_for_onnx_runtime_alone(source: Any, options: onnxruntime.SessionOptions) -> bool:

@@ -3,62 +3,124 @@ initializers are made to find them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
-from ..errors import reraise_of_signal_handler
-from .options import cannot_be_asked, probe_session
+from ..element_types import external_data, find
+from ..errors import ModelError, errors_named
+from ..models.protos import subgraphs
+from ..ort import native
+from .options import error_of, has_files_in_memory, probe_session
 
-# The location of a file that does not exist.
-_NO_FILE = onnx.StringStringEntryProto(key="location", value="quark_numba has no such file")
+# A name that no tensor of a model has, and the location of a file that does not exist.
+_OWN, _NO_FILE = "of quark_numba alone", "quark_numba has no such file"
+
+# The types that ONNX Runtime can replace, besides the package's own.
+_OTHER_TYPES = {TensorProto.INT64, TensorProto.UINT64, TensorProto.BOOL}
+
+# The types of a node Constant's tensor, where an attribute has no tensor.
+_TYPES_OF_ATTRIBUTES = {
+    "value_float": TensorProto.FLOAT,
+    "value_floats": TensorProto.FLOAT,
+    "value_int": TensorProto.INT64,
+    "value_ints": TensorProto.INT64,
+}
 
 
-def in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> frozenset[str]:
-    """Return the initializers in files that `options` replace (``SessionOptions.add_external_initializers``).
+class Replacements(NamedTuple):
+    """What session options put in the place of a model's tensors.
 
-    ONNX Runtime requires every added initializer to be in the model, and its error names one that is missing. If an initializer
-    in a file is not replaced, ONNX Runtime reads the file. ONNX Runtime's exception is raised if an added initializer is not in
-    the model, or has another type or shape."""
-    tensors = {
-        tensor.name: TensorProto(
-            name=tensor.name,
-            data_type=tensor.data_type,
-            dims=tensor.dims,
-            data_location=TensorProto.EXTERNAL,
-            external_data=[_NO_FILE],
-        )
-        for tensor in _named(model)
-        if uses_external_data(tensor)
-    }
-    if not tensors or cannot_be_asked(options):
+    `names` are the tensors that are replaced. Those `in_files` are in files, which need not exist, and are not read.
+    `from_memory`: whether ONNX Runtime looks in memory for every file of tensors, also of a model that this package makes."""
+
+    names: frozenset[str]
+    in_files: frozenset[str]
+    from_memory: bool
+
+
+NOTHING_REPLACED = Replacements(frozenset(), frozenset(), False)
+
+
+def replacements(model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any = None) -> Replacements:
+    """Return what the options of a session replace in a model: by ``SessionOptions.add_initializer``,
+    ``add_external_initializers`` and ``add_external_initializers_from_files_in_memory``.
+
+    ONNX Runtime's exception is raised if an added initializer is not in the model, or has another type or shape, or if a file
+    is not among those in memory. Raise ModelError if a node Constant is in a file while files are in memory."""
+    in_files = _in_place_of_files(model, options, providers)
+    added = [_in_file(tensor, _NO_FILE) for tensor in _in_files(model) if tensor.name in in_files]
+    from_memory = has_files_in_memory(options, probe_of_a_file(), probe_of_a_file(added), providers)
+    if from_memory:
+        in_files |= _from_memory(model, options, added, providers)
+    return Replacements(_replaced(model, options, in_files, added, providers), in_files, from_memory)
+
+
+def _in_place_of_files(model: onnx.ModelProto, options: onnxruntime.SessionOptions, providers: Any) -> frozenset[str]:
+    """Return the initializers in files that were added to the options. ONNX Runtime requires each of them to be in the model,
+    and its error names one that is missing. If an initializer in a file is not added, ONNX Runtime reads the file."""
+    tensors = {tensor.name: _in_file(tensor, _NO_FILE) for tensor in _in_files(model)}
+    if not tensors:
         return frozenset()
+
+    def error_with(names: Iterable[str]) -> Exception | None:
+        return error_of(_probe([tensors[name] for name in names]), options, providers)
+
     names: list[str] = []
-    error = _error(tensors, names, options)
-    if error and not _error(tensors, tensors, options):
+    error = error_with(names)
+    if error and not error_with(tensors):
         return frozenset(tensors)
     while error:
         missing = [name for name in tensors if str(error).endswith(f" {name}.") and name not in names]
         if not missing:
             raise error
         names.append(max(missing, key=len))
-        error = _error(tensors, names, options)
+        error = error_with(names)
     return frozenset(names)
 
 
-def replaced(model: onnx.ModelProto, options: onnxruntime.SessionOptions, outside: frozenset[str]) -> frozenset[str]:
-    """Return `outside`, and the initializers inside the model that `options` replace (``SessionOptions.add_initializer``). In a
-    probe all of them are empty, and the replaced initializers come out not empty."""
-    empty = [tensor for tensor in _empty(model) if tensor.name not in outside]
-    inside = [tensor.name for tensor in empty]
-    if not inside or cannot_be_asked(options):
-        return outside
-    session = probe_session(_probe([*empty, *(tensor for tensor in _named(model) if tensor.name in outside)]), options)
-    values = session.run_with_ort_values(inside, {})
-    return outside | {name for name, value in zip(inside, values, strict=True) if value.shape() != [0]}
+def _from_memory(
+    model: onnx.ModelProto, options: onnxruntime.SessionOptions, added: Sequence[TensorProto], providers: Any
+) -> frozenset[str]:
+    """Return the initializers in files, which options with files in memory replace. `added` were added by themselves."""
+    for node in model.graph.node:
+        if any(uses_external_data(attribute.t) for attribute in node.attribute):
+            raise ModelError(
+                f"node {node.name or node.output[0]!r} has a tensor in a file, and the session options have files in memory; "
+                "expected an initializer"
+            )
+    names = {tensor.name for tensor in added}
+    others = {}
+    for tensor in _in_files(model):
+        if tensor.name not in names:
+            with errors_named(f"tensor {tensor.name}", with_type=False):
+                location = external_data.place_of(tensor).location
+            others[location] = _in_file(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]), location)
+    error = error_of(_probe([*added, *others.values()]), options, providers)
+    if error:
+        raise error
+    return frozenset(tensor.name for tensor in _in_files(model))
+
+
+def _replaced(
+    model: onnx.ModelProto,
+    options: onnxruntime.SessionOptions,
+    in_files: frozenset[str],
+    added: Sequence[TensorProto],
+    providers: Any,
+) -> frozenset[str]:
+    """Return `in_files`, and the other initializers that `options` replace (``SessionOptions.add_initializer``). In a probe
+    these are empty, and the replaced initializers come out not empty."""
+    empty = [tensor for tensor in _empty(model) if tensor.name not in in_files]
+    names = [tensor.name for tensor in empty]
+    if not names:
+        return in_files
+    values = probe_session(_probe([*empty, *added]), options, providers).run_with_ort_values(names, {})
+    return in_files | {name for name, value in zip(names, values, strict=True) if value.shape() != [0]}
 
 
 def probe_of_all(model: onnx.ModelProto) -> bytes:
@@ -66,32 +128,58 @@ def probe_of_all(model: onnx.ModelProto) -> bytes:
     return _probe(_empty(model))
 
 
+def probe_of_a_file(added: Sequence[TensorProto] = ()) -> bytes:
+    """Return the probe for ``options.has_files_in_memory``, with the initializers that options add in the place of files."""
+    return _probe([*added, _in_file(TensorProto(name="in a file", data_type=TensorProto.FLOAT, dims=[1]), _NO_FILE)])
+
+
 def _empty(model: onnx.ModelProto) -> list[TensorProto]:
-    """Return empty tensors with the names and types of the initializers, as far as ONNX Runtime can replace them."""
-    return [
-        TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0])
-        for tensor in _named(model)
-        if 0 < tensor.data_type <= TensorProto.BFLOAT16
-    ]
+    """Return empty tensors with the names and types of all that ONNX Runtime can replace: the initializers of the graph and of
+    its subgraphs, and the tensors of nodes Constant."""
+    release = native.release_of(onnxruntime.__version__)
+    tensors = {}
+    for name, data_type in _constants(model.graph):
+        element_type = find(data_type)
+        if element_type.has_tensors(release) if element_type else data_type in _OTHER_TYPES:
+            tensors[name] = TensorProto(name=name, data_type=data_type, dims=[0])
+    return [*tensors.values()]
 
 
-def _named(model: onnx.ModelProto) -> Iterable[TensorProto]:
-    return (tensor for tensor in model.graph.initializer if isinstance(tensor.name, str))  # names that are not UTF-8 are bytes
+def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, int]]:
+    """Yield the names and types of the initializers and the tensors of nodes Constant, those of subgraphs too."""
+    for tensor in _named(graph.initializer):
+        yield tensor.name, tensor.data_type
+    for node in graph.node:
+        for subgraph in subgraphs(node):
+            yield from _constants(subgraph)
+        if (node.domain, node.op_type) == ("", "Constant"):
+            types = (_TYPES_OF_ATTRIBUTES.get(attribute.name, attribute.t.data_type) for attribute in node.attribute)
+            yield from ((name, data_type) for name, data_type in zip(node.output, types, strict=False) if isinstance(name, str))
 
 
-def _error(tensors: Mapping[str, TensorProto], names: Iterable[str], options: onnxruntime.SessionOptions) -> Exception | None:
-    """Return the exception of a session of a model with these initializers; None: the session works."""
-    try:
-        probe_session(_probe([tensors[name] for name in names]), options)
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        return error
-    return None
+def _in_files(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    return filter(uses_external_data, _named(model.graph.initializer))
+
+
+def _named(tensors: Iterable[TensorProto]) -> Iterator[TensorProto]:
+    return (tensor for tensor in tensors if isinstance(tensor.name, str))  # names that are not UTF-8 are bytes
+
+
+def _in_file(tensor: TensorProto, location: str) -> TensorProto:
+    """Return a tensor of the same name, type and shape in another file."""
+    place = onnx.StringStringEntryProto(key="location", value=location)
+    return TensorProto(
+        name=tensor.name,
+        data_type=tensor.data_type,
+        dims=tensor.dims,
+        data_location=TensorProto.EXTERNAL,
+        external_data=[place],
+    )
 
 
 def _probe(tensors: Sequence[TensorProto]) -> bytes:
     """Return a model that outputs initializers. One is added, because a model has to have an output."""
-    tensors = [TensorProto(name="of quark_numba alone", data_type=TensorProto.FLOAT, dims=[0]), *tensors]
+    tensors = [TensorProto(name=_OWN, data_type=TensorProto.FLOAT, dims=[0]), *tensors]
     outputs = [helper.make_tensor_value_info(tensor.name, tensor.data_type, None) for tensor in tensors]
     graph = helper.make_graph([], "initializers", [], outputs, tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7).SerializeToString()

@@ -8,24 +8,46 @@ from typing import Any
 import onnxruntime
 
 from ..errors import reraise_of_signal_handler
-from ..ort import DISABLED_OPTIMIZERS, STANDARD_OPS, entry
+from ..ort import DISABLED_OPTIMIZERS, STANDARD_OPS, TENSORS_FOLDER, entry
 
-# The entries of session options that change ONNX Runtime's optimisations.
+# The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
+# optimises it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
 ENTRIES = (
+    "ep.cpu.qmoe_deferred_scale",
+    "mlas.disable_kleidiai",
+    "mlas.kleidiai.conv_igemm_max_work",
+    "mlas.nchwc_depthwise_sliding",
+    "mlas.nchwc_pointwise_conv_max_input_channel_batch",
+    "mlas.qnbit.force_fp32",
+    "mlas.use_lut_gemm",
     "optimization.constant_folding_max_output_size_in_bytes",
     "optimization.enable_cast_chain_elimination",
     "optimization.enable_gelu_approximation",
     "optimization.minimal_build_optimizations",
+    "session.allow_released_opsets_only",
     "session.disable_aot_function_inlining",
     "session.disable_double_qdq_remover",
     "session.disable_qdq_constant_folding",
     "session.disable_quant_qdq",
     DISABLED_OPTIMIZERS,
+    "session.enable_dq_matmulnbits_fusion",
     "session.enable_quant_qdq_cleanup",
+    "session.function_expansion_byte_limit",
+    "session.function_expansion_node_limit",
+    "session.gqa_value_layout",
+    "session.graph_optimizations_loop_level",
+    "session.kernel_dispatch_policy",
+    "session.max_shape_override",
+    "session.qdq_matmulnbits_accuracy_level",
+    "session.qdq_matmulnbits_block_size",
+    "session.qdqisint8allowed",
+    "session.set_denormal_as_zero",
+    "session.strict_shape_type_inference",
+    "session.x64quantprecision",
 )
 
 # Arguments of ``InferenceSession`` that others who prepare a model may leave out.
-_DEFAULTS = {"qdq": "auto", "keep_quantized_weights": False, "blocked_layout": True}
+_DEFAULTS = {"qdq": "auto", "keep_quantized_weights": False, "blocked_layout": True, "keep_initializers_as_inputs": True}
 
 
 def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
@@ -35,42 +57,75 @@ def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bo
     return names == {"CPUExecutionProvider"} and not has_providers()
 
 
-def facts(options: onnxruntime.SessionOptions, providers: Any, replaced: Iterable[str], how: dict[str, Any]) -> dict[str, Any]:
-    """Return what a prepared model depends on, for JSON. `how` are other arguments of the session."""
+def facts(
+    options: onnxruntime.SessionOptions, providers: Any, replaced: Iterable[str], from_memory: bool, how: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what a prepared model depends on, for JSON. `replaced` and `from_memory` are what the options replace
+    (``initializers.Replacements``), `how` are other arguments of the session."""
     return {
         # The order of a set changes from process to process.
         **{name: repr(sorted(value) if isinstance(value, Set) else value) for name, value in (_DEFAULTS | how).items()},
         "runs_on_cpu_alone": runs_on_cpu_alone(options, providers),
         "replaced": sorted(replaced),
+        "from_memory": from_memory,
         "level": str(options.graph_optimization_level),
         "path": options.optimized_model_filepath,
-        "entries": {name: entry(options, name) for name in (*ENTRIES, STANDARD_OPS)},
+        "entries": {name: entry(options, name) for name in (*ENTRIES, STANDARD_OPS, TENSORS_FOLDER)},
     }
 
 
-def probe_session(probe: bytes, options: onnxruntime.SessionOptions) -> Any:
-    """Return a session of a small model, which writes neither a profile nor a model."""
-    before = options.enable_profiling, options.optimized_model_filepath
+def probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
+    """Return a session of a small model, which writes neither a profile nor a model. `providers` are those of the options'
+    session, for options that ONNX Runtime refuses with the CPU's alone."""
+    before = options.enable_profiling, options.optimized_model_filepath, options.log_severity_level
     try:
         options.enable_profiling, options.optimized_model_filepath = False, ""
-        return onnxruntime.InferenceSession(probe, options, ["CPUExecutionProvider"])
+        options.log_severity_level = 4  # errors come as exceptions
+        chosen = providers if _refuses_cpu(options) else ["CPUExecutionProvider"]
+        return onnxruntime.InferenceSession(probe, options, chosen, enable_fallback=False)
     finally:
-        options.enable_profiling, options.optimized_model_filepath = before
+        options.enable_profiling, options.optimized_model_filepath, options.log_severity_level = before
 
 
-def cannot_be_asked(options: onnxruntime.SessionOptions) -> bool:
+def error_of(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Exception | None:
+    """Return the exception of `probe_session`; None: the session works."""
+    try:
+        probe_session(probe, options, providers)
+    except Exception as error:
+        reraise_of_signal_handler(error)
+        return error
+    return None
+
+
+def has_files_in_memory(options: onnxruntime.SessionOptions, plain_probe: bytes, probe: bytes, providers: Any = None) -> bool:
+    """Whether options have files in memory (``SessionOptions.add_external_initializers_from_files_in_memory``).
+
+    Both probes (``initializers.probe_of_a_file``) have a tensor in a file that does not exist. ONNX Runtime has another message
+    if it looked for the file in memory than the message of plain options. `probe` also has the initializers that were added to
+    the options in the place of files."""
+    if not hasattr(options, "add_external_initializers_from_files_in_memory"):
+        return False
+    plain = onnxruntime.SessionOptions()
+    if folder := entry(options, TENSORS_FOLDER):
+        plain.add_session_config_entry(TENSORS_FOLDER, folder)  # the message may have it
+    return str(error_of(probe, options, providers)) != str(error_of(plain_probe, plain))
+
+
+def _refuses_cpu(options: onnxruntime.SessionOptions) -> bool:
     """Whether ONNX Runtime refuses sessions of the CPU provider alone, the only provider that this package is for."""
     return bool(entry(options, "session.disable_cpu_ep_fallback") == "1")
 
 
-def replace_nothing(options: onnxruntime.SessionOptions, probe: bytes) -> bool:
-    """Whether options are known to replace no initializer. `probe` is that of the model (``initializers.probe_of_all``)."""
-    if cannot_be_asked(options):
+def replace_nothing(options: onnxruntime.SessionOptions, probe: bytes, probe_of_a_file: bytes) -> bool:
+    """Whether options are known to replace no initializer of a model, and to have no files in memory. The probes are those of
+    ``initializers``."""
+    if _refuses_cpu(options):
         return False
     try:
         session = probe_session(probe, options)
         values = session.run_with_ort_values([output.name for output in session.get_outputs()], {})
-        return all(value.shape() == [0] for value in values)
+        is_empty = all(value.shape() == [0] for value in values)
+        return is_empty and not has_files_in_memory(options, probe_of_a_file, probe_of_a_file)
     except Exception as error:
         reraise_of_signal_handler(error)
         return False

@@ -24,6 +24,7 @@ from ..rewriting.qdq import Qdq
 from . import kept, kept_names
 from .blocked_layout import BlockedModel, blocked, has_regions
 from .blocked_nodes import REGION
+from .initializers import NOTHING_REPLACED, Replacements
 from .options import facts, runs_on_cpu_alone
 
 
@@ -57,13 +58,13 @@ def prepared(
     *,
     cache: bool | str | os.PathLike[str] = False,
     folder: str | os.PathLike[str] | None = None,
-    replaced: frozenset[str] = frozenset(),
+    replaced: Replacements = NOTHING_REPLACED,
     **how: Any,
 ) -> Iterator[Prepared]:
     """Yield a model for sessions with these arguments. Its files exist in the context, and `read` is forgotten.
 
     `cache` is as in ``InferenceSession``, `folder` is the place of temporary folders for the files of large models, `replaced`
-    are the initializers that the options replace, and `how` are the arguments of `_made` and others of the session. Raise
+    is what the options replace, and `how` are the arguments of `_made` and others of the session. Raise
     ValueError if `cache` is set for a model without a path."""
 
     def make(files: ExitStack, apart: Path | None) -> kept.Made:
@@ -78,7 +79,8 @@ def prepared(
             raise ValueError("cache is set, but the model has no path; expected the path of a model")
         else:
             original, place = os.path.abspath(read.path), kept.folder_of(cache)
-            name = kept_names.key(place, [read.path, *read.files], facts(options, providers, replaced, how))
+            facts_of_options = facts(options, providers, replaced.names, replaced.from_memory, how)
+            name = kept_names.key(place, [read.path, *read.files], facts_of_options)
             result = Prepared.of_json(*kept.kept(files, place / name, make))
         read.forget()
         yield result
@@ -99,7 +101,8 @@ def _made(
     qdq: Qdq = "auto",
     keep_quantized_weights: bool = False,
     blocked_layout: bool = True,
-    replaced: frozenset[str],
+    keep_initializers_as_inputs: bool = True,
+    replaced: Replacements,
     folder: str | os.PathLike[str] | None,
     **named: Any,
 ) -> Prepared:
@@ -109,7 +112,7 @@ def _made(
         qdq = "float"
     elif qdq == "auto" and not runs_on_cpu_alone(options, providers):  # other providers may have integer operators of their own
         qdq = "onnxruntime"
-    uses_blocks = blocked_layout and is_native and not replaced
+    uses_blocks = blocked_layout and is_native and not replaced.names
     changes = not is_optimised(read.proto)
     model: model_files.Model
     left = Counter[tuple[str, str]]()
@@ -120,7 +123,8 @@ def _made(
                 qdq=qdq,
                 keep_quantized_weights=keep_quantized_weights,
                 regions=is_native,
-                replaced=replaced,
+                keep_initializers_as_inputs=keep_initializers_as_inputs,
+                replaced=replaced.names,
                 integers="here" if _has_integer_operators(options) else "nowhere",
             )
             model, left, changes = result.rewritten, result.left, bool(result.done)
@@ -130,7 +134,7 @@ def _made(
         if not changes and read.path and not (uses_blocks and has_regions(model)):
             return Prepared(None, left=left)
         path = None
-        if isinstance(model, ir.Model) and model_files.is_large(model):
+        if isinstance(model, ir.Model) and model_files.is_large(model) and not replaced.from_memory:
             path = os.path.join(files.enter_context(temporary_folder(folder)), "model.onnx")
         proto = model_files.write_apart(model, path) if path else model_files.as_proto(model)
         read.check()
@@ -149,6 +153,8 @@ def _made(
             os.remove(written)
         path = os.path.join(os.path.dirname(path), "blocked.onnx")
         Path(path).write_bytes(proto.SerializeToString())
+    if replaced.from_memory:  # ONNX Runtime would look in memory for the files of a model that has some
+        return Prepared(model_files.in_one_file(proto), in_blocks.kept, left)
     source = path or files.enter_context(model_files.session_source(proto, folder))
     return Prepared(source, in_blocks.kept, left)
 

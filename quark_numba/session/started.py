@@ -9,7 +9,7 @@ import base64
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def entry_of(
         files = kept_names.files_of(place, path)
         if files is None:
             return None
-        facts = options.facts(chosen or onnxruntime.SessionOptions(), providers, (), {**how, "is_native": True})
+        facts = options.facts(chosen or onnxruntime.SessionOptions(), providers, (), False, {**how, "is_native": True})
         return place / kept_names.key(place, files, facts)
     except Exception as error:  # the session raises it, if it stays
         reraise_of_signal_handler(error)
@@ -67,7 +67,8 @@ def _has_loaded(entry: Path, manifest: Mapping[str, Any], session_options: onnxr
         return False
     try:
         kernels = json.loads(content)
-        if session_options is not None and not options.replace_nothing(session_options, base64.b64decode(kernels["probe"])):
+        probes = map(base64.b64decode, kernels["probes"])
+        if session_options is not None and not options.replace_nothing(session_options, *probes):
             return False
         created(lambda: kept_kernels.load(kernels))
     except Exception as error:
@@ -77,16 +78,16 @@ def _has_loaded(entry: Path, manifest: Mapping[str, Any], session_options: onnxr
     return True
 
 
-def keep(entry_of_session: EntryOf, recorded: kept_kernels.Recorded, probe: bytes) -> None:
-    """Keep the kernels of a session with its model, unless they cannot be kept or loaded by themselves. `probe` tells whether
-    the options of later sessions replace initializers (``initializers.probe_of_all``)."""
+def keep(entry_of_session: EntryOf, recorded: kept_kernels.Recorded, probes: Sequence[bytes]) -> None:
+    """Keep the kernels of a session with its model, unless they cannot be kept or loaded by themselves. `probes` tell whether
+    the options of later sessions replace initializers (``options.replace_nothing``)."""
     entry = entry_of_session() if _is_ordinary() else None
     if entry is None or not os.path.isdir(entry):
         return
     release = native.release_of(onnxruntime.__version__)
     with suppress(LookupError):
         content = created(lambda: kept_kernels.content_of(recorded, release))
-        content["probe"] = base64.b64encode(probe).decode()
+        content["probes"] = [base64.b64encode(probe).decode() for probe in probes]
         kept.add(entry, _KERNELS, json.dumps(content).encode())
 
 

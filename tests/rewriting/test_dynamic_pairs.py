@@ -148,7 +148,8 @@ def test_weights(keep_quantized_weights, are_inputs):
     if are_inputs:
         held = [(each.name, each.data_type, each.dims) for each in before.graph.initializer]
         before.graph.input.extend(helper.make_tensor_value_info(*each) for each in held)
-    result = optimized(before, keep_quantized_weights=keep_quantized_weights)
+    how = {"keep_quantized_weights": keep_quantized_weights, "keep_initializers_as_inputs": False}
+    result = optimized(before, **how)
     assert operators(result.model) == (["Dequantize", "MatMul"] if keep_quantized_weights else ["MatMul"])
     assert result.done[DEQUANTIZE, CONSTANT] == 2 - keep_quantized_weights
     if keep_quantized_weights:
@@ -157,7 +158,7 @@ def test_weights(keep_quantized_weights, are_inputs):
         kept = [each for each in result.model.graph.initializer if each.data_type == find("float4e2m1").number]
         assert len(kept) == 1
     assert [each.name for each in result.model.graph.input] == ["x"]
-    (y,) = quark_numba.InferenceSession(before, keep_quantized_weights=keep_quantized_weights).run(None, x)
+    (y,) = quark_numba.InferenceSession(before, **how).run(None, x)
     (expected,) = quark_numba.InferenceSession(weights(), qdq="float").run(None, x)
     # ONNX Runtime adds in another order if the weights are not constants.
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-3 if keep_quantized_weights else 0)
@@ -174,7 +175,7 @@ def test_models_of_modelopt(name):
     """No quantization node is left but round trips, and all values that both models have are equal."""
     path = MODELS / "nvidia" / f"{name}_m.onnx"
     before, (feeds, _) = onnx.load(path), expectation(path)
-    after = optimized(path).model
+    after = optimized(path, keep_initializers_as_inputs=False).model
     found = [(node.domain, node.op_type) for node in after.graph.node if node.domain]
     expected = {"fp8": ("quark_numba", "Region"), "nvfp4": ("quark_numba", "NVFP4QuantizeDequantize")}[name]
     assert found == [expected] * 8

@@ -166,21 +166,24 @@ def test_a_clip_between_nodes_with_an_axis_that_x_lacks():
 @pytest.mark.parametrize("qdq", ["auto", "float"])
 @pytest.mark.by_default(2)
 def test_models_of_other_quantizers(path, qdq):
-    """All values of a model stay, and the initializers that are graph inputs are no inputs any more. With `qdq="onnxruntime"`
-    a model stays as it is if ONNX's own operators quantize activations in it."""
+    """All values of a model stay, and its inputs, unless the initializers among them are to become constants. With
+    `qdq="onnxruntime"` a model stays as it is if ONNX's own operators quantize activations in it."""
     if qdq == "float" and "qcdq" not in path.stem:
         pytest.skip("it has no operators of ONNX to take over")
     feeds, _ = other_quantizers.expectation(path)
     before = onnx.load(path)
     held = {each.name: onnx.numpy_helper.to_array(each) for each in before.graph.initializer}
-    result = optimized(path, qdq=qdq)
-    assert [each.name for each in result.model.graph.input] == [*feeds]
-    assert_same_values(before, result.model, held | feeds, standard_ops=qdq == "float")
+    for keep in (True, False):
+        result = optimized(path, qdq=qdq, keep_initializers_as_inputs=keep)
+        inputs = [each.name for each in (before if keep else result.model).graph.input]
+        assert [each.name for each in result.model.graph.input] == inputs
+        assert keep or inputs == [*feeds]
+        assert_same_values(before, result.model, held | feeds, standard_ops=qdq == "float")
     if "qcdq" in path.stem:
         assert optimized(path, qdq="onnxruntime").model.graph.input == before.graph.input
 
 
 def test_single_steps_beside_convolutions_are_regions():
     """Only regions can lie in the layout of convolutions."""
-    optimised_model = optimize(other_quantizers.MODELS / "qonnx/float_e4m3.onnx")
+    optimised_model = optimize(other_quantizers.MODELS / "qonnx/float_e4m3.onnx", keep_initializers_as_inputs=False)
     assert [node.op_type for node in optimised_model.graph.node if node.domain] == ["Region"] * 3

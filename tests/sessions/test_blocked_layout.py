@@ -38,9 +38,9 @@ def options():
     return result
 
 
-def laid_out(source):
+def laid_out(source, **how):
     """Return the optimised model in the blocked layout, None if no region keeps the layout."""
-    return blocked_layout.blocked(optimize(source), options()).model
+    return blocked_layout.blocked(optimize(source, **how), options()).model
 
 
 def left(source):
@@ -128,11 +128,15 @@ def test_initializers_that_are_inputs(ir_version):
     source.ir_version = ir_version
     for each in source.graph.initializer:
         source.graph.input.add(name=each.name).type.CopyFrom(onnx.helper.make_tensor_type_proto(each.data_type, each.dims))
-    assert count(laid_out(source), "Region") == 1
+    assert count(laid_out(source, keep_initializers_as_inputs=False), "Region") == 1
     x = np.random.default_rng(2).normal(0, 1, (1, 16, 8, 8)).astype(np.float32)
-    plain, blocked = (quark_numba.InferenceSession(source, options(), blocked_layout=each) for each in (False, True))
-    assert [each.name for each in blocked.get_inputs()] == [each.name for each in plain.get_inputs()] == ["x"]
-    np.testing.assert_allclose(blocked.run(None, {"x": x})[0], plain.run(None, {"x": x})[0], atol=1e-4)
+    plain, *others = (
+        quark_numba.InferenceSession(source, options(), blocked_layout=blocked, keep_initializers_as_inputs=keep)
+        for blocked, keep in ((False, True), (True, True), (True, False))
+    )
+    for each in others:
+        assert [value.name for value in each.get_inputs()] == [value.name for value in plain.get_inputs()] == ["x"]
+        np.testing.assert_allclose(each.run(None, {"x": x})[0], plain.run(None, {"x": x})[0], atol=1e-4)
 
 
 STEPS = {

@@ -1,4 +1,5 @@
-"""The files that a model names, and the file that a model is in: every use reads what onnx reads, and refuses all else."""
+"""The files that a model names, and the file that a model is in: every use reads what ONNX Runtime reads, and refuses all
+else."""
 
 import contextlib
 import functools
@@ -85,7 +86,8 @@ def make_folder(top, rows):
     (folder / "folder").symlink_to(top)
     (folder / "zero").symlink_to("/dev/zero")
     (folder / "loop").symlink_to("loop")
-    os.link(top / "secret", folder / "hard")
+    (folder / "inner folder").symlink_to("sub")
+    os.link(folder / "w", top / "out" / "other name of w")
     os.mkfifo(folder / "fifo")
     return folder
 
@@ -97,22 +99,24 @@ READ = {
     "a longer file": [("location", "long")],
     "an offset": [("location", "two"), ("offset", "{n}"), ("length", "{n}")],
     "the last offset": [("location", "two"), ("offset", "0"), ("offset", "{n}")],
+    "length 0": [("location", "two"), ("offset", "{n}"), ("length", "0")],
+    "a link": [("location", "inner")],
+    "a link to a folder": [("location", "inner folder/w")],
 }
 REFUSED = {
     **{name: [("location", name)] for name in ("../secret", "sub/../../secret", "{top}/secret", "{top}/m/w", "/dev/zero")},
-    **{name: [("location", name)] for name in ("link", "inner", "folder/secret", "hard", "fifo", "zero", "loop", "sub")},
+    **{name: [("location", name)] for name in ("link", "folder/secret", "folder/m/../secret", "fifo", "zero", "loop", "sub")},
     **{name: [("location", name)] for name in ("", ".", "missing", "w/x", "a\0b", "empty", "/proc/self/mem")},
     "the last location": [("location", "w"), ("location", "../secret")],
     **{f"offset {k}": [("location", "w"), ("offset", k)] for k in ("-1", "x", "1e3", "4", "{n}", "9" * 30, "9" * 5000)},
     **{f"offset {k}": [("location", "w"), ("offset", k)] for k in ("\u0660", "0_0", " 0", "+0")},
     **{f"offset {k}, length": [("location", "w"), ("offset", k), ("length", "{n}")] for k in ("4", str(2**63), str(2**64))},
-    **{f"length {k}": [("location", "two"), ("length", k)] for k in ("-1", "x", "0", "4", "{m}", str(2**64))},
+    **{f"length {k}": [("location", "two"), ("length", k)] for k in ("-1", "x", "4", "{m}", str(2**64))},
     "no location": [("length", "{n}")],
 }
 
 
-# ONNX Runtime reads these, and `quark-numba run` runs the model as it is written.
-READ_BY_ONNX_RUNTIME = {"inner", "hard", "length 0"}
+RUN_AS_WRITTEN = {"command run", "command run --optimize", "command profile"}
 
 
 def y_of(made):
@@ -184,6 +188,7 @@ def by_command(*words):
     return use
 
 
+FROM_THE_FOLDER = "InferenceSession, the folder of the options"
 USES = {
     "optimize": optimized,
     "optimize, to a file": optimized_in_a_file,
@@ -191,7 +196,7 @@ USES = {
     "InferenceSession, cache": lambda path: y_of(
         quark_numba.InferenceSession(path, options(), cache=path.parents[1] / "cache")
     ),
-    "InferenceSession, the folder of the options": from_the_folder,
+    FROM_THE_FOLDER: from_the_folder,
     "evaluate": evaluated,
     "evaluate, reference": as_reference,
     "analyze": analyzed,
@@ -209,6 +214,9 @@ def try_uses(argument, found):
     if isinstance(argument, str):
         yield from try_a_path(argument, found)
         return
+    if len(argument) == 2:
+        yield from try_links(*argument, found)
+        return
     place, rows, name = argument
     with tempfile.TemporaryDirectory() as top:
         folder = make_folder(Path(top), rows)
@@ -216,7 +224,9 @@ def try_uses(argument, found):
         n = rows * 400
         entries = [(key, value.format(top=top, n=n, m=n - 4)) for key, value in (READ | REFUSED)[name]]
         path.write_bytes(model_with(place, rows, entries).SerializeToString())
-        yield from uses_of(path, name in READ, found, {"command run"} if name in READ_BY_ONNX_RUNTIME else ())
+        # ONNX Runtime's checker refuses links in subgraphs, and these commands also run the model as it is written.
+        is_refused = place is subgraph and name.startswith("a link")
+        yield from uses_of(path, name in READ, found, RUN_AS_WRITTEN if is_refused else ())
 
 
 def uses_of(path, is_read, found, left_out=()):
@@ -237,6 +247,35 @@ def uses_of(path, is_read, found, left_out=()):
                 found.append(f"{name}: {np.unique(y)}")
 
 
+# Where the model is, where its tensors are, both behind links in the folder that users open, and whether they are the model's.
+LINKED = {
+    "the hub's cache": ("blobs/m", "blobs/w", True),
+    "tensors beside the model": ("blobs/m", "blobs/deep/w", True),
+    "the folder of the link": ("blobs/m", "snapshots/1/deep/w", True),
+    "elsewhere": ("blobs/m", "others/w", False),
+    "above": ("blobs/m", "w", False),
+    "a folder whose name begins alike": ("blobs/m", "blobs2/w", False),
+    "only tensors": ("snapshots/1/m", "blobs/w", False),
+}
+
+
+def try_links(name, rows, found):
+    model_at, tensors_at, is_read = LINKED[name]
+    with tempfile.TemporaryDirectory() as top:
+        folder = Path(top, "hub", "snapshots", "1")
+        (folder / "sub").mkdir(parents=True)
+        (folder.parent / "out").mkdir()
+        for link, place in ((folder / "m.onnx", model_at), (folder / "sub" / "w.data", tensors_at)):
+            file = Path(top, "hub", place)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            content = model_with(initializer, rows, [("location", "sub/w.data")]).SerializeToString()
+            file.write_bytes(content if link.suffix == ".onnx" else np.full((rows, 100), VALUE, np.float32).tobytes())
+            link.symlink_to(os.path.relpath(file, link.parent))
+        # A model in memory has no other folder than that of the options.
+        is_here = tensors_at.startswith("snapshots/1/")
+        yield from uses_of(folder / "m.onnx", is_read, found, () if is_here or not is_read else {FROM_THE_FOLDER})
+
+
 @pytest.fixture(scope="module")
 def child():
     with Child(try_uses, SECONDS) as started:
@@ -253,13 +292,22 @@ def test_tensors_in_files(entries, place, rows, child):
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
+@pytest.mark.parametrize("name", LINKED)
+@pytest.mark.covering
+@pytest.mark.by_default(2)
+def test_links_to_models_and_tensors(name, rows, child):
+    """As in ONNX Runtime, tensors may be in the folder of the path, or in that of the file to which a link there leads."""
+    assert child.call((name, rows)) == []
+
+
+@pytest.mark.parametrize("rows", [SMALL, LARGE])
 @pytest.mark.slow
 def test_why_a_file_is_refused(rows, tmp_path):
     folder = make_folder(tmp_path, rows)
     reasons = {
-        "hard": "'hard' has 2 hard links; expected a file with one",
-        "link": "'link' leads through a link; expected a file without links",
-        "folder/../w": "'folder/../w' leads through a link; expected a file without links",
+        "link": "'link' leads through a link to a file outside of the folder of the model; expected a file in it",
+        "folder/../w": "'folder/../w' leads through a link to a file outside of the folder of the model; expected a file in it",
+        f"{folder}/w": f"'{folder}/w' is an absolute path; expected a file in the folder of the model",
         "sub": "'sub' is a folder; expected a file",
         "../secret": "'../secret' is outside of the folder of the model; expected a file in it",
         "missing": "missing: No such file or directory",
@@ -281,7 +329,7 @@ def try_a_path(kind, found):
             os.mkfifo(path)
         else:
             path.symlink_to(kind)
-        yield from uses_of(path, False, found, {"InferenceSession, the folder of the options"})
+        yield from uses_of(path, False, found, {FROM_THE_FOLDER})
 
 
 @pytest.mark.parametrize("kind", ["fifo", "/dev/null", "/dev/zero", "loop", "missing", "."])

@@ -14,7 +14,9 @@ from text_graphs import text_model
 
 import quark_numba
 from quark_numba import ModelError
+from quark_numba.models import model_files
 from quark_numba.session import initializers
+from quark_numba.session import options as options_of_sessions
 
 pytestmark = pytest.mark.compiled
 
@@ -63,6 +65,11 @@ def options_with(values, **entries):
     if values:
         options.add_external_initializers(list(values), KEPT[-1])
     return options
+
+
+def add_initializer(options, name, array, number=TensorProto.FLOAT):
+    KEPT.append((array, onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number)))
+    options.add_initializer(name, KEPT[-1][1])
 
 
 def both(source, values, x=X, **entries):
@@ -164,6 +171,162 @@ def test_many_of_which_some_are_given(tmp_path):
     theirs, ours = both(tmp_path / "m.onnx", {name: values[name] for name in names[::3]})
     assert theirs == ours
     assert np.frombuffer(ours[0], np.float32)[0] == X[0, 0] + sum(range(0, 60, 3))
+
+
+# Files in memory. What is on the disk has the same size.
+
+has_files_in_memory = pytest.mark.skipif(
+    not hasattr(onnxruntime.SessionOptions, "add_external_initializers_from_files_in_memory"),
+    reason="ONNX Runtime has no files in memory before 1.24",
+)
+
+
+def options_with_files(**files):
+    result = session_options()
+    content = [np.array(each).tobytes() for each in files.values()]
+    KEPT.append(content)
+    result.add_external_initializers_from_files_in_memory([*files], content, [*map(len, content)])
+    return result
+
+
+def result_of(source, options, **how):
+    return quark_numba.InferenceSession(source, options, **how).run(None, {"x": X})[0].tobytes()
+
+
+def expected_of(**values):
+    return both(small([], arrays() | values), {})[0][0]
+
+
+@has_files_in_memory
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_files_in_memory(on_disk, tmp_path, monkeypatch):
+    """The session has the weights in memory, also if all tensors go to files of their own, with the name of one in memory."""
+    path = tmp_path / "m.onnx"
+    given = arrays(seed=4)["w"]
+    onnx.save(small(["w"], location="model.onnx.data"), path)
+    if on_disk:
+        (tmp_path / "model.onnx.data").write_bytes(bytes(given.nbytes))
+    expected = expected_of(w=given)
+    for most in (model_files.MOST_IN_MEMORY, 0):
+        monkeypatch.setattr(model_files, "MOST_IN_MEMORY", most)
+        monkeypatch.setattr(model_files, "LEAST_APART", most and model_files.LEAST_APART)
+        for source in (str(path), path.read_bytes(), onnx.load(path, load_external_data=False)):
+            assert result_of(source, options_with_files(**{"model.onnx.data": given})) == expected
+
+
+@has_files_in_memory
+def test_kept_models_and_files_in_memory(tmp_path):
+    """A model that was kept without files in memory is not taken with them, nor the other way round."""
+    path, cache = tmp_path / "m.onnx", tmp_path / "cache"
+    onnx.save(small(["w"], location="values"), path)
+    (tmp_path / "values").write_bytes(arrays()["w"].tobytes())
+    for _ in range(2):
+        for seed in (5, 6):
+            given = arrays(seed)["w"]
+            assert result_of(path, options_with_files(values=given), cache=cache) == expected_of(w=given)
+        assert result_of(path, session_options(), cache=cache) == expected_of()
+    model = onnx.load(path, load_external_data=False)
+    probes = initializers.probe_of_all(model), initializers.probe_of_a_file()
+    assert options_of_sessions.replace_nothing(session_options(), *probes)
+    assert not options_of_sessions.replace_nothing(options_with_files(values=given), *probes)
+
+
+@has_files_in_memory
+def test_files_in_memory_beside_added_initializers():
+    options = options_with_files(values=arrays(seed=7)["w"])
+    KEPT.append(added := [onnxruntime.OrtValue.ortvalue_from_numpy(arrays(seed=7)["b"])])
+    options.add_external_initializers(["b"], added)
+    expected = expected_of(w=arrays(seed=7)["w"], b=arrays(seed=7)["b"])
+    assert result_of(small(["w", "b"], location="values"), options) == expected
+
+
+@has_files_in_memory
+def test_a_file_that_is_not_in_memory(tmp_path):
+    """ONNX Runtime then refuses the model, although the file is on the disk."""
+    path = tmp_path / "m.onnx"
+    onnx.save(small(["w"], location="values"), path)
+    (tmp_path / "values").write_bytes(arrays()["w"].tobytes())
+    raised = []
+    for create in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
+        options = options_with_files(others=arrays()["w"])
+        quark_numba.register(options)
+        with pytest.raises(Exception, match="values not found") as error:
+            create(path, options)
+        raised.append(error.type)
+    assert raised[0] is raised[1]
+
+
+@has_files_in_memory
+def test_a_constant_in_a_file_in_memory():
+    source = small(["w"], location="values")
+    (w,) = (each for each in source.graph.initializer if each.name == "w")
+    source.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=w))
+    source.graph.initializer.remove(w)
+    with pytest.raises(ModelError, match="node 'w' has a tensor in a file, and the session options have files in memory"):
+        result_of(source, options_with_files(values=arrays()["w"]))
+
+
+def test_the_folder_of_the_options_holds_for_paths(tmp_path):
+    """From ONNX Runtime 1.28 on, and not before."""
+    path, other = tmp_path / "m.onnx", tmp_path / "other"
+    other.mkdir()
+    onnx.save(small(["w"], location="values"), path)
+    (tmp_path / "values").write_bytes(arrays(seed=8)["w"].tobytes())
+    (other / "values").write_bytes(arrays(seed=9)["w"].tobytes())
+    for how in ({}, {"cache": tmp_path / "cache"}, {"cache": tmp_path / "cache"}):
+        for folder in (tmp_path, other):
+            entry = {"model_external_initializers_file_folder_path": str(folder)}
+            options = session_options(**entry)
+            quark_numba.register(options)
+            theirs = onnxruntime.InferenceSession(path, options).run(None, {"x": X})[0].tobytes()
+            assert result_of(path, session_options(**entry), **how) == theirs
+
+
+@pytest.mark.parametrize("place", ["initializer", "Constant", "subgraph", "Constant in a subgraph"])
+def test_what_is_added_by_name_replaces_constants_everywhere(place):
+    w = numpy_helper.from_array(arrays()["b"], "w")
+    inner = [helper.make_node("Constant", [], ["w"], value=w)] if place.startswith("Constant") else []
+    held = [] if inner else [w]
+    nodes, initializers_of_graph = [*inner, "v = Pair (w, s, z)  y = Add (x, v)"], held
+    scales = [numpy_helper.from_array(arrays()[name], name) for name in "sz"]
+    if "subgraph" in place:
+        graph = model(nodes, [], ["y"], initializers=held).graph
+        branch = onnx.GraphProto()
+        branch.CopyFrom(graph)
+        del branch.input[:]
+        nodes = [
+            "f = Equal (n, four)  n = Size (x)",
+            helper.make_node("If", ["f"], ["y"], then_branch=branch, else_branch=branch),
+        ]
+        initializers_of_graph = [numpy_helper.from_array(np.array(X.size), "four")]
+    whole = model(nodes, [("x", "float32", [3, 4])], ["y"], initializers=[*initializers_of_graph, *scales])
+    found = []
+    for create in (onnxruntime.InferenceSession, quark_numba.InferenceSession):
+        options = session_options()
+        add_initializer(options, "w", arrays(seed=3)["b"])
+        if create is onnxruntime.InferenceSession:
+            quark_numba.register(options)
+        found.append(create(whole.SerializeToString(), options).run(None, {"x": X})[0])
+    np.testing.assert_array_equal(*found)
+    assert not np.array_equal(found[0], quark_numba.InferenceSession(whole).run(None, {"x": X})[0])
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(17, np.uint8), (22, np.uint8), (1, np.float32)])
+def test_types_that_numpy_lacks_are_found(number, dtype):
+    """Added initializers of all types of ONNX Runtime."""
+    tensor = TensorProto(name="w", data_type=number, dims=[2], raw_data=bytes(8 if number == 1 else 2 if number == 17 else 1))
+    whole = model(["y = Identity (x)"], ["x"], ["y"], initializers=[tensor], domains=[])
+    options = session_options()
+    add_initializer(options, "w", np.ones(2, dtype), number)
+    assert initializers.replacements(whole, options).names == {"w"}
+    assert initializers.replacements(whole, session_options()) == initializers.NOTHING_REPLACED
+
+
+def test_options_without_the_cpu_provider():
+    """ONNX Runtime refuses the CPU provider alone with this entry. The probes have the providers of the session."""
+    options = session_options(disable_cpu_ep_fallback="1")
+    add_initializer(options, "b", arrays(seed=3)["b"])
+    assert initializers.replacements(small(""), options, []).names == {"b"}
 
 
 @pytest.mark.parametrize("names", ["", "w"])

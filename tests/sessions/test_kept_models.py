@@ -104,14 +104,14 @@ def test_a_model_that_was_changed_is_prepared_again(path, folder, prepares, chan
 
 def test_a_model_that_is_replaced_while_it_is_read(path, folder, monkeypatch):
     """It is not kept under the digest of the new file."""
-    replaced = initializers.replaced
+    replacements = initializers.replacements
 
     def replacing(*arguments):
         write(path, 2)
-        return replaced(*arguments)
+        return replacements(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(initializers, "replaced", replacing)
+        patch.setattr(initializers, "replacements", replacing)
         with pytest.raises(ModelError, match="was changed while it was read"):
             quark_numba.InferenceSession(path, cache=folder)
     assert kept_result(path) == [0, 2, 4, 6, 8, 10, 12]

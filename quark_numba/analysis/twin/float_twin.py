@@ -117,7 +117,7 @@ def _graph(source: Source) -> Graph:
     intermediate = source.lazy()
     intermediate.graph.sort()
     channels_last.rewrite(intermediate)
-    graph = Graph(intermediate)
+    graph = Graph(intermediate, keep_initializers_as_inputs=False)
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
     casts.fuse(graph)

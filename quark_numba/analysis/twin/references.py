@@ -60,7 +60,7 @@ def _bounds(graph: Graph, node: ir.Node) -> tuple[float, float] | None:
 
 def _forms(reference: Source) -> Iterator[Graph]:
     """Yield the reference as it is, and then as ONNX Runtime simplifies it. For that all its tensors are read."""
-    yield Graph(reference.lazy())
+    yield Graph(reference.lazy(), keep_initializers_as_inputs=False)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     register(options)
@@ -69,7 +69,7 @@ def _forms(reference: Source) -> Iterator[Graph]:
     except Exception as error:  # ONNX Runtime cannot load the reference
         reraise_of_signal_handler(error)
         return
-    yield Graph(ir.from_proto(simplified))
+    yield Graph(ir.from_proto(simplified), keep_initializers_as_inputs=False)
 
 
 Place = tuple[str, str | None, int]
