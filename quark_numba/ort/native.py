@@ -279,7 +279,7 @@ def _list_need(operator: Operator, overload: Overload, given: tuple[tuple[str, A
 
     operators.state_of(operator, overload, dict(given), compiles=False)  # raises ValueError for wrong attributes
     types = None
-    if not operator.inputs[-1].is_homogeneous:
+    if not operator.is_homogeneous:
         types = tuple(number for number, _ in c_api.inputs(api, info))
     needs[need_of(operator, overload, given, types)] = None
 
