@@ -46,7 +46,8 @@ def describe(operator: Operator, overload: Overload, number: int = 0) -> Descrip
         operator.name,
         number,
         operator.is_homogeneous,
-        operator.takes_type,
+        # These need the shape of x to set a type. So they, and what is between them, pass the shape on.
+        operator.takes_type or operator.uint8_holds is not None or len(operator.outputs) > 1,
         operator.is_checked_at_load or not operator.is_homogeneous,
         [(attribute.name, attribute.kind, attribute.default) for attribute in operator.attributes],
         [c_api.element_type(next(types)) if parameter.is_homogeneous else c_api.ANY_TYPE for parameter in operator.inputs],

@@ -1,0 +1,70 @@
+"""What a model that Python's ``onnxruntime.InferenceSession`` is loading declares.
+
+ONNX Runtime asks for the type of each output while it loads a model, does not say which types the model declares, and refuses a
+model that declares another type than the answer. So who answers has to know what is declared."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+# For each session: the domains and types of the operators whose outputs the model declares nowhere.
+_undeclared: WeakKeyDictionary[Any, frozenset[tuple[str, str]]] = WeakKeyDictionary()
+
+
+def is_undeclared(thread: int, domain: str, name: str) -> bool:
+    """Whether the model that a thread is loading has no declaration for the output of any node of an operator. False if that is
+    not known: no session is being created from Python, or the operator is in a function of the model."""
+    import onnxruntime
+
+    given, session = None, None
+    for frame in _frames(thread):
+        own = frame.f_locals.get("self")
+        if isinstance(own, onnxruntime.InferenceSession):
+            session, given = own, given or frame.f_locals.get("path_or_bytes")
+    if session is None:
+        return False
+    if session not in _undeclared:
+        _undeclared[session] = frozenset(_operators_without_declarations(given))
+    return (domain, name) in _undeclared[session]
+
+
+def _frames(thread: int) -> Iterator[FrameType]:
+    frame = sys._current_frames().get(thread)
+    while frame:
+        yield frame
+        frame = frame.f_back
+
+
+def _operators_without_declarations(given: Any) -> set[tuple[str, str]]:
+    import onnx
+
+    try:
+        model = onnx.load_from_string(given) if isinstance(given, bytes) else onnx.load(given, load_external_data=False)
+    except Exception:  # such as another format, which ONNX Runtime knows
+        return set()
+    undeclared, others = set(), {(node.domain, node.op_type) for function in model.functions for node in _nodes(function.node)}
+    for graph in _graphs(model.graph):
+        declared = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type}
+        for node in graph.node:
+            (others if declared & {*node.output} else undeclared).add((node.domain, node.op_type))
+    return undeclared - others
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _graphs(inner)
+
+
+def _nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _nodes(inner.node)
