@@ -17,7 +17,9 @@ FLOAT64 = ElementType("float64", 11, np.dtype(np.float64))
 def find_any(specification: Any) -> ElementType | None:
     """Return the element type that `element_types.find` returns, or INT64 or FLOAT64."""
     for row in (INT64, FLOAT64):
-        if specification is row.dtype.type or (isinstance(specification, np.dtype) and specification.newbyteorder("=") == row.dtype):
+        if specification is row.dtype.type or (
+            isinstance(specification, np.dtype) and specification.newbyteorder("=") == row.dtype
+        ):
             return row
         if isinstance(specification, (int, str)) and specification in (row.number, row.name):
             return row

@@ -79,7 +79,9 @@ def _declare() -> None:
                     op_type=operator.full_name,
                     inputs=inputs,
                     outputs=[element_type.number for element_type in overload.outputs],
-                    attrs={entry.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[entry.kind]) for entry in attributes},
+                    attrs={
+                        entry.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[entry.kind]) for entry in attributes
+                    },
                 )(body)
                 known[id(declared)] = body, operator, overload
 

@@ -186,7 +186,9 @@ def test_own_operator(operator):
             assert_same_bits(session(own.model()).run(None, own.feeds())[0], node.expected())
 
 
-@pytest.mark.parametrize("operator", [each for each in OF_FAKE_QUANTIZATION if len(each.inputs) > 1], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "operator", [each for each in OF_FAKE_QUANTIZATION if len(each.inputs) > 1], ids=lambda each: each.name
+)
 @pytest.mark.by_default(3)
 def test_types_of_numbers(operator):
     """Each number has any type that holds it, whatever the others have: QKeras writes scales in float64 and the rest in int64."""
