@@ -278,7 +278,7 @@ def _refusal(node: onnx.NodeProto) -> str:
     why = refused.reason(node.domain, node.op_type)
     if not why:
         return ""
-    return f"node {node.name or node.output[0]!r} is a {node.domain}::{node.op_type}, which cannot run: {why}"
+    return f"node {node.name or node.output[0]!r} is a {node.domain or 'ai.onnx'}::{node.op_type}, which cannot run: {why}"
 
 
 def _model(source: Any) -> onnx.ModelProto:
