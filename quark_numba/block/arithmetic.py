@@ -161,7 +161,7 @@ def _ceil_scale(key: Key) -> Any:
     return inline(scale_of)
 
 
-# To how many bits EVEN rounds the largest magnitude for int8: as Quark does it. The Microscaling specification has no such rule.
+# To how many bits EVEN rounds the largest magnitude for int8: as Quark does it. torchao does not have int8.
 _INT8_EVEN_BITS = 8
 
 

@@ -33,7 +33,9 @@ OPERATORS = (
         ),
         (
             Attribute("levels", None, "How many levels there are, at least 2."),
-            Attribute("auto_broadcast", "numpy", 'How limits broadcast: "numpy", or "none".', "STRING", is_always_written=False),
+            Attribute(
+                "auto_broadcast", "numpy", 'How limits broadcast: "numpy", or "none".', "STRING", is_always_written=False
+            ),
         ),
         _fake_quantize,
         form="levels",

@@ -1,5 +1,5 @@
-"""What operands may be beside arrays of the table's types: numbers in int64 or float64, such as bit widths and scales, to or from
-which no operator quantizes. Masked arrays they may not be."""
+"""What operands may be beside arrays of the table's types: numbers in int64 or float64, such as bit widths and scales. No
+operator quantizes to or from these types. Masked arrays they may not be."""
 
 from __future__ import annotations
 

@@ -50,9 +50,7 @@ _FORMS = (
         "threshold", 3, "threshold bit_width signed", "bit_width signed", f"a threshold above 0, and {_BITS}", has_modes=False
     ),
     _form("range", 3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", has_modes=False),
-    _form(
-        "levels", 8, f"{_LIMITS} levels", "levels", "a whole number of levels that is at least 2", has_modes=False
-    ),
+    _form("levels", 8, f"{_LIMITS} levels", "levels", "a whole number of levels that is at least 2", has_modes=False),
     _form("offset range", 3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", is_double=True, has_modes=False),
 )
 FORMS = {form.name: form for form in _FORMS}

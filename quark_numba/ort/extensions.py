@@ -107,8 +107,8 @@ def _declare() -> None:
 
 
 def _inputs(operator: Operator, overload: Overload) -> Iterator[list[int]]:
-    """Yield the types of an overload's inputs, by their numbers in TensorProto. Numbers are declared as float32 or as integers of
-    one type: all types at once would let tensors of float16 in, and each by itself would be thousands of overloads."""
+    """Yield the types of an overload's inputs, by their numbers in TensorProto. What describes a format is declared as float32
+    or as integers of one type: "any type" would let tensors of float16 in, and all choices would be thousands."""
     others = [parameter for parameter in operator.inputs if not parameter.is_homogeneous]
     integers = [row for row in filter(carries, operator.types[others[0].variable]) if row.is_integer] if others else []
     choices = [product((FLOAT32, row), repeat=len(others)) for row in integers or [FLOAT32]]

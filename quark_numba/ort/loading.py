@@ -6,7 +6,7 @@ model that declares another type than the answer. So who answers has to know wha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +28,7 @@ def is_undeclared(thread: int, domain: str, name: str) -> bool:
     if session is None:
         return False
     if session not in _undeclared:
-        _undeclared[session] = frozenset(_operators_without_declarations(given))
+        _undeclared[session] = _operators_without_declarations(given)
     return (domain, name) in _undeclared[session]
 
 
@@ -39,32 +39,20 @@ def _frames(thread: int) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _operators_without_declarations(given: Any) -> set[tuple[str, str]]:
+def _operators_without_declarations(given: Any) -> frozenset[tuple[str, str]]:
     import onnx
+
+    from ..models.protos import graphs
 
     try:
         model = onnx.load_from_string(given) if isinstance(given, bytes) else onnx.load(given, load_external_data=False)
     except Exception:  # such as another format, which ONNX Runtime knows
-        return set()
-    undeclared, others = set(), {(node.domain, node.op_type) for function in model.functions for node in _nodes(function.node)}
-    for graph in _graphs(model.graph):
-        declared = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type}
+        return frozenset()
+    undeclared: set[tuple[str, str]] = set()
+    others: set[tuple[str, str]] = set()
+    for graph in graphs(model):
+        outputs = graph.output if isinstance(graph, onnx.GraphProto) else ()  # those of a function are names
+        declared = {value.name for value in (*graph.value_info, *outputs) if value.type.tensor_type.elem_type}
         for node in graph.node:
             (others if declared & {*node.output} else undeclared).add((node.domain, node.op_type))
-    return undeclared - others
-
-
-def _graphs(graph: Any) -> Iterator[Any]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _graphs(inner)
-
-
-def _nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _nodes(inner.node)
+    return frozenset(undeclared - others)

@@ -358,7 +358,7 @@ def _infer_outputs(op: int, context: int, thread: int, _d: int, is_done: Any) ->
         if known[0] is None or not known[0][1].sizes:
             return
         _, x = known[0]
-        shapes = [given and [None if size < 0 else size for size in given[1].sizes] or None for given in known]
+        shapes = [given and ([None if size < 0 else size for size in given[1].sizes] or None) for given in known]
         inputs = [given and Tensor(_element_type(given[0]), shape) for given, shape in zip(known, shapes, strict=True)]
         attributes = {attribute.name: c_api.inference_attribute(api, context, attribute) for attribute in operator.attributes}
         for index, output in enumerate(operator.infer(inputs, attributes)):

@@ -191,7 +191,7 @@ def test_own_operator(operator):
 )
 @pytest.mark.by_default(3)
 def test_types_of_numbers(operator):
-    """Each number has any type that holds it, whatever the others have: QKeras writes scales in float64 and the rest in int64."""
+    """Each number has any type that holds it, whatever the others have. QKeras's scales are float64, and the rest int64."""
     node = random_node(operator.domain, operator.name, 6)
     if "rounding_mode" in node.attributes:
         node = node._replace(attributes=node.attributes | {"rounding_mode": "ROUND"})
@@ -212,6 +212,23 @@ def typed(number, turn):
     with np.errstate(all="ignore"):
         other = number.astype((np.float64, np.int64, np.int32)[turn % 3])
         return other if np.array_equal(other.astype(f32), number.astype(f32)) else number.astype(np.float64)
+
+
+def test_levels_of_openvino():
+    """By hand: halves go to even, NaN stays, and the limits of x may be crossed, or the same."""
+    x, operator = f32([-2, -1, -0.75, -0.25, 0, 0.25, 1, 1.5, np.nan]), OPERATORS.find("org.openvinotoolkit", "FakeQuantize")
+
+    def fake_quantize(*limits, **attributes):
+        return operator.call(x, *map(f32, limits), **operator.values(attributes)).tolist()[:-1]
+
+    assert fake_quantize(-1, 1, 0, 4, levels=5) == [0, 0, 0, 2, 2, 2, 4, 4]
+    assert fake_quantize(1, -1, 0, 4, levels=5) == [0, 0, 4, 2, 2, 2, 0, 4]
+    assert fake_quantize(0, 0, -1, 1, levels=2) == [-1, -1, -1, -1, -1, 1, 1, 1]
+    assert np.isnan(operator.call(x, *map(f32, (-1, 1, 0, 4)), levels=5, auto_broadcast="numpy")[-1])
+    with pytest.raises(ValueError, match="levels 1; expected a whole number of levels that is at least 2"):
+        fake_quantize(-1, 1, 0, 4, levels=1)
+    with pytest.raises(ValueError, match="auto_broadcast is 'pdpd'; expected 'numpy' or 'none'"):
+        fake_quantize(-1, 1, 0, 4, levels=5, auto_broadcast="pdpd")
 
 
 def test_codes():
