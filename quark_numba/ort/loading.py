@@ -17,14 +17,16 @@ _undeclared: WeakKeyDictionary[Any, frozenset[tuple[str, str]]] = WeakKeyDiction
 
 def is_undeclared(thread: int, domain: str, name: str) -> bool:
     """Whether the model that a thread is loading has no declaration for the output of any node of an operator. False if that is
-    not known: no session is being created from Python, or the operator is in a function of the model."""
+    not known, as where no session is being created from Python."""
     import onnxruntime
 
     given, session = None, None
     for frame in _frames(thread):
         own = frame.f_locals.get("self")
-        if isinstance(own, onnxruntime.InferenceSession):
-            session, given = own, given or frame.f_locals.get("path_or_bytes")
+        if session is None and isinstance(own, onnxruntime.InferenceSession):
+            session = own
+        if session is not None and own is session and given is None:
+            given = frame.f_locals.get("path_or_bytes")
     if session is None:
         return False
     if session not in _undeclared:

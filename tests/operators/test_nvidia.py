@@ -83,6 +83,7 @@ def test_large_nodes(name, threads):
         ((33 * 9, 333), 0, 9),
         ((201, 3 * 33), 1, 33),
     ]
+    cases += [((16, 5000), 0, 16), ((2, 48, 1026), 1, 16), ((90, 2050), 0, 45)]  # in columns, among threads
     for shape, axis, block_size in [*cases, ((3, 64, 4097), 1, 64), ((1, 3000 * 27), 1, 3000)]:
         x = rng.normal(0, 10, shape).astype(f32)
         inputs = [x, f32(0.01)] if "FP4" in name else [x]

@@ -143,7 +143,7 @@ def element_type_of(state: Any, value: int) -> int:
         info = ask(api[_GET_SHAPE], (value,))[1]
         call(api[_GET_ELEMENT_TYPE], (info, address))
         call(api[_RELEASE_SHAPE], (info,))
-    kind: int = np.int64(array_at(address, 1, np.int32)[0])
+    kind: Any = np.int64(array_at(address, 1, np.int32)[0])
     return kind
 
 
