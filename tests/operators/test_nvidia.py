@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import nvidia_oracle
 import onnx
+import processes
 import pytest
 from marks import default_of
 from nvidia_nodes import ORACLES, OWN, SPECIAL, expected_of, mxfp8_round_trip, nvfp4_round_trip, one_node, random_node, values
@@ -91,6 +92,22 @@ def test_large_nodes(name, threads):
         expected = expected_of(name, inputs, attributes)
         made = one_node(name, inputs, attributes, expected)
         assert_all_same(outputs_of(made, inputs, threads=threads), expected)
+
+
+def test_rows_of_blocks_are_divided_among_threads():
+    """Along another axis than the last, too: a row of blocks of packed codes is not one piece of work, however long it is."""
+    code = """if True:
+        from quark_numba.block import units
+        from quark_numba.block.formats import NVIDIA_NVFP4
+        from quark_numba.element_types import FLOAT32
+        _, blocks = NVIDIA_NVFP4.format(FLOAT32, 16, has_codes=True)
+        for inner in (2**20, 2**20 + 2):
+            row = blocks._replace(length=16, inner=inner)
+            pieces, size = units.count_pieces(16 * inner, row, 2), units.piece_size(row, 2)
+            assert pieces * size >= 16 * inner and size == units.TILE, (pieces, size)
+    """
+    ran = processes.python("-c", code, NUMBA_DISABLE_JIT="1")  # in Python, as functions of kernels
+    assert ran.returncode == 0, ran.stderr
 
 
 # Special values.
