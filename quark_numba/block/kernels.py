@@ -245,8 +245,8 @@ def run(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, 
 
 
 def run_packed(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
-    """`run` for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the codes of a piece, and for
-    its elements."""
+    """`run` for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the elements and for the
+    codes of a piece."""
     piece, pieces = piece_size(blocks, Y_PER_BYTE), count_pieces(x.size, blocks, Y_PER_BYTE)
     block, inner, columns = blocks.block, blocks.inner, piece_columns(blocks, Y_PER_BYTE)
     room = scratch_size(blocks)
