@@ -2,6 +2,7 @@
 
 import numba
 import numpy as np
+import onnx
 import oracle
 import pytest
 import samples
@@ -13,10 +14,11 @@ from onnx_models import INFERS, assert_inference_refuses, infers, session
 from oracle import assert_same_bits
 from other_quantizers import QONNX_DOMAINS
 from probes import probes
-from text_graphs import text_nodes
+from text_graphs import text_model, text_nodes
 
 import quark_numba
 from quark_numba.catalog import OPERATORS
+from quark_numba.cli.inventory import quantization_nodes
 from quark_numba.fake_quantization.key import FORMS
 
 f32 = np.float32
@@ -410,3 +412,16 @@ def test_wrong_types(operator, inputs):
     with pytest.raises(Exception, match=operator):
         session(node.model()).run(None, node.feeds())
     assert_inference_refuses(node.model(), r"has element type (float16|uint8|int32); expected float32", check_type=True)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", ["FixedPerTensorAffine", "FakeQuantizeLearnablePerchannelAffine"])
+def test_operators_of_mqbench_are_refused_by_name(name, tmp_path):
+    """They are in ONNX's own domain."""
+    made = text_model(f"(float[] x, float[] s, int32[] z) => (float[] y) {{ y = {name} <quant_min = 0> (x, s, z) }}")
+    with pytest.raises(quark_numba.ModelError, match=f"ai.onnx::{name}, which cannot run: it is a step of MQBench's export"):
+        quark_numba.InferenceSession(made)
+    onnx.save(made, tmp_path / "m.onnx")
+    (counted,) = quantization_nodes(tmp_path / "m.onnx")
+    assert (counted.operator, counted.run_by) == (f"ai.onnx::{name}", "nobody")
+    assert "MQBench" in counted.why
