@@ -35,7 +35,9 @@ def is_undeclared(thread: int, domain: str, name: str) -> bool:
 
 
 def _frames(thread: int) -> Iterator[FrameType]:
-    frame = sys._current_frames().get(thread)
+    frames = sys._current_frames()
+    # Windows has 32 bits for a thread's number, and leaves the others of the word as they were.
+    frame = frames.get(thread) or frames.get(thread & 0xFFFFFFFF)
     while frame:
         yield frame
         frame = frame.f_back
