@@ -7,7 +7,7 @@ from types import ModuleType
 
 from .block.operators import ROUND_TRIPS as _BLOCK_ROUND_TRIPS
 from .declaration import Operator
-from .dialects import mct, nvidia, qonnx, quark
+from .dialects import mct, nvidia, openvino, qonnx, quark
 from .fake_quantization.operators import OPERATORS as _FAKE_QUANTIZATION
 from .linear.operators import OPERATORS as _LINEAR
 from .linear.versions import LATEST_OPSET, OWN_DOMAIN
@@ -89,4 +89,4 @@ class Catalog:
 _FAMILIES = (*_LINEAR, *_BLOCK_ROUND_TRIPS, *_FAKE_QUANTIZATION, *_REGION)
 _OWN = [operator for operator in _FAMILIES if operator.domain in ("", OWN_DOMAIN)]
 
-OPERATORS = Catalog((*_OWN, *quark.OPERATORS, *qonnx.OPERATORS, *mct.OPERATORS, *nvidia.OPERATORS))
+OPERATORS = Catalog((*_OWN, *quark.OPERATORS, *qonnx.OPERATORS, *mct.OPERATORS, *nvidia.OPERATORS, *openvino.OPERATORS))

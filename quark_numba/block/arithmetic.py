@@ -19,7 +19,7 @@ from ..compiling.jit import inline
 from ..element_types import BFLOAT16, ElementType, codecs
 from ..linear.exponents import value_of as value_of_scale
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD, INT8_FRACTION_BITS
-from .key import FLOOR, NVFP4, Key
+from .key import CEIL, EVEN, FLOOR, NVFP4, RCEIL, Key
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -37,7 +37,7 @@ def block_functions(key: Key) -> dict[str, Any]:
     if key.rule == FLOOR:
         return {"magnitude_of": _exponent_of(key), "step_of": _step_of_scale(key), "scale_of": _floor_scale(key)}
     magnitude_of = _magnitude_of(key)
-    scale_of = _nvfp4_scale(key) if key.rule == NVFP4 else _rceil_scale(key)
+    scale_of = _SCALES[key.rule](key)
     return {"magnitude_of": inline(lambda x: magnitude_of(x, MAGNITUDE)), "step_of": _step_of_scale(key), "scale_of": scale_of}
 
 
@@ -147,6 +147,46 @@ def _rceil_scale(key: Key) -> Any:
     return inline(scale_of)
 
 
+def _ceil_scale(key: Key) -> Any:
+    """Return the function for the exponent of the least power of two that is at least the largest magnitude, see `_shared`."""
+    u32 = np.uint32
+    exponent, mantissa, half, shared = u32(23), u32(0x7FFFFF), u32(0x400000), _shared(key)
+
+    def scale_of(largest: Any, drop: Any, tensor_scale: Any) -> Any:
+        bits = u32(largest)
+        # A subnormal number is above 2**-127, which has the biased exponent 0, if it is above the half of 2**-126.
+        limit = u32(0) if bits > mantissa else half
+        return shared(bits, u32(u32(bits >> exponent) + (u32(1) if u32(bits & mantissa) > limit else u32(0))), drop)
+
+    return inline(scale_of)
+
+
+# To how many bits EVEN rounds the largest magnitude for int8: as Quark does it. torchao does not have int8.
+_INT8_EVEN_BITS = 8
+
+
+def _even_scale(key: Key) -> Any:
+    """Return the function for the exponent of the largest magnitude, rounded to as many mantissa bits as the element type has,
+    and halves upward, see `_shared`."""
+    u32 = np.uint32
+    bits = key.element.mantissa_bits if key.element else _INT8_EVEN_BITS
+    half, exponent, shared = u32(1 << (22 - bits)), u32(23), _shared(key)
+    return inline(lambda largest, drop, tensor_scale: shared(u32(largest), u32(u32(u32(largest) + half) >> exponent), drop))
+
+
+def _shared(key: Key) -> Any:
+    """Return the function (the bits of the largest magnitude, a biased exponent that follows from it, drop) -> the biased
+    exponent, less `drop`, within 0..254. For int8, whose elements are below 2, nothing is taken off. NaN gives 255, which is
+    NaN."""
+    u32, is_whole = np.uint32, key.element is None
+
+    def shared(bits: Any, biased: Any, drop: Any) -> Any:
+        below = u32(0) if is_whole else u32(drop)
+        return u32(255) if bits > _INFINITY else min(u32(max(biased, below) - below), u32(254))
+
+    return inline(shared)
+
+
 def _nvfp4_scale(key: Key) -> Any:
     """Return the function for scales of float8e4m3fn, with which the largest magnitude becomes the largest value of the element
     type. A scale that would be 0 is 1. NaN has no sign, whichever the processor gives to 0 / 0."""
@@ -162,6 +202,10 @@ def _nvfp4_scale(key: Key) -> Any:
         return u32(encode(abs(scale)))
 
     return inline(scale_of)
+
+
+# By rule: what makes the function for scales from the bits of the largest magnitude.
+_SCALES = {CEIL: _ceil_scale, EVEN: _even_scale, RCEIL: _rceil_scale, NVFP4: _nvfp4_scale}
 
 
 def _step_of_scale(key: Key) -> Any:

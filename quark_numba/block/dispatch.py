@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..compiling.kernel import Table
 from ..element_types import FLOAT32
-from .formats import MX_ELEMENT_TYPES
+from .formats import MX_ELEMENT_TYPES, SCALE_RULES
 from .key import FLOAT4E2M1, FLOAT8E4M3FN, FLOOR, MICROEXPONENT, NVFP4, RCEIL, X_TYPES, Key
 
 
@@ -16,7 +16,7 @@ def _keys() -> Iterator[Key]:
         for element in elements:
             if element:
                 yield Key(x, element, FLOOR)
-            for rule in (FLOOR, RCEIL):
+            for rule in SCALE_RULES:
                 yield Key(x, element, rule, has_codes=True)
         for rule in (FLOOR, MICROEXPONENT):
             for rounds_to_bfloat16 in (False, True):

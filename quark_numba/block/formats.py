@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..arrays.arguments import MX_NAMES, did_you_mean, index
 from ..element_types import FLOAT8E8M0, ElementType, find, named
 from .granularity import Blocks
-from .key import FLOAT4E2M1, FLOAT8E4M3FN, FLOOR, MICROEXPONENT, NVFP4, RCEIL, Key
+from .key import CEIL, EVEN, FLOAT4E2M1, FLOAT8E4M3FN, FLOOR, MICROEXPONENT, NVFP4, RCEIL, Key
 
 # The element types of Microscaling formats, by their names in the attribute element_dtype.
 MX_ELEMENT_TYPES = dict(zip((*MX_NAMES, "int8"), named(" ".join((*MX_NAMES.values(), "int8"))), strict=True))
@@ -33,7 +33,7 @@ HALF_AWAY_FROM_ZERO, HALF_UPWARD, HALF_TO_EVEN = ROUNDING_MODES = range(3)
 MODE_NAMES = {"half_away": HALF_AWAY_FROM_ZERO, "half_upward": HALF_UPWARD, "half_even": HALF_TO_EVEN}
 
 # The values of the parameter scale_rule of mx_quantize.
-SCALE_RULES = (FLOOR, RCEIL)
+SCALE_RULES = (FLOOR, CEIL, EVEN, RCEIL)
 
 # The sign, 8 bits of the shared exponent, and 1 to 15 bits of magnitude.
 BIT_WIDTHS = range(10, 25)

@@ -20,7 +20,17 @@ from . import arithmetic
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, HALF_UPWARD
 from .granularity import Blocks
 from .key import Key
-from .units import TILE, count_units, piece_size, runs_of, scratch_size, sub_blocks_at_a_time, unit_shape
+from .units import (
+    TILE,
+    count_pieces,
+    count_units,
+    piece_columns,
+    piece_size,
+    runs_of,
+    scratch_size,
+    sub_blocks_at_a_time,
+    unit_shape,
+)
 
 # Names in the templates, which a compilation binds.
 _BOUND: Any = None
@@ -235,15 +245,33 @@ def run(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, 
 
 
 def run_packed(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part: int, parts: int, scratch: Any) -> None:
-    """`run` for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the codes of a piece."""
-    piece = piece_size(blocks)
-    pieces = -(-x.size // piece)
-    codes = scratch[scratch_size(blocks) :].view(np.uint8)
+    """`run` for codes that are packed, two a byte. All blocks are whole. `scratch` also has room for the elements and for the
+    codes of a piece."""
+    piece, pieces = piece_size(blocks, Y_PER_BYTE), count_pieces(x.size, blocks, Y_PER_BYTE)
+    block, inner, columns = blocks.block, blocks.inner, piece_columns(blocks, Y_PER_BYTE)
+    room = scratch_size(blocks)
+    codes, elements = scratch[room + piece :].view(np.uint8), scratch[room : room + piece].view(X_DTYPE)
+    across = -(-inner // columns)
     for i in range(part * pieces // parts, (part + 1) * pieces // parts):
+        if columns < inner:
+            down, place = divmod(i, across)
+            start, width = down * block * inner + place * columns, min(columns, inner - place * columns)
+            n = block * width
+            for line in range(block):
+                begin = unsigned(start + line * inner)
+                for k in range(unsigned(width)):
+                    elements[unsigned(line * width) + k] = x[begin + k]
+            piece_blocks = with_length(blocks, block, width)
+            piece_scales = scales[down * inner + place * columns :]
+            convert_piece(elements[:n], codes[:n], piece_scales, tensor_scale, piece_blocks, np.int64(0), np.int64(1), scratch)
+            for line in range(block):
+                begin = (start + line * inner) // Y_PER_BYTE
+                pack(codes[line * width : (line + 1) * width], y[begin : begin + -(-width // Y_PER_BYTE)])
+            continue
         start = i * piece
         n = min(piece, x.size - start)
-        piece_blocks = with_length(blocks, n // blocks.inner)
-        piece_scales = scales[start // blocks.block :]
+        piece_blocks = with_length(blocks, n // inner, inner)
+        piece_scales = scales[start // block :]
         convert_piece(
             x[start : start + n], codes[:n], piece_scales, tensor_scale, piece_blocks, np.int64(0), np.int64(1), scratch
         )
@@ -251,8 +279,9 @@ def run_packed(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, part
 
 
 @jit.inline
-def with_length(blocks: Any, length: int) -> Any:
-    """Return the blocks of a format, from a record or another one, along an axis of this length."""
+def with_length(blocks: Any, length: int, inner: int) -> Any:
+    """Return the blocks of a format, from a record or another one, along an axis of this length, with `inner` of them side by
+    side."""
     return Blocks(
         blocks.block,
         blocks.sub_block,
@@ -262,7 +291,7 @@ def with_length(blocks: Any, length: int) -> Any:
         blocks.highest,
         blocks.rounding_mode,
         length,
-        blocks.inner,
+        inner,
     )
 
 
@@ -282,13 +311,13 @@ def parallel(x: Any, y: Any, scales: Any, tensor_scale: Any, blocks: Any, slices
 def task(work_address: int, index: int) -> None:
     """Do part `index` of a node's work, on a thread of ONNX Runtime."""
     work = record_at(work_address, WORK)
-    blocks = with_length(work, work.length)
+    blocks = with_length(work, work.length, work.inner)
     size = scratch_size(blocks)
     if IS_PACKED:
-        pieces = -(-work.size // piece_size(blocks))
+        pieces = count_pieces(work.size, blocks, Y_PER_BYTE)
         if index * pieces // work.parts == (index + 1) * pieces // work.parts:  # pieces may be larger than parts
             return
-        size += piece_size(blocks) // 4 + 1
+        size += piece_size(blocks, Y_PER_BYTE) * 5 // 4 + 1
     address = allocate(4 * size)
     if address == 0:
         work.has_failed = 1
@@ -308,7 +337,12 @@ def task_names(key: Key) -> dict[str, Any]:
     names |= {"IS_PACKED": True, "Y_PER_BYTE": 8 // key.y.bits}
     pack = packing.regroup_function(key.y.bits, 8)
     run_function = jit.function(
-        run_packed, f"run_packed_{key.name}", convert_piece=_run(key), pack=pack, Y_PER_BYTE=names["Y_PER_BYTE"]
+        run_packed,
+        f"run_packed_{key.name}",
+        convert_piece=_run(key),
+        pack=pack,
+        Y_PER_BYTE=names["Y_PER_BYTE"],
+        X_DTYPE=names["X_DTYPE"],
     )
     return names | {"convert_part": run_function}
 

@@ -42,11 +42,19 @@ def mx_quantize(
     ----------
     x, element_dtype, axis, block_size, rounding_mode, rechunk
         As for `mx_quantize_dequantize`, except that a single element is quantized as a block of its own.
-    scale_rule : "floor" or "rceil"
-        "floor", as OCP specifies it: the scale brings the largest element into the highest binade of the element type, where it
-        may be above the largest value. "rceil": the scale is the least power of two, from 2**-127 to 2**127, that brings the
-        largest element to at most the largest value. It is 2**-127 for a block of zeros. NaN makes the scale of its block NaN,
-        and Inf saturates. With "fp8_e4m3" this is NVIDIA's MXFP8, as TRT_MXFP8DynamicQuantize of TensorRT computes it.
+    scale_rule : "floor", "ceil", "even" or "rceil"
+        How the scale follows from the largest magnitude m of a block, by the names of torchao's ScaleCalculationMode and, but
+        for "rceil", of Quark's scale_calculation_mode. 2**emax is the largest power of two of the element type, 1 for "int8".
+
+        - "floor", as OCP specifies it: 2**(floor(log2(m)) - emax). An element may be above the largest value.
+        - "ceil": 2**(ceil(log2(m)) - emax).
+        - "even": as "floor", after m was rounded to the mantissa bits of the element type, halves upward; for "int8" to 8
+          bits, as in Quark.
+        - "rceil": the least power of two with m / scale at most the largest value. With "fp8_e4m3" this is NVIDIA's MXFP8, as
+          TRT_MXFP8DynamicQuantize of TensorRT computes it.
+
+        Scales are from 2**-127, which a block of zeros has, to 2**127. With all but "floor", NaN makes the scale of its block
+        NaN, and Inf saturates.
 
     Returns
     -------

@@ -58,9 +58,34 @@ def scratch_size(blocks: Any) -> int:
     return 2 * sub_blocks_at_a_time(blocks) + 3 * TILE
 
 
+# The fewest columns of a piece of `run_packed`, a whole number of bytes for any number of codes in a byte.
+_FEWEST_COLUMNS = 64
+
+
 @jit.function
-def piece_size(blocks: Any) -> int:
-    """Return the number of elements of a piece of `run_packed`: an even number, and whole rows of blocks side by side."""
-    row = blocks.block * blocks.inner
+def piece_columns(blocks: Any, per_byte: int) -> int:
+    """Return the number of columns of a piece of `run_packed`. All columns of a row of blocks side by side are one piece, or
+    several rows are, unless the row is longer than a tile and its lines begin and end with whole bytes."""
+    if blocks.inner == 1 or blocks.inner % per_byte or blocks.block * blocks.inner <= TILE:
+        return blocks.inner
+    return min(blocks.inner, max(1, TILE // blocks.block // _FEWEST_COLUMNS) * _FEWEST_COLUMNS)
+
+
+@jit.function
+def piece_size(blocks: Any, per_byte: int) -> int:
+    """Return the largest number of elements of a piece of `run_packed`: of whole rows it is an even number."""
+    columns = piece_columns(blocks, per_byte)
+    row = blocks.block * columns
+    if columns < blocks.inner:
+        return row
     count = max(1, TILE // row)
     return row * (count + count * row % 2)
+
+
+@jit.function
+def count_pieces(size: int, blocks: Any, per_byte: int) -> int:
+    """Return the number of pieces of a tensor of `size` elements."""
+    columns = piece_columns(blocks, per_byte)
+    if columns < blocks.inner:
+        return size // (blocks.block * blocks.inner) * -(-blocks.inner // columns)
+    return -(-size // piece_size(blocks, per_byte))

@@ -16,7 +16,7 @@ from .meaning import (
     StoredForm,
 )
 from .operator import Operator, held
-from .schema import Attribute, Kind, Overload, Parameter, Shape, Tensor, known, shape_text
+from .schema import Attribute, Kind, Option, Overload, Parameter, Shape, Tensor, known, shape_text
 
 __all__ = [
     "Affine",
@@ -29,6 +29,7 @@ __all__ = [
     "Kind",
     "Meaning",
     "Operator",
+    "Option",
     "Overload",
     "Parameter",
     "Quantize",

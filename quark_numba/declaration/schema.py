@@ -48,8 +48,8 @@ class Attribute:
 @dataclass(frozen=True)
 class Parameter:
     """An input or an output of an operator. Parameters with the same type variable have the same element type. A variadic
-    parameter comes last and stands for any number of inputs. If it is not homogeneous, their element types may differ. Every
-    node has at least one input."""
+    parameter comes last and stands for any number of inputs. If a parameter is not homogeneous, the element type of each of its
+    inputs is any one of its type variable, whatever the others have. Every node has at least one input."""
 
     name: str
     variable: str
@@ -129,6 +129,11 @@ class Schema:
     def takes_type(self) -> bool:
         """Whether an attribute gives the element type of the output."""
         return len(self.outputs) == 1 and any(attribute.name == "output_dtype" for attribute in self.attributes)
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether all inputs that a variadic parameter stands for have the same element type."""
+        return self.inputs[-1].is_homogeneous or self.inputs[-1].option != "variadic"
 
     def input(self, index: int) -> Parameter:
         """Return the parameter of a node's input. A variadic parameter stands for all inputs from its place on."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..declaration import AnyOperand, Attribute, FakeQuantize, Parameter
-from ..fake_quantization.operators import operator
+from ..declaration import AnyOperand, Attribute, FakeQuantize
+from ..fake_quantization.operators import number, operator
 from ..tables.key import NEAREST
 from ..tables.operators import operator as table_operator
 
@@ -75,7 +75,7 @@ OPERATORS = (
         operator(
             _DOMAIN,
             name,
-            (Parameter("threshold", "T", "One element, or one for each channel."),),
+            (number("threshold", "One element, or one for each channel."),),
             (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
             _by_threshold,
             form="threshold",
@@ -87,8 +87,8 @@ OPERATORS = (
         _DOMAIN,
         "WeightsUniformQuantizer",
         (
-            Parameter("min_range", "T", "One element, or one for each channel."),
-            Parameter("max_range", "T", "One element, or one for each channel."),
+            number("min_range", "One element, or one for each channel."),
+            number("max_range", "One element, or one for each channel."),
         ),
         (_NUM_BITS, *_CHANNELS, _SIGNED, _VERSION),
         _uniform_weights,

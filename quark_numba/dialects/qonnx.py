@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter
-from ..fake_quantization.operators import ROUNDING_MODE, operator
+from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator
+from ..fake_quantization.operators import ROUNDING_MODE, number, operator
 from ..tables.key import COUNT
 from ..tables.operators import operator as table_operator
 
@@ -39,9 +39,9 @@ def _integer_quantizer(name: str) -> Operator:
         _DOMAIN,
         name,
         (
-            Parameter("scale", "T", _BROADCAST),
-            Parameter("zero_point", "T", f"{_BROADCAST} Added before rounding."),
-            Parameter("bit_width", "B", _ONE),
+            number("scale", _BROADCAST),
+            number("zero_point", f"{_BROADCAST} Added before rounding."),
+            number("bit_width", _ONE),
         ),
         (_SIGNED, _NARROW, ROUNDING_MODE),
         _quant,
@@ -53,7 +53,7 @@ def _integer_quantizer(name: str) -> Operator:
 _BIPOLAR_QUANT = operator(
     _DOMAIN,
     "BipolarQuant",
-    (Parameter("scale", "T", _BROADCAST),),
+    (number("scale", _BROADCAST),),
     (),
     lambda inputs, attributes: FakeQuantize(inputs[0], "bipolar", "ROUND", {"scale": inputs[1]}),
     form="bipolar",
@@ -81,11 +81,11 @@ _TRUNC = operator(
     _DOMAIN,
     "Trunc",
     (
-        Parameter("scale", "T", _BROADCAST),
-        Parameter("zero_point", "T", _BROADCAST),
-        Parameter("in_bits", "B", _ONE),
-        Parameter("out_scale", "S", "Of the result; it broadcasts to x. Version 1 lacks it, and has out_bits here."),
-        Parameter("out_bits", "B", _ONE, "optional"),
+        number("scale", _BROADCAST),
+        number("zero_point", _BROADCAST),
+        number("in_bits", _ONE),
+        number("out_scale", "Of the result; it broadcasts to x. Version 1 lacks it, and has out_bits here."),
+        number("out_bits", _ONE, "optional"),
     ),
     (Attribute("rounding_mode", "FLOOR", ROUNDING_MODE.doc, "STRING"), _SIGNED, _NARROW),
     _trunc,
@@ -105,9 +105,9 @@ _FLOAT_QUANT = operator(
     _DOMAIN,
     "FloatQuant",
     (
-        Parameter("scale", "T", _BROADCAST),
-        *(Parameter(name, "B", _ONE) for name in ("exponent_bits", "mantissa_bits", "exponent_bias")),
-        Parameter("max_val", "M", _ONE),
+        number("scale", _BROADCAST),
+        *(number(name, _ONE) for name in ("exponent_bits", "mantissa_bits", "exponent_bias")),
+        number("max_val", _ONE),
     ),
     (
         Attribute("has_inf", 0, "Whether values beyond the largest one become Inf, without saturation."),

@@ -12,6 +12,8 @@ _OF_CHANNELS = (
 _OF_EXPORTER = "it is a step of ModelOpt's exporter, which replaces it before it writes a model"
 _AIMET = "it holds the address of an object in the process that made it; export QuantizeLinear and DequantizeLinear from AIMET"
 
+_MQBENCH = "it is a step of MQBench's export; its convert_deploy writes QuantizeLinear (BackendType.ONNX_QNN) or FakeQuantize"
+
 _REASONS = {
     **{
         (domain, name): reason
@@ -24,10 +26,18 @@ _REASONS = {
     },
     **{(CHANNELS_LAST, name): _OF_CHANNELS for name in ("Conv", "BatchNormalization", "MaxPool")},
     **{(domain, "QcQuantizeOp"): _AIMET for domain in ("aimet.customop.cpu", "aimet.customop.cuda", "aimet.customop")},
+    **{
+        ("", name): _MQBENCH
+        for name in (
+            *("FixedPerTensorAffine", "FixedPerChannelAffine", "LearnablePerTensorAffine", "FakeQuantizeTqtAffine"),
+            *("FakeQuantizeLearnablePerchannelAffine", "FakeQuantizeDSQPertensor", "FakeQuantizeDSQPerchannel"),
+            *("FPEmuOp_per_tensor", "FPEmuOp_per_channel"),
+        )
+    },
     **{("trt", f"TRT_{name}"): _OF_EXPORTER for name in ("FP4QDQ", "INT4QuantizeLinear", "INT4DequantizeLinear")},
 }
 
 
 def reason(domain: str, name: str) -> str | None:
-    """Return why nobody can run an operator; None: nothing is known of it."""
-    return _REASONS.get((domain, name))
+    """Return why nobody can run an operator; None: nothing is known of it. ONNX's own domain is "" or "ai.onnx"."""
+    return _REASONS.get(("" if domain == "ai.onnx" else domain, name))

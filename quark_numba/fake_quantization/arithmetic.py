@@ -235,6 +235,23 @@ def _prepare_range(least: Any, most: Any, bits: Any) -> Any:
     return is_valid, _range(_f32, _f32(least), _f32(most), bits if is_valid else _f64(8))
 
 
+def _prepare_levels(input_low: Any, input_high: Any, output_low: Any, output_high: Any, levels: Any) -> Any:
+    low, high, y_low, y_high = _f32(input_low), _f32(input_high), _f32(output_low), _f32(output_high)
+    least, most = high if high < low else low, high if low < high else low
+    is_valid = levels >= 2 and levels == np.floor(levels)
+    return is_valid, (least, most, low, _f32(high - low), _f32(levels - 1), y_low, y_high, _f32(y_high - y_low))
+
+
+def _levels(x: Any, numbers: Any) -> Any:
+    """y = round((x - input_low) / (input_high - input_low) * (levels - 1)) / (levels - 1) * (output_high - output_low) +
+    output_low, from left to right, output_low where x <= both input limits, and output_high where it is > both (OpenVINO,
+    FakeQuantize-1). Halves go to even, as in OpenVINO's reference."""
+    least, most, low, width, last, y_low, y_high, y_width = numbers
+    code = rounded(_f32(_f32(_f32(x - low) / width) * last))
+    y = _f32(_f32(_f32(code / last) * y_width) + y_low)
+    return y_low if x <= least else y_high if x > most else y
+
+
 def _prepare_offset_range(least: Any, most: Any, bits: Any) -> Any:
     is_valid = least < most and _whole(bits, 1, MOST_BITS)
     return is_valid, _range(_f64, least, most, bits if is_valid else _f64(8))
@@ -273,6 +290,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "minifloat": (_prepare_minifloat, _minifloat),
     "threshold": (_prepare_threshold, _of_clamped),
     "range": (_prepare_range, _of_clamped),
+    "levels": (_prepare_levels, _levels),
     "offset range": (_prepare_offset_range, _offset),
     "float16": (_prepare_cast, _float16),
     "bfloat16": (_prepare_cast, _bfloat16),

@@ -32,6 +32,7 @@ _MINIFLOAT = (
 # The element types that are forms: x is cast to the type and back, which does not saturate.
 CASTS = ("float16", "bfloat16")
 
+_LIMITS = "input_low input_high output_low output_high"
 _PARTS = "exponent_bits mantissa_bits exponent_bias max_val has_inf has_nan saturation"
 
 
@@ -52,6 +53,7 @@ _FORMS = (
         "threshold", 3, "threshold bit_width signed", "bit_width signed", f"a threshold above 0, and {_BITS}", has_modes=False
     ),
     _form("range", 3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", has_modes=False),
+    _form("levels", 8, f"{_LIMITS} levels", "levels", "a whole number of levels that is at least 2", has_modes=False),
     _form("offset range", 3, "min max bit_width", "bit_width", f"min below max, and {_BITS}", is_double=True, has_modes=False),
     *(_form(name, 0, "", "", "no parameters", has_modes=False) for name in CASTS),
 )

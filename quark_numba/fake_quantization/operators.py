@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Parameter, Tensor, shape_text
-from ..element_types import FLOAT32, INT32
-from ..element_types.operands import INT64
+from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Option, Parameter, Tensor, shape_text
+from ..element_types import FLOAT32, INT32, names
+from ..element_types.operands import FLOAT64, INT64
 from ..linear.versions import OWN_DOMAIN
 from .calls import convert
 from .granularity import first_place
@@ -18,14 +18,23 @@ from .key import FORMS, Key, select
 
 ROUNDING_MODE = Attribute("rounding_mode", "ROUND", "How values are rounded. Case does not matter.", "STRING")
 
-# The element types of numbers: of inputs whose type variable is not that of x.
-_NUMBERS = (FLOAT32, INT32, INT64)
+# The type variable of numbers, and their element types: exporters write what their own language has.
+_NUMBER = "N"
+_NUMBERS = (FLOAT32, INT32, INT64, FLOAT64)
 
-# The number of the fault that a format is not valid. Input i has the faults 2 i - 1, it does not broadcast, and 2 i, it has
-# several elements.
+# The number of the fault that a format is not valid. The faults of input i are BROADCASTS, ONE_ELEMENT and NUMBER, each plus
+# FAULTS * i.
 VALUES = 63
+FAULTS = 3
+BROADCASTS, ONE_ELEMENT, NUMBER = -2, -1, 0
 
 _Meaning = Callable[[Sequence[Any], Mapping[str, Any]], FakeQuantize[Any]]
+
+
+def number(name: str, doc: str, option: Option = "required") -> Parameter:
+    """Return an input that helps to describe a format. Its element type is any that numbers have, whatever the others have. A
+    float64 is rounded to float32."""
+    return Parameter(name, _NUMBER, doc, option, is_homogeneous=False)
 
 
 def operator(
@@ -43,11 +52,12 @@ def operator(
     form, or "" if it depends on attributes."""
     every = (Parameter("x", "T", "What to round."), *inputs)
     faults = {VALUES: f"the format is not valid; expected {FORMS[form].expected if form else 'one that its form accepts'}"}
-    for number, parameter in enumerate(inputs, 1):
+    for i, parameter in enumerate(inputs, 1):
         shape = f"{parameter.name} has shape {{{parameter.name}_shape}}"
         has = shape if parameter.option != "variadic" else "a parameter has another shape"
-        faults[2 * number - 1] = f"{has}; expected one that broadcasts to the shape of x, {{x_shape}}"
-        faults[2 * number] = f"{has}; expected one element"
+        faults[FAULTS * i + BROADCASTS] = f"{has}; expected one that broadcasts to the shape of x, {{x_shape}}"
+        faults[FAULTS * i + ONE_ELEMENT] = f"{has}; expected one element"
+        faults[FAULTS * i + NUMBER] = f"{parameter.name} has another element type; expected {names(_NUMBERS)}"
 
     def names_of(meant: FakeQuantize[Any], given: Sequence[Any]) -> dict[str, str]:
         """The names of the inputs, by the form's names for them."""
@@ -57,20 +67,20 @@ def operator(
 
     def call(x: NDArray[Any], *given: NDArray[Any] | None, **attributes: Any) -> NDArray[Any]:
         meant = meaning((x, *given), attributes)
-        names = names_of(meant, (x, *given))
+        named = names_of(meant, (x, *given))
         parameters = {
-            name: np.reshape(value, lengths(names[name], value.shape, meant.axis, np.ndim(x)))
+            name: _rounded(value).reshape(lengths(named[name], value.shape, meant.axis, np.ndim(x)))
             if isinstance(value, np.ndarray)
             else value
             for name, value in meant.parameters.items()
         }
-        return convert(key_of(meant), x, parameters, names=names)
+        return convert(key_of(meant), x, parameters, names=named)
 
     def infer(tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
         unknown = Tensor(None, None)
         known = [tensor or unknown for tensor in tensors]
         meant = meaning(known, attributes)
-        names = names_of(meant, known)
+        named = names_of(meant, known)
         x = known[0]
         key = key_of(meant)
         for name, value in meant.parameters.items():
@@ -78,8 +88,8 @@ def operator(
             if shape is None or None in shape:
                 continue
             if name in FORMS[key.form].single and any(length != 1 for length in shape):
-                raise ValueError(f"{names[name]} has shape {shape_text(shape)}; expected one element")
-            whole = lengths(names[name], shape, meant.axis, None if x.shape is None else len(x.shape))
+                raise ValueError(f"{named[name]} has shape {shape_text(shape)}; expected one element")
+            whole = lengths(named[name], shape, meant.axis, None if x.shape is None else len(x.shape))
             if x.shape is None:
                 continue
             # An unknown dimension of x is replaced by one that fits.
@@ -88,7 +98,7 @@ def operator(
             fitting = [fits if length is None else length for length, fits in pairs]
             if first_place(fitting, whole) < 0:
                 expected = f"expected one that broadcasts to the shape of x, {shape_text(x.shape)}"
-                raise ValueError(f"{names[name]} has shape {shape_text(shape)}; {expected}")
+                raise ValueError(f"{named[name]} has shape {shape_text(shape)}; {expected}")
         return [Tensor(FLOAT32, x.shape)]
 
     return Operator(
@@ -97,7 +107,7 @@ def operator(
         name=name,
         operation="fake_quantize",
         doc=doc,
-        types={"T": (FLOAT32,)} | {parameter.variable: _NUMBERS for parameter in inputs if parameter.variable != "T"},
+        types={"T": (FLOAT32,)} | {parameter.variable: _NUMBERS for parameter in inputs if parameter.variable == _NUMBER},
         inputs=every,
         attributes=tuple(attributes),
         call=call,
@@ -106,6 +116,10 @@ def operator(
         formats={format_name: None},
         meaning=meaning,
     )
+
+
+def _rounded(value: NDArray[Any]) -> NDArray[Any]:
+    return value.astype(np.float32) if value.dtype == FLOAT64.dtype else value
 
 
 def key_of(meaning: FakeQuantize[Any]) -> Key:

@@ -75,7 +75,7 @@ class Tables:
             names = [tuple(element_type.name for element_type in side) for side in overload]
             self._add_overload(operator, overload, [need for need in needs if [need.inputs, need.outputs] == names])
         texts = [_text(operator.domain), _text(operator.name), self._array("struct attribute", attributes)]
-        flags = [*map(str, (int(operator.inputs[-1].is_homogeneous), int(operator.takes_type), *_typed_by(operator)))]
+        flags = [*map(str, (int(operator.is_homogeneous), int(operator.takes_type), *_typed_by(operator)))]
         self._operators.append(_list([*texts, *map(str, counts), *options, *flags, messages, *functions]))
 
     def _add_overload(self, operator: Operator, overload: Overload, needs: Sequence[Need]) -> None:

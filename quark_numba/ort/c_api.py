@@ -32,7 +32,9 @@ class OrtApi(IntEnum):
     AddCustomOpDomain = 28
     GetTensorMutableData = 51
     CastTypeInfoToTensorInfo = 55
+    CreateTensorTypeAndShapeInfo = 57
     SetTensorElementType = 58
+    SetDimensions = 59
     GetTensorElementType = 60
     GetDimensionsCount = 61
     GetDimensions = 62
@@ -61,6 +63,7 @@ class OrtApi(IntEnum):
     ShapeInferContext_GetInputTypeShape = 268
     ShapeInferContext_GetAttribute = 269
     ShapeInferContext_SetOutputTypeShape = 270
+    SetSymbolicDimensions = 271
     ReadOpAttr = 272
     KernelContext_ParallelFor = 274
     GetTensorElementTypeAndShapeDataReference = 414  # from SHAPE_REFERENCE_RELEASE on
@@ -134,7 +137,7 @@ class Description(NamedTuple):
     name: str
     number: int  # of the overload among those of the operator
     is_homogeneous: bool  # of a variadic input
-    takes_type: bool  # from an attribute, for the output
+    infers: bool  # types and shapes of outputs, where ONNX Runtime does not know the types by itself
     is_checked: bool  # by types and shapes of inputs, when a kernel is created
     attributes: list[tuple[str, Kind, Any]]  # the name, the kind and the default, None if it is required
     input_types: list[int]  # ONNXTensorElementDataType
@@ -276,23 +279,36 @@ def constants(api: int, info: int, count: int) -> list[tuple[int, int]]:
     return result
 
 
-def inference_input(api: int, context: int, index: int) -> tuple[int | None, int]:
-    """The OrtTensorTypeAndShapeInfo and the element type of an input of an OrtShapeInferContext; None and 0 if the node leaves
-    the input out."""
+class Dimensions(NamedTuple):
+    """The dimensions of a tensor: sizes, below 0 if they are not known, and names, empty if there are none."""
+
+    sizes: list[int]
+    names: list[bytes]
+
+
+def inference_input(api: int, context: int, index: int) -> tuple[int, Dimensions] | None:
+    """The element type and the dimensions of an input of an OrtShapeInferContext; None if the node leaves the input out. A
+    scalar has no dimensions, and neither has a tensor of unknown rank."""
     try:
         info = ask(api, OrtApi.ShapeInferContext_GetInputTypeShape, c_void_p, context, index)
     except StatusError:
-        return None, 0
-    return info, ask(api, OrtApi.GetTensorElementType, c_int, info)
-
-
-def has_shape(api: int, info: int) -> bool:
-    """Whether each dimension of an OrtTensorTypeAndShapeInfo has a size or a name. False for a scalar, which looks like an
-    unknown shape, even to TensorTypeAndShape_HasShape."""
+        return None
     sizes = _sizes(api, info)
     names = (c_char_p * len(sizes))()
     call(api, OrtApi.GetSymbolicDimensions, info, names, len(sizes))
-    return bool(sizes) and all(size >= 0 or name for size, name in zip(sizes, names, strict=True))
+    return ask(api, OrtApi.GetTensorElementType, c_int, info), Dimensions(sizes, [name or b"" for name in names])
+
+
+def set_inferred(api: int, context: int, index: int, number: int, dimensions: Dimensions) -> None:
+    """Set the element type and the dimensions of an output of an OrtShapeInferContext. ONNX Runtime would take a dimension that
+    has neither size nor name for one of -1."""
+    info = ask(api, OrtApi.CreateTensorTypeAndShapeInfo, c_void_p)
+    rank = len(dimensions.sizes)
+    call(api, OrtApi.SetTensorElementType, info, number)
+    call(api, OrtApi.SetDimensions, info, (c_int64 * rank)(*dimensions.sizes), rank)
+    call(api, OrtApi.SetSymbolicDimensions, info, (c_char_p * rank)(*dimensions.names), rank)
+    call(api, OrtApi.ShapeInferContext_SetOutputTypeShape, context, index, info)
+    function(api, OrtApi.ReleaseTensorTypeAndShapeInfo, None, 1)(info)
 
 
 def inference_attribute(api: int, context: int, declared: Attribute) -> Any:

@@ -108,10 +108,11 @@ def create(op: int, api: int, info: int, result: int) -> int:
 
 
 def infer(op: int, context: int) -> int:
-    """OrtCustomOp::InferOutputShapeFn. If Python fails, the outputs stay unknown."""
+    """OrtCustomOp::InferOutputShapeFn. If Python fails, the outputs stay unknown. Python is told which thread this is."""
     python_address = array_at(op + _PYTHON_AT, 1, np.int64)[0]
     python = record_at(python_address, PYTHON)
-    return _run_elsewhere(python_address, _NOTHING, python.infer, op, context, _NOTHING, _NOTHING)
+    thread = call(python.PyThread_get_thread_ident, (0,))
+    return _run_elsewhere(python_address, _NOTHING, python.infer, op, context, thread, _NOTHING)
 
 
 SHARED = (run_work, register, create, infer)

@@ -13,8 +13,10 @@ The limits of onnxruntime-extensions 0.15, and what follows from them here:
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -72,13 +74,16 @@ def _declare() -> None:
         attributes = [entry for entry in operator.attributes if entry.is_always_written and entry.kind in _KINDS]
         for overload in operator.overloads(carries):
             body = functools.partial(_body, operator, attributes)
-            declared = onnxruntime_extensions.onnx_op(
-                op_type=operator.full_name,
-                inputs=[element_type.number for element_type in overload.inputs],
-                outputs=[element_type.number for element_type in overload.outputs],
-                attrs={entry.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[entry.kind]) for entry in attributes},
-            )(body)
-            known[id(declared)] = body, operator, overload
+            for inputs in _inputs(operator, overload):
+                declared = onnxruntime_extensions.onnx_op(
+                    op_type=operator.full_name,
+                    inputs=inputs,
+                    outputs=[element_type.number for element_type in overload.outputs],
+                    attrs={
+                        entry.name: getattr(onnxruntime_extensions.PyCustomOpDef, _KINDS[entry.kind]) for entry in attributes
+                    },
+                )(body)
+                known[id(declared)] = body, operator, overload
 
     def hook(k_id: int, feed: Any, attributes: Any) -> Any:
         """A node's answer. The stock hook converts every output to a list of Python numbers; this one returns arrays."""
@@ -99,6 +104,17 @@ def _declare() -> None:
     onnxruntime_extensions.PyCustomOpDef.install_hooker(
         callbacks.uninterrupted(hook, again) if JIT_ENABLED else lambda *node: again(*node)[0]
     )
+
+
+def _inputs(operator: Operator, overload: Overload) -> Iterator[list[int]]:
+    """Yield the types of an overload's inputs, by their numbers in TensorProto. What describes a format is declared as float32
+    or as integers of one type: "any type" would let tensors of float16 in, and all choices would be thousands."""
+    others = [parameter for parameter in operator.inputs if not parameter.is_homogeneous]
+    integers = [row for row in filter(carries, operator.types[others[0].variable]) if row.is_integer] if others else []
+    choices = [product((FLOAT32, row), repeat=len(others)) for row in integers or [FLOAT32]]
+    for chosen in dict.fromkeys(itertools.chain(*choices)):
+        own, types = iter(chosen), iter(overload.inputs)
+        yield [next(types if parameter.is_homogeneous else own).number for parameter in operator.inputs]
 
 
 def _answer(k_id: int, outputs: tuple[NDArray[Any], ...]) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_int, c_int64, c_void_p
@@ -58,6 +59,8 @@ class Need(NamedTuple):
     attributes: tuple[tuple[str, Any], ...]
     types: tuple[int, ...] | None  # the ONNXTensorElementDataType of each input, if the overload does not say it
 
+
+_dimensions = itertools.count()
 
 needs: dict[Need, None] = {}  # in their order
 
@@ -223,7 +226,7 @@ def _structure(description: Description) -> OrtCustomOp:
             **functions,
             CreateKernelV2=create,
             # ONNX Runtime ignores the types that attributes give when it chooses an overload.
-            InferOutputShapeFn=infer if description.takes_type else None,
+            InferOutputShapeFn=infer if description.infers else None,
             name=ctypes.addressof(_name(description.name)),
             input_count=len(description.input_types),
             output_count=len(description.output_types),
@@ -283,7 +286,7 @@ def _list_need(operator: Operator, overload: Overload, given: tuple[tuple[str, A
 
     operators.state_of(operator, overload, dict(given), compiles=False)  # raises ValueError for wrong attributes
     types = None
-    if not operator.inputs[-1].is_homogeneous:
+    if not operator.is_homogeneous:
         types = tuple(number for number, _ in c_api.inputs(api, info))
     needs[need_of(operator, overload, given, types)] = None
 
@@ -346,22 +349,37 @@ def _kernel(op: int, attributes: tuple[tuple[str, Any], ...]) -> kept_kernels.Ke
     return kernel
 
 
-def _infer_outputs(op: int, context: int, _c: int, _d: int, is_done: Any) -> None:
-    """OrtCustomOp::InferOutputShapeFn: set the type of y, for operators that take it from an attribute."""
+def _infer_outputs(op: int, context: int, thread: int, _d: int, is_done: Any) -> None:
+    """OrtCustomOp::InferOutputShapeFn: set the types and shapes of outputs. The API cannot set a type alone, so that all stays
+    unknown if the rank of x is."""
     from ..declaration import Tensor
+    from .loading import is_undeclared
 
-    api, (operator, _) = _custom_ops[op].api, _custom_ops[op].declared
+    api, description, (operator, _) = _custom_ops[op].api, _custom_ops[op].description, _custom_ops[op].declared
     # ONNX Runtime ignores a status that is returned here: if this fails, it falls back to its own inference.
     with contextlib.suppress(c_api.StatusError, ValueError):
         known = [c_api.inference_input(api, context, index) for index in range(len(operator.inputs))]
-        inputs = [Tensor(_element_type(number), None) if info else None for info, number in known]
+        if known[0] is None or not known[0][1].sizes:
+            return
+        _, x = known[0]
+        shapes = [given and ([None if size < 0 else size for size in given[1].sizes] or None) for given in known]
+        inputs = [given and Tensor(_element_type(given[0]), shape) for given, shape in zip(known, shapes, strict=True)]
         attributes = {attribute.name: c_api.inference_attribute(api, context, attribute) for attribute in operator.attributes}
-        (y,) = operator.infer(inputs, attributes)
-        x, _ = known[0]
-        # The API can set neither the type alone nor a shape that is partly unknown.
-        if y.element_type and x and c_api.has_shape(api, x):
-            c_api.call(api, OrtApi.SetTensorElementType, x, c_api.element_type(y.element_type))
-            c_api.call(api, OrtApi.ShapeInferContext_SetOutputTypeShape, context, 0, x)
+        for index, output in enumerate(operator.infer(inputs, attributes)):
+            has_any_type = description.output_types[index] == c_api.ANY_TYPE
+            if has_any_type and not is_undeclared(thread, operator.domain, operator.name):
+                continue
+            if output.element_type and output.shape:
+                names = x.names if output.shape == shapes[0] else [b""] * len(output.shape)
+                sizes = [-1 if size is None else size for size in output.shape]
+                own = [name or (_new_dimension() if size < 0 else b"") for size, name in zip(sizes, names, strict=True)]
+                number = c_api.element_type(output.element_type)
+                c_api.set_inferred(api, context, index, number, c_api.Dimensions(sizes, own))
+
+
+def _new_dimension() -> bytes:
+    """A name for a dimension of unknown size, which may differ from all others."""
+    return b"unknown_of_quark_numba_%d" % next(_dimensions)
 
 
 def _element_type(number: int) -> ElementType | None:

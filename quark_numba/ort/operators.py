@@ -40,17 +40,17 @@ def describe(operator: Operator, overload: Overload, number: int = 0) -> Descrip
     that says anything else than what it infers, and infers nothing for an output of any type. Only an optional output may have
     any type."""
     has_any_type = [row is operator.uint8_holds for row in overload.outputs]
-    missing = len(operator.inputs) - len(overload.inputs)  # those of any type
-    is_homogeneous = operator.inputs[-1].is_homogeneous
+    types = iter(overload.inputs)
     return Description(
         operator.domain,
         operator.name,
         number,
-        is_homogeneous,
-        operator.takes_type,
-        operator.is_checked_at_load or not is_homogeneous,
+        operator.is_homogeneous,
+        # These need the shape of x to set a type. So they, and what is between them, pass the shape on.
+        operator.takes_type or operator.uint8_holds is not None or len(operator.outputs) > 1,
+        operator.is_checked_at_load or not operator.is_homogeneous,
         [(attribute.name, attribute.kind, attribute.default) for attribute in operator.attributes],
-        [*map(c_api.element_type, overload.inputs), *[c_api.ANY_TYPE] * missing],
+        [c_api.element_type(next(types)) if parameter.is_homogeneous else c_api.ANY_TYPE for parameter in operator.inputs],
         [
             c_api.ANY_TYPE if any_type else c_api.element_type(element_type)
             for element_type, any_type in zip(overload.outputs, has_any_type, strict=True)

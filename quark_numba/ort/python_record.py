@@ -20,6 +20,7 @@ _PYTHON_API = (
     *("PyThread_allocate_lock", "PyThread_acquire_lock", "PyThread_release_lock", "PyThread_free_lock"),
     *("PyThread_start_new_thread", "PyInterpreterState_Main"),
     *("PyThreadState_New", "PyThreadState_Clear", "PyThreadState_DeleteCurrent"),
+    "PyThread_get_thread_ident",
 )
 
 # The addresses of the functions that are called for Python. Compiled code is kept on disk, so that no address may be in it: it

@@ -313,7 +313,7 @@ def _refusal(node: onnx.NodeProto) -> tuple[tuple[str, bool], str]:
         from ..dialects import refused
         from ..rewriting import channels_last
 
-    name, why = f"{node.domain}::{node.op_type}", refused.reason(node.domain, node.op_type)
+    name, why = f"{node.domain or 'ai.onnx'}::{node.op_type}", refused.reason(node.domain, node.op_type)
     text = f"node {node.name or node.output[0]!r} is a {name}, which cannot run: {why}" if why else ""
     return (name, channels_last.is_one(node.domain, node.op_type)), text
 

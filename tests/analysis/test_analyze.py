@@ -637,3 +637,14 @@ def test_blocks_with_computed_scales(is_optimised, tmp_path):
     rounded = quark_numba.nvfp4_dequantize(*quark_numba.nvfp4_quantize(x, scale, axis=-1), scale, axis=-1)
     error = (rounded.astype(np.float64) - x) ** 2
     assert of_input.own_sqnr_db == pytest.approx(10 * np.log10((x.astype(np.float64) ** 2).sum() / error.sum()))
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("levels", "low", "name"), [(255, -1, "int8"), (256, 0, "uint8"), (16, 0, "uint4"), (2, -1, "int1")])
+def test_types_of_levels(levels, low, name):
+    """OpenVINO's FakeQuantize has a number of levels instead of bits."""
+    node = f"y = org.openvinotoolkit.FakeQuantize <levels = {levels}> (x, low, high, low, high)"
+    limits = [numpy_helper.from_array(np.array(each, np.float32), key) for key, each in (("low", low), ("high", 1))]
+    made = model([node], [("x", "float32", [2, 4])], [("y", "float32", [2, 4])], initializers=limits)
+    found = quark_numba.analyze(made, [{"x": np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)}])
+    assert [(each.type, each.parameters["levels"]) for each in found.tensors] == [(name, levels)]

@@ -131,7 +131,7 @@ def test_types(terminal):
     assert formats == {*oracle.MX_ELEMENTS, "to_bfp", "to_bfp_prime", "to_bfp_prime_shared", "nvfp4", "mxfp8"}
     assert rows["quark_numba::Region", "float32"]["native"]
     assert rows["qonnx.custom_op.general::Quant", "integers"]["native"]
-    dialects = ("quark_numba::Region", "quark_numba::FakeQuantize", *("qonnx.", "mct_quantizers::"))
+    dialects = ("quark_numba::Region", "quark_numba::FakeQuantize", *("qonnx.", "mct_quantizers::", "org.openvinotoolkit::"))
     rows = {row: ways for row, ways in rows.items() if not row[0].startswith(dialects)}
     assert {kind for _, kind in rows} - formats == set(oracle.TYPES) - formats
     float4 = rows["ai.onnx::QuantizeLinear", "float4e2m1"]

@@ -3,6 +3,7 @@
 import ml_dtypes
 import numba
 import numpy as np
+import onnx
 import oracle
 import pytest
 import samples
@@ -14,10 +15,11 @@ from onnx_models import INFERS, assert_inference_refuses, infers, session
 from oracle import assert_same_bits
 from other_quantizers import QONNX_DOMAINS
 from probes import probes
-from text_graphs import text_nodes
+from text_graphs import text_model, text_nodes
 
 import quark_numba
 from quark_numba.catalog import OPERATORS
+from quark_numba.cli.inventory import quantization_nodes
 from quark_numba.fake_quantization.key import FORMS
 
 f32 = np.float32
@@ -185,6 +187,51 @@ def test_own_operator(operator):
         assert_same_bits(call(own), node.expected())
         if not numba.config.DISABLE_JIT:
             assert_same_bits(session(own.model()).run(None, own.feeds())[0], node.expected())
+
+
+@pytest.mark.parametrize(
+    "operator", [each for each in OF_FAKE_QUANTIZATION if len(each.inputs) > 1], ids=lambda each: each.name
+)
+@pytest.mark.by_default(3)
+def test_types_of_numbers(operator):
+    """Each number has any type that holds it, whatever the others have. QKeras's scales are float64, and the rest int64."""
+    node = random_node(operator.domain, operator.name, 6)
+    if "rounding_mode" in node.attributes:
+        node = node._replace(attributes=node.attributes | {"rounding_mode": "ROUND"})
+    x, *numbers = node.inputs
+    for first in range(3):
+        others = [typed(each, first + i) for i, each in enumerate(numbers)]
+        assert any(each.dtype != f32 for each in others)
+        other = node._replace(inputs=[x, *others])
+        assert_same_bits(call(other), node.expected())
+        if not numba.config.DISABLE_JIT:
+            assert_same_bits(session(other.model()).run(None, other.feeds())[0], node.expected())
+            model = other.model(constants=True)
+            assert_same_bits(quark_numba.InferenceSession(model).run(None, {"x": x})[0], node.expected())
+
+
+def typed(number, turn):
+    """Return a number in another type, if the type holds it."""
+    with np.errstate(all="ignore"):
+        other = number.astype((np.float64, np.int64, np.int32)[turn % 3])
+        return other if np.array_equal(other.astype(f32), number.astype(f32)) else number.astype(np.float64)
+
+
+def test_levels_of_openvino():
+    """By hand: halves go to even, NaN stays, and the limits of x may be crossed, or the same."""
+    x, operator = f32([-2, -1, -0.75, -0.25, 0, 0.25, 1, 1.5, np.nan]), OPERATORS.find("org.openvinotoolkit", "FakeQuantize")
+
+    def fake_quantize(*limits, **attributes):
+        return operator.call(x, *map(f32, limits), **operator.values(attributes)).tolist()[:-1]
+
+    assert fake_quantize(-1, 1, 0, 4, levels=5) == [0, 0, 0, 2, 2, 2, 4, 4]
+    assert fake_quantize(1, -1, 0, 4, levels=5) == [0, 0, 4, 2, 2, 2, 0, 4]
+    assert fake_quantize(0, 0, -1, 1, levels=2) == [-1, -1, -1, -1, -1, 1, 1, 1]
+    assert np.isnan(operator.call(x, *map(f32, (-1, 1, 0, 4)), levels=5, auto_broadcast="numpy")[-1])
+    with pytest.raises(ValueError, match="levels 1; expected a whole number of levels that is at least 2"):
+        fake_quantize(-1, 1, 0, 4, levels=1)
+    with pytest.raises(ValueError, match="auto_broadcast is 'pdpd'; expected 'numpy' or 'none'"):
+        fake_quantize(-1, 1, 0, 4, levels=5, auto_broadcast="pdpd")
 
 
 def test_codes():
@@ -379,12 +426,26 @@ def test_wrong_attributes_are_refused_at_load(operator, attributes, inputs, mess
     [
         ("Quant", [X.astype(np.float16), ONE, ZERO, f32(8)]),
         ("Quant", [X, ONE, ZERO, np.uint8(8)]),
-        ("Quant", [X, np.int64(1), ZERO, f32(8)]),
+        ("Quant", [X, np.float16(1), ZERO, f32(8)]),
         ("MultiThreshold", [X, np.ones((1, 2), np.int32)]),
     ],
 )
 def test_wrong_types(operator, inputs):
+    """ONNX Runtime refuses an x of another type when it loads the model, and the node another number when it runs."""
     node = node_of(operator, {}, inputs)
     with pytest.raises(Exception, match=operator):
-        session(node.model())
-    assert_inference_refuses(node.model(), r"has element type (float16|uint8|int64|int32); expected float32", check_type=True)
+        session(node.model()).run(None, node.feeds())
+    assert_inference_refuses(node.model(), r"has element type (float16|uint8|int32); expected float32", check_type=True)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", ["FixedPerTensorAffine", "FakeQuantizeLearnablePerchannelAffine"])
+def test_operators_of_mqbench_are_refused_by_name(name, tmp_path):
+    """They are in ONNX's own domain."""
+    made = text_model(f"(float[] x, float[] s, int32[] z) => (float[] y) {{ y = {name} <quant_min = 0> (x, s, z) }}")
+    with pytest.raises(quark_numba.ModelError, match=f"ai.onnx::{name}, which cannot run: it is a step of MQBench's export"):
+        quark_numba.InferenceSession(made)
+    onnx.save(made, tmp_path / "m.onnx")
+    (counted,) = quantization_nodes(tmp_path / "m.onnx")
+    assert (counted.operator, counted.run_by) == (f"ai.onnx::{name}", "nobody")
+    assert "MQBench" in counted.why

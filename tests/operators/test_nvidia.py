@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import nvidia_oracle
 import onnx
+import processes
 import pytest
 from marks import default_of
 from nvidia_nodes import ORACLES, OWN, SPECIAL, expected_of, mxfp8_round_trip, nvfp4_round_trip, one_node, random_node, values
@@ -83,6 +84,7 @@ def test_large_nodes(name, threads):
         ((33 * 9, 333), 0, 9),
         ((201, 3 * 33), 1, 33),
     ]
+    cases += [((16, 5000), 0, 16), ((2, 48, 1026), 1, 16), ((90, 2050), 0, 45)]  # in columns, among threads
     for shape, axis, block_size in [*cases, ((3, 64, 4097), 1, 64), ((1, 3000 * 27), 1, 3000)]:
         x = rng.normal(0, 10, shape).astype(f32)
         inputs = [x, f32(0.01)] if "FP4" in name else [x]
@@ -90,6 +92,22 @@ def test_large_nodes(name, threads):
         expected = expected_of(name, inputs, attributes)
         made = one_node(name, inputs, attributes, expected)
         assert_all_same(outputs_of(made, inputs, threads=threads), expected)
+
+
+def test_rows_of_blocks_are_divided_among_threads():
+    """Along another axis than the last, too: a row of blocks of packed codes is not one piece of work, however long it is."""
+    code = """if True:
+        from quark_numba.block import units
+        from quark_numba.block.formats import NVIDIA_NVFP4
+        from quark_numba.element_types import FLOAT32
+        _, blocks = NVIDIA_NVFP4.format(FLOAT32, 16, has_codes=True)
+        for inner in (2**20, 2**20 + 2):
+            row = blocks._replace(length=16, inner=inner)
+            pieces, size = units.count_pieces(16 * inner, row, 2), units.piece_size(row, 2)
+            assert pieces * size >= 16 * inner and size == units.TILE, (pieces, size)
+    """
+    ran = processes.python("-c", code, NUMBA_DISABLE_JIT="1")  # in Python, as functions of kernels
+    assert ran.returncode == 0, ran.stderr
 
 
 # Special values.
@@ -234,17 +252,40 @@ def test_arrays_on_several_threads():
 @pytest.mark.parametrize("element_dtype", MX_ELEMENTS)
 @pytest.mark.parametrize("rounding_mode", [0, 1, 2])
 @pytest.mark.covering
+@pytest.mark.parametrize("scale_rule", ["ceil", "even", "rceil"])
 @pytest.mark.slow
-def test_scales_that_are_rounded_up(element_dtype, rounding_mode):
-    """The rule of MXFP8 with any element type. The last blocks along an axis may be shorter."""
+def test_scale_rules(element_dtype, rounding_mode, scale_rule):
+    """The rules of torchao and Quark with any element type. The last blocks along an axis may be shorter."""
     for seed, (shape, axis) in enumerate([((7,), 0), ((3, 40), 1), ((40, 3), 0), ((2, 33, 5), 1), ((5, 64), -1)]):
         x = values(np.random.default_rng(seed), shape, f32)
         padding = [(0, -length % 8 if i == axis % len(shape) else 0) for i, length in enumerate(shape)]
         given = {"axis": axis, "block_size": 8, "rounding_mode": rounding_mode}
-        codes, exponents = nvidia_oracle.mx_rceil(np.pad(x, padding), element_dtype, **given)
-        found, scales = mx_quantize(x, scale_rule="rceil", element_dtype=element_dtype, **given)
+        codes, exponents = nvidia_oracle.mx(np.pad(x, padding), element_dtype, scale_rule, **given)
+        found, scales = mx_quantize(x, scale_rule=scale_rule, element_dtype=element_dtype, **given)
         assert_same_bits(found, codes[tuple(map(slice, shape))])
         assert scales.tobytes() == exponents.tobytes()
+
+
+@pytest.mark.parametrize("element_dtype", default_of(MX_ELEMENTS, "fp4_e2m1"))
+@pytest.mark.parametrize("scale_rule", ["ceil", "even"])
+def test_scales_next_to_where_they_change(element_dtype, scale_rule):
+    """Every exponent, with mantissas where a rule goes to the next power of two. Zeros, NaN and Inf have scales, too."""
+    steps = np.uint32([0, 1, 0x400000, *(0x800000 - (1 << k) + d for k in range(13, 22) for d in (-1, 0, 1)), 0x7FFFFF])
+    bits = (np.arange(256, dtype=np.uint32)[:, None] << np.uint32(23)) + steps
+    x = np.pad(bits.reshape(-1, 1).view(f32), [(0, 0), (0, 3)])
+    codes, exponents = nvidia_oracle.mx(x, element_dtype, scale_rule, axis=1, block_size=4)
+    found, scales = mx_quantize(x, scale_rule=scale_rule, element_dtype=element_dtype, block_size=4, rounding_mode="half_even")
+    assert scales.tobytes() == exponents.tobytes()
+    is_number = (scales.view(np.uint8) != 255).reshape(-1)
+    assert_same_bits(found[is_number], codes[is_number])
+
+
+def test_scale_rules_of_one_block():
+    """The mantissa 1.5 of 3 and 1.75 of 3.5 in fp4_e2m1, whose values below 8 are 4 and 6."""
+    for scale_rule, scales in {"floor": (0.5, 0.5), "ceil": (1, 1), "even": (0.5, 1), "rceil": (0.5, 1)}.items():
+        for m, scale in zip((3, 3.5), scales, strict=True):
+            found = mx_quantize(f32([m, 0.5]), element_dtype="fp4_e2m1", scale_rule=scale_rule, axis=0)[1]
+            assert found.astype(f32).tolist() == [scale], scale_rule
 
 
 @pytest.mark.slow
@@ -322,7 +363,7 @@ FOR_16, FOR_32 = zeros(1, dtype=FLOAT8), zeros(2, dtype=FLOAT8)
     [
         (lambda: nvfp4_quantize(zeros(3, 4), axis=2), ValueError, r"axis is 2, out of range for x of shape"),
         (lambda: mxfp8_quantize(zeros(32), block_size=0), ValueError, "block_size is 0; expected a pos"),
-        (lambda: mx_quantize(zeros(32), scale_rule="ceil"), ValueError, "scale_rule is 'ceil'; expected 'floor' "),
+        (lambda: mx_quantize(zeros(32), scale_rule="ciel"), ValueError, "scale_rule is 'ciel'; expected 'floor' "),
         (lambda: nvfp4_quantize(zeros(16), f32([1, 2])), ValueError, r"tensor_scale has shape \(2,\)"),
         (lambda: nvfp4_quantize(np.zeros(16)), TypeError, "x has element type float64"),
         (lambda: nvfp4_quantize(zeros(16), block_size=0), ValueError, "block_size is 0; expected a pos"),

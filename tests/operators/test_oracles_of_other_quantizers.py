@@ -52,6 +52,15 @@ def test_probes(operator, version):
     assert count == 50
 
 
+def test_probes_of_openvino():
+    """Each result has the bits that OpenVINO's reference gave, for all 24 nodes: ties, crossed limits, Inf."""
+    probes = np.load(MODELS / "openvino" / "fake_quantize_probes.npz")
+    for i in range(24):
+        inputs = [probes[f"{i}_x{k}"] for k in range(5)]
+        (y,) = other_quantizers.call("org.openvinotoolkit", "FakeQuantize", 1, {"levels": int(probes[f"{i}_levels"])}, inputs)
+        assert_same_bits(y, probes[f"{i}_y"])
+
+
 @pytest.mark.parametrize("path", models("mct"))
 def test_models_of_mct(path):
     """With six digits of attributes the outputs are those of MCT's runtime. With all digits they stay within a step."""

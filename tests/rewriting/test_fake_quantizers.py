@@ -20,7 +20,7 @@ from quark_numba.rewriting.optimize import optimized
 
 pytestmark = pytest.mark.compiled
 
-QONNX, MCT = "qonnx.custom_op.general", "mct_quantizers"
+QONNX, MCT, OPENVINO = "qonnx.custom_op.general", "mct_quantizers", "org.openvinotoolkit"
 SHAPE = (2, 5, 3, 7)
 SPECIAL = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 3.4e38, -3.4e38, 0.125, -0.125, 0.375, -0.375, 1e-39]
 X = np.random.default_rng(30).normal(0, 3, SHAPE).astype(np.float32)
@@ -49,6 +49,12 @@ NODES = {
         MCT,
         {"min_range": -1.7, "max_range": 2.9},
         {"num_bits": 5, "per_channel": 0, "channel_axis": 1, "signed": 1},
+    ),
+    "levels": (
+        "FakeQuantize",
+        OPENVINO,
+        {"input_low": -1.7, "input_high": 2.9, "output_low": -1.5, "output_high": 3.0},
+        {"levels": 255},
     ),
     "offset range": ("ActivationUniformQuantizer", MCT, {}, {"min_range": -1.7, "max_range": 2.9, "num_bits": 7}),
 }

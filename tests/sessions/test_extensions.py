@@ -76,6 +76,25 @@ def test_other_types_are_refused_at_load(name):
         session(one_node("quantize", name), backend="extensions")
 
 
+@pytest.mark.parametrize("name", ["float32", "int64", "int32"])
+def test_numbers_of_any_type(name):
+    """QKeras's zero points and bit widths are int64. A float16 would end the process, so that it is refused at load."""
+
+    def made(*names):
+        types = ", ".join(f"{each}[] {operand}" for each, operand in zip(names, ("zero_point", "bits"), strict=True))
+        node = (
+            'y = qonnx.custom_op.general.Quant <signed = 1, narrow = 0, rounding_mode = "ROUND"> (x, scale, zero_point, bits)'
+        )
+        return session(text_model(f"(float[] x, float[] scale, {types}) => (float[] y) {{ {node} }}"), backend="extensions")
+
+    text = {"float32": "float"}.get(name, name)
+    x, expected = np.array([-9, 0.3, 9], np.float32), [-4.0, 0.5, 3.5]
+    feeds = {"x": x, "scale": np.array(0.5, np.float32), "zero_point": np.zeros((), name), "bits": np.full((), 4, name)}
+    assert made(text, text).run(None, feeds)[0].tolist() == expected
+    with pytest.raises(Exception, match=r"Type 'tensor\(float16\)'"):
+        made(text, "float16")
+
+
 def test_a_missing_zero_point_is_refused_at_load():
     with pytest.raises(Exception, match=r"ExtendedQuantizeLinear.*input size 2 not in range"):
         session(one_node("quantize", "uint8", zero_point=False), backend="extensions")

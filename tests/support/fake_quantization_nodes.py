@@ -1,4 +1,4 @@
-"""Random nodes of QONNX's and MCT's operators, and models of one node. Imports nothing of the package."""
+"""Random nodes of QONNX's, MCT's and OpenVINO's operators, and models of one node. Imports nothing of the package."""
 
 from typing import Any, NamedTuple
 
@@ -198,6 +198,19 @@ def weights_of_table(rng, shape):
     return attributes | {"lut_values_bitwidth": bits, "eps": float(f32(rng.choice([0, 1e-8, 0.01])))}, [x, lut, threshold]
 
 
+def levels(rng, shape):
+    """The limits of x may be crossed, or the same."""
+    low, high, y_low, y_high = (rng.uniform(*ends, broadcast_shape(rng, shape)).astype(f32) for ends in 2 * [(-4, 0.5), (0, 5)])
+    if rng.random() < 0.3:
+        low, high = (high, low) if rng.random() < 0.5 else (low, low)
+    if rng.random() < 0.5:
+        y_low, y_high = low, high
+    count = int(rng.choice([2, 3, 4, 16, 255, 256, 65536]))
+    attributes = {"levels": count} | ({} if rng.random() < 0.5 else {"auto_broadcast": "numpy"})
+    step = (high.flat[0] - low.flat[0]) / (count - 1) if low.size and high.size else 1
+    return attributes, [values(rng, shape, step), low, high, y_low, y_high]
+
+
 RANDOM = {
     "Quant": quant,
     "IntQuant": quant,
@@ -213,4 +226,5 @@ RANDOM = {
     "WeightsUniformQuantizer": weights_uniform,
     "WeightsLUTSymmetricQuantizer": weights_of_table,
     "WeightsLUTPOTQuantizer": weights_of_table,
+    "FakeQuantize": levels,
 }

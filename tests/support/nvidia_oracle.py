@@ -34,32 +34,36 @@ def mxfp8_dynamic_quantize(x, *, axis=-1, block_size=32, output_dtype=17):
     which is float8e8m0's NaN, and all codes of the block NaN, and Inf makes the exponent 254."""
     if output_dtype != 17:
         raise ValueError(f"output_dtype is {output_dtype}; expected 17 (float8e4m3fn)")
-    scaled, exponents = scaled_by_powers(x, HIGHEST, axis, block_size)
-    return cast(scaled, "float8e4m3fn"), exponents
+    return mx(x, "fp8_e4m3", "rceil", axis=axis, block_size=block_size)
 
 
-def mx_rceil(x, element_dtype, *, axis, block_size, rounding_mode=2):
-    """Return the same for any element type of Microscaling formats."""
-    if element_dtype == "int8":
-        scaled, exponents = scaled_by_powers(x, 127 / 64, axis, block_size)
-        whole = oracle._whole(np.nan_to_num(scaled * 64, posinf=1e6, neginf=-1e6), rounding_mode, 128)
-        return np.clip(whole, -128, 127).astype(np.int8), exponents
-    name, _ = oracle.MX_ELEMENTS[element_dtype]
-    scaled, exponents = scaled_by_powers(x, float(oracle.TYPES[name].highest), axis, block_size)
-    return cast(scaled, name), exponents
-
-
-def scaled_by_powers(x, highest, axis, block_size):
-    """Return x divided by the powers of two of its blocks, in float64, and these powers as biased exponents."""
+def mx(x, element_dtype, scale_rule, *, axis, block_size, rounding_mode=2):
+    """Return codes and biased exponents of any Microscaling format, by a rule of torchao's ScaleCalculationMode."""
+    name, largest_power = oracle.MX_ELEMENTS[element_dtype]
+    is_whole = element_dtype == "int8"
+    highest = 127 / 64 if is_whole else float(oracle.TYPES[name].highest)
+    bits = 8 if is_whole else int(element_dtype[-1])  # 8 in Quark; the specification has no such rule
     x = np.asarray(x, f32)
     with np.errstate(all="ignore"):
-        quotient = largest_of_blocks(x, axis, block_size) / f32(highest)
-        mantissa, exponent = np.frexp(quotient)  # 0.5 <= mantissa < 1
-        exponent = np.where(mantissa == 0.5, exponent - 1, exponent)
-        exponent = np.where(quotient == 0, -127, np.where(np.isinf(quotient), 127, exponent)).clip(-127, 127)
-        exponents = np.where(np.isnan(quotient), 255, exponent + 127).astype(np.uint8)
+        largest = largest_of_blocks(x, axis, block_size).astype(np.float64)
+        if scale_rule == "rceil":
+            largest = (largest.astype(f32) / f32(highest)).astype(np.float64)
+            largest_power = 0
+        if scale_rule == "even":
+            mantissa, exponent = np.frexp(largest)  # 0.5 <= mantissa < 1
+            # Steps of subnormal numbers are those of 2 ** -126. Halves go up.
+            step = np.ldexp(1.0, np.maximum(exponent, -125) - 1 - bits)
+            largest = np.where(np.isfinite(largest), np.floor(largest / step + 0.5) * step, largest)
+        mantissa, exponent = np.frexp(largest)
+        exponent = exponent - (1 if scale_rule == "even" else mantissa == 0.5)
+        exponent = np.where(np.isinf(largest), 128, np.where(largest == 0, -1000, exponent)) - largest_power
+        exponents = np.where(np.isnan(largest), 255, exponent.clip(-127, 127) + 127).astype(np.uint8)
         # The quotient by a power of two is exact in float64. Its rounding to float32, if it is subnormal, does not matter here.
-        return x.astype(np.float64) / values_of(spread(exponents, axis, block_size)), exponents
+        scaled = x.astype(np.float64) / values_of(spread(exponents, axis, block_size))
+    if is_whole:
+        whole = oracle._whole(np.nan_to_num(scaled * 64, posinf=1e6, neginf=-1e6), rounding_mode, 128)
+        return np.clip(whole, -128, 127).astype(np.int8), exponents
+    return cast(scaled, name), exponents
 
 
 def mxfp8_dequantize(codes, exponents, *, axis=-1, block_size=32, output_dtype=1):

@@ -8,6 +8,7 @@ import mct_oracle
 import numpy as np
 import nvidia_oracle
 import onnx
+import openvino_oracle
 import oracle
 import qonnx_oracle
 from onnx import helper
@@ -16,7 +17,7 @@ from onnx.reference.op_run import OpRun
 from paths import MODELS
 
 QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general", "finn")
-MCT, NVIDIA = "mct_quantizers", "trt"
+MCT, NVIDIA, OPENVINO = "mct_quantizers", "trt", "org.openvinotoolkit"
 
 # The function of each operator, by the version in which the operator came or changed.
 QONNX_OPERATORS = {
@@ -46,7 +47,9 @@ NVIDIA_OPERATORS = {
     "TRT_MXFP8DynamicQuantize": {1: nvidia_oracle.mxfp8_dynamic_quantize},
     "TRT_MXFP8DequantizeLinear": {1: nvidia_oracle.mxfp8_dequantize},
 }
-OPERATORS = dict.fromkeys(QONNX_DOMAINS, QONNX_OPERATORS) | {MCT: MCT_OPERATORS, NVIDIA: NVIDIA_OPERATORS}
+OPENVINO_OPERATORS = {"FakeQuantize": {1: openvino_oracle.fake_quantize}}
+OPERATORS = dict.fromkeys(QONNX_DOMAINS, QONNX_OPERATORS)
+OPERATORS |= {MCT: MCT_OPERATORS, NVIDIA: NVIDIA_OPERATORS, OPENVINO: OPENVINO_OPERATORS}
 
 # The operators whose oracles take `digits`.
 WITH_DIGITS = {name for name in MCT_OPERATORS if name.startswith(("Activation", "WeightsLUT"))}

@@ -184,6 +184,9 @@ def _type_of(parameters: Mapping[str, Array]) -> tuple[str, float]:
     if "mantissa_bits" in numbers:
         exponent, mantissa = numbers["exponent_bits"], numbers["mantissa_bits"]
         return f"e{exponent:g}m{mantissa:g}", 1 + exponent + mantissa
+    if "levels" in numbers:
+        whole = math.ceil(math.log2(max(numbers["levels"], 2)))
+        return ("int" if min(numbers["output_low"], numbers["output_high"]) < 0 else "uint") + str(whole), whole
     bits = numbers.get("bit_width", numbers.get("out_bits", 1.0))
     return ("int" if numbers.get("signed", 1) else "uint") + f"{bits:g}", bits
 

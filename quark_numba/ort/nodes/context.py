@@ -46,6 +46,7 @@ _PARALLEL_FOR = int(OrtApi.KernelContext_ParallelFor)
 _GET_RANK = int(OrtApi.GetDimensionsCount)
 _GET_DIMENSIONS = int(OrtApi.GetDimensions)
 _GET_SHAPE = int(OrtApi.GetTensorTypeAndShape)
+_GET_ELEMENT_TYPE = int(OrtApi.GetTensorElementType)
 _GET_SHAPE_REFERENCE = int(OrtApi.GetTensorElementTypeAndShapeDataReference)
 _RELEASE_SHAPE = int(OrtApi.ReleaseTensorTypeAndShapeInfo)
 
@@ -127,6 +128,23 @@ def shape_of(state: Any, value: int, shape: Any, room: int) -> bool:
     if has_many:
         shape[1] = 0
     return has_many
+
+
+@jit.function
+def element_type_of(state: Any, value: int) -> int:
+    """The ONNXTensorElementDataType of a tensor, for inputs of any type."""
+    api = array_at(state.api, API_WORDS, np.int64)
+    found = array_at(stack(3), 3, np.int64)
+    address = found.ctypes.data
+    found[0] = 0
+    if state.has_shape_reference:
+        call(api[_GET_SHAPE_REFERENCE], (value, address, address + 8, address + 16))
+    else:
+        info = ask(api[_GET_SHAPE], (value,))[1]
+        call(api[_GET_ELEMENT_TYPE], (info, address))
+        call(api[_RELEASE_SHAPE], (info,))
+    kind: Any = np.int64(array_at(address, 1, np.int32)[0])
+    return kind
 
 
 @jit.function

@@ -11,11 +11,12 @@ from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
 from ...declaration import FakeQuantize, Operator, Overload
 from ...element_types import FLOAT32, INT32
-from ...element_types.operands import INT64
+from ...element_types.operands import FLOAT64, INT64
 from ...fake_quantization import granularity
 from ...fake_quantization.kernels import CHUNK, WORK, prepare_function
 from ...fake_quantization.key import FORMS, Key, count_numbers
-from ...fake_quantization.operators import VALUES, key_of
+from ...fake_quantization.operators import BROADCASTS, FAULTS, NUMBER, ONE_ELEMENT, VALUES, key_of
+from ..c_api import element_type
 from . import context
 from .context import MAX_RANK
 
@@ -39,18 +40,16 @@ STATE = context.state_dtype(
     ("fewer_values", np.float64, MOST),
     ("single", np.int64, MOST),
     "axis",
-    ("kinds", np.int64, INPUTS),  # of the elements of each input, see `KINDS`
 )
 
-# Kinds of elements.
-FLOATS, INTEGERS, LONG_INTEGERS = range(3)
-KINDS = {FLOAT32: FLOATS, INT32: INTEGERS, INT64: LONG_INTEGERS}
+# The ONNXTensorElementDataType of numbers.
+FLOATS, DOUBLES, INTEGERS, LONG_INTEGERS = map(element_type, (FLOAT32, FLOAT64, INT32, INT64))
 
 COST = 2  # of an element, see `context.is_small`
 WORK_WORDS = WORK.itemsize // 8
-SOURCES_AT, FEWER_AT, VALUES_AT, FEWER_VALUES_AT, SINGLE_AT, KINDS_AT = (
+SOURCES_AT, FEWER_AT, VALUES_AT, FEWER_VALUES_AT, SINGLE_AT = (
     STATE.fields[name][1]  # type: ignore[index]
-    for name in ("sources", "fewer_sources", "values", "fewer_values", "single", "kinds")
+    for name in ("sources", "fewer_sources", "values", "fewer_values", "single")
 )
 
 _first_place = jit.function(granularity.first_place)
@@ -77,7 +76,6 @@ def select(operator: Operator, overload: Overload, attributes: Mapping[str, Any]
         "inputs": most,
         "single": tuple(name in form.single or meaning.axis is None for name in form.parameters),
         "axis": meaning.axis if isinstance(meaning.axis, int) else NO_AXIS,
-        "kinds": tuple(KINDS[row] for row in overload.inputs),  # the rest is 0: the family's own operator has float32
     }
     for prefix, meant in (("", meaning), ("fewer_", fewer)):
         parameters = [meant.parameters[name] for name in form.parameters]
@@ -123,7 +121,7 @@ def compute(state_address: int, context_address: int) -> int:
     sources = array_at(state_address + (SOURCES_AT if has_all else FEWER_AT), MOST, np.int64)
     numbers = array_at(state_address + (VALUES_AT if has_all else FEWER_VALUES_AT), MOST, np.float64)
     single = array_at(state_address + SINGLE_AT, MOST, np.int64)
-    kinds = array_at(state_address + KINDS_AT, INPUTS, np.int64)
+    kinds = array_at(stack(MOST), MOST, np.int64)
     x_shape, rank = context.shape_at(shapes, 0), shapes[1]
     lengths = array_at(stack(MAX_RANK), MAX_RANK, np.int64)
     axis = state.axis
@@ -138,15 +136,18 @@ def compute(state_address: int, context_address: int) -> int:
         if single[k] or (axis != NO_AXIS and shape.size != 1):
             for d in range(shape.size):
                 if shape[d] != 1:
-                    fault = 2 * number
+                    fault = FAULTS * number + ONE_ELEMENT
         if fault == 0 and axis != NO_AXIS and (axis < 0 or axis >= rank) and shape.size == 1 and shape[0] != 1:
-            fault = 2 * number - 1
+            fault = FAULTS * number + BROADCASTS
+        kinds[k] = kind = context.element_type_of(state, values[number])
+        if kind != FLOATS and kind != DOUBLES and kind != INTEGERS and kind != LONG_INTEGERS:
+            fault = FAULTS * number + NUMBER
         if fault != 0:
             continue
         shape = _along(shape, axis, rank, lengths)
         place = _first_place(x_shape, shape)
         if place < 0:
-            fault = 2 * number - 1
+            fault = FAULTS * number + BROADCASTS
         first, last = min(first, place), max(last, _last_place(x_shape, shape))
     if has_many or fault != 0:
         return context.fault_status(state, has_many, fault, shapes, context.words(0, 0))
@@ -176,16 +177,19 @@ def compute(state_address: int, context_address: int) -> int:
             continue
         shape = _along(context.shape_at(shapes, number), axis, rank, lengths)
         elements = context.size_of(shape)
-        data, kind = context.data_of(state, values[number]), kinds[number]
-        floats, integers = array_at(data, elements, np.float32), array_at(data, elements, np.int32)
+        data, kind = context.data_of(state, values[number]), kinds[k]
+        floats, doubles = array_at(data, elements, np.float32), array_at(data, elements, np.float64)
+        integers, long_integers = array_at(data, elements, np.int32), array_at(data, elements, np.int64)
         for row in range(rows):
             index = _index_of(row, x_shape, first, last, shape)
             if kind == FLOATS:
                 parameters[k * rows + row] = floats[index]
+            elif kind == DOUBLES:
+                parameters[k * rows + row] = np.float32(doubles[index])
             elif kind == INTEGERS:
                 parameters[k * rows + row] = integers[index]
             else:
-                parameters[k * rows + row] = array_at(data, elements, np.int64)[index]
+                parameters[k * rows + row] = long_integers[index]
     made = memory + 8 * rows * state.parameters
     if call(state.prepare, (memory, made, rows)) == 0:
         status = context.fault_status(state, False, VALUES, shapes, context.words(0, 0))
