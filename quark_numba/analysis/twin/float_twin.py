@@ -115,6 +115,7 @@ def _graph(source: Source) -> Graph:
     graph = Graph(intermediate)
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
+    graph.sweep()
     return graph
 
 
