@@ -17,7 +17,7 @@ from ..dialects import refused
 from ..errors import errors_named
 from ..models import model_files
 from ..models.protos import subgraphs
-from ..rewriting.onnx_runtime import has_kernels, has_operator
+from ..rewriting.onnx_runtime import has_operator, runs
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _keys(
 def _run_by(operator: Operator, node: onnx.NodeProto, element_type: str) -> str:
     if element_type not in (*operator.formats, "?"):
         return "nobody" if operator.domain else "ONNX Runtime"
-    is_onnx_runtimes = not operator.domain and has_kernels(node.domain, node.op_type, {element_type} - {"?"})
+    is_onnx_runtimes = not operator.domain and runs(operator, node.domain, operator.formats.get(element_type), None)
     return "ONNX Runtime" if is_onnx_runtimes else "quark_numba"
 
 

@@ -66,7 +66,7 @@ def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: Elem
         zero_point, quantized_variable, _ZERO_POINT[version.operation], "required" if is_round_trip else "optional"
     )
     doc = _DOCS[version.operation]
-    if not is_own:
+    if version.domain == "com.amd.quark":
         doc += f"\n\nAMD Quark's documentation, {version.name} - 1."
     return Operator(
         family="linear",

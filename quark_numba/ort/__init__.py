@@ -94,7 +94,8 @@ def register(
                 for name, value in NO_FUSIONS.items():
                     if entry(session_options, name) is None:
                         session_options.add_session_config_entry(name, value)
-            session_options.add_session_config_entry(ALL_DOMAINS, "1")
+            if entry(session_options, ALL_DOMAINS) is None:  # ONNX Runtime warns of an entry that comes twice
+                session_options.add_session_config_entry(ALL_DOMAINS, "1")
             session_options.register_custom_ops_library(path)
             return "native"
     from . import extensions

@@ -5,20 +5,26 @@ all others."""
 
 from __future__ import annotations
 
+import bisect
+import graphlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from ..catalog import OPERATORS
+from ..errors import ModelError
 from . import casts, channels_last
 from .nodes import full_name
 from .stand_ins import values, values_of
 
 INLINED = "inlined"
+
+# How many functions InlinePass gets at once. It compares each with each.
+_AT_ONCE = 500
 
 _Name = tuple[str, str, str]  # domain, name, overload
 
@@ -30,7 +36,10 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
     used = {
         name: functions.keys() & {node.op_identifier() for node in function.all_nodes()} for name, function in functions.items()
     }
-    users = {name: {user for user, names in used.items() if name in names} for name in used}
+    users: dict[_Name, set[_Name]] = {name: set() for name in used}
+    for user, names in used.items():
+        for name in names:
+            users[name].add(user)
     own = {
         name for name, function in functions.items() if every or any(_is_own(node, functions) for node in function.all_nodes())
     }
@@ -66,9 +75,14 @@ def inline(model: ir.Model, *, every: bool = False) -> tuple[Counter[tuple[str, 
                 node.resize_outputs(max(len(functions[node.op_identifier()].outputs), len(node.outputs)))
                 for output in node.outputs:
                     output.name = output.name or None
-    InlinePass(is_wanted)(model)
-    for name in wanted:
-        model.functions.pop(name, None)  # nothing calls it
+    others = {name: function for name, function in model.functions.items() if name not in wanted}
+    callers_first = _callees_first({name: used[name] & wanted for name in sorted(wanted)})[::-1]
+    for start in range(0, len(callers_first), _AT_ONCE):
+        model.functions.clear()
+        model.functions.update((name, functions[name]) for name in callers_first[start : start + _AT_ONCE])
+        InlinePass(is_wanted)(model)
+    model.functions.clear()
+    model.functions.update(others)
     why = "; ".join(dict.fromkeys(reasons.values()))
     return done, Counter(
         (full_name(node), f"in a function that stays: {why}")
@@ -88,9 +102,21 @@ def _is_own(node: ir.Node, functions: dict[_Name, ir.Function]) -> bool:
 
 def _reached(names: set[_Name], others: Mapping[_Name, set[_Name]]) -> set[_Name]:
     """Return names, with the `others` of each of them, and so on."""
-    while more := {other for name in names for other in others[name]} - names:
-        names = names | more
-    return names
+    reached, waiting = set[_Name](), [*names]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += others[name]
+    return reached
+
+
+def _callees_first(used: Mapping[_Name, set[_Name]]) -> list[_Name]:
+    try:
+        return [*graphlib.TopologicalSorter(used).static_order()]
+    except graphlib.CycleError as error:
+        names = " -> ".join(name for _, name, _ in error.args[1])
+        raise ModelError(f"not a valid model: local functions call themselves: {names}") from None
 
 
 def _why_not(model: ir.Model, function: ir.Function) -> str:
@@ -116,12 +142,27 @@ def _since(node: ir.Node, version: int) -> int:
 
 def _make_names_unique(model: ir.Model, functions: Iterable[ir.Function]) -> None:
     """Append the name of its function to each value's name, in a form that no other name in the model contains. Then the
-    numbers that InlinePass appends cannot make the name of another value, for instance in a subgraph."""
-    names = {value.name for value in values(model) if value.name}
+    numbers that InlinePass appends cannot make the name of another value, for instance in a subgraph. Append it to the names of
+    nodes, too: InlinePass tries one number after the other for nodes of one name."""
+    ends = sorted(end for value in values(model) for end in _ends(value.name))
     for function in functions:
         tags = (f"/{function.name}{number or ''}" for number in itertools.count())
-        tag = next(tag for tag in tags if not any(tag in name for name in names))
+        tag = next(tag for tag in tags if not _begins_any(tag, ends))
         for value in {*values_of(function.graph)}.difference(function.inputs):
             if value.name:
                 value.name += tag
-                names.add(value.name)
+                for end in _ends(value.name):
+                    bisect.insort(ends, end)
+        for node in function.all_nodes():
+            node.name = f"{node.name or 'node'}{tag}"
+
+
+def _begins_any(text: str, texts: Sequence[str]) -> bool:
+    """Whether any of the sorted texts begins with a text."""
+    place = bisect.bisect_left(texts, text)
+    return place < len(texts) and texts[place].startswith(text)
+
+
+def _ends(name: str | None) -> Iterator[str]:
+    """Yield what a name has from each of its slashes on."""
+    return ((name or "")[i:] for i, character in enumerate(name or "") if character == "/")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ..catalog import OPERATORS
 from ..declaration import Operator
 from ..models.tensors import in_memory
-from .nodes import Left, Node, Nodes, full_name
+from .nodes import Inferred, Left, Node, Nodes, full_name
 from .qdq import Qdq
 from .stand_ins import values
 
@@ -20,6 +21,8 @@ from .stand_ins import values
 Integers = Literal["here", "anywhere", "nowhere"]
 
 _CONSTANT = ("", "Constant", "")
+
+_SHAPED = "its shape is written: ONNX Runtime does not infer it"
 
 
 class Graph(Nodes):
@@ -45,6 +48,9 @@ class Graph(Nodes):
         self.done: Counter[tuple[str, str]] = Counter()
         self._constants: dict[Any, ir.Value] = {}  # by graph, and by tensor or bits
         self._loose: dict[ir.Value, None] = {}  # initializers that removed nodes used, in order
+        self._removed: dict[ir.Graph, list[ir.Node]] = defaultdict(list)  # nodes that `sweep` takes out of their graphs
+        # The places of values among the outputs of graphs.
+        self._places: dict[ir.Graph, dict[ir.Value, list[int]]] = defaultdict(lambda: defaultdict(list))
         self._names: set[str | None] | None = None
 
     def constant(self, tensor: ir.TensorProtocol, name: str | None, before: ir.Node) -> ir.Value:
@@ -95,7 +101,7 @@ class Graph(Nodes):
         assert graph
         key = graph, array.dtype, array.shape, array.tobytes()
         if key not in self._constants or not _exists(self._constants[key]):
-            self._constants[key] = self.new_constant(array, name, next(iter(graph)))
+            self._constants[key] = self.new_constant(array, name, next(node for node in graph if node.graph))
         return self._constants[key]
 
     def replace(
@@ -111,22 +117,42 @@ class Graph(Nodes):
         """Insert a node of one of the package's operators behind a node, and let it have that node's name, its output and its
         metadata. Return the new node, which has no record yet."""
         new = ir.node(operator.name, inputs, attributes, domain=operator.domain, name=replaced.name)
-        parent, (old, *_), (y,) = replaced.graph, replaced.outputs, new.outputs
-        assert parent
-        ir.convenience.replace_nodes_and_values(parent, replaced, [], [new], [old], [y])
+        (old, *_), (y,) = replaced.outputs, new.outputs
+        y.name, y.type, y.shape, y.const_value = old.name, old.type, old.shape, old.const_value
+        self.replace_uses(old, y)
+        replaced.append(new)
         copy_metadata(old, y)
         copy_metadata(replaced, new)
         self.model.opset_imports.setdefault(operator.domain, operator.since_version)
         return new
 
+    def replace_uses(self, old: ir.Value, new: ir.Value) -> None:
+        """Let everything that uses a value use another one, outputs of graphs included."""
+        if old.is_graph_output():
+            graph = old.graph
+            assert isinstance(graph, ir.Graph)
+            if old not in self._places[graph]:  # onnx-ir would go over all outputs each time
+                self._places[graph].clear()
+                for place, value in enumerate([*graph.outputs]):
+                    self._places[graph][value].append(place)
+            for place in self._places[graph].pop(old):
+                graph.outputs[place] = new
+                self._places[graph][new].append(place)
+        old.replace_all_uses_with(new)
+
     def remove(self, node: Node | ir.Node, what: str) -> None:
-        """Remove a node that nothing uses, and the constants and the package's nodes that only this node used."""
+        """Remove a node that nothing uses, and the constants and the package's nodes that only this node used. Its graph still
+        lists it until `sweep`, but without inputs."""
         node = node.node if isinstance(node, Node) else node
         if node.op_identifier() != _CONSTANT:
             self.done[full_name(node), what] += 1
         used = dict.fromkeys(value for value in node.inputs if value is not None)
-        assert node.graph
-        node.graph.remove(node, safe=True)
+        assert isinstance(node.graph, ir.Graph)
+        assert is_unused(node)
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+        self._removed[node.graph].append(node)
+        node.graph = None
         for value in node.outputs:
             self._arrays.pop(value, None)
             self._computed.pop(value, None)
@@ -138,12 +164,38 @@ class Graph(Nodes):
                 self.remove(producer, what)
 
     def sweep(self) -> None:
-        """Remove the initializers that only removed nodes used. Nodes may share them by the thousands, and `uses` makes a list
-        each time, so that this is done once for a pass."""
+        """Take removed nodes out of their graphs, and the initializers that only these used. This is done once for a pass:
+        nodes may share initializers by the thousands, and `uses` makes a list each time; and a graph that removes a node goes
+        over all its outputs."""
+        self._take_out()
         for value in self._loose:
             if not (value.uses() or value.is_graph_output() or value.is_graph_input()) and value.graph and value.name:
                 del value.graph.initializers[value.name]
         self._loose.clear()
+
+    def _take_out(self) -> None:
+        for graph, nodes in self._removed.items():
+            for node in nodes:
+                node.graph = graph
+            graph.remove(nodes)
+        self._removed.clear()
+
+    def _infer(self, value: ir.Value) -> Inferred:
+        if self._inferred is None:
+            self._take_out()
+        return super()._infer(value)
+
+    def write_shapes(self) -> None:
+        """Write the shapes of the outputs of the package's nodes, as far as onnx infers them. ONNX Runtime infers none of
+        these, and so none of what follows from them. A dimension that is no number stays unknown."""
+        self.forget_inferred()
+        for node in self.model.graph:
+            for value in node.outputs if OPERATORS.find(node.domain, node.op_type) else ():
+                element_type, shape = self.inferred_type(value), self.shape(value)
+                if value.shape is None and shape is not None and element_type:
+                    value.shape = ir.Shape([length if isinstance(length, int) else None for length in shape])
+                    value.type = value.type or ir.TensorType(ir.DataType(element_type.number))
+                    self.done[full_name(node), _SHAPED] += 1
 
     def unused_name(self, name: str) -> str:
         """Return a name that no value of the model has: `name` and a number."""

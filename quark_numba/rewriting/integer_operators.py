@@ -220,7 +220,7 @@ class _Writing:
                 self.graph.replace(node, own, self._inputs(node, codes), attributes, REWRITTEN)
         else:
             name = quantize.y.name
-            quantize.y.replace_all_uses_with(codes, replace_graph_outputs=True)
+            self.graph.replace_uses(quantize.y, codes)
             quantize.y.name, codes.name = None, name
         if quantize.node.graph:  # else it was removed with the last of its users
             self.graph.remove(quantize, REWRITTEN)

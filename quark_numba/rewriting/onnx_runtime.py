@@ -1,46 +1,53 @@
-"""ONNX Runtime's release, and what its CPU provider has, from its own lists."""
+"""ONNX Runtime's release, its operators, and what its CPU provider runs.
+
+ONNX Runtime's list of kernels, ``get_all_opkernel_def``, ends the process in builds with other execution providers whose
+libraries are not there. So small sessions of the CPU provider say what it runs."""
 
 from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import onnx
 import onnxruntime
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+from ..declaration import Operator
+from ..element_types import FLOAT32, UINT8, ElementType
+from ..errors import reraise_of_signal_handler
 
-# Names of element types in the lists that differ from the package's.
-_NAMES = {"float32": "float", "float64": "double"}
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 
 def has_operator(domain: str, name: str) -> bool:
     """Whether ONNX Runtime has any version of an operator."""
-    return (_plain(domain), name) in _operators()
+    return (_plain(domain), name) in _versions()
 
 
-def has_kernels(domain: str, name: str, types: Iterable[str]) -> bool:
-    """Whether the CPU provider has kernels of an operator that take or return each of these element types, given by name."""
-    strings = {f"tensor({_NAMES.get(type_name, type_name)})" for type_name in types}
-    return strings <= _types_of_kernels()[_plain(domain), name]
+@functools.cache
+def casts_to(element_type: ElementType) -> bool:
+    """Whether the CPU provider runs a Cast from float32 to an element type, in any version of Cast."""
+    return _runs("", helper.make_node("Cast", ["x"], ["y"], to=element_type.number), [FLOAT32], element_type)
+
+
+def runs(operator: Operator, domain: str, codes: ElementType | None, scale: ElementType | None) -> bool:
+    """Whether the CPU provider runs ONNX's own quantize or dequantize operator in a domain, in any version, with these element
+    types. None: any type."""
+    return _runs_linear(_plain(domain), operator.name, operator.operation, codes or UINT8, scale or FLOAT32)
 
 
 @functools.cache
 def multiplies_exactly() -> bool:
     """Whether ONNX Runtime's products of uint8 and int8 are exact on this processor. On x86-64 without VNNI it adds up two of
     them in 16 bits, which saturate (its documentation of quantization, "U8S8")."""
-    x, weights = np.full((8, 64), 255, np.uint8), np.full((64, 32), 127, np.int8)
-    value = helper.make_tensor_value_info("y", onnx.TensorProto.INT32, None)
-    constants = [numpy_helper.from_array(x, "x"), numpy_helper.from_array(weights, "weights")]
-    graph = helper.make_graph([helper.make_node("MatMulInteger", ["x", "weights"], ["y"])], "probe", [], [value], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=4)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    (y,) = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"]).run(None, {})
+    constants = {"x": np.full((8, 64), 255, np.uint8), "weights": np.full((64, 32), 127, np.int8)}
+    node = helper.make_node("MatMulInteger", [*constants], ["y"])
+    (y,) = _session("", 10, node, [], onnx.TensorProto.INT32, constants).run(None, {})
     return bool(np.all(y == 64 * 255 * 127))
 
 
@@ -49,14 +56,48 @@ def _plain(domain: str) -> str:
 
 
 @functools.cache
-def _operators() -> frozenset[tuple[str, str]]:
-    return frozenset((schema.domain, schema.name) for schema in onnxruntime_pybind11_state.get_all_operator_schema())
+def _versions() -> dict[tuple[str, str], set[int]]:
+    """The versions of each of ONNX Runtime's operators, by domain and name."""
+    versions: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for schema in onnxruntime_pybind11_state.get_all_operator_schema():
+        versions[schema.domain, schema.name].add(schema.since_version)
+    return dict(versions)
 
 
 @functools.cache
-def _types_of_kernels() -> dict[tuple[str, str], set[str]]:
-    types: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for kernel in onnxruntime_pybind11_state.get_all_opkernel_def():
-        if kernel.provider == "CPUExecutionProvider":
-            types[kernel.domain, kernel.op_name].update(*kernel.type_constraints.values())
-    return types
+def _runs_linear(domain: str, name: str, operation: str, codes: ElementType, scale: ElementType) -> bool:
+    x, y = (scale, codes) if operation == "quantize" else (codes, scale)
+    return _runs(domain, helper.make_node(name, ["x", "scale", "zero_point"], ["y"], domain=domain), [x, scale, codes], y)
+
+
+def _runs(domain: str, node: onnx.NodeProto, inputs: Sequence[ElementType], output: ElementType) -> bool:
+    """Whether the CPU provider runs a node in any version of its operator, the newest first."""
+    for version in sorted(_versions()[domain, node.op_type], reverse=True):
+        try:
+            _session(domain, version, node, [element_type.number for element_type in inputs], output.number)
+        except Exception as error:  # there is no such kernel, or the version does not have these types
+            reraise_of_signal_handler(error)
+        else:
+            return True
+    return False
+
+
+def _session(
+    domain: str,
+    version: int,
+    node: onnx.NodeProto,
+    inputs: Sequence[int],
+    output: int,
+    constants: Mapping[str, NDArray[np.generic]] = MappingProxyType({}),
+) -> onnxruntime.InferenceSession:
+    """Return a session of the CPU provider with one node, whose inputs are `constants` or have these types of TensorProto."""
+    given = [helper.make_tensor_value_info(name, number, None) for name, number in zip(node.input, inputs, strict=False)]
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    y = helper.make_tensor_value_info("y", output, None)
+    graph = helper.make_graph([node], "probe", given, [y], initializers)
+    opsets = [helper.make_opsetid(name, number) for name, number in ({"": 10} | {domain: version}).items()]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    source = helper.make_model(graph, opset_imports=opsets, ir_version=4).SerializeToString()
+    return onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])

@@ -197,9 +197,11 @@ def optimized(
     keep_initializers_as_inputs: bool = True,
     replaced: frozenset[str] = frozenset(),
     integers: Integers = "anywhere",
+    shapes: bool = False,
 ) -> Optimized:
     """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
-    `integers`: where integer operators have to be exact, if they may be used at all."""
+    `integers`: where integer operators have to be exact, if they may be used at all. `shapes`: whether to write the shapes of
+    outputs, which some execution providers need."""
     check(qdq)
     source = model_files.Source.of(model, leave=replaced)
     is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
@@ -232,6 +234,8 @@ def optimized(
         for rewriting in (own_operators,) if standard_operators.stays(graph) else PASSES:
             rewriting.rewrite(graph)
             graph.sweep()
+        if shapes:
+            graph.write_shapes()
         return Optimized(source, intermediate, done + graph.done, in_functions + graph.left)
 
 

@@ -18,13 +18,14 @@ from ..linear.operators import OPERATORS as LINEAR
 from ..linear.versions import OWN_DOMAIN
 from .graph import Graph
 from .nodes import Left, Node, Operand
-from .onnx_runtime import has_kernels
+from .onnx_runtime import casts_to
 from .pairs import zeros
 from .standard_operators import is_run_by_onnx_runtime
 
 RENAMED = "renamed: this package runs it"
 
-_NAMES = ("QuantizeLinear", "DequantizeLinear")
+# The names, in any domain, by which ONNX Runtime's optimisers know quantization nodes.
+NAMES = ("QuantizeLinear", "DequantizeLinear")
 _ONLY_NATIVE = "ONNX Runtime lacks its types, and only the native backend has the node that would replace it"
 
 # The package's counterparts of ONNX's own operators, by operation.
@@ -36,7 +37,7 @@ def rewrite(graph: Graph) -> None:
     same names are renamed if their tensors have the type of the codes."""
     for node in graph.nodes():
         is_valid = node.is_valid and not graph.reasons.get(node, "").startswith("not valid")
-        if not is_valid or node.operator.name not in _NAMES or _is_held(graph, node):
+        if not is_valid or node.operator.name not in NAMES or _is_held(graph, node):
             continue
         is_run = node.is_standard and is_run_by_onnx_runtime(node, graph.meaning(node))
         if is_run and graph.qdq == "onnxruntime":
@@ -65,7 +66,7 @@ def rewrite(graph: Graph) -> None:
 def _computed_zeros(graph: Graph, node: Node, meaning: Quantize[Operand]) -> list[ir.Value]:
     """Return zeros of the shape of a scale, which is known in a run alone; nothing if ONNX Runtime cannot make them."""
     codes = meaning.element_type
-    if codes is None or not has_kernels("", "Cast", [codes.name]):
+    if codes is None or not casts_to(codes):
         return []
     value = meaning.scale.value
     steps = {"Shape": ir.DataType.INT64, "ConstantOfShape": ir.DataType.FLOAT, "Cast": ir.DataType(codes.number)}

@@ -13,7 +13,7 @@ from ..catalog import OPERATORS
 from ..declaration import Operator, Tensor
 from ..element_types import FLOAT32, UINT8, ElementType, find
 from ..models import protos
-from .onnx_runtime import has_kernels
+from .onnx_runtime import casts_to
 
 # An operator whose output has the shape of its input. ONNX Runtime lacks it from opset 22 on, but onnx infers its shape.
 _LIKE = "RandomNormalLike"
@@ -67,7 +67,7 @@ def _stand_in(
         return
     y_types = [tensor.element_type for tensor in (inferred, *more)]
     if hidden is not None:  # ONNX Runtime runs the stand-ins, and has no Cast to all types
-        y_types = [UINT8 if y_type and not _has_cast(y_type) else y_type for y_type in y_types]
+        y_types = [UINT8 if y_type and not casts_to(y_type) else y_type for y_type in y_types]
     element_type, *more_types = y_types
     types |= {name: y_type.number for name, y_type in zip(node.output, y_types, strict=False) if y_type}
     for name, y_type in zip(node.output[1:], more_types, strict=False):
@@ -75,7 +75,7 @@ def _stand_in(
             yield from _of_unknown_shape(name, y_type, hidden)
     x, y = node.input[0], node.output[0]
     x_type = find(types.get(x, 0))
-    if hidden is not None and element_type and x_type and not _has_cast(x_type):
+    if hidden is not None and element_type and x_type and not casts_to(x_type):
         yield from _of_unknown_shape(y, element_type, hidden)
         return
     if like:
@@ -95,10 +95,6 @@ def _stand_in(
     if is_cast:
         assert element_type
         yield helper.make_node("Cast", [shaped], [y], to=element_type.number)
-
-
-def _has_cast(element_type: ElementType) -> bool:
-    return has_kernels("", "Cast", [element_type.name])
 
 
 def _of_unknown_shape(y: str, element_type: ElementType, hidden: list[str] | None) -> Iterator[onnx.NodeProto]:

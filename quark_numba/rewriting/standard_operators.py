@@ -6,7 +6,7 @@ from ..declaration import Affine, Dequantize, DynamicQuantize, Meaning, Quantize
 from ..element_types import FLOAT32
 from .graph import Graph
 from .nodes import Node, Operand
-from .onnx_runtime import has_kernels
+from .onnx_runtime import runs
 
 _FUSED = "ONNX Runtime may fuse it with its neighbours into an integer operator"
 _BESIDE = "ONNX Runtime may fuse ONNX's own nodes beside it into integer operators"
@@ -55,10 +55,9 @@ def _may_differ(meaning: Affine[Operand]) -> bool:
 
 
 def is_run_by_onnx_runtime(node: Node, meaning: Meaning[Operand] | None) -> bool:
-    """Whether ONNX Runtime has kernels for the types of one of ONNX's own nodes, as far as they are known."""
+    """Whether ONNX Runtime runs one of ONNX's own nodes with its types, as far as they are known."""
     assert isinstance(meaning, Affine)
-    known = [element_type for element_type in (meaning.element_type, meaning.scale.element_type) if element_type]
-    return has_kernels(node.node.domain, node.node.op_type, [element_type.name for element_type in known])
+    return runs(node.operator, node.node.domain, meaning.element_type, meaning.scale.element_type)
 
 
 def _is_scale_of(graph: Graph, node: Node, missing: set[Node]) -> bool:

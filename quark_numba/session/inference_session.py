@@ -14,16 +14,7 @@ import onnxruntime
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
-from ..ort import (
-    DISABLE_QUANT_QDQ,
-    DISABLED_OPTIMIZERS,
-    NO_FUSIONS,
-    TENSORS_FOLDER,
-    entry,
-    kept_kernels,
-    native,
-    register,
-)
+from ..ort import NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, native, register
 from ..rewriting.qdq import Qdq, check
 from . import started
 
@@ -32,6 +23,8 @@ if TYPE_CHECKING:
     import onnx
 
 _log = logging.getLogger(__name__)
+
+_AS_WRITTEN = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
 # The arguments that ONNX Runtime takes by name alone.
 _OF_ONNX_RUNTIME = {"disabled_optimizers", "enable_fallback", "read_config_from_model"}
@@ -182,15 +175,15 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             self._create(model, files, lambda: super(InferenceSession, self).set_providers(providers, provider_options))
 
     def _create(self, model: _Model, files: ExitStack, create: Callable[[], None]) -> None:
-        """Let ONNX Runtime create its session of a model. If it refuses the model, it may do so only for what it makes of
-        quantization nodes, and tries again without its fusions of these. Raise the first error if it refuses that, too."""
+        """Let ONNX Runtime create its session of a model. If it refuses the model, perhaps only for what its optimisers make of
+        quantization nodes, let it try again without these. Raise the first error if it refuses that, too."""
         with _of_files(model.source, self._options) if self._has_files else nullcontext():
             try:
                 create()
             except Exception as first:
                 reraise_of_signal_handler(first)
-                if _is_created_without_fusions(self._options, create):
-                    what = "ONNX Runtime fuses no quantization nodes in this session, as it refused the model with them: %s"
+                if _may_be_of_fusions(first, model.source, self._options) and _is_created_as_written(self._options, create):
+                    what = "ONNX Runtime optimises nothing in this session, as it refused the model with its optimisations: %s"
                     _log.warning(what, first)
                 elif model.refusal:  # only now: a library that the user registered may run the operator
                     raise ModelError(model.refusal) from first
@@ -218,21 +211,36 @@ class _Model(NamedTuple):
         return isinstance(self.source, str) and self.source is not given
 
 
-def _is_created_without_fusions(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
-    before = {name: entry(options, name) for name in NO_FUSIONS}
-    if before == NO_FUSIONS:
+def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.SessionOptions) -> bool:
+    """Whether ONNX Runtime's optimisers of quantization nodes may be why a session of this model was refused."""
+    is_off = options.graph_optimization_level == _AS_WRITTEN
+    if is_off or all(entry(options, name) == value for name, value in NO_FUSIONS.items()):
         return False
-    for name, value in NO_FUSIONS.items():
-        others = before[name] if name == DISABLED_OPTIMIZERS else None
-        options.add_session_config_entry(name, ";".join(filter(None, [value, others])))
+    if isinstance(error, (RuntimeError, TypeError, ValueError)):  # of arguments and providers: ONNX Runtime's own are others
+        return False
+    try:
+        model = _model(source)
+    except Exception as unreadable:
+        reraise_of_signal_handler(unreadable)
+        return False
+    from ..models import protos
+    from ..rewriting.own_operators import NAMES
+
+    return any(node.op_type in NAMES for node in protos.nodes(model.graph, *model.functions))
+
+
+def _is_created_as_written(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
+    """Whether ONNX Runtime creates the session without optimisers. The entries of the options that turn off a few of them will
+    not do: ONNX Runtime warns of each entry that is changed back."""
+    before = options.graph_optimization_level
+    options.graph_optimization_level = _AS_WRITTEN
     try:
         create()
     except Exception as error:
         reraise_of_signal_handler(error)
         return False
     finally:
-        for name, default in ((DISABLE_QUANT_QDQ, "0"), (DISABLED_OPTIMIZERS, "")):
-            options.add_session_config_entry(name, before[name] or default)
+        options.graph_optimization_level = before
     return True
 
 

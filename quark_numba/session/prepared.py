@@ -108,16 +108,17 @@ def _made(
 ) -> Prepared:
     """Return a model that is made now. `is_native`: whether the operators are registered natively. The other arguments are
     those of `prepared` and of ``InferenceSession``."""
+    has_other_providers = not runs_on_cpu_alone(options, providers)
     if qdq == "auto" and entry(options, STANDARD_OPS):
         qdq = "float"
-    elif qdq == "auto" and not runs_on_cpu_alone(options, providers):  # other providers may have integer operators of their own
+    elif qdq == "auto" and has_other_providers:  # which may have integer operators of their own
         qdq = "onnxruntime"
     uses_blocks = blocked_layout and is_native and not replaced.names
     changes = not is_optimised(read.proto)
     model: model_files.Model
     left = Counter[tuple[str, str]]()
     with ahead.helpers(read.proto) if is_native else nullcontext() as helpers:
-        if changes or read.is_large:
+        if changes or has_other_providers or read.is_large:
             result = optimized(
                 read,
                 qdq=qdq,
@@ -126,6 +127,7 @@ def _made(
                 keep_initializers_as_inputs=keep_initializers_as_inputs,
                 replaced=replaced.names,
                 integers="here" if _has_integer_operators(options) else "nowhere",
+                shapes=has_other_providers,
             )
             model, left, changes = result.rewritten, result.left, bool(result.done)
             del result

@@ -11,6 +11,7 @@ from processes import run
 import quark_numba
 from quark_numba.catalog import OPERATORS, Catalog
 from quark_numba.compiling.kernel import Table
+from quark_numba.dialects import quark
 from quark_numba.element_types import FLOAT32, find
 from quark_numba.fake_quantization.key import FORMS
 
@@ -21,6 +22,12 @@ def test_an_operator_comes_once():
     first, *_ = OPERATORS
     with pytest.raises(ValueError, match=f"{first.full_name}-{first.since_version} comes twice, or after a later version"):
         Catalog([first, first])
+
+
+def test_documentation_names_the_quantizer_of_the_operator():
+    """Operators of ONNX and of other quantizers are not documented by Quark."""
+    domains = {operator.domain for operator in OPERATORS if "AMD Quark" in operator.doc}
+    assert domains == {*quark.DOMAINS}
 
 
 def test_versions_come_in_order():

@@ -109,3 +109,13 @@ def test_what_is_left_and_why(nodes, outputs, reason):
         assert operators(result.model) == operators(before)
         assert any(reason in text for _, text in result.left)
     assert_same_values(before, result.model, {"x": X, "scale_in": np.float32(0.5)})
+
+
+def test_outputs_keep_types_and_shapes():
+    """Also a scalar, and outputs that are listed after others."""
+    nodes = [*pair(), *pair("x", "more_codes", "z"), "w = Relu (y)"]
+    values = [(name, "float32", []) for name in ("z", "w", "y")]
+    before = model(nodes, [("x", "float32", [])], values, initializers=scale_and_zero_point())
+    after = optimize(before, regions=False)
+    assert after.graph.output == before.graph.output
+    assert_same_values(before, after, {"x": np.float32(3.3)})

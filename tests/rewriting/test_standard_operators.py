@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper, parser
-from onnx_models import model, session
+from onnx_models import model, session, session_options
 from rewritten_models import X, assert_rewritten, assert_same_values, constant, floats, operators, pair, scale_and_zero_point
 
 import quark_numba
@@ -145,7 +145,7 @@ def test_codes_of_a_type_that_onnx_runtime_lacks():
 
 
 @pytest.mark.slow
-def test_a_model_that_onnx_runtime_refuses_for_its_fusions(caplog):
+def test_a_model_that_onnx_runtime_refuses_for_its_fusions(caplog, capfd):
     """ONNX Runtime's optimiser of Clip knows no codes of 4 bits in com.microsoft."""
     domain = "com.microsoft"
     nodes = [*pair(y="d", domain=domain), "c = Clip (d, low, high)", *pair("c", "codes_of_c", domain=domain)]
@@ -157,15 +157,16 @@ def test_a_model_that_onnx_runtime_refuses_for_its_fusions(caplog):
     assert np.array_equal(session(before, standard_ops=True).run(None, {"x": X})[0], expected)
     for qdq, is_logged in [("auto", False), ("float", False), ("onnxruntime", True)]:
         caplog.clear()
-        options = onnxruntime.SessionOptions()
+        options = session_options()
         made = quark_numba.InferenceSession(before, options, qdq=qdq)
         assert np.array_equal(made.run(None, {"x": X})[0], expected)
         assert ("refused the model" in caplog.text) is is_logged
         made.set_providers(["CPUExecutionProvider"])
         assert np.array_equal(made.run(None, {"x": X})[0], expected)
         if qdq != "float":
-            assert entry(options, DISABLE_QUANT_QDQ) in (None, "0")
-            assert not entry(options, DISABLED_OPTIMIZERS)
+            assert entry(options, DISABLE_QUANT_QDQ) is entry(options, DISABLED_OPTIMIZERS) is None
+        assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    assert "already exists" not in capfd.readouterr().err
 
 
 def test_a_model_that_is_refused_in_any_case():

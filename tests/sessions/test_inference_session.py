@@ -255,6 +255,51 @@ def test_the_files_of_a_large_model(monkeypatch, tmp_path, given):
     assert not list(tmp_path.iterdir())
 
 
+QDQ = "q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)"
+
+
+def refused_model(nodes=QDQ):
+    return text_model(f"(float[3] x) => (float[] y) {{ {nodes}  y = Missing (x) }}", s=np.float32(0.25), z=np.int8(0))
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "level", "tries"),
+    [
+        ("missing.onnx", {}, "ENABLE_ALL", 1),
+        (b"no model", {}, "ENABLE_ALL", 0),
+        (refused_model(nodes=""), {}, "ENABLE_ALL", 1),
+        (refused_model(), {"provider_options": [{}]}, "ENABLE_ALL", 1),
+        (refused_model(), {"qdq": "float"}, "ENABLE_ALL", 1),
+        (refused_model(), {"qdq": "onnxruntime"}, "DISABLE_ALL", 1),
+        (refused_model(), {"qdq": "onnxruntime"}, "ENABLE_ALL", 2),
+    ],
+)
+def test_only_what_fusions_may_cause_is_tried_again(source, given, level, tries, monkeypatch, capfd):
+    count, create = [], onnxruntime.InferenceSession.__init__
+    monkeypatch.setattr(onnxruntime.InferenceSession, "__init__", lambda *a, **b: (count.append(a[0]), create(*a, **b))[1])
+    with pytest.raises(Exception, match=r"missing\.onnx|not an ONNX model|Missing|provider_options"):
+        quark_numba.InferenceSession(source, session_options(level), **given)
+    assert len([made for made in count if isinstance(made, quark_numba.InferenceSession)]) == tries
+    assert "already exists" not in capfd.readouterr().err
+
+
+def test_onnx_runtime_warns_of_no_entry(tmp_path, capfd):
+    """It warns of configuration entries that are set once more."""
+    onnx.save(constant_model(), tmp_path / "m.onnx")
+    options = session_options()
+    options.add_session_config_entry("session.disable_quant_qdq", "0")
+    options.add_session_config_entry("optimization.disable_specified_optimizers", "GeluFusion")
+    for named in ({}, {"qdq": "onnxruntime"}, {"cache": tmp_path}, {"cache": tmp_path}, {"qdq": "float"}):
+        session = quark_numba.InferenceSession(tmp_path / "m.onnx", options, **named)
+        session.set_providers(["CPUExecutionProvider"])
+    drop_in = onnxruntime.SessionOptions()
+    for standard_ops in (False, True, True, False):
+        quark_numba.register(drop_in, standard_ops=standard_ops)
+        drop_in.register_custom_ops_library(quark_numba.get_library_path())
+    onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), drop_in)
+    assert "already exists" not in capfd.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform != "win32", reason="elsewhere than on Windows open files can be removed")
 def test_temporary_files_that_are_in_use_are_removed_at_the_end(tmp_path):
     processes.run(

@@ -121,6 +121,7 @@ def _graph(source: Source) -> Graph:
     constants.fold_scales(graph)
     dynamic_pairs.rewrite(graph)
     casts.fuse(graph)
+    graph.sweep()
     return graph
 
 
