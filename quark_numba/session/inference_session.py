@@ -123,6 +123,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         }
         entry_of_session = functools.partial(started.entry_of, path_or_bytes, sess_options, providers, cache, how)
         self._options = options
+        self._path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
         with ExitStack() as files:
             # Kept kernels come first: registering would compile them.
             kept_path = started.opened(entry_of_session, sess_options, files) if cache else None
@@ -135,7 +136,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             model = _Model(kept_path) if kept_path else make(files, providers)
             self._has_files = model.is_written_for(path_or_bytes)
             # A session of a model in memory would keep it, to make the files again.
-            self._make = make if self._has_files and isinstance(path_or_bytes, (str, os.PathLike)) else None
+            self._make = make if self._has_files and self._path is not None else None
 
             def create() -> None:
                 super(InferenceSession, self).__init__(model.source, options, providers, provider_options, **named)
@@ -151,6 +152,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
                     model = make(files, providers, cache=False)
                     self._has_files = model.is_written_for(path_or_bytes)
                     self._create(model, files, create)
+            # The path is that of the user's model: optimum, for one, copies the file with this name.
+            self._source, self._model_path, self._model_bytes = model.source, self._path, None
             if backend == "native" and model.probes:
                 started.keep(entry_of_session, recorded, model.probes)
 
@@ -164,15 +167,19 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
             If the session was made from a large model in memory, which it does not keep.
         """
         with ExitStack() as files:
-            model = _Model(None)
+            model = _Model(self._source)
             if self._make:
                 model = self._make(files, providers)
-                self._model_path = model.source
             elif self._has_files:
                 raise RuntimeError(
                     "the session was made from a large model in memory, and does not keep it; make a new session"
                 )
-            self._create(model, files, lambda: super(InferenceSession, self).set_providers(providers, provider_options))
+            is_path = isinstance(model.source, (str, os.PathLike))
+            self._model_path, self._model_bytes = (model.source, None) if is_path else (None, model.source)
+            try:
+                self._create(model, files, lambda: super(InferenceSession, self).set_providers(providers, provider_options))
+            finally:
+                self._model_path, self._model_bytes = self._path, None
 
     def _create(self, model: _Model, files: ExitStack, create: Callable[[], None]) -> None:
         """Let ONNX Runtime create its session of a model. If it refuses the model, perhaps only for what its optimisers make of

@@ -53,8 +53,13 @@ _DEFAULTS = {"qdq": "auto", "keep_quantized_weights": False, "blocked_layout": T
 def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
     """Whether a session with these arguments has no other execution provider than the CPU's."""
     names = {provider if isinstance(provider, str) else provider[0] for provider in providers or ["CPUExecutionProvider"]}
-    has_providers = getattr(options, "has_providers", bool)  # ONNX Runtime 1.22 or later
-    return names == {"CPUExecutionProvider"} and not has_providers()
+    return names == {"CPUExecutionProvider"} and not _name_providers(options)
+
+
+def _name_providers(options: onnxruntime.SessionOptions) -> bool:
+    """Whether options choose the execution providers themselves, such as by `add_provider`. ONNX Runtime warns of others that
+    are given beside them."""
+    return bool(getattr(options, "has_providers", bool)())  # ONNX Runtime 1.22 or later
 
 
 def facts(
@@ -76,12 +81,12 @@ def facts(
 
 def probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
     """Return a session of a small model, which writes neither a profile nor a model. `providers` are those of the options'
-    session, for options that ONNX Runtime refuses with the CPU's alone."""
+    session, for options that ONNX Runtime refuses with the CPU's alone, or that choose providers themselves."""
     before = options.enable_profiling, options.optimized_model_filepath, options.log_severity_level
     try:
         options.enable_profiling, options.optimized_model_filepath = False, ""
         options.log_severity_level = 4  # errors come as exceptions
-        chosen = providers if _refuses_cpu(options) else ["CPUExecutionProvider"]
+        chosen = providers if _refuses_cpu(options) or _name_providers(options) else ["CPUExecutionProvider"]
         return onnxruntime.InferenceSession(probe, options, chosen, enable_fallback=False)
     finally:
         options.enable_profiling, options.optimized_model_filepath, options.log_severity_level = before

@@ -313,7 +313,7 @@ def test_models_that_are_not_rewritten(tmp_path, is_large):
     plain = text_model("(float x) => (float[] y) { y = Add (w, x) }", w=weight_of(W))
     apart(plain, tmp_path / "m.onnx")
     session = quark_numba.InferenceSession(tmp_path / "m.onnx", temporary_folder=tmp_path / "missing")
-    assert session._model_path == str(tmp_path / "m.onnx")
+    assert session._source == tmp_path / "m.onnx"
     values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
     indices = numpy_helper.from_array(np.array([1, 3]), "indices")
     plain = onnx.load(tmp_path / "m.onnx")
