@@ -306,7 +306,7 @@ def refused_model(nodes=QDQ):
 @pytest.mark.parametrize(
     ("source", "given", "level", "tries"),
     [
-        ("missing.onnx", {}, "ENABLE_ALL", 1),
+        ("missing.onnx", {}, "ENABLE_ALL", 0),
         (b"no model", {}, "ENABLE_ALL", 0),
         (refused_model(nodes=""), {}, "ENABLE_ALL", 1),
         (refused_model(), {"provider_options": [{}]}, "ENABLE_ALL", 1),
