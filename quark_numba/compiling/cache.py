@@ -13,6 +13,7 @@ import os
 import pickle
 import platform
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +26,10 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from .memory import no_garbage_collection
+from .sources import digest
 from .user_folder import own_folder, write
+
+__all__ = ["digest"]  # `jit` takes it from here: what this module imports does not change what is compiled
 
 _log = logging.getLogger(__name__)
 
@@ -84,8 +88,8 @@ _PACKAGE = Path(__file__).parents[1]
 @functools.cache
 def folder() -> Path | None:
     """Return the folder of the files: in the one that NUMBA_CACHE_DIR names, or else the package's ``__pycache__``, or else in
-    the user's cache. None if none of them can be written to."""
-    beside = [] if numba.config.CACHE_DIR else [_PACKAGE / "__pycache__"]
+    the user's cache. None if none of them can be written to. A frozen application's own folder may be gone when it ends."""
+    beside = [] if numba.config.CACHE_DIR or getattr(sys, "frozen", False) else [_PACKAGE / "__pycache__"]
     for candidate in (*beside, own_folder()):
         with suppress(OSError):
             candidate.mkdir(parents=True, exist_ok=True)
@@ -130,7 +134,7 @@ class _File:
     """The file of one function, with the interface of ``numba.core.caching.Cache``."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.cache_path = name, folder()
+        self.name, self.cache_path = name, None if name.endswith("_") else folder()  # "_": without a digest
         self.path: Path | None = None  # of the file, if there is one
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
@@ -169,30 +173,3 @@ class _File:
         key = hashlib.sha256(repr((versions, codegen.magic_tuple(), str(signature))).encode()).hexdigest()[:12]
         assert self.cache_path
         return self.cache_path / f"{self.name}_{key}{SUFFIX}"
-
-
-@functools.cache
-def digest(file: Path) -> str:
-    """Return the digest of the sources that the functions of a file depend on."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources(file))).hexdigest()[:12]
-
-
-_IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
-
-
-def sources(file: Path) -> list[Path]:
-    """Return the file and all files of this package that it imports, directly or not, by relative imports anywhere in them.
-    This module and ``lock`` are left out: they run the compilation, and should not change its result."""
-    found, waiting = {file}, [file]
-    apart = {Path(__file__), Path(__file__).with_name("lock.py")}
-    while waiting:
-        importer = waiting.pop()
-        for dots, module, several, one in _IMPORT.findall(importer.read_text(encoding="utf-8")):
-            base = importer.parents[len(dots) - 1].joinpath(*module.split("."))
-            names = [name.split()[0] for name in (several or one.partition("#")[0]).split(",") if name.strip()]
-            for path in (base, *(base / name for name in names)):
-                for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-                    if candidate.is_file() and candidate not in found | apart:
-                        found.add(candidate)
-                        waiting.append(candidate)
-    return sorted(found)

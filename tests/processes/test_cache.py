@@ -13,7 +13,7 @@ from processes import python, run, start
 
 import quark_numba
 from quark_numba.compiling import cache, user_folder
-from quark_numba.compiling.cache import sources
+from quark_numba.compiling.sources import sources
 
 pytestmark = pytest.mark.compiled
 
@@ -151,11 +151,9 @@ def test_the_digest_covers_what_a_kernel_is_made_of(family):
     """The digest covers all modules that the kernel's module imports, directly or not, except those that run the compilation.
     It covers no others, because every edit of a covered file makes every kernel stale."""
     grimp = pytest.importorskip("grimp", exc_type=ImportError, reason="its DLL does not load under Wine")
-    package = Path(quark_numba.__file__).parent
-    paths = [path.relative_to(package.parent) for path in sources(package / family / "kernels.py")]
-    covered = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths}
+    covered = {*sources(f"quark_numba.{family}.kernels")}
     imported = grimp.build_graph("quark_numba").find_upstream_modules(f"quark_numba.{family}.kernels")
-    apart = ("cache", "lock", "memory", "user_folder")  # the last two are imported by the cache alone
+    apart = ("cache", "lock", "memory", "sources", "user_folder")  # all but `lock` are imported by the cache alone
     apart = {f"quark_numba.compiling.{each}" for each in apart}
     assert covered >= imported - apart
     packages = {name.rpartition(".")[0] for name in imported}
@@ -269,3 +267,8 @@ def test_a_file_that_another_process_has_written_meanwhile(tmp_path):
     others = symbol_in(tmp_path / "other", 2, tmp_path / "none")
     assert symbol_in(tmp_path / "alone", 1, tmp_path / "none") != others
     assert symbol_in(tmp_path / "own", 1, tmp_path / "other") == others
+
+
+def test_an_operator_from_outside_depends_on_what_it_takes_from_the_package():
+    covered = sources("toy_family")
+    assert {"toy_family", "quark_numba.compiling.intrinsics", "quark_numba.ort.nodes.context"} <= {*covered}

@@ -21,6 +21,7 @@ from paths import MODELS
 
 import quark_numba
 from quark_numba import ModelError, catalog, cli
+from quark_numba.compiling import sources
 from quark_numba.models import file_states, model_files, tensors
 from quark_numba.rewriting import fusions
 from quark_numba.session import initializers, kept, kept_names, prepared
@@ -120,15 +121,15 @@ def test_a_model_that_is_replaced_while_it_is_read(path, folder, monkeypatch):
 def test_the_key_has_the_sources_of_the_kernels():
     kernels = {path.read_bytes() for path in Path(kept.__file__).parents[1].rglob("arithmetic.py")}
     read = []
-    content = kept_names._content
+    content = sources.content
 
     def recorded(path):
         read.append(content(path))
         return read[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_names, "_content", recorded)
-        kept_names._sources.__wrapped__()
+        patch.setattr(sources, "content", recorded)
+        sources.digest_of_package.__wrapped__()
     assert kernels
     assert kernels <= set(read)
 
