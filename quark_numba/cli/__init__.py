@@ -63,12 +63,17 @@ def main(words: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _compiling_is_told() -> Iterator[None]:
-    """Print a message when the library first logs that it compiles, since that takes seconds."""
+    """Print a message when the library first logs that it compiles, since that takes seconds, and each warning of compiling."""
 
     class Teller(logging.Handler):
+        has_told = False
+
         def emit(self, record: logging.LogRecord) -> None:
-            logger.removeHandler(self)
-            tell("dim", "first use", f"compiling kernels takes some seconds; they are kept in {record.args[1]}")  # type: ignore[index]
+            if record.levelno >= logging.WARNING:
+                tell("yellow", "warning", record.getMessage())
+            elif not self.has_told:
+                self.has_told = True
+                tell("dim", "first use", f"compiling kernels takes some seconds; they are kept in {record.args[1]}")  # type: ignore[index]
 
     logger = logging.getLogger("quark_numba.compiling")
     level, handler = logger.level, Teller(logging.INFO)

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite
 import numba
@@ -26,10 +26,8 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from .memory import no_garbage_collection
-from .sources import digest
-from .user_folder import own_folder, write
-
-__all__ = ["digest"]  # `jit` takes it from here: what this module imports does not change what is compiled
+from .sources import digest as digest  # `jit` takes it from here: what this module imports changes nothing that is compiled
+from .user_folder import check_own, make_own, opened_folder, own_content, own_folder, warn, write
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +67,8 @@ def object_of(address: int) -> tuple[str, bytes, bytes]:
     LookupError
         If the function is not kept on disk."""
     with suppress(KeyError, OSError):
-        content = _verified(_files[address].read_bytes())
+        path = _files[address]
+        content = _verified(own_content(path.parent, path.name))
         if content:
             (_, _, (code, bitcode)), description, *_ = pickle.loads(content)
             return description.llvm_cfunc_wrapper_name, code, bitcode
@@ -85,29 +84,52 @@ def _verified(content: bytes) -> bytes:
 _PACKAGE = Path(__file__).parents[1]
 
 
+class Place(NamedTuple):
+    """A folder, whether files are loaded from there, and why none can be written; "": they can."""
+
+    folder: Path | None
+    is_read: bool
+    why_not: str = ""
+
+
 @functools.cache
-def folder() -> Path | None:
-    """Return the folder of the files: in the one that NUMBA_CACHE_DIR names, or else the package's ``__pycache__``, or else in
-    the user's cache. None if none of them can be written to. A frozen application's own folder may be gone when it ends."""
-    beside = [] if numba.config.CACHE_DIR or getattr(sys, "frozen", False) else [_PACKAGE / "__pycache__"]
-    for candidate in (*beside, own_folder()):
+def place() -> Place:
+    """Return where the files are: in the folder that NUMBA_CACHE_DIR names, or else in the package's ``__pycache__``, or in the
+    user's cache. They are loaded if this user alone, or the system, could have written them. A frozen application's own
+    folder may be gone when it ends."""
+    if not numba.config.CACHE_DIR and not getattr(sys, "frozen", False):
         with suppress(OSError):
-            candidate.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=candidate, suffix="_" * _LONGEST_NAME).close()
-            return candidate
-    return None
+            beside = _PACKAGE / "__pycache__"
+            beside.mkdir(exist_ok=True)
+            with opened_folder(beside) as number:
+                if number is not None:
+                    check_own(number)
+            _write_to(beside)
+            return Place(beside, True)
+    folder, is_read = None, False
+    try:
+        folder = own_folder()
+        folder = make_own(folder)
+        is_read = True
+        _write_to(folder)
+    except OSError as error:
+        return Place(folder, is_read, error.strerror or str(error))
+    return Place(folder, is_read)
+
+
+def _write_to(folder: Path) -> None:
+    tempfile.TemporaryFile(dir=folder, suffix="_" * _LONGEST_NAME).close()
 
 
 def environment() -> dict[str, str]:
     """Return the environment variables with which another process uses the same folder."""
-    place = folder() if numba.config.CACHE_DIR else None
-    return {"NUMBA_CACHE_DIR": str(place.parent)} if place else {}
+    return {"NUMBA_CACHE_DIR": str(own_folder().parent)} if numba.config.CACHE_DIR else {}
 
 
 def files() -> list[Path]:
     """Return the files of this and all other versions of the package, unfinished files of killed processes included."""
-    place = folder()
-    return sorted(filter(_is_own, place.glob(f"*{SUFFIX}*"))) if place else []
+    folder, is_read, _ = place()
+    return sorted(filter(_is_own, folder.glob(f"*{SUFFIX}*"))) if folder and is_read else []
 
 
 def _is_own(path: Path) -> bool:
@@ -134,7 +156,9 @@ class _File:
     """The file of one function, with the interface of ``numba.core.caching.Cache``."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.cache_path = name, None if name.endswith("_") else folder()  # "_": without a digest
+        self.name = name
+        folder, is_read, self._why_not = place()
+        self.cache_path = folder if is_read and not name.endswith("_") else None  # "_": without a digest
         self.path: Path | None = None  # of the file, if there is one
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
@@ -143,19 +167,21 @@ class _File:
         if self.cache_path is not None:
             with suppress(Exception):  # a damaged file may raise anything
                 path = self._path(signature, target_context.codegen())
-                content = _verified(path.read_bytes())
+                content = _verified(own_content(path.parent, path.name))
                 if content:
                     found = CompileResult._rebuild(target_context, *pickle.loads(content))
                     self.path = path
                     return found
-        if self.cache_path is not None:
+        if self._why_not:
+            warn(str(place().folder or ""), self._why_not)
+        elif self.cache_path is not None:
             for each in [*before_compiling]:
                 each()
-        _log.info("compiling %s, to be kept in %s", self.name, self.cache_path or "memory alone")
+        _log.info("compiling %s, to be kept in %s", self.name, (not self._why_not and self.cache_path) or "memory alone")
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        if self.cache_path is None or compiled.library.has_dynamic_globals:  # it holds addresses of this process
+        if self.cache_path is None or self._why_not or compiled.library.has_dynamic_globals:  # addresses of this process
             return
         content = dumps(compiled._reduce())
         path = self._path(signature, compiled.codegen)
@@ -164,7 +190,7 @@ class _File:
             self.path = path
         except OSError as error:
             if os.name == "posix" or not path.exists():  # on Windows, another process may have written it and hold it open
-                _log.warning("a compiled kernel cannot be kept in %s: %s", self.cache_path, error.strerror)
+                warn(str(self.cache_path), error.strerror or str(error))
 
     def _path(self, signature: Any, codegen: Any) -> Path:
         """Return the path of the file. The name includes a hash of the versions, the processor and the signature that the

@@ -51,10 +51,14 @@ def sources(name: str) -> dict[str, str] | None:
 
 @functools.cache
 def _source_of(name: str) -> str | None:
-    """Return the source of a module, if its loader has it."""
-    loader: Any = getattr(_spec_of(name), "loader", None)
-    with suppress(AttributeError, ImportError, OSError):  # a loader may lack the method, or the file
-        return loader.get_source(name)
+    """Return the source of a module, if its loader or a file has it."""
+    spec = _spec_of(name)
+    loader: Any = spec and spec.loader
+    with suppress(ImportError, OSError):
+        if hasattr(loader, "get_source"):
+            return loader.get_source(name)
+        if spec and spec.has_location and spec.origin and spec.origin.endswith(".py"):
+            return content(spec.origin).decode(errors="replace")
     return None
 
 

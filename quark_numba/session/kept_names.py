@@ -17,8 +17,9 @@ from typing import Any
 
 from ..compiling.lock import IMPORTS
 from ..compiling.sources import digest_of_package
+from ..compiling.user_folder import without_links
 from ..errors import ModelError
-from ..models.file_states import state_of, without_links
+from ..models.file_states import state_of
 from ..models.temporary import temporary_folder
 from ..version import __version__
 

@@ -49,7 +49,7 @@ class Finder:
         base = os.path.join(FOLDER, place)
         for path, places in ((f"{base}.py", None), (f"{base}/__init__.py", [f"frozen:{place}"])):
             if os.path.isfile(path):
-                spec = importlib.machinery.ModuleSpec(name, Loader(path), origin=path, is_package=places is not None)
+                spec = importlib.machinery.ModuleSpec(name, Loader(path), is_package=places is not None)
                 spec.submodule_search_locations = places
                 return spec
     def iter_modules(self, prefix):
