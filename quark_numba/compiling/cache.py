@@ -16,7 +16,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from .memory import no_garbage_collection
+from .process_lock import locked
 from .sources import digest as digest  # `jit` takes it from here: what this module imports changes nothing that is compiled
 from .user_folder import check_own, make_own, opened_folder, own_content, own_folder, warn, write
 
@@ -52,7 +53,7 @@ _LONGEST_NAME = 120
 def compile_cached(compiler: Any, *signature: Any) -> None:
     """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there."""
     compiler._cache = file = _File(compiler.__qualname__)
-    with no_garbage_collection():
+    with no_garbage_collection(), file.locks:
         compiler.compile(*signature)
     if file.path and not signature:  # a function for C
         _files[compiler.address] = file.path
@@ -160,24 +161,35 @@ class _File:
         folder, is_read, self._why_not = place()
         self.cache_path = folder if is_read and not name.endswith("_") else None  # "_": without a digest
         self.path: Path | None = None  # of the file, if there is one
+        self.locks = ExitStack()  # what is held until the function is compiled
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return the compiled function; None if there is no file, or if it is damaged."""
+        """Return the compiled function; None if there is no file, or if it is damaged. If another process is compiling the
+        function, this one waits for its file."""
         target_context.refresh()
         if self.cache_path is not None:
-            with suppress(Exception):  # a damaged file may raise anything
-                path = self._path(signature, target_context.codegen())
-                content = _verified(own_content(path.parent, path.name))
-                if content:
-                    found = CompileResult._rebuild(target_context, *pickle.loads(content))
-                    self.path = path
-                    return found
+            path = self._path(signature, target_context.codegen())
+            found = self._loaded(path, target_context)
+            if found is None and not self._why_not:
+                has_waited = self.locks.enter_context(locked(self.cache_path, path.name))
+                found = self._loaded(path, target_context)  # which another process may have written meanwhile
+                # A process for which others compile needs no helpers.
+                for each in [] if found or has_waited else [*before_compiling]:
+                    each()
+            if found is not None:
+                self.path = path
+                return found
         if self._why_not:
             warn(str(place().folder or ""), self._why_not)
-        elif self.cache_path is not None:
-            for each in [*before_compiling]:
-                each()
         _log.info("compiling %s, to be kept in %s", self.name, (not self._why_not and self.cache_path) or "memory alone")
+        return None
+
+    @staticmethod
+    def _loaded(path: Path, target_context: Any) -> Any:
+        with suppress(Exception):  # a damaged file may raise anything
+            content = _verified(own_content(path.parent, path.name))
+            if content:
+                return CompileResult._rebuild(target_context, *pickle.loads(content))
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:

@@ -177,9 +177,9 @@ def test_a_module_without_a_file():
 def test_files_of_an_archive(tmp_path):
     """The page of an analysis and the sources of a library are read from it."""
     code = f"""
-import quark_numba
+import quark_numba.cli
 model = {str(MODELS / "textline_cls_bf16.onnx")!r}
-quark_numba.analyze(model, quark_numba.RandomData(1)).save({str(tmp_path / "page.html")!r})
+assert quark_numba.cli.main(["analyze", model, "--random", "1", "--html", {str(tmp_path / "page.html")!r}]) == 0
 quark_numba.build_library(model, {str(tmp_path / "library")!r})
 """
     printed(code, place=archived(copied(tmp_path)))
