@@ -15,6 +15,8 @@ _READ_NAMES, _READ_BITS = {"FR", "FX", "GR", "GX", "RC", "CC", "SW", "WP", "LO"}
 _INSTALLER = "S-1-5-80-956008885-3418522649-1831038044-1853292631-2271478464"
 _OF_THE_SYSTEM = {"SY", "BA", "LA", "CO", "OW", "S-1-5-18", "S-1-5-32-544", "S-1-3-0", "S-1-3-4", _INSTALLER}
 
+_NAMES = {"WD": "everyone", "AU": "all who log in", "BU": "all users", "AN": "anonymous users"}
+
 _OWNER = re.compile(r"O:(S-[0-9-]+|[A-Z]{2})")
 _ENTRY = re.compile(r"\(([A-Z]+);[^;]*;([^;]*);[^;]*;[^;]*;([^;)]*)")
 
@@ -28,7 +30,8 @@ def check_own(folder: Path) -> None:
     if Path(os.path.expanduser("~")) not in folder.parents:
         others = writers(_text_of(folder), _this_user())
         if others:
-            raise PermissionError(errno.EPERM, f"others can write to it: {', '.join(others)}")
+            names = ", ".join(_NAMES.get(each, each) for each in others)
+            raise PermissionError(errno.EPERM, f"others can write to it: {names}")
 
 
 def writers(text: str, user: str) -> list[str]:

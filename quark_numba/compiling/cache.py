@@ -28,7 +28,7 @@ from numba.core.serialize import dumps
 from .memory import no_garbage_collection
 from .process_lock import locked
 from .sources import digest as digest  # `jit` takes it from here: what this module imports changes nothing that is compiled
-from .user_folder import check_own, make_own, opened_folder, own_content, own_folder, warn, write
+from .user_folder import check_folder, make_own, own_content, own_folder, warn, write
 
 _log = logging.getLogger(__name__)
 
@@ -102,9 +102,7 @@ def place() -> Place:
         with suppress(OSError):
             beside = _PACKAGE / "__pycache__"
             beside.mkdir(exist_ok=True)
-            with opened_folder(beside) as number:
-                if number is not None:
-                    check_own(number)
+            check_folder(beside)
             _write_to(beside)
             return Place(beside, True)
     folder, is_read = None, False

@@ -53,14 +53,11 @@ def make_own(folder: Path) -> Path:
         with suppress(FileExistsError):
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir(mode=0o700)
-        if os.name != "posix":
-            from . import access_list
-
-            access_list.check_own(folder)
-        elif folder.is_symlink():
+        if os.name == "posix" and folder.is_symlink():
             _check(folder.lstat(), is_link=True)
             folder = Path(os.path.realpath(folder, strict=True))
         close_to_others(folder)
+        check_folder(folder)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(folder)) from None
     return folder
@@ -77,6 +74,17 @@ def close_to_others(folder: Path) -> None:
             check_own(number)
             if is_wide:
                 _log.warning("%s: other users could write to this cache. From now on only its owner can.", folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise PermissionError if others than this user and the system's own could write to a folder."""
+    with opened_folder(folder) as number:
+        if number is None:
+            from . import access_list
+
+            access_list.check_own(folder)
+        else:
+            check_own(number)
 
 
 def check_own(number: int) -> None:

@@ -386,6 +386,15 @@ def test_access_lists_of_windows(text, expected):
     assert access_list.writers(text, USER) == expected
 
 
+@pytest.mark.skipif(os.name != "nt", reason="Windows' access lists")
+def test_a_folder_of_this_user_on_windows(tmp_path):
+    text = access_list._text_of(tmp_path)
+    assert access_list.writers(text, access_list._this_user()) == []
+    assert access_list.writers(text, USER)
+    with pytest.raises(PermissionError, match="its access list cannot be read"):
+        access_list.check_own(Path("C:\\no such folder"))
+
+
 @pytest.mark.parametrize("family", ["linear", "block"])
 def test_the_digest_covers_what_a_kernel_is_made_of(family):
     """The digest covers all modules that the kernel's module imports, directly or not, except those that run the compilation.
