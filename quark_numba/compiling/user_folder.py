@@ -57,39 +57,38 @@ def make_own(folder: Path) -> Path:
             _check(folder.lstat(), is_link=True)
             folder = Path(os.path.realpath(folder, strict=True))
         close_to_others(folder)
-        check_folder(folder)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(folder)) from None
     return folder
 
 
 def close_to_others(folder: Path) -> None:
-    """Take from others the right to write to a folder. Raise OSError if they keep it, or if the folder is theirs."""
+    """Take from others the right to write to a folder, except on Windows. Raise OSError if they keep it, or if it is theirs."""
     with opened_folder(folder) as number:
+        is_wide = False
         if number is not None:
             status = os.fstat(number)
-            is_wide = status.st_uid == os.geteuid() and status.st_mode & OTHERS_WRITE
+            is_wide = status.st_uid == os.geteuid() and bool(status.st_mode & OTHERS_WRITE)
             if is_wide:
                 os.fchmod(number, stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
-            check_own(number)
-            if is_wide:
-                _log.warning("%s: other users could write to this cache. From now on only its owner can.", folder)
+        _check_opened(number, folder)
+        if is_wide:
+            _log.warning("%s: other users could write to this cache. From now on only its owner can.", folder)
 
 
 def check_folder(folder: Path) -> None:
     """Raise PermissionError if others than this user and the system's own could write to a folder."""
     with opened_folder(folder) as number:
-        if number is None:
-            from . import access_list
-
-            access_list.check_own(folder)
-        else:
-            check_own(number)
+        _check_opened(number, folder)
 
 
-def check_own(number: int) -> None:
-    """Raise PermissionError if others than this user and the system's own could write to an open file or folder."""
-    _check(os.fstat(number))
+def _check_opened(number: int | None, folder: Path) -> None:
+    if number is None:
+        from . import access_list
+
+        access_list.check_own(folder)
+    else:
+        _check(os.fstat(number))
 
 
 def _check(status: os.stat_result, *, is_link: bool = False) -> None:
@@ -101,10 +100,12 @@ def _check(status: os.stat_result, *, is_link: bool = False) -> None:
 
 def own_content(folder: Path, name: str) -> bytes:
     """Return the content of a file in a folder. Raise OSError if it or the folder is a link, or if others than this user and
-    the system's own could have written to them. What is checked is what was opened, and not its name."""
+    the system's own could have written to them. What is checked is what was opened, and not its name; on Windows it is the
+    folder's access list."""
     with opened_folder(folder) as number, opened_in(number, folder, name) as file:
-        for each in (number, file.fileno()) if number is not None else ():
-            check_own(each)
+        _check_opened(number, folder)
+        if number is not None:
+            _check(os.fstat(file.fileno()))
         return file.read()
 
 
