@@ -8,7 +8,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from importlib import resources
 from string import Template
 from typing import Any
 
@@ -51,7 +51,7 @@ def page(analysis: Analysis, title: str) -> str:
         sections = "".join(_sections(pyplot, analysis))
     samples = f"{counted(analysis.samples, 'sample')} in {counted(analysis.batches, 'batch', 'batches')}"
     body = f"<header><h1>{html.escape(title)}</h1><p>{samples}</p></header><main>{sections}</main>"
-    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    template = Template(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(title=html.escape(title), body=body)
 
 

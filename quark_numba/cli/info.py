@@ -38,14 +38,15 @@ def _info(options: argparse.Namespace) -> int:
     from ..ort import get_library_path
     from ..session import kept
 
-    models = kept.folder_of(options.kept_models or True)
+    models, unreadable = _models(options.kept_models)
     if options.clear_cache:
         for path in cache.files():
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise ModelError(f"{path}: {reason_of(error)}") from None
-        kept.clear(models)
+        if models:
+            kept.clear(models)
     sizes = cache.sizes()
     try:
         with progress("loading the native backend"):
@@ -66,16 +67,40 @@ def _info(options: argparse.Namespace) -> int:
         "threads of a session": f"the session's own{device}",
         "amd-quark": _version(_QUARK),
         **({"operators of amd-quark": _library_of_quark()} if _version(_QUARK) != _MISSING else {}),
-        "folder of kernels": str(cache.folder() or "none: no folder is writable"),
+        "folder of kernels": _cache(),
         "kernels": _count_and_size(sizes),
-        "folder of kept models": str(models),
-        "kept models": _count_and_size([size for _, size, _ in kept.entries(models)]),
+        "folder of kept models": unreadable or str(models),
+        "kept models": _count_and_size([size for _, size, _ in kept.entries(models)] if models else []),
     }
     if options.json:
         print_json(facts)
     else:
         print_table("", ["", ""], [[name, str(value)] for name, value in facts.items()])
     return 0
+
+
+def _cache() -> str:
+    """Return the folder of compiled kernels, and why they are not loaded or kept, if so."""
+    from ..compiling import cache
+
+    folder, is_read, why_not = cache.place()
+    if not why_not:
+        return str(folder)
+    return f"{folder or 'none'}: {'nothing can be added' if is_read else 'not used'}: {why_not}"
+
+
+def _models(given: str | None) -> tuple[Path | None, str]:
+    """Return the folder of models, and why it is not used, if so."""
+    from ..session import kept
+
+    folder = None
+    try:
+        folder = kept.folder_of(given) if given else kept.users_folder()
+        if folder and folder.exists():
+            os.listdir(folder)
+    except OSError as error:
+        return None, f"{folder or error.filename or 'none'}: not used: {reason_of(error)}"
+    return folder, ""
 
 
 def _onnxruntime() -> tuple[str, str]:
@@ -130,4 +155,4 @@ def _folder_of_pytorch() -> Path:
         return Path(given)
     if os.name == "nt":
         return Path(os.environ.get("LOCALAPPDATA", ""), "torch_extensions", "torch_extensions", "Cache")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "torch_extensions")
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "torch_extensions")

@@ -13,11 +13,12 @@ import os
 import pickle
 import platform
 import re
+import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite
 import numba
@@ -25,7 +26,9 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from .memory import no_garbage_collection
-from .user_folder import own_folder, write
+from .process_lock import locked
+from .sources import digest as digest  # `jit` takes it from here: what this module imports changes nothing that is compiled
+from .user_folder import check_folder, make_own, own_content, own_folder, warn, write
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ _LONGEST_NAME = 120
 def compile_cached(compiler: Any, *signature: Any) -> None:
     """Load the function of a Dispatcher or CFunc of Numba from disk, or else compile it and save it there."""
     compiler._cache = file = _File(compiler.__qualname__)
-    with no_garbage_collection():
+    with no_garbage_collection(), file.locks:
         compiler.compile(*signature)
     if file.path and not signature:  # a function for C
         _files[compiler.address] = file.path
@@ -74,7 +77,8 @@ def object_of(address: int) -> tuple[str, bytes, bytes]:
     LookupError
         If the function is not kept on disk."""
     with suppress(KeyError, OSError):
-        content = _verified(_files[address].read_bytes())
+        path = _files[address]
+        content = _verified(own_content(path.parent, path.name))
         if content:
             (_, _, (code, bitcode)), description, *_ = pickle.loads(content)
             return description.llvm_cfunc_wrapper_name, code, bitcode
@@ -90,29 +94,50 @@ def _verified(content: bytes) -> bytes:
 _PACKAGE = Path(__file__).parents[1]
 
 
+class Place(NamedTuple):
+    """A folder, whether files are loaded from there, and why none can be written; "": they can."""
+
+    folder: Path | None
+    is_read: bool
+    why_not: str = ""
+
+
 @functools.cache
-def folder() -> Path | None:
-    """Return the folder of the files: in the one that NUMBA_CACHE_DIR names, or else the package's ``__pycache__``, or else in
-    the user's cache. None if none of them can be written to."""
-    beside = [] if numba.config.CACHE_DIR else [_PACKAGE / "__pycache__"]
-    for candidate in (*beside, own_folder()):
+def place() -> Place:
+    """Return where the files are: in the folder that NUMBA_CACHE_DIR names, or else in the package's ``__pycache__``, or in the
+    user's cache. They are loaded if this user alone, or the system, could have written them. A frozen application's own
+    folder may be gone when it ends."""
+    if not numba.config.CACHE_DIR and not getattr(sys, "frozen", False):
         with suppress(OSError):
-            candidate.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=candidate, suffix="_" * _LONGEST_NAME).close()
-            return candidate
-    return None
+            beside = _PACKAGE / "__pycache__"
+            beside.mkdir(exist_ok=True)
+            check_folder(beside)
+            _write_to(beside)
+            return Place(beside, True)
+    folder, is_read = None, False
+    try:
+        folder = own_folder()
+        folder = make_own(folder)
+        is_read = True
+        _write_to(folder)
+    except OSError as error:
+        return Place(folder, is_read, error.strerror or str(error))
+    return Place(folder, is_read)
+
+
+def _write_to(folder: Path) -> None:
+    tempfile.TemporaryFile(dir=folder, suffix="_" * _LONGEST_NAME).close()
 
 
 def environment() -> dict[str, str]:
     """Return the environment variables with which another process uses the same folder."""
-    place = folder() if numba.config.CACHE_DIR else None
-    return {"NUMBA_CACHE_DIR": str(place.parent)} if place else {}
+    return {"NUMBA_CACHE_DIR": str(own_folder().parent)} if numba.config.CACHE_DIR else {}
 
 
 def files() -> list[Path]:
     """Return the files of this and all other versions of the package, unfinished files of killed processes included."""
-    place = folder()
-    return sorted(filter(_is_own, place.glob(f"*{SUFFIX}*"))) if place else []
+    folder, is_read, _ = place()
+    return sorted(filter(_is_own, folder.glob(f"*{SUFFIX}*"))) if folder and is_read else []
 
 
 def _is_own(path: Path) -> bool:
@@ -139,32 +164,47 @@ class _File:
     """The file of one function, with the interface of ``numba.core.caching.Cache``."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.cache_path = name, folder()
+        self.name = name
+        folder, is_read, self._why_not = place()
+        self.cache_path = folder if is_read and not name.endswith("_") else None  # "_": without a digest
         self.path: Path | None = None  # of the file, if there is one
+        self.locks = ExitStack()  # what is held until the function is compiled
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return the compiled function; None if there is no file, or if it is damaged."""
+        """Return the compiled function; None if there is no file, or if it is damaged. If another process is compiling the
+        function, this one waits for its file."""
         target_context.refresh()
         if self.cache_path is not None:
-            with suppress(Exception):  # a damaged file may raise anything
-                path = self._path(signature, target_context.codegen())
-                content = _verified(path.read_bytes())
-                if content:
-                    found = CompileResult._rebuild(target_context, *pickle.loads(content))
-                    self.path = path
-                    return found
-        if self.cache_path is not None:
-            for each in [*before_compiling]:
-                each()
-        kept_in = self.cache_path or "memory alone"
+            path = self._path(signature, target_context.codegen())
+            found = self._loaded(path, target_context)
+            if found is None and not self._why_not:
+                has_waited = self.locks.enter_context(locked(self.cache_path, path.name))
+                found = self._loaded(path, target_context)  # which another process may have written meanwhile
+                # A process for which others compile needs no helpers.
+                for each in [] if found or has_waited else [*before_compiling]:
+                    each()
+            if found is not None:
+                self.path = path
+                return found
+        if self._why_not:
+            warn(str(place().folder or ""), self._why_not)
+        kept_in = (not self._why_not and self.cache_path) or "memory alone"
         if _waiting:
             _waiting.clear()
             _log.warning("compiling kernels takes some seconds; they are kept in %s", kept_in, extra={"kept_in": kept_in})
         _log.info("compiling %s, to be kept in %s", self.name, kept_in, extra={"kept_in": kept_in})
         return None
 
+    @staticmethod
+    def _loaded(path: Path, target_context: Any) -> Any:
+        with suppress(Exception):  # a damaged file may raise anything
+            content = _verified(own_content(path.parent, path.name))
+            if content:
+                return CompileResult._rebuild(target_context, *pickle.loads(content))
+        return None
+
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        if self.cache_path is None or compiled.library.has_dynamic_globals:  # it holds addresses of this process
+        if self.cache_path is None or self._why_not or compiled.library.has_dynamic_globals:  # addresses of this process
             return
         content = dumps(compiled._reduce())
         path = self._path(signature, compiled.codegen)
@@ -173,7 +213,7 @@ class _File:
             self.path = path
         except OSError as error:
             if os.name == "posix" or not path.exists():  # on Windows, another process may have written it and hold it open
-                _log.warning("a compiled kernel cannot be kept in %s: %s", self.cache_path, error.strerror)
+                warn(str(self.cache_path), error.strerror or str(error))
 
     def _path(self, signature: Any, codegen: Any) -> Path:
         """Return the path of the file. The name includes a hash of the versions, the processor and the signature that the
@@ -182,30 +222,3 @@ class _File:
         key = hashlib.sha256(repr((versions, codegen.magic_tuple(), str(signature))).encode()).hexdigest()[:12]
         assert self.cache_path
         return self.cache_path / f"{self.name}_{key}{SUFFIX}"
-
-
-@functools.cache
-def digest(file: Path) -> str:
-    """Return the digest of the sources that the functions of a file depend on."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources(file))).hexdigest()[:12]
-
-
-_IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
-
-
-def sources(file: Path) -> list[Path]:
-    """Return the file and all files of this package that it imports, directly or not, by relative imports anywhere in them.
-    This module and ``lock`` are left out: they run the compilation, and should not change its result."""
-    found, waiting = {file}, [file]
-    apart = {Path(__file__), Path(__file__).with_name("lock.py")}
-    while waiting:
-        importer = waiting.pop()
-        for dots, module, several, one in _IMPORT.findall(importer.read_text(encoding="utf-8")):
-            base = importer.parents[len(dots) - 1].joinpath(*module.split("."))
-            names = [name.split()[0] for name in (several or one.partition("#")[0]).split(",") if name.strip()]
-            for path in (base, *(base / name for name in names)):
-                for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-                    if candidate.is_file() and candidate not in found | apart:
-                        found.add(candidate)
-                        waiting.append(candidate)
-    return sorted(found)

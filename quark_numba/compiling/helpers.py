@@ -16,8 +16,9 @@ from . import cache
 from .lock import has_green_threads
 from .threads import number_of_processors
 
-# The folder that this package is in.
+# The folder or archive that this package is in, and a folder where processes with it may begin.
 PACKAGES = Path(__file__).parents[2]
+PLACE = PACKAGES if PACKAGES.is_dir() else PACKAGES.parent
 
 # The environment variable with the number of processes that compile at the same time, this one included.
 PROCESSES = "QUARK_NUMBA_COMPILE_PROCESSES"
@@ -86,7 +87,7 @@ class Helpers:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    cwd=PACKAGES,
+                    cwd=PLACE,
                     env=environment | {PROCESSES: "1"},
                     creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # of Windows
                 )

@@ -11,7 +11,6 @@ one symbol, and a third process that loads both may call the wrong one. Hence `i
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -81,6 +80,6 @@ def _specialise(template: Callable[..., Any], name: str, names: dict[str, Any]) 
     """
     assert isinstance(template, FunctionType)
     copy = FunctionType(template.__code__, {**template.__globals__, **names}, name)
-    copy.__qualname__ = f"{name}_{digest(Path(template.__code__.co_filename))}"
+    copy.__qualname__ = f"{name}_{digest(template.__module__)}"
     copy.__module__ = template.__module__
     return copy

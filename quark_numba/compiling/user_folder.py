@@ -1,36 +1,163 @@
-"""The user's folder for what the package keeps, and files in it. This module does without Numba."""
+"""The user's folder for what the package keeps, whether others could have written there, and files in it. This module does
+without Numba."""
 
 from __future__ import annotations
 
+import errno
+import functools
+import logging
 import os
+import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
+
+_log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1].name
 
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
 
 def own_folder() -> Path:
-    """Return the user's folder, which may not exist yet: in the one that NUMBA_CACHE_DIR names, or else in the user's cache."""
+    """Return the user's folder, which may not exist yet: in the one that NUMBA_CACHE_DIR names, or else in the user's cache.
+    Raise FileNotFoundError if the user has no such place. It is never one that depends on the current folder."""
     place = os.environ.get("NUMBA_CACHE_DIR", "") if is_plain() else _of_numba()
     if place:
         return Path(place, _PACKAGE).absolute()
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or os.path.expanduser(r"~\AppData\Local"), _PACKAGE, "Cache")
-    caches = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(caches), _PACKAGE)
+        places, parts = [os.environ.get("LOCALAPPDATA", ""), r"~\AppData\Local"], [_PACKAGE, "Cache"]
+    elif sys.platform == "darwin":
+        places, parts = ["~/Library/Caches"], [_PACKAGE]
+    else:
+        places, parts = [os.environ.get("XDG_CACHE_HOME", ""), "~/.cache"], [_PACKAGE]
+    for each in map(os.path.expanduser, places):
+        if os.path.isabs(each):
+            return Path(each, *parts)
+    raise FileNotFoundError(errno.ENOENT, "this user has no home folder")
+
+
+def make_own(folder: Path) -> Path:
+    """Make a folder for this user alone, or take from others the right to write to one of this user's. Return its path, which
+    is no link.
+
+    Raises
+    ------
+    OSError
+        With this folder as its `filename`: if it cannot be made, belongs to another user than the system's own, or stays
+        writable for others.
+    """
+    try:
+        with suppress(FileExistsError):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+        if os.name == "posix" and folder.is_symlink():
+            _check(folder.lstat(), is_link=True)
+            folder = Path(os.path.realpath(folder, strict=True))
+        close_to_others(folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
+    return folder
+
+
+def close_to_others(folder: Path) -> None:
+    """Take from others the right to write to a folder, except on Windows. Raise OSError if they keep it, or if it is theirs."""
+    with opened_folder(folder) as number:
+        is_wide = False
+        if number is not None:
+            status = os.fstat(number)
+            is_wide = status.st_uid == os.geteuid() and bool(status.st_mode & OTHERS_WRITE)
+            if is_wide:
+                os.fchmod(number, stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
+        _check_opened(number, folder)
+        if is_wide:
+            _log.warning("%s: other users could write to this cache. From now on only its owner can.", folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise PermissionError if others than this user and the system's own could write to a folder."""
+    with opened_folder(folder) as number:
+        _check_opened(number, folder)
+
+
+def _check_opened(number: int | None, folder: Path) -> None:
+    if number is None:
+        from . import access_list
+
+        access_list.check_own(folder)
+    else:
+        _check(os.fstat(number))
+
+
+def _check(status: os.stat_result, *, is_link: bool = False) -> None:
+    if status.st_uid not in (0, os.geteuid()):
+        raise PermissionError(errno.EPERM, f"it belongs to another user, number {status.st_uid}")
+    if status.st_mode & OTHERS_WRITE and not is_link:  # the mode of a link means nothing
+        raise PermissionError(errno.EPERM, f"other users can write to it, as its mode is {stat.S_IMODE(status.st_mode):o}")
+
+
+def own_content(folder: Path, name: str) -> bytes:
+    """Return the content of a file in a folder. Raise OSError if it or the folder is a link, or if others than this user and
+    the system's own could have written to them. What is checked is what was opened, and not its name; on Windows it is the
+    folder's access list."""
+    with opened_folder(folder) as number, opened_in(number, folder, name) as file:
+        _check_opened(number, folder)
+        if number is not None:
+            _check(os.fstat(file.fileno()))
+        return file.read()
+
+
+@contextmanager
+def opened_folder(folder: Path) -> Iterator[int | None]:
+    """Yield the descriptor of a folder, which stays the same if another folder, or a link, is put in its place. None: the
+    system has no such descriptors."""
+    if os.name != "posix":
+        yield None
+        return
+    number = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def opened_in(number: int | None, folder: Path, name: str) -> BinaryIO:
+    """Return a file of a folder, opened for reading; `number` is what `opened_folder` yields."""
+    path = folder / name if number is None else name
+    return open(path, "rb", opener=functools.partial(without_links, dir_fd=number))
+
+
+def without_links(path: str, flags: int, dir_fd: int | None = None) -> int:
+    """Open a file as `os.open` does, but no link, which might lead to another file than this package's, and wait for nobody at
+    the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), dir_fd=dir_fd)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file, which other processes see whole or not at all."""
+    """Write a file, which other processes see whole or not at all, and to which other users cannot write."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        written.write_bytes(content)
+        written.unlink(missing_ok=True)
+        with open(written, "xb", opener=functools.partial(os.open, mode=0o644)) as file:
+            file.write(content)
         written.replace(path)
     finally:
         with suppress(OSError):
             written.unlink(missing_ok=True)
+
+
+@functools.cache
+def warn(folder: str, reason: str) -> None:
+    """Say, once, that nothing can be kept in a folder, why, and what to do."""
+    _log.warning(
+        "%s: compiled kernels and models cannot be kept: %s. Each process makes them again, which takes seconds. Let "
+        "NUMBA_CACHE_DIR name a folder that belongs to this user, and that others cannot write to",
+        folder or "no folder",
+        reason,
+    )
 
 
 def is_plain(*, loaded: bool = False) -> bool:

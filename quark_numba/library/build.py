@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -73,7 +74,8 @@ def build_library(
     Raises
     ------
     ModelError
-        If a model cannot be read or ONNX Runtime refuses it; if there is no linker, or it fails; if a file cannot be written.
+        If a model cannot be read or ONNX Runtime refuses it; if there is no linker, or it fails; if a file cannot be written;
+        or in a frozen application, which has no Python for another process.
     RuntimeError
         If the native backend is not available: sessions tell what the models need. If ONNX Runtime is too old for
         `standard_ops`.
@@ -89,6 +91,8 @@ def build_library(
         raise ValueError(f"models has two files of one name: {', '.join(names)}")
     if standard_ops and not paths:
         raise ValueError("standard_ops is True without models; expected models, whose nodes the library gets")
+    if getattr(sys, "frozen", False):
+        raise ModelError("this is a frozen application, which has no Python to compile with; build libraries with Python")
     name, cpus = targets.check(target, cpu)
     command = targets.linker(target)
     folder = Path(path).absolute()
@@ -159,7 +163,7 @@ def _compile(job: targets.Job, name: str) -> None:
         input=pickle.dumps(job),
         capture_output=True,
         check=False,
-        cwd=helpers.PACKAGES,
+        cwd=helpers.PLACE,
         # Intel's vectors of functions are not everywhere.
         env=environment | {"NUMBA_DISABLE_INTEL_SVML": "1"},
     )

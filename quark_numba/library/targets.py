@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,8 +152,9 @@ def link(command: Sequence[str], name: str, folder: Path, library: Path) -> None
     if "ziglang" in command:
         flags.append("-fno-sanitize=all")
     for part in folder.iterdir():
-        for source in Path(__file__).parent.glob("*.[ch]"):
-            shutil.copy(source, part)  # beside the tables that it includes
+        for source in resources.files(__package__).iterdir():
+            if source.name.endswith((".c", ".h")):
+                (part / source.name).write_bytes(source.read_bytes())  # beside the tables that it includes
     inputs = [*sorted(folder.glob("*/*.c")), *sorted(folder.glob("*/*.o"))]
     math = ["-lm"] if library.suffix == ".so" else []
     result = subprocess.run(

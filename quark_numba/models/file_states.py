@@ -8,12 +8,6 @@ import os
 State = list[int]
 
 
-def without_links(path: str, flags: int, dir_fd: int | None = None) -> int:
-    """Open a file as `os.open` does, but no link, which might lead to another file than this package's, and wait for nobody at
-    the other end of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), dir_fd=dir_fd)
-
-
 def state_of(path: str | os.PathLike[str]) -> State:
     """Return what changes if a file is changed."""
     try:

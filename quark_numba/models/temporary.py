@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..compiling.lock import IMPORTS
+from ..compiling.user_folder import without_links
 from ..errors import MissingFileError
-from .file_states import without_links
 
 PREFIX = "quark_numba_"
 

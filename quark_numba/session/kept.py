@@ -6,7 +6,6 @@ An entry is made apart, and appears under its name at once."""
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import logging
 import os
@@ -16,12 +15,22 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..compiling.lock import IMPORTS
-from ..compiling.user_folder import own_folder
+from ..compiling.user_folder import (
+    OTHERS_WRITE,
+    close_to_others,
+    make_own,
+    opened_folder,
+    opened_in,
+    own_content,
+    own_folder,
+    warn,
+    without_links,
+)
 from ..errors import MissingFileError, ModelError, WriteError, reason_of
-from ..models.file_states import state_of, without_links
+from ..models.file_states import state_of
 from ..models.temporary import is_locked, remove_left_behind, temporary_folder
 from .kept_names import NAME, PREFIX, digests
 
@@ -41,18 +50,25 @@ _LIMIT, _DEFAULT_LIMIT = "QUARK_NUMBA_CACHE_GB", 64.0
 
 _CHUNK = 1 << 20
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
 # A model, its facts, and why it must not be kept, if so. The model is bytes, a path, or None: the original.
 Made = tuple[str | bytes | None, dict[str, Any], str | None]
 Kept = tuple[str | bytes | None, dict[str, Any]]
 
 
-def folder_of(given: bool | str | os.PathLike[str]) -> Path:
-    """Return the folder that an argument `cache` means: True is one in the user's cache. Raise TypeError or ModelError if it
-    cannot be a folder."""
+def users_folder() -> Path:
+    """Return the folder of models in the user's cache. Raise OSError if the user has no place of this user's own."""
+    return make_own(own_folder()) / "models"
+
+
+def folder_of(given: bool | str | os.PathLike[str]) -> Path | None:
+    """Return the folder that an argument `cache` means: True is one in the user's cache. None: the user has no such place, or
+    others can write to it, of which a warning tells. Raise TypeError or ModelError if it cannot be a folder."""
     if isinstance(given, bool):
-        given = own_folder() / "models"
+        try:
+            return users_folder()
+        except OSError as error:
+            warn(error.filename or "", reason_of(error))
+            return None
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
         raise TypeError(f"cache is a {type(given).__name__}; expected True, False or the path of a folder")
     name = os.fspath(given)
@@ -139,7 +155,7 @@ def add(entry: Path, name: str, content: bytes) -> None:
         with opened(entry) as manifest:
             if manifest is None or content_of(entry, manifest, name):
                 return
-            _close_to_others(entry)
+            close_to_others(entry)
             _write(entry / file, content)
             manifest["files"][file] = [state_of(entry / file), checksum]
             _write_manifest(entry, manifest | {name: file})
@@ -147,62 +163,16 @@ def add(entry: Path, name: str, content: bytes) -> None:
         _log.info("%s: %s cannot be kept: %s", entry, name, reason_of(error))
 
 
-def _close_to_others(entry: Path) -> None:
-    """Take from others the right to write to an entry's folder. Raise OSError if they keep it, or if the folder is theirs."""
-    with _within(entry) as folder:
-        if folder is not None:
-            status = os.fstat(folder)
-            if status.st_uid == os.geteuid() and status.st_mode & _OTHERS_WRITE:
-                os.fchmod(folder, stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
-            _check_own(folder)
-
-
 def content_of(entry: Path, manifest: Mapping[str, Any], name: str) -> bytes | None:
     """Return a file that was added to an open entry; None: there is none, or others than this user and the system's own could
     have written it or the entry."""
     if name in manifest:
         with suppress(OSError, ValueError, LookupError, TypeError):
-            manifest = _manifest(entry, _own_content(entry, _MANIFEST))
-            content = _own_content(entry, manifest[name])
+            manifest = _manifest(entry, own_content(entry, _MANIFEST))
+            content = own_content(entry, manifest[name])
             if zlib.crc32(content) == manifest["files"][manifest[name]][1]:
                 return content
     return None
-
-
-def _own_content(entry: Path, name: str) -> bytes:
-    """Return the content of an entry's file. Raise OSError if it or the entry is a link, or if others could have written to
-    them."""
-    with _within(entry) as folder, _opened_in(folder, entry, name) as file:
-        for number in (folder, file.fileno()) if folder is not None else ():
-            _check_own(number)
-        return file.read()
-
-
-def _check_own(number: int) -> None:
-    """Raise OSError if others than this user and the system's own could write to an open file or folder."""
-    status = os.fstat(number)
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & _OTHERS_WRITE:
-        raise PermissionError(errno.EPERM, "another user can write to it")
-
-
-def _opened_in(folder: int | None, entry: Path, name: str) -> BinaryIO:
-    """Return a file of an entry, opened for reading; `folder` is what `_within` yields."""
-    path = entry / name if folder is None else name
-    return open(path, "rb", opener=functools.partial(without_links, dir_fd=folder))
-
-
-@contextmanager
-def _within(entry: Path) -> Iterator[int | None]:
-    """Yield the descriptor of an entry's folder, which stays the same if another folder, or a link, is put in its place. None:
-    the system has no such descriptors."""
-    if os.name != "posix":
-        yield None
-        return
-    folder = os.open(entry, os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
 
 
 def _checksum(path: Path) -> int:
@@ -278,7 +248,7 @@ def _keep(entry: Path, made: Made, files: ExitStack) -> Kept:
         (folder / name).touch()
     for place in (folder, *folder.iterdir()):
         with suppress(OSError):  # of a file system without modes
-            place.chmod(stat.S_IMODE(place.stat().st_mode) & ~_OTHERS_WRITE)
+            place.chmod(stat.S_IMODE(place.stat().st_mode) & ~OTHERS_WRITE)
     states = {name: [state_of(folder / name), _checksum(folder / name)] for name in names}
     (folder / _MANIFEST).write_text(_text({"name": entry.name, "files": states, "file": path.name, "facts": facts}))
     if os.name == "posix":  # the lock moves with the folder; Windows moves no folder with an open file
@@ -357,8 +327,8 @@ def _remove_files(entry: Path) -> None:
     with IMPORTS:
         import shutil  # which takes longer than all else that a session of a kept model imports
 
-    with suppress(OSError), _within(entry) as folder:
-        with _opened_in(folder, entry, _MARKER) as marker:
+    with suppress(OSError), opened_folder(entry) as folder:
+        with opened_in(folder, entry, _MARKER) as marker:
             if marker.read() != _MARK:
                 return
         for name in sorted(os.listdir(entry if folder is None else folder), key=lambda name: name == _MARKER):

@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ..compiling.lock import IMPORTS
+from ..compiling.sources import digest_of_package
+from ..compiling.user_folder import without_links
 from ..errors import ModelError
-from ..models.file_states import state_of, without_links
+from ..models.file_states import state_of
 from ..models.temporary import temporary_folder
+from ..version import __version__
 
 # Names begin with this, so that they do not look like the names of others, and go on with so many hexadecimal digits.
 PREFIX, _DIGITS = "quark_numba-", 20
@@ -47,7 +50,8 @@ def key(folder: Path, paths: Iterable[str | os.PathLike[str]], options: Mapping[
     parts = {
         "files": [_digest(folder, model, others), *(_digest(folder, path, []) for path in others)],
         "options": options,
-        "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_version, _DISTRIBUTIONS), _sources()],
+        "versions": [onnxruntime.__version__, onnxruntime.get_build_info(), *map(_version, _DISTRIBUTIONS)],
+        "package": digest_of_package() or __version__,
         "operators": _added_operators(),
         "processor": [platform.machine(), *host],
     }
@@ -62,23 +66,6 @@ def _added_operators() -> list[tuple[str, int]]:
     """Return the operators from outside of the package. There are none if the catalog is not even loaded."""
     catalog = sys.modules.get(f"{__package__.rpartition('.')[0]}.catalog")
     return [(operator.full_name, operator.since_version) for operator in catalog.OPERATORS.added] if catalog else []
-
-
-@functools.cache
-def _sources() -> str:
-    """Return the digest of this package's sources."""
-    paths = [
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(Path(__file__).parents[1])
-        for name in names
-        if name.endswith(".py")
-    ]
-    return hashlib.sha256(b"".join(map(_content, sorted(paths)))).hexdigest()
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _version(name: str) -> str:

@@ -73,12 +73,14 @@ def prepared(
         return made.source, made.json() | {"original": original}, _unwritten(made.left)
 
     with ExitStack() as files:
-        if cache is None or cache is False:
-            result = _made(files, read, options, providers, folder=folder, replaced=replaced, **how)
-        elif read.path is None:
+        is_kept = cache is not None and cache is not False
+        if is_kept and read.path is None:
             raise ValueError("cache is set, but the model has no path; expected the path of a model")
+        place = kept.folder_of(cache) if is_kept else None
+        if place is None or read.path is None:
+            result = _made(files, read, options, providers, folder=folder, replaced=replaced, **how)
         else:
-            original, place = os.path.abspath(read.path), kept.folder_of(cache)
+            original = os.path.abspath(read.path)
             facts_of_options = facts(options, providers, replaced.names, replaced.from_memory, how)
             name = kept_names.key(place, [read.path, *read.files], facts_of_options)
             result = Prepared.of_json(*kept.kept(files, place / name, make))

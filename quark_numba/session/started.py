@@ -51,8 +51,8 @@ def entry_of(
         return None
     try:
         place = kept.folder_of(cache)
-        files = kept_names.files_of(place, path)
-        if files is None:
+        files = kept_names.files_of(place, path) if place else None
+        if place is None or files is None:
             return None
         facts = options.facts(chosen or onnxruntime.SessionOptions(), providers, (), False, {**how, "is_native": True})
         return place / kept_names.key(place, files, facts)

@@ -15,6 +15,7 @@ import zipfile
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import numba
 import numpy as np
 import onnx
 import processes
@@ -225,6 +226,21 @@ def test_a_folder_of_models_without_room(tmp_path, capsys):
     done = finished(*words)
     assert done.returncode == 0
     assert f"{tmp_path / 'file' / 'cache'}: a model cannot be kept: " in done.stderr.decode()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links of POSIX")
+def test_a_cache_that_cannot_be_read(terminal, tmp_path, monkeypatch):
+    """All rows are printed, and beside the folder the reason."""
+    place = tmp_path / "quark_numba"
+    place.symlink_to(place)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cache, "place", cache.place.__wrapped__)
+    report = terminal.report("info")
+    assert report["cache"] == f"{place}: not used: Too many levels of symbolic links"
+    assert report["folder of models"] == report["cache"]
+    assert report["kernels in the cache"] == report["models in the cache"] == "0, 0.0 MB"
+    assert terminal.report("info", "--clear-cache") == report
 
 
 @pytest.mark.slow

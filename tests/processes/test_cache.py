@@ -1,20 +1,25 @@
 """The cache on disk: filled by several processes, unwritable, broken or of another version."""
 
+import errno
+import hashlib
 import os
+import pickle
 import shutil
+import stat
 import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import numba
+import numpy as np
 import pytest
 from marks import default_of, sizes
 from processes import PREPARE, python, run, start
 
 import quark_numba
-from quark_numba.compiling import cache, user_folder
-from quark_numba.compiling.cache import sources
+from quark_numba.compiling import access_list, cache, jit, user_folder
+from quark_numba.compiling.sources import sources
 
 pytestmark = pytest.mark.compiled
 
@@ -149,7 +154,7 @@ def test_a_folder_in_which_names_do_not_fit(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "TemporaryFile", short)
     for name, fits in (("a", True), ("a" * 200, False)):
         monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / name))
-        assert cache.folder.__wrapped__() == (tmp_path / name / "quark_numba" if fits else None)
+        assert bool(cache.place.__wrapped__().why_not) == (not fits)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +162,7 @@ def test_a_folder_in_which_names_do_not_fit(monkeypatch, tmp_path):
     [
         ("linux", "XDG_CACHE_HOME", "/cache/quark_numba"),
         ("linux", None, "/home/me/.cache/quark_numba"),
+        ("linux", "XDG_CACHE_HOME: relative", "/home/me/.cache/quark_numba"),
         ("darwin", None, "/home/me/Library/Caches/quark_numba"),
         ("win32", "LOCALAPPDATA", "/cache/quark_numba/Cache"),
     ],
@@ -166,10 +172,253 @@ def test_the_users_folder(system, variable, expected, monkeypatch):
     monkeypatch.setenv("USERPROFILE" if os.name == "nt" else "HOME", "/home/me")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     if variable:
-        monkeypatch.setenv(variable, "/cache")
+        name, _, value = variable.partition(": ")
+        monkeypatch.setenv(name, value or "/cache")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", system)
         assert user_folder.own_folder() == Path(expected)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other lists of users")
+@pytest.mark.parametrize("home", [None, "relative"])
+def test_a_user_without_a_home(home, monkeypatch, tmp_path):
+    """As in a container with any number of a user. Nothing is kept below the current folder."""
+    import pwd
+
+    def unknown(_):
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.setattr(sys, "frozen", True, raising=False)  # nothing beside the package
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if home:
+        monkeypatch.setenv("HOME", home)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="this user has no home folder"):
+        user_folder.own_folder()
+    assert cache.place.__wrapped__() == (None, False, "this user has no home folder")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.fixture
+def place(monkeypatch, tmp_path):
+    """Return the folder of kernels, which does not exist yet."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    cache.place.cache_clear()
+    user_folder.warn.cache_clear()
+    yield tmp_path / "quark_numba"
+    cache.place.cache_clear()
+
+
+def compile_one():
+    """Return the result of a small kernel, which is loaded or compiled."""
+    x = np.zeros(1)
+    jit.kernel(one, "one", numba.types.void(numba.float64[::1]))(x)
+    return x[0]
+
+
+def one(x):
+    x[0] = 1
+
+
+posix = pytest.mark.skipif(os.name != "posix", reason="modes and owners of POSIX")
+
+
+@posix
+@pytest.mark.parametrize("mask", [0, 0o002, 0o077])
+def test_the_folder_is_for_this_user_alone(mask, place):
+    """Others cannot write to files either, whatever the umask."""
+    before = os.umask(mask)
+    try:
+        compile_one()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    (file,) = cache.files()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644 & ~mask
+
+
+PLANTED = []
+
+
+def plant():
+    PLANTED.append("planted")
+
+
+class Planted:
+    def __reduce__(self):
+        return plant, ()
+
+
+def write_planted(file):
+    content = pickle.dumps(Planted())
+    file.write_bytes(cache._MARK + hashlib.sha256(content).digest() + content)
+
+
+def of_another(path):
+    if os.getuid():
+        pytest.skip("only root can give files away")
+    os.chown(path, 12345, 12345)
+
+
+@posix
+@pytest.mark.compiled
+@pytest.mark.parametrize("change", [lambda file: file.chmod(0o664), lambda file: file.chmod(0o646), of_another])
+def test_a_file_that_others_could_have_written(change, place):
+    """It is not loaded, and made again."""
+    PLANTED.clear()
+    compile_one()
+    (file,) = cache.files()
+    write_planted(file)
+    assert compile_one() == 1
+    assert PLANTED  # it would be loaded if it were this user's
+    PLANTED.clear()
+    write_planted(file)
+    change(file)
+    assert compile_one() == 1
+    assert not PLANTED
+    user_folder.own_content(place, file.name)  # raises no error
+
+
+@posix
+@pytest.mark.compiled
+def test_a_link_in_the_place_of_a_file(place, tmp_path):
+    PLANTED.clear()
+    compile_one()
+    (file,) = cache.files()
+    file.unlink()
+    write_planted(tmp_path / "planted")
+    file.symlink_to(tmp_path / "planted")
+    assert compile_one() == 1
+    assert not PLANTED
+    assert not file.is_symlink()
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
+def test_a_folder_to_which_others_can_write(mode, place, caplog):
+    """If it is this user's, they no longer can. A warning tells what was."""
+    place.mkdir()
+    place.chmod(mode)
+    assert cache.place() == (place, True, "")
+    assert stat.S_IMODE(place.stat().st_mode) == mode & ~0o022
+    assert f"{place}: other users could write to this cache" in caplog.text
+
+
+def unchanged_mode(patch):
+    patch.setattr(os, "fchmod", lambda *_: None)  # as on a file system without modes
+
+
+FOREIGN = {
+    "of another user": (lambda place, _: of_another(place), "it belongs to another user, number 12345"),
+    "of all": (
+        lambda place, patch: (place.chmod(0o777), unchanged_mode(patch)),
+        "other users can write to it, as its mode is 777",
+    ),
+    "a link of another user": (
+        lambda place, _: (place.rmdir(), place.symlink_to(place.parent), os.chown(place, 12345, 12345, follow_symlinks=False)),
+        "it belongs to another user, number 12345",
+    ),
+    "a link to itself": (lambda place, _: (place.rmdir(), place.symlink_to(place)), "Too many levels of symbolic links"),
+    "a file": (lambda place, _: (place.rmdir(), place.touch()), "Not a directory"),
+}
+
+
+@posix
+@pytest.mark.compiled
+@pytest.mark.parametrize("cause", FOREIGN)
+def test_a_folder_that_is_not_used(cause, place, monkeypatch, caplog):
+    """Kernels are compiled in memory. One warning names the folder, the reason and what to set."""
+    if "another" in cause and os.getuid():
+        pytest.skip("only root can give files away")
+    place.mkdir()
+    change, reason = FOREIGN[cause]
+    change(place, monkeypatch)
+    for _ in range(2):
+        assert compile_one() == 1
+    assert cache.place() == (place, False, reason)
+    (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert warning.startswith(f"{place}: compiled kernels and models cannot be kept: {reason}. ")
+    assert "NUMBA_CACHE_DIR" in warning
+    assert not cache.files()
+    assert not [*place.iterdir()] if place.is_dir() and not place.is_symlink() else True
+
+
+@posix
+@pytest.mark.compiled
+def test_a_link_of_this_user(place, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    place.symlink_to(tmp_path / "elsewhere")
+    compile_one()
+    assert [*(tmp_path / "elsewhere").glob("*.kernel")] == cache.files()
+
+
+@posix
+@pytest.mark.compiled
+def test_a_folder_that_can_only_be_read(place, monkeypatch, caplog):
+    """Its kernels are loaded, as those in a read-only image are. Others are compiled, which gives a warning."""
+    compile_one()
+    cache.place.cache_clear()
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    assert cache.place() == (place, True, "Read-only file system")
+    caplog.clear()
+    assert compile_one() == 1
+    assert not caplog.records
+    (file,) = cache.files()
+    file.unlink()
+    assert compile_one() == 1
+    assert f"{place}: compiled kernels and models cannot be kept: Read-only file system" in caplog.text
+    assert not cache.files()
+
+
+def refused(**_):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+@posix
+def test_the_packages_folder_if_others_can_write_to_it(monkeypatch, tmp_path):
+    """It stays as it is, since it is Python's, and kernels are in the user's cache."""
+    beside = tmp_path / "__pycache__"
+    beside.mkdir()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.setattr(cache, "_PACKAGE", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert cache.place.__wrapped__().folder == beside
+    beside.chmod(0o775)
+    assert cache.place.__wrapped__() == (tmp_path / "home" / "quark_numba", True, "")
+    assert stat.S_IMODE(beside.stat().st_mode) == 0o775
+
+
+USER = "S-1-5-21-1-2-3-1001"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"O:{USER}D:(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)(A;OICI;FA;;;{USER})", []),
+        (f"O:BAD:PAI(A;OICI;FA;;;{USER})(A;OICI;0x1200a9;;;BU)(A;OICIIO;GA;;;CO)(A;ID;FRFX;;;WD)", []),
+        (f"O:{USER}D:AI(A;OICIID;0x1301bf;;;AU)(A;ID;FA;;;SY)", ["AU"]),  # below C:\
+        (f"O:{USER}D:(D;;FA;;;AU)(A;;FA;;;{USER})", []),  # refused
+        (f"O:{USER}D:(A;;DCLCRPCR;;;BU)(A;;FA;;;WD)", ["BU", "WD"]),
+        ("O:S-1-5-21-1-2-3-1002D:(A;;FA;;;S-1-5-21-1-2-3-1002)", ["S-1-5-21-1-2-3-1002"]),
+        (f"O:{USER}D:NO_ACCESS_CONTROL", ["everybody"]),
+        (f"O:{USER}", ["everybody"]),
+        ("", ["an unknown owner", "everybody"]),
+    ],
+)
+def test_access_lists_of_windows(text, expected):
+    assert access_list.writers(text, USER) == expected
+
+
+@pytest.mark.skipif(os.name != "nt", reason="Windows' access lists")
+def test_a_folder_of_this_user_on_windows(tmp_path):
+    text = access_list._text_of(tmp_path)
+    assert access_list.writers(text, access_list._this_user()) == []
+    assert access_list.writers(text, USER)
+    with pytest.raises(PermissionError, match="its access list cannot be read"):
+        access_list.check_own(Path("C:\\no such folder"))
 
 
 @pytest.mark.parametrize("family", ["linear", "block"])
@@ -177,11 +426,17 @@ def test_the_digest_covers_what_a_kernel_is_made_of(family):
     """The digest covers all modules that the kernel's module imports, directly or not, except those that run the compilation.
     It covers no others, because every edit of a covered file makes every kernel stale."""
     grimp = pytest.importorskip("grimp", exc_type=ImportError, reason="its DLL does not load under Wine")
-    package = Path(quark_numba.__file__).parent
-    paths = [path.relative_to(package.parent) for path in sources(package / family / "kernels.py")]
-    covered = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths}
+    covered = {*sources(f"quark_numba.{family}.kernels")}
     imported = grimp.build_graph("quark_numba").find_upstream_modules(f"quark_numba.{family}.kernels")
-    apart = ("cache", "lock", "memory", "user_folder")  # the last two are imported by the cache alone
+    apart = (
+        "access_list",
+        "cache",
+        "lock",
+        "memory",
+        "process_lock",
+        "sources",
+        "user_folder",
+    )  # all but `lock` are imported by the cache alone
     apart = {f"quark_numba.compiling.{each}" for each in apart}
     assert covered >= imported - apart
     packages = {name.rpartition(".")[0] for name in imported}
@@ -296,3 +551,8 @@ def test_a_file_that_another_process_has_written_meanwhile(tmp_path):
     others = symbol_in(tmp_path / "other", 2, tmp_path / "none")
     assert symbol_in(tmp_path / "alone", 1, tmp_path / "none") != others
     assert symbol_in(tmp_path / "own", 1, tmp_path / "other") == others
+
+
+def test_an_operator_from_outside_depends_on_what_it_takes_from_the_package():
+    covered = sources("toy_family")
+    assert {"toy_family", "quark_numba.compiling.intrinsics", "quark_numba.ort.nodes.context"} <= {*covered}

@@ -272,7 +272,7 @@ def test_an_entry_that_others_can_write_to(path, caplog, monkeypatch):
     with monkeypatch.context() as patch, caplog.at_level("INFO"):
         patch.setattr(os, "fchmod", lambda *_: None)  # as on a file system without modes
         kept.add(entry, "more", b"content")
-    assert f"{entry}: more cannot be kept: another user can write to it" in caplog.text
+    assert f"{entry}: more cannot be kept: other users can write to it, as its mode is 777" in caplog.text
     assert {each.name for each in entry.iterdir()} == before
     kept.add(entry, "more", b"content")
     assert entry.stat().st_mode & 0o777 == 0o755

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from paths import MODELS
 
 import quark_numba
 from quark_numba import ModelError, catalog, cli
+from quark_numba.compiling import sources, user_folder
 from quark_numba.models import file_states, model_files, tensors
 from quark_numba.rewriting import fusions
 from quark_numba.session import initializers, kept, kept_names, prepared
@@ -120,15 +122,15 @@ def test_a_model_that_is_replaced_while_it_is_read(path, folder, monkeypatch):
 def test_the_key_has_the_sources_of_the_kernels():
     kernels = {path.read_bytes() for path in Path(kept.__file__).parents[1].rglob("arithmetic.py")}
     read = []
-    content = kept_names._content
+    content = sources.content
 
     def recorded(path):
         read.append(content(path))
         return read[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_names, "_content", recorded)
-        kept_names._sources.__wrapped__()
+        patch.setattr(sources, "content", recorded)
+        sources.digest_of_package.__wrapped__()
     assert kernels
     assert kernels <= set(read)
 
@@ -311,6 +313,50 @@ def test_a_file_that_the_system_refuses(tmp_path):
     assert done.stdout == "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n", done.stderr
     assert f"{tmp_path / 'cache'}: a model cannot be kept: File too large" in done.stderr
     assert not kept.entries(tmp_path / "cache")
+
+
+@pytest.fixture
+def users(monkeypatch, tmp_path):
+    """Return the folder that the user's cache is in."""
+    monkeypatch.setattr(user_folder, "_of_numba", lambda: str(tmp_path / "users"))
+    user_folder.warn.cache_clear()
+    return tmp_path / "users"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and owners of POSIX")
+@pytest.mark.by_default(1)
+def test_the_users_folder_is_for_this_user_alone(path, users):
+    assert result(quark_numba.InferenceSession(path, cache=True)) == EXPECTED
+    assert stat.S_IMODE((users / "quark_numba").stat().st_mode) == 0o700
+    assert entry_of(users / "quark_numba" / "models")
+
+
+def without_home():
+    raise FileNotFoundError(2, "this user has no home folder")
+
+
+UNUSABLE = {
+    "another user's": lambda patch, place: patch.setattr(os, "geteuid", lambda: 12345),
+    "a file": lambda patch, place: (place.rmdir(), place.touch()),
+    "no home": lambda patch, place: patch.setattr(kept, "own_folder", without_home),
+}
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root's folders belong to another user for others")
+@pytest.mark.parametrize("cause", UNUSABLE)
+@pytest.mark.by_default(3)
+def test_the_users_folder_cannot_be_used(path, users, cause, monkeypatch, caplog):
+    """Sessions run, nothing is kept, and one warning tells why."""
+    place = users / "quark_numba"
+    place.mkdir(parents=True)
+    os.chown(place, 54321, 54321)
+    with monkeypatch.context() as patch:
+        UNUSABLE[cause](patch, place)
+        for _ in range(2):
+            assert result(quark_numba.InferenceSession(path, cache=True)) == EXPECTED
+    (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert "compiled kernels and models cannot be kept: " in warning
+    assert not [*users.rglob("quark_numba-*")]
 
 
 @pytest.mark.parametrize("wrong", ["x" * 5000, "a\0b", "", "\udcff"])

@@ -1,0 +1,77 @@
+"""Locks between processes, which the system frees when their process ends, however it does."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from time import monotonic, sleep
+
+# The file of all locks of a folder. A lock is one byte of it, which need not exist.
+FILE = "compiling.lock"
+
+# The seconds that a process waits for another one, and those between two attempts.
+_PATIENCE, _PAUSE = 30.0, 0.01
+
+# The bytes that this process holds.
+_held: list[int] = []
+
+
+@contextmanager
+def locked(folder: Path, name: str) -> Iterator[bool]:
+    """Hold the lock `name` of a folder within the context, and yield whether another process held it first.
+
+    The context begins without the lock if the file system has none, or if another process keeps it for `_PATIENCE` seconds. A
+    process that holds a lock waits for no second one, so that no two processes wait for each other. So a lock saves work, and
+    nothing may depend on it.
+    """
+    byte = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") >> 1
+    end, has_waited = monotonic() + (0 if _held else _PATIENCE), False
+    with ExitStack() as files:
+        with suppress(OSError):
+            file = files.enter_context(open(folder / FILE, "ab", buffering=0, opener=_for_this_user))
+            while (taken := _take(file, byte)) is False:
+                has_waited = True
+                if monotonic() > end:
+                    break
+                sleep(_PAUSE)
+            if taken:
+                _held.append(byte)
+                files.callback(_give_back, file, byte)
+        yield has_waited
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+
+
+def _take(file: FileIO, byte: int) -> bool | None:
+    """Lock a byte of a file for this process, and return whether that was possible; None: the file system has no locks."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(byte)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            # Unlike those of flock, these locks stay with this process: a fork does not hold them.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except OSError as error:
+        return False if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK) else None
+    return True
+
+
+def _give_back(file: FileIO, byte: int) -> None:
+    _held.remove(byte)
+    if sys.platform == "win32":  # elsewhere closing the file gives it back
+        import msvcrt
+
+        file.seek(byte)
+        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)

@@ -1,0 +1,159 @@
+"""Processes that need the same kernels at once: one compiles a kernel, and the others wait for its file."""
+
+import errno
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+import numba
+import numpy as np
+import pytest
+from processes import start
+
+from quark_numba.compiling import cache, jit, process_lock
+from quark_numba.compiling.process_lock import locked
+
+HOLDS = """
+import sys
+from pathlib import Path
+from quark_numba.compiling.process_lock import locked
+with locked(Path(sys.argv[1]), sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def hold(tmp_path):
+    """A function that returns a process, which holds a lock of a folder until it is killed."""
+    processes = []
+
+    def held_by_another(name, folder=tmp_path):
+        command, pipe = [sys.executable, "-c", HOLDS, str(folder), name], subprocess.PIPE
+        processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe))
+        assert processes[-1].stdout.readline().strip() == b"held"
+        return processes[-1]
+
+    yield held_by_another
+    for process in processes:
+        end(process)
+
+
+def end(process):
+    process.kill()
+    process.communicate()
+
+
+def takes(folder, name):
+    """Return whether another process had the lock first, and whether this process has it then."""
+    with locked(folder, name) as has_waited:
+        return has_waited, bool(process_lock._held)
+
+
+def test_a_lock_of_another_process(hold, tmp_path, monkeypatch):
+    """It is waited for with a limit, and is free when its process is killed."""
+    process = hold("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(process_lock, "_PATIENCE", 0.05)
+        assert takes(tmp_path, "a") == (True, False)
+    monkeypatch.setattr(process_lock, "sleep", lambda _: end(process))
+    assert takes(tmp_path, "a") == (True, True)
+    assert takes(tmp_path, "a") == (False, True)
+
+
+def test_another_lock_is_free(hold, tmp_path, monkeypatch):
+    hold("a")
+    assert takes(tmp_path, "b") == (False, True)
+
+
+def test_who_holds_a_lock_waits_for_no_other(hold, tmp_path, monkeypatch):
+    """Two processes that need each other's would wait for ever."""
+    hold("a")
+    monkeypatch.setattr(process_lock, "_PATIENCE", 1e9)
+    with locked(tmp_path, "b"):
+        assert takes(tmp_path, "a") == (True, True)  # "b"
+    assert not process_lock._held
+
+
+@pytest.mark.skipif(os.name != "posix", reason="fcntl is of POSIX")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(number, tmp_path, monkeypatch):
+    import fcntl
+
+    def refuses(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuses)
+    assert takes(tmp_path, "a") == (False, False)
+
+
+def test_a_folder_that_is_gone(tmp_path):
+    assert takes(tmp_path / "none", "a") == (False, False)
+
+
+def test_the_lock_is_given_back_after_an_error(tmp_path):
+    with suppress(ZeroDivisionError), locked(tmp_path, "a"):
+        raise ZeroDivisionError
+    assert not process_lock._held
+
+
+def one(x):
+    x[0] = 1
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_kernel_that_another_process_compiles(writes, hold, tmp_path, monkeypatch, caplog):
+    """Its file is waited for and loaded. If the other process ends without it, the kernel is compiled here."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cache, "place", cache.place.__wrapped__)
+    caplog.set_level("INFO")
+    signature, x = numba.types.void(numba.float64[::1]), np.zeros(1)
+    jit.kernel(one, "one", signature)
+    (file,) = cache.files()
+    content = file.read_bytes()
+    file.unlink()
+    process = hold(file.name, file.parent)
+
+    def ends(_):
+        if writes:
+            file.write_bytes(content)
+        end(process)
+
+    monkeypatch.setattr(process_lock, "sleep", ends)
+    monkeypatch.setattr(cache, "before_compiling", [lambda: pytest.fail("this starts helpers")])
+    caplog.clear()
+    jit.kernel(one, "one", signature)(x)
+    assert x == 1
+    assert ("compiling" in caplog.text) == (not writes)
+    assert cache.files() == [file]
+
+
+SESSIONS = """
+import logging
+import onnx
+from paths import MODELS
+from quark_numba.compiling import process_lock
+process_lock._PATIENCE = 1e6
+logging.basicConfig(filename=LOG, level="INFO")
+logging.info("compiling nothing")
+session = quark_numba.InferenceSession(MODELS / "textline_cls_mx9.onnx")
+"""
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+def test_processes_at_once(tmp_path):
+    """Each kernel is compiled once."""
+    logs = [tmp_path / f"{number}.log" for number in range(4)]
+    started = [
+        start(SESSIONS.replace("LOG", repr(str(log))), NUMBA_CACHE_DIR=str(tmp_path), QUARK_NUMBA_COMPILE_PROCESSES="1")
+        for log in logs
+    ]
+    assert [process.wait() for process in started] == [0] * 4
+    compiled = [line.split()[1] for log in logs for line in log.read_text().splitlines() if ":compiling " in line]
+    compiled = [name for name in compiled if name != "nothing"]
+    assert compiled
+    assert len(compiled) == len({*compiled})
+    assert len(compiled) == len([*tmp_path.rglob("*.kernel")])
