@@ -240,7 +240,7 @@ def _histogram(pyplot: Any, histogram: Histogram) -> str:
     edges = np.array(histogram.edges)
     axes.stairs(histogram.counts, edges, fill=True, color=_OWN)
     axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylim(0, 3 * max(histogram.counts))
+    axes.set_ylim(0, 3 * max(*histogram.counts, 1))
     axes.set_xlim(edges[0], edges[-1])
     for start, end in ((edges[0], histogram.lowest), (histogram.highest, edges[-1])):
         if start is not None and end is not None and start < end:
@@ -251,6 +251,7 @@ def _histogram(pyplot: Any, histogram: Histogram) -> str:
         axes.plot(marks, np.full(len(marks), -0.045), transform=axes.get_xaxis_transform(), **how)
         axes.tick_params(axis="x", pad=8)
     values = "" if histogram.grid is None else f", {len(histogram.grid):,} values"
+    values += f", {histogram.not_finite:,} not finite" if histogram.not_finite else ""
     name = histogram.name if len(histogram.name) <= 34 else f"{histogram.name[:16]}…{histogram.name[-16:]}"
     # Between dollar signs matplotlib would typeset mathematics.
     axes.set_title(f"{name}{values}".replace("$", r"\$"), fontsize=9, loc="left")

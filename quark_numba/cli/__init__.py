@@ -51,7 +51,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:  # from writing the output: the disk is full, or the reader has closed the pipe
         is_closed = isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL)
         if not is_closed:
-            what = error.filename or "the output cannot be written"
+            # An error without a number is not the system's.
+            what = error.filename or ("the output cannot be written" if error.errno else type(error).__name__)
             tell("red", "error", f"{what}: {reason_of(error)}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..compiling.threads import number_of_processors
-from ..errors import ModelError
+from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from .data import Batch, Batches, check_positive
 from .saved import Saved
@@ -180,17 +180,8 @@ class Runner:
             # An error that the caller keeps would keep the batches running, too.
             with closing(self._sums(work, batches, threads, stopped or threading.Event())) as results:
                 for batch, sums in results:
-                    if isinstance(sums, ModelError):
-                        if self.execution.on_error == "stop":
-                            raise ModelError(with_name(batch.name, str(sums))) from sums
-                        total.failed[batch.name] = str(sums)
-                    elif total.sums is None:
-                        total.sums = sums
-                    else:
-                        total.sums.add(sums)
-                    if total.first is None and not isinstance(sums, ModelError):
-                        total.first = batch
-                    total.done += 1
+                    self._add(batch, sums, total)
+                    batch = sums = None  # not in memory while the next one is read
                     if self._saved:
                         self._saved.keep(kind, total.sums, total.done, total.failed)
                     self._report(total.done)
@@ -203,9 +194,26 @@ class Runner:
         self._finished += total.done
         return total
 
+    def _add(self, batch: Batch, sums: Any, total: Total) -> None:
+        """Add the sums of a batch, or its error. Raise ModelError if it failed and `on_error` is "stop"."""
+        try:
+            if isinstance(sums, ModelError):
+                raise sums
+            if total.sums is None:
+                total.sums = sums
+            else:
+                total.sums.add(sums)
+            total.first = total.first or batch
+        except ModelError as error:
+            if self.execution.on_error == "stop":
+                raise ModelError(with_name(batch.name, str(error))) from error.__cause__ or error
+            total.failed[batch.name] = str(error)
+        total.done += 1
+
     def _report(self, done: int) -> None:
         if self.execution.progress:
-            self.execution.progress(self._finished + done, self._steps)
+            with errors_named("progress"):
+                self.execution.progress(self._finished + done, self._steps)
 
     def _sums(
         self, work: Callable[[], Work], batches: Iterator[Batch], threads: int, stopped: threading.Event
@@ -217,7 +225,8 @@ class Runner:
         batches = itertools.chain([first], batches)
         if self._client is None:
             run = _outcomes_of(work)
-            yield from in_order(lambda batch: (batch, run(batch)), batches, threads, stopped)
+            in_turn = (batch.in_turn() for batch in batches)
+            yield from in_order(lambda batch: (batch, run(batch)), in_turn, threads, stopped)
         else:
             from .cluster import in_order_on
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..measures.outputs import Comparison, Errors, common, compare, least_sqnr_db
-from ..measures.sums import decibels
+from ..measures.sums import decibels, share
 from ..measures.tensors import own_noise
 from ..twin.forms import Array
 from ..twin.quantizers import Quantizer
@@ -68,7 +68,7 @@ class WhatIf(Experiment):
 
     def points(self, total: Measured, own: Found) -> list[Point]:
         elements = {
-            item: float(item.floats.size) if item.floats is not None else total.tensors[item.place].count / total.samples
+            item: float(item.floats.size) if item.floats is not None else share(total.tensors[item.place].count, total.samples)
             for item in self.candidates
         }
         effects = common(own.outputs)

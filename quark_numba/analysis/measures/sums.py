@@ -15,16 +15,17 @@ _CHUNK = 1 << 16
 
 class Sums:
     """A dataclass of sums, also in dicts and lists, which add up key by key and place by place. Fields whose name begins with
-    "largest" or "least" hold a maximum or a minimum instead."""
+    "largest" or "least" hold a maximum or a minimum instead, or NaN if there is one, and those whose name begins with "first" what the first batch
+    has."""
 
     def add(self, other: Any) -> None:
         """Add the sums of later batches."""
         for attribute in fields(self):  # type: ignore[arg-type]
             one, two = getattr(self, attribute.name), getattr(other, attribute.name)
-            if attribute.name.startswith("largest"):
-                value = max(one, two)
-            elif attribute.name.startswith("least"):
-                value = min(one, two)
+            if attribute.name.startswith(("largest", "least")):
+                value = two if two != two else (max if attribute.name.startswith("largest") else min)(one, two)
+            elif attribute.name.startswith("first"):
+                value = one
             else:
                 value = _added(one, two)
             setattr(self, attribute.name, value)
@@ -61,11 +62,16 @@ class ErrorSums(Sums):
 
     @property
     def cosine(self) -> float:
-        return cosine(self.signal, self.energy, self.product)
+        return cosine(self.signal, self.energy, self.product) if self.count else math.nan
 
     @property
     def mean(self) -> float:
-        return self.absolute / self.count if self.count else 0.0
+        return share(self.absolute, self.count)
+
+
+def share(part: float, whole: float) -> float:
+    """Return the part of a whole; NaN if there is nothing."""
+    return part / whole if whole else math.nan
 
 
 def decibels(signal: float, noise: float) -> float:
