@@ -160,7 +160,8 @@ def _outputs(analysis: Analysis) -> str:
     if analysis.twin:
         parts.append(table("Without its quantization nodes, against the reference", analysis.twin))
     if analysis.optimizations:
-        parts.append(table("With ONNX Runtime’s optimisations, against the model without them", analysis.optimizations))
+        title = "With ONNX Runtime’s optimisations, against the model without them, in the first batch"
+        parts.append(table(title, analysis.optimizations))
     if analysis.not_compared:
         parts.append("<h3>Not compared</h3>" + _table(("output", "why"), [*analysis.not_compared.items()], (str, str)))
     return "".join(parts)

@@ -182,9 +182,12 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     for name, value in vars(options).items():
         if value == "" or (isinstance(value, list) and "" in value):
             parser.error(f"argument {name.replace('_', '-')}: it is empty; expected a name")
-    for given, needed in (("cache", "optimize"), ("tolerance", "expected"), ("exclude", "exclude_config"), ("batch", "data")):
-        if getattr(options, given, None) not in (None, False) and not getattr(options, needed, True):
-            parser.error(f"argument --{given}: only allowed with argument --{needed.replace('_', '-')}")
+    needs = {"cache": "optimize", "tolerance": "expected", "exclude": "exclude_config", "batch": "data"}
+    needs |= {"ignore_label": "labels"}
+    for given, needed in needs.items():
+        value = getattr(options, given, None)
+        if value is not None and value is not False and not getattr(options, needed, True):
+            parser.error(f"argument --{given.replace('_', '-')}: only allowed with argument --{needed.replace('_', '-')}")
     for given, what in (("dim", "inputs"), ("dim", "data"), ("batch", "inputs"), ("batch", "random"), ("limit", "inputs")):
         if getattr(options, given, None) and getattr(options, what, None):
             parser.error(f"argument --{given}: not allowed with argument --{what}")

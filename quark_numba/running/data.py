@@ -354,6 +354,8 @@ def open_batches(inputs: Sequence[Input], data: Any, *, labels: str | None = Non
 
 def _number_of_batches(layout: Layout, feed: Any, what: str) -> int:
     """Return the number of batches in a feed: 1 for the error of one that cannot be read. Raise ModelError if it is wrong."""
+    if isinstance(feed, FailedDataError):
+        return 1
     try:
         return layout.batches(layout.arrays(feed, what), what)
     except FailedDataError:

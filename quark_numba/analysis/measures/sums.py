@@ -15,8 +15,8 @@ _CHUNK = 1 << 16
 
 class Sums:
     """A dataclass of sums, also in dicts and lists, which add up key by key and place by place. Fields whose name begins with
-    "largest" or "least" hold a maximum or a minimum instead, or NaN if there is one, and those whose name begins with "first" what the first batch
-    has."""
+    "largest" or "least" hold a maximum or a minimum instead, or NaN if there is one. Fields whose name begins with "first" hold
+    what the first batch has."""
 
     def add(self, other: Any) -> None:
         """Add the sums of later batches."""
