@@ -230,7 +230,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
 
         from ..models import model_files, protos
         from ..models.file_states import state_of
-        from ..models.files import named_in_utf8
+        from ..models.files import check_is_regular, named_in_utf8
         from ..models.temporary import recover
         from . import initializers
         from .prepared import prepared
@@ -238,6 +238,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     is_path = isinstance(source, (str, os.PathLike))
     if is_path:
         recover(source)
+        check_is_regular(source, "as models are read more than once")
     if _is_for_onnx_runtime_alone(source, options):
         return _Model(source)
     state = state_of(source) if is_path else None
