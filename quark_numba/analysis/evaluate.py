@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..checks import check_functions, check_integers, check_texts
 from ..errors import ModelError, errors_named
 from ..running import sessions
-from ..running.data import Batch, check_positive, open_batches
+from ..running.data import Batch, open_batches
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work
 from ..running.sessions import Arrays
 from .measures.classes import Classes, Labelling, Places, count, labelling_of
-from .measures.outputs import Comparison, OutputError, check_chosen, check_names, compare, output_error
+from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, share
 from .twin import float_twin
 
@@ -131,9 +133,14 @@ def evaluate(
     TypeError, ValueError
         If an argument is wrong.
     """
-    execution = execution or Execution()
-    check_names(outputs)
-    check_positive(top_k=top_k)
+    execution = Execution.of(execution)
+    check_outputs(outputs)
+    check_texts(labels=labels)
+    check_integers(-math.inf, math.inf, "an integer", class_axis=class_axis, ignore_label=ignore_label or 0)
+    if ignore_label is not None and labels is None:
+        raise ValueError(f"ignore_label is {ignore_label} without labels; expected both, or none")
+    check_integers(1, math.inf, "a positive integer", top_k=top_k)
+    check_functions(metric=metric)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     threads = execution.session_threads
     classes = Classes(class_axis, top_k, labels, ignore_label)

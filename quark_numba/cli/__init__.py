@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ..errors import MissingPackageError, ModelError, missing_packages_are_named, reason_of
+from ..errors import EnvironmentVariableError, MissingPackageError, ModelError, missing_packages_are_named, reason_of
 from ..version import __version__
 from . import analyze, arguments, build_library, evaluate, info, optimize, profile, run, types, warmup
 from .printing import tell
@@ -42,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if sys.stdout:
                 sys.stdout.flush()
             return code
-    except (ModelError, MissingPackageError) as error:
+    except (ModelError, MissingPackageError, EnvironmentVariableError) as error:
         tell("red", "error", error)
         return 1
     except MemoryError as error:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..compiling.threads import MOST_THREADS
 from ..rewriting.qdq import CHOICES
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def dimension(text: str) -> tuple[str, int]:
 
 
 def add_threads(parser: argparse.ArgumentParser, what: str = "threads of a session (default: ONNX Runtime's choice)") -> None:
-    parser.add_argument("--threads", type=whole_number(1, 1024), default=0, metavar="N", help=what)
+    parser.add_argument("--threads", type=whole_number(1, MOST_THREADS), default=0, metavar="N", help=what)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

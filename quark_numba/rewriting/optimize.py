@@ -11,6 +11,7 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
+from ..checks import check_flags, check_paths
 from ..compiling.memory import no_garbage_collection
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..models import files, model_files, protos
@@ -127,8 +128,10 @@ def optimize(
     ModelError
         If the path does not lead to a model, a tensor cannot be read, or the result cannot be written.
     TypeError, ValueError
-        If `model` is neither a model nor a path, or `qdq` is none of these.
+        If an argument is none of these.
     """
+    check_paths(out=out)
+    check_flags(keep_quantized_weights=keep_quantized_weights, regions=regions)
     result = optimized(model, keep_quantized_weights=keep_quantized_weights, qdq=qdq, regions=regions)
     if out is None:
         return result.model

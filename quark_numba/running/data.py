@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import pkgutil
 import re
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_integers, check_positive, refuse
 from ..element_types.operands import check_has_no_mask
 from ..errors import ModelError, errors_named
 from .files import File, check_names, files_of, forget, read_headers
@@ -75,14 +77,13 @@ class RandomData:
     dimensions: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_positive(batches=self.batches)
-
-
-def check_positive(**numbers: int | None) -> None:
-    """Raise ValueError if a number is not a positive integer. None stands for a number that was left out."""
-    for name, number in numbers.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name} is {number!r}; expected a positive integer")
+        check_integers(1, math.inf, "a positive integer", batches=self.batches)
+        check_integers(0, math.inf, "an integer of 0 or more", seed=self.seed)
+        names = self.dimensions if isinstance(self.dimensions, Mapping) else [None]
+        if not all(isinstance(name, str) for name in names):
+            refuse("dimensions", self.dimensions, "a mapping of names to sizes")
+        sizes = {f"dimensions[{name!r}]": size for name, size in self.dimensions.items()}
+        check_integers(0, math.inf, "an integer of 0 or more", **sizes)
 
 
 class FailedDataError(ModelError):

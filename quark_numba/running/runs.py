@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ..compiling.threads import number_of_processors
+from ..checks import check_functions, check_integers, check_paths, check_positive, check_texts, refuse
+from ..compiling.threads import MOST_THREADS, number_of_processors
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
-from .data import Batch, Batches, check_positive
+from .data import Batch, Batches
 from .saved import Saved
 from .threads import in_order
 
@@ -50,11 +51,24 @@ class Execution:
     progress: Callable[[int, int | None], None] | None = None
 
     def __post_init__(self) -> None:
+        most = f"an integer from 0 to {MOST_THREADS}"
+        check_integers(0, MOST_THREADS, most, threads=self.threads)
         check_positive(workers=self.workers)
+        check_integers(0, MOST_THREADS, most, workers=self.workers or 0)
+        check_texts(scheduler=self.scheduler)
+        check_paths(resume=self.resume)
+        check_functions(progress=self.progress)
         if self.workers is not None and self.scheduler is not None:
             raise TypeError("workers and scheduler: one of them at most")
-        if self.on_error not in ("stop", "continue"):
-            raise ValueError(f'on_error is {self.on_error!r}; expected "stop" or "continue"')
+        if not (isinstance(self.on_error, str) and self.on_error in ("stop", "continue")):
+            refuse("on_error", self.on_error, '"stop" or "continue"', ValueError)
+
+    @classmethod
+    def of(cls, execution: Execution | None) -> Execution:
+        """Return the execution that an argument of this name means. Raise TypeError if it is none."""
+        if execution is not None and not isinstance(execution, cls):
+            refuse("execution", execution, "quark_numba.Execution")
+        return execution or cls()
 
     @property
     def is_here(self) -> bool:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import onnxruntime
 
+from ..checks import check_flags, check_paths, refuse
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..ort import DISABLE_QUANT_QDQ, DISABLED_OPTIMIZERS, NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, register
 from ..rewriting.qdq import Qdq, check
-from . import started
+from . import kept, started
 
 # What is imported inside of functions is not needed by a process that finds its model kept.
 if TYPE_CHECKING:
@@ -65,11 +66,11 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     ------
     ModelError
         If it is not an ONNX model, a tensor cannot be read, or the temporary folder has not enough room; or if ONNX Runtime
-        refuses it, and it has an operator that is known to run nowhere; or if `cache` cannot be a folder; or if
-        QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but is no number.
+        refuses it, and it has an operator that is known to run nowhere; or if `cache` cannot be a folder.
     TypeError, ValueError
-        If `cache` is no path, or set for a model without a path; if `qdq` is none of its choices; or if an argument has a
-        name that neither this class nor ONNX Runtime knows.
+        If an argument is none of the above, or has a name that neither this class nor ONNX Runtime knows; if `cache` is set
+        for a model without a path; or if QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but
+        is no number.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well, for instance if the file does not exist.
     """
@@ -93,6 +94,12 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         unknown = ", ".join(sorted({*named} - _OF_ONNX_RUNTIME))
         if unknown:  # ONNX Runtime would ignore it
             raise TypeError(f"InferenceSession has no argument {unknown}")
+        check_flags(blocked_layout=blocked_layout, keep_quantized_weights=keep_quantized_weights)
+        check_paths(temporary_folder=temporary_folder)
+        if cache == "":
+            kept.folder_of(cache)
+        if sess_options is not None and not isinstance(sess_options, onnxruntime.SessionOptions):
+            refuse("sess_options", sess_options, "onnxruntime.SessionOptions")
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         how: dict[str, Any] = {
             "qdq": qdq,

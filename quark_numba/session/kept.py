@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from ..compiling.lock import IMPORTS
 from ..compiling.user_folder import own_folder
-from ..errors import ModelError, WriteError, reason_of
+from ..errors import EnvironmentVariableError, ModelError, WriteError, reason_of
 from ..models.file_states import state_of, without_links
 from ..models.temporary import is_locked, remove_left_behind, temporary_folder
 from .kept_names import NAME, PREFIX, digests
@@ -73,7 +73,7 @@ def limit() -> float:
         limit = float(os.environ.get(_LIMIT, _DEFAULT_LIMIT)) * 1e9
         if limit >= 0:
             return limit
-    raise ModelError(f"{_LIMIT} is {os.environ[_LIMIT]!r}; expected a number of gigabytes")
+    raise EnvironmentVariableError(f"{_LIMIT} is {os.environ[_LIMIT]!r}; expected a number of gigabytes")
 
 
 @contextmanager
@@ -237,7 +237,7 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
     if manifest:
         remove_left_behind(entry.parent)
         return str(entry / manifest["file"]), manifest["facts"]
-    limit()  # raises ModelError
+    limit()  # raises EnvironmentVariableError
     made = None
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ...checks import check_names
 from ...element_types import find
 from ...errors import ModelError
 from .sums import ErrorSums, error_sums
@@ -104,11 +105,10 @@ def output_error(name: str, sums: ErrorSums) -> OutputError:
     return OutputError(name, sums.sqnr_db, sums.cosine, sums.largest if sums.count else math.nan, sums.mean)
 
 
-def check_names(outputs: Sequence[str] | None) -> None:
+def check_outputs(outputs: Sequence[str] | None) -> None:
     if outputs is None:
         return
-    if isinstance(outputs, str) or not isinstance(outputs, Sequence) or not all(isinstance(name, str) for name in outputs):
-        raise TypeError(f"outputs is {outputs!r}; expected a sequence of names")
+    check_names(outputs=outputs)
     if not outputs:
         raise ValueError("outputs is empty; expected at least one name")
 
