@@ -75,8 +75,8 @@ def reraise_of_signal_handler(error: BaseException) -> None:
 @contextmanager
 def errors_named(name: str, kind: type[Exception] = ModelError, *, with_type: bool = True) -> Iterator[None]:
     """Turn an exception in the context (of a user's function, a library, an invalid model) into one of `kind` that begins with
-    `name` and, `with_type`, its type. One of that kind already, the exception of a signal handler, a wrong environment variable,
-    and lack of a package or of memory are raised as they are."""
+    `name` and, `with_type`, its type. One of that kind already, the exception of a signal handler, a wrong environment
+    variable, and lack of a package or of memory are raised as they are."""
     try:
         yield
     except (kind, MissingPackageError, EnvironmentVariableError, MemoryError):
