@@ -17,7 +17,7 @@ from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.runs import Execution, Runner, Total, Work
+from ..running.runs import Execution, Runner, Total, Work, execution_of
 from ..running.threads import in_order
 from .experiments.experiment import Experiment, Found, Measured, Outcome, Point, Values
 from .experiments.formats import formats
@@ -120,7 +120,7 @@ def analyze(
     ModelError, TypeError, ValueError
         As in `evaluate`.
     """
-    execution = Execution.of(execution)
+    execution = execution_of(execution)
     check_outputs(outputs)
     check_flags(sweep=sweep)
     check_names(what_if=what_if)

@@ -14,7 +14,7 @@ from ..errors import ModelError, errors_named
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.inputs import inputs_of
-from ..running.runs import Execution, Runner, Work
+from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
 from .measures.classes import Classes, Labelling, Places, count, labelling_of
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
@@ -133,7 +133,7 @@ def evaluate(
     TypeError, ValueError
         If an argument is wrong.
     """
-    execution = Execution.of(execution)
+    execution = execution_of(execution)
     check_outputs(outputs)
     check_texts(labels=labels)
     check_integers(-math.inf, math.inf, "an integer", class_axis=class_axis, ignore_label=ignore_label or 0)

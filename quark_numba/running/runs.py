@@ -63,13 +63,6 @@ class Execution:
         if not (isinstance(self.on_error, str) and self.on_error in ("stop", "continue")):
             refuse("on_error", self.on_error, '"stop" or "continue"', ValueError)
 
-    @classmethod
-    def of(cls, execution: Execution | None) -> Execution:
-        """Return the execution that an argument of this name means. Raise TypeError if it is none."""
-        if execution is not None and not isinstance(execution, cls):
-            refuse("execution", execution, "quark_numba.Execution")
-        return execution or cls()
-
     @property
     def is_here(self) -> bool:
         """Whether batches run in this process."""
@@ -86,6 +79,13 @@ class Execution:
         if self.threads or self.is_here:
             return self.threads
         return 1 if self.workers is None else max(1, number_of_processors() // self.workers)
+
+
+def execution_of(execution: Execution | None) -> Execution:
+    """Return what an argument of this name means. Raise TypeError if it is none."""
+    if execution is not None and not isinstance(execution, Execution):
+        refuse("execution", execution, "quark_numba.Execution")
+    return execution or Execution()
 
 
 class Addable(Protocol):
