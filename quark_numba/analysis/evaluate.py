@@ -16,7 +16,7 @@ from ..running.data import Batch, open_batches
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
-from .measures.classes import Classes, Labelling, Places, count, labelling_of
+from .measures.classes import Classes, Labelling, Places, count, has_axis, labelling_of
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, share
 from .twin import float_twin
@@ -215,12 +215,14 @@ def _of_batch(pair: list[Any], batch: Batch, outputs: Sequence[str] | None, clas
         for (name, y), expected in zip(results[0].items(), results[1].values(), strict=True)
         if name in compared.errors
     }
+    shapes = [f"{name} has shape {y.shape}" for name, (y, _) in arrays.items()]
+    if classes.axis != -1 and arrays and not any(has_axis(y, classes) for y, _ in arrays.values()):
+        raise ModelError(f"class_axis is {classes.axis}; expected an axis of an output: {', '.join(shapes)}")
     labels = feed[classes.labels] if classes.labels else None
     labelled: dict[str, Labelling] = {}
     if labels is not None:
         labelled = {name: labelling_of(y, name, labels, classes) for name, (y, _) in arrays.items()}
         if not any(each.fits for each in labelled.values()):
-            shapes = [f"{name} has shape {y.shape}" for name, (y, _) in arrays.items()]
             shapes += [f"{name} {reason}" for name, reason in compared.reasons.items()]
             raise ModelError(
                 f"labels {classes.labels} have shape {labels.shape}; expected that of an output without its class axis "

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ..checks import check_functions, check_integers, check_paths, check_positive, check_texts, refuse
+from ..checks import check_functions, check_integers, check_paths, check_texts, refuse
 from ..compiling.threads import MOST_THREADS, number_of_processors
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
@@ -27,9 +27,9 @@ class Execution:
     Parameters
     ----------
     threads : int
-        For `evaluate`, the number of threads of each session. Default, 0: ONNX Runtime's choice; with `workers`, their share of
-        the machine; with `scheduler`, one. For `analyze`, the number of batches that run side by side in this process. Default,
-        0: one for each processor. The result does not depend on it.
+        At most 1024. For `evaluate`, the number of threads of each session. Default, 0: ONNX Runtime's choice; with `workers`,
+        their share of the machine; with `scheduler`, one. For `analyze`, the number of batches that run side by side in this
+        process. Default, 0: one for each processor. The result does not depend on it.
     workers : int, optional
         The number of processes on this machine that run the batches (`pip install 'quark_numba[dask]'`). Default: this process
         alone. The result is the same to the last bit.
@@ -51,10 +51,9 @@ class Execution:
     progress: Callable[[int, int | None], None] | None = None
 
     def __post_init__(self) -> None:
-        most = f"an integer from 0 to {MOST_THREADS}"
-        check_integers(0, MOST_THREADS, most, threads=self.threads)
-        check_positive(workers=self.workers)
-        check_integers(0, MOST_THREADS, most, workers=self.workers or 0)
+        check_integers(0, MOST_THREADS, f"an integer from 0 to {MOST_THREADS}", threads=self.threads)
+        if self.workers is not None:
+            check_integers(1, MOST_THREADS, f"an integer from 1 to {MOST_THREADS}", workers=self.workers)
         check_texts(scheduler=self.scheduler)
         check_paths(resume=self.resume)
         check_functions(progress=self.progress)

@@ -139,6 +139,12 @@ def test_outputs_that_have_no_classes():
     assert [*found.not_labelled] == ["one", "all"]
 
 
+@pytest.mark.parametrize("axis", [2, -3])
+def test_a_class_axis_that_no_output_has(axis):
+    with pytest.raises(ModelError, match=f"number 0: class_axis is {axis}; expected an axis of an output: y has shape"):
+        quark_numba.evaluate(scores(shape=("n", 10)), [SCORES[0, :, 0]], class_axis=axis)
+
+
 def test_the_class_axis_has_one_element_in_a_batch():
     """The places of that batch count, too."""
     whole = scores(shape=("n", "k"))

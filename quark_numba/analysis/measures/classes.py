@@ -50,7 +50,7 @@ def labelling_of(y: NDArray[Any], name: str, labels: NDArray[Any], classes: Clas
     """Return whether labels have an output's shape without its class axis, or with 1 in its place. An axis of one element has
     no classes."""
     fits = False
-    if _has_axis(y, classes):
+    if has_axis(y, classes):
         axis = classes.axis % y.ndim
         before, length, after = y.shape[:axis], y.shape[axis], y.shape[axis + 1 :]
         fits = length > 1 and labels.shape in ((*before, *after), (*before, 1, *after))
@@ -60,7 +60,7 @@ def labelling_of(y: NDArray[Any], name: str, labels: NDArray[Any], classes: Clas
 def count(y: NDArray[Any], expected: NDArray[Any], name: str, labels: NDArray[Any] | None, classes: Classes) -> Places:
     """Return the counts of an output and the reference's, of the same shape. `labels` are given if they fit. Raise ModelError
     if a label is neither a class nor ignored."""
-    if not _has_axis(y, classes):
+    if not has_axis(y, classes):
         return Places(without_axis=1)
     scores, reference = (np.moveaxis(array, classes.axis, -1) for array in (y, expected))
     shape, length = scores.shape[:-1], scores.shape[-1]
@@ -89,7 +89,8 @@ def count(y: NDArray[Any], expected: NDArray[Any], name: str, labels: NDArray[An
     return sums
 
 
-def _has_axis(y: NDArray[Any], classes: Classes) -> bool:
+def has_axis(y: NDArray[Any], classes: Classes) -> bool:
+    """Whether an output has the class axis."""
     return -y.ndim <= classes.axis < y.ndim
 
 
