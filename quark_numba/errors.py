@@ -41,6 +41,10 @@ class MissingPackageError(ModuleNotFoundError):
     """A package is not installed that only some of this one needs; the message says what to install."""
 
 
+class EnvironmentVariableError(ValueError):
+    """An environment variable of the package has a wrong value; the message names it. No model and no data are at fault."""
+
+
 # What to install where a module is missing that only some of the package needs.
 _PROVIDERS = {
     "onnxruntime": "ONNX Runtime is not installed. One of these packages provides it: onnxruntime (pip install "
@@ -101,11 +105,11 @@ def reraise_of_signal_handler(error: BaseException) -> None:
 @contextmanager
 def errors_named(name: str, kind: type[Exception] = ModelError, *, with_type: bool = True) -> Iterator[None]:
     """Turn an exception in the context (of a user's function, a library, an invalid model) into one of `kind` that begins with
-    `name` and, `with_type`, its type. One of that kind already, the exception of a signal handler, and lack of a package or of
-    memory are raised as they are."""
+    `name` and, `with_type`, its type. One of that kind already, the exception of a signal handler, a wrong environment
+    variable, and lack of a package or of memory are raised as they are."""
     try:
         yield
-    except (kind, MissingPackageError, MemoryError):
+    except (kind, MissingPackageError, EnvironmentVariableError, MemoryError):
         raise
     except Exception as error:
         reraise_of_signal_handler(error)

@@ -11,19 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import check_flags, check_integers, check_names, refuse
 from ..compiling.threads import number_of_processors
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
-from ..running.runs import Execution, Runner, Total, Work
+from ..running.runs import Execution, Runner, Total, Work, execution_of
 from ..running.threads import in_order
 from .experiments.experiment import Experiment, Found, Measured, Outcome, Point, Values
 from .experiments.formats import formats
 from .experiments.histograms import Histogram, Histograms
 from .experiments.sweep import BY, By, Effect, Sweep
 from .experiments.what_if import TradeOff, WhatIf
-from .measures.outputs import Comparison, OutputError, check_chosen, check_names, compare, output_error
+from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, TensorSums
 from .measures.tensors import QuantizedTensor, measure, tensor_of
 from .twin import float_twin
@@ -120,10 +121,13 @@ def analyze(
     ModelError, TypeError, ValueError
         As in `evaluate`.
     """
-    execution = execution or Execution()
-    check_names(outputs)
-    if by not in BY:
-        raise ValueError(f'by is {by!r}; expected "tensor", "node" or "operator"')
+    execution = execution_of(execution)
+    check_outputs(outputs)
+    check_flags(sweep=sweep)
+    check_names(what_if=what_if)
+    check_integers(0, math.inf, "an integer of 0 or more", histograms=histograms)
+    if not (isinstance(by, str) and by in BY):
+        refuse("by", by, '"tensor", "node" or "operator"', ValueError)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     recipe = _Recipe(*models, outputs, by if sweep else None, list(what_if), histograms)
     analyzer = _Analyzer(recipe, threads=execution.threads or number_of_processors())

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..checks import check_functions, check_integers, check_texts
 from ..errors import ModelError, errors_named
 from ..running import sessions
-from ..running.data import Batch, check_positive, open_batches
+from ..running.data import Batch, open_batches
 from ..running.inputs import inputs_of
-from ..running.runs import Execution, Runner, Work
+from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
-from .measures.outputs import Comparison, OutputError, check_chosen, check_names, compare, output_error
-from .measures.sums import ErrorSums, Sums
+from .measures.classes import Classes, Labelling, Places, count, has_axis, labelling_of
+from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
+from .measures.sums import Sums, share
 from .twin import float_twin
 
 
@@ -36,9 +36,10 @@ class Evaluation:
     batches : number of batches, with the failed ones
     samples_per_second, reference_samples_per_second : rates of one session; they differ from run to run, and equality ignores
         them
-    metrics : means of the results of `metric`, by name
+    metrics : means of the results of `metric` over the samples, by name; none if there is no sample
     failed : names of batches that could not be read or run, with the messages
     not_compared : names of outputs that cannot be compared, with the reasons
+    not_labelled : with labels, names of outputs without an accuracy, with the reasons
     """
 
     outputs: list[OutputError]
@@ -49,28 +50,35 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class _Places(Sums):
-    """Counts of an output's places, its positions along all axes but the last: all, and those with the expected top element."""
-
-    places: int = 0
-    same: int = 0
-    labelled: int = 0
-    right: int = 0
-    reference_right: int = 0
+    not_labelled: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class _Batch(Sums):
-    """The sums of one or more batches."""
+    """The sums of one or more batches. With labels, `first_labels` has for each output how they fit the first batch."""
 
     samples: int
     outputs: Comparison
-    places: dict[str, _Places]
+    places: dict[str, Places]
     metrics: dict[str, float]
     seconds: list[float]
+    first_labels: dict[str, Labelling]
+
+    def add(self, other: _Batch) -> None:
+        """Add the sums of later batches. Raise ModelError, before anything is added, if a mean or a share would be taken over
+        some batches alone."""
+        for name, labelling in other.first_labels.items():
+            first = self.first_labels.get(name, labelling)
+            if first.fits != labelling.fits:
+                fit = {True: "they fit", False: "they do not fit"}
+                raise ModelError(
+                    f"{labelling.shapes}: {fit[labelling.fits]}; in the first batch {first.shapes}: {fit[first.fits]}; "
+                    "expected labels that fit an output in every batch or in none"
+                )
+        if self.metrics and other.metrics and {*self.metrics} != {*other.metrics}:
+            names, before = (", ".join(metrics) for metrics in (other.metrics, self.metrics))
+            raise ModelError(f"metric: it returns {names}; expected {before}, as in the first batch")
+        super().add(other)
 
 
 def evaluate(
@@ -80,6 +88,8 @@ def evaluate(
     *,
     outputs: Sequence[str] | None = None,
     labels: str | None = None,
+    class_axis: int = -1,
+    ignore_label: int | None = None,
     top_k: int = 1,
     metric: Callable[[Arrays, Arrays, Arrays], Any] | None = None,
     execution: Execution | None = None,
@@ -97,12 +107,18 @@ def evaluate(
     outputs : sequence of str, optional
         The names of the outputs to compare. Default: all. Outputs that cannot be compared are in `not_compared`.
     labels : str, optional
-        The key of the labels in the data: integers, one for each place of an output along all axes but its last.
+        The key of the labels in the data: integers in the shape of an output without its class axis, or with 1 in its place.
+        They have to fit an output in every batch or in none; outputs that they do not fit are in `not_labelled`.
+    class_axis : int
+        The axis of the outputs along which classes lie, 1 for most segmentation models.
+    ignore_label : int, optional
+        The label of places that do not count for `same_top` and the accuracy, such as 255 or -100. Other labels that are not a
+        class are refused.
     top_k : int
-        The number of largest elements along an output's last axis that count for `same_top` and for the accuracy.
+        The number of largest elements along an output's class axis that count for `same_top` and for the accuracy.
     metric : callable, optional
-        ``metric(outputs, reference_outputs, feed)`` returns a number for a batch, or several by name. Their means over the
-        samples are in `metrics`.
+        ``metric(outputs, reference_outputs, feed)`` returns a number for a batch, or several by name, the same names for each
+        batch. Their means over the samples are in `metrics`. It is not called for a batch without samples.
     execution : Execution, optional
         Threads, processes or a cluster, what a faulty batch does, and the file to continue from.
 
@@ -117,11 +133,17 @@ def evaluate(
     TypeError, ValueError
         If an argument is wrong.
     """
-    execution = execution or Execution()
-    check_names(outputs)
-    check_positive(top_k=top_k)
+    execution = execution_of(execution)
+    check_outputs(outputs)
+    check_texts(labels=labels)
+    check_integers(-math.inf, math.inf, "an integer", class_axis=class_axis, ignore_label=ignore_label or 0)
+    if ignore_label is not None and labels is None:
+        raise ValueError(f"ignore_label is {ignore_label} without labels; expected both, or none")
+    check_integers(1, math.inf, "a positive integer", top_k=top_k)
+    check_functions(metric=metric)
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     threads = execution.threads_of_process
+    classes = Classes(class_axis, top_k, labels, ignore_label)
     pair = _pair(models, threads)
     check_chosen(outputs, [output.name for output in pair[0].get_outputs()])
     batches = open_batches(inputs_of(pair[0]), data, labels=labels)
@@ -129,20 +151,20 @@ def evaluate(
         "command": "evaluate",
         "outputs": outputs,
         "labels": labels,
+        "class_axis": class_axis,
+        "ignore_label": ignore_label,
         "top_k": top_k,
         "metric": getattr(metric, "__qualname__", metric),
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
-    work = functools.partial(_work, pair if execution.is_here else None, models, threads, outputs, labels, top_k, metric)
+    work = functools.partial(_work, pair if execution.is_here else None, models, threads, outputs, classes, metric)
     with runner.connected():
         done = runner.total(_Batch, work)
     float_twin.check(*models)
     total: _Batch = done.sums
-    if labels and not any(places.labelled for places in total.places.values()):
-        raise ModelError(f"labels {labels}: expected one for each place of an output along all axes but its last")
     rates = [total.samples / seconds if seconds else 0.0 for seconds in total.seconds]
     return Evaluation(
-        outputs=[_output_error(name, sums, total.places.get(name)) for name, sums in total.outputs.errors.items()],
+        outputs=[_output_error(name, total) for name in total.outputs.errors],
         samples=total.samples,
         batches=done.done,
         samples_per_second=rates[0],
@@ -150,6 +172,7 @@ def evaluate(
         metrics={name: value / total.samples for name, value in total.metrics.items()},
         failed=done.failed,
         not_compared=total.outputs.reasons,
+        not_labelled={name: each.shapes for name, each in total.first_labels.items() if not each.fits},
     )
 
 
@@ -167,19 +190,18 @@ def _pair(models: float_twin.Pair, threads: int) -> list[Any]:
     return [session, sessions.session_of(floats, "the reference", threads=threads)]
 
 
-def _output_error(name: str, sums: ErrorSums, places: _Places | None) -> OutputError:
-    error = output_error(name, sums)
-    if places and places.places:
-        error.same_top = places.same / places.places
-        if places.labelled:
-            error.accuracy = places.right / places.labelled
-            error.reference_accuracy = places.reference_right / places.labelled
+def _output_error(name: str, total: _Batch) -> OutputError:
+    error, places = output_error(name, total.outputs.errors[name]), total.places[name]
+    if places.largest_classes > 1 and not places.without_axis:
+        error.places, error.same_top = places.places, share(places.same, places.places)
+    if name in total.first_labels and total.first_labels[name].fits:
+        error.labelled, error.ignored = places.labelled, places.ignored
+        error.accuracy = share(places.right, places.labelled)
+        error.reference_accuracy = share(places.reference_right, places.labelled)
     return error
 
 
-def _of_batch(
-    pair: list[Any], batch: Batch, outputs: Sequence[str] | None, labels: str | None, top_k: int, metric: Any
-) -> _Batch:
+def _of_batch(pair: list[Any], batch: Batch, outputs: Sequence[str] | None, classes: Classes, metric: Any) -> _Batch:
     feed = batch.load()
     seconds: list[float] = []
     results: list[Arrays] = []
@@ -188,31 +210,34 @@ def _of_batch(
         results.append(sessions.run(session, feed))
         seconds.append(time.perf_counter() - start)
     compared = compare(results[0], results[1], outputs)
-    places = {
-        name: _places(y, expected, feed[labels] if labels else None, top_k)
+    arrays = {
+        name: (y, expected)
         for (name, y), expected in zip(results[0].items(), results[1].values(), strict=True)
-        if name in compared.errors and y.ndim and y.shape[-1] > 1
+        if name in compared.errors
+    }
+    shapes = [f"{name} has shape {y.shape}" for name, (y, _) in arrays.items()]
+    if classes.axis != -1 and arrays and not any(has_axis(y, classes) for y, _ in arrays.values()):
+        raise ModelError(f"class_axis is {classes.axis}; expected an axis of an output: {', '.join(shapes)}")
+    labels = feed[classes.labels] if classes.labels else None
+    labelled: dict[str, Labelling] = {}
+    if labels is not None:
+        labelled = {name: labelling_of(y, name, labels, classes) for name, (y, _) in arrays.items()}
+        if not any(each.fits for each in labelled.values()):
+            shapes += [f"{name} {reason}" for name, reason in compared.reasons.items()]
+            raise ModelError(
+                f"labels {classes.labels} have shape {labels.shape}; expected that of an output without its class axis "
+                f"{classes.axis}, or with 1 in its place; output {', '.join(shapes)}"
+            )
+    places = {
+        name: count(y, expected, name, labels if name in labelled and labelled[name].fits else None, classes)
+        for name, (y, expected) in arrays.items()
     }
     samples = batch.layout.samples(feed)
     metrics: dict[str, float] = {}
-    if metric is not None:
+    if metric is not None and samples:
         name = getattr(metric, "__name__", "metric")
         with errors_named(f"metric {name}"):
             given = metric(results[0], results[1], feed)
             named = given if isinstance(given, Mapping) else {name: given}
             metrics = {str(key): float(value) * samples for key, value in named.items()}
-    return _Batch(samples, compared, places, metrics, seconds)
-
-
-def _places(y: NDArray[Any], expected: NDArray[Any], labels: NDArray[Any] | None, top_k: int) -> _Places:
-    def hits(scores: NDArray[Any], wanted: NDArray[Any]) -> int:
-        if top_k == 1:
-            return int(np.sum(scores.argmax(axis=-1) == wanted))
-        most = np.argsort(-scores.astype(np.float64), axis=-1, kind="stable")[..., :top_k]
-        return int(np.sum((most == wanted[..., None]).any(axis=-1)))
-
-    sums = _Places(y[..., 0].size, hits(y, expected.argmax(axis=-1)))
-    if labels is not None and labels.size == y[..., 0].size:
-        wanted = labels.reshape(y.shape[:-1])
-        sums.labelled, sums.right, sums.reference_right = wanted.size, hits(y, wanted), hits(expected, wanted)
-    return sums
+    return _Batch(samples, compared, places, metrics, seconds, labelled)

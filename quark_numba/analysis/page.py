@@ -164,7 +164,8 @@ def _outputs(analysis: Analysis) -> str:
     if analysis.twin:
         parts.append(table("Without its quantization nodes, against the reference", analysis.twin))
     if analysis.optimizations:
-        parts.append(table("With ONNX Runtime’s optimisations, against the model without them", analysis.optimizations))
+        title = "With ONNX Runtime’s optimisations, against the model without them, in the first batch"
+        parts.append(table(title, analysis.optimizations))
     if analysis.not_compared:
         parts.append("<h3>Not compared</h3>" + _table(("output", "why"), [*analysis.not_compared.items()], (str, str)))
     return "".join(parts)
@@ -255,6 +256,7 @@ def _histogram(pyplot: Any, histogram: Histogram) -> str:
         axes.plot(marks, np.full(len(marks), -0.045), transform=axes.get_xaxis_transform(), **how)
         axes.tick_params(axis="x", pad=8)
     values = "" if histogram.grid is None else f", {counted(len(histogram.grid), 'value')}"
+    values += f", {histogram.not_finite:,} not finite" if histogram.not_finite else ""
     name = histogram.name if len(histogram.name) <= 34 else f"{histogram.name[:16]}…{histogram.name[-16:]}"
     # Between dollar signs matplotlib would typeset mathematics.
     axes.set_title(f"{name}{values}".replace("$", r"\$"), fontsize=9, loc="left")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from ..checks import check_flags
 from ..compiling.threads import on_one_thread
 
 
@@ -77,6 +78,7 @@ def map_chunks(
         If a chunk of x ends within a block, unless `rechunk` moves its end to the end of the block; or if a chunk size that is
         needed is unknown.
     """
+    check_flags(rechunk=rechunk)
     if not is_lazy(x, *(array for array, _, _ in operands)):
         made = function(x, *(array for array, _, _ in operands))
         return (made,) if len(results) == 1 else made

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ..checks import check_flags
 from ..element_types import ElementType, find, packing
 from ..element_types.operands import check_has_no_mask
 from ..element_types.packing import packed_size
@@ -40,6 +41,7 @@ def pack(array: NDArray[Any], *, rechunk: bool = False) -> NDArray[np.uint8]:
     TypeError, ValueError
         If an argument is invalid. The message names it and says what it is and what was expected.
     """
+    check_flags(rechunk=rechunk)
     array = array_of(array, "array", None)
     if not is_lazy(array):
         return packing.pack(array)
@@ -82,6 +84,7 @@ def unpack(
     ndarray of that shape in C order, with the type's dtype in ml_dtypes, one element per byte. If `packed` is a dask array, a
     lazy dask array. The errors are those of `pack`.
     """
+    check_flags(rechunk=rechunk)
     packed = unlabelled(packed)
     check_has_no_mask(packed, "packed")
     if not is_lazy(packed):

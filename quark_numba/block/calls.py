@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..arrays.arguments import array, check_no_output, convert_in_order, element_type_of, flat, index
 from ..arrays.chunks import Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
+from ..checks import check_flags
 from ..element_types import FLOAT32, ElementType
 from .dispatch import TABLE
 from .formats import BFP_ATTRIBUTES, MX_ATTRIBUTES, bfp_format, mx_format, mx_name, rounding_mode_number
@@ -163,6 +164,7 @@ def convert(
 ) -> NDArray[Any]:
     """Return x rounded to a format, in `out` if there is one."""
     axis = axis_of(x.shape, axis)
+    check_flags(rechunk=rechunk)
     if is_lazy(x):
         check_no_output(out)
         return _convert_chunks(key, blocks, x, axis, rechunk, tensor_scale)

@@ -12,7 +12,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ..errors import MissingPackageError, ModelError, NotAvailableError, missing_packages_are_named, reason_of
+from ..errors import (
+    EnvironmentVariableError,
+    MissingPackageError,
+    ModelError,
+    NotAvailableError,
+    missing_packages_are_named,
+    reason_of,
+)
 from ..version import __version__
 from . import analyze, arguments, build_library, evaluate, info, optimize, profile, run, types, warmup
 from .printing import tell
@@ -42,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if sys.stdout:
                 sys.stdout.flush()
             return code
-    except (ModelError, MissingPackageError, NotAvailableError) as error:
+    except (ModelError, MissingPackageError, NotAvailableError, EnvironmentVariableError) as error:
         tell("red", "error", error)
         return 1
     except MemoryError as error:
@@ -51,7 +58,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:  # from writing the output: the disk is full, or the reader has closed the pipe
         is_closed = isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL)
         if not is_closed:
-            what = error.filename or "the output cannot be written"
+            # An error without a number is not the system's.
+            what = error.filename or ("the output cannot be written" if error.errno else type(error).__name__)
             tell("red", "error", f"{what}: {reason_of(error)}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1

@@ -140,7 +140,8 @@ def _print_analysis(analysis: Analysis, top: int) -> None:
     if analysis.twin:
         print_outputs("Without its quantization nodes, against the reference", analysis.twin)
     if any(row.sqnr_db != math.inf for row in analysis.optimizations):
-        print_outputs("With ONNX Runtime's optimisations, against the model without them", analysis.optimizations)
+        title = "With ONNX Runtime's optimisations, against the model without them, in the first batch"
+        print_outputs(title, analysis.optimizations)
     formats = list(dict.fromkeys(name for row in analysis.tensors for name in row.what_if))
     columns = ["tensor", "kind", "type", ">own, dB", ">inherited, dB", ">both, dB"]
     columns += [">saturated", ">to zero", ">range used", "used by"]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..compiling.threads import MOST_THREADS
 from ..rewriting.qdq import CHOICES
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def dimension(text: str) -> tuple[str, int]:
 def add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
-        type=whole_number(1, 1024),
+        type=whole_number(1, MOST_THREADS),
         default=0,
         metavar="N",
         help="how many threads of a process compute (default: about one for each processor)",
@@ -192,9 +193,12 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     for name, value in vars(options).items():
         if value == "" or (isinstance(value, list) and "" in value):
             parser.error(f"argument {name.replace('_', '-')}: it is empty; expected a name")
-    for given, needed in (("cache", "optimize"), ("tolerance", "expected"), ("exclude", "exclude_config"), ("batch", "data")):
-        if getattr(options, given, None) not in (None, False) and not getattr(options, needed, True):
-            parser.error(f"argument --{given}: only allowed with argument --{needed.replace('_', '-')}")
+    needs = {"cache": "optimize", "tolerance": "expected", "exclude": "exclude_config", "batch": "data"}
+    needs |= {"ignore_label": "labels"}
+    for given, needed in needs.items():
+        value = getattr(options, given, None)
+        if value is not None and value is not False and not getattr(options, needed, True):
+            parser.error(f"argument --{given.replace('_', '-')}: only allowed with argument --{needed.replace('_', '-')}")
     for given, what in (("dim", "data"), ("batch", "random")):
         if getattr(options, given, None) and getattr(options, what, None):
             parser.error(f"argument --{given}: not allowed with argument --{what}")

@@ -25,6 +25,16 @@ def add_parser(commands: Any) -> None:
         "--labels", metavar="KEY", help="the array of right classes in the data; adds the accuracy of both models"
     )
     parser.add_argument(
+        "--class-axis",
+        type=int,
+        default=-1,
+        metavar="AXIS",
+        help="the axis of the outputs along which classes lie (default: -1, the last; 1 for most segmentation models)",
+    )
+    parser.add_argument(
+        "--ignore-label", type=int, metavar="LABEL", help="the label of places that do not count, such as 255 or -100"
+    )
+    parser.add_argument(
         "--top-k",
         type=arguments.positive,
         default=1,
@@ -75,6 +85,8 @@ def _evaluate(options: argparse.Namespace) -> int:
             options.reference,
             outputs=options.outputs,
             labels=options.labels,
+            class_axis=options.class_axis,
+            ignore_label=options.ignore_label,
             top_k=options.top_k,
             metric=load_function(options.metric) if options.metric else None,
             execution=arguments.execution_of(options, progress),
@@ -92,8 +104,15 @@ def _evaluate(options: argparse.Namespace) -> int:
             ["samples a second", f"{evaluation.samples_per_second:.0f}"],
             ["samples a second, reference", f"{evaluation.reference_samples_per_second:.0f}"],
             *([name, f"{value:.6g}"] for name, value in evaluation.metrics.items()),
+            *(
+                [f"labels of {output.name} that count", f"{output.labelled} of {(output.labelled or 0) + output.ignored}"]
+                for output in evaluation.outputs
+                if output.ignored
+            ),
         ]
         print_table("", ["", ""], rows)
+        if evaluation.not_labelled:
+            print_table("Outputs without an accuracy", ["output", "why"], [[*row] for row in evaluation.not_labelled.items()])
     return fails_below(options, evaluation)
 
 

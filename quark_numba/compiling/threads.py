@@ -14,6 +14,9 @@ from .lock import allocate_lock, created
 
 T = TypeVar("T")
 
+# The most threads, and worker processes, that a caller may ask for.
+MOST_THREADS = 1024
+
 # More slices than threads, so that a thread that the system suspends does not hold up the others.
 _SLICES_PER_THREAD = 4
 

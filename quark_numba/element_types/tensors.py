@@ -8,6 +8,7 @@ versions.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.external_data_helper import uses_external_data
 
+from ..checks import refuse
 from ..errors import reason_of
 from . import FLOAT32, FLOAT64, ElementType, external_data, find
 from .operands import check_has_no_mask
@@ -39,6 +41,8 @@ def to_tensor_proto(array: NDArray[Any], name: str = "") -> onnx.TensorProto:
     TypeError, ValueError
         Raised by onnx if it has no element type for the array's dtype. A masked array is refused.
     """
+    if not isinstance(name, str):
+        refuse("name", name, "a str")
     array = np.asanyarray(array)
     check_has_no_mask(array, "array")
     array = np.asarray(array)
@@ -86,10 +90,12 @@ def from_tensor_proto(tensor: onnx.TensorProto, base_dir: str = "") -> NDArray[A
     Raises
     ------
     TypeError, ValueError
-        If `tensor` is not a TensorProto, or if the number of its elements does not fit its dims.
+        If an argument is none of these, if the number of its elements does not fit its dims, or if its file cannot be read.
     """
     if not isinstance(tensor, onnx.TensorProto):
         raise TypeError(f"tensor is a {type(tensor).__name__}; expected onnx.TensorProto")
+    if not isinstance(base_dir, (str, os.PathLike)):
+        refuse("base_dir", base_dir, "a path")
     if tensor.data_type not in onnx.TensorProto.DataType.values() and not find(tensor.data_type):
         known = "a number of onnx.TensorProto.DataType"
         raise TypeError(f"tensor {tensor.name!r} has data_type {tensor.data_type}; expected {known}")

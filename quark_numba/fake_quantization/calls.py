@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..arrays.arguments import array, check_no_output, convert_in_order, element_type_of, flat
 from ..arrays.chunks import Cut, Result, check_sizes, is_lazy, map_chunks
 from ..arrays.labels import keeps_labels
+from ..checks import check_flags
 from ..compiling.lock import created_cache
 from ..element_types import ELEMENT_TYPES, FLOAT32
 from ..element_types.operands import INT64
@@ -69,6 +70,7 @@ def fake_quantize(
         If an argument is invalid. The message says what it is and what was expected. Nothing has been written then.
     """
     given = locals()
+    check_flags(signed=signed, narrow=narrow)
     return convert(select("integer", rounding_mode), x, given, out=out)
 
 
@@ -107,6 +109,7 @@ def minifloat_quantize_dequantize(
         As in `fake_quantize`, and so are the result and the errors.
     """
     given = locals()
+    check_flags(has_inf=has_inf, has_nan=has_nan, saturation=saturation)
     return convert(select("minifloat", rounding_mode), x, given, out=out)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import onnxruntime
 
 from ..catalog import OPERATORS
+from ..checks import check_flags, check_paths, check_texts, refuse
 from ..compiling import helpers
 from ..dialects import quark
 from ..errors import ModelError, file_error, reraise_of_signal_handler
@@ -83,6 +84,12 @@ def build_library(
         If there is no model, if two have the same file name, if there is no such target or processor, or if `standard_ops`
         comes without models.
     """
+    check_paths(path="" if path is None else path)
+    check_texts(target=target, cpu=cpu)
+    check_flags(optimize=optimize, standard_ops=standard_ops)
+    is_several = models is not None and not isinstance(models, (str, os.PathLike))
+    if is_several and not (isinstance(models, Sequence) and all(isinstance(model, (str, os.PathLike)) for model in models)):
+        refuse("models", models, "a path, or a sequence of paths, or None")
     paths = [Path(models)] if isinstance(models, (str, os.PathLike)) else [Path(model) for model in models or ()]
     names = [path.name for path in paths]
     if not paths and models is not None:

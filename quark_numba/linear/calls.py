@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..arrays.arguments import array, element_type_of, index
+from ..checks import check_flags
 from ..element_types import FLOAT32, INT32, UINT8, ElementType, find
 from .conversions import Conversion, planned
 from .key import PRECISIONS, select
@@ -85,11 +85,11 @@ def quantize(
     x_type = element_type_of(x_array.dtype, "x", _types(version, "quantize", "x"))
     scale_types = (x_type,) if version and version.scale_as_x else _types(version, "quantize", "scale")
     scale_type = element_type_of(scales.dtype, "scale", scale_types)
-    saturated = _saturated(saturate)
+    check_flags(saturate=saturate, rechunk=rechunk)
     precision_type = None if precision is None else element_type_of(precision, "precision", PRECISIONS)
     if version:
         _check_attributes(version, axis=axis, block_size=block_size, output_dtype=dtype, saturate=saturate, precision=precision)
-    key = select("quantize", x_type, scale_type, codes, codes, saturate=saturated, precision=precision_type)
+    key = select("quantize", x_type, scale_type, codes, codes, saturate=bool(saturate), precision=precision_type)
     return Conversion(version, key, x_array, scales, zeros, index(axis, "axis"), index(block_size, "block_size"), out, rechunk)
 
 
@@ -158,6 +158,7 @@ def dequantize(
     if zero_point is not None:
         zeros = array(zero_point, "zero_point", codes)
         element_type_of(zeros.dtype, "zero_point", (codes,))
+    check_flags(rechunk=rechunk)
     y_types = _types(version, "dequantize", "y")
     y = element_type_of(scale_type.name if output_dtype is None else output_dtype, "output_dtype", y_types)
     if version:
@@ -221,7 +222,8 @@ def quantize_dequantize(
     for name, each in (("x", x_array), ("scale", scales)):
         element_type_of(each.dtype, name, (FLOAT32,))
     codes, zeros = _codes(types("quantize_dequantize", "quantized"), zero_point, dtype)
-    key = select("quantize_dequantize", FLOAT32, FLOAT32, codes, FLOAT32, saturate=_saturated(saturate))
+    check_flags(saturate=saturate, rechunk=rechunk)
+    key = select("quantize_dequantize", FLOAT32, FLOAT32, codes, FLOAT32, saturate=bool(saturate))
     return Conversion(None, key, x_array, scales, zeros, index(axis, "axis"), index(block_size, "block_size"), out, rechunk)
 
 
@@ -235,12 +237,6 @@ def _codes(allowed: tuple[ElementType, ...], zero_point: Any, dtype: Any) -> tup
         return codes, None
     zeros = array(zero_point, "zero_point", codes)
     return element_type_of(zeros.dtype, "zero_point", allowed), zeros
-
-
-def _saturated(saturate: Any) -> bool:
-    if not isinstance(saturate, (bool, np.bool_, int)) or saturate not in (0, 1):
-        raise ValueError(f"saturate is {saturate!r}; expected True or False")
-    return bool(saturate)
 
 
 def _version(operation: Operation, opset: Any) -> Version | None:

@@ -41,6 +41,13 @@ def check_exists(path: str | os.PathLike[str]) -> None:
         pass
 
 
+def check_is_regular(path: str | os.PathLike[str], why: str = "as others may have no end") -> None:
+    """Raise ModelError if a path leads to a pipe, a socket or a device: reading one may never end. Folders, and paths that
+    lead nowhere, give other errors when they are opened."""
+    if is_special(path) and not os.path.isdir(path):
+        raise ModelError(f"{os.fspath(path)}: not a regular file; expected one, {why}")
+
+
 def named_in_utf8(path: str | os.PathLike[str]) -> str:
     """Return a path as ONNX Runtime takes it. Raise ModelError if its name is not UTF-8."""
     name = os.fspath(path)

@@ -41,8 +41,7 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
     name = os.fspath(path)
     recover(name)
     try:
-        if files.is_special(name) and not os.path.isdir(name):
-            raise ModelError(f"{name}: not a regular file; expected one, as models are read more than once")
+        files.check_is_regular(name, "as models are read more than once")
         if (size := os.path.getsize(name)) >= 1 << 31:
             raise ModelError(f"{name}: {size:,} bytes; expected a file of less than 2 GiB, with tensors in files beside it")
         with open(name, "rb") as file:

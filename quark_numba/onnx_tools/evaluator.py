@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun, RuntimeTypeError
 
 from ..catalog import OPERATORS
+from ..checks import check_flags
 from ..declaration import Operator
 from ..element_types import ElementType, find, names
 from ..element_types.operands import find_any
@@ -41,6 +42,7 @@ def reference_ops(*, standard_ops: bool = False) -> list[type[OpRun]]:
     it is and what was expected. Arrays of types that numpy lacks have dtypes of ml_dtypes from onnx 1.19 on, and dtypes of the
     evaluator itself before.
     """
+    check_flags(standard_ops=standard_ops)
     return [cls for cls in _classes() if cls.op_domain or standard_ops]
 
 

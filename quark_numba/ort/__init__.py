@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checks import check_flags, refuse
 from ..errors import MissingPackageError, NotAvailableError, missing_packages_are_named
 from . import c_api
 from .native import ALL_DOMAINS, REGISTERED, STANDARD_OPS, get_library_path, release_of
@@ -66,8 +67,9 @@ def register(
 
     if not isinstance(session_options, onnxruntime.SessionOptions):
         raise TypeError(f"session_options is a {type(session_options).__name__}; expected onnxruntime.SessionOptions")
-    if backend not in ("native", "extensions", None):
-        raise ValueError(f'backend is {backend!r}; expected "native", "extensions" or None')
+    if not (backend is None or (isinstance(backend, str) and backend in ("native", "extensions"))):
+        refuse("backend", backend, '"native", "extensions" or None', ValueError)
+    check_flags(standard_ops=standard_ops)
     registered: Backend | None = entry(session_options, REGISTERED)
     if registered:
         if backend not in (registered, None):

@@ -7,7 +7,7 @@ import onnx
 
 from ..catalog import OPERATORS
 from ..compiling.helpers import Helpers
-from ..errors import ModelError, reraise_of_signal_handler
+from ..errors import EnvironmentVariableError, reraise_of_signal_handler
 from ..region import kernels, operators, tiles
 from ..region.dispatch import TABLE
 from ..region.key import parse
@@ -17,15 +17,15 @@ from .operators import compiled
 
 
 def helpers(model: onnx.ModelProto) -> Helpers:
-    """Return helper processes for what the regions of a model will probably need when it is optimised. Raise ModelError if the
-    environment has a wrong number of them."""
+    """Return helper processes for what the regions of a model will probably need when it is optimised. Raise
+    EnvironmentVariableError if the environment has a wrong number of them."""
     families = {operator.family for node in model.graph.node if (operator := OPERATORS.find(node.domain, node.op_type))}
     chunks = tiles if "block" in families else kernels
     node = f"from {compiled.__module__} import compiled; compiled('{REGION.family}', 'compute')"
     try:
         return Helpers([node, f"from {chunks.__name__} import chunk_function; chunk_function()"] if families else [])
     except ValueError as error:
-        raise ModelError(str(error)) from None
+        raise EnvironmentVariableError(str(error)) from None
 
 
 def wait(running: Helpers, model: onnx.ModelProto) -> None:

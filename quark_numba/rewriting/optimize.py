@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from ..catalog import OPERATORS
+from ..checks import check_flags, check_paths
 from ..compiling.memory import no_garbage_collection
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..models import files, model_files, protos
@@ -139,8 +140,14 @@ def optimize(
     ModelError
         If the path does not lead to a model, a tensor cannot be read, or the result cannot be written.
     TypeError, ValueError
-        If `model` is neither a model nor a path, or `qdq` is none of these.
+        If an argument is none of these.
     """
+    check_paths(out=out)
+    check_flags(
+        keep_quantized_weights=keep_quantized_weights,
+        regions=regions,
+        keep_initializers_as_inputs=keep_initializers_as_inputs,
+    )
     result = optimized(
         model,
         keep_quantized_weights=keep_quantized_weights,

@@ -10,5 +10,5 @@ CHOICES: tuple[Qdq, ...] = get_args(Qdq)
 
 def check(qdq: object) -> None:
     """Raise ValueError unless the argument is one of the choices."""
-    if qdq not in CHOICES:
+    if not (isinstance(qdq, str) and qdq in CHOICES):
         raise ValueError(f"qdq is {qdq!r}; expected one of {', '.join(map(repr, CHOICES))}")

@@ -116,7 +116,8 @@ def in_order_on(
     """
     name = f"quark-numba-{uuid.uuid4().hex}"
     # It is sent as a plugin, not as data: the scheduler would prefer the worker that has the data.
-    recipe = _Recipe(_pickled(make, functions))
+    with errors_named("the models and functions of this run cannot be sent to workers"):
+        recipe = _Recipe(_pickled(make, functions))
     with errors_named("the cluster failed"):
         client.register_plugin(recipe, name=name)
     most = _AHEAD * max(1, sum(client.nthreads().values()))

@@ -4,13 +4,14 @@ The headers of all files are read first, so that wrong data are refused before a
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import itertools
+import math
 import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_integers, check_positive, refuse
+from ..element_types.operands import check_has_no_mask
 from ..errors import ModelError, errors_named
-from .files import File, check_names, files_of, read_arrays, read_headers
+from .files import File, check_names, files_of, forget, read_headers
 from .inputs import Header, Input, random_inputs
 from .sessions import Arrays
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
+
+# An iterator that fails more often than this in a row may do so for ever.
+_MOST_FAILURES = 100
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,8 @@ class Data:
         The path of an .npz file with the names of inputs as keys, of a folder of .npz files, or of an .npy file or a folder of
         them if the model has one input. A feed is a mapping of names to arrays, or an array if the model has one input. Each
         array is a batch, or a stack of batches if all arrays have one dimension more than their inputs. Batches are read when
-        their turn comes, and nothing is unpickled.
+        their turn comes, and nothing is unpickled. Of an object with the shape and the dtype of an array, such as dask's and
+        h5py's, a batch at a time is read, in this process and on the thread of the caller.
     batch : int, optional
         The number of rows of a batch: arrays are cut into batches of this size.
     limit : int, optional
@@ -70,14 +77,51 @@ class RandomData:
     dimensions: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_positive(batches=self.batches)
+        check_integers(1, math.inf, "a positive integer", batches=self.batches)
+        check_integers(0, math.inf, "an integer of 0 or more", seed=self.seed)
+        names = self.dimensions if isinstance(self.dimensions, Mapping) else [None]
+        if not all(isinstance(name, str) for name in names):
+            refuse("dimensions", self.dimensions, "a mapping of names to sizes")
+        sizes = {f"dimensions[{name!r}]": size for name, size in self.dimensions.items()}
+        check_integers(0, math.inf, "an integer of 0 or more", **sizes)
 
 
-def check_positive(**numbers: int | None) -> None:
-    """Raise ValueError if a number is not a positive integer. None stands for a number that was left out."""
-    for name, number in numbers.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name} is {number!r}; expected a positive integer")
+class FailedDataError(ModelError):
+    """An object of the caller's raised an error while data were read from it."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """An object with the shape and the dtype of an array, or rows of it, which are read when they are needed."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    value: Any
+    rows: slice | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Unread | None:
+        """Return what is known of an object without reading it; None: nothing, or it is an array. Objects with one dimension
+        are read, as they may find rows by labels (pandas.Series)."""
+        if isinstance(value, np.ndarray) or not hasattr(type(value), "__getitem__"):
+            return None
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if not isinstance(shape, tuple) or len(shape) < 2 or not isinstance(dtype, np.dtype):
+            return None
+        return cls(shape, dtype, value) if all(isinstance(length, int) for length in shape) else None
+
+    def __getitem__(self, rows: slice) -> Unread:
+        return dataclasses.replace(self, shape=(rows.stop - rows.start, *self.shape[1:]), rows=rows)
+
+    def read(self, name: str, what: str) -> NDArray[Any]:
+        """Return the array. Raises FailedDataError if the object fails, or returns another array than it said."""
+        with errors_named(what, FailedDataError):
+            value = self.value if self.rows is None else self.value[self.rows]
+        array = _array(value, name, what)
+        if array.shape != self.shape or array.dtype.newbyteorder("=") != self.dtype.newbyteorder("="):
+            expected = f"{self.dtype} of shape {self.shape}, as its attributes say"
+            raise FailedDataError(f"{what}: array {name} is {array.dtype} of shape {array.shape}; expected {expected}")
+        return array
 
 
 @dataclass(frozen=True)
@@ -93,18 +137,29 @@ class Layout:
     def names(self) -> list[str]:
         return [*(model_input.name for model_input in self.inputs), *([self.labels] if self.labels else [])]
 
-    def arrays(self, feed: Any, what: str) -> Arrays:
-        """Return the arrays of a feed by name. Raises ModelError."""
+    def arrays(self, feed: Any, what: str) -> dict[str, NDArray[Any] | Unread]:
+        """Return the arrays of a feed by name. Raises FailedDataError if the caller's objects raise an error, and ModelError if
+        the feed is wrong."""
         if isinstance(feed, np.ndarray) and len(self.names) == 1:
             feed = {self.names[0]: feed}
-        if not isinstance(feed, Mapping):
+        with errors_named(what, FailedDataError):
+            is_mapping = isinstance(feed, Mapping)
+            missing = is_mapping and not all(name in feed for name in self.names)
+            there = [*feed] if missing else self.names
+        if not is_mapping:
             raise ModelError(f"{what}: a {type(feed).__name__}; expected a mapping of input names to arrays")
-        check_names(feed, self.names, what)
-        return {name: np.asarray(feed[name]) for name in self.names}
+        check_names(there, self.names, what)
+        arrays = {}
+        for name in self.names:
+            with errors_named(what, FailedDataError):
+                value = feed[name]
+                unread = Unread.of(value)
+            arrays[name] = _array(value, name, what) if unread is None else unread
+        return arrays
 
-    def batches(self, headers: Mapping[str, Header | NDArray[Any]], name: str) -> int:
+    def batches(self, headers: Mapping[str, Any], name: str) -> int:
         """Return the number of batches in arrays. Their headers are enough. Raises ModelError if they do not fit the model."""
-        stacked = self._is_stack(headers)
+        stacked = self.is_stack(headers)
         lengths = {header.shape[:1] for header in headers.values()}
         if (self.batch or stacked) and (len(lengths) > 1 or () in lengths):
             shapes = ", ".join(f"{key} {header.shape}" for key, header in headers.items())
@@ -113,7 +168,7 @@ class Layout:
         for model_input in self.inputs:
             header = headers[model_input.name]
             if self.batch:
-                sizes = {min(self.batch, length), length % self.batch or self.batch}
+                sizes = {min(self.batch, length) or self.batch, length % self.batch or self.batch}
                 faults = [model_input.fault(Header((rows, *header.shape[1:]), header.dtype)) for rows in sizes]
                 what = f"input {model_input.name}, in batches of {self.batch},"
             else:
@@ -124,19 +179,26 @@ class Layout:
             raise ModelError(f"{name}: labels {self.labels} are {headers[self.labels].dtype}; expected integers")
         return -(-length // self.batch) if self.batch else length
 
-    def cut(self, arrays: Arrays, part: int) -> Arrays:
-        """Return batch number `part` of arrays, in this machine's byte order."""
-        stacked = self._is_stack(arrays)
-        batch = {}
-        for name, array in arrays.items():
-            if self.batch:
-                array = array[part * self.batch : (part + 1) * self.batch]
-            elif stacked:
-                array = array[part]
-            batch[name] = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
-        return batch
+    def cut(self, arrays: Mapping[str, NDArray[Any] | Unread], part: int, what: str) -> Arrays:
+        """Return batch number `part` of arrays, in this machine's byte order. Raises FailedDataError if they cannot be read."""
+        if self.batch or self.is_stack(arrays):
+            start, stop = self.rows(arrays, part)
+            arrays = {name: array[start:stop] for name, array in arrays.items()}
+        read = {name: array.read(name, what) if isinstance(array, Unread) else array for name, array in arrays.items()}
+        return self.of_rows(
+            {name: np.ascontiguousarray(x, x.dtype.newbyteorder("=")).reshape(x.shape) for name, x in read.items()}
+        )
 
-    def _is_stack(self, headers: Mapping[str, Header | NDArray[Any]]) -> bool:
+    def rows(self, headers: Mapping[str, Any], part: int) -> tuple[int, int]:
+        """Return the first row of batch number `part`, and the one behind its last row."""
+        length, step = next(iter(headers.values())).shape[0], self.batch or 1
+        return part * step, min((part + 1) * step, length)
+
+    def of_rows(self, arrays: Arrays) -> Arrays:
+        """Return the batch that rows of arrays are. The batch of a stack is one row, without its first dimension."""
+        return {name: array[0] for name, array in arrays.items()} if self.is_stack(arrays) else arrays
+
+    def is_stack(self, headers: Mapping[str, Any]) -> bool:
         """Whether each input's array has exactly one dimension more than the model's input."""
         ranks = [(len(headers[model_input.name].shape), model_input.shape) for model_input in self.inputs]
         return not self.batch and bool(ranks) and all(shape is not None and rank == len(shape) + 1 for rank, shape in ranks)
@@ -150,8 +212,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch `number` of the data: a feed in memory, or part number `part` of a file, which is read only by a call of `load`, on
-    its thread or worker."""
+    """Batch `number` of the data: a feed in memory, part number `part` of a file, which is read only by a call of `load`, on
+    its thread or worker, or the error that came instead. `taken` has the arrays of a file that were read in the data's order,
+    until `load` returns them. `is_checked`: the checksums of the file are right."""
 
     name: str
     number: int
@@ -159,17 +222,41 @@ class Batch:
     feed: Arrays | None = None
     file: File | None = None
     part: int = 0
+    error: ModelError | None = None
+    taken: list[Arrays] = field(default_factory=list)
+    is_checked: bool = False
 
     def load(self) -> Arrays:
-        """Return the arrays by their names. Raises ModelError if the file cannot be read or has changed."""
+        """Return the arrays by their names. Raises ModelError if they cannot be read, or the file has changed."""
+        if self.error is not None:
+            raise self.error
         if self.feed is not None:
             return self.feed
+        return self.taken.pop() if self.taken else self._read()
+
+    def _read(self) -> Arrays:
         assert self.file
-        names = self.layout.names
-        arrays = _last_file(self.file, *names) if self.file.batches > 1 else read_arrays(self.file.path, names)
-        if self.layout.batches(arrays, str(self.file.path)) != self.file.batches:
-            raise ModelError(f"{self.file.path}: it has changed since its header was read")
-        return self.layout.cut(arrays, self.part)
+        if self.file.batches == 1:
+            return self.layout.cut(self.file.arrays(), self.part, self.name)
+        if self.file.is_compressed:
+            batch = self.layout.cut(self.file.arrays_again(), self.part, self.name)
+            return {name: array.copy() for name, array in batch.items()}  # a view would keep the whole file in memory
+        if not self.is_checked:
+            self.file.check()
+        return self.layout.of_rows(self.file.rows(*self.layout.rows(self.file.members, self.part)))
+
+    def in_turn(self) -> Batch:
+        """Return the batch to load on any thread. If its file has several batches, read now, in their order, what would
+        otherwise be read once for each thread."""
+        if self.file is None or self.file.batches == 1:
+            return self
+        try:
+            if self.file.is_compressed:
+                return dataclasses.replace(self, taken=[self._read()])
+            self.file.check()
+        except ModelError as error:
+            return dataclasses.replace(self, error=error)
+        return dataclasses.replace(self, is_checked=True)
 
     @property
     def is_here(self) -> bool:
@@ -177,18 +264,17 @@ class Batch:
         return self.file is None or self.file.is_here
 
 
-@functools.lru_cache(1)  # the last file is kept, because it may have several batches in a row
-def _last_file(file: File, *names: str) -> Arrays:
-    return read_arrays(file.path, names)
+# A file, a feed of the caller's, or the error with which the caller's object failed.
+Content = File | ModelError | Any
 
 
 @dataclass(frozen=True)
 class Batches:
-    """An iterable over batches of a model's inputs. `items` returns what batches are cut from: names with files or with arrays.
-    `again` is whether it can be called more than once: False if the data come from an iterator. `count` is the number of
-    batches, None if only the source knows it. `source` distinguishes these data from others of the same layout and limit."""
+    """An iterable over batches of a model's inputs. `items` returns what batches are cut from, with names. `again` is whether
+    it can be called more than once: False if the data come from an iterator. `count` is the number of batches, None if only
+    the source knows it. `source` distinguishes these data from others of the same layout and limit."""
 
-    items: Callable[[], Iterable[tuple[str, File | Arrays]]]
+    items: Callable[[], Iterable[tuple[str, Content]]]
     layout: Layout
     limit: int | None
     count: int | None
@@ -196,27 +282,45 @@ class Batches:
     again: bool = True
 
     def parts(self) -> Iterator[Batch]:
-        """Yield the batches. Those in files are not read yet."""
-        number = 0
+        """Yield the batches. Those in files are not read yet. A batch that cannot be read has the error."""
+        numbers = itertools.count()
         try:
-            for name, content in self.items():
-                parts = content.batches if isinstance(content, File) else self.layout.batches(content, name)
-                for part in range(parts):
-                    what = f"{name}, batch {part}" if parts > 1 else name
-                    if isinstance(content, File):
-                        yield Batch(what, number, self.layout, file=content, part=part)
-                    else:
-                        yield Batch(what, number, self.layout, feed=self.layout.cut(content, part))
-                    number += 1
-                    if number == self.limit:
-                        return
+            yield from itertools.islice(self._cut(numbers), self.limit)
         finally:
-            _last_file.cache_clear()
-        if not number:
+            forget()
+        if not next(numbers):
             raise ModelError("there are no data: the source has no batch")
+
+    def _cut(self, numbers: Iterator[int]) -> Iterator[Batch]:
+        for name, content in self.items():
+            if isinstance(content, ModelError):
+                yield Batch(name, next(numbers), self.layout, error=content)
+            elif isinstance(content, File):
+                for part, what in _names(name, content.batches):
+                    yield Batch(what, next(numbers), self.layout, file=content, part=part)
+            else:
+                try:
+                    arrays = self.layout.arrays(content, name)
+                    parts = self.layout.batches(arrays, name)
+                except ModelError as error:
+                    yield Batch(name, next(numbers), self.layout, error=error)
+                    continue
+                for part, what in _names(name, parts):  # no variable keeps a batch while the next one is read
+                    yield self._of_feed(arrays, part, what, next(numbers))
+
+    def _of_feed(self, arrays: Mapping[str, NDArray[Any] | Unread], part: int, what: str, number: int) -> Batch:
+        try:
+            return Batch(what, number, self.layout, feed=self.layout.cut(arrays, part, what))
+        except ModelError as error:
+            return Batch(what, number, self.layout, error=error)
 
     def __iter__(self) -> Iterator[Arrays]:
         return (batch.load() for batch in self.parts())
+
+
+def _names(name: str, parts: int) -> Iterator[tuple[int, str]]:
+    """Yield the numbers of the parts that are batches, with the batches' names."""
+    return ((part, f"{name}, batch {part}" if parts > 1 else name) for part in range(parts))
 
 
 def open_batches(inputs: Sequence[Input], data: Any, *, labels: str | None = None) -> Batches:
@@ -237,15 +341,26 @@ def open_batches(inputs: Sequence[Input], data: Any, *, labels: str | None = Non
     if callable(source):
         first = [_feeds(source, name)]
         return Batches(
-            lambda: _named_arrays(layout, first.pop() if first else _feeds(source, name), name), layout, data.limit, None, name
+            lambda: _named_feeds(first.pop() if first else _feeds(source, name), name), layout, data.limit, None, name
         )
     feeds = _feeds(lambda: source, name)
     count = None
     if isinstance(feeds, Sequence):
-        count = sum(layout.batches(arrays, what) for what, arrays in _named_arrays(layout, feeds, name))
+        count = sum(_number_of_batches(layout, feed, what) for what, feed in _named_feeds(feeds, name))
         count = min(count, data.limit or count)
-    is_iterator = iter(feeds) is feeds
-    return Batches(lambda: _named_arrays(layout, feeds, name), layout, data.limit, count, "", again=not is_iterator)
+    with errors_named(name):
+        is_iterator = iter(feeds) is feeds
+    return Batches(lambda: _named_feeds(feeds, name), layout, data.limit, count, "", again=not is_iterator)
+
+
+def _number_of_batches(layout: Layout, feed: Any, what: str) -> int:
+    """Return the number of batches in a feed: 1 for the error of one that cannot be read. Raise ModelError if it is wrong."""
+    if isinstance(feed, FailedDataError):
+        return 1
+    try:
+        return layout.batches(layout.arrays(feed, what), what)
+    except FailedDataError:
+        return 1
 
 
 def _random_batches(inputs: Sequence[Input], data: RandomData, labels: str | None) -> Batches:
@@ -253,7 +368,7 @@ def _random_batches(inputs: Sequence[Input], data: RandomData, labels: str | Non
         raise ModelError(f"random data have no labels {labels!r}")
     random_inputs(inputs, data.dimensions, np.random.default_rng(data.seed))  # raises ModelError
 
-    def items() -> Iterator[tuple[str, Arrays]]:
+    def items() -> Iterator[tuple[str, Content]]:
         generator = np.random.default_rng(data.seed)
         for number in range(data.batches):
             yield f"random batch {number}", random_inputs(inputs, data.dimensions, generator, quiet=True)
@@ -266,9 +381,10 @@ def _batches_of_files(layout: Layout, path: Path, limit: int | None) -> Batches:
     files: list[File] = []
     count = 0
     for file_path in files_of(path) if os.path.isdir(path) else [path]:
-        batches = layout.batches(read_headers(file_path, layout.names), str(file_path))
+        members = read_headers(file_path, layout.names)
+        batches = layout.batches(members, str(file_path))
         status = file_path.stat()
-        files.append(File(file_path, status.st_size, status.st_mtime_ns, batches))
+        files.append(File(file_path, status.st_size, status.st_mtime_ns, batches, members))
         count += batches
         if limit is not None and count >= limit:
             count = limit
@@ -287,15 +403,45 @@ def _feeds(function: Callable[[], Any], name: str) -> Iterable[Any]:
     return feeds
 
 
-def _named_arrays(layout: Layout, feeds: Iterable[Any], name: str) -> Iterator[tuple[str, Arrays]]:
-    iterator, end = iter(feeds), object()
+def _named_feeds(feeds: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Yield each feed. In the place of one that the caller's object fails to return, yield the error, and go on behind it.
+    Raise ModelError if the object returns nothing but errors any more."""
+    get, end = _getter(feeds, name)
+    failures = 0
     for number in itertools.count():
         what = f"{name}, number {number}"
-        with errors_named(what):
-            feed = next(iterator, end)
+        try:
+            with errors_named(what, FailedDataError):
+                feed = get(number)
+            failures = 0
+        except FailedDataError as error:
+            feed, failures = error, failures + 1
+            if isinstance(feeds, Generator):
+                error.args = (f"{error}; the generator has ended",)
         if feed is end:
             return
-        yield what, layout.arrays(feed, what)
+        if failures > _MOST_FAILURES and not isinstance(feeds, Sequence):
+            raise ModelError(f"{what}: {failures} failures in a row, the last one: {feed}")
+        yield what, feed
+
+
+def _getter(feeds: Iterable[Any], name: str) -> tuple[Callable[[int], Any], object]:
+    """Return the function that returns the feed of the next number, and what it returns behind the last one."""
+    end = object()
+    with errors_named(name):
+        if isinstance(feeds, Sequence):
+            length = len(feeds)
+            return lambda number: feeds[number] if number < length else end, end
+        iterator = iter(feeds)
+        return lambda _: next(iterator, end), end
+
+
+def _array(value: Any, name: str, what: str) -> NDArray[Any]:
+    with errors_named(what, FailedDataError):
+        array = np.asanyarray(value)
+    with errors_named(what, with_type=False):
+        check_has_no_mask(array, f"array {name}")
+    return np.asarray(array)
 
 
 def load_function(name: str) -> Callable[..., Any]:

@@ -1,41 +1,117 @@
-"""Arrays in .npz and .npy files. Pickled arrays are never loaded."""
+"""Arrays in .npz and .npy files, as a whole or some rows at a time. Pickled arrays are never loaded."""
 
 from __future__ import annotations
 
+import math
 import os
+import struct
+import threading
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
+import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..errors import ModelError, file_error, reraise_of_signal_handler
-from .inputs import Header
+from ..models.files import check_is_regular
 
 T = TypeVar("T")
+
+# The bytes of a file that are in memory at a time while its checksums are computed.
+_CHUNK = 1 << 20
+
+# The fixed part of a member's header in a zip file: its length, its first bytes, and where the lengths of the rest are.
+_LOCAL_HEADER, _SIGNATURE, _LENGTHS = 30, b"PK\x03\x04", slice(26, 30)
+
+
+class Member(NamedTuple):
+    """An array in a file: its shape and dtype, whether it is in Fortran's order, and where in the file its elements begin;
+    None: they are compressed."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_fortran: bool
+    offset: int | None
 
 
 @dataclass(frozen=True)
 class File:
-    """A file at the time when its headers were read, with its size, its modification time in nanoseconds, and the number of
-    batches in it."""
+    """A file at the time when its headers were read, with its size, its modification time in nanoseconds, the number of batches
+    in it, and its arrays by name."""
 
     path: Path
     size: int
     time: int
     batches: int
+    members: dict[str, Member]
 
     @property
     def is_here(self) -> bool:
         """Whether this machine has the very same file."""
         try:
-            status = self.path.stat()
+            return self._is_same(self.path.stat())
         except OSError:
             return False
+
+    @property
+    def is_compressed(self) -> bool:
+        return any(member.offset is None for member in self.members.values())
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays, with the checksums checked. Raises ModelError if the file cannot be read or has changed."""
+        arrays = read_arrays(self.path, [*self.members])
+        for name, member in self.members.items():
+            if (arrays[name].shape, arrays[name].dtype) != (member.shape, member.dtype.newbyteorder("=")):
+                raise self._changed()
+        return arrays
+
+    def arrays_again(self) -> dict[str, NDArray[Any]]:
+        """As `arrays`. This thread keeps the arrays of one file until it reads another one."""
+        if _last.arrays is None or _last.arrays[0] != self:
+            _last.arrays = None  # before the next file is in memory, too
+            _last.arrays = self, self.arrays()
+        return _last.arrays[1]
+
+    def rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
+        """Return rows of arrays that are not compressed, and read nothing else. Raises ModelError if the file cannot be read or
+        has changed."""
+        with _errors_of(self.path), open(self.path, "rb", buffering=0) as file:
+            if not self._is_same(os.fstat(file.fileno())) and read_headers(self.path, [*self.members]) != self.members:
+                raise self._changed()
+            return {name: _rows(file, member, start, stop) for name, member in self.members.items()}
+
+    def check(self) -> None:
+        """Raise ModelError if an array has another content than its checksum says. This thread remembers the last file."""
+        if self.path.suffix == ".npy" or _last.checked == self:
+            return
+        _read(self.path, [*self.members], _read_to_the_end)
+        _last.checked = self
+
+    def _is_same(self, status: os.stat_result) -> bool:
         return (status.st_size, status.st_mtime_ns) == (self.size, self.time)
+
+    def _changed(self) -> ModelError:
+        return ModelError(f"{self.path}: it has changed since its header was read")
+
+
+class _Last(threading.local):
+    """What a thread keeps of the last file that it read."""
+
+    arrays: tuple[File, dict[str, NDArray[Any]]] | None = None
+    checked: File | None = None
+
+
+_last = _Last()
+
+
+def forget() -> None:
+    """Let go of what this thread keeps of the last file that it read."""
+    _last.arrays = _last.checked = None
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -49,15 +125,15 @@ def files_of(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def read_headers(path: str | Path, names: Sequence[str]) -> dict[str, Header]:
-    """Return the headers of the named arrays of an .npz file, or of the array of an .npy file. Raises ModelError."""
+def read_headers(path: str | Path, names: Sequence[str]) -> dict[str, Member]:
+    """Return the named arrays of an .npz file, or the array of an .npy file, without their elements. Raises ModelError."""
     return _read(path, names, _header)
 
 
 def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return the named arrays of an .npz file, or the array of an .npy file, in this machine's byte order. Raises
     ModelError."""
-    return _read(path, names, _array)
+    return _read(path, names, lambda content, *_: _native(npy.read_array(content, allow_pickle=False)))
 
 
 def check_names(there: Iterable[Any], names: Sequence[str], where: object) -> None:
@@ -67,41 +143,102 @@ def check_names(there: Iterable[Any], names: Sequence[str], where: object) -> No
             raise ModelError(f"{where}: no array named {name}; it has {', '.join(map(str, there)) or 'none'}")
 
 
-def _read(path: str | Path, names: Sequence[str], read_one: Callable[[IO[bytes]], T]) -> dict[str, T]:
+def _read(path: str | Path, names: Sequence[str], read_one: Callable[[IO[bytes], int | None, int], T]) -> dict[str, T]:
+    """Return what `read_one` makes of each array: of its .npy file as a stream, of where in the file that begins (None: it is
+    compressed), and of its bytes."""
+    check_is_regular(path)
+    with _errors_of(path), open(path, "rb") as file:
+        if Path(path).suffix == ".npy":
+            if len(names) != 1:
+                raise ModelError(f"{path}: one array; expected an .npz file with {', '.join(names)}")
+            return {names[0]: read_one(file, 0, os.fstat(file.fileno()).st_size)}
+        with zipfile.ZipFile(file) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            check_names(members, names, path)
+            arrays = {}
+            for name in names:
+                start = _start(file, members[name])
+                with archive.open(members[name]) as content:
+                    arrays[name] = read_one(content, start, members[name].file_size)
+            return arrays
+
+
+@contextmanager
+def _errors_of(path: str | Path) -> Iterator[None]:
+    """Turn errors in the context into ModelErrors: the file may be missing or have any content."""
     try:
-        with open(path, "rb") as file:
-            if Path(path).suffix == ".npy":
-                if len(names) != 1:
-                    raise ModelError(f"{path}: one array; expected an .npz file with {', '.join(names)}")
-                return {names[0]: read_one(file)}
-            with zipfile.ZipFile(file) as archive:
-                members = {member.removesuffix(".npy"): member for member in archive.namelist()}
-                check_names(members, names, path)
-                arrays = {}
-                for name in names:
-                    with archive.open(members[name]) as content:
-                        arrays[name] = read_one(content)
-                return arrays
+        yield
     except ModelError:
         raise
-    except Exception as error:  # the file may be missing or have any content
+    except Exception as error:
         reraise_of_signal_handler(error)
         if isinstance(error, OSError) and error.errno:
             raise file_error(path, error) from None
         raise ModelError(f"{path}: not a file of numbers: {error}") from None
 
 
-def _header(file: IO[bytes]) -> Header:
-    version = npy.read_magic(file)
+def _start(file: IO[bytes], info: zipfile.ZipInfo) -> int | None:
+    """Return where in a zip file the content of a member begins; None: it is compressed."""
+    if info.compress_type != zipfile.ZIP_STORED:
+        return None
+    file.seek(info.header_offset)
+    header = file.read(_LOCAL_HEADER)
+    if len(header) < _LOCAL_HEADER or not header.startswith(_SIGNATURE):
+        raise ValueError(f"{info.filename} is not where the file says")
+    return info.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", header[_LENGTHS]))
+
+
+def _header(content: IO[bytes], start: int | None, size: int) -> Member:
+    version = npy.read_magic(content)
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     if version not in readers:
         raise ValueError(f"version {version} of the .npy format")
-    shape, _, dtype = readers[version](file)
+    shape, is_fortran, dtype = readers[version](content)
     if dtype.hasobject:
         raise ValueError("it holds pickled objects, which are not loaded")
-    return Header(tuple(shape), dtype)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"it has shape {shape}")
+    place = content.tell()
+    if place + math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"it ends before the last element of an array of shape {shape}")
+    return Member(tuple(shape), dtype, is_fortran, None if start is None else start + place)
 
 
-def _array(file: IO[bytes]) -> NDArray[Any]:
-    array = npy.read_array(file, allow_pickle=False)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+def _read_to_the_end(content: IO[bytes], *_: object) -> None:
+    while content.read(_CHUNK):
+        pass
+
+
+def _rows(file: Any, member: Member, start: int, stop: int) -> NDArray[Any]:
+    """Return rows of an array, whose elements are not compressed, in C's order."""
+    assert member.offset is not None
+    rows = np.empty((stop - start, *member.shape[1:]), member.dtype)
+    if member.is_fortran:  # a column is together in the file
+        column = np.empty(stop - start, member.dtype)
+        for place, index in enumerate(np.ndindex(rows.T.shape[:-1])):
+            file.seek(member.offset + (place * member.shape[0] + start) * member.dtype.itemsize)
+            _fill(column, file)
+            rows.T[index] = column
+    else:
+        file.seek(member.offset + start * math.prod(member.shape[1:]) * member.dtype.itemsize)
+        _fill(rows, file)
+    return _native(rows)
+
+
+def _fill(array: NDArray[Any], file: Any) -> None:
+    if not array.nbytes:
+        return
+    content, done = array.reshape(-1).view(np.uint8), 0
+    while done < content.size:
+        count = file.readinto(content[done:])  # at most 2 GiB at once
+        if not count:
+            raise ValueError("it ends before its last element")
+        done += count
+
+
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in this machine's byte order, without a copy of numbers."""
+    dtype = array.dtype.newbyteorder("=")
+    if array.dtype.kind in "iufc" and array.dtype != dtype:
+        return array.byteswap(inplace=True).view(dtype)
+    return array.astype(dtype, copy=False)

@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ..compiling.threads import number_of_processors
-from ..errors import ModelError
+from ..checks import check_functions, check_integers, check_paths, check_texts, refuse
+from ..compiling.threads import MOST_THREADS, number_of_processors
+from ..errors import ModelError, errors_named
 from ..models.model_files import Source
-from .data import Batch, Batches, check_positive
+from .data import Batch, Batches
 from .saved import Saved
 from .threads import in_order
 
@@ -26,9 +27,9 @@ class Execution:
     Parameters
     ----------
     threads : int
-        How many threads of each process compute: those of a session for `evaluate`; for `analyze`, each thread runs a batch or
-        a part of one, in sessions of one thread. Default, 0: about one for each processor; with `workers`, their share of the
-        machine; with `scheduler`, one. The result does not depend on it.
+        At most 1024: how many threads of each process compute. For `evaluate` they are those of a session; for `analyze`, each
+        thread runs a batch or a part of one, in sessions of one thread. Default, 0: about one for each processor; with
+        `workers`, their share of the machine; with `scheduler`, one. The result does not depend on it.
     workers : int, optional
         The number of processes on this machine that run the batches (`pip install 'quark_numba[dask]'`). Default: this process
         alone. The result is the same to the last bit.
@@ -50,11 +51,16 @@ class Execution:
     progress: Callable[[int, int | None], None] | None = None
 
     def __post_init__(self) -> None:
-        check_positive(workers=self.workers)
+        check_integers(0, MOST_THREADS, f"an integer from 0 to {MOST_THREADS}", threads=self.threads)
+        if self.workers is not None:
+            check_integers(1, MOST_THREADS, f"an integer from 1 to {MOST_THREADS}", workers=self.workers)
+        check_texts(scheduler=self.scheduler)
+        check_paths(resume=self.resume)
+        check_functions(progress=self.progress)
         if self.workers is not None and self.scheduler is not None:
             raise TypeError("workers and scheduler: one of them at most")
-        if self.on_error not in ("stop", "continue"):
-            raise ValueError(f'on_error is {self.on_error!r}; expected "stop" or "continue"')
+        if not (isinstance(self.on_error, str) and self.on_error in ("stop", "continue")):
+            refuse("on_error", self.on_error, '"stop" or "continue"', ValueError)
 
     @property
     def is_here(self) -> bool:
@@ -72,6 +78,13 @@ class Execution:
         if self.threads or self.is_here:
             return self.threads
         return 1 if self.workers is None else max(1, number_of_processors() // self.workers)
+
+
+def execution_of(execution: Execution | None) -> Execution:
+    """Return what an argument of this name means. Raise TypeError if it is none."""
+    if execution is not None and not isinstance(execution, Execution):
+        refuse("execution", execution, "quark_numba.Execution")
+    return execution or Execution()
 
 
 class Addable(Protocol):
@@ -180,17 +193,8 @@ class Runner:
             # An error that the caller keeps would keep the batches running, too.
             with closing(self._sums(work, batches, threads, stopped or threading.Event())) as results:
                 for batch, sums in results:
-                    if isinstance(sums, ModelError):
-                        if self.execution.on_error == "stop":
-                            raise ModelError(with_name(batch.name, str(sums))) from sums
-                        total.failed[batch.name] = str(sums)
-                    elif total.sums is None:
-                        total.sums = sums
-                    else:
-                        total.sums.add(sums)
-                    if total.first is None and not isinstance(sums, ModelError):
-                        total.first = batch
-                    total.done += 1
+                    self._add(batch, sums, total)
+                    batch = sums = None  # not in memory while the next one is read
                     if self._saved:
                         self._saved.keep(kind, total.sums, total.done, total.failed)
                     self._report(total.done)
@@ -203,9 +207,26 @@ class Runner:
         self._finished += total.done
         return total
 
+    def _add(self, batch: Batch, sums: Any, total: Total) -> None:
+        """Add the sums of a batch, or its error. Raise ModelError if it failed and `on_error` is "stop"."""
+        try:
+            if isinstance(sums, ModelError):
+                raise sums
+            if total.sums is None:
+                total.sums = sums
+            else:
+                total.sums.add(sums)
+            total.first = total.first or batch
+        except ModelError as error:
+            if self.execution.on_error == "stop":
+                raise ModelError(with_name(batch.name, str(error))) from error.__cause__ or error
+            total.failed[batch.name] = str(error)
+        total.done += 1
+
     def _report(self, done: int) -> None:
         if self.execution.progress:
-            self.execution.progress(self._finished + done, self._steps)
+            with errors_named("progress"):
+                self.execution.progress(self._finished + done, self._steps)
 
     def _sums(
         self, work: Callable[[], Work], batches: Iterator[Batch], threads: int, stopped: threading.Event
@@ -217,7 +238,8 @@ class Runner:
         batches = itertools.chain([first], batches)
         if self._client is None:
             run = _outcomes_of(work)
-            yield from in_order(lambda batch: (batch, run(batch)), batches, threads, stopped)
+            in_turn = (batch.in_turn() for batch in batches)
+            yield from in_order(lambda batch: (batch, run(batch)), in_turn, threads, stopped)
         else:
             from .cluster import in_order_on
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import time
 import typing
 from typing import Any
@@ -28,8 +27,7 @@ class Saved:
         self._written = 0.0
         run = json.loads(json.dumps({"quark_numba": __version__, **run}, default=str))
         self._content = {"run": run}
-        if files.is_special(path) and not os.path.isdir(path):
-            raise ModelError(f"{path}: not a regular file; expected one, which is read and written")
+        files.check_is_regular(path, "which is read and written")
         try:
             with open(self.path, encoding="utf-8") as file:
                 content = json.load(file)

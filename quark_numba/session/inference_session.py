@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import onnxruntime
 
+from ..checks import check_flags, check_paths, refuse
 from ..compiling import memory
 from ..compiling.lock import IMPORTS
 from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..ort import NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, native, register
 from ..rewriting.qdq import Qdq, check
-from . import started
+from . import kept, started
 
 # What is imported inside of functions is not needed by a process that finds its model kept.
 if TYPE_CHECKING:
@@ -84,11 +85,11 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
     ModelError
         If there is no such file (MissingFileError, which is a FileNotFoundError, too), if it is not an ONNX model, a tensor
         cannot be read, or the temporary folder has not enough room; or if ONNX Runtime refuses it, and it has an operator that
-        is known to run nowhere; or if `cache` cannot be a folder; or if QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB
-        is set in the environment, but is no number.
+        is known to run nowhere; or if `cache` cannot be a folder.
     TypeError, ValueError
-        If `cache` is no path, or set for a model without a path; if `qdq` is none of its choices; or if an argument has a
-        name that neither this class nor ONNX Runtime knows.
+        If an argument is none of the above, or has a name that neither this class nor ONNX Runtime knows; if `cache` is set
+        for a model without a path; or if QUARK_NUMBA_COMPILE_PROCESSES or QUARK_NUMBA_CACHE_GB is set in the environment, but
+        is no number.
     RuntimeError
         As in `register`. ONNX Runtime's own exceptions are raised as well.
     """
@@ -113,6 +114,16 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # w
         unknown = ", ".join(sorted({*named} - _OF_ONNX_RUNTIME))
         if unknown:  # ONNX Runtime would ignore it
             raise TypeError(f"InferenceSession has no argument {unknown}")
+        check_flags(
+            blocked_layout=blocked_layout,
+            keep_quantized_weights=keep_quantized_weights,
+            keep_initializers_as_inputs=keep_initializers_as_inputs,
+        )
+        check_paths(temporary_folder=temporary_folder)
+        if cache == "":
+            kept.folder_of(cache)
+        if sess_options is not None and not isinstance(sess_options, onnxruntime.SessionOptions):
+            refuse("sess_options", sess_options, "onnxruntime.SessionOptions")
         options = onnxruntime.SessionOptions() if sess_options is None else sess_options
         how: dict[str, Any] = {
             "qdq": qdq,
@@ -273,7 +284,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
 
         from ..models import model_files, protos
         from ..models.file_states import state_of
-        from ..models.files import check_exists, named_in_utf8
+        from ..models.files import check_exists, check_is_regular, named_in_utf8
         from ..models.temporary import recover
         from ..rewriting import constants
         from . import initializers
@@ -283,6 +294,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
     if is_path:
         recover(source)
         check_exists(source)
+        check_is_regular(source, "as models are read more than once")
     if _is_for_onnx_runtime_alone(source, options):
         return _Model(source)
     state = state_of(source) if is_path else None

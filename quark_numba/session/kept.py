@@ -29,7 +29,7 @@ from ..compiling.user_folder import (
     warn,
     without_links,
 )
-from ..errors import MissingFileError, ModelError, WriteError, reason_of
+from ..errors import EnvironmentVariableError, MissingFileError, ModelError, WriteError, reason_of
 from ..models.file_states import state_of
 from ..models.temporary import is_locked, remove_left_behind, temporary_folder
 from .kept_names import NAME, PREFIX, digests
@@ -89,7 +89,7 @@ def limit() -> float:
         limit = float(os.environ.get(_LIMIT, _DEFAULT_LIMIT)) * 1e9
         if limit >= 0:
             return limit
-    raise ModelError(f"{_LIMIT} is {os.environ[_LIMIT]!r}; expected a number of gigabytes")
+    raise EnvironmentVariableError(f"{_LIMIT} is {os.environ[_LIMIT]!r}; expected a number of gigabytes")
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def kept(files: ExitStack, entry: Path, make: Callable[[ExitStack, Path | None],
     if manifest:
         remove_left_behind(entry.parent)
         return str(entry / manifest["file"]), manifest["facts"]
-    limit()  # raises ModelError
+    limit()  # raises EnvironmentVariableError
     made = None
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)

@@ -103,6 +103,6 @@ def test_the_command(terminal, tmp_path):
     package = "onnxruntime-openvino" if IS_OPENVINO else "onnxruntime-gpu"
     assert package in terminal.report("info")["onnxruntime"]
     np.savez(tmp_path / "x.npz", x=expected_of("bf16")[0])
-    assert terminal.report("run", MODEL, "--inputs", tmp_path / "x.npz", "--optimize")
+    assert terminal.report("run", MODEL, "--data", tmp_path / "x.npz", "--optimize")
     terminal.text("optimize", MODEL, tmp_path / "m.onnx")
     assert terminal.report("analyze", tmp_path / "m.onnx", "--data", tmp_path / "x.npz")

@@ -16,7 +16,7 @@ import quark_numba
 from quark_numba.compiling import cache
 from quark_numba.compiling import helpers as helpers_module
 from quark_numba.compiling.helpers import PROCESSES, Helpers
-from quark_numba.errors import ModelError
+from quark_numba.errors import EnvironmentVariableError
 from quark_numba.ort import ahead
 
 
@@ -238,7 +238,7 @@ def test_processes_of_a_pool_have_no_helpers(monkeypatch):
 @pytest.mark.parametrize("wrong", ["0", "-1", "many", "1.5"])
 def test_a_wrong_number_of_processes(wrong, monkeypatch):
     monkeypatch.setenv(PROCESSES, wrong)
-    with pytest.raises(ModelError, match=f"{PROCESSES} is '{wrong}'; expected a number of processes"):
+    with pytest.raises(EnvironmentVariableError, match=f"{PROCESSES} is '{wrong}'; expected a number of processes"):
         ahead.helpers(onnx.ModelProto())
 
 

@@ -23,6 +23,7 @@ from paths import MODELS
 import quark_numba
 from quark_numba import ModelError, catalog, cli
 from quark_numba.compiling import sources, user_folder
+from quark_numba.errors import EnvironmentVariableError
 from quark_numba.models import file_states, model_files, tensors
 from quark_numba.rewriting import fusions
 from quark_numba.session import initializers, kept, kept_names, prepared
@@ -195,7 +196,9 @@ def test_the_models_used_least_recently_go_first(path, folder, monkeypatch):
     write(path, 10)
     for wrong in ("many", "nan", "-1"):
         monkeypatch.setenv("QUARK_NUMBA_CACHE_GB", wrong)
-        with pytest.raises(ModelError, match=f"QUARK_NUMBA_CACHE_GB is '{wrong}'; expected a number of gigabytes"):
+        with pytest.raises(
+            EnvironmentVariableError, match=f"QUARK_NUMBA_CACHE_GB is '{wrong}'; expected a number of gigabytes"
+        ):
             quark_numba.InferenceSession(path, cache=folder)
     monkeypatch.setenv("QUARK_NUMBA_CACHE_GB", "inf")
     quark_numba.InferenceSession(path, cache=folder)

@@ -22,7 +22,8 @@ _MOST_VALUES = 1 << 16
 class Histogram:
     """A histogram of a tensor in the float model. `counts` are the numbers of elements between neighbouring `edges`. Elements
     below `lowest` or above `highest` saturate. `grid` holds the type's values within the edges. These three are None for
-    tensors with several scales and for block formats; `grid` is None for types of more than 16 bits, too."""
+    tensors with several scales and for block formats; `grid` is None for types of more than 16 bits, too. `not_finite` elements
+    are Inf or NaN, and in none of the counts."""
 
     name: str
     edges: list[float]
@@ -30,6 +31,7 @@ class Histogram:
     lowest: float | None
     highest: float | None
     grid: list[float] | None
+    not_finite: int = 0
 
 
 class Histograms(Experiment):
@@ -57,9 +59,7 @@ class Histograms(Experiment):
 
 def _histogram(quantizer: Quantizer, x: Array) -> Histogram:
     values = x[np.isfinite(x)].astype(np.float64)
-    least, most = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
-    if least == most:
-        least, most = least - 0.5, most + 0.5
+    least, most = _ends(values)
     counts, edges = np.histogram(values, _BINS, (least, most))
     lowest = highest = grid = None
     form = quantizer.form
@@ -68,4 +68,15 @@ def _histogram(quantizer: Quantizer, x: Array) -> Histogram:
         every = form.grid(_MOST_VALUES)
         if every is not None:
             grid = every[(every >= least) & (every <= most)].tolist()
-    return Histogram(quantizer.name, edges.tolist(), counts.tolist(), lowest, highest, grid)
+    return Histogram(quantizer.name, edges.tolist(), counts.tolist(), lowest, highest, grid, x.size - values.size)
+
+
+def _ends(values: Array) -> tuple[float, float]:
+    """Return the ends of a histogram, between which there are numbers for the edges of all bins."""
+    if not values.size:
+        return 0.0, 1.0
+    least, most = float(values.min()), float(values.max())
+    if least < most:
+        return least, most
+    width = max(0.5, abs(least) / 1024)
+    return least - width, most + width

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..measures.outputs import Comparison, Errors, common, compare, least_sqnr_db
-from ..measures.sums import decibels
+from ..measures.sums import decibels, share
 from ..measures.tensors import own_noise, signal
 from ..twin.forms import Array
 from ..twin.quantizers import Quantizer
@@ -67,7 +67,7 @@ class WhatIf(Experiment):
 
     def points(self, total: Measured, own: Found) -> list[Point]:
         elements = {
-            item: float(item.floats.size) if item.floats is not None else total.tensors[item.place].count / total.samples
+            item: float(item.floats.size) if item.floats is not None else share(total.tensors[item.place].count, total.samples)
             for item in self.candidates
         }
         effects = common(own.outputs)

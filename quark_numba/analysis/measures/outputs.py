@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
+from ...checks import check_names
 from ...element_types import find
 from ...errors import ModelError, counted
 from .sums import ErrorSums, error_sums
@@ -79,11 +81,12 @@ def least_sqnr_db(errors: Errors) -> float:
 
 @dataclass
 class OutputError:
-    """The error of an output against the reference's, over all data.
+    """The error of an output against the reference's, over all data. A figure of no element is NaN.
 
-    Places are the positions along all axes but the last. `same_top` is the share of places where the index of the reference's
-    largest element is among the indices of the output's `top_k` largest. `accuracy` is the share of places where the label is
-    among them, and `reference_accuracy` is the same for the reference."""
+    Places are the positions along all axes but the class axis. `same_top` is the share of places where the index of the
+    reference's largest element is among the indices of the output's `top_k` largest. `accuracy` is the share of places where
+    the label is among them, and `reference_accuracy` is the same for the reference. `places` is the number of places that
+    `same_top` is taken over, `labelled` that of the accuracies. `ignored` places count in none of them."""
 
     name: str
     sqnr_db: float
@@ -93,17 +96,19 @@ class OutputError:
     same_top: float | None = None
     accuracy: float | None = None
     reference_accuracy: float | None = None
+    places: int | None = None
+    labelled: int | None = None
+    ignored: int | None = None
 
 
 def output_error(name: str, sums: ErrorSums) -> OutputError:
-    return OutputError(name, sums.sqnr_db, sums.cosine, sums.largest, sums.mean)
+    return OutputError(name, sums.sqnr_db, sums.cosine, sums.largest if sums.count else math.nan, sums.mean)
 
 
-def check_names(outputs: Sequence[str] | None) -> None:
+def check_outputs(outputs: Sequence[str] | None) -> None:
     if outputs is None:
         return
-    if isinstance(outputs, str) or not isinstance(outputs, Sequence) or not all(isinstance(name, str) for name in outputs):
-        raise TypeError(f"outputs is {outputs!r}; expected a sequence of names")
+    check_names(outputs=outputs)
     if not outputs:
         raise ValueError("outputs is empty; expected at least one name")
 

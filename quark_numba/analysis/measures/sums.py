@@ -15,7 +15,8 @@ _CHUNK = 1 << 16
 
 class Sums:
     """A dataclass of sums, also in dicts and lists, which add up key by key and place by place. Fields whose name begins with
-    "largest" or "least" hold a maximum or a minimum instead."""
+    "largest" or "least" hold a maximum or a minimum instead, or NaN if there is one. Fields whose name begins with "first" hold
+    what the first batch has."""
 
     def add(self, other: Any) -> None:
         """Add the sums of later batches."""
@@ -24,7 +25,9 @@ class Sums:
             if attribute.name.startswith("largest"):
                 value = one if one > two or one != one else two  # NaN counts as the largest
             elif attribute.name.startswith("least"):
-                value = min(one, two)
+                value = two if two != two else min(one, two)
+            elif attribute.name.startswith("first"):
+                value = one
             else:
                 value = _added(one, two)
             setattr(self, attribute.name, value)
@@ -63,11 +66,16 @@ class ErrorSums(Sums):
 
     @property
     def cosine(self) -> float:
-        return cosine(self.signal, self.energy, self.product)
+        return cosine(self.signal, self.energy, self.product) if self.count else math.nan
 
     @property
     def mean(self) -> float:
-        return self.absolute / self.count if self.count else 0.0
+        return share(self.absolute, self.count)
+
+
+def share(part: float, whole: float) -> float:
+    """Return the part of a whole; NaN if there is nothing."""
+    return part / whole if whole else math.nan
 
 
 def decibels(signal: float, noise: float) -> float:

@@ -11,12 +11,12 @@ import numpy as np
 from ...compiling.lock import created_cache
 from ..twin.forms import Array, Block, Linear
 from ..twin.quantizers import Kind, Quantizer
-from .sums import TensorSums, cosine, decibels
+from .sums import TensorSums, cosine, decibels, share
 
 
 @dataclass
 class QuantizedTensor:
-    """The measures of a quantized tensor over all data.
+    """The measures of a quantized tensor over all data. A figure of no element is NaN.
 
     Errors are None for a weight without float values: the model has only its codes, and no reference has the values. If the
     shape of an activation differs in the float model, only its own errors are known.
@@ -72,17 +72,18 @@ def tensor_of(quantizer: Quantizer, sums: TensorSums | None) -> QuantizedTensor:
     if sums is None:
         return tensor
     tensor.own_sqnr_db = decibels(sums.signal, sums.own_noise)
-    tensor.saturated = sums.saturated / sums.count if sums.count else 0.0
-    tensor.flushed_to_zero = sums.flushed / sums.count if sums.count else 0.0
+    tensor.saturated = share(sums.saturated, sums.count)
+    tensor.flushed_to_zero = share(sums.flushed, sums.count)
     if quantizer.form.code_ends and sums.count:
         lowest, highest = quantizer.form.code_ends
         used = min(sums.largest_code, highest) - max(sums.least_code, lowest)
-        tensor.range_used = min(max(used, 0.0) / (highest - lowest), 1.0)
+        is_known = sums.least_code <= sums.largest_code
+        tensor.range_used = min(max(used, 0.0) / (highest - lowest), 1.0) if is_known else math.nan
     if not sums.reshaped:
         tensor.sqnr_db = decibels(sums.signal, sums.noise)
         tensor.inherited_sqnr_db = decibels(sums.signal, sums.inherited_noise)
-        tensor.cosine = cosine(sums.signal, sums.energy, sums.product)
-        tensor.max_abs_error = sums.largest
+        tensor.cosine = cosine(sums.signal, sums.energy, sums.product) if sums.count else math.nan
+        tensor.max_abs_error = sums.largest if sums.count else math.nan
     return tensor
 
 
@@ -105,7 +106,8 @@ def measure(quantizer: Quantizer, x: Array, arrived: Array, kept: Array) -> Tens
     if isinstance(form, Block):
         sums.saturated = float(_saturated_in_blocks(form, x, own))
     elif isinstance(form, Linear) and form.is_per_tensor:
-        sums.least_code, sums.largest_code = form.code_range(sums.least_code, sums.largest_code)
+        if sums.least_code <= sums.largest_code:  # some element is a number
+            sums.least_code, sums.largest_code = form.code_range(sums.least_code, sums.largest_code)
     elif isinstance(form, Linear) and x.size:
         codes, (lowest, highest) = form.codes(x), form.code_limits
         sums.saturated = float(np.sum(((codes < lowest) | (codes > highest)) & (own != x)))

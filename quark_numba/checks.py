@@ -1,0 +1,64 @@
+"""Checks of arguments, which name the argument, what came, and what is expected."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+
+def refuse(name: str, value: object, expected: str, kind: type[Exception] = TypeError) -> NoReturn:
+    raise kind(f"{name} is {value!r}; expected {expected}")
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise ValueError for what is not True or False, of Python or numpy, 1 or 0."""
+    for name, flag in flags.items():
+        if flag is True or flag is False:  # soon, as calls on small arrays take microseconds
+            continue
+        is_of_numpy = getattr(flag, "shape", None) == () and getattr(flag, "dtype", None) == "bool"
+        if not (is_of_numpy or (isinstance(flag, int) and flag in (0, 1))):
+            refuse(name, flag, "True or False", ValueError)
+
+
+def check_integers(least: float, most: float, expected: str, /, **numbers: Any) -> None:
+    """Raise ValueError for what is not an integer from `least` to `most`. True and False are none."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+            refuse(name, number, expected, ValueError)
+
+
+def check_positive(**numbers: Any) -> None:
+    """Raise ValueError if a number is not a positive integer. None stands for a number that was left out."""
+    check_integers(1, float("inf"), "a positive integer", **{name: each for name, each in numbers.items() if each is not None})
+
+
+def check_texts(**texts: Any) -> None:
+    """Raise TypeError or ValueError for what is not a text, or is empty. None stands for a text that was left out."""
+    for name, text in texts.items():
+        if text is not None and not isinstance(text, str):
+            refuse(name, text, "a str")
+        if text == "":
+            refuse(name, text, "a str that is not empty", ValueError)
+
+
+def check_paths(**paths: Any) -> None:
+    """Raise TypeError or ValueError for what is not a path, or is empty. None stands for a path that was left out."""
+    for name, path in paths.items():
+        if path is not None and not (isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str)):
+            refuse(name, path, "a path")
+        if path is not None and not os.fspath(path):
+            refuse(name, path, "a path that is not empty", ValueError)
+
+
+def check_functions(**functions: Any) -> None:
+    """Raise TypeError for what cannot be called. None stands for a function that was left out."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            refuse(name, function, "a function")
+
+
+def check_names(**names: Any) -> None:
+    """Raise TypeError for what is not a sequence of names, such as one name."""
+    for name, value in names.items():
+        if isinstance(value, str) or not hasattr(type(value), "__len__") or not all(isinstance(each, str) for each in value):
+            refuse(name, value, "a sequence of names")
