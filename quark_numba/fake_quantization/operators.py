@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration import AnyOperand, Attribute, FakeQuantize, Operator, Option, Parameter, Tensor, shape_text
-from ..element_types import FLOAT32, INT32, names
-from ..element_types.operands import FLOAT64, INT64
+from ..element_types import FLOAT32, FLOAT64, INT32, names
+from ..element_types.operands import INT64
 from ..linear.versions import OWN_DOMAIN
 from .calls import convert
 from .granularity import first_place

@@ -9,7 +9,7 @@ from onnx import helper
 from onnx_models import model, session, session_options
 from oracle import assert_same_bits
 from paths import MODELS
-from test_selected_kernels import REQUIRED
+from required_attributes import REQUIRED
 from text_graphs import text_model
 
 import quark_numba

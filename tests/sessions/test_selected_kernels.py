@@ -4,6 +4,7 @@ Runtime is not needed."""
 import numpy as np
 import processes
 import pytest
+from required_attributes import PROGRAM, REQUIRED
 
 from quark_numba.catalog import OPERATORS
 from quark_numba.element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT32
@@ -11,19 +12,10 @@ from quark_numba.ort.nodes import context
 from quark_numba.ort.operators import node_of, table_of
 from quark_numba.region.key import parse
 
-PROGRAM = """region (float x0, float[1] x1, bfloat16 x2, float x3) => (float y) {
-  v0 = quark_numba.QuantizeDequantizeLinear <axis: int = -1, saturate: int = 1> (x0, x1, x2)
-  y = Add (v0, x3)
-}"""
 BLOCKS = """region (float x0) => (float y) {
   v0 = com.amd.quark.MXQuantizeDequantize <axis: int = -2, element_dtype: string = "fp4_e2m1"> (x0)
   y = Relu (v0)
 }"""
-
-# Values for the attributes that have no default.
-REQUIRED = {"program": PROGRAM, "hidden_size": 3, "form": "bipolar", "threshold": 2.0, "min_range": -1.0, "max_range": 1.0}
-REQUIRED |= {"num_bits": 4, "lut_values_bitwidth": 8, "per_channel": 1, "channel_axis": 0, "input_rank": 4}
-REQUIRED |= {f"{operand}_scale": 0.5 for operand in "xwrby"} | {f"{operand}_zero_point": 7 for operand in "xwrby"}
 
 
 def overloads(operator):

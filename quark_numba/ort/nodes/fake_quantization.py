@@ -10,8 +10,8 @@ import numpy as np
 from ...compiling import jit
 from ...compiling.intrinsics import allocate, array_at, call, record_at, release, stack
 from ...declaration import FakeQuantize, Operator, Overload
-from ...element_types import FLOAT32, INT32
-from ...element_types.operands import FLOAT64, INT64
+from ...element_types import FLOAT32, FLOAT64, INT32
+from ...element_types.operands import INT64
 from ...fake_quantization import granularity
 from ...fake_quantization.kernels import CHUNK, WORK, prepare_function
 from ...fake_quantization.key import FORMS, Key, count_numbers
