@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from .block.calls import bfp_quantize_dequantize, mx_quantize_dequantize
     from .block.storage import mx_dequantize, mx_quantize, nvfp4_dequantize, nvfp4_quantize
     from .element_types.tensors import from_tensor_proto, to_tensor_proto
-    from .errors import MissingFileError, MissingPackageError, ModelError, NotAvailableError, WriteError
+    from .errors import (
+        EnvironmentVariableError,
+        MissingFileError,
+        MissingPackageError,
+        ModelError,
+        NotAvailableError,
+        WriteError,
+    )
     from .fake_quantization.calls import fake_quantize, minifloat_quantize_dequantize
     from .library.build import build_library
     from .linear.calls import dequantize, quantize, quantize_dequantize
@@ -35,6 +42,7 @@ __all__ = [
     "Analysis",
     "BFPBlocks",
     "Data",
+    "EnvironmentVariableError",
     "Evaluation",
     "Execution",
     "InferenceSession",
@@ -84,7 +92,10 @@ _NAMES = {
     ".block.calls": ("bfp_quantize_dequantize", "mx_quantize_dequantize"),
     ".block.storage": ("mx_dequantize", "mx_quantize", "nvfp4_dequantize", "nvfp4_quantize"),
     ".element_types.tensors": ("from_tensor_proto", "to_tensor_proto"),
-    ".errors": ("MissingFileError", "MissingPackageError", "ModelError", "NotAvailableError", "WriteError"),
+    ".errors": (
+        *("EnvironmentVariableError", "MissingFileError", "MissingPackageError", "ModelError", "NotAvailableError"),
+        "WriteError",
+    ),
     ".fake_quantization.calls": ("fake_quantize", "minifloat_quantize_dequantize"),
     ".library.build": ("build_library",),
     ".linear.calls": ("dequantize", "quantize", "quantize_dequantize"),
