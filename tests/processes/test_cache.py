@@ -74,7 +74,8 @@ def test_damaged_files(damage, filled, tmp_path):
     for path, content in contents.items():
         path.write_bytes(damaged(content, damage))
     run(CHECK, NUMBA_CACHE_DIR=str(tmp_path))
-    assert {path: len(content) for path, content in contents.items()} == {path: path.stat().st_size for path in contents}
+    # A file's size depends on which of the processes wrote it: symbols have a number that counts what a process has compiled.
+    assert all(cache._verified(path.read_bytes()) for path in contents)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of a file is of Linux: it ends processes elsewhere")
@@ -526,12 +527,12 @@ import shutil
 import llvmlite.binding as ll
 from pathlib import Path
 from types import SimpleNamespace
-from quark_numba.compiling.cache import folder, object_of
+from quark_numba.compiling.cache import object_of, place
 from quark_numba.ort import callbacks
 
 addresses = [callbacks.compiled(function) for function in callbacks.SHARED[:COUNT][::-1]]
 for path in Path(OTHER).rglob("*.kernel"):
-    shutil.copy(path, folder())
+    shutil.copy(path, place().folder)
 symbol, _, bitcode = object_of(addresses[-1])
 assert not ll.parse_bitcode(bitcode).get_function(symbol).is_declaration
 print(symbol)
