@@ -71,7 +71,7 @@ def load(model: Model, name: str = "model", *, whole: bool = False) -> Source:
         with errors_named("not a valid model"):
             intermediate = source.lazy()
             functions.inline(intermediate, every=True)
-            source.proto = ir.to_proto(intermediate)
+            source.proto = model_files.serialized(intermediate)
     return source
 
 
