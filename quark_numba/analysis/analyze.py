@@ -29,6 +29,7 @@ from .measures.tensors import QuantizedTensor, measure, tensor_of
 from .twin import float_twin
 from .twin.forms import Array
 from .twin.quantizers import Quantizer
+from .twin.random_nodes import random_outputs
 from .twin.segments import Config, Segments
 
 
@@ -163,16 +164,19 @@ def _work(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Wo
 
 class _Analyzer:
     def __init__(self, recipe: _Recipe, *, threads: int) -> None:
-        self.recipe, self.threads, self.chosen = recipe, threads, recipe.chosen
+        self.recipe, self.threads = recipe, threads
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         with errors_named("not a valid model"):
             self.segments = Segments(self.twin)
+            chosen = recipe.chosen or self.segments.outputs
+            self.random = random_outputs(recipe.model, recipe.reference, chosen)
+        self.chosen = [name for name in chosen if name not in self.random]
         self.reference = None if recipe.reference is None else sessions.session_of(recipe.reference, "the reference")
         self.experiments: list[Experiment] = []
         if recipe.by:
-            self.experiments.append(Sweep(self.segments, recipe.chosen, recipe.by))
+            self.experiments.append(Sweep(self.segments, self.chosen, recipe.by))
         if recipe.what_if:
-            self.experiments.append(WhatIf(self.segments, recipe.chosen, formats(recipe.what_if)))
+            self.experiments.append(WhatIf(self.segments, self.chosen, formats(recipe.what_if)))
         if recipe.histograms:
             self.experiments.append(Histograms(self.segments, recipe.histograms))
         self.has_points = any(experiment.has_points for experiment in self.experiments)
@@ -210,6 +214,7 @@ class _Analyzer:
         optimized = self.optimizations(first, outputs, unmatched)
         analysis.optimizations = _output_errors(optimized)
         analysis.not_compared = _not_compared(measured.outputs, others | {"ONNX Runtime's optimisations": [optimized]})
+        analysis.not_compared |= self.random
         return analysis
 
     def total(self, kind: type[Measured] | type[_Points], runner: Runner, points: list[list[Point]] | None) -> Total:

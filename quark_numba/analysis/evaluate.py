@@ -20,6 +20,7 @@ from ..running.sessions import Arrays
 from .measures.outputs import Comparison, OutputError, check_chosen, check_names, compare, output_error
 from .measures.sums import ErrorSums, Sums
 from .twin import float_twin
+from .twin.random_nodes import random_outputs
 
 
 @dataclass
@@ -123,7 +124,13 @@ def evaluate(
     models = float_twin.load_pair(model, reference, whole=execution.is_remote)
     threads = execution.threads_of_process
     pair = _pair(models, threads)
-    check_chosen(outputs, [output.name for output in pair[0].get_outputs()])
+    names = [output.name for output in pair[0].get_outputs()]
+    check_chosen(outputs, names)
+    with errors_named("not a valid model"):
+        random = random_outputs(*models, outputs or names)
+    compared = [name for name in outputs or names if name not in random]
+    if labels and not compared:
+        raise ModelError(f"labels {labels}: no output can be compared: {', '.join(map(' is '.join, random.items()))}")
     batches = open_batches(inputs_of(pair[0]), data, labels=labels)
     run = {
         "command": "evaluate",
@@ -133,7 +140,7 @@ def evaluate(
         "metric": getattr(metric, "__qualname__", metric),
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
-    work = functools.partial(_work, pair if execution.is_here else None, models, threads, outputs, labels, top_k, metric)
+    work = functools.partial(_work, pair if execution.is_here else None, models, threads, compared, labels, top_k, metric)
     with runner.connected():
         done = runner.total(_Batch, work)
     float_twin.check(*models)
@@ -149,7 +156,7 @@ def evaluate(
         reference_samples_per_second=rates[1],
         metrics={name: value / total.samples for name, value in total.metrics.items()},
         failed=done.failed,
-        not_compared=total.outputs.reasons,
+        not_compared=total.outputs.reasons | random,
     )
 
 

@@ -70,6 +70,8 @@ def _measure(
     """Run the models, given as paths and quantization nodes, and return what --json prints, and the first model as it was
     optimised, if the options ask for that."""
     from ..analysis.measures.outputs import compare
+    from ..analysis.twin import float_twin
+    from ..analysis.twin.random_nodes import random_outputs
     from ..running.sessions import run
     from . import measuring
 
@@ -96,8 +98,12 @@ def _measure(
         outputs = [run(session, inputs) for session in sessions]
         with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
             medians = measuring.latencies(sessions, inputs, options.runs, tick)
+        random: dict[str, str] = {}
         if options.reference:
-            comparison = compare(outputs[0], outputs[-1])
+            pair = float_twin.load_pair(options.model, options.reference, whole=False)
+            random = random_outputs(*pair, [*outputs[0]])
+            chosen = [name for name in outputs[0] if name not in random]
+            comparison = compare(outputs[0], outputs[-1], chosen)
         count = 1
         with progress("running the other batches"):
             for batch in batches:
@@ -106,7 +112,7 @@ def _measure(
                     raise ModelError("--save-outputs and --expected are for one batch; the data have more")
                 y = run(sessions[0], batch)
                 if comparison:
-                    comparison.add(compare(y, run(sessions[-1], batch)))
+                    comparison.add(compare(y, run(sessions[-1], batch), chosen))
     if options.save_outputs:
         measuring.write_arrays(options.save_outputs, outputs[0])
     times = [each | {"median_seconds": median} for each, median in zip(loaded, medians, strict=True)]
@@ -121,7 +127,7 @@ def _measure(
     if optimisation:
         report["optimised"] = times[1] | optimisation.json() | ratios[1]
     if comparison:
-        compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons}
+        compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons | random}
         report["reference"] = times[-1] | ratios[0] | compared
     if options.expected:
         errors = _compare_with_file(options, outputs[0])
