@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..compiling.threads import number_of_processors
-from ..errors import ModelError, errors_named
+from ..errors import ModelError, counted, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.runs import Execution, Runner, Total, Work
 from ..running.threads import in_order
+from ..texts import as_text
+from . import html_tables, text_tables
 from .experiments.experiment import Experiment, Found, Measured, Outcome, Point, Values
 from .experiments.formats import formats
 from .experiments.histograms import Histogram, Histograms
@@ -35,7 +37,8 @@ from .twin.segments import Config, Segments
 
 @dataclass
 class Analysis:
-    """The result of `analyze`.
+    """The result of `analyze`. `print` shows the tables of the command, and a notebook those of the page. Each of the lists is
+    what `pandas.DataFrame` takes, such as ``pandas.DataFrame(analysis.tensors)``.
 
     Parameters
     ----------
@@ -66,6 +69,16 @@ class Analysis:
     histograms: list[Histogram] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = counted(len(self.tensors), "tensor"), counted(len(self.outputs), "output")
+        return f"<Analysis of {' and '.join(counts)}, over {counted(self.samples, 'sample')}>"
+
+    def __str__(self) -> str:
+        return as_text([*text_tables.of_analysis(self, text_tables.TOP), *text_tables.left_out(self.failed)])
+
+    def _repr_html_(self) -> str:
+        return html_tables.of_analysis(self)
 
 
 @dataclass

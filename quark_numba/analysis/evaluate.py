@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ModelError, errors_named
+from ..errors import ModelError, counted, errors_named
 from ..running import sessions
 from ..running.data import Batch, check_positive, open_batches
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work
 from ..running.sessions import Arrays
+from ..texts import as_text
+from . import html_tables, text_tables
 from .measures.outputs import Comparison, OutputError, check_chosen, check_names, compare, output_error
 from .measures.sums import ErrorSums, Sums
 from .twin import float_twin
@@ -25,7 +27,7 @@ from .twin.random_nodes import random_outputs
 
 @dataclass
 class Evaluation:
-    """The result of `evaluate`.
+    """The result of `evaluate`. `print` and notebooks show its tables, and `pandas.DataFrame` takes its outputs.
 
     Each row is a sample if the model leaves the number of rows open, or if the data were cut into batches. Otherwise each run
     is a sample.
@@ -50,6 +52,15 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Evaluation of {counted(len(self.outputs), 'output')}, over {counted(self.samples, 'sample')}>"
+
+    def __str__(self) -> str:
+        return as_text([*text_tables.of_evaluation(self), *text_tables.left_out(self.failed)])
+
+    def _repr_html_(self) -> str:
+        return html_tables.of_evaluation(self)
 
 
 @dataclass

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
+from ..texts import cell
 from . import arguments
-from .printing import cell, print_json, print_left, print_not_compared, print_table, progress
+from .printing import print_json, print_left, print_table, print_tables, progress
 
 if TYPE_CHECKING:
     from ..analysis.measures.sums import ErrorSums
@@ -154,6 +155,8 @@ def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> Mapping[
 
 
 def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Prepared | None) -> None:
+    from ..analysis import text_tables
+
     reference, expected = report.get("reference"), report.get("expected")
     inputs = ", ".join(f"{name} {x['dtype']} {tuple(x['shape'])}" for name, x in report["inputs"].items())
     times = [{"model": options.model, **report, "latency_ratio": reference and reference["latency_ratio"]}]
@@ -169,7 +172,7 @@ def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Prepa
         print_left(optimised)
     if reference:
         _print_errors("Difference from the reference", reference["outputs"])
-        print_not_compared(reference["not_compared"])
+        print_tables(text_tables.not_compared(reference["not_compared"]))
     if expected:
         holds = "within" if expected["holds"] else "beyond"
         title = f"Difference from {expected['file']}: {holds} the tolerance of {expected['tolerance']:g}"

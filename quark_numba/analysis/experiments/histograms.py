@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,11 @@ class Histogram:
     tensors with several scales and for block formats; `grid` is None for types of more than 16 bits, too."""
 
     name: str
-    edges: list[float]
-    counts: list[int]
+    edges: list[float] = field(repr=False)
+    counts: list[int] = field(repr=False)
     lowest: float | None
     highest: float | None
-    grid: list[float] | None
+    grid: list[float] | None = field(repr=False)
 
 
 class Histograms(Experiment):
