@@ -101,8 +101,7 @@ def _measure(
             medians = measuring.latencies(sessions, inputs, options.runs, tick)
         random: dict[str, str] = {}
         if options.reference:
-            pair = float_twin.load_pair(options.model, options.reference, whole=False)
-            random = random_outputs(*pair, [*outputs[0]])
+            random = random_outputs(*float_twin.load_pair(options.model, options.reference, whole=False), [*outputs[0]])
             chosen = [name for name in outputs[0] if name not in random]
             comparison = compare(outputs[0], outputs[-1], chosen)
         count = 1

@@ -63,6 +63,16 @@ def test_what_depends_on_random_numbers_is_named(operator):
         quark_numba.evaluate(whole, [{"x": X, "l": np.zeros(2, np.int64)}], outputs=["y"], labels="l")
 
 
+def test_if_all_depends_on_random_numbers_nothing_is_measured():
+    found = quark_numba.analyze(network(DRAWING["RandomNormal"]), [X], outputs=["y"], sweep=True, what_if=["bfloat16"])
+    assert [found.outputs, found.twin, found.optimizations] == [[], [], []]
+    assert {*found.not_compared} == {"y"}
+    assert all(np.isnan(each.on_sqnr_db) and np.isnan(each.off_sqnr_db) for each in found.sweep)
+    evaluation = quark_numba.evaluate(network(DRAWING["RandomNormal"]), [X], outputs=["y"])
+    assert not evaluation.outputs
+    assert "downstream of RandomNormal of n" in str(evaluation)
+
+
 @pytest.mark.parametrize(
     ("noise", "constants"),
     [
