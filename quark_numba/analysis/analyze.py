@@ -13,12 +13,14 @@ import numpy as np
 
 from ..checks import check_flags, check_integers, check_names, refuse
 from ..compiling.threads import number_of_processors
-from ..errors import ModelError, errors_named
+from ..errors import ModelError, counted, errors_named
 from ..models.model_files import Source
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.runs import Execution, Runner, Total, Work, execution_of
 from ..running.threads import in_order
+from ..texts import as_text
+from . import html_tables, text_tables
 from .experiments.experiment import Experiment, Found, Measured, Outcome, Point, Values
 from .experiments.formats import formats
 from .experiments.histograms import Histogram, Histograms
@@ -30,12 +32,14 @@ from .measures.tensors import QuantizedTensor, measure, tensor_of
 from .twin import float_twin
 from .twin.forms import Array
 from .twin.quantizers import Quantizer
+from .twin.random_nodes import random_outputs
 from .twin.segments import Config, Segments
 
 
 @dataclass
 class Analysis:
-    """The result of `analyze`.
+    """The result of `analyze`. `print` shows the tables of the command, and a notebook those of the page. Each of the lists is
+    what `pandas.DataFrame` takes, such as ``pandas.DataFrame(analysis.tensors)``.
 
     Parameters
     ----------
@@ -66,6 +70,16 @@ class Analysis:
     histograms: list[Histogram] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = counted(len(self.tensors), "tensor"), counted(len(self.outputs), "output")
+        return f"<Analysis of {' and '.join(counts)}, over {counted(self.samples, 'sample')}>"
+
+    def __str__(self) -> str:
+        return as_text([*text_tables.of_analysis(self, text_tables.TOP), *text_tables.left_out(self.failed)])
+
+    def _repr_html_(self) -> str:
+        return html_tables.of_analysis(self)
 
 
 @dataclass
@@ -167,16 +181,19 @@ def _work(recipe: _Recipe, points: list[list[Point]] | None, threads: int) -> Wo
 
 class _Analyzer:
     def __init__(self, recipe: _Recipe, *, threads: int) -> None:
-        self.recipe, self.threads, self.chosen = recipe, threads, recipe.chosen
+        self.recipe, self.threads = recipe, threads
         self.twin = float_twin.make_twin(recipe.model, recipe.reference)
         with errors_named("not a valid model"):
             self.segments = Segments(self.twin)
+            chosen = recipe.chosen or self.segments.outputs
+            self.random = random_outputs(recipe.model, recipe.reference, chosen)
+        self.chosen = [name for name in chosen if name not in self.random]
         self.reference = None if recipe.reference is None else sessions.session_of(recipe.reference, "the reference")
         self.experiments: list[Experiment] = []
         if recipe.by:
-            self.experiments.append(Sweep(self.segments, recipe.chosen, recipe.by))
+            self.experiments.append(Sweep(self.segments, self.chosen, recipe.by))
         if recipe.what_if:
-            self.experiments.append(WhatIf(self.segments, recipe.chosen, formats(recipe.what_if)))
+            self.experiments.append(WhatIf(self.segments, self.chosen, formats(recipe.what_if)))
         if recipe.histograms:
             self.experiments.append(Histograms(self.segments, recipe.histograms))
         self.has_points = any(experiment.has_points for experiment in self.experiments)
@@ -214,6 +231,7 @@ class _Analyzer:
         optimized = self.optimizations(first, outputs, unmatched)
         analysis.optimizations = _output_errors(optimized)
         analysis.not_compared = _not_compared(measured.outputs, others | {"ONNX Runtime's optimisations": [optimized]})
+        analysis.not_compared |= self.random
         return analysis
 
     def total(self, kind: type[Measured] | type[_Points], runner: Runner, points: list[list[Point]] | None) -> Total:

@@ -10,21 +10,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..checks import check_functions, check_integers, check_texts
-from ..errors import ModelError, errors_named
+from ..errors import ModelError, counted, errors_named
 from ..running import sessions
 from ..running.data import Batch, open_batches
 from ..running.inputs import inputs_of
 from ..running.runs import Execution, Runner, Work, execution_of
 from ..running.sessions import Arrays
+from ..texts import as_text
+from . import html_tables, text_tables
 from .measures.classes import Classes, Labelling, Places, count, has_axis, labelling_of
 from .measures.outputs import Comparison, OutputError, check_chosen, check_outputs, compare, output_error
 from .measures.sums import Sums, share
 from .twin import float_twin
+from .twin.random_nodes import random_outputs
 
 
 @dataclass
 class Evaluation:
-    """The result of `evaluate`.
+    """The result of `evaluate`. `print` and notebooks show its tables, and `pandas.DataFrame` takes its outputs.
 
     Each row is a sample if the model leaves the number of rows open, or if the data were cut into batches. Otherwise each run
     is a sample.
@@ -51,6 +54,15 @@ class Evaluation:
     failed: dict[str, str] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
     not_labelled: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Evaluation of {counted(len(self.outputs), 'output')}, over {counted(self.samples, 'sample')}>"
+
+    def __str__(self) -> str:
+        return as_text([*text_tables.of_evaluation(self), *text_tables.left_out(self.failed)])
+
+    def _repr_html_(self) -> str:
+        return html_tables.of_evaluation(self)
 
 
 @dataclass
@@ -145,7 +157,13 @@ def evaluate(
     threads = execution.threads_of_process
     classes = Classes(class_axis, top_k, labels, ignore_label)
     pair = _pair(models, threads)
-    check_chosen(outputs, [output.name for output in pair[0].get_outputs()])
+    names = [output.name for output in pair[0].get_outputs()]
+    check_chosen(outputs, names)
+    with errors_named("not a valid model"):
+        random = random_outputs(*models, outputs or names)
+    compared = [name for name in outputs or names if name not in random]
+    if labels and not compared:
+        raise ModelError(f"labels {labels}: no output can be compared: {', '.join(map(' is '.join, random.items()))}")
     batches = open_batches(inputs_of(pair[0]), data, labels=labels)
     run = {
         "command": "evaluate",
@@ -157,7 +175,7 @@ def evaluate(
         "metric": getattr(metric, "__qualname__", metric),
     }
     runner = Runner(execution, batches, run, models, functions=[metric] if metric else [])
-    work = functools.partial(_work, pair if execution.is_here else None, models, threads, outputs, classes, metric)
+    work = functools.partial(_work, pair if execution.is_here else None, models, threads, compared, classes, metric)
     with runner.connected():
         done = runner.total(_Batch, work)
     float_twin.check(*models)
@@ -171,7 +189,7 @@ def evaluate(
         reference_samples_per_second=rates[1],
         metrics={name: value / total.samples for name, value in total.metrics.items()},
         failed=done.failed,
-        not_compared=total.outputs.reasons,
+        not_compared=total.outputs.reasons | random,
         not_labelled={name: each.shapes for name, each in total.first_labels.items() if not each.fits},
     )
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import math
-from collections import Counter
+import re
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import counted
+from ..texts import printable
 from . import arguments
-from .evaluate import add_comparison, fails_below, print_outputs, tell_failed
-from .printing import cell, counted_progress, json_value, print_json, print_not_compared, print_table
+from .evaluate import add_comparison, fails_below, tell_failed
+from .printing import counted_progress, json_value, print_json, print_tables
 
 if TYPE_CHECKING:
     from ..analysis.analyze import Analysis
@@ -28,12 +26,13 @@ _EXCLUDED = 5
 
 
 def add_parser(commands: Any) -> None:
+    from ..analysis import text_tables
     from ..analysis.experiments.formats import FORMATS
 
     parser = add_comparison(commands, "analyze", "show where a quantized model's accuracy goes, tensor by tensor")
     parser.set_defaults(action=_analyze)
     arguments.add_threads(parser)
-    arguments.add_top(parser, 20)
+    arguments.add_top(parser, text_tables.TOP)
     parser.add_argument(
         "--sweep",
         action="store_true",
@@ -68,6 +67,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _analyze(options: argparse.Namespace) -> int:
+    from ..analysis import text_tables
     from ..analysis.analyze import analyze
     from ..analysis.page import check_plots, page
     from ..models import files
@@ -98,7 +98,7 @@ def _analyze(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"model": options.model, "reference": options.reference, **asdict(analysis)})
     else:
-        _print_analysis(analysis, options.top)
+        print_tables(text_tables.of_analysis(analysis, options.top))
     return fails_below(options, analysis)
 
 
@@ -106,7 +106,6 @@ def _csv(analysis: Analysis) -> str:
     """Return a CSV table with a row for each tensor, in the order of execution."""
     from ..analysis.measures.tensors import QuantizedTensor
 
-    content = io.StringIO()
     rows = []
     for tensor in sorted(analysis.tensors, key=lambda tensor: tensor.place):
         row = asdict(tensor)
@@ -114,10 +113,22 @@ def _csv(analysis: Analysis) -> str:
         rows.append(row | {"parameters": json.dumps(json_value(row["parameters"])), "used_by": " ".join(row["used_by"])})
     names = [each.name for each in fields(QuantizedTensor) if each.name != "what_if"]
     names += dict.fromkeys(name for row in rows for name in row if name not in names)
-    writer = csv.DictWriter(content, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return content.getvalue()
+    lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
+    return "".join(",".join(line) + "\n" for line in lines)
+
+
+# The places in a text where a spreadsheet may see the begin of a formula: one of these characters comes next. If semicolons
+# separate its cells, a cell begins behind one within double quotes, too, and double quotes at its begin are skipped.
+_FORMULA = re.compile('^(?=[-=+@\t\r\n\0＝＋－＠])|(?<=;)(?=[-=+@\t\r\n\0＝＋－＠"])')
+
+
+def _cell(value: Any) -> str:
+    """Return a cell. Names come from the authors of models, so no text stays a formula for a spreadsheet. As OWASP's page on
+    CSV injection says, it is in double quotes, and a single quote precedes what looks like a formula. Characters that are not
+    printed are escaped. Numbers stay numbers, and None is empty."""
+    if not isinstance(value, str):
+        return "" if value is None else str(value)
+    return '"' + printable(_FORMULA.sub("'", value)).replace('"', '""') + '"'
 
 
 def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
@@ -132,49 +143,3 @@ def _excluded(analysis: Analysis, count: int, model: str) -> list[str]:
     worst = [name for name, ratio in ratios.items() if ratio not in (None, math.inf)]
     names = {node.name for node in model_files.load(model, external_data=False).graph.node}
     return list(dict.fromkeys(node for name in worst[:count] for node in tensors[name].used_by if node in names))
-
-
-def _print_analysis(analysis: Analysis, top: int) -> None:
-    print_outputs("Quantized model, against the reference", analysis.outputs)
-    print_not_compared(analysis.not_compared)
-    if analysis.twin:
-        print_outputs("Without its quantization nodes, against the reference", analysis.twin)
-    if any(row.sqnr_db != math.inf for row in analysis.optimizations):
-        title = "With ONNX Runtime's optimisations, against the model without them, in the first batch"
-        print_outputs(title, analysis.optimizations)
-    formats = list(dict.fromkeys(name for row in analysis.tensors for name in row.what_if))
-    columns = ["tensor", "kind", "type", ">own, dB", ">inherited, dB", ">both, dB"]
-    columns += [">saturated", ">to zero", ">range used", "used by"]
-    rows = [
-        [
-            row.name,
-            row.kind,
-            row.type,
-            *(cell(ratio, ".1f") for ratio in (row.own_sqnr_db, row.inherited_sqnr_db, row.sqnr_db)),
-            *(cell(share, ".1%") for share in (row.saturated, row.flushed_to_zero, row.range_used)),
-            ", ".join(row.used_by),
-            *(cell(row.what_if.get(name), ".1f") for name in formats),
-        ]
-        for row in analysis.tensors[:top]
-    ]
-    title = "Quantized tensors"
-    if rows:
-        shown = f"the worst {len(rows)} of {len(analysis.tensors)}" if len(rows) < len(analysis.tensors) else "all"
-        over = counted(analysis.samples, "sample")
-        title += f", {shown}, over {over}: SQNR of the own error, the inherited error, and both"
-    print_table(title, [*columns, *(f">{name}" for name in formats)], rows)
-    if analysis.sweep:
-        effects = [[row.name, cell(row.on_sqnr_db, ".1f"), cell(row.off_sqnr_db, ".1f")] for row in analysis.sweep[:top]]
-        columns = ["name", ">only this quantized, dB", ">only this in float, dB"]
-        print_table("Least SQNR of the outputs, the worst first", columns, effects)
-    if analysis.trade_offs:
-        points = []
-        for point in analysis.trade_offs:
-            changes = ", ".join(f"{count} to {name}" for name, count in Counter(point.choices.values()).items())
-            points.append([f"{point.bits / 8e3:,.1f}", cell(point.sqnr_db, ".1f"), changes])
-        columns = [">kB of quantized tensors per sample", ">least SQNR of the outputs, dB", "changes"]
-        print_table("Best trade-offs", columns, points)
-    if analysis.unmatched:
-        reasons = list(analysis.unmatched.items())
-        more = [["…", f"{len(reasons) - top} more"]] if len(reasons) > top else []
-        print_table("Not measured, or not in full", ["name", "why"], [[*row] for row in reasons[:top]] + more)

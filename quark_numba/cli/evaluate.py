@@ -1,5 +1,5 @@
-"""The subcommand `evaluate`: compare a quantized model's outputs with the float model's. It shares its options and its table of
-outputs with `analyze`."""
+"""The subcommand `evaluate`: compare a quantized model's outputs with the float model's. It shares its options with
+`analyze`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..errors import counted
 from . import arguments
-from .printing import cell, counted_progress, print_json, print_not_compared, print_table, tell
+from .printing import counted_progress, print_json, print_tables, tell
 
 if TYPE_CHECKING:
     from ..analysis.analyze import Analysis
     from ..analysis.evaluate import Evaluation
-    from ..analysis.measures.outputs import OutputError
 
 
 def add_parser(commands: Any) -> None:
@@ -74,6 +72,7 @@ def add_comparison(commands: Any, name: str, purpose: str) -> argparse.ArgumentP
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    from ..analysis import text_tables
     from ..analysis.evaluate import evaluate
     from ..running.data import load_function
 
@@ -97,22 +96,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         fields = {name: value for name, value in asdict(evaluation).items() if not name.endswith("samples_per_second")}
         print_json({"model": options.model, "reference": options.reference, **fields})
     else:
-        print_outputs("Quantized model, against the reference", evaluation.outputs)
-        print_not_compared(evaluation.not_compared)
-        rows = [
-            ["samples", f"{evaluation.samples} in {counted(evaluation.batches, 'batch', 'batches')}"],
-            ["samples a second", f"{evaluation.samples_per_second:.0f}"],
-            ["samples a second, reference", f"{evaluation.reference_samples_per_second:.0f}"],
-            *([name, f"{value:.6g}"] for name, value in evaluation.metrics.items()),
-            *(
-                [f"labels of {output.name} that count", f"{output.labelled} of {(output.labelled or 0) + output.ignored}"]
-                for output in evaluation.outputs
-                if output.ignored
-            ),
-        ]
-        print_table("", ["", ""], rows)
-        if evaluation.not_labelled:
-            print_table("Outputs without an accuracy", ["output", "why"], [[*row] for row in evaluation.not_labelled.items()])
+        print_tables(text_tables.of_evaluation(evaluation))
     return fails_below(options, evaluation)
 
 
@@ -122,22 +106,6 @@ def tell_failed(failed: dict[str, str]) -> None:
 
     for name, message in failed.items():
         tell("yellow", "left out", with_name(name, message))
-
-
-def print_outputs(title: str, outputs: list[OutputError]) -> None:
-    """Print a table of the outputs' errors, without empty columns."""
-    columns = {
-        "SQNR, dB": lambda output: cell(output.sqnr_db, ".1f"),
-        "cosine": lambda output: cell(output.cosine, ".6f"),
-        "largest error": lambda output: cell(output.max_abs_error, ".3g"),
-        "mean error": lambda output: cell(output.mean_abs_error, ".3g"),
-        "same top": lambda output: cell(output.same_top, ".2%"),
-        "accuracy": lambda output: cell(output.accuracy, ".2%"),
-        "reference's": lambda output: cell(output.reference_accuracy, ".2%"),
-    }
-    columns = {name: text for name, text in columns.items() if name in ("SQNR, dB", "cosine") or any(map(text, outputs))}
-    rows = [[output.name, *(text(output) for text in columns.values())] for output in outputs]
-    print_table(title, ["output", *(f">{name}" for name in columns)], rows, none="no output can be compared")
 
 
 def fails_below(options: argparse.Namespace, result: Analysis | Evaluation) -> int:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+
+from ..texts import ENDLESS, Table, plain
 
 if TYPE_CHECKING:
     from ..session.prepared import Prepared
-
-# The columns that hold sentences and lists, and their largest width unless a word is longer.
-_LONG_COLUMNS, _WIDTH = ("why", "change", "changes", "run by", "used by"), 72
 
 OUTPUT = Console(highlight=False, emoji=False)
 _messages = Console(stderr=True, highlight=False, emoji=False)
@@ -27,22 +24,13 @@ for _console in (OUTPUT, _messages):
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], none: str = "none") -> None:
-    """Print a table; if it has no rows, `none` behind the title. Columns whose name begins with ">" are aligned to the right.
-    Columns of sentences and lists are folded between words, and on a terminal all that does not fit."""
-    if not rows:
-        OUTPUT.print(f"[bold]{_plain(title)}:[/] {_plain(none)}", soft_wrap=True)
-        return
-    if title:
-        OUTPUT.print(f"[bold]{_plain(title)}", soft_wrap=True)
-    table = Table(show_header=any(columns))
-    for place, column in enumerate(columns):
-        words = [word for row in rows for word in row[place].split()]
-        most = max(_WIDTH, *map(len, words), 0) if column in _LONG_COLUMNS else None
-        justify: Any = "right" if column.startswith(">") else "left"
-        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold", max_width=most)
-    for row in rows:
-        table.add_row(*map(_plain, row))
-    (OUTPUT if OUTPUT.is_terminal else Console(highlight=False, emoji=False, width=1 << 16)).print(table)
+    print_tables([Table(title, columns, rows, none)])
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    console = OUTPUT if OUTPUT.is_terminal else Console(highlight=False, emoji=False, width=ENDLESS)
+    for table in tables:
+        table.print_on(console)
 
 
 def print_counts(title: str, column: str, counts: Mapping[tuple[str, str], int]) -> None:
@@ -55,17 +43,6 @@ def print_left(optimised: Prepared) -> None:
     """Print the nodes that stay as they are in the optimised model, with the reasons."""
     regions = f"Regions in the blocked layout: {optimised.blocked_regions}"
     print_counts(f"{regions}. Nodes of the optimised model that stay as they are", "why", optimised.left)
-
-
-def print_not_compared(reasons: Mapping[str, str]) -> None:
-    """Print the outputs that cannot be compared, with the reasons. Print nothing if there are none."""
-    if reasons:
-        print_table("Outputs that are not compared", ["output", "why"], [[*item] for item in reasons.items()])
-
-
-def cell(value: float | None, form: str) -> str:
-    """Return the number in this format; "inf" or "nan" if it is not finite; "" for None."""
-    return "" if value is None else format(value, form) if math.isfinite(value) else str(value)
 
 
 def print_json(value: Any) -> None:
@@ -81,17 +58,10 @@ def json_value(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _plain(text: str) -> str:
-    """Return the text with escapes for rich's markup, for control sequences, which a terminal would obey, and for characters
-    that the output's encoding lacks."""
-    printable = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-    return escape(printable.encode(OUTPUT.encoding, "backslashreplace").decode(OUTPUT.encoding))
-
-
 def tell(style: str, what: str, message: object) -> None:
     """Print a message to stderr, after its kind in this style."""
     with suppress(OSError):  # as the results matter more than what is said beside them
-        _messages.print(f"[{style}]{what}:[/] {_plain(str(message))}", soft_wrap=True)
+        _messages.print(f"[{style}]{what}:[/] {plain(str(message), _messages)}", soft_wrap=True)
 
 
 def _bar() -> Progress:
@@ -103,7 +73,7 @@ def _bar() -> Progress:
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
     """Show a progress bar on a terminal, removed at the end. Yield a function to call after each of `total` steps."""
     with _bar() as bar:
-        task = bar.add_task(_plain(what), total=total)
+        task = bar.add_task(plain(what, _messages), total=total)
         yield lambda: bar.advance(task)
 
 
@@ -112,5 +82,5 @@ def counted_progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a progress bar that can jump. Yield a function to call with the number of finished steps and the number of all
     steps, None if unknown."""
     with _bar() as bar:
-        task = bar.add_task(_plain(what), total=None)
+        task = bar.add_task(plain(what, _messages), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
+from ..texts import cell
 from . import arguments
-from .printing import cell, print_json, print_left, print_not_compared, print_table, progress
+from .printing import print_json, print_left, print_table, print_tables, progress
 
 if TYPE_CHECKING:
     from ..analysis.measures.sums import ErrorSums
@@ -70,6 +71,8 @@ def _measure(
     """Run the models, given as paths and quantization nodes, and return what --json prints, and the first model as it was
     optimised, if the options ask for that."""
     from ..analysis.measures.outputs import compare
+    from ..analysis.twin import float_twin
+    from ..analysis.twin.random_nodes import random_outputs
     from ..running.sessions import run
     from . import measuring
 
@@ -96,8 +99,11 @@ def _measure(
         outputs = [run(session, inputs) for session in sessions]
         with progress("running", measuring.ticks(len(sessions), options.runs)) as tick:
             medians = measuring.latencies(sessions, inputs, options.runs, tick)
+        random: dict[str, str] = {}
         if options.reference:
-            comparison = compare(outputs[0], outputs[-1])
+            random = random_outputs(*float_twin.load_pair(options.model, options.reference, whole=False), [*outputs[0]])
+            chosen = [name for name in outputs[0] if name not in random]
+            comparison = compare(outputs[0], outputs[-1], chosen)
         count = 1
         with progress("running the other batches"):
             for batch in batches:
@@ -106,7 +112,7 @@ def _measure(
                     raise ModelError("--save-outputs and --expected are for one batch; the data have more")
                 y = run(sessions[0], batch)
                 if comparison:
-                    comparison.add(compare(y, run(sessions[-1], batch)))
+                    comparison.add(compare(y, run(sessions[-1], batch), chosen))
     if options.save_outputs:
         measuring.write_arrays(options.save_outputs, outputs[0])
     times = [each | {"median_seconds": median} for each, median in zip(loaded, medians, strict=True)]
@@ -121,7 +127,7 @@ def _measure(
     if optimisation:
         report["optimised"] = times[1] | optimisation.json() | ratios[1]
     if comparison:
-        compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons}
+        compared = {"outputs": _json_errors(comparison.errors), "not_compared": comparison.reasons | random}
         report["reference"] = times[-1] | ratios[0] | compared
     if options.expected:
         errors = _compare_with_file(options, outputs[0])
@@ -148,6 +154,8 @@ def _compare_with_file(options: argparse.Namespace, outputs: Arrays) -> Mapping[
 
 
 def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Prepared | None) -> None:
+    from ..analysis import text_tables
+
     reference, expected = report.get("reference"), report.get("expected")
     inputs = ", ".join(f"{name} {x['dtype']} {tuple(x['shape'])}" for name, x in report["inputs"].items())
     times = [{"model": options.model, **report, "latency_ratio": reference and reference["latency_ratio"]}]
@@ -163,7 +171,7 @@ def _print(options: argparse.Namespace, report: dict[str, Any], optimised: Prepa
         print_left(optimised)
     if reference:
         _print_errors("Difference from the reference", reference["outputs"])
-        print_not_compared(reference["not_compared"])
+        print_tables(text_tables.not_compared(reference["not_compared"]))
     if expected:
         holds = "within" if expected["holds"] else "beyond"
         title = f"Difference from {expected['file']}: {holds} the tolerance of {expected['tolerance']:g}"

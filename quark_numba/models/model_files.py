@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,8 +61,26 @@ def load(path: str | os.PathLike[str], *, external_data: bool = True) -> onnx.Mo
     return model
 
 
-def _serialized(model: ir.Model) -> onnx.ModelProto:
+@contextmanager
+def _errors_of_onnx_ir() -> Iterator[None]:
+    """Turn an exception of onnx-ir in the context into a ModelError with its reason. onnx-ir's own says which function failed,
+    at each level of a model, and its innermost cause says why: that a tensor is defined twice, for instance. The reason may
+    show a whole tensor, so it is cut."""
     with errors_named("not a valid model"):
+        try:
+            yield
+        except ir.serde.SerdeError as error:
+            cause: BaseException = error
+            while isinstance(cause, ir.serde.SerdeError) and cause.__cause__:
+                cause = cause.__cause__
+            if isinstance(cause, MemoryError):
+                raise cause from None
+            reraise_of_signal_handler(cause)
+            raise ModelError(f"not a valid model: {textwrap.shorten(str(cause), 300, placeholder=' …')}") from error
+
+
+def serialized(model: ir.Model) -> onnx.ModelProto:
+    with _errors_of_onnx_ir():
         return ir.to_proto(model)
 
 
@@ -69,7 +88,7 @@ def as_proto(model: Model) -> onnx.ModelProto:
     """Return the model with all its tensors in memory."""
     if isinstance(model, onnx.ModelProto):
         return model
-    result = _serialized(model)
+    result = serialized(model)
     in_files = {file_tensor.name: file_tensor for file_tensor in _in_files(model) if file_tensor.base_dir}
     for tensor in result.graph.initializer:
         if tensor.name in in_files:
@@ -153,8 +172,10 @@ class Source:
         return bool(self._states) and self.is_large
 
     def lazy(self) -> ir.Model:
-        """Return the model as onnx-ir holds it. Large initializers stay in their files."""
-        model = ir.from_proto(self.proto)
+        """Return the model as onnx-ir holds it. Large initializers stay in their files. Raise ModelError if onnx-ir cannot read
+        the model, because it defines a tensor twice, for instance."""
+        with _errors_of_onnx_ir():
+            model = ir.from_proto(self.proto)
         for tensor in _in_files(model):
             tensor.base_dir = "" if tensor.name in self._leave else os.fspath(self._folder or "")
         return model
@@ -266,7 +287,7 @@ def without_elements(model: ir.Model) -> onnx.ModelProto:
         shape, name = ir.Shape(tensor.shape.numpy()), value.name or ""
         value.const_value = ir.ExternalTensor("computed", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
     try:
-        return _serialized(model)
+        return serialized(model)
     finally:
         for value, tensor in computed.items():
             value.const_value = tensor
@@ -294,7 +315,7 @@ def write_apart(model: ir.Model, path: str) -> onnx.ModelProto:
             value.const_value = ir.ExternalTensor(
                 data, offset, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
             )
-        result = _serialized(model)
+        result = serialized(model)
         Path(path).write_bytes(result.SerializeToString())
     return result
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ..catalog import OPERATORS
 from ..checks import check_flags, check_paths
 from ..compiling.memory import no_garbage_collection
-from ..errors import ModelError, errors_named, reraise_of_signal_handler
+from ..errors import ModelError, errors_named
 from ..models import files, model_files, protos
 from . import (
     casts,
@@ -216,9 +216,8 @@ def optimized(
     lost = "sparse initializers" if is_sparse else "training_info" if source.proto.training_info else ""
     try:
         intermediate = None if lost else source.lazy()
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        intermediate, lost = None, f"what onnx-ir cannot read: {error.__cause__ or error}"
+    except ModelError as error:
+        intermediate, lost = None, f"what onnx-ir cannot read: {str(error).removeprefix('not a valid model: ')}"
     if intermediate is None:
         same = onnx.ModelProto()
         same.CopyFrom(source.whole())

@@ -11,7 +11,8 @@ from rewritten_models import constant, floats, pair
 from textline import path_of
 
 import quark_numba
-from quark_numba.analysis import page
+from quark_numba import texts
+from quark_numba.analysis import html_tables
 from quark_numba.analysis.twin import float_twin
 from quark_numba.cli import inventory, printing
 from quark_numba.errors import counted
@@ -59,7 +60,7 @@ def test_a_float_model_is_told(command, tmp_path, capsys, terminal):
     if command == "analyze":
         terminal.text(command, path, "--random", "1", "--csv", tmp_path / "t.csv")
         assert (tmp_path / "t.csv").read_text().startswith("name,place,kind,type,")
-        assert page._table(("tensor",), [], (str,)) == "<p>None.</p>"
+        assert html_tables.table(("tensor",), [], (str,)) == "<p>None.</p>"
     with pytest.warns(UserWarning, match="has no quantization nodes: its float model is the model itself"):
         getattr(quark_numba, command)(path, quark_numba.RandomData(1))
     terminal.text(command, add(tmp_path / "q.onnx", quantized=True), "--random", "1")  # without a warning
@@ -91,7 +92,7 @@ def test_sentences_are_folded(capsys):
     why = "not in the blocked layout: " + "some words of a long reason " * 6
     printing.print_counts("Nodes", "why", {("d::" + "N" * 90, why): 1})
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) < 90 + printing._WIDTH + 30
+    assert max(map(len, lines)) < 90 + texts.WIDTH + 30
     assert any("d::" + "N" * 90 in line for line in lines)
     assert "".join(line.split("│")[3] for line in lines if line.startswith("│")).split() == why.split()
     names = ["n" * 100, "m" * 30]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,11 @@ class Histogram:
     are Inf or NaN, and in none of the counts."""
 
     name: str
-    edges: list[float]
-    counts: list[int]
+    edges: list[float] = field(repr=False)
+    counts: list[int] = field(repr=False)
     lowest: float | None
     highest: float | None
-    grid: list[float] | None
+    grid: list[float] | None = field(repr=False)
     not_finite: int = 0
 
 

@@ -71,7 +71,7 @@ def load(model: Model, name: str = "model", *, whole: bool = False) -> Source:
         with errors_named("not a valid model"):
             intermediate = source.lazy()
             functions.inline(intermediate, every=True)
-            source.proto = ir.to_proto(intermediate)
+            source.proto = model_files.serialized(intermediate)
     return source
 
 
@@ -96,7 +96,7 @@ def make_twin(model: Source, reference: Source | None = None) -> Twin:
         codes = [quantizer for quantizer in tensors.quantizers if quantizer.kind == "weight" and quantizer.floats is None]
         if reference is not None:
             use_reference(graph, tensors.quantizers, reference)
-        _bypass(graph, [*tensors.quantizers, *tensors.nested])
+        _bypass(graph, [*tensors.quantizers, *tensors.nested, *tensors.random])
         for quantizer in codes:
             if quantizer.floats is None:
                 why = "and the reference has no tensor for it" if reference is not None else "and there is no reference"

@@ -18,6 +18,7 @@ from ...models.tensors import array_of, is_in_memory
 from ...rewriting.graph import Graph
 from ...rewriting.nodes import Left, Node, Operand
 from .forms import Array, Form, Linear, of_blocks, of_fake_quantization
+from .random_nodes import random_values
 
 Kind = Literal["activation", "weight"]
 
@@ -70,11 +71,12 @@ class Quantizer:
 
 @dataclass
 class Found:
-    """The quantized tensors of a model: those of the main graph in the order of execution, and those of subgraphs. `unmatched`
-    holds the reasons why tensors are not measured, by name."""
+    """The quantized tensors of a model: those of the main graph in the order of execution, those of subgraphs, and those that
+    depend on random numbers. `unmatched` holds the reasons why tensors are not measured, by name."""
 
     quantizers: list[Quantizer] = field(default_factory=list)
     nested: list[Quantizer] = field(default_factory=list)
+    random: list[Quantizer] = field(default_factory=list)
     unmatched: dict[str, str] = field(default_factory=dict)
 
 
@@ -82,6 +84,7 @@ def find_quantizers(graph: Graph) -> Found:
     tensors = Found()
     taken: set[Node] = set()
     place = {node: index for index, node in enumerate(graph.model.graph.all_nodes())}
+    random = random_values(graph.model.graph)
     for node in sorted(graph.nodes(), key=lambda record: place.get(record.node, 0)):
         if node in taken:
             continue
@@ -91,7 +94,10 @@ def find_quantizers(graph: Graph) -> Found:
             tensors.unmatched[node.y.name or ""] = f"{node.full_name}: {reason}"
             continue
         taken.update(quantizer.nodes)
-        if node.node.graph is graph.model.graph:
+        if node.x in random:
+            tensors.random.append(quantizer)
+            tensors.unmatched[quantizer.name] = random[node.x]
+        elif node.node.graph is graph.model.graph:
             quantizer.place = len(tensors.quantizers)
             tensors.quantizers.append(quantizer)
         else:
