@@ -14,7 +14,7 @@ from quark_numba import Data, Execution, ModelError
 from quark_numba.running.data import open_batches
 from quark_numba.running.inputs import Input
 
-pytestmark = pytest.mark.compiled
+pytestmark = [pytest.mark.compiled, pytest.mark.filterwarnings("ignore:the model has no quantization nodes")]
 
 X = np.random.default_rng(5).uniform(-1, 1, (4, 10)).astype(np.float32)
 GOOD = {"x": X}

@@ -19,7 +19,7 @@ from quark_numba.running import files, runs
 from quark_numba.running.data import open_batches
 from quark_numba.running.inputs import Input
 
-pytestmark = pytest.mark.compiled
+pytestmark = [pytest.mark.compiled, pytest.mark.filterwarnings("ignore:the model has no quantization nodes")]
 
 X = np.random.default_rng(6).normal(size=(11, 3, 2)).astype(np.float32)
 LABELS = np.arange(11)

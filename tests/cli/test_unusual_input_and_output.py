@@ -237,9 +237,9 @@ def test_a_cache_that_cannot_be_read(terminal, tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cache, "place", cache.place.__wrapped__)
     report = terminal.report("info")
-    assert report["cache"] == f"{place}: not used: Too many levels of symbolic links"
-    assert report["folder of models"] == report["cache"]
-    assert report["kernels in the cache"] == report["models in the cache"] == "0, 0.0 MB"
+    assert report["folder of kernels"] == f"{place}: not used: Too many levels of symbolic links"
+    assert report["folder of kept models"] == report["folder of kernels"]
+    assert report["kernels"] == report["kept models"] == "0, 0.0 MB"
     assert terminal.report("info", "--clear-cache") == report
 
 

@@ -88,15 +88,15 @@ class WhatIf(Experiment):
         """Return the trade-offs. Also fill in `what_if` of the tensors."""
         for tensor in outcome.tensors:
             quantizer = self.segments.twin.quantizers[tensor.place]
+            if tensor.own_sqnr_db is None:  # nothing was measured
+                continue
             if quantizer.kind == "activation":
                 power = outcome.total.tensors[tensor.place].signal
                 noise = {format_.name: outcome.own.noise[str(tensor.place), format_.name] for format_ in self.formats}
-            elif quantizer.floats is not None:
+            else:
                 weight = quantizer.weight
                 power = signal(weight)
                 noise = {format_.name: own_noise(weight, format_.apply(weight)) for format_ in self.formats}
-            else:
-                continue
             tensor.what_if |= {name: decibels(power, lost) for name, lost in noise.items()}
         errors = common(dict(enumerate(outcome.points)))
         types = {quantizer: quantizer.form.type for quantizer in self.candidates}

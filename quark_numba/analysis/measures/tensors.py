@@ -18,8 +18,8 @@ from .sums import TensorSums, cosine, decibels, share
 class QuantizedTensor:
     """The measures of a quantized tensor over all data. A figure of no element is NaN.
 
-    Errors are None for a weight without float values: the model has only its codes, and no reference has the values. If the
-    shape of an activation differs in the float model, only its own errors are known.
+    Errors are None for a tensor without elements, and for a weight without float values: the model has only its codes, and no
+    reference has the values. If the shape of an activation differs in the float model, only its own errors are known.
 
     Parameters
     ----------
@@ -69,12 +69,12 @@ def tensor_of(quantizer: Quantizer, sums: TensorSums | None) -> QuantizedTensor:
         made_by=quantizer.made_by,
         used_by=list(quantizer.users),
     )
-    if sums is None:
+    if sums is None or not sums.count:
         return tensor
     tensor.own_sqnr_db = decibels(sums.signal, sums.own_noise)
     tensor.saturated = share(sums.saturated, sums.count)
     tensor.flushed_to_zero = share(sums.flushed, sums.count)
-    if quantizer.form.code_ends and sums.count:
+    if quantizer.form.code_ends:
         lowest, highest = quantizer.form.code_ends
         used = min(sums.largest_code, highest) - max(sums.least_code, lowest)
         is_known = sums.least_code <= sums.largest_code
@@ -82,8 +82,8 @@ def tensor_of(quantizer: Quantizer, sums: TensorSums | None) -> QuantizedTensor:
     if not sums.reshaped:
         tensor.sqnr_db = decibels(sums.signal, sums.noise)
         tensor.inherited_sqnr_db = decibels(sums.signal, sums.inherited_noise)
-        tensor.cosine = cosine(sums.signal, sums.energy, sums.product) if sums.count else math.nan
-        tensor.max_abs_error = sums.largest if sums.count else math.nan
+        tensor.cosine = cosine(sums.signal, sums.energy, sums.product)
+        tensor.max_abs_error = sums.largest
     return tensor
 
 
