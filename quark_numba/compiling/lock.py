@@ -41,6 +41,13 @@ def has_green_threads() -> bool:
     return not isinstance(sys.modules["_thread"].start_new_thread, types.BuiltinFunctionType)
 
 
+def sleep(seconds: float) -> None:
+    """Let this thread sleep. `time.sleep` of eventlet or gevent would run green threads meanwhile."""
+    lock = allocate_lock()
+    lock.acquire()
+    lock.acquire(timeout=seconds)
+
+
 _lock = RLock()
 
 

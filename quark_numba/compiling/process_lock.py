@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
+
+from .lock import sleep
 
 # The file of all locks of a folder. A lock is one byte of it, which need not exist.
 FILE = "compiling.lock"
