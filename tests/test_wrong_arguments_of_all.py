@@ -107,7 +107,7 @@ TABLE = {
         | {
             "labels": [*TEXT, ""],
             "class_axis": [*INTEGER, True],
-            "ignore_label": ["2", 1.5, True, Nothing(), 255],
+            "ignore_label": ["2", "", 1.5, 0.0, True, False, [], Nothing(), 255],
             "top_k": [*POSITIVE, None],
             "metric": FUNCTION,
         },

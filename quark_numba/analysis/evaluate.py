@@ -87,8 +87,9 @@ class _Batch(Sums):
                     f"{labelling.shapes}: {fit[labelling.fits]}; in the first batch {first.shapes}: {fit[first.fits]}; "
                     "expected labels that fit an output in every batch or in none"
                 )
-        if self.metrics and other.metrics and {*self.metrics} != {*other.metrics}:
-            names, before = (", ".join(metrics) for metrics in (other.metrics, self.metrics))
+        # A metric is not called for a batch without samples.
+        if self.samples and other.samples and {*self.metrics} != {*other.metrics}:
+            names, before = (", ".join(metrics) or "nothing" for metrics in (other.metrics, self.metrics))
             raise ModelError(f"metric: it returns {names}; expected {before}, as in the first batch")
         super().add(other)
 
@@ -148,7 +149,9 @@ def evaluate(
     execution = execution_of(execution)
     check_outputs(outputs)
     check_texts(labels=labels)
-    check_integers(-math.inf, math.inf, "an integer", class_axis=class_axis, ignore_label=ignore_label or 0)
+    check_integers(-math.inf, math.inf, "an integer", class_axis=class_axis)
+    if ignore_label is not None:
+        check_integers(-math.inf, math.inf, "an integer, or None", ignore_label=ignore_label)
     if ignore_label is not None and labels is None:
         raise ValueError(f"ignore_label is {ignore_label} without labels; expected both, or none")
     check_integers(1, math.inf, "a positive integer", top_k=top_k)

@@ -48,6 +48,9 @@ before_compiling: list[Callable[[], None]] = []
 # Whether a session waits for functions that may have to be compiled: True in it, until the first one is.
 _waiting: set[bool] = set()
 
+# Whether a file could not be written: True in it from then on. Then waiting for files of other processes is in vain, too.
+_unwritten: set[bool] = set()
+
 
 def session_waits() -> None:
     """Let a line of the log say that the next function is compiled: a session needs many, for which its user waits."""
@@ -131,7 +134,8 @@ def _write_to(folder: Path) -> None:
 
 def environment() -> dict[str, str]:
     """Return the environment variables with which another process uses the same folder."""
-    return {"NUMBA_CACHE_DIR": str(own_folder().parent)} if numba.config.CACHE_DIR else {}
+    folder = place().folder  # a relative one stays where it was when it was first used
+    return {"NUMBA_CACHE_DIR": str(folder.parent)} if numba.config.CACHE_DIR and folder else {}
 
 
 def files() -> list[Path]:
@@ -177,7 +181,7 @@ class _File:
         if self.cache_path is not None:
             path = self._path(signature, target_context.codegen())
             found = self._loaded(path, target_context)
-            if found is None and not self._why_not:
+            if found is None and not self._why_not and not _unwritten:
                 has_waited = self.locks.enter_context(locked(self.cache_path, path.name))
                 found = self._loaded(path, target_context)  # which another process may have written meanwhile
                 # A process for which others compile needs no helpers.
@@ -213,6 +217,7 @@ class _File:
             self.path = path
         except OSError as error:
             if os.name == "posix" or not path.exists():  # on Windows, another process may have written it and hold it open
+                _unwritten.add(True)
                 warn(str(self.cache_path), error.strerror or str(error))
 
     def _path(self, signature: Any, codegen: Any) -> Path:

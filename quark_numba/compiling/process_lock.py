@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,8 +21,11 @@ FILE = "compiling.lock"
 # The seconds that a process waits for another one, and those between two attempts.
 _PATIENCE, _PAUSE = 30.0, 0.01
 
-# The bytes that this process holds.
+# The bytes that this process holds. A fork holds none.
 _held: list[int] = []
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_held.clear)
 
 
 @contextmanager
@@ -32,8 +36,12 @@ def locked(folder: Path, name: str) -> Iterator[bool]:
     process that holds a lock waits for no second one, so that no two processes wait for each other. So a lock saves work, and
     nothing may depend on it.
     """
+    if _held:
+        # Closing the file a second time would give the lock back: POSIX frees all locks that a process has on a file.
+        yield False
+        return
     byte = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") >> 1
-    end, has_waited = monotonic() + (0 if _held else _PATIENCE), False
+    end, has_waited = monotonic() + _PATIENCE, False
     with ExitStack() as files:
         with suppress(OSError):
             file = files.enter_context(open(folder / FILE, "ab", buffering=0, opener=_for_this_user))
@@ -49,7 +57,14 @@ def locked(folder: Path, name: str) -> Iterator[bool]:
 
 
 def _for_this_user(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    """Open a file, for this user alone if it is new. Raise OSError for a link, a pipe, or a file of another user's, who might
+    keep its locks."""
+    number = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
+    state = os.fstat(number)
+    if not stat.S_ISREG(state.st_mode) or (os.name == "posix" and state.st_uid != os.geteuid()):
+        os.close(number)
+        raise PermissionError(errno.EPERM, "it is not a file of this user's")
+    return number
 
 
 def _take(file: FileIO, byte: int) -> bool | None:
@@ -71,7 +86,8 @@ def _take(file: FileIO, byte: int) -> bool | None:
 
 
 def _give_back(file: FileIO, byte: int) -> None:
-    _held.remove(byte)
+    if byte in _held:  # not in a fork
+        _held.remove(byte)
     if sys.platform == "win32":  # elsewhere closing the file gives it back
         import msvcrt
 

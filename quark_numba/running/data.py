@@ -238,7 +238,7 @@ class Batch:
         assert self.file
         if self.file.batches == 1:
             return self.layout.cut(self.file.arrays(), self.part, self.name)
-        if self.file.is_compressed:
+        if self.file.is_read_whole:
             batch = self.layout.cut(self.file.arrays_again(), self.part, self.name)
             return {name: array.copy() for name, array in batch.items()}  # a view would keep the whole file in memory
         if not self.is_checked:
@@ -251,7 +251,7 @@ class Batch:
         if self.file is None or self.file.batches == 1:
             return self
         try:
-            if self.file.is_compressed:
+            if self.file.is_read_whole:
                 return dataclasses.replace(self, taken=[self._read()])
             self.file.check()
         except ModelError as error:

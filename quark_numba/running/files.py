@@ -59,8 +59,9 @@ class File:
             return False
 
     @property
-    def is_compressed(self) -> bool:
-        return any(member.offset is None for member in self.members.values())
+    def is_read_whole(self) -> bool:
+        """Whether the rows of an array are not together in the file, or compressed."""
+        return any(member.offset is None or member.is_fortran for member in self.members.values())
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays, with the checksums checked. Raises ModelError if the file cannot be read or has changed."""
@@ -78,8 +79,8 @@ class File:
         return _last.arrays[1]
 
     def rows(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
-        """Return rows of arrays that are not compressed, and read nothing else. Raises ModelError if the file cannot be read or
-        has changed."""
+        """Return rows of arrays that are together in the file, and read nothing else. Raises ModelError if the file cannot be
+        read or has changed."""
         with _errors_of(self.path), open(self.path, "rb", buffering=0) as file:
             if not self._is_same(os.fstat(file.fileno())) and read_headers(self.path, [*self.members]) != self.members:
                 raise self._changed()
@@ -210,18 +211,11 @@ def _read_to_the_end(content: IO[bytes], *_: object) -> None:
 
 
 def _rows(file: Any, member: Member, start: int, stop: int) -> NDArray[Any]:
-    """Return rows of an array, whose elements are not compressed, in C's order."""
+    """Return rows of an array that lie in a file as they are, in C's order."""
     assert member.offset is not None
     rows = np.empty((stop - start, *member.shape[1:]), member.dtype)
-    if member.is_fortran:  # a column is together in the file
-        column = np.empty(stop - start, member.dtype)
-        for place, index in enumerate(np.ndindex(rows.T.shape[:-1])):
-            file.seek(member.offset + (place * member.shape[0] + start) * member.dtype.itemsize)
-            _fill(column, file)
-            rows.T[index] = column
-    else:
-        file.seek(member.offset + start * math.prod(member.shape[1:]) * member.dtype.itemsize)
-        _fill(rows, file)
+    file.seek(member.offset + start * math.prod(member.shape[1:]) * member.dtype.itemsize)
+    _fill(rows, file)
     return _native(rows)
 
 

@@ -10,6 +10,7 @@ from rewritten_models import constant, floats, pair
 
 import quark_numba
 from quark_numba import Data, Execution, ModelError
+from quark_numba.analysis.measures.classes import Classes, count
 
 pytestmark = pytest.mark.compiled
 
@@ -146,12 +147,12 @@ def test_a_class_axis_that_no_output_has(axis):
 
 
 def test_the_class_axis_has_one_element_in_a_batch():
-    """The places of that batch count, too."""
+    """There is nothing to choose from, so that the places of that batch do not count."""
     whole = scores(shape=("n", "k"))
     found = quark_numba.evaluate(whole, [SCORES[0, :, 0], SCORES[1, :, 0, :1], SCORES[1, :, 0, :0]])
     (output,) = found.outputs
-    hits = np.sum(rounded(SCORES[0, :, 0]).argmax(-1) == SCORES[0, :, 0].argmax(-1)) + 8
-    assert (output.places, output.same_top) == (16, hits / 16)
+    hits = np.sum(rounded(SCORES[0, :, 0]).argmax(-1) == SCORES[0, :, 0].argmax(-1))
+    assert (output.places, output.same_top) == (8, hits / 8)
 
 
 def test_a_metric_over_all_batches():
@@ -170,6 +171,21 @@ def test_a_metric_over_all_batches():
     assert found.metrics["a"] == pytest.approx(x.mean())
     assert quark_numba.evaluate(whole, [x[:0]], metric=metric).metrics == {}
     assert np.isnan(quark_numba.evaluate(whole, [x, x], metric=lambda *_: np.nan).metrics["<lambda>"])
+    answers = iter([{"a": 1.0}, {}])
+    with pytest.raises(ModelError, match="number 1: metric: it returns nothing; expected a, as in the first batch"):
+        quark_numba.evaluate(whole, [x, x], metric=lambda *_: next(answers))
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_nan_is_the_largest_score(top_k):
+    y = np.array([[np.nan, 3, 2, 1], [0, 1, 2, 3]], np.float32)
+    found = count(y, y, "y", np.array([0, 3]), Classes(-1, top_k, "l", None))
+    assert (found.places, found.same, found.right) == (2, 2, 2)
+
+
+def test_one_element_along_the_class_axis_is_no_choice():
+    x = np.ones((6, 1), np.float32)
+    assert count(x, x, "y", None, Classes(-1, 1, None, None)).places == 0
 
 
 def test_sums_of_an_interrupted_run(tmp_path):

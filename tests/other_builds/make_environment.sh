@@ -16,8 +16,9 @@ if [ "$(cat "$folder/made_of" 2> /dev/null)" != "$made_of" ]; then
   done
   echo "$made_of" > "$folder/made_of"
 fi
-for build in gpu openvino; do
-  "$folder/$build/bin/pip" install --quiet --editable "$root" pytest
+for build in gpu=CUDA openvino=OpenVINO; do
+  bin=$folder/${build%=*}/bin
+  "$bin/pip" install --quiet --editable "$root" pytest
   # The tests would be skipped with ONNX Runtime's plain build.
-  "$folder/$build/bin/python" -c 'import onnxruntime, sys; sys.exit(len(onnxruntime.get_available_providers()) < 2)'
+  "$bin/python" -c "import onnxruntime; assert '${build#*=}ExecutionProvider' in onnxruntime.get_available_providers()"
 done

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numba
 import numpy as np
 import pytest
-from processes import start
+from processes import python, start
 
 from quark_numba.compiling import cache, jit, process_lock
 from quark_numba.compiling.process_lock import locked
@@ -72,8 +72,33 @@ def test_who_holds_a_lock_waits_for_no_other(hold, tmp_path, monkeypatch):
     hold("a")
     monkeypatch.setattr(process_lock, "_PATIENCE", 1e9)
     with locked(tmp_path, "b"):
-        assert takes(tmp_path, "a") == (True, True)  # "b"
+        assert takes(tmp_path, "a") == (False, True)  # "b"
+        assert is_taken(tmp_path, "b")  # closing a second descriptor would free it
     assert not process_lock._held
+
+
+def is_taken(folder, name):
+    """Return whether another process finds a lock taken."""
+    code = f"""
+from pathlib import Path
+from quark_numba.compiling import process_lock
+process_lock._PATIENCE = 0.05
+with process_lock.locked(Path({str(folder)!r}), {name!r}) as has_waited:
+    print(has_waited)
+"""
+    return python("-P", "-c", code).stdout.strip() == "True"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+@pytest.mark.parametrize("of", ["a pipe", "another user"])
+def test_a_file_that_is_not_used(of, tmp_path, monkeypatch):
+    """Opening a pipe might wait for ever, and another user might keep the locks of his file."""
+    if of == "a pipe":
+        os.mkfifo(tmp_path / process_lock.FILE)
+    else:
+        (tmp_path / process_lock.FILE).touch()
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert takes(tmp_path, "a") == (False, False)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="fcntl is of POSIX")

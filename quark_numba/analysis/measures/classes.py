@@ -64,8 +64,9 @@ def count(y: NDArray[Any], expected: NDArray[Any], name: str, labels: NDArray[An
         return Places(without_axis=1)
     scores, reference = (np.moveaxis(array, classes.axis, -1) for array in (y, expected))
     shape, length = scores.shape[:-1], scores.shape[-1]
-    if not length:  # there is no largest element
-        return Places()
+    if length < 2:  # there is nothing to choose from
+        return Places(largest_classes=length)
+    scores, reference = map(_with_largest_nan, (scores, reference))
     counted = np.ones(shape, np.bool_)
     if labels is not None:
         labels = labels.reshape(shape)
@@ -87,6 +88,12 @@ def count(y: NDArray[Any], expected: NDArray[Any], name: str, labels: NDArray[An
     if labels is not None:
         sums.labelled, sums.right, sums.reference_right = places, hits(scores, labels), hits(reference, labels)
     return sums
+
+
+def _with_largest_nan(scores: NDArray[Any]) -> NDArray[Any]:
+    """Return scores with Inf for NaN, which is the largest for `argmax`, but not for `argsort` of the negative scores."""
+    is_nan = np.isnan(scores)
+    return np.where(is_nan, np.inf, scores) if is_nan.any() else scores
 
 
 def has_axis(y: NDArray[Any], classes: Classes) -> bool:
