@@ -75,9 +75,26 @@ def read_from(file: BinaryIO, tensor: onnx.TensorProto, size: int | None = None)
 
 
 def opened(location: str, folder: str) -> BinaryIO:
-    """Open a file that a model in this folder names. A link that is put into its path meanwhile is not followed, where the
-    system can tell. Nobody at the other end of a pipe is waited for. Raise ValueError or OSError if it cannot be read."""
-    path = real_path(location, folder)
+    """Open a file that a model in this folder names, also through a link to another place in the folder. Raise ValueError or
+    OSError if it cannot be read."""
+    return _opened(real_path(location, folder), location, folder)
+
+
+def opened_without_links(location: str, folder: str) -> BinaryIO:
+    """As `opened`, for a location whose links are resolved. One that was put into its path since then is not followed, where
+    the system can tell."""
+    if os.open not in os.supports_dir_fd:
+        return opened(location, folder)
+    folder = os.path.realpath(folder)
+    path = os.path.normpath(os.path.join(folder, location))
+    if not is_below(path, folder):
+        raise ValueError(f"{location!r} is outside of the folder of the model; expected a file in it")
+    return _opened(path, location, folder)
+
+
+def _opened(path: str, location: str, folder: str) -> BinaryIO:
+    """Open a file below a folder. A link in its path is not followed, where the system can tell. Nobody at the other end of a
+    pipe is waited for."""
     if os.path.isdir(path):  # which Windows cannot open
         raise ValueError(f"{location!r} is a folder; expected a file")
     number = _descriptor(path, os.path.realpath(folder))
@@ -94,10 +111,12 @@ def _descriptor(path: str, folder: str) -> int:
     if os.open not in os.supports_dir_fd:
         return os.open(path, flags)
     *parents, name = os.path.relpath(path, folder).split(os.sep)
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    # Folders may be such as one can enter, but not read.
+    enter = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+    place = os.open(folder, enter)
     try:
         for parent in parents:
-            inner = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            inner = os.open(parent, enter | os.O_NOFOLLOW, dir_fd=place)
             os.close(place)
             place = inner
         return os.open(name, flags, dir_fd=place)

@@ -120,6 +120,8 @@ class Source:
         self._state = state
         protos.check_sizes(proto, name, leave, state[0] if state else None)
         folders = [folder] if folder is not None else protos.folders_of(path) if path is not None else []
+        # With their links: a link that leads elsewhere later is another model.
+        self.named_files = sorted(os.path.join(folders[0], file) for file in protos.locations(proto, leave)) if folders else []
         self._folder = folder = protos.resolve_links(proto, folders, name, leave) if folders else None
         if folder is None:
             protos.check_is_whole(proto, leave)

@@ -95,7 +95,7 @@ def load_tensors(
                 if file is None or _location(tensor) != location:
                     files.close()
                     location, file = _location(tensor), None
-                    file = files.enter_context(external_data.opened(location, os.fspath(folder)))
+                    file = files.enter_context(external_data.opened_without_links(location, os.fspath(folder)))
                 read(tensor, file)
 
 

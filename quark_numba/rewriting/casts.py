@@ -85,7 +85,7 @@ def _cast(tensor: ir.TensorProtocol, element_type: ElementType) -> ir.TensorProt
     """Return a tensor of float32, cast when it is read."""
 
     def cast(rows: NDArray[Any], *_: Any) -> NDArray[Any]:
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             return rows.astype(element_type.dtype)
 
     return mapped(tensor, cast, element_type)

@@ -36,9 +36,10 @@ def rewrite(model: ir.Model) -> Counter[tuple[str, str]]:
     if nodes:
         known, names = Values(model, frozenset()), {value.name for value in values(model)}
         for node in nodes:
-            rank = _rank(node, known)
             is_call = node.op_identifier() in model.functions
-            if not is_call and rank is not None and rank >= 2 and len(node.outputs) == 1 and None not in node.inputs[:1]:
+            is_whole = len(node.outputs) == 1 and bool(node.inputs) and node.inputs[0] is not None
+            rank = _rank(node, known) if is_whole and not is_call else None
+            if rank is not None and rank >= 2:
                 done[full_name(node), REWRITTEN] += 1
                 befores = {value.producer() for value in node.inputs if value}
                 _replace(node, rank, names)

@@ -18,6 +18,7 @@ from ..errors import ModelError, errors_named, reraise_of_signal_handler
 from ..ort import NO_FUSIONS, TENSORS_FOLDER, entry, kept_kernels, native, register
 from ..rewriting.qdq import Qdq, check
 from . import kept, started
+from .options import changing
 
 # What is imported inside of functions is not needed by a process that finds its model kept.
 if TYPE_CHECKING:
@@ -250,15 +251,16 @@ def _may_be_of_fusions(error: Exception, source: Any, options: onnxruntime.Sessi
 def _is_created_as_written(options: onnxruntime.SessionOptions, create: Callable[[], None]) -> bool:
     """Whether ONNX Runtime creates the session without optimisers. The entries of the options that turn off a few of them will
     not do: ONNX Runtime warns of each entry that is changed back."""
-    before = options.graph_optimization_level
-    options.graph_optimization_level = _AS_WRITTEN
-    try:
-        create()
-    except Exception as error:
-        reraise_of_signal_handler(error)
-        return False
-    finally:
-        options.graph_optimization_level = before
+    with changing:
+        before = options.graph_optimization_level
+        options.graph_optimization_level = _AS_WRITTEN
+        try:
+            create()
+        except Exception as error:
+            reraise_of_signal_handler(error)
+            return False
+        finally:
+            options.graph_optimization_level = before
     return True
 
 
@@ -266,15 +268,15 @@ def _is_created_as_written(options: onnxruntime.SessionOptions, create: Callable
 def _of_files(path: str, options: onnxruntime.SessionOptions) -> Iterator[None]:
     """While ONNX Runtime opens a model of this package, let the entry for the folder of tensors, if it is set, name that of the
     model. Return unused memory to the system before and after."""
-    folder = entry(options, TENSORS_FOLDER)
-    try:
-        if folder:
-            options.add_session_config_entry(TENSORS_FOLDER, os.path.dirname(path))
-        with memory.released():
+    with changing if entry(options, TENSORS_FOLDER) else nullcontext(), memory.released():
+        folder = entry(options, TENSORS_FOLDER)
+        try:
+            if folder:
+                options.add_session_config_entry(TENSORS_FOLDER, os.path.dirname(path))
             yield
-    finally:
-        if folder:
-            options.add_session_config_entry(TENSORS_FOLDER, folder)
+        finally:
+            if folder:
+                options.add_session_config_entry(TENSORS_FOLDER, folder)
 
 
 def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack, providers: Any, /, **how: Any) -> _Model:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable, Set
 from typing import Any
 
@@ -46,6 +48,12 @@ ENTRIES = (
     "session.x64quantprecision",
 )
 
+# Held while options of the caller's have other values for a moment: sessions of several threads may share them. A fork has a
+# lock that nobody holds.
+changing = threading.RLock()
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
+
 # Arguments of ``InferenceSession`` that others who prepare a model may leave out.
 _DEFAULTS = {"qdq": "auto", "keep_quantized_weights": False, "blocked_layout": True, "keep_initializers_as_inputs": True}
 
@@ -75,21 +83,23 @@ def facts(
         "from_memory": from_memory,
         "level": str(options.graph_optimization_level),
         "path": options.optimized_model_filepath,
-        "entries": {name: entry(options, name) for name in (*ENTRIES, STANDARD_OPS, TENSORS_FOLDER)},
+        "entries": {name: entry(options, name) for name in (*ENTRIES, STANDARD_OPS)},
+        "tensors_folder": os.path.abspath(folder) if (folder := entry(options, TENSORS_FOLDER)) else None,
     }
 
 
 def probe_session(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Any:
     """Return a session of a small model, which writes neither a profile nor a model. `providers` are those of the options'
     session, for options that ONNX Runtime refuses with the CPU's alone, or that choose providers themselves."""
-    before = options.enable_profiling, options.optimized_model_filepath, options.log_severity_level
-    try:
-        options.enable_profiling, options.optimized_model_filepath = False, ""
-        options.log_severity_level = 4  # errors come as exceptions
-        chosen = providers if _refuses_cpu(options) or _name_providers(options) else ["CPUExecutionProvider"]
-        return onnxruntime.InferenceSession(probe, options, chosen, enable_fallback=False)
-    finally:
-        options.enable_profiling, options.optimized_model_filepath, options.log_severity_level = before
+    with changing:
+        before = options.enable_profiling, options.optimized_model_filepath, options.log_severity_level
+        try:
+            options.enable_profiling, options.optimized_model_filepath = False, ""
+            options.log_severity_level = 4  # errors come as exceptions
+            chosen = providers if _refuses_cpu(options) or _name_providers(options) else ["CPUExecutionProvider"]
+            return onnxruntime.InferenceSession(probe, options, chosen, enable_fallback=False)
+        finally:
+            options.enable_profiling, options.optimized_model_filepath, options.log_severity_level = before
 
 
 def error_of(probe: bytes, options: onnxruntime.SessionOptions, providers: Any = None) -> Exception | None:

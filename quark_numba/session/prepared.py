@@ -82,7 +82,7 @@ def prepared(
         else:
             original = os.path.abspath(read.path)
             facts_of_options = facts(options, providers, replaced.names, replaced.from_memory, how)
-            name = kept_names.key(place, [read.path, *read.files], facts_of_options)
+            name = kept_names.key(place, [read.path, *read.named_files], facts_of_options)
             result = Prepared.of_json(*kept.kept(files, place / name, make))
         read.forget()
         yield result

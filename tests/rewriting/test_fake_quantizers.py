@@ -193,3 +193,13 @@ def test_single_steps_beside_convolutions_are_regions():
     """Only regions can lie in the layout of convolutions."""
     optimised_model = optimize(other_quantizers.MODELS / "qonnx/float_e4m3.onnx", keep_initializers_as_inputs=False)
     assert [node.op_type for node in optimised_model.graph.node if node.domain] == ["Region"] * 3
+
+
+@pytest.mark.parametrize("levels", [2**24, 2**24 + 1])
+def test_levels_that_are_no_float32(levels):
+    """The node subtracts 1 from the whole number before it rounds."""
+    limits = dict(zip("abcd", (-1e7, 1e7, -1e7, 1e7), strict=True))
+    node = helper.make_node("FakeQuantize", ["x", *limits], ["y"], domain="org.openvinotoolkit", levels=levels)
+    source = model([node], [("x", "float32", [9])], ["y"], initializers=floats(**limits), domains=["org.openvinotoolkit"])
+    (why,) = [why for _, why in optimized(source).left] or [""]
+    assert why == ("" if levels == 2**24 else "its levels is not a float32")
