@@ -54,7 +54,7 @@ def parameters(graph: Graph, meaning: FakeQuantize[Operand]) -> tuple[list[NDArr
                 array = array.reshape(lengths(name, array.shape, meaning.axis, len(shape)))
             arrays.append(array.astype(np.float32))
             if array.dtype.kind in "iu" and np.any(arrays[-1].astype(np.float64) != array):
-                raise Left(f"its {name} is not a float32")
+                raise Left(f"its {name} cannot be a float32")
         if shape is not None and max((array.ndim for array in arrays), default=0) > len(shape):
             raise ValueError("its scales have more dimensions than its x")
         attributes = {"form": key.form, "rounding_mode": key.rounding_mode}
