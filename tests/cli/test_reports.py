@@ -30,6 +30,7 @@ def add(path, *, quantized):
 
 
 @pytest.mark.parametrize("variant", ["bf16", "bfp16", "mx9", "mxfp8"])
+@pytest.mark.by_default(1)
 def test_formats_have_one_name(variant):
     """`run` and `analyze` call a format the same."""
     (name,) = {nodes.element_type for nodes in inventory.quantization_nodes(path_of(variant))}

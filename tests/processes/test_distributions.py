@@ -102,6 +102,7 @@ def printed(code, *words, place="", **environment):
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_an_archive(tmp_path):
     """Its kernels are those of an ordinary installation, as its sources are. Kept models depend on the sources, too."""
     place = archived(copied(tmp_path))
@@ -117,6 +118,7 @@ def test_an_archive(tmp_path):
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_bytecode_alone(tmp_path):
     """The digest is that of the bytecode of the whole package."""
     place = compiled(tmp_path / "package")

@@ -55,6 +55,7 @@ def test_a_pair_is_a_step(name):
 
 @types
 @pytest.mark.parametrize("columns", [3, 3000])
+@pytest.mark.by_default(1)
 def test_weights_are_folded(name, columns):
     """Large ones are rounded when they are written."""
     w = np.random.default_rng(51).normal(0, 1, (30, columns)).astype(np.float32)

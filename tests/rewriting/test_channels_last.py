@@ -80,6 +80,7 @@ def test_nodes(case, has_shape):
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 @pytest.mark.compiled
+@pytest.mark.by_default(1)
 def test_models_that_qonnx_wrote(path):
     """They give what QONNX's executor gave, up to a step of the last quantizer where sums are added in another order."""
     feeds, (expected,) = expectation(path)

@@ -59,6 +59,7 @@ def test_operators():
     assert not has_operator("com.amd.quark", "QuantizeLinear")
 
 
+@pytest.mark.slow
 def test_nothing_asks_for_the_list():
     """It ends the process in builds with providers whose libraries are missing."""
     code = f"""

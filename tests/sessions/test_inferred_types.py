@@ -78,6 +78,7 @@ CHAIN = """(float[n, 32] x, float s, float[32, 32] w) => (float[n, 32] y) {
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_shapes_are_passed_on():
     """A type can be set only where the rank is known, so that one node needs the shapes that another one infers."""
     x, w = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(f32)[0], np.eye(32, dtype=f32)
