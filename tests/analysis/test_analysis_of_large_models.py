@@ -44,7 +44,7 @@ VARIANTS = [
 @pytest.mark.slow
 def test_the_same_numbers(variant, has_reference, what_if, tmp_path, request):
     reference = path_of("float") if has_reference else None
-    options = {"sweep": True, "by": "operator", "what_if": what_if and [what_if], "histograms": 3}
+    options = {"sweep": True, "by": "operator", "what_if": [what_if] if what_if else [], "histograms": 3}
     whole = quark_numba.analyze(path_of(variant), FEEDS, reference, **options)
     evaluated = quark_numba.evaluate(path_of(variant), FEEDS, reference)
     request.getfixturevalue("is_large")

@@ -128,6 +128,6 @@ def test_commands_over_no_rows(tmp_path, terminal):
     onnx.save(round_trip(), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", **EMPTY)
     words = [tmp_path / "m.onnx", "--data", tmp_path / "x.npz"]
-    assert "0 in 1 batches" in terminal.text("evaluate", *words, "--labels", "l")
+    assert "0 in 1 batch" in terminal.text("evaluate", *words, "--labels", "l")
     assert terminal.text("analyze", *words, "--sweep", "--what-if", "bfloat16", "--html", tmp_path / "page.html")
-    assert terminal.report("analyze", *words)["tensors"][0]["saturated"] == "nan"
+    assert terminal.report("analyze", *words)["tensors"][0]["saturated"] is None

@@ -405,7 +405,7 @@ def test_the_cache_is_shown_and_emptied(first_use, tmp_path):
     kept = list(tmp_path.rglob(f"*{cache.SUFFIX}"))
     assert kept
     before = json.loads(finished("info", "--json", **environment).stdout)
-    assert before["cache"] == str(tmp_path / "quark_numba")
+    assert before["folder of kernels"] == str(tmp_path / "quark_numba")
     assert before["kernels"].startswith(f"{len(kept)}, ")
     report = json.loads(finished("info", "--clear-cache", "--json", **environment).stdout)
     assert report["kernels"] == "0, 0.0 MB"
