@@ -78,7 +78,8 @@ def make_folder(top, rows):
     (folder / "sub").mkdir(parents=True)
     (top / "out").mkdir()
     values, secret = (np.full((rows, 100), value, np.float32).tobytes() for value in (VALUE, SECRET))
-    files = {"w": values, "sub/w": values, "two": secret + values, "long": values + secret, "../secret": secret, "empty": b""}
+    files = {"w": values, "sub/w": values, "linked": values, "two": secret + values, "long": values + secret, "empty": b""}
+    files["../secret"] = secret
     for name, content in files.items():
         (folder / name).write_bytes(content)
     (folder / "link").symlink_to(top / "secret")
@@ -87,7 +88,7 @@ def make_folder(top, rows):
     (folder / "zero").symlink_to("/dev/zero")
     (folder / "loop").symlink_to("loop")
     (folder / "inner folder").symlink_to("sub")
-    os.link(folder / "w", top / "out" / "other name of w")
+    os.link(folder / "linked", top / "out" / "other name")
     os.mkfifo(folder / "fifo")
     return folder
 
@@ -101,6 +102,7 @@ READ = {
     "the last offset": [("location", "two"), ("offset", "0"), ("offset", "{n}")],
     "length 0": [("location", "two"), ("offset", "{n}"), ("length", "0")],
     "a link": [("location", "inner")],
+    "a hard link": [("location", "linked")],
     "a link to a folder": [("location", "inner folder/w")],
 }
 REFUSED = {
@@ -225,7 +227,7 @@ def try_uses(argument, found):
         entries = [(key, value.format(top=top, n=n, m=n - 4)) for key, value in (READ | REFUSED)[name]]
         path.write_bytes(model_with(place, rows, entries).SerializeToString())
         # ONNX Runtime's checker refuses links in subgraphs, and these commands also run the model as it is written.
-        is_refused = place is subgraph and name.startswith("a link")
+        is_refused = place is subgraph and name in ("a link", "a hard link", "a link to a folder")
         yield from uses_of(path, name in READ, found, RUN_AS_WRITTEN if is_refused else ())
 
 
