@@ -17,17 +17,20 @@ from .meaning import (
 )
 from .operator import Operator, held
 from .schema import Attribute, Kind, Option, Overload, Parameter, Shape, Tensor, known, shape_text
+from .standard_form import Builder, NoStandardForm
 
 __all__ = [
     "Affine",
     "AnyOperand",
     "Attribute",
     "BlockRoundTrip",
+    "Builder",
     "Dequantize",
     "DynamicQuantize",
     "FakeQuantize",
     "Kind",
     "Meaning",
+    "NoStandardForm",
     "Operator",
     "Option",
     "Overload",

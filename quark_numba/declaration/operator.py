@@ -9,6 +9,7 @@ from typing import Any
 from ..element_types import UINT8, ElementType
 from .meaning import Meaning
 from .schema import Overload, Schema, Tensor
+from .standard_form import Builder
 
 
 def held(uint8_holds: ElementType | None, element_type: ElementType) -> ElementType:
@@ -47,6 +48,10 @@ class Operator(Schema):
         attributes. Returns the meaning of a node: ``Quantize``, ``Dequantize``, ``RoundTrip``, ``BlockRoundTrip``,
         ``DynamicQuantize`` or ``FakeQuantize``. Raises ValueError for invalid attributes. None: the nodes round inside their
         computation.
+    standard_form : callable, optional
+        ``standard_form(op, inputs, attributes)`` with a ``Builder``, an ``Operand`` for each input, None for an omitted input,
+        and values for all attributes. Writes nodes of ONNX's standard operators that compute the same, and returns an
+        ``Operand`` for each output. Raises ValueError for invalid attributes, and NoStandardForm. None: there is none.
     like : callable, optional
         ``like(inputs, attributes)`` with the names of a node's inputs, and values for all attributes. Returns an operator of
         ONNX (name, inputs, attributes) whose output has the shape of y. None: y has the shape of the first input.
@@ -72,6 +77,7 @@ class Operator(Schema):
     select_format: Callable[[Sequence[str | None], Mapping[str, Any]], str] | None = None
     column: str = "T"
     meaning: Callable[[Sequence[Any], Mapping[str, Any]], Meaning[Any]] | None = None
+    standard_form: Callable[[Builder[Any], Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None = None
     like: Callable[[Sequence[str], Mapping[str, Any]], tuple[str, Sequence[str], Mapping[str, Any]]] | None = None
     attributes_of_shapes: Callable[..., dict[str, Any]] | None = None
     newer_name: str = ""
