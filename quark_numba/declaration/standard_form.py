@@ -82,7 +82,7 @@ class Builder(ABC, Generic[AnyOperand]):
 
     # Arithmetic.
 
-    def without_nan(self, x: AnyOperand, instead: NDArray[Any] | float) -> AnyOperand:
+    def without_nan(self, x: AnyOperand, instead: Given) -> AnyOperand:
         """Return x with a constant in the place of NaN."""
         return self("Where", self("IsNaN", x), instead, x) if self.may_be_nan(x) else x
 
@@ -96,7 +96,7 @@ class Builder(ABC, Generic[AnyOperand]):
             return self("Sub", 0.0, self("Sub", 0.0, x))
         shape = self.shape(x)
         assert shape is not None
-        return self("Add", x, np.zeros([shape[several], *[1] * (len(shape) - several - 1)], np.float32))  # type: ignore[list-item]
+        return self("Add", x, np.zeros([shape[several], *[1] * (len(shape) - several - 1)], np.float32))
 
 
 def int64s(*numbers: int) -> NDArray[np.int64]:
@@ -117,4 +117,3 @@ def is_power_of_two(scale: NDArray[Any]) -> bool:
         inverse = np.float32(1) / scale
     exact = (np.abs(np.frexp(scale)[0]) == 0.5) & np.isfinite(inverse) & (np.abs(inverse) >= np.finfo(np.float32).tiny)
     return scale.dtype == np.float32 and bool(np.all(exact & (np.abs(scale) >= np.finfo(np.float32).tiny)))
-

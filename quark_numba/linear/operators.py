@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ..declaration.meaning import Affine, AnyOperand, Dequantize, Quantize, RoundTrip
 from ..declaration.operator import Operator, held
 from ..declaration.schema import Attribute, Parameter, Shape, Tensor, shape_text
+from ..declaration.standard_form import Builder
 from ..element_types import UINT8, ElementType, find
-from . import calls
+from . import calls, standard_form
 from .granularity import FAULTS, ZERO_POINT_SHAPE, loop_shape
 from .versions import DEFAULTS, OWN_DOMAIN, VERSIONS, Version
 
@@ -97,6 +98,7 @@ def operator(version: Version, *, has_zero_point: bool = True, uint8_holds: Elem
         select_format=functools.partial(_format_of, version, uint8_holds),
         column=scale_variable,
         meaning=functools.partial(_meaning, version, uint8_holds),
+        standard_form=functools.partial(_standard_form, version, uint8_holds),
         attributes_of_shapes=_axis_of_shapes,
         uint8_holds=uint8_holds,
     )
@@ -199,6 +201,16 @@ def _meaning(
     axis, block_size, saturate = (int(attributes.get(name, DEFAULTS[name])) for name in ("axis", "block_size", "saturate"))
     make = _MEANINGS[version.operation]
     return make(x, scale, zero_point, element_type, axis, block_size, saturate != 0, computes_in)
+
+
+def _standard_form(
+    version: Version,
+    uint8_holds: ElementType | None,
+    op: Builder[AnyOperand],
+    inputs: Sequence[AnyOperand],
+    attributes: Mapping[str, Any],
+) -> list[AnyOperand]:
+    return [standard_form.write(op, _meaning(version, uint8_holds, inputs, attributes))]
 
 
 def _type_in(attributes: Mapping[str, Any], name: str) -> ElementType | None:

@@ -140,11 +140,11 @@ class Graph(Nodes):
                 self._places[graph][new].append(place)
         old.replace_all_uses_with(new)
 
-    def remove(self, node: Node | ir.Node, what: str) -> None:
+    def remove(self, node: Node | ir.Node, what: str | None) -> None:
         """Remove a node that nothing uses, and the constants and the package's nodes that only this node used. Its graph still
-        lists it until `sweep`, but without inputs."""
+        lists it until `sweep`, but without inputs. `what` is the change to count; None: the node was never the model's."""
         node = node.node if isinstance(node, Node) else node
-        if node.op_identifier() != _CONSTANT:
+        if what is not None and node.op_identifier() != _CONSTANT:
             self.done[full_name(node), what] += 1
         used = dict.fromkeys(value for value in node.inputs if value is not None)
         assert isinstance(node.graph, ir.Graph)

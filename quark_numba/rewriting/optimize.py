@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ..catalog import OPERATORS
 from ..checks import check_flags, check_paths
 from ..compiling.memory import no_garbage_collection
-from ..errors import ModelError, errors_named
+from ..errors import ModelError, counted, errors_named
 from ..models import files, model_files, protos
 from . import (
     casts,
@@ -31,10 +31,15 @@ from . import (
     regions,
     repeated_round_trips,
     round_trips,
+    standard_forms,
     standard_operators,
 )
 from .graph import Graph, Integers
 from .qdq import Qdq, check
+from .standard_forms import Operators
+
+# How the names of ONNX's own operators begin.
+_ONNX = "ai.onnx::"
 
 # The passes run in this order. Each pass goes through all nodes of a model, and records the reason if a node stays as it is.
 PASSES = (
@@ -53,6 +58,10 @@ PASSES = (
     regions,
 )
 
+# The passes for a model in standard operators. Casts are standard, and stay as they are.
+_NOT_STANDARD = (integer_operators, casts, own_operators, regions)
+STANDARD_PASSES = (*(rewriting for rewriting in PASSES if rewriting not in _NOT_STANDARD), standard_forms)
+
 
 @overload
 def optimize(
@@ -61,6 +70,7 @@ def optimize(
     *,
     keep_quantized_weights: bool = False,
     qdq: Qdq = "auto",
+    operators: Operators = "custom",
     regions: bool = True,
     keep_initializers_as_inputs: bool = True,
 ) -> onnx.ModelProto: ...
@@ -73,6 +83,7 @@ def optimize(
     *,
     keep_quantized_weights: bool = False,
     qdq: Qdq = "auto",
+    operators: Operators = "custom",
     regions: bool = True,
     keep_initializers_as_inputs: bool = True,
 ) -> None: ...
@@ -84,6 +95,7 @@ def optimize(
     *,
     keep_quantized_weights: bool = False,
     qdq: Qdq = "auto",
+    operators: Operators = "custom",
     regions: bool = True,
     keep_initializers_as_inputs: bool = True,
 ) -> onnx.ModelProto | None:
@@ -101,8 +113,11 @@ def optimize(
       proved or tried, for integers of up to 16 bits. A round trip is dropped, too, if it returns its x, since all elements are
       results of an equal one.
 
+    - With `operators` = "standard" every node is written in ONNX's standard operators at the end, without regions.
+
     Subgraphs are treated alike. Local functions with nodes of the package's operators are inlined first. Everything else stays
-    as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original model.
+    as it is. Sessions need this package's operators (`register`, `InferenceSession`), as for the original model. With
+    `operators` = "standard" they need none, and any execution provider runs the model.
 
     Parameters
     ----------
@@ -123,6 +138,10 @@ def optimize(
         integer operators. "onnxruntime", for other execution providers than the CPU's: none of those for which ONNX Runtime's
         results may differ from the specification's. If they quantize activations anywhere, all stay but those that ONNX
         Runtime cannot run.
+    operators : "custom" or "standard"
+        In which operators the result is written. "custom": in this package's operators, which are the fastest on the CPU.
+        "standard": in ONNX's operators alone, of the model's own opset, for other execution providers and for programs without
+        this package. "auto" means "float" then. What other custom operators a model has stay as they are.
     regions : bool
         Whether to write ``quark_numba::Region`` and the other operators that only the native backend of `register` has.
         Without them "auto" means "onnxruntime".
@@ -138,7 +157,8 @@ def optimize(
     Raises
     ------
     ModelError
-        If the path does not lead to a model, a tensor cannot be read, or the result cannot be written.
+        If the path does not lead to a model, a tensor cannot be read, or the result cannot be written; or if `operators` is
+        "standard", and a node of this package's operators has no form in standard operators. The message names the nodes.
     TypeError, ValueError
         If an argument is none of these.
     """
@@ -152,9 +172,12 @@ def optimize(
         model,
         keep_quantized_weights=keep_quantized_weights,
         qdq=qdq,
+        operators=operators,
         regions=regions,
         keep_initializers_as_inputs=keep_initializers_as_inputs,
     )
+    if operators == "standard":
+        result.check_is_standard()
     if out is None:
         return result.model
     result.save(out)
@@ -178,6 +201,13 @@ class Optimized:
         self.source.check()
         return result
 
+    def check_is_standard(self) -> None:
+        """Raise ModelError if a node of this package's operators is left that is none of ONNX's."""
+        own = [(name, why) for name, why in self.left if OPERATORS.find(*name.split("::")) and not name.startswith(_ONNX)]
+        if own:
+            nodes = "; ".join(f"{counted(self.left[name, why], f'node {name}', f'nodes {name}')}: {why}" for name, why in own)
+            raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model, which may lose its tensors. Raise ModelError if it cannot be written, or if this would change the
         original model or its tensors, except in its place."""
@@ -200,6 +230,7 @@ def optimized(
     *,
     keep_quantized_weights: bool = False,
     qdq: Qdq = "auto",
+    operators: Operators = "custom",
     regions: bool = True,
     keep_initializers_as_inputs: bool = True,
     replaced: frozenset[str] = frozenset(),
@@ -210,6 +241,8 @@ def optimized(
     `integers`: where integer operators have to be exact, if they may be used at all. `shapes`: whether to write the shapes of
     outputs, which some execution providers need."""
     check(qdq)
+    standard_forms.check(operators)
+    is_standard = operators == "standard"
     source = model_files.Source.of(model, leave=replaced)
     is_sparse = any(getattr(graph, "sparse_initializer", None) for graph in protos.graphs(source.proto))
     # What onnx-ir would lose.
@@ -231,13 +264,14 @@ def optimized(
             intermediate,
             keep_quantized_weights=keep_quantized_weights,
             # Without the native backend nothing could run what ONNX Runtime is not to see.
-            qdq="onnxruntime" if qdq == "auto" and not regions else qdq,
-            regions=regions,
+            qdq="onnxruntime" if qdq == "auto" and not (regions or is_standard) else qdq,
+            regions=regions or is_standard,
             keep_initializers_as_inputs=keep_initializers_as_inputs,
             replaced=replaced,
             integers=integers,
         )
-        for rewriting in (own_operators,) if standard_operators.stays(graph) else PASSES:
+        passes = STANDARD_PASSES if is_standard else PASSES
+        for rewriting in (own_operators,) if standard_operators.stays(graph) else passes:
             rewriting.rewrite(graph)
             graph.sweep()
         if shapes:

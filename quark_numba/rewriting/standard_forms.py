@@ -1,0 +1,144 @@
+"""Write every node of the package's operators in its standard form: ONNX's standard operators alone, with the same bits.
+
+Any execution provider runs such a model. ONNX Runtime's optimisers do not know that it quantizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper
+from onnx.defs import SchemaError
+from onnx.shape_inference import InferenceError, infer_node_outputs
+
+from ..declaration import Builder, NoStandardForm, Shape, Tensor
+from .graph import Graph, copy_metadata
+from .nodes import Left, Node, Operand
+
+# In which operators a model is written: those of this package, or ONNX's alone.
+Operators = Literal["custom", "standard"]
+CHOICES: tuple[Operators, ...] = get_args(Operators)
+
+WRITTEN = "written in standard operators"
+
+# The most bytes of a constant that the inference of shapes is given.
+_MOST_READ = 1 << 10
+
+
+def check(operators: object) -> None:
+    """Raise ValueError unless the argument is one of the choices."""
+    if not (isinstance(operators, str) and operators in CHOICES):
+        raise ValueError(f"operators is {operators!r}; expected one of {', '.join(map(repr, CHOICES))}")
+
+
+def rewrite(graph: Graph) -> None:
+    """Write all nodes of the package's operators, ONNX's own among them, unless these are ONNX Runtime's to run."""
+    for node in graph.nodes():
+        if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
+            continue
+        if node.is_standard and graph.qdq == "onnxruntime":
+            continue
+        try:
+            _write(graph, node)
+        except Left as error:
+            graph.reasons[node] = str(error)
+
+
+def _write(graph: Graph, node: Node) -> None:
+    """Write the standard form of a node in its place. Raise Left if it has none."""
+    inputs = [None if value is None else Operand(graph, value) for value in node.node.inputs]
+    builder = _Nodes(graph, node)
+    form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
+    if form is None:
+        raise Left("it has no form in standard operators")
+    try:
+        node.operator.infer([None if operand is None else builder.tensor(operand) for operand in inputs], node.attributes)
+        outputs = form(builder, inputs, node.attributes)
+    except ValueError as error:
+        builder.drop()
+        raise Left(f"not valid: {error}") from None
+    except NoStandardForm as error:
+        builder.drop()
+        raise Left(str(error)) from None
+    for old, operand in zip(node.node.outputs, outputs, strict=True):
+        new = operand.value if operand.value.producer() in builder.written else builder("Identity", operand).value
+        graph.keep_inferred(old, new)
+        new.name, new.type, new.shape = old.name, old.type or new.type, old.shape
+        graph.replace_uses(old, new)
+        copy_metadata(old, new)
+    graph.remove(node, WRITTEN)
+
+
+class _Nodes(Builder[Operand]):
+    """Writes nodes in front of a node of a graph."""
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        super().__init__(graph.model.opset_imports.get("", 1))
+        self._graph, self._node = graph, node
+        self.written: list[ir.Node] = []
+
+    def __call__(self, op_type: str, *inputs: Any, **attributes: Any) -> Operand:
+        try:
+            schema = onnx.defs.get_schema(op_type, self.opset, "")
+        except SchemaError:
+            raise NoStandardForm(f"opset {self.opset} has no {op_type}") from None
+        made = ir.node(op_type, [None if given is None else self._value(given) for given in inputs], attributes)
+        (y,) = made.outputs
+        made.name = y.name = self._graph.unused_name(f"{self._node.y.name}_{op_type}")
+        self._infer(made, schema)
+        self._node.node.prepend(made)
+        self.written.append(made)
+        return Operand(self._graph, y)
+
+    def drop(self) -> None:
+        """Take back what was written."""
+        for node in reversed(self.written):
+            self._graph.remove(node, None)
+
+    def shape(self, x: Operand) -> Shape | None:
+        tensor = self._graph.tensor(x.value)
+        shape = self._graph.shape(x.value) if tensor is None else tensor.shape.numpy()
+        return None if shape is None else [length if isinstance(length, int) else None for length in shape]
+
+    def may_be_nan(self, x: Operand) -> bool:
+        return True
+
+    def tensor(self, operand: Operand) -> Tensor:
+        """Return what is known of an operand."""
+        return Tensor(operand.element_type or self._graph.inferred_type(operand.value), self.shape(operand))
+
+    def _value(self, given: Any) -> ir.Value:
+        if isinstance(given, Operand):
+            return given.value
+        array = np.asarray(given) if isinstance(given, (np.ndarray, np.generic)) else np.array(given, np.float32)
+        return self._graph.shared_array(array, "constant", self._node.node)
+
+    def _infer(self, made: ir.Node, schema: onnx.defs.OpSchema) -> None:
+        """Let the output of a node have the type and the shape that onnx infers."""
+        types: dict[str, onnx.TypeProto] = {}
+        data: dict[str, onnx.TensorProto] = {}
+        for value in filter(None, made.inputs):
+            assert value.name
+            tensor = self._graph.tensor(value)
+            known = self._graph.inferred_type(value) if tensor is None else None
+            number = tensor.dtype.value if tensor is not None else value.dtype.value if value.dtype else known and known.number
+            if not number:
+                return
+            types[value.name] = helper.make_tensor_type_proto(number, self.shape(Operand(self._graph, value)))
+            if tensor is not None and tensor.nbytes <= _MOST_READ:
+                data[value.name] = ir.serde.serialize_tensor(tensor)
+        proto = ir.serde.serialize_node(made)
+        try:
+            inferred = infer_node_outputs(schema, proto, types, data, opset_imports=[helper.make_opsetid("", self.opset)])
+        except InferenceError as error:
+            raise NoStandardForm(f"not valid: {error}") from None
+        for value in made.outputs:
+            if value.name in inferred:
+                made_type = inferred[value.name].tensor_type
+                value.type = ir.TensorType(ir.DataType(made_type.elem_type))
+                if made_type.HasField("shape"):
+                    dims = made_type.shape.dim
+                    value.shape = ir.Shape([dim.dim_value if dim.HasField("dim_value") else None for dim in dims])
