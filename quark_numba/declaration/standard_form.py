@@ -91,17 +91,46 @@ class Builder(ABC, Generic[AnyOperand]):
 
         ONNX Runtime's optimisers drop an addition of a zero of one element, and a subtraction of it. They keep an addition of
         several zeros, and a subtraction from zero. 0 - (0 - x) is x, except that 0 - 0 and 0 - -0 are 0."""
-        several = next((i for i, length in enumerate(self.shape(x) or ()) if length is not None and length > 1), None)
-        if several is None:
-            return self("Sub", 0.0, self("Sub", 0.0, x))
-        shape = self.shape(x)
-        assert shape is not None
-        return self("Add", x, np.zeros([shape[several], *[1] * (len(shape) - several - 1)], np.float32))
+        zeros = self.repeated(np.zeros((), np.float32), x)
+        return self("Add", x, zeros) if zeros.size > 1 else self("Sub", 0.0, self("Sub", 0.0, x))
+
+    def repeated(self, number: NDArray[Any], x: AnyOperand) -> NDArray[Any]:
+        """Return a constant of one element as several ones that broadcast to x, if a length of x is known; another constant as
+        it is.
+
+        ONNX Runtime's optimisers fuse a factor or divisor of one element with a MatMul beside it, as the float32 `alpha` of
+        FusedMatMul, which changes bits. They leave several alone."""
+        shape = self.shape(x) or ()
+        several = next((i for i, length in enumerate(shape) if length is not None and length > 1), None)
+        if several is None or number.size != 1:
+            return number
+        return np.full([shape[several] or 1, *[1] * (len(shape) - several - 1)], number.reshape(()))
+
+    def quotient(self, x: AnyOperand, divisor: Given) -> AnyOperand:
+        """Return x / divisor, float32, for an operand or a constant array."""
+        if not isinstance(divisor, np.ndarray):
+            return self("Div", x, divisor)
+        if bool(np.all(divisor == 1)):
+            return x
+        divisor = self.repeated(divisor, x)
+        return self("Mul", x, np.float32(1) / divisor) if is_power_of_two(divisor) else self("Div", x, divisor)
+
+    def product(self, x: AnyOperand, factor: Given) -> AnyOperand:
+        """Return x * factor, float32, for an operand or a constant array."""
+        if not isinstance(factor, np.ndarray):
+            return self("Mul", x, factor)
+        return x if bool(np.all(factor == 1)) else self("Mul", x, self.repeated(factor, x))
 
 
 def int64s(*numbers: int) -> NDArray[np.int64]:
     """Return the numbers as an input of an operator that takes a shape or axes."""
     return np.array(numbers, np.int64)
+
+
+def one(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array whose elements have the same bits as one element without a shape."""
+    first = array.reshape(-1)[:1]
+    return first.reshape(()) if array.size and array.tobytes() == array.size * first.tobytes() else array
 
 
 def along(array: NDArray[Any], rank: int, axis: int) -> NDArray[Any]:

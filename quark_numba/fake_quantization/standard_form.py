@@ -1,0 +1,289 @@
+"""What the family computes, in ONNX's standard operators.
+
+The functions are those of ``arithmetic`` by the same names, operation by operation. The numbers that they take are those of
+``arithmetic.preparer``: arrays that broadcast to x, or operands. In ONNX Runtime Clip, Min and Max keep NaN, and Clip alone
+keeps -0 at a bound of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..declaration.meaning import AnyOperand, FakeQuantize
+from ..declaration.standard_form import Builder, Given, NoStandardForm, along, one
+from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from .calls import prepare
+from .key import FORMS, Key, select
+
+_INF = float("inf")
+_f32 = np.float32
+
+# The parameters that need not be constants, by form: they are among the numbers as they are, at these places.
+_PASSED = {
+    "integer": {"scale": 0, "zero_point": 1},
+    "codes": {"scale": 0, "low": 1, "high": 2},
+    "bipolar": {"scale": 0},
+}
+
+
+def write(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand]) -> AnyOperand:
+    """Write the nodes of a meaning, and return their output. Raise NoStandardForm; ValueError if the format is not valid."""
+    key = select(meaning.form, meaning.rounding_mode)
+    names, passed = FORMS[key.form].parameters, _PASSED.get(key.form, {})
+    given = {name: _parameter(op, meaning, name, may_vary=name in passed) for name in names}
+    if any(isinstance(each, np.ndarray) and not each.size for each in given.values()):
+        return op("Identity", meaning.x)  # which is empty, too
+    return _FUNCTIONS[key.form](op, meaning.x, _numbers(key, given), key.rounding_mode)
+
+
+def _numbers(key: Key, given: Mapping[str, Given]) -> list[Given]:
+    """Return the numbers, each as an array of one element without a shape, an array that broadcasts to x, or an operand."""
+    arrays = [each if isinstance(each, np.ndarray) else np.ones((), _f32) for each in given.values()]
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    prepared = prepare(key, arrays, shape, {name: name for name in given}).reshape(-1, *shape)
+    passed = {place: given[name] for name, place in _PASSED.get(key.form, {}).items()}
+    varying = {place: parameter for place, parameter in passed.items() if not isinstance(parameter, np.ndarray)}
+    return [varying.get(place, one(number)) for place, number in enumerate(prepared)]
+
+
+def _parameter(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand], name: str, *, may_vary: bool) -> Given:
+    operand = meaning.parameters[name]
+    if isinstance(operand, (int, float)):
+        return np.array(operand, _f32 if isinstance(operand, float) else np.int64)
+    array = operand.array
+    if array is None:
+        shape, rank = op.shape(operand), op.rank(meaning.x)
+        if not may_vary:
+            raise NoStandardForm(f"its {name} is not a constant")
+        if operand.element_type is not FLOAT32 or shape is None or len(shape) > rank:
+            raise NoStandardForm(f"its {name} is not a constant, and not known to be float32 of at most the rank of x")
+        return operand
+    array = array.astype(_f32) if array.dtype == np.float64 else array
+    if array.size == 1:
+        return array.reshape(())
+    if isinstance(meaning.axis, int):
+        return along(array, op.rank(meaning.x), meaning.axis)
+    first = next(axis for axis, length in enumerate(array.shape) if length != 1)
+    return array.reshape(array.shape[first:])  # x need not have the ones in front
+
+
+# Operations.
+
+
+def _plus(op: Builder[AnyOperand], x: AnyOperand, number: Given) -> AnyOperand:
+    """Return x + number. It is written as a subtraction, as ONNX Runtime's optimisers fuse an Add with a Conv or MatMul before
+    it. x + -0 is x, also for an x of -0; x + 0 differs for this x."""
+    if not isinstance(number, np.ndarray):
+        return op("Add", x, number)
+    if not np.any(number):
+        return x if bool(np.all(np.signbit(number))) else op.with_positive_zero(x)
+    return op("Sub", x, -number)
+
+
+def _minus(op: Builder[AnyOperand], x: AnyOperand, number: Given) -> AnyOperand:
+    return _plus(op, x, -number) if isinstance(number, np.ndarray) else op("Sub", x, number)
+
+
+def _scaled(op: Builder[AnyOperand], x: AnyOperand, scale: Given, zero_point: Given) -> AnyOperand:
+    """Return x / scale + zero_point. For a zero point of 0 it is 0 - x / -scale, one node for any shape that adds 0 to -0."""
+    has_zero = isinstance(zero_point, np.ndarray) and not np.any(zero_point) and not np.any(np.signbit(zero_point))
+    if has_zero and isinstance(scale, np.ndarray) and not np.all(scale == 1):
+        return op("Sub", 0.0, op.quotient(x, -scale))
+    return _plus(op, op.quotient(x, scale), zero_point)
+
+
+def _clamp(op: Builder[AnyOperand], v: AnyOperand, low: NDArray[Any], high: NDArray[Any]) -> AnyOperand:
+    if low.size == high.size == 1:
+        return v if low == -_INF and high == _INF else op.clip(v, low, high)
+    return _one_bound(op, _one_bound(op, v, low, "Max", "Less"), high, "Min", "Greater")
+
+
+def _one_bound(op: Builder[AnyOperand], v: AnyOperand, bound: NDArray[Any], operator: str, beyond: str) -> AnyOperand:
+    if bound.size == 1:
+        return op.clip(v, *((bound, _INF) if operator == "Max" else (-_INF, bound)))
+    return op(operator, v, bound) if np.all(bound) else op("Where", op(beyond, v, bound), bound, v)
+
+
+def _rounded(op: Builder[AnyOperand], v: AnyOperand, mode: str, *, is_positive: bool, may_be_negative_zero: bool) -> AnyOperand:
+    """Return v rounded. With `is_positive` no element is below 0.
+
+    The sign of v comes from Clip: below a magnitude of 1, or 1/4, the other factor is a zero, so that only the sign counts."""
+    if mode in _ONE_NODE:
+        return op(_ONE_NODE[mode], v)
+    if mode == "DOWN":
+        return op("Floor", v) if is_positive else op("Mul", op("Floor", op("Abs", v)), op.clip(v, -1.0, 1.0))
+    if may_be_negative_zero and not (is_positive and mode != "UP"):
+        v = op.with_positive_zero(v)
+    if mode == "UP":
+        if is_positive:
+            return op("Ceil", v)
+        return op("Add", op("Ceil", op.clip(v, 0.0, _INF)), op("Floor", op.clip(v, -_INF, 0.0)))
+    magnitude = v if is_positive else op("Abs", v)
+    magnitude = op("Floor", op("Add", magnitude, 0.5)) if mode == "HALF_UP" else op("Ceil", op("Sub", magnitude, 0.5))
+    return magnitude if is_positive else op("Mul", magnitude, op.clip(op("Mul", v, 4.0), -1.0, 1.0))
+
+
+_ONE_NODE = {"ROUND": "Round", "CEIL": "Ceil", "FLOOR": "Floor"}
+
+
+def _at_least_zero(op: Builder[AnyOperand], v: AnyOperand) -> AnyOperand:
+    if op.opset < 12:  # there is no GreaterOrEqual
+        return op("Greater", v, float(-np.finfo(_f32).smallest_subnormal))
+    return op("GreaterOrEqual", v, 0.0)
+
+
+# Forms.
+
+
+def _integer(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    scale, zero_point, low, high = numbers
+    v = _scaled(op, x, scale, zero_point)
+    if low > high:
+        if isinstance(scale, np.ndarray) and isinstance(zero_point, np.ndarray):
+            return op("Where", _at_least_zero(op, v), *(_f32(_f32(code - zero_point) * scale) for code in (low, high)))
+        code = op("Where", _at_least_zero(op, v), low, high)
+    else:
+        v = _clamp(op, v, low, high)
+        # v is -0 only if -0 is added
+        of_negative_zero = not isinstance(zero_point, np.ndarray) or bool(np.any(np.signbit(zero_point) & (zero_point == 0)))
+        code = _rounded(op, v, mode, is_positive=bool(low >= 0), may_be_negative_zero=of_negative_zero)
+    return op.product(_minus(op, code, zero_point), scale)
+
+
+def _codes(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    scale, low, high = numbers
+    code = op("Round", op.quotient(x, scale))
+    code = op.without_nan(code, low)
+    if not (isinstance(low, np.ndarray) and isinstance(high, np.ndarray)):
+        return op.product(op.with_positive_zero(op("Min", op("Max", code, low), high)), scale)
+    code = op.clip(code, low, high)
+    if isinstance(scale, np.ndarray) and all(map(np.all, (scale > 0, low == np.rint(low), high == np.rint(high)))):
+        return op("Sub", 0.0, op.product(code, -scale))  # whole codes: no product is rounded to 0
+    return op.product(op.with_positive_zero(code), scale)
+
+
+def _bipolar(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    (scale,) = numbers
+    return op("Where", _at_least_zero(op, x), scale, -scale if isinstance(scale, np.ndarray) else op("Neg", scale))
+
+
+def _truncation(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    scale, zero_point, step, low, high, out_zero_point, out_scale = numbers
+    v = op.quotient(op("Round", _scaled(op, x, scale, zero_point)), step)
+    code = _rounded(op, _clamp(op, v, low, high), mode, is_positive=bool(low >= 0), may_be_negative_zero=True)
+    return op.product(_minus(op, code, out_zero_point), out_scale)
+
+
+def _minifloat(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    scale, mantissa_bits, least, top, y_beyond = numbers
+    v = op.quotient(x, scale)
+    step = _step(op, v, int(mantissa_bits), int(least))
+    code = _rounded(op, op("Div", v, step), mode, is_positive=False, may_be_negative_zero=True)
+    nearest = op("Mul", step, code)
+    with np.errstate(all="ignore"):
+        is_clamped = top >= 0 and bool(np.array_equal(_f32(top * scale), np.broadcast_to(y_beyond, np.shape(scale))))
+    if is_clamped:
+        return op.product(op.clip(nearest, -top, top), scale)
+    at_end = op("Where", op("Greater", nearest, 0.0), y_beyond, -y_beyond)
+    return op("Where", op("Greater", op("Abs", nearest), top), at_end, op.product(nearest, scale))
+
+
+def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int) -> AnyOperand:
+    """Return the step between the values of the format at v; NaN for NaN and Inf."""
+    smallest = max(least + mantissa_bits, -126)
+    if smallest > 127:
+        raise NoStandardForm("its smallest normal value is beyond float32")
+    magnitude = op("Abs", v)
+    if smallest >= _LEAST_EXPONENT:
+        return op.product(_last_place(op, op.clip(magnitude, 2.0**smallest, _INF)), _power(23 - mantissa_bits))
+    magnitude = op("Add", magnitude, 2.0**-126)  # changes no result from 2 ** _LEAST_EXPONENT on
+    # The powers of two of numbers below 1, and of the others. One factor is 1.
+    below = _last_place(op, op("Mul", op.clip(magnitude, 2.0**smallest, 1.0), 2.0**40))
+    above = _last_place(op, op.clip(magnitude, 1.0, _INF))
+    return op.product(op("Mul", below, above), _power(2 * 23 - 40 - mantissa_bits))
+
+
+# From this exponent on `_last_place` is right, and adding 2 ** -126 changes no exponent.
+_LEAST_EXPONENT = -101
+
+
+def _last_place(op: Builder[AnyOperand], t: AnyOperand) -> AnyOperand:
+    """Return the last place of t: 2 ** (e - 23) for a t from 2 ** e up to, but not including, 2 ** (e + 1); NaN for Inf.
+
+    It is t - (t - 3/4 * t * 2 ** -23). The product is 3/4 up to 3/2 times the last place, and less than 3/2 of it as long as it
+    is a normal number. So the difference is rounded to the number below t; at a power of two, whose lower neighbour is half a
+    place away, the product is 3/4 of a place, and the tie goes to the one with an even last bit, a whole place below."""
+    return op("Sub", t, op("Sub", t, op("Mul", t, 0.75 * 2.0**-23)))
+
+
+def _power(exponent: int) -> NDArray[Any]:
+    return np.array(2.0**exponent, _f32)
+
+
+def _of_clamped(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    scale, low, high = numbers
+    return op.product(op("Round", op.quotient(_clamp(op, x, low, high), scale)), scale)
+
+
+def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    """The limits of y need no nodes of their own if they are what comes of the limits of x."""
+    least, most, low, width, last, y_low, y_high, y_width = numbers
+
+    def of_limit(limit: NDArray[Any]) -> NDArray[Any]:
+        with np.errstate(all="ignore"):
+            code = np.rint(_f32(_f32(_f32(limit - low) / width) * last))
+            return np.asarray(_f32(_f32(_f32(code / last) * y_width) + y_low))
+
+    is_clamped = _have_same_bits(of_limit(least), y_low) and _have_same_bits(of_limit(most), y_high)
+    v = op.quotient(_minus(op, _clamp(op, x, least, most) if is_clamped else x, low), width)
+    y = op.product(op.quotient(op("Round", op.product(v, last)), last), y_width)
+    y = _plus(op, y, y_low)
+    if is_clamped:
+        return y
+    y = op("Where", op("Greater", x, most), y_high, y)
+    return op("Where", op("LessOrEqual", x, least), y_low, y)
+
+
+def _have_same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    one, other = np.broadcast_arrays(one, other)
+    return bool(np.all((one == other) & (np.signbit(one) == np.signbit(other))))
+
+
+def _offset(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    step, low, high = numbers
+    v = op.cast(x, FLOAT64)
+    # Before opset 12 Clip takes no float64.
+    v = op("Min", op("Max", v, low), high) if op.opset < 12 else op.clip(v, low, high)
+    has_offset = bool(np.any(low))
+    v = op("Sub", v, low) if has_offset else v
+    y = op("Mul", op("Round", op("Div", v, step)), step)
+    y = op.cast(op("Add", y, low) if has_offset else y, FLOAT32)
+    return y if np.all(low) else op.with_positive_zero(y)
+
+
+def _float16(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    return op.cast(op.cast(x, FLOAT16), FLOAT32)
+
+
+def _bfloat16(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
+    return op.cast(op.cast(x, BFLOAT16), FLOAT32)
+
+
+# By form.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "integer": _integer,
+    "codes": _codes,
+    "bipolar": _bipolar,
+    "truncation": _truncation,
+    "minifloat": _minifloat,
+    "threshold": _of_clamped,
+    "range": _of_clamped,
+    "levels": _levels,
+    "offset range": _offset,
+    "float16": _float16,
+    "bfloat16": _bfloat16,
+}
