@@ -4,6 +4,7 @@ Any execution provider runs such a model. ONNX Runtime's optimisers do not know 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -15,6 +16,7 @@ from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..declaration import Builder, NoStandardForm, Shape, Tensor
+from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import Left, Node, Operand
 
@@ -36,21 +38,22 @@ def check(operators: object) -> None:
 
 def rewrite(graph: Graph) -> None:
     """Write all nodes of the package's operators, ONNX's own among them, unless these are ONNX Runtime's to run."""
+    bounds = Bounds(graph)
     for node in graph.nodes():
         if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
             continue
         if node.is_standard and graph.qdq == "onnxruntime":
             continue
         try:
-            _write(graph, node)
+            _write(graph, node, bounds)
         except Left as error:
             graph.reasons[node] = str(error)
 
 
-def _write(graph: Graph, node: Node) -> None:
+def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Write the standard form of a node in its place. Raise Left if it has none."""
     inputs = [None if value is None else Operand(graph, value) for value in node.node.inputs]
-    builder = _Nodes(graph, node)
+    builder = _Nodes(graph, node, bounds)
     form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
     if form is None:
         raise Left("it has no form in standard operators")
@@ -66,6 +69,7 @@ def _write(graph: Graph, node: Node) -> None:
     for old, operand in zip(node.node.outputs, outputs, strict=True):
         new = operand.value if operand.value.producer() in builder.written else builder("Identity", operand).value
         graph.keep_inferred(old, new)
+        bounds.keep(old, new)
         new.name, new.type, new.shape = old.name, old.type or new.type, old.shape
         graph.replace_uses(old, new)
         copy_metadata(old, new)
@@ -75,9 +79,9 @@ def _write(graph: Graph, node: Node) -> None:
 class _Nodes(Builder[Operand]):
     """Writes nodes in front of a node of a graph."""
 
-    def __init__(self, graph: Graph, node: Node) -> None:
+    def __init__(self, graph: Graph, node: Node, bounds: Bounds) -> None:
         super().__init__(graph.model.opset_imports.get("", 1))
-        self._graph, self._node = graph, node
+        self._graph, self._node, self._bounds = graph, node, bounds
         self.written: list[ir.Node] = []
 
     def __call__(self, op_type: str, *inputs: Any, **attributes: Any) -> Operand:
@@ -91,6 +95,7 @@ class _Nodes(Builder[Operand]):
         self._infer(made, schema)
         self._node.node.prepend(made)
         self.written.append(made)
+        self._bounds.add(made)
         return Operand(self._graph, y)
 
     def drop(self) -> None:
@@ -104,7 +109,7 @@ class _Nodes(Builder[Operand]):
         return None if shape is None else [length if isinstance(length, int) else None for length in shape]
 
     def may_be_nan(self, x: Operand) -> bool:
-        return True
+        return not math.isfinite(self._bounds.of(x.value))
 
     def tensor(self, operand: Operand) -> Tensor:
         """Return what is known of an operand."""

@@ -1,0 +1,202 @@
+"""How large the elements of a value can get, as far as that is proved. Elements with a bound are neither NaN nor Inf.
+
+A bound holds for any order of additions, and for products that are rounded, or that an algorithm such as Winograd's takes
+apart. So one counts only if it is far below the largest float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ..declaration import BlockRoundTrip, Dequantize, FakeQuantize, RoundTrip
+from ..element_types import FLOAT16, FLOAT32, find
+from .graph import Graph
+from .nodes import Operand
+
+_MOST = 2.0**100
+
+# By which factor rounding may enlarge a bound.
+_ROUNDED = 1.01
+
+# Larger constants are not read for a bound.
+_LARGE = 1 << 24
+
+
+class Bounds:
+    """The bounds of the values of a graph; math.inf: unknown."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._of: dict[ir.Value, float] = {}
+        self._constants: dict[tuple[int, Any], float] = {}  # by the tensor, which exists as long as the model does
+        for node in graph.model.graph.all_nodes():
+            self.add(node)
+
+    def of(self, value: ir.Value) -> float:
+        return self._of[value] if value in self._of else self.of_constant(value, _largest)
+
+    def keep(self, old: ir.Value, new: ir.Value) -> None:
+        """Let a value have the bound of the one in whose place it is."""
+        self._of[new] = self.of(old)
+
+    def add(self, node: ir.Node) -> None:
+        """Record the bounds of a node's outputs."""
+        bound = self._bound(node)
+        for value in node.outputs:
+            self._of[value] = bound if bound <= _MOST else math.inf
+
+    def of_constant(self, value: ir.Value, reduce: Callable[[NDArray[Any]], float]) -> float:
+        """Return what a function returns for the value of a constant, in float64; math.inf for other values."""
+        tensor = self.graph.tensor(value)
+        if tensor is None or tensor.nbytes > _LARGE or find(tensor.dtype.value) is None:
+            return math.inf
+        if (id(tensor), reduce) not in self._constants:
+            array = self.graph.array(value)
+            result = reduce(array.astype(np.float64)) if array is not None and array.size else math.inf
+            self._constants[id(tensor), reduce] = result if math.isfinite(result) else math.inf
+        return self._constants[id(tensor), reduce]
+
+    def _bound(self, node: ir.Node) -> float:
+        meaning = self.graph.meaning(self.graph.node(node))
+        if meaning is not None:
+            return _of_meaning(self, meaning)
+        rule = _RULES.get(node.op_type) if node.domain == "" else None
+        if rule is None or not node.inputs or node.inputs[0] is None or len(node.outputs) != 1:
+            return math.inf
+        return rule(self, node, [0.0 if value is None else self.of(value) for value in node.inputs])
+
+
+def _of_meaning(bounds: Bounds, meaning: Any) -> float:
+    """Return the bound of the result of one of the package's nodes."""
+    if isinstance(meaning, BlockRoundTrip):
+        return 2 * _ROUNDED * bounds.of(meaning.x.value)  # at most the next power of two
+    if isinstance(meaning, FakeQuantize):
+        if meaning.form != "codes":
+            return math.inf
+        scale, low, high = (bounds.of(operand.value) for operand in meaning.parameters.values() if isinstance(operand, Operand))
+        return _ROUNDED * max(low, high) * scale
+    if not isinstance(meaning, (RoundTrip, Dequantize)) or meaning.element_type is None:
+        return math.inf
+    codes, scale = meaning.element_type, bounds.of(meaning.scale.value)
+    if codes.is_integer:  # NaN becomes a code, and a difference of two codes has one bit more
+        return 2.0 ** (codes.bits + 1) * scale
+    is_rounded = isinstance(meaning, RoundTrip) and meaning.saturate and meaning.is_symmetric
+    return _ROUNDED * bounds.of(meaning.x.value) + scale if is_rounded else math.inf
+
+
+# The bounds of ONNX's operators. A rule takes the bounds, the node, and the bounds of its inputs.
+
+
+def _largest(array: NDArray[Any]) -> float:
+    return float(np.max(np.abs(array)))
+
+
+def _largest_inverse(array: NDArray[Any]) -> float:
+    least = float(np.min(np.abs(array)))
+    return 1 / least if least > 0 else math.inf
+
+
+def _sum_of_columns(array: NDArray[Any]) -> float:
+    """Return the largest sum of magnitudes along the last axis but one."""
+    return float(np.max(np.sum(np.abs(array), axis=-2))) if array.ndim > 1 else float(np.sum(np.abs(array)))
+
+
+def _sum_of_rows(array: NDArray[Any]) -> float:
+    return float(np.max(np.sum(np.abs(array), axis=-1)))
+
+
+def _sum_of_filters(array: NDArray[Any]) -> float:
+    return float(np.max(np.sum(np.abs(array), axis=tuple(range(1, array.ndim)))))
+
+
+def _first(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    return of[0]
+
+
+def _pool(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    """With ceil_mode a window may hold nothing but padding."""
+    return math.inf if node.attributes.get_int("ceil_mode", 0) else of[0]
+
+
+def _at_most_1(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    return 1.0 if math.isfinite(of[0]) else math.inf
+
+
+def _clip(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    """NaN passes a Clip, and so does every number within its bounds, which may exclude 0."""
+    if len(node.inputs) != 3 or not math.isfinite(of[0]):
+        return math.inf if not math.isfinite(of[0]) or len(node.inputs) > 1 else of[0]
+    return max(of[1], of[2])
+
+
+def _cast(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    to = find(node.attributes.get_int("to", 0))
+    if to is FLOAT16:
+        return min(_ROUNDED * of[0], float(to.highest)) if of[0] <= to.highest else math.inf
+    return _ROUNDED * of[0] if to and not to.is_integer and to.exponent_bits == FLOAT32.exponent_bits else math.inf
+
+
+def _sum(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    return _ROUNDED * sum(of)
+
+
+def _max(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    return max(of)
+
+
+def _where(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    return max(of[1:])
+
+
+def _pad(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    return max(of[0], of[2]) if len(of) > 2 else math.inf if "value" in node.attributes else of[0]
+
+
+def _product(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    return _ROUNDED * of[0] * of[1] if math.isfinite(of[0]) and math.isfinite(of[1]) else math.inf
+
+
+def _quotient(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    inverse = bounds.of_constant(node.inputs[1], _largest_inverse) if node.inputs[1] else math.inf
+    return _ROUNDED * of[0] * inverse if math.isfinite(of[0]) and math.isfinite(inverse) else math.inf
+
+
+def _products(bounds: Bounds, node: ir.Node, of: Sequence[float]) -> float:
+    """Conv, Gemm, MatMul: sums of products with a constant, and a bias."""
+    weights = node.inputs[1]
+    kind, is_transposed = node.op_type, node.attributes.get_int("transB", 0)
+    reduce = _sum_of_filters if kind == "Conv" else _sum_of_rows if is_transposed else _sum_of_columns
+    sums = bounds.of_constant(weights, reduce) if weights else math.inf
+    if not math.isfinite(sums) or not math.isfinite(of[0]):
+        return math.inf
+    factors = [abs(node.attributes.get_float(name, 1.0)) for name in ("alpha", "beta")]
+    return _ROUNDED * _ROUNDED * (max(factors[0], 1) * sums * of[0] + max(factors[1], 1) * (of[2] if len(of) > 2 else 0.0))
+
+
+_Rule = Callable[[Bounds, ir.Node, Sequence[float]], float]
+
+# Operators whose outputs have only elements of their first input, their magnitudes, or less, and 0.
+_OF_FIRST = (
+    *("Abs", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "HardSwish", "Identity", "Neg"),
+    *("Relu", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"),
+)
+_RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys(_OF_FIRST, _first),
+    **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
+    **dict.fromkeys(("Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"), _at_most_1),
+    **dict.fromkeys(("Add", "Sub", "Sum"), _sum),
+    **dict.fromkeys(("Concat", "Max", "Min"), _max),
+    **dict.fromkeys(("Conv", "Gemm", "MatMul"), _products),
+    "Cast": _cast,
+    "Clip": _clip,
+    "Div": _quotient,
+    "Mul": _product,
+    "Pad": _pad,
+    "Round": lambda bounds, node, of: of[0] + 1,
+    "Where": _where,
+}
