@@ -106,6 +106,24 @@ class Builder(ABC, Generic[AnyOperand]):
             return number
         return np.full([shape[several] or 1, *[1] * (len(shape) - several - 1)], number.reshape(()))
 
+    def plus(self, x: AnyOperand, number: Given) -> AnyOperand:
+        """Return x + number, float32, for an operand or a constant array. x + -0 is x, and x + 0 is not for an x of -0.
+
+        It is written as a subtraction, as ONNX Runtime's optimisers fuse an Add with a Conv or MatMul in front of it."""
+        if not isinstance(number, np.ndarray):
+            return self("Add", x, number)
+        if not np.any(number):
+            return x if bool(np.all(np.signbit(number))) else self.with_positive_zero(x)
+        return self("Sub", x, -number)
+
+    def at_least(self, x: AnyOperand, bound: Given) -> AnyOperand:
+        """Return whether x >= bound, float32, for an operand or a constant array."""
+        if self.opset >= 12:
+            return self("GreaterOrEqual", x, bound)
+        if not isinstance(bound, np.ndarray) or np.any(np.isneginf(bound)):
+            raise NoStandardForm(f"opset {self.opset} has no GreaterOrEqual")
+        return self("Greater", x, np.nextafter(bound, np.float32(-np.inf)))
+
     def quotient(self, x: AnyOperand, divisor: Given) -> AnyOperand:
         """Return x / divisor, float32, for an operand or a constant array."""
         if not isinstance(divisor, np.ndarray):

@@ -74,18 +74,8 @@ def _parameter(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand], name:
 # Operations.
 
 
-def _plus(op: Builder[AnyOperand], x: AnyOperand, number: Given) -> AnyOperand:
-    """Return x + number. It is written as a subtraction, as ONNX Runtime's optimisers fuse an Add with a Conv or MatMul before
-    it. x + -0 is x, also for an x of -0; x + 0 differs for this x."""
-    if not isinstance(number, np.ndarray):
-        return op("Add", x, number)
-    if not np.any(number):
-        return x if bool(np.all(np.signbit(number))) else op.with_positive_zero(x)
-    return op("Sub", x, -number)
-
-
 def _minus(op: Builder[AnyOperand], x: AnyOperand, number: Given) -> AnyOperand:
-    return _plus(op, x, -number) if isinstance(number, np.ndarray) else op("Sub", x, number)
+    return op.plus(x, -number) if isinstance(number, np.ndarray) else op("Sub", x, number)
 
 
 def _scaled(op: Builder[AnyOperand], x: AnyOperand, scale: Given, zero_point: Given) -> AnyOperand:
@@ -93,7 +83,7 @@ def _scaled(op: Builder[AnyOperand], x: AnyOperand, scale: Given, zero_point: Gi
     has_zero = isinstance(zero_point, np.ndarray) and not np.any(zero_point) and not np.any(np.signbit(zero_point))
     if has_zero and isinstance(scale, np.ndarray) and not np.all(scale == 1):
         return op("Sub", 0.0, op.quotient(x, -scale))
-    return _plus(op, op.quotient(x, scale), zero_point)
+    return op.plus(op.quotient(x, scale), zero_point)
 
 
 def _clamp(op: Builder[AnyOperand], v: AnyOperand, low: NDArray[Any], high: NDArray[Any]) -> AnyOperand:
@@ -130,12 +120,6 @@ def _rounded(op: Builder[AnyOperand], v: AnyOperand, mode: str, *, is_positive: 
 _ONE_NODE = {"ROUND": "Round", "CEIL": "Ceil", "FLOOR": "Floor"}
 
 
-def _at_least_zero(op: Builder[AnyOperand], v: AnyOperand) -> AnyOperand:
-    if op.opset < 12:  # there is no GreaterOrEqual
-        return op("Greater", v, float(-np.finfo(_f32).smallest_subnormal))
-    return op("GreaterOrEqual", v, 0.0)
-
-
 # Forms.
 
 
@@ -143,9 +127,10 @@ def _integer(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode:
     scale, zero_point, low, high = numbers
     v = _scaled(op, x, scale, zero_point)
     if low > high:
+        is_high = op.at_least(v, np.zeros((), _f32))
         if isinstance(scale, np.ndarray) and isinstance(zero_point, np.ndarray):
-            return op("Where", _at_least_zero(op, v), *(_f32(_f32(code - zero_point) * scale) for code in (low, high)))
-        code = op("Where", _at_least_zero(op, v), low, high)
+            return op("Where", is_high, *((code - zero_point) * scale for code in (low, high)))
+        code = op("Where", is_high, low, high)
     else:
         v = _clamp(op, v, low, high)
         # v is -0 only if -0 is added
@@ -168,7 +153,7 @@ def _codes(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: s
 
 def _bipolar(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
     (scale,) = numbers
-    return op("Where", _at_least_zero(op, x), scale, -scale if isinstance(scale, np.ndarray) else op("Neg", scale))
+    return op("Where", op.at_least(x, np.zeros((), _f32)), scale, -scale if isinstance(scale, np.ndarray) else op("Neg", scale))
 
 
 def _truncation(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
@@ -241,7 +226,7 @@ def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: 
     is_clamped = _have_same_bits(of_limit(least), y_low) and _have_same_bits(of_limit(most), y_high)
     v = op.quotient(_minus(op, _clamp(op, x, least, most) if is_clamped else x, low), width)
     y = op.product(op.quotient(op("Round", op.product(v, last)), last), y_width)
-    y = _plus(op, y, y_low)
+    y = op.plus(y, y_low)
     if is_clamped:
         return y
     y = op("Where", op("Greater", x, most), y_high, y)
