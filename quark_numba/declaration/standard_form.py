@@ -112,9 +112,11 @@ class Builder(ABC, Generic[AnyOperand]):
         It is written as a subtraction, as ONNX Runtime's optimisers fuse an Add with a Conv or MatMul in front of it."""
         if not isinstance(number, np.ndarray):
             return self("Add", x, number)
-        if not np.any(number):
-            return x if bool(np.all(np.signbit(number))) else self.with_positive_zero(x)
-        return self("Sub", x, -number)
+        if bool(np.all((number == 0) & np.signbit(number))):
+            return x
+        if bool(np.any(number)) or bool(np.any(np.signbit(number))):
+            return self("Sub", x, -number)
+        return self.with_positive_zero(x)
 
     def at_least(self, x: AnyOperand, bound: Given) -> AnyOperand:
         """Return whether x >= bound, float32, for an operand or a constant array."""
