@@ -5,13 +5,14 @@ Any execution provider runs such a model. ONNX Runtime's optimisers do not know 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import helper
+from onnx.checker import ValidationError
 from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
@@ -92,7 +93,12 @@ class _Nodes(Builder[Operand]):
         made = ir.node(op_type, [None if given is None else self._value(given) for given in inputs], attributes)
         (y,) = made.outputs
         made.name = y.name = self._graph.unused_name(f"{self._node.y.name}_{op_type}")
-        self._infer(made, schema)
+        try:
+            self._infer(made, schema)
+        except NoStandardForm:
+            for index in range(len(made.inputs)):
+                made.replace_input_with(index, None)
+            raise
         self._node.node.prepend(made)
         self.written.append(made)
         self._bounds.add(made)
@@ -122,28 +128,38 @@ class _Nodes(Builder[Operand]):
         return self._graph.shared_array(array, "constant", self._node.node)
 
     def _infer(self, made: ir.Node, schema: onnx.defs.OpSchema) -> None:
-        """Let the output of a node have the type and the shape that onnx infers."""
+        """Let the output of a node have the type and the shape that onnx infers. Raise NoStandardForm if the operator does not
+        take these types in this opset."""
         types: dict[str, onnx.TypeProto] = {}
         data: dict[str, onnx.TensorProto] = {}
-        for value in filter(None, made.inputs):
-            assert value.name
+        for index, value in enumerate(made.inputs):
+            if value is None:
+                continue
             tensor = self._graph.tensor(value)
-            known = self._graph.inferred_type(value) if tensor is None else None
+            known = self._graph.inferred_type(value) if tensor is None and value.dtype is None else None
             number = tensor.dtype.value if tensor is not None else value.dtype.value if value.dtype else known and known.number
             if not number:
-                return
+                raise NoStandardForm("the type of its x is not known")
+            assert value.name
             types[value.name] = helper.make_tensor_type_proto(number, self.shape(Operand(self._graph, value)))
             if tensor is not None and tensor.nbytes <= _MOST_READ:
                 data[value.name] = ir.serde.serialize_tensor(tensor)
+            self._check_type(number, schema.inputs[min(index, len(schema.inputs) - 1)].types, made)
+        if made.op_type == "Cast":
+            self._check_type(made.attributes.get_int("to", 0), schema.outputs[0].types, made)
         proto = ir.serde.serialize_node(made)
         try:
             inferred = infer_node_outputs(schema, proto, types, data, opset_imports=[helper.make_opsetid("", self.opset)])
-        except InferenceError as error:
-            raise NoStandardForm(f"not valid: {error}") from None
-        for value in made.outputs:
-            if value.name in inferred:
-                made_type = inferred[value.name].tensor_type
-                value.type = ir.TensorType(ir.DataType(made_type.elem_type))
-                if made_type.HasField("shape"):
-                    dims = made_type.shape.dim
-                    value.shape = ir.Shape([dim.dim_value if dim.HasField("dim_value") else None for dim in dims])
+        except (InferenceError, ValidationError) as error:
+            raise NoStandardForm(f"onnx refuses {made.op_type}: {error}") from None
+        (y,) = made.outputs
+        assert y.name
+        y_type = inferred[y.name].tensor_type
+        y.type = ir.TensorType(ir.DataType(y_type.elem_type))
+        if y_type.HasField("shape"):
+            y.shape = ir.Shape([dim.dim_value if dim.HasField("dim_value") else None for dim in y_type.shape.dim])
+
+    def _check_type(self, number: int, known: Collection[str], made: ir.Node) -> None:
+        name = onnx.TensorProto.DataType.Name(number).lower()
+        if f"tensor({name})" not in known:
+            raise NoStandardForm(f"opset {self.opset} has no {made.op_type} of {name}")
