@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -128,8 +129,7 @@ def convert(
         given, name = parameters[parameter], named[parameter]
         value = array(float(given) if isinstance(given, (bool, np.bool_)) else given, name, FLOAT32)
         element_type_of(value.dtype, name, _TYPES)
-        if parameter in form.single and value.size != 1:
-            raise ValueError(f"{name} has shape {value.shape}; expected one element")
+        check_single(key, parameter, value.shape, name)
         check_sizes(value, name, range(value.ndim))
         if first_place(x_array.shape, value.shape) < 0:
             raise ValueError(f"{name} has shape {value.shape}; expected one that broadcasts to the shape of x, {x_array.shape}")
@@ -138,6 +138,12 @@ def convert(
         check_no_output(out)
         return _convert_chunks(key, x_array, arrays, named)
     return _convert(key, x_array, arrays, named, out)
+
+
+def check_single(key: Key, parameter: str, shape: tuple[int, ...], name: str) -> None:
+    """Raise ValueError if a parameter has several elements, and may not."""
+    if parameter in FORMS[key.form].single and math.prod(shape) != 1:
+        raise ValueError(f"{name} has shape {shape}; expected one element")
 
 
 def _convert(

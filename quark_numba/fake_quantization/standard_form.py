@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declaration.meaning import AnyOperand, FakeQuantize
+from ..declaration.standard_arithmetic import last_place
 from ..declaration.standard_form import Builder, Given, NoStandardForm, along, one
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from .calls import prepare
@@ -184,25 +185,16 @@ def _step(op: Builder[AnyOperand], v: AnyOperand, mantissa_bits: int, least: int
         raise NoStandardForm("its smallest normal value is beyond float32")
     magnitude = op("Abs", v)
     if smallest >= _LEAST_EXPONENT:
-        return op.product(_last_place(op, op.clip(magnitude, 2.0**smallest, _INF)), _power(23 - mantissa_bits))
-    magnitude = op("Add", magnitude, 2.0**-126)  # changes no result from 2 ** _LEAST_EXPONENT on
+        return op.product(last_place(op, op.clip(magnitude, 2.0**smallest, _INF)), _power(23 - mantissa_bits))
+    magnitude = op("Add", magnitude, 2.0**-126)
     # The powers of two of numbers below 1, and of the others. One factor is 1.
-    below = _last_place(op, op("Mul", op.clip(magnitude, 2.0**smallest, 1.0), 2.0**40))
-    above = _last_place(op, op.clip(magnitude, 1.0, _INF))
+    below = last_place(op, op("Mul", op.clip(magnitude, 2.0**smallest, 1.0), 2.0**40))
+    above = last_place(op, op.clip(magnitude, 1.0, _INF))
     return op.product(op("Mul", below, above), _power(2 * 23 - 40 - mantissa_bits))
 
 
-# From this exponent on `_last_place` is right, and adding 2 ** -126 changes no exponent.
+# From this exponent on `last_place` is right, and 2 ** -126, which QONNX adds before it takes the exponent, has no effect.
 _LEAST_EXPONENT = -101
-
-
-def _last_place(op: Builder[AnyOperand], t: AnyOperand) -> AnyOperand:
-    """Return the last place of t: 2 ** (e - 23) for a t from 2 ** e up to, but not including, 2 ** (e + 1); NaN for Inf.
-
-    It is t - (t - 3/4 * t * 2 ** -23). The product is 3/4 up to 3/2 times the last place, and less than 3/2 of it as long as it
-    is a normal number. So the difference is rounded to the number below t; at a power of two, whose lower neighbour is half a
-    place away, the product is 3/4 of a place, and the tie goes to the one with an even last bit, a whole place below."""
-    return op("Sub", t, op("Sub", t, op("Mul", t, 0.75 * 2.0**-23)))
 
 
 def _power(exponent: int) -> NDArray[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..declaration.meaning import AnyOperand
+from ..declaration.standard_arithmetic import last_place
 from ..declaration.standard_form import Builder, Given, NoStandardForm, int64s
 from ..element_types import BFLOAT16, FLOAT32, FLOAT64
 
@@ -100,9 +101,8 @@ _PLACES = 52
 
 def _power(op: Builder[AnyOperand], x: AnyOperand) -> AnyOperand:
     """Return the power of two with x's exponent, divided by 2 ** _PLACES, as a float64; for 0 and subnormal numbers 2 ** -127,
-    and NaN for Inf. See ``fake_quantization.standard_form`` for the steps."""
-    t = op("Max", op("Abs", op.cast(x, FLOAT64)), _f64(2.0**-127))
-    return op("Sub", t, op("Sub", t, op("Mul", t, _f64(0.75 * 2.0**-_PLACES))))
+    and NaN for Inf."""
+    return last_place(op, op("Max", op("Abs", op.cast(x, FLOAT64)), _f64(2.0**-127)), _f64)
 
 
 def _aligned_sum(op: Builder[AnyOperand], power: AnyOperand, *terms: AnyOperand) -> AnyOperand:
