@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic
+from typing import Any, Generic, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,7 +110,7 @@ class Builder(ABC, Generic[AnyOperand]):
         """Return x + number, float32, for an operand or a constant array. x + -0 is x, and x + 0 is not for an x of -0.
 
         It is written as a subtraction, as ONNX Runtime's optimisers fuse an Add with a Conv or MatMul in front of it."""
-        if not isinstance(number, np.ndarray):
+        if not is_constant(number):
             return self("Add", x, number)
         if bool(np.all((number == 0) & np.signbit(number))):
             return x
@@ -122,24 +122,29 @@ class Builder(ABC, Generic[AnyOperand]):
         """Return whether x >= bound, float32, for an operand or a constant array."""
         if self.opset >= 12:
             return self("GreaterOrEqual", x, bound)
-        if not isinstance(bound, np.ndarray) or np.any(np.isneginf(bound)):
+        if not is_constant(bound) or np.any(np.isneginf(bound)):
             raise NoStandardForm(f"opset {self.opset} has no GreaterOrEqual")
         return self("Greater", x, np.nextafter(bound, np.float32(-np.inf)))
 
     def quotient(self, x: AnyOperand, divisor: Given) -> AnyOperand:
         """Return x / divisor, float32, for an operand or a constant array."""
-        if not isinstance(divisor, np.ndarray):
+        if not is_constant(divisor):
             return self("Div", x, divisor)
         if bool(np.all(divisor == 1)):
             return x
-        divisor = self.repeated(divisor, x)
+        divisor = self.repeated(np.asarray(divisor), x)
         return self("Mul", x, np.float32(1) / divisor) if is_power_of_two(divisor) else self("Div", x, divisor)
 
     def product(self, x: AnyOperand, factor: Given) -> AnyOperand:
         """Return x * factor, float32, for an operand or a constant array."""
-        if not isinstance(factor, np.ndarray):
+        if not is_constant(factor):
             return self("Mul", x, factor)
-        return x if bool(np.all(factor == 1)) else self("Mul", x, self.repeated(factor, x))
+        return x if bool(np.all(factor == 1)) else self("Mul", x, self.repeated(np.asarray(factor), x))
+
+
+def is_constant(given: Given) -> TypeGuard[NDArray[Any]]:
+    """Whether an input is an array, or a number of numpy: what its operators return for arrays of one element."""
+    return isinstance(given, (np.ndarray, np.generic))
 
 
 def int64s(*numbers: int) -> NDArray[np.int64]:
@@ -162,7 +167,7 @@ def along(array: NDArray[Any], rank: int, axis: int) -> NDArray[Any]:
 
 def is_power_of_two(scale: NDArray[Any]) -> bool:
     """Whether dividing float32 by these numbers gives the same bits as multiplying with their inverses."""
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / scale
     exact = (np.abs(np.frexp(scale)[0]) == 0.5) & np.isfinite(inverse) & (np.abs(inverse) >= np.finfo(np.float32).tiny)
     return scale.dtype == np.float32 and bool(np.all(exact & (np.abs(scale) >= np.finfo(np.float32).tiny)))

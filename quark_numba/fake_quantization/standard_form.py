@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..declaration.meaning import AnyOperand, FakeQuantize
 from ..declaration.standard_arithmetic import last_place
-from ..declaration.standard_form import Builder, Given, NoStandardForm, along, one
+from ..declaration.standard_form import Builder, Given, NoStandardForm, along, is_constant, one
 from ..element_types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from .calls import prepare
 from .key import FORMS, Key, select
@@ -36,18 +36,18 @@ def write(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand]) -> AnyOper
     key = select(meaning.form, meaning.rounding_mode)
     names, passed = FORMS[key.form].parameters, _PASSED.get(key.form, {})
     given = {name: _parameter(op, meaning, name, may_vary=name in passed) for name in names}
-    if any(isinstance(each, np.ndarray) and not each.size for each in given.values()):
+    if any(is_constant(each) and not each.size for each in given.values()):
         return op("Identity", meaning.x)  # which is empty, too
     return _FUNCTIONS[key.form](op, meaning.x, _numbers(key, given), key.rounding_mode)
 
 
 def _numbers(key: Key, given: Mapping[str, Given]) -> list[Given]:
     """Return the numbers, each as an array of one element without a shape, an array that broadcasts to x, or an operand."""
-    arrays = [each if isinstance(each, np.ndarray) else np.ones((), _f32) for each in given.values()]
+    arrays = [each if is_constant(each) else np.ones((), _f32) for each in given.values()]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     prepared = prepare(key, arrays, shape, {name: name for name in given}).reshape(-1, *shape)
     passed = {place: given[name] for name, place in _PASSED.get(key.form, {}).items()}
-    varying = {place: parameter for place, parameter in passed.items() if not isinstance(parameter, np.ndarray)}
+    varying = {place: parameter for place, parameter in passed.items() if not is_constant(parameter)}
     return [varying.get(place, one(number)) for place, number in enumerate(prepared)]
 
 
@@ -76,13 +76,13 @@ def _parameter(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand], name:
 
 
 def _minus(op: Builder[AnyOperand], x: AnyOperand, number: Given) -> AnyOperand:
-    return op.plus(x, -number) if isinstance(number, np.ndarray) else op("Sub", x, number)
+    return op.plus(x, -number) if is_constant(number) else op("Sub", x, number)
 
 
 def _scaled(op: Builder[AnyOperand], x: AnyOperand, scale: Given, zero_point: Given) -> AnyOperand:
     """Return x / scale + zero_point. For a zero point of 0 it is 0 - x / -scale, one node for any shape that adds 0 to -0."""
-    has_zero = isinstance(zero_point, np.ndarray) and not np.any(zero_point) and not np.any(np.signbit(zero_point))
-    if has_zero and isinstance(scale, np.ndarray) and not np.all(scale == 1):
+    has_zero = is_constant(zero_point) and not np.any(zero_point) and not np.any(np.signbit(zero_point))
+    if has_zero and is_constant(scale) and not np.all(scale == 1):
         return op("Sub", 0.0, op.quotient(x, -scale))
     return op.plus(op.quotient(x, scale), zero_point)
 
@@ -129,13 +129,13 @@ def _integer(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode:
     v = _scaled(op, x, scale, zero_point)
     if low > high:
         is_high = op.at_least(v, np.zeros((), _f32))
-        if isinstance(scale, np.ndarray) and isinstance(zero_point, np.ndarray):
+        if is_constant(scale) and is_constant(zero_point):
             return op("Where", is_high, *((code - zero_point) * scale for code in (low, high)))
         code = op("Where", is_high, low, high)
     else:
         v = _clamp(op, v, low, high)
         # v is -0 only if -0 is added
-        of_negative_zero = not isinstance(zero_point, np.ndarray) or bool(np.any(np.signbit(zero_point) & (zero_point == 0)))
+        of_negative_zero = not is_constant(zero_point) or bool(np.any(np.signbit(zero_point) & (zero_point == 0)))
         code = _rounded(op, v, mode, is_positive=bool(low >= 0), may_be_negative_zero=of_negative_zero)
     return op.product(_minus(op, code, zero_point), scale)
 
@@ -144,17 +144,17 @@ def _codes(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: s
     scale, low, high = numbers
     code = op("Round", op.quotient(x, scale))
     code = op.without_nan(code, low)
-    if not (isinstance(low, np.ndarray) and isinstance(high, np.ndarray)):
+    if not (is_constant(low) and is_constant(high)):
         return op.product(op.with_positive_zero(op("Min", op("Max", code, low), high)), scale)
     code = op.clip(code, low, high)
-    if isinstance(scale, np.ndarray) and all(map(np.all, (scale > 0, low == np.rint(low), high == np.rint(high)))):
+    if is_constant(scale) and all(map(np.all, (scale > 0, low == np.rint(low), high == np.rint(high)))):
         return op("Sub", 0.0, op.product(code, -scale))  # whole codes: no product is rounded to 0
     return op.product(op.with_positive_zero(code), scale)
 
 
 def _bipolar(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
     (scale,) = numbers
-    return op("Where", op.at_least(x, np.zeros((), _f32)), scale, -scale if isinstance(scale, np.ndarray) else op("Neg", scale))
+    return op("Where", op.at_least(x, np.zeros((), _f32)), scale, -scale if is_constant(scale) else op("Neg", scale))
 
 
 def _truncation(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
