@@ -83,7 +83,8 @@ class Builder(ABC, Generic[AnyOperand]):
     # Arithmetic.
 
     def without_nan(self, x: AnyOperand, instead: Given) -> AnyOperand:
-        """Return x with a constant in the place of NaN."""
+        """Return x with a constant in the place of NaN. ONNX Runtime's Where gives 0 for a -0 in its second input, which is the
+        constant here. In its third input -0 stays."""
         return self("Where", self("IsNaN", x), instead, x) if self.may_be_nan(x) else x
 
     def with_positive_zero(self, x: AnyOperand) -> AnyOperand:

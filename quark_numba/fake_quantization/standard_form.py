@@ -128,16 +128,22 @@ def _integer(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode:
     scale, zero_point, low, high = numbers
     v = _scaled(op, x, scale, zero_point)
     if low > high:
-        is_high = op.at_least(v, np.zeros((), _f32))
-        if is_constant(scale) and is_constant(zero_point):
-            return op("Where", is_high, *((code - zero_point) * scale for code in (low, high)))
-        code = op("Where", is_high, low, high)
-    else:
-        v = _clamp(op, v, low, high)
-        # v is -0 only if -0 is added
-        of_negative_zero = not is_constant(zero_point) or bool(np.any(np.signbit(zero_point) & (zero_point == 0)))
-        code = _rounded(op, v, mode, is_positive=bool(low >= 0), may_be_negative_zero=of_negative_zero)
+        return _two_levels(op, v, scale, zero_point)
+    v = _clamp(op, v, low, high)
+    # v is -0 only if -0 is added
+    of_negative_zero = not is_constant(zero_point) or _has_negative_zero(zero_point)
+    code = _rounded(op, v, mode, is_positive=bool(low >= 0), may_be_negative_zero=of_negative_zero)
     return op.product(_minus(op, code, zero_point), scale)
+
+
+def _two_levels(op: Builder[AnyOperand], v: AnyOperand, scale: Given, zero_point: Given) -> AnyOperand:
+    """Return (1 - zero_point) * scale where v >= 0, else (-1 - zero_point) * scale."""
+    is_high = op.at_least(v, np.zeros((), _f32))
+    if is_constant(scale) and is_constant(zero_point):
+        high, low = (_f32(1) - zero_point) * scale, (_f32(-1) - zero_point) * scale
+        if np.all(high):  # see `_replaced`
+            return op("Where", is_high, high, low)
+    return op.product(_minus(op, op("Where", is_high, 1.0, -1.0), zero_point), scale)
 
 
 def _codes(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
@@ -153,8 +159,7 @@ def _codes(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: s
 
 
 def _bipolar(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
-    (scale,) = numbers
-    return op("Where", op.at_least(x, np.zeros((), _f32)), scale, -scale if is_constant(scale) else op("Neg", scale))
+    return _two_levels(op, x, numbers[0], np.zeros((), _f32))
 
 
 def _truncation(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
@@ -207,7 +212,7 @@ def _of_clamped(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mo
 
 
 def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
-    """The limits of y need no nodes of their own if they are what comes of the limits of x."""
+    """A limit of y needs no nodes of its own if it is what comes of the limit of x."""
     least, most, low, width, last, y_low, y_high, y_width = numbers
 
     def of_limit(limit: NDArray[Any]) -> NDArray[Any]:
@@ -215,14 +220,28 @@ def _levels(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: 
             code = np.rint(_f32(_f32(_f32(limit - low) / width) * last))
             return np.asarray(_f32(_f32(_f32(code / last) * y_width) + y_low))
 
-    is_clamped = _have_same_bits(of_limit(least), y_low) and _have_same_bits(of_limit(most), y_high)
-    v = op.quotient(_minus(op, _clamp(op, x, least, most) if is_clamped else x, low), width)
-    y = op.product(op.quotient(op("Round", op.product(v, last)), last), y_width)
-    y = op.plus(y, y_low)
-    if is_clamped:
-        return y
-    y = op("Where", op("Greater", x, most), y_high, y)
-    return op("Where", op("LessOrEqual", x, least), y_low, y)
+    is_low_clamped, is_high_clamped = _have_same_bits(of_limit(least), y_low), _have_same_bits(of_limit(most), y_high)
+    infinity = np.array(_INF, _f32)
+    v = _clamp(op, x, least if is_low_clamped else -infinity, most if is_high_clamped else infinity)
+    v = op.product(op.quotient(_minus(op, v, low), width), last)
+    y = op.plus(op.product(op.quotient(op("Round", v), last), y_width), y_low)
+    if _has_negative_zero(y_low, y_high) and not np.all((width > 0) & (y_width >= 0)):
+        raise NoStandardForm("a limit of its y is -0")  # y may be -0, too
+    if not is_high_clamped:
+        y = _replaced(op, op("Greater", x, most), y_high, y)
+    return y if is_low_clamped else _replaced(op, op.at_least(op("Neg", x), -least), y_low, y)
+
+
+def _replaced(op: Builder[AnyOperand], where: AnyOperand, number: NDArray[Any], y: AnyOperand) -> AnyOperand:
+    """Return y with a number in other places. ONNX Runtime's Where gives 0 for a -0 in its second input, but not in its third
+    one. Its optimisers exchange the two behind a Not, which therefore is an Xor."""
+    if not _has_negative_zero(number):
+        return op("Where", where, number, y)
+    return op("Where", op("Xor", where, np.array(True)), y, number)
+
+
+def _has_negative_zero(*numbers: NDArray[Any]) -> bool:
+    return any(bool(np.any((number == 0) & np.signbit(number))) for number in numbers)
 
 
 def _have_same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:

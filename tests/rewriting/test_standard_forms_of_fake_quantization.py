@@ -49,7 +49,7 @@ PARAMETERS = {
         {"scale": 1e-45, "low": -0.3, "high": 3},
         {"scale": POSITIVE, "low": np.arange(-2, 3, dtype=f32).reshape(5, 1, 1), "high": 3},
     ],
-    "bipolar": [{"scale": 0.3}, {"scale": CHANNELS}],
+    "bipolar": [{"scale": 0.3}, {"scale": CHANNELS}, {"scale": np.array([0, -0.0, 1, -3, np.nan], f32).reshape(5, 1, 1)}],
     "truncation": [
         {"scale": 0.01, "zero_point": 0, "in_bits": 12, "out_scale": np.nan, "out_bits": 6, "signed": 1, "narrow": 0},
         {"scale": CHANNELS, "zero_point": 3, "in_bits": 8, "out_scale": CHANNELS * 4, "out_bits": 4, "signed": 0, "narrow": 0},
@@ -93,6 +93,8 @@ PARAMETERS = {
             (2, -2, -2, 2, 9),
             (1, 1, 0, 3, 2),
             (-POSITIVE, POSITIVE, -POSITIVE, POSITIVE, 256),
+            (-0.0, POSITIVE, -0.0, POSITIVE, 256),
+            (-POSITIVE, -0.0, -POSITIVE, -0.0, 16),
             (-POSITIVE, POSITIVE, -0.0, 0, 4),
         )
     ],
@@ -273,6 +275,7 @@ def test_beside_matrix_products():
             [],
             "its smallest normal value is beyond float32",
         ),
+        ("levels", dict(zip(FORMS["levels"].parameters, (1, -1, -0.0, 2, 4), strict=True)), [], "a limit of its y is -0"),
         (
             "integer",
             PARAMETERS["integer"][0] | {"bit_width": 4.2},
