@@ -18,7 +18,7 @@ _LARGE = 2.0**34
 
 def write(op: Builder[AnyOperand], meaning: Affine[AnyOperand]) -> AnyOperand:
     """Write the nodes of a meaning, and return their output. Raise NoStandardForm."""
-    codes = meaning.element_type
+    codes = meaning.element_type or (meaning.x.element_type if isinstance(meaning, Dequantize) else None)
     if codes is None:
         raise NoStandardForm("the type of its codes is not known")
     if isinstance(meaning, Dequantize):
