@@ -83,7 +83,7 @@ class Builder(ABC, Generic[AnyOperand]):
     # Arithmetic.
 
     def without_nan(self, x: AnyOperand, instead: Given) -> AnyOperand:
-        """Return x with a constant in the place of NaN."""
+        """Return x with something else in the place of NaN. On ONNX Runtime's CPU provider -0 becomes 0."""
         return self("Where", self("IsNaN", x), instead, x) if self.may_be_nan(x) else x
 
     def with_positive_zero(self, x: AnyOperand) -> AnyOperand:
