@@ -17,6 +17,7 @@ from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..declaration import Builder, NoStandardForm, Shape, Tensor
+from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import Left, Node, Operand
@@ -40,20 +41,32 @@ def check(operators: object) -> None:
 def rewrite(graph: Graph) -> None:
     """Write all nodes of the package's operators, ONNX's own among them, unless these are ONNX Runtime's to run."""
     bounds = Bounds(graph)
-    for node in graph.nodes():
-        if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
-            continue
-        if node.is_standard and graph.qdq == "onnxruntime":
-            continue
-        try:
-            _write(graph, node, bounds)
-        except Left as error:
-            graph.reasons[node] = str(error)
+    nodes = [node for node in graph.nodes() if _is_to_write(graph, node)]
+    while nodes:
+        graph.forget_inferred()
+        left = [node for node in nodes if not _is_written(graph, node, bounds)]
+        # More types and shapes may follow from what was written.
+        nodes = left if len(left) < len(nodes) else []
+
+
+def _is_to_write(graph: Graph, node: Node) -> bool:
+    if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
+        return False
+    return not (node.is_standard and graph.qdq == "onnxruntime")
+
+
+def _is_written(graph: Graph, node: Node, bounds: Bounds) -> bool:
+    try:
+        _write(graph, node, bounds)
+    except Left as error:
+        graph.reasons[node] = str(error)
+        return False
+    return True
 
 
 def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Write the standard form of a node in its place. Raise Left if it has none."""
-    inputs = [None if value is None else Operand(graph, value) for value in node.node.inputs]
+    inputs = [None if value is None else _Input(graph, value) for value in node.node.inputs]
     builder = _Nodes(graph, node, bounds)
     form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
     if form is None:
@@ -75,6 +88,14 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
         graph.replace_uses(old, new)
         copy_metadata(old, new)
     graph.remove(node, WRITTEN)
+
+
+class _Input(Operand):
+    """An input whose element type onnx's inference may know."""
+
+    @property
+    def element_type(self) -> ElementType | None:
+        return super().element_type or self.graph.inferred_type(self.value)
 
 
 class _Nodes(Builder[Operand]):
@@ -119,7 +140,7 @@ class _Nodes(Builder[Operand]):
 
     def tensor(self, operand: Operand) -> Tensor:
         """Return what is known of an operand."""
-        return Tensor(operand.element_type or self._graph.inferred_type(operand.value), self.shape(operand))
+        return Tensor(operand.element_type, self.shape(operand))
 
     def _value(self, given: Any) -> ir.Value:
         if isinstance(given, Operand):
