@@ -153,12 +153,14 @@ def _quotient(op: Builder[AnyOperand], meaning: Affine[AnyOperand], precision: E
     if isinstance(scale, np.ndarray) and bool(np.all(scale == 1)):
         return x
     if isinstance(scale, np.ndarray) and is_power_of_two(scale):
-        return op("Mul", x, 1 / scale)
-    return op("Div", x, scale)
+        return op("Mul", x, op.factor(x, 1 / scale))
+    return op("Div", x, op.factor(x, scale) if isinstance(scale, np.ndarray) else scale)
 
 
 def _product(op: Builder[AnyOperand], number: AnyOperand, scale: Given) -> AnyOperand:
-    return number if isinstance(scale, np.ndarray) and bool(np.all(scale == 1)) else op("Mul", number, scale)
+    if not isinstance(scale, np.ndarray):
+        return op("Mul", number, scale)
+    return number if bool(np.all(scale == 1)) else op("Mul", number, op.factor(number, scale))
 
 
 def _precision(meaning: Affine[AnyOperand]) -> ElementType:
