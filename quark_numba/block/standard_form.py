@@ -55,14 +55,14 @@ def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, blocks: Blocks
     return y
 
 
-def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand]) -> AnyOperand:
-    """Return the powers of two whose exponents are those of the largest finite elements of blocks; 2**-127 for subnormal
-    ones.
+def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0) -> AnyOperand:
+    """Return the powers of two whose exponents are those of the largest finite elements of blocks, 2**-127 for subnormal ones,
+    times a factor.
 
     -3/4 of Inf is below the threshold, under which ThresholdedRelu gives 0, as for NaN."""
     negative = op("Mul", op("Abs", cut.blocks), -0.75)
     finite = op("ThresholdedRelu", negative, alpha=-0.875 * LARGEST)
-    return power_of_two(op, op.reduce("ReduceMin", finite, cut.elements))
+    return power_of_two(op, op.reduce("ReduceMin", finite, cut.elements), factor)
 
 
 def _floats(op: Builder[AnyOperand], cut: _Cut[AnyOperand], element: ElementType, drop: int) -> AnyOperand:
@@ -84,13 +84,12 @@ def _at_most(op: Builder[AnyOperand], number: AnyOperand, highest: float, most: 
 
 def _whole_numbers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Blocks) -> AnyOperand:
     """Write block floating point, and Microscaling formats of int8."""
-    power = _powers(op, cut)
-    v = _steps(op, cut.blocks, power, blocks)
-    step = op("Mul", power, 2.0**-blocks.drop)
+    step = _powers(op, cut, 2.0**-blocks.drop)
+    v = op("Div", cut.blocks, step)  # the inverse of a step may be Inf
     is_symmetric = blocks.lowest == -blocks.highest
     if is_symmetric and blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
         number = _at_most(op, half_away_from_zero(op, op("Abs", v)), float(blocks.highest), blocks.highest + 1.0)
-        return _signed_product(op, number, v, power, blocks)
+        return _signed_product(op, number, v, step, blocks)
     finite = op.clip(cut.blocks, -LARGEST, LARGEST)
     if is_symmetric:  # x - 0 is x; this keeps -0
         y = op("Mul", _rounded(op, v, blocks), step)
@@ -107,33 +106,29 @@ def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Bloc
     """Write MicroeXponents: subnormal elements become zeros, and Inf and NaN make the step of their block NaN."""
     kept = op("ThresholdedRelu", op("Abs", cut.blocks), alpha=_LARGEST_SUBNORMAL)
     flushed = op("Mul", kept, sign(op, cut.blocks, 2.0**-126))
-    power = power_of_two(op, op("Mul", op.reduce("ReduceMax", kept, cut.elements), -0.75))
+    largest = op.reduce("ReduceMax", kept, cut.elements)
+    step = power_of_two(op, op("Mul", largest, -0.75), 2.0**-blocks.drop)
     nothing = op.reduce("ReduceSum", op("Mul", cut.blocks, 0.0), cut.elements)  # 0, or NaN
     if cut.has_sub_blocks:
-        power_of_block = op.reduce("ReduceMax", power, cut.elements - 1)
-        power = op("Max", power, op("Mul", power_of_block, 2.0**-blocks.max_shift))
+        step_of_block = op.reduce("ReduceMax", step, cut.elements - 1)
+        step = op("Max", step, op("Mul", step_of_block, 2.0**-blocks.max_shift))
         nothing = op.reduce("ReduceSum", nothing, cut.elements - 1)
-    v = _steps(op, flushed, power, blocks)
+    v = op("Div", flushed, step)
+    step = op("Add", step, nothing)
     if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
         number = op.clip(half_away_from_zero(op, op("Abs", v)), 0.0, float(blocks.highest))
-        return _signed_product(op, number, v, op("Add", power, nothing), blocks)
-    return op("Mul", _rounded(op, v, blocks), op("Add", op("Mul", power, 2.0**-blocks.drop), nothing))
-
-
-def _steps(op: Builder[AnyOperand], x: AnyOperand, power: AnyOperand, blocks: Blocks) -> AnyOperand:
-    """Return x in steps. The inverse of a step may be Inf, that of the power is not."""
-    v = op("Mul", x, op("Reciprocal", power))
-    return op("Mul", v, 2.0**blocks.drop) if blocks.drop else v
+        return _signed_product(op, number, v, step, blocks)
+    return op("Mul", _rounded(op, v, blocks), step)
 
 
 def _signed_product(
-    op: Builder[AnyOperand], number: AnyOperand, v: AnyOperand, power: AnyOperand, blocks: Blocks
+    op: Builder[AnyOperand], number: AnyOperand, v: AnyOperand, step: AnyOperand, blocks: Blocks
 ) -> AnyOperand:
     """Return numbers of steps, rounded magnitudes of v, with the sign of v, times the step. If a number is not 0, v is at least
     1/2 in magnitude."""
-    if not blocks.drop:  # twice the power may be Inf
-        return op("Mul", op("Mul", number, sign(op, v, 0.5)), power)
-    return op("Mul", op("Mul", number, op.clip(v, -0.5, 0.5)), op("Mul", power, 2.0 ** (1 - blocks.drop)))
+    if not blocks.drop:  # twice the step may be Inf
+        return op("Mul", op("Mul", number, sign(op, v, 0.5)), step)
+    return op("Mul", op("Mul", number, op.clip(v, -0.5, 0.5)), op("Mul", step, 2.0))
 
 
 def _rounded(op: Builder[AnyOperand], v: AnyOperand, blocks: Blocks) -> AnyOperand:
