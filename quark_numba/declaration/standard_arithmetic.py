@@ -19,8 +19,9 @@ LARGEST = float(np.finfo(np.float32).max)
 LEAST_POWER = 2.0**-127
 
 
-def power_of_two(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
-    """Return the largest power of two that is at most t, at least 2**-127, for -3/4 * t: a product that was rounded to float32.
+def power_of_two(op: Builder[AnyOperand], number: AnyOperand, factor: float = 1.0) -> AnyOperand:
+    """Return the largest power of two that is at most t, at least 2**-127, times `factor`, another one up to 1. `number` is
+    -3/4 * t, a product that was rounded to float32.
 
     3/4 * t is rounded to one bit. Let p be the power: 3/4 * t is from 3/4 * p on, a tie that is rounded to p because p / 2 is
     odd there, and below 3/2 * p. The anchor is 2**23 times the number, or 2**-23 of the number is subtracted from it. Neither
@@ -29,7 +30,7 @@ def power_of_two(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
     anchor = op("Mul", small, 2.0**MANTISSA_BITS)
     small = op("Sub", anchor, op("Sub", anchor, small))
     large = op("Sub", large, op("Sub", large, op("Mul", large, 2.0**-MANTISSA_BITS)))
-    return op("Mul", small, op("Mul", large, 2.0**MANTISSA_BITS))
+    return op("Mul", small, op("Mul", large, 2.0**MANTISSA_BITS * factor))
 
 
 def nearest(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -> AnyOperand:

@@ -50,6 +50,11 @@ class Builder(ABC, Generic[AnyOperand]):
     def may_be_nan(self, x: AnyOperand) -> bool:
         """Whether it is not proved that no element of an operand is NaN."""
 
+    @property
+    @abstractmethod
+    def is_beside_product(self) -> bool:
+        """Whether a MatMul is next to the node: ONNX Runtime may fuse a factor or divisor of one element into it."""
+
     def rank(self, x: AnyOperand) -> int:
         """Return the number of dimensions. Raise NoStandardForm if it is not known."""
         shape = self.shape(x)
@@ -92,20 +97,19 @@ class Builder(ABC, Generic[AnyOperand]):
 
         ONNX Runtime's optimisers drop an addition of a zero of one element, and a subtraction of it. They keep an addition of
         several zeros, and a subtraction from zero. 0 - (0 - x) is x, except that 0 - 0 and 0 - -0 are 0."""
-        zeros = self.repeated(np.zeros((), np.float32), x)
-        return self("Add", x, zeros) if zeros.size > 1 else self("Sub", 0.0, self("Sub", 0.0, x))
+        shape = self._shape_of_several(x)
+        return self("Sub", 0.0, self("Sub", 0.0, x)) if shape is None else self("Add", x, np.zeros(shape, np.float32))
 
-    def repeated(self, number: NDArray[Any], x: AnyOperand) -> NDArray[Any]:
-        """Return a constant of one element as several ones that broadcast to x, if a length of x is known; another constant as
-        it is.
-
-        ONNX Runtime's optimisers fuse a factor or divisor of one element with a MatMul beside it, as the float32 `alpha` of
-        FusedMatMul, which changes bits. They leave several alone."""
-        shape = self.shape(x) or ()
-        several = next((i for i, length in enumerate(shape) if length is not None and length > 1), None)
-        if several is None or number.size != 1:
+    def factor(self, x: AnyOperand, number: NDArray[Any]) -> NDArray[Any]:
+        """Return a constant factor or divisor of x in a shape that stays beside a MatMul. ONNX Runtime would multiply the sums
+        of products with one element, or with its inverse, and not round x / number or x * number by itself. Raise
+        NoStandardForm if no dimension of x is known to be more than 1."""
+        if number.size != 1 or not self.is_beside_product:
             return number
-        return np.full([shape[several] or 1, *[1] * (len(shape) - several - 1)], number.reshape(()))
+        shape = self._shape_of_several(x)
+        if shape is None:
+            raise NoStandardForm("ONNX Runtime may fuse it with the MatMul beside it, as no length of its x is known")
+        return np.full(shape, number.reshape(()))
 
     def plus(self, x: AnyOperand, number: Given) -> AnyOperand:
         """Return x + number, float32, for an operand or a constant array. x + -0 is x, and x + 0 is not for an x of -0.
@@ -132,14 +136,20 @@ class Builder(ABC, Generic[AnyOperand]):
             return self("Div", x, divisor)
         if bool(np.all(divisor == 1)):
             return x
-        divisor = self.repeated(np.asarray(divisor), x)
-        return self("Mul", x, np.float32(1) / divisor) if is_power_of_two(divisor) else self("Div", x, divisor)
+        divisor = self.factor(x, np.asarray(divisor))
+        return self("Mul", x, 1 / divisor) if is_power_of_two(divisor) else self("Div", x, divisor)
 
     def product(self, x: AnyOperand, factor: Given) -> AnyOperand:
         """Return x * factor, float32, for an operand or a constant array."""
         if not is_constant(factor):
             return self("Mul", x, factor)
-        return x if bool(np.all(factor == 1)) else self("Mul", x, self.repeated(np.asarray(factor), x))
+        return x if bool(np.all(factor == 1)) else self("Mul", x, self.factor(x, np.asarray(factor)))
+
+    def _shape_of_several(self, x: AnyOperand) -> Sequence[int] | None:
+        """Return a shape of more than one element that broadcasts to x; None: no dimension of x is known to be more than 1."""
+        shape = self.shape(x) or ()
+        several = [(length, len(shape) - 1 - i) for i, length in enumerate(shape) if length is not None and length > 1]
+        return (several[-1][0], *[1] * several[-1][1]) if several else None
 
 
 def is_constant(given: Given) -> TypeGuard[NDArray[Any]]:

@@ -180,6 +180,29 @@ def test_nodes_of_a_round_trip(name, expected):
     assert operators(in_standard_operators(one_pair(name))) == expected
 
 
+@pytest.mark.parametrize("operation", ["quantize_dequantize", "dequantize"])
+@pytest.mark.parametrize("name", ["int8", "float8e4m3fn"])
+@pytest.mark.parametrize("between", ["", "Identity", "Transpose"])
+def test_scales_beside_products(operation, name, between):
+    """ONNX Runtime fuses a scalar factor beside a MatMul into it, and then does not round the product by itself."""
+    rng = np.random.default_rng(3)
+    weights = constant("w", rng.normal(size=(8, 8)), np.float32)
+    parameters = [constant("s", 0.3, np.float32), constant("z", 0, oracle.dtype(name))]
+    inner, nodes = "x", []
+    if operation == "quantize_dequantize":
+        nodes.append("a = MatMul (x, w)")
+        inner = "a"
+    if between:
+        nodes.append(f"b = {between} ({inner})")
+        inner = "b"
+    nodes += [helper.make_node(OWN[operation], [inner, "s", "z"], ["c"], domain="quark_numba"), "y = MatMul (c, w)"]
+    x_type = name if operation == "dequantize" else "float32"
+    source = model(nodes, [("x", x_type, [8, 8])], [("y", "float32", [8, 8])], initializers=[weights, *parameters])
+    x = rng.normal(scale=9, size=(8, 8)).astype(oracle.dtype(x_type))
+    results = [run(plain_session(in_standard_operators(source), level=level), x=x) for level in LEVELS]
+    oracle.assert_same_bits(*results)
+
+
 def test_subgraphs_and_functions():
     text = """
         <ir_version: 8, opset_import: ["" : 17, "com.amd.quark" : 1, "l" : 1]>
