@@ -23,45 +23,84 @@ from .key import FORMS, Key, select
 _INF = float("inf")
 _f32 = np.float32
 
-# The parameters that need not be constants, by form: they are among the numbers as they are, at these places.
-_PASSED = {
-    "integer": {"scale": 0, "zero_point": 1},
-    "codes": {"scale": 0, "low": 1, "high": 2},
-    "bipolar": {"scale": 0},
+# The parameters that need not be constants, by form, and their places among the numbers, at which they are as they are. Other
+# numbers depend on those without places.
+_VARYING: dict[str, dict[str, tuple[int, ...]]] = {
+    "integer": {"scale": (0,), "zero_point": (1,), "bit_width": ()},
+    "codes": {"scale": (0,), "low": (1,), "high": (2,)},
+    "bipolar": {"scale": (0,)},
+    "truncation": {"scale": (0, 6), "zero_point": (1, 5)},  # without an out_scale
+    "minifloat": {"scale": (0,)},
+    "threshold": {"threshold": ()},
 }
 
 
 def write(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand]) -> AnyOperand:
     """Write the nodes of a meaning, and return their output. Raise NoStandardForm; ValueError if the format is not valid."""
     key = select(meaning.form, meaning.rounding_mode)
-    names, passed = FORMS[key.form].parameters, _PASSED.get(key.form, {})
-    given = {name: _parameter(op, meaning, name, may_vary=name in passed) for name in names}
+    given = {name: _parameter(op, meaning, name) for name in FORMS[key.form].parameters}
     if any(is_constant(each) and not each.size for each in given.values()):
         return op("Identity", meaning.x)  # which is empty, too
-    return _FUNCTIONS[key.form](op, meaning.x, _numbers(key, given), key.rounding_mode)
+    return _FUNCTIONS[key.form](op, meaning.x, _numbers(op, key, given), key.rounding_mode)
 
 
-def _numbers(key: Key, given: Mapping[str, Given]) -> list[Given]:
+def _numbers(op: Builder[AnyOperand], key: Key, given: Mapping[str, Given]) -> list[Given]:
     """Return the numbers, each as an array of one element without a shape, an array that broadcasts to x, or an operand."""
     arrays = [each if is_constant(each) else np.ones((), _f32) for each in given.values()]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     prepared = prepare(key, arrays, shape, {name: name for name in given}).reshape(-1, *shape)
-    passed = {place: given[name] for name, place in _PASSED.get(key.form, {}).items()}
-    varying = {place: parameter for place, parameter in passed.items() if not is_constant(parameter)}
-    return [varying.get(place, one(number)) for place, number in enumerate(prepared)]
+    numbers: list[Given] = [one(number) for number in prepared]
+    for name, parameter in given.items():
+        if not is_constant(parameter):
+            places = _VARYING.get(key.form, {}).get(name)
+            is_overflow = key.form == "minifloat" and given["saturation"] != 0 and np.any(np.isinf(numbers[4]))
+            if places is None or is_overflow or (key.form == "truncation" and not np.all(np.isnan(given["out_scale"]))):
+                raise NoStandardForm(f"its {name} is not a constant")
+            for place in places:
+                numbers[place] = parameter
+    if key.form == "integer" and not is_constant(given["bit_width"]):
+        numbers[2:] = _bounds(op, given["bit_width"], bool(given["signed"] != 0), bool(given["narrow"] != 0))
+    if key.form == "threshold" and not is_constant(given["threshold"]):
+        numbers = _of_threshold(op, given["threshold"], int(given["bit_width"]), bool(given["signed"] != 0))
+    return numbers
 
 
-def _parameter(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand], name: str, *, may_vary: bool) -> Given:
+def _bounds(op: Builder[AnyOperand], bits: AnyOperand, signed: bool, narrow: bool) -> tuple[Given, Given]:
+    """Return the lowest and highest code for a bit width that is not constant. Powers of two are exact, and so is each
+    difference before it is rounded."""
+    less, bits = float(narrow), op.cast(bits, FLOAT32)
+    if not signed:
+        return np.zeros((), _f32), op("Sub", op("Pow", 2.0, bits), 1 + less)
+    half = op("Pow", 2.0, op("Sub", bits, 1.0))
+    return op("Sub", less, half), op("Sub", half, 1.0)
+
+
+def _of_threshold(op: Builder[AnyOperand], threshold: AnyOperand, bits: int, signed: bool) -> list[Given]:
+    """Return the numbers for a threshold that is not constant: 2 ** -places times it, and the bounds. 1 - 2 ** -places is a
+    float32 for up to 24 places."""
+    places = bits - 1 if signed else bits
+    if not 1 <= places <= 24:
+        raise NoStandardForm("its threshold is not a constant")
+    low = op("Neg", threshold) if signed else np.zeros((), _f32)
+    return [op("Mul", threshold, 2.0**-places), low, op("Mul", threshold, 1 - 2.0**-places)]
+
+
+def _parameter(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand], name: str) -> Given:
     operand = meaning.parameters[name]
     if isinstance(operand, (int, float)):
         return np.array(operand, _f32 if isinstance(operand, float) else np.int64)
     array = operand.array
     if array is None:
-        shape, rank = op.shape(operand), op.rank(meaning.x)
-        if not may_vary:
-            raise NoStandardForm(f"its {name} is not a constant")
-        if operand.element_type is not FLOAT32 or shape is None or len(shape) > rank:
-            raise NoStandardForm(f"its {name} is not a constant, and not known to be float32 of at most the rank of x")
+        shape, has_one = op.shape(operand), name in FORMS[meaning.form].single
+        if not has_one and operand.element_type is not FLOAT32:
+            raise NoStandardForm(f"its {name} is neither a constant nor known to be float32")
+        if has_one or (shape is not None and all(length == 1 for length in shape)):
+            return op.reshape(operand, ()) if shape is None or len(shape) else operand
+        rank = op.rank(meaning.x)
+        if isinstance(meaning.axis, int):
+            return op.reshape(operand, (-1, *[1] * (rank - 1 - meaning.axis % rank)))
+        if shape is None or len(shape) > rank:
+            raise NoStandardForm(f"its {name} is not a constant, and not known to have at most as many dimensions as x")
         return operand
     array = array.astype(_f32) if array.dtype == np.float64 else array
     if array.size == 1:
@@ -87,15 +126,17 @@ def _scaled(op: Builder[AnyOperand], x: AnyOperand, scale: Given, zero_point: Gi
     return op.plus(op.quotient(x, scale), zero_point)
 
 
-def _clamp(op: Builder[AnyOperand], v: AnyOperand, low: NDArray[Any], high: NDArray[Any]) -> AnyOperand:
-    if low.size == high.size == 1:
+def _clamp(op: Builder[AnyOperand], v: AnyOperand, low: Given, high: Given) -> AnyOperand:
+    if is_constant(low) and is_constant(high) and low.size == high.size == 1:
         return v if low == -_INF and high == _INF else op.clip(v, low, high)
     return _one_bound(op, _one_bound(op, v, low, "Max", "Less"), high, "Min", "Greater")
 
 
-def _one_bound(op: Builder[AnyOperand], v: AnyOperand, bound: NDArray[Any], operator: str, beyond: str) -> AnyOperand:
+def _one_bound(op: Builder[AnyOperand], v: AnyOperand, bound: Given, operator: str, beyond: str) -> AnyOperand:
+    if not is_constant(bound):
+        return op(operator, v, bound)
     if bound.size == 1:
-        return op.clip(v, *((bound, _INF) if operator == "Max" else (-_INF, bound)))
+        return v if np.isinf(bound) else op.clip(v, *((bound, _INF) if operator == "Max" else (-_INF, bound)))
     return op(operator, v, bound) if np.all(bound) else op("Where", op(beyond, v, bound), bound, v)
 
 
@@ -127,12 +168,17 @@ _ONE_NODE = {"ROUND": "Round", "CEIL": "Ceil", "FLOOR": "Floor"}
 def _integer(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mode: str) -> AnyOperand:
     scale, zero_point, low, high = numbers
     v = _scaled(op, x, scale, zero_point)
-    if low > high:
+    is_constant_width = is_constant(high)
+    if is_constant_width and low > high:
         return _two_levels(op, v, scale, zero_point)
-    v = _clamp(op, v, low, high)
+    clamped = _clamp(op, v, low, high)
+    is_positive = is_constant(low) and bool(low >= 0)
     # v is -0 only if -0 is added
     of_negative_zero = not is_constant(zero_point) or _has_negative_zero(zero_point)
-    code = _rounded(op, v, mode, is_positive=bool(low >= 0), may_be_negative_zero=of_negative_zero)
+    code = _rounded(op, clamped, mode, is_positive=is_positive, may_be_negative_zero=of_negative_zero)
+    if not is_constant_width and not is_positive:  # one bit has two levels
+        levels = op("Where", op.at_least(v, np.zeros((), _f32)), 1.0, -1.0)
+        code = op("Where", op("Less", high, 0.5), levels, code)
     return op.product(_minus(op, code, zero_point), scale)
 
 
@@ -175,11 +221,13 @@ def _minifloat(op: Builder[AnyOperand], x: AnyOperand, numbers: list[Given], mod
     step = _step(op, v, int(mantissa_bits), int(least))
     code = _rounded(op, op("Div", v, step), mode, is_positive=False, may_be_negative_zero=True)
     nearest = op("Mul", step, code)
+    known = scale if is_constant(scale) else np.ones((), _f32)
     with np.errstate(all="ignore"):
-        is_clamped = top >= 0 and bool(np.array_equal(_f32(top * scale), np.broadcast_to(y_beyond, np.shape(scale))))
+        is_clamped = top >= 0 and bool(np.array_equal(_f32(top * known), np.broadcast_to(y_beyond, np.shape(known))))
     if is_clamped:
         return op.product(op.clip(nearest, -top, top), scale)
     at_end = op("Where", op("Greater", nearest, 0.0), y_beyond, -y_beyond)
+    at_end = at_end if is_constant(scale) else op("Mul", at_end, scale)
     return op("Where", op("Greater", op("Abs", nearest), top), at_end, op.product(nearest, scale))
 
 

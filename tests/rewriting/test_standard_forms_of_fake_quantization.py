@@ -199,24 +199,46 @@ def test_casts(form):
         assert_same_bits(plain_session(standard, level=level).run(None, {"x": x})[0], expected)
 
 
+# By form: the parameters that need not be constants.
 VARYING = {
-    "integer": ("scale", "zero_point"),
+    "integer": ("scale", "zero_point", "bit_width"),
     "codes": ("scale", "low", "high"),
     "bipolar": ("scale",),
+    "truncation": ("scale", "zero_point"),
+    "minifloat": ("scale",),
+    "threshold": ("threshold",),
 }
 
 
 @pytest.mark.parametrize("form", VARYING)
 @pytest.mark.by_default(1)
 def test_computed_parameters(form):
-    """Scales, zero points and bounds need not be constants."""
+    """Scales, zero points, bounds and bit widths may be inputs of the graph."""
     for seed, (parameters, count) in enumerate(itertools.product(PARAMETERS[form], range(1, 1 + len(VARYING[form])))):
-        x, varying = x_for(seed), VARYING[form][:count]
-        standard = in_standard_operators(own_model(form, "ROUND", parameters, varying=varying))
+        x, varying = x_for(seed), VARYING[form][-count:]
+        source = own_model(form, "ROUND", parameters, varying=varying)
+        if (form == "truncation" and not np.isnan(parameters["out_scale"]).all()) or parameters.get("max_val") == np.inf:
+            assert [why for _, why in optimized(source, operators="standard").left] == [f"its {varying[0]} is not a constant"]
+            continue
+        standard = in_standard_operators(source)
         feeds = {"x": x} | {name: np.asarray(parameters[name], f32) for name in varying}
         for level in LEVELS:
             y = plain_session(standard, level=level).run(None, feeds)[0]
             assert_same_bits(y, of_kernel(form, "ROUND", parameters, x))
+
+
+@pytest.mark.parametrize("mode", ROUNDING_MODES)
+@pytest.mark.slow
+def test_computed_bit_widths(mode):
+    """One model for all bit widths has the bits of the kernel for each."""
+    powers = (2.0 ** np.arange(-3, 70)).astype(f32)
+    x = np.concatenate([x_for(1).reshape(-1), powers, -powers])
+    for signed, narrow in itertools.product((0, 1), (0, 1)):
+        parameters = {"scale": 0.5, "zero_point": 0, "bit_width": 8, "signed": signed, "narrow": narrow}
+        made = plain_session(in_standard_operators(own_model("integer", mode, parameters, shape=[None], varying=["bit_width"])))
+        for bits in range(1, 65):
+            y = made.run(None, {"x": x, "bit_width": np.array(bits, f32)})[0]
+            assert_same_bits(y, of_kernel("integer", mode, parameters | {"bit_width": bits}, x))
 
 
 @pytest.mark.parametrize("opset", [11, 12, 13, 17, 18, 21])
@@ -267,8 +289,9 @@ def test_beside_matrix_products():
 @pytest.mark.parametrize(
     ("form", "parameters", "varying", "why"),
     [
-        ("integer", PARAMETERS["integer"][0], ["bit_width"], "its bit_width is not a constant"),
-        ("minifloat", PARAMETERS["minifloat"][0], ["scale"], "its scale is not a constant"),
+        ("integer", PARAMETERS["integer"][0], ["narrow"], "its narrow is not a constant"),
+        ("minifloat", PARAMETERS["minifloat"][0], ["max_val"], "its max_val is not a constant"),
+        ("levels", PARAMETERS["levels"][0], ["input_low"], "its input_low is not a constant"),
         (
             "minifloat",
             dict(zip(FORMS["minifloat"].parameters, (1, 1, 23, -127, 1, 0, 0, 1), strict=True)),
