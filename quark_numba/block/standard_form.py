@@ -125,9 +125,7 @@ def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Bloc
     return op("Mul", _rounded(op, v, blocks), step)
 
 
-def _signed_product(
-    op: Builder[AnyOperand], number: AnyOperand, v: AnyOperand, step: AnyOperand, blocks: Blocks
-) -> AnyOperand:
+def _signed_product(op: Builder[AnyOperand], number: AnyOperand, v: AnyOperand, step: AnyOperand, blocks: Blocks) -> AnyOperand:
     """Return numbers of steps, rounded magnitudes of v, with the sign of v, times the step. If a number is not 0, v is at least
     1/2 in magnitude."""
     if not blocks.drop:  # twice the step may be Inf

@@ -6,6 +6,7 @@ Their difference is rounded to the grid, half to even, and the anchor less this 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ..element_types import ElementType
 from .meaning import AnyOperand
@@ -67,3 +68,13 @@ def half_away_from_zero(op: Builder[AnyOperand], magnitude: AnyOperand) -> AnyOp
     """Return the whole numbers nearest to numbers from 0 to Inf, or NaN, and halves upward. The addend is the float32 just
     below 1/2 (see ``block.arithmetic``)."""
     return op("Floor", op("Add", magnitude, float(np.nextafter(np.float32(0.5), np.float32(0)))))
+
+
+def last_place(op: Builder[AnyOperand], t: AnyOperand, dtype: DTypeLike = np.float32) -> AnyOperand:
+    """Return the last place of a t of a dtype, float32 or float64: 2 ** (e - places), with 23 or 52 places, for a t from 2 ** e
+    up to, but not including, 2 ** (e + 1). NaN for Inf. Float32 are at least 2 ** -102.
+
+    It is t - (t - 3/4 * t * 2 ** -places). The product is 3/4 up to 3/2 times the last place, and less than 3/2 of it if it is
+    not subnormal. So the difference is rounded to the number below t. The number below a power of two is half a place away;
+    there the product is 3/4 of a place, a tie that goes to the even one, a whole place below."""
+    return op("Sub", t, op("Sub", t, op("Mul", t, np.array(0.75 * 2.0 ** -np.finfo(dtype).nmant, dtype))))
