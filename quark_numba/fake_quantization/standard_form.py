@@ -46,18 +46,22 @@ def write(op: Builder[AnyOperand], meaning: FakeQuantize[AnyOperand]) -> AnyOper
 
 def _numbers(op: Builder[AnyOperand], key: Key, given: Mapping[str, Given]) -> list[Given]:
     """Return the numbers, each as an array of one element without a shape, an array that broadcasts to x, or an operand."""
-    arrays = [each if is_constant(each) else np.ones((), _f32) for each in given.values()]
+    varying = {name: parameter for name, parameter in given.items() if not is_constant(parameter)}
+    places = _VARYING.get(key.form, {})
+    if key.form == "truncation" and ("out_scale" in varying or not np.isnan(given["out_scale"]).all()):
+        places = {}
+    for name in varying:
+        if name not in places:
+            raise NoStandardForm(f"its {name} is not a constant")
+    arrays = [np.ones((), _f32) if name in varying else parameter for name, parameter in given.items()]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     prepared = prepare(key, arrays, shape, {name: name for name in given}).reshape(-1, *shape)
     numbers: list[Given] = [one(number) for number in prepared]
-    for name, parameter in given.items():
-        if not is_constant(parameter):
-            places = _VARYING.get(key.form, {}).get(name)
-            is_overflow = key.form == "minifloat" and given["saturation"] != 0 and np.any(np.isinf(numbers[4]))
-            if places is None or is_overflow or (key.form == "truncation" and not np.all(np.isnan(given["out_scale"]))):
-                raise NoStandardForm(f"its {name} is not a constant")
-            for place in places:
-                numbers[place] = parameter
+    if varying and key.form == "minifloat" and given["saturation"] != 0 and np.any(np.isinf(numbers[4])):
+        raise NoStandardForm("its scale is not a constant, and its largest value is beyond float32")
+    for name, parameter in varying.items():
+        for place in places[name]:
+            numbers[place] = parameter
     if key.form == "integer" and not is_constant(given["bit_width"]):
         numbers[2:] = _bounds(op, given["bit_width"], bool(given["signed"] != 0), bool(given["narrow"] != 0))
     if key.form == "threshold" and not is_constant(given["threshold"]):
