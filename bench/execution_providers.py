@@ -91,7 +91,7 @@ def main() -> None:
             ratios = [times[f"{variant}, {way}"] / times["float"] for way in ways]
             rows.append([str(batch), variant, f"{times['float']:.2f} ms", *(f"{ratio:.2f}" for ratio in ratios)])
     lines = [
-        f"{machine(given.provider)}, threads of the CPU: {given.threads}, onnxruntime {onnxruntime.__version__}, {date.today()}.",
+        f"{machine(given.provider)}, CPU threads: {given.threads}, onnxruntime {onnxruntime.__version__}, {date.today()}.",
         f"Times over the float model's on the same provider: medians of {ROUNDS} runs, in turns.",
         "",
         *table(["batch", "model", "float model", *ways], rows),
