@@ -152,7 +152,10 @@ def test_generated_graphs(graphs, seeds):
     assert len(found) <= 1 + len(seeds) // 3
 
 
-NO_FORM = r"(opset \d+ has no|the (type|rank|shape|length) of its [\w ]+ is not known|its \w+ is not a constant|may fuse it with the MatMul)"
+NO_FORM = (
+    r"(opset \d+ has no|the (type|rank|shape|length) of its [\w ]+ is not known|its \w+ is not a constant|"
+    "may fuse it with the MatMul)"
+)
 
 
 def one_pair(name="int8", opset=17):
