@@ -37,10 +37,8 @@ def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, blocks: Blocks
     shape, x_type = _shape(op, x), _type_of(x)
     if 0 in shape or all(length == 1 for length in shape):
         return x
-    value = op.cast(x, FLOAT32)
+    whole = value = op.cast(x, FLOAT32)
     if key.rounds_to_bfloat16:
-        if op.opset < 13:
-            raise NoStandardForm(f"opset {op.opset} has no Cast to bfloat16")
         value = op.cast(op.cast(value, BFLOAT16), FLOAT32)
     cut = _cut(op, value, axis % len(shape) if len(shape) > 1 else 0, blocks.block, blocks.sub_block, is_padded=True)
     if key.is_microexponent:
@@ -49,10 +47,10 @@ def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, blocks: Blocks
         y = _floats(op, cut, key.element, blocks.drop)
     else:
         y = _whole_numbers(op, cut, blocks)
-    y = op.cast(cut.restore(y), x_type)
+    y = cut.restore(y)
     if all(length in (None, 1) for length in shape):
-        return op("Where", op("Equal", op("Size", x), np.array(1, np.int64)), x, y)
-    return y
+        y = op("Where", op("Equal", op("Size", whole), np.array(1, np.int64)), whole, y)
+    return op.cast(y, x_type)
 
 
 def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0) -> AnyOperand:
@@ -163,19 +161,23 @@ def nvidia_round_trip(
 def nvidia_quantizer(
     nvidia: NvidiaFormat, op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]
 ) -> list[AnyOperand]:
-    """Write TRT_MXFP8DynamicQuantize. The codes of TRT_FP4DynamicQuantize could not be cast to their type."""
-    if nvidia is NVIDIA_NVFP4:
-        raise NoStandardForm(f"no execution provider of ONNX Runtime has a Cast to {nvidia.codes.name}")
-    if op.opset < 19:
-        raise NoStandardForm(f"opset {op.opset} has no Cast to {nvidia.codes.name}; opset 19 has it")
-    if 0 in _shape(op, inputs[0]):
-        raise NoStandardForm("its x has no elements")
+    """Write TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize. What is cast are numbers of the types of codes and scales."""
+    shape, scales = _shape(op, inputs[0]), nvidia.scales if nvidia is NVIDIA_NVFP4 else UINT8
+    if 0 in shape:
+        axis = int(attributes["axis"]) % len(shape)
+        shape[axis] = (shape[axis] or 0) // int(attributes["block_size"])
+        if None in shape:
+            raise NoStandardForm("its x has no elements, and lengths that are not known")
+        none: Any = np.zeros(shape, np.float32)
+        return [op.cast(inputs[0], nvidia.codes), op("Cast", none, to=scales.number)]
     cut, quotient, scale, _ = _quantized(nvidia, op, inputs, attributes)
+    if not nvidia.codes.has_nan:
+        quotient = op.without_nan(quotient, float(nvidia.codes.highest))
     codes = op.cast(cut.restore(nearest(op, quotient, nvidia.codes)), nvidia.codes)
-    # A logarithm is near a whole number. Twice the power is not subnormal, and its largest one is Inf.
-    exponent = op("Mul", op("Log", op.clip(op("Mul", scale, 2.0), 0.0, LARGEST)), 1 / math.log(2))
-    biased = op.without_nan(op("Add", op("Round", exponent), 126.0), 255.0)
-    return [codes, op.cast(cut.restore_blocks(biased), UINT8)]
+    if scales is UINT8:  # The logarithm is near a whole number. Twice the power is not subnormal, and its largest one is Inf.
+        exponent = op("Mul", op("Log", op.clip(op("Mul", scale, 2.0), 0.0, LARGEST)), 1 / math.log(2))
+        scale = op.without_nan(op("Add", op("Round", exponent), 126.0), 255.0)
+    return [codes, op.cast(cut.restore_blocks(scale), scales)]
 
 
 def _quantized(
