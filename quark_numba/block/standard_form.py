@@ -64,33 +64,33 @@ def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0)
 
 
 def _floats(op: Builder[AnyOperand], cut: _Cut[AnyOperand], element: ElementType, drop: int) -> AnyOperand:
-    """Write Microscaling formats of floats. The quotients are by a step, the unit of a code's value is 2**-drop powers.
+    """Write Microscaling formats of floats. The value of a code is a multiple of 2**-drop powers.
 
-    A result that is not 0 has a quotient of at least half of the distance of the least values, so the quotient between these
-    bounds has the sign, times a power of two. Steps are chosen so that the two powers cancel: the step may be the power in the
-    end. The rounded magnitude saturates by a difference that is less than infinite, so that Inf stays."""
-    least = 0.5 * least_step(element) * 2.0**-drop  # of quotients by the power
+    Where a result is not 0, the quotient by the power is more than `least` in magnitude, half of the least value. Limited to
+    that, it is a power of two with the sign, by which the product is divided again. The quotients are by a step instead, the
+    power divided by about the root of 1 / `least`, so that the divisor is about a step and does not leave float32's range. A
+    magnitude saturates by a difference that is not Inf, so that Inf stays."""
+    least = 0.5 * least_step(element) * 2.0**-drop
     steps = 2.0 ** -(math.floor(math.log2(least)) // 2)  # in a power
-    unit = steps * 2.0**-drop
+    highest, most = float(element.highest) * 2.0**-drop * steps, 2.0 * steps
     step = _powers(op, cut, 1 / steps)
     v = op("Div", cut.blocks, step)
-    number = _at_most(op, on_grid(op, op("Abs", v), element, unit), float(element.highest) * unit, 2.0 * steps)
+    number = on_grid(op, op("Abs", v), element, 2.0**-drop * steps)
+    number = op("Sub", number, op.clip(op("Sub", number, highest), 0.0, most - highest))
     signed = op("Mul", number, op.clip(v, -least * steps, least * steps))
     return op("Mul", signed, op("Mul", step, 1 / (least * steps)))
 
 
-def _at_most(op: Builder[AnyOperand], number: AnyOperand, highest: float, most: float) -> AnyOperand:
-    """Return numbers from 0 to `most`, or Inf or NaN, limited to `highest`, but for Inf and NaN."""
-    return op("Sub", number, op.clip(op("Sub", number, highest), 0.0, most - highest))
-
-
 def _whole_numbers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Blocks) -> AnyOperand:
-    """Write block floating point, and Microscaling formats of int8."""
+    """Write block floating point, and Microscaling formats of int8.
+
+    A number that is rounded up beyond the highest one is 1 more: HardSigmoid gives that, also for Inf, which so stays."""
     step = _powers(op, cut, 2.0**-blocks.drop)
     v = op("Div", cut.blocks, step)  # the inverse of a step may be Inf
     is_symmetric = blocks.lowest == -blocks.highest
     if is_symmetric and blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
-        number = _at_most(op, half_away_from_zero(op, op("Abs", v)), float(blocks.highest), blocks.highest + 1.0)
+        number = half_away_from_zero(op, op("Abs", v))
+        number = op("Sub", number, op("HardSigmoid", number, alpha=1.0, beta=-float(blocks.highest)))
         return _signed_product(op, number, v, step, blocks)
     finite = op.clip(cut.blocks, -LARGEST, LARGEST)
     if is_symmetric:  # x - 0 is x; this keeps -0
@@ -105,17 +105,20 @@ def _whole_numbers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Block
 
 
 def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Blocks) -> AnyOperand:
-    """Write MicroeXponents: subnormal elements become zeros, and Inf and NaN make the step of their block NaN."""
-    kept = op("ThresholdedRelu", op("Abs", cut.blocks), alpha=_LARGEST_SUBNORMAL)
-    flushed = op("Mul", kept, sign(op, cut.blocks, 2.0**-126))
+    """Write MicroeXponents: subnormal elements become zeros, and Inf and NaN make the step of their block NaN.
+
+    Inf stays in the maximum, and NaN in the sum of signs."""
+    kept, signs = op("ThresholdedRelu", op("Abs", cut.blocks), alpha=_LARGEST_SUBNORMAL), sign(op, cut.blocks, 2.0**-126)
     largest = op.reduce("ReduceMax", kept, cut.elements)
     step = power_of_two(op, op("Mul", largest, 0.75), 2.0**-blocks.drop)
-    nothing = op.reduce("ReduceSum", op("Mul", cut.blocks, 0.0), cut.elements)  # 0, or NaN
+    axes = [cut.elements]
     if cut.has_sub_blocks:
-        step_of_block = op.reduce("ReduceMax", step, cut.elements - 1)
+        axes.insert(0, cut.elements - 1)
+        largest = op.reduce("ReduceMax", largest, axes[0])
+        step_of_block = op.reduce("ReduceMax", step, axes[0])
         step = op("Max", step, op("Mul", step_of_block, 2.0**-blocks.max_shift))
-        nothing = op.reduce("ReduceSum", nothing, cut.elements - 1)
-    v = op("Div", flushed, step)
+    v = op("Div", op("Mul", kept, signs), step)
+    nothing = op("Mul", op("Add", largest, op.reduce("ReduceSum", signs, *axes)), 0.0)  # 0, or NaN
     step = op("Add", step, nothing)
     if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
         number = op.clip(half_away_from_zero(op, op("Abs", v)), 0.0, float(blocks.highest))
