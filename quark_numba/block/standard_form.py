@@ -1,7 +1,7 @@
 """What the family computes, in ONNX's standard operators.
 
 Nearly all of it is Mul, Add, Sub, Abs and Clip of float32: comparisons and choices are slow on large tensors, and not every
-provider has the small types. Inf and NaN pass from operator to operator; see `_powers` and `_with_specials`."""
+provider has the small types. Inf and NaN pass from operator to operator, and do not affect the powers of two of `_powers`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from ..declaration.meaning import AnyOperand
-from ..declaration.standard_arithmetic import LARGEST, half_away_from_zero, least_step, nearest, on_grid, power_of_two, sign
+from ..declaration.standard_arithmetic import (
+    LARGEST,
+    half_away_from_zero,
+    least_step,
+    nearest,
+    on_grid,
+    one_where_zero,
+    power_of_two,
+    sign,
+)
 from ..declaration.standard_form import Builder, NoStandardForm, int64s
 from ..element_types import BFLOAT16, FLOAT32, INT32, UINT8, ElementType
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, NVIDIA_NVFP4, NvidiaFormat, bfp_format, mx_format
@@ -55,12 +64,14 @@ def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, blocks: Blocks
 
 def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0) -> AnyOperand:
     """Return the powers of two whose exponents are those of the largest finite elements of blocks, 2**-127 for subnormal ones,
-    times a factor.
+    times a factor; 1 for zeros.
 
-    -3/4 of Inf is below the threshold, under which ThresholdedRelu gives 0, as for NaN."""
+    -3/4 of Inf is below the threshold, under which ThresholdedRelu gives 0, as for NaN. Where all elements are zeros, any power
+    does, and a subnormal one is slow, or is 0 where subnormal numbers are flushed."""
     negative = op("Mul", op("Abs", cut.blocks), -0.75)
     finite = op("ThresholdedRelu", negative, alpha=-0.875 * LARGEST)
-    return power_of_two(op, op("Neg", op.reduce("ReduceMin", finite, cut.elements)), factor)
+    largest = op("Neg", op.reduce("ReduceMin", finite, cut.elements))
+    return op("Add", power_of_two(op, largest, factor), one_where_zero(op, largest))
 
 
 def _floats(op: Builder[AnyOperand], cut: _Cut[AnyOperand], element: ElementType, drop: int) -> AnyOperand:
@@ -117,6 +128,7 @@ def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Bloc
         largest = op.reduce("ReduceMax", largest, axes[0])
         step_of_block = op.reduce("ReduceMax", step, axes[0])
         step = op("Max", step, op("Mul", step_of_block, 2.0**-blocks.max_shift))
+    step = op("Add", step, one_where_zero(op, largest))
     v = op("Div", op("Mul", kept, signs), step)
     nothing = op("Mul", op("Add", largest, op.reduce("ReduceSum", signs, *axes)), 0.0)  # 0, or NaN
     step = op("Add", step, nothing)
@@ -214,12 +226,11 @@ def _quantized(
 def _ceil_power(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
     """Return the least power of two, from 2**-127 to 2**127, that is at least a number from 0 to 2**120, or Inf.
 
-    It is twice the largest power that is at most the next float32 below, which is found with numbers that are not subnormal."""
-    wide = op.clip(op("Mul", number, 2.0**7), 2.0**-120, LARGEST)
-    below = op("Mul", wide, 1 - 2.0**-24)
+    It is twice the largest power that is at most the next float32 below: the product with 1 - 2**-24, rounded. This is taken
+    2**7 times, where the numbers that count are not subnormal."""
+    below = op.clip(op("Mul", number, 2.0**7 - 2.0**-17), 2.0**-121, LARGEST)
     power = op("Mul", power_of_two(op, op("Mul", below, 0.75)), 2.0**-6)
-    of_infinity = op.clip(op("Sub", number, LARGEST), 0.0, 2.0**127)
-    return op("Max", power, of_infinity)
+    return op("Max", power, op.clip(op("Sub", number, LARGEST), 0.0, 2.0**127))
 
 
 def _is_usual(tensor_scale: AnyOperand, nvidia: NvidiaFormat) -> bool:
