@@ -7,6 +7,7 @@ import numpy as np
 import nvidia_nodes
 import onnx
 import oracle
+import processes
 import pytest
 import samples
 import textline
@@ -15,6 +16,7 @@ from marks import default_of
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import array_of, model, ort_value, session
+from paths import SUPPORT
 from rewritten_models import constant, operators
 from standard_models import LEVELS, in_standard_operators, plain_session
 
@@ -159,6 +161,24 @@ def test_blocks_beyond_the_axis(axis):
         x, smaller = values((3, 50), "float32"), attributes | {"block_size": 64}
         standard = standard_of(operator, attributes, x)
         oracle.assert_same_bits(outputs_of(standard, x=x)[0], expected(operator, x, smaller))
+
+
+@pytest.mark.slow
+def test_threads_that_flush_subnormals():
+    """Zeros are not divided by zero. Only the first session of a process can make its threads flush subnormal numbers."""
+    code = f"""if True:
+        import sys
+        sys.path[:0] = [{str(SUPPORT)!r}, {str(SUPPORT.parent / "rewriting")!r}]
+        from test_standard_forms_of_blocks import *
+        x = np.random.default_rng(1).normal(0, 3, (6, 128)).astype(f32)
+        x[1], x[2, ::3] = 0, -0.0
+        for operator, name in FORMATS:
+            attributes = attributes_of(operator, name, 0)
+            made = plain_session(standard_of(operator, attributes, x), set_denormal_as_zero="1")
+            oracle.assert_same_bits(made.run(None, {{"x": x}})[0], expected(operator, x, attributes))
+    """
+    ran = processes.python("-c", code)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_reasons():
