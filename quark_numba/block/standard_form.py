@@ -1,7 +1,7 @@
 """What the family computes, in ONNX's standard operators.
 
 Nearly all of it is Mul, Add, Sub, Abs and Clip of float32: comparisons and choices are slow on large tensors, and not every
-provider has the small types. Inf and NaN pass from operator to operator; see `_powers` and `_with_specials`."""
+provider has the small types. Inf and NaN pass from operator to operator, and do not affect the powers of two of `_powers`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from ..declaration.meaning import AnyOperand
-from ..declaration.standard_arithmetic import LARGEST, half_away_from_zero, least_step, nearest, on_grid, power_of_two, sign
+from ..declaration.standard_arithmetic import (
+    LARGEST,
+    half_away_from_zero,
+    least_step,
+    nearest,
+    on_grid,
+    one_where_zero,
+    power_of_two,
+    sign,
+)
 from ..declaration.standard_form import Builder, NoStandardForm, int64s
 from ..element_types import BFLOAT16, FLOAT32, INT32, UINT8, ElementType
 from .formats import HALF_AWAY_FROM_ZERO, HALF_TO_EVEN, NVIDIA_NVFP4, NvidiaFormat, bfp_format, mx_format
@@ -37,10 +46,8 @@ def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, blocks: Blocks
     shape, x_type = _shape(op, x), _type_of(x)
     if 0 in shape or all(length == 1 for length in shape):
         return x
-    value = op.cast(x, FLOAT32)
+    whole = value = op.cast(x, FLOAT32)
     if key.rounds_to_bfloat16:
-        if op.opset < 13:
-            raise NoStandardForm(f"opset {op.opset} has no Cast to bfloat16")
         value = op.cast(op.cast(value, BFLOAT16), FLOAT32)
     cut = _cut(op, value, axis % len(shape) if len(shape) > 1 else 0, blocks.block, blocks.sub_block, is_padded=True)
     if key.is_microexponent:
@@ -49,50 +56,52 @@ def _round_trip(op: Builder[AnyOperand], x: AnyOperand, key: Key, blocks: Blocks
         y = _floats(op, cut, key.element, blocks.drop)
     else:
         y = _whole_numbers(op, cut, blocks)
-    y = op.cast(cut.restore(y), x_type)
+    y = cut.restore(y)
     if all(length in (None, 1) for length in shape):
-        return op("Where", op("Equal", op("Size", x), np.array(1, np.int64)), x, y)
-    return y
+        y = op("Where", op("Equal", op("Size", whole), np.array(1, np.int64)), whole, y)
+    return op.cast(y, x_type)
 
 
 def _powers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], factor: float = 1.0) -> AnyOperand:
     """Return the powers of two whose exponents are those of the largest finite elements of blocks, 2**-127 for subnormal ones,
-    times a factor.
+    times a factor; 1 for zeros.
 
-    -3/4 of Inf is below the threshold, under which ThresholdedRelu gives 0, as for NaN."""
+    -3/4 of Inf is below the threshold, under which ThresholdedRelu gives 0, as for NaN. Where all elements are zeros, any power
+    does, and a subnormal one is slow, or is 0 where subnormal numbers are flushed."""
     negative = op("Mul", op("Abs", cut.blocks), -0.75)
     finite = op("ThresholdedRelu", negative, alpha=-0.875 * LARGEST)
-    return power_of_two(op, op("Neg", op.reduce("ReduceMin", finite, cut.elements)), factor)
+    largest = op("Neg", op.reduce("ReduceMin", finite, cut.elements))
+    return op("Add", power_of_two(op, largest, factor), one_where_zero(op, largest))
 
 
 def _floats(op: Builder[AnyOperand], cut: _Cut[AnyOperand], element: ElementType, drop: int) -> AnyOperand:
-    """Write Microscaling formats of floats. The quotients are by a step, the unit of a code's value is 2**-drop powers.
+    """Write Microscaling formats of floats. The value of a code is a multiple of 2**-drop powers.
 
-    A result that is not 0 has a quotient of at least half of the distance of the least values, so the quotient between these
-    bounds has the sign, times a power of two. Steps are chosen so that the two powers cancel: the step may be the power in the
-    end. The rounded magnitude saturates by a difference that is less than infinite, so that Inf stays."""
-    least = 0.5 * least_step(element) * 2.0**-drop  # of quotients by the power
+    Where a result is not 0, the quotient by the power is more than `least` in magnitude, half of the least value. Limited to
+    that, it is a power of two with the sign, by which the product is divided again. The quotients are by a step instead, the
+    power divided by about the root of 1 / `least`, so that the divisor is about a step and does not leave float32's range. A
+    magnitude saturates by a difference that is not Inf, so that Inf stays."""
+    least = 0.5 * least_step(element) * 2.0**-drop
     steps = 2.0 ** -(math.floor(math.log2(least)) // 2)  # in a power
-    unit = steps * 2.0**-drop
+    highest, most = float(element.highest) * 2.0**-drop * steps, 2.0 * steps
     step = _powers(op, cut, 1 / steps)
     v = op("Div", cut.blocks, step)
-    number = _at_most(op, on_grid(op, op("Abs", v), element, unit), float(element.highest) * unit, 2.0 * steps)
+    number = on_grid(op, op("Abs", v), element, 2.0**-drop * steps)
+    number = op("Sub", number, op.clip(op("Sub", number, highest), 0.0, most - highest))
     signed = op("Mul", number, op.clip(v, -least * steps, least * steps))
     return op("Mul", signed, op("Mul", step, 1 / (least * steps)))
 
 
-def _at_most(op: Builder[AnyOperand], number: AnyOperand, highest: float, most: float) -> AnyOperand:
-    """Return numbers from 0 to `most`, or Inf or NaN, limited to `highest`, but for Inf and NaN."""
-    return op("Sub", number, op.clip(op("Sub", number, highest), 0.0, most - highest))
-
-
 def _whole_numbers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Blocks) -> AnyOperand:
-    """Write block floating point, and Microscaling formats of int8."""
+    """Write block floating point, and Microscaling formats of int8.
+
+    A number that is rounded up beyond the highest one is 1 more: HardSigmoid gives that, also for Inf, which so stays."""
     step = _powers(op, cut, 2.0**-blocks.drop)
     v = op("Div", cut.blocks, step)  # the inverse of a step may be Inf
     is_symmetric = blocks.lowest == -blocks.highest
     if is_symmetric and blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
-        number = _at_most(op, half_away_from_zero(op, op("Abs", v)), float(blocks.highest), blocks.highest + 1.0)
+        number = half_away_from_zero(op, op("Abs", v))
+        number = op("Sub", number, op("HardSigmoid", number, alpha=1.0, beta=-float(blocks.highest)))
         return _signed_product(op, number, v, step, blocks)
     finite = op.clip(cut.blocks, -LARGEST, LARGEST)
     if is_symmetric:  # x - 0 is x; this keeps -0
@@ -107,17 +116,21 @@ def _whole_numbers(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Block
 
 
 def _microexponents(op: Builder[AnyOperand], cut: _Cut[AnyOperand], blocks: Blocks) -> AnyOperand:
-    """Write MicroeXponents: subnormal elements become zeros, and Inf and NaN make the step of their block NaN."""
-    kept = op("ThresholdedRelu", op("Abs", cut.blocks), alpha=_LARGEST_SUBNORMAL)
-    flushed = op("Mul", kept, sign(op, cut.blocks, 2.0**-126))
+    """Write MicroeXponents: subnormal elements become zeros, and Inf and NaN make the step of their block NaN.
+
+    Inf stays in the maximum, and NaN in the sum of signs."""
+    kept, signs = op("ThresholdedRelu", op("Abs", cut.blocks), alpha=_LARGEST_SUBNORMAL), sign(op, cut.blocks, 2.0**-126)
     largest = op.reduce("ReduceMax", kept, cut.elements)
     step = power_of_two(op, op("Mul", largest, 0.75), 2.0**-blocks.drop)
-    nothing = op.reduce("ReduceSum", op("Mul", cut.blocks, 0.0), cut.elements)  # 0, or NaN
+    axes = [cut.elements]
     if cut.has_sub_blocks:
-        step_of_block = op.reduce("ReduceMax", step, cut.elements - 1)
+        axes.insert(0, cut.elements - 1)
+        largest = op.reduce("ReduceMax", largest, axes[0])
+        step_of_block = op.reduce("ReduceMax", step, axes[0])
         step = op("Max", step, op("Mul", step_of_block, 2.0**-blocks.max_shift))
-        nothing = op.reduce("ReduceSum", nothing, cut.elements - 1)
-    v = op("Div", flushed, step)
+    step = op("Add", step, one_where_zero(op, largest))
+    v = op("Div", op("Mul", kept, signs), step)
+    nothing = op("Mul", op("Add", largest, op.reduce("ReduceSum", signs, *axes)), 0.0)  # 0, or NaN
     step = op("Add", step, nothing)
     if blocks.rounding_mode == HALF_AWAY_FROM_ZERO:
         number = op.clip(half_away_from_zero(op, op("Abs", v)), 0.0, float(blocks.highest))
@@ -163,19 +176,23 @@ def nvidia_round_trip(
 def nvidia_quantizer(
     nvidia: NvidiaFormat, op: Builder[AnyOperand], inputs: Sequence[AnyOperand], attributes: Mapping[str, Any]
 ) -> list[AnyOperand]:
-    """Write TRT_MXFP8DynamicQuantize. The codes of TRT_FP4DynamicQuantize could not be cast to their type."""
-    if nvidia is NVIDIA_NVFP4:
-        raise NoStandardForm(f"no execution provider of ONNX Runtime has a Cast to {nvidia.codes.name}")
-    if op.opset < 19:
-        raise NoStandardForm(f"opset {op.opset} has no Cast to {nvidia.codes.name}; opset 19 has it")
-    if 0 in _shape(op, inputs[0]):
-        raise NoStandardForm("its x has no elements")
+    """Write TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize. What is cast are numbers of the types of codes and scales."""
+    shape, scales = _shape(op, inputs[0]), nvidia.scales if nvidia is NVIDIA_NVFP4 else UINT8
+    if 0 in shape:
+        axis = int(attributes["axis"]) % len(shape)
+        shape[axis] = (shape[axis] or 0) // int(attributes["block_size"])
+        if None in shape:
+            raise NoStandardForm("its x has no elements, and lengths that are not known")
+        none: Any = np.zeros(shape, np.float32)
+        return [op.cast(inputs[0], nvidia.codes), op("Cast", none, to=scales.number)]
     cut, quotient, scale, _ = _quantized(nvidia, op, inputs, attributes)
+    if not nvidia.codes.has_nan:
+        quotient = op.without_nan(quotient, float(nvidia.codes.highest))
     codes = op.cast(cut.restore(nearest(op, quotient, nvidia.codes)), nvidia.codes)
-    # A logarithm is near a whole number. Twice the power is not subnormal, and its largest one is Inf.
-    exponent = op("Mul", op("Log", op.clip(op("Mul", scale, 2.0), 0.0, LARGEST)), 1 / math.log(2))
-    biased = op.without_nan(op("Add", op("Round", exponent), 126.0), 255.0)
-    return [codes, op.cast(cut.restore_blocks(biased), UINT8)]
+    if scales is UINT8:  # The logarithm is near a whole number. Twice the power is not subnormal, and its largest one is Inf.
+        exponent = op("Mul", op("Log", op.clip(op("Mul", scale, 2.0), 0.0, LARGEST)), 1 / math.log(2))
+        scale = op.without_nan(op("Add", op("Round", exponent), 126.0), 255.0)
+    return [codes, op.cast(cut.restore_blocks(scale), scales)]
 
 
 def _quantized(
@@ -209,12 +226,11 @@ def _quantized(
 def _ceil_power(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
     """Return the least power of two, from 2**-127 to 2**127, that is at least a number from 0 to 2**120, or Inf.
 
-    It is twice the largest power that is at most the next float32 below, which is found with numbers that are not subnormal."""
-    wide = op.clip(op("Mul", number, 2.0**7), 2.0**-120, LARGEST)
-    below = op("Mul", wide, 1 - 2.0**-24)
+    It is twice the largest power that is at most the next float32 below: the product with 1 - 2**-24, rounded. This is taken
+    2**7 times, where the numbers that count are not subnormal."""
+    below = op.clip(op("Mul", number, 2.0**7 - 2.0**-17), 2.0**-121, LARGEST)
     power = op("Mul", power_of_two(op, op("Mul", below, 0.75)), 2.0**-6)
-    of_infinity = op.clip(op("Sub", number, LARGEST), 0.0, 2.0**127)
-    return op("Max", power, of_infinity)
+    return op("Max", power, op.clip(op("Sub", number, LARGEST), 0.0, 2.0**127))
 
 
 def _is_usual(tensor_scale: AnyOperand, nvidia: NvidiaFormat) -> bool:

@@ -10,7 +10,6 @@ from paths import MODELS
 from standard_models import in_standard_operators, plain_session
 
 from quark_numba import optimize
-from quark_numba.catalog import OPERATORS
 
 pytestmark = pytest.mark.compiled
 
@@ -24,8 +23,6 @@ def test_models(path):
     """They have the bits of drop-in sessions, on the vendors' inputs and on random ones. QONNX's models list their parameters
     as inputs. No runtime has QONNX's operators with channels on the last axis, which are rewritten for both sessions."""
     source = onnx.load(path)
-    if path.stem == "nvfp4_m" and not OPERATORS.find("quark_numba", "NVFP4QuantizeDequantize").standard_form:
-        pytest.skip("the family has no standard forms yet")
     drop_in = optimize(source) if path.parent.name == "channels_last" else source
     standard = in_standard_operators(source, keep_initializers_as_inputs=False)
     sessions = plain_session(standard), session(drop_in, level="DISABLE_ALL", threads=1, standard_ops=True)
