@@ -352,6 +352,10 @@ class _Arrays(Builder):
     def is_beside_product(self):
         return False
 
+    @property
+    def signs_of_zeros_matter(self):
+        return True
+
 
 def assert_powers(magnitudes):
     magnitudes = magnitudes.astype(np.uint32).view(f32)
