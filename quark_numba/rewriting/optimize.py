@@ -203,9 +203,7 @@ class Optimized:
 
     def check_is_standard(self) -> None:
         """Raise ModelError if a node of this package's operators is left that is none of ONNX's."""
-        own = [(name, why) for name, why in self.left if OPERATORS.find(*name.split("::")) and not name.startswith(_ONNX)]
-        if own:
-            nodes = "; ".join(f"{counted(self.left[name, why], f'node {name}', f'nodes {name}')}: {why}" for name, why in own)
+        if nodes := not_standard(self.left):
             raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -235,11 +233,12 @@ def optimized(
     keep_initializers_as_inputs: bool = True,
     replaced: frozenset[str] = frozenset(),
     integers: Integers = "anywhere",
-    shapes: bool = False,
+    for_other_providers: bool = False,
 ) -> Optimized:
     """Optimise a model as `optimize` does, and count the nodes. Initializers named in `replaced` are not constants.
-    `integers`: where integer operators have to be exact, if they may be used at all. `shapes`: whether to write the shapes of
-    outputs, which some execution providers need."""
+    `integers`: where integer operators have to be exact, if they may be used at all. `for_other_providers`: whether the model
+    is for other execution providers than the CPU's. Then the shapes of outputs are written, which some providers need, and with
+    `qdq` = "auto" a model that ONNX Runtime runs by itself stays as it is written: a provider may have integer operators."""
     check(qdq)
     standard_forms.check(operators)
     is_standard = operators == "standard"
@@ -270,13 +269,22 @@ def optimized(
             replaced=replaced,
             integers=integers,
         )
+        if for_other_providers and qdq == "auto":
+            graph.qdq = "float" if is_standard and not standard_operators.are_all(graph) else "onnxruntime"
         passes = STANDARD_PASSES if is_standard else PASSES
         for rewriting in (own_operators,) if standard_operators.stays(graph) else passes:
             rewriting.rewrite(graph)
             graph.sweep()
-        if shapes:
+        if for_other_providers:
             graph.write_shapes()
         return Optimized(source, intermediate, done + graph.done, in_functions + graph.left)
+
+
+def not_standard(left: Counter[tuple[str, str]]) -> str:
+    """Return the nodes of this package's operators that are left and are none of ONNX's, with the reasons; "": there are
+    none."""
+    own = [(name, why) for name, why in left if OPERATORS.find(*name.split("::")) and not name.startswith(_ONNX)]
+    return "; ".join(f"{counted(left[name, why], f'node {name}', f'nodes {name}')}: {why}" for name, why in own)
 
 
 def begins_rewriting(node: onnx.NodeProto) -> bool:

@@ -15,10 +15,12 @@ from onnx import helper
 from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
+from ..checks import check_choices
 from ..declaration import Builder, NoStandardForm, Shape, Tensor
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import Left, Node, Operand
+from .standard_operators import is_run_by_onnx_runtime
 
 # In which operators a model is written: those of this package, or ONNX's alone.
 Operators = Literal["custom", "standard"]
@@ -32,8 +34,7 @@ _MOST_READ = 1 << 10
 
 def check(operators: object) -> None:
     """Raise ValueError unless the argument is one of the choices."""
-    if not (isinstance(operators, str) and operators in CHOICES):
-        raise ValueError(f"operators is {operators!r}; expected one of {', '.join(map(repr, CHOICES))}")
+    check_choices(CHOICES, operators=operators)
 
 
 def rewrite(graph: Graph) -> None:
@@ -42,7 +43,7 @@ def rewrite(graph: Graph) -> None:
     for node in graph.nodes():
         if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
             continue
-        if node.is_standard and graph.qdq == "onnxruntime":
+        if graph.qdq == "onnxruntime" and is_run_by_onnx_runtime(node, graph.meaning(node)):
             continue
         try:
             _write(graph, node, bounds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Set
-from typing import Any
+from typing import Any, Literal, get_args
 
 import onnxruntime
 
@@ -54,14 +54,32 @@ changing = threading.RLock()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
 
+# In which operators the model of a session is written, as in `optimize`. "auto": "standard" with other execution providers than
+# the CPU's.
+Operators = Literal["auto", "custom", "standard"]
+CHOICES: tuple[Operators, ...] = get_args(Operators)
+
 # Arguments of ``InferenceSession`` that others who prepare a model may leave out.
-_DEFAULTS = {"qdq": "auto", "keep_quantized_weights": False, "blocked_layout": True, "keep_initializers_as_inputs": True}
+_DEFAULTS = {
+    "qdq": "auto",
+    "operators": "auto",
+    "keep_quantized_weights": False,
+    "blocked_layout": True,
+    "keep_initializers_as_inputs": True,
+}
 
 
 def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
     """Whether a session with these arguments has no other execution provider than the CPU's."""
     names = {provider if isinstance(provider, str) else provider[0] for provider in providers or ["CPUExecutionProvider"]}
     return names == {"CPUExecutionProvider"} and not _name_providers(options)
+
+
+def operators_of(operators: Operators, options: onnxruntime.SessionOptions, providers: Any) -> Literal["custom", "standard"]:
+    """Return what `operators` means in a session with these arguments."""
+    if operators == "auto":
+        return "custom" if runs_on_cpu_alone(options, providers) else "standard"
+    return operators
 
 
 def _name_providers(options: onnxruntime.SessionOptions) -> bool:
