@@ -69,11 +69,11 @@ def bits(made):
 @pytest.mark.parametrize(
     ("nodes", "named", "expected"),
     [
-        [f"{OURS}  y = Relu (p)", {}, True],
-        [f"{OURS}  {ONNXS}", {}, True],
-        [f"{OURS}  {ONNXS}", {"qdq": "onnxruntime"}, False],
-        [f"{OURS}  y = Relu (p)", {"operators": "custom"}, False],
-        [f"{OURS}  y = Relu (p)", {"keep_quantized_weights": True}, True],
+        (f"{OURS}  y = Relu (p)", {}, True),
+        (f"{OURS}  {ONNXS}", {}, True),
+        (f"{OURS}  {ONNXS}", {"qdq": "onnxruntime"}, False),
+        (f"{OURS}  y = Relu (p)", {"operators": "custom"}, False),
+        (f"{OURS}  y = Relu (p)", {"keep_quantized_weights": True}, True),
     ],
 )
 def test_what_is_written(nodes, named, expected, written):
