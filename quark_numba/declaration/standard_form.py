@@ -70,11 +70,11 @@ class Builder(ABC, Generic[AnyOperand]):
             return self("Clip", x, *(bound.reshape(()) if isinstance(bound, np.ndarray) else bound for bound in (low, high)))
         return self("Min", self("Max", x, low), high)
 
-    def reduce_max(self, x: AnyOperand, axis: int) -> AnyOperand:
-        """Return the largest elements along an axis, which stays, with the length 1."""
-        if self.opset < 18:
-            return self("ReduceMax", x, axes=[axis], keepdims=1)
-        return self("ReduceMax", x, int64s(axis), keepdims=1)
+    def reduce(self, op_type: str, x: AnyOperand, axis: int) -> AnyOperand:
+        """Write ReduceMax, ReduceMin or ReduceSum along an axis, which stays, with the length 1."""
+        if self.opset < (13 if op_type == "ReduceSum" else 18):
+            return self(op_type, x, axes=[axis], keepdims=1)
+        return self(op_type, x, int64s(axis), keepdims=1)
 
     def reshape(self, x: AnyOperand, shape: Sequence[int]) -> AnyOperand:
         """Return x in another shape. As in ONNX, 0 stands for the dimension that x has, and one -1 for what is left."""

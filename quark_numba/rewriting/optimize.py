@@ -201,9 +201,13 @@ class Optimized:
         self.source.check()
         return result
 
+    @property
+    def not_standard(self) -> list[tuple[str, str]]:
+        return not_standard(self.left)
+
     def check_is_standard(self) -> None:
         """Raise ModelError if a node of this package's operators is left that is none of ONNX's."""
-        if nodes := not_standard(self.left):
+        if nodes := not_standard_as_text(self.left):
             raise ModelError(f"not all nodes can be written in ONNX's standard operators: {nodes}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -280,11 +284,16 @@ def optimized(
         return Optimized(source, intermediate, done + graph.done, in_functions + graph.left)
 
 
-def not_standard(left: Counter[tuple[str, str]]) -> str:
-    """Return the nodes of this package's operators that are left and are none of ONNX's, with the reasons; "": there are
-    none."""
-    own = [(name, why) for name, why in left if OPERATORS.find(*name.split("::")) and not name.startswith(_ONNX)]
-    return "; ".join(f"{counted(left[name, why], f'node {name}', f'nodes {name}')}: {why}" for name, why in own)
+def not_standard(left: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the nodes of this package's operators that are left, by operator and reason, except for ONNX's own. A node that
+    was not folded is left in another sense."""
+    names = {name for name, _ in left if OPERATORS.find(*name.split("::")) and not name.startswith(_ONNX)}
+    return [(name, why) for name, why in left if name in names and why != constants.INPUT]
+
+
+def not_standard_as_text(left: Counter[tuple[str, str]]) -> str:
+    """Return the same for a message; "": there are none."""
+    return "; ".join(f"{counted(left[key], 'node', 'nodes')} {key[0]}: {key[1]}" for key in not_standard(left))
 
 
 def begins_rewriting(node: onnx.NodeProto) -> bool:

@@ -5,18 +5,20 @@ Any execution provider runs such a model. ONNX Runtime's optimisers do not know 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import helper
+from onnx.checker import ValidationError
 from onnx.defs import SchemaError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ..checks import check_choices
 from ..declaration import Builder, NoStandardForm, Shape, Tensor
+from ..element_types import ElementType
 from .bounds import Bounds
 from .graph import Graph, copy_metadata
 from .nodes import Left, Node, Operand
@@ -40,20 +42,32 @@ def check(operators: object) -> None:
 def rewrite(graph: Graph) -> None:
     """Write all nodes of the package's operators, ONNX's own among them, unless these are ONNX Runtime's to run."""
     bounds = Bounds(graph)
-    for node in graph.nodes():
-        if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
-            continue
-        if graph.qdq == "onnxruntime" and is_run_by_onnx_runtime(node, graph.meaning(node)):
-            continue
-        try:
-            _write(graph, node, bounds)
-        except Left as error:
-            graph.reasons[node] = str(error)
+    nodes = [node for node in graph.nodes() if _is_to_write(graph, node)]
+    while nodes:
+        graph.forget_inferred()
+        left = [node for node in nodes if not _is_written(graph, node, bounds)]
+        # More types and shapes may follow from what was written.
+        nodes = left if len(left) < len(nodes) else []
+
+
+def _is_to_write(graph: Graph, node: Node) -> bool:
+    if not node.is_valid or graph.reasons.get(node, "").startswith("not valid"):
+        return False
+    return not (graph.qdq == "onnxruntime" and is_run_by_onnx_runtime(node, graph.meaning(node)))
+
+
+def _is_written(graph: Graph, node: Node, bounds: Bounds) -> bool:
+    try:
+        _write(graph, node, bounds)
+    except Left as error:
+        graph.reasons[node] = str(error)
+        return False
+    return True
 
 
 def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     """Write the standard form of a node in its place. Raise Left if it has none."""
-    inputs = [None if value is None else Operand(graph, value) for value in node.node.inputs]
+    inputs = [None if value is None else _Input(graph, value) for value in node.node.inputs]
     builder = _Nodes(graph, node, bounds)
     form: Callable[..., Sequence[Operand]] | None = node.operator.standard_form
     if form is None:
@@ -77,6 +91,14 @@ def _write(graph: Graph, node: Node, bounds: Bounds) -> None:
     graph.remove(node, WRITTEN)
 
 
+class _Input(Operand):
+    """An input whose element type onnx's inference may know."""
+
+    @property
+    def element_type(self) -> ElementType | None:
+        return super().element_type or self.graph.inferred_type(self.value)
+
+
 class _Nodes(Builder[Operand]):
     """Writes nodes in front of a node of a graph."""
 
@@ -93,7 +115,12 @@ class _Nodes(Builder[Operand]):
         made = ir.node(op_type, [None if given is None else self._value(given) for given in inputs], attributes)
         (y,) = made.outputs
         made.name = y.name = self._graph.unused_name(f"{self._node.y.name}_{op_type}")
-        self._infer(made, schema)
+        try:
+            self._infer(made, schema)
+        except NoStandardForm:
+            for index in range(len(made.inputs)):
+                made.replace_input_with(index, None)
+            raise
         self._node.node.prepend(made)
         self.written.append(made)
         self._bounds.add(made)
@@ -114,7 +141,7 @@ class _Nodes(Builder[Operand]):
 
     def tensor(self, operand: Operand) -> Tensor:
         """Return what is known of an operand."""
-        return Tensor(operand.element_type or self._graph.inferred_type(operand.value), self.shape(operand))
+        return Tensor(operand.element_type, self.shape(operand))
 
     def _value(self, given: Any) -> ir.Value:
         if isinstance(given, Operand):
@@ -123,28 +150,38 @@ class _Nodes(Builder[Operand]):
         return self._graph.shared_array(array, "constant", self._node.node)
 
     def _infer(self, made: ir.Node, schema: onnx.defs.OpSchema) -> None:
-        """Let the output of a node have the type and the shape that onnx infers."""
+        """Let the output of a node have the type and the shape that onnx infers. Raise NoStandardForm if the operator does not
+        take these types in this opset."""
         types: dict[str, onnx.TypeProto] = {}
         data: dict[str, onnx.TensorProto] = {}
-        for value in filter(None, made.inputs):
-            assert value.name
+        for index, value in enumerate(made.inputs):
+            if value is None:
+                continue
             tensor = self._graph.tensor(value)
-            known = self._graph.inferred_type(value) if tensor is None else None
+            known = self._graph.inferred_type(value) if tensor is None and value.dtype is None else None
             number = tensor.dtype.value if tensor is not None else value.dtype.value if value.dtype else known and known.number
             if not number:
-                return
+                raise NoStandardForm("the type of its x is not known")
+            assert value.name
             types[value.name] = helper.make_tensor_type_proto(number, self.shape(Operand(self._graph, value)))
             if tensor is not None and tensor.nbytes <= _MOST_READ:
                 data[value.name] = ir.serde.serialize_tensor(tensor)
+            self._check_type(number, schema.inputs[min(index, len(schema.inputs) - 1)].types, made)
+        if made.op_type == "Cast":
+            self._check_type(made.attributes.get_int("to", 0), schema.outputs[0].types, made)
         proto = ir.serde.serialize_node(made)
         try:
             inferred = infer_node_outputs(schema, proto, types, data, opset_imports=[helper.make_opsetid("", self.opset)])
-        except InferenceError as error:
-            raise NoStandardForm(f"not valid: {error}") from None
-        for value in made.outputs:
-            if value.name in inferred:
-                made_type = inferred[value.name].tensor_type
-                value.type = ir.TensorType(ir.DataType(made_type.elem_type))
-                if made_type.HasField("shape"):
-                    dims = made_type.shape.dim
-                    value.shape = ir.Shape([dim.dim_value if dim.HasField("dim_value") else None for dim in dims])
+        except (InferenceError, ValidationError) as error:
+            raise NoStandardForm(f"onnx refuses {made.op_type}: {error}") from None
+        (y,) = made.outputs
+        assert y.name
+        y_type = inferred[y.name].tensor_type
+        y.type = ir.TensorType(ir.DataType(y_type.elem_type))
+        if y_type.HasField("shape"):
+            y.shape = ir.Shape([dim.dim_value if dim.HasField("dim_value") else None for dim in y_type.shape.dim])
+
+    def _check_type(self, number: int, known: Collection[str], made: ir.Node) -> None:
+        name = onnx.TensorProto.DataType.Name(number).lower()
+        if f"tensor({name})" not in known:
+            raise NoStandardForm(f"opset {self.opset} has no {made.op_type} of {name}")

@@ -336,7 +336,7 @@ def _prepared(source: Any, options: onnxruntime.SessionOptions, files: ExitStack
         named_in_utf8(source)
     if inputs := sum(count for (_, why), count in made.left.items() if why == constants.INPUT):
         _log.warning(_COMPUTED, inputs)
-    if operators_of(how["operators"], options, providers) == "standard" and (nodes := optimize.not_standard(made.left)):
+    if operators_of(how["operators"], options, providers) == "standard" and (nodes := optimize.not_standard_as_text(made.left)):
         _log.warning(_ON_THE_CPU, nodes)
     left = {name for name, _ in made.left}
     refused = (why for (name, is_rewritten), why in refusals.items() if why and (name in left or not is_rewritten))

@@ -1,0 +1,70 @@
+"""Arithmetic of float32 in ONNX's standard operators: exact, and without comparisons, which are slow on large tensors.
+
+A number is rounded to the grid of another format by an anchor: a float32 whose last place is the distance of the grid's values.
+Their difference is rounded to the grid, half to even, and the anchor less this is the rounded number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..element_types import ElementType
+from .meaning import AnyOperand
+from .standard_form import Builder
+
+# The bits of a float32's mantissa, without the hidden bit.
+MANTISSA_BITS = 23
+
+LARGEST = float(np.finfo(np.float32).max)
+LEAST_POWER = 2.0**-127
+
+
+def power_of_two(op: Builder[AnyOperand], number: AnyOperand) -> AnyOperand:
+    """Return the largest power of two that is at most t, at least 2**-127, for -3/4 * t: a product that was rounded to float32.
+
+    3/4 * t is rounded to one bit. Let p be the power: 3/4 * t is from 3/4 * p on, a tie that is rounded to p because p / 2 is
+    odd there, and below 3/2 * p. The anchor is 2**23 times the number, or 2**-23 of the number is subtracted from it. Neither
+    has the range of float32: the one gives the power up to 1, the other one from 1 on. Their product is the result."""
+    small, large = op.clip(number, -0.75, -0.75 * LEAST_POWER), op.clip(number, -LARGEST, -0.75)
+    anchor = op("Mul", small, 2.0**MANTISSA_BITS)
+    small = op("Sub", anchor, op("Sub", anchor, small))
+    large = op("Sub", large, op("Sub", large, op("Mul", large, 2.0**-MANTISSA_BITS)))
+    return op("Mul", small, op("Mul", large, 2.0**MANTISSA_BITS))
+
+
+def nearest(op: Builder[AnyOperand], v: AnyOperand, element_type: ElementType) -> AnyOperand:
+    """Return the nearest values of a float type of at most 7 bits of exponent, half to even and saturated. NaN stays.
+
+    A zero has the sign of v, if the type has -0, and else is 0."""
+    magnitude = op.clip(op("Abs", v), 0.0, float(element_type.highest))
+    y = op("Mul", on_grid(op, magnitude, element_type), sign(op, v, 0.5 * least_step(element_type)))
+    return y if element_type.has_negative_zero else op.with_positive_zero(y)
+
+
+def least_step(element_type: ElementType) -> float:
+    """Return the distance of the values of a float type below its smallest normal number, and just above it."""
+    return float(2.0 ** (1 - element_type.bias - element_type.mantissa_bits))
+
+
+def on_grid(op: Builder[AnyOperand], magnitude: AnyOperand, element_type: ElementType, unit: float = 1.0) -> AnyOperand:
+    """Return numbers from 0 to Inf, or NaN, rounded to the nearest values of a float type times `unit`, a power of two. They do
+    not saturate: beyond the largest value, they have as many bits.
+
+    A value has `mantissa_bits` + 1 bits, so the anchor is the number times 2**(23 - mantissa_bits): it has as many places less
+    as its last place is of the value's. It is even, or the number is no tie. Where the difference has a smaller exponent than
+    the anchor, it has another place, but then the number is so close to a power of two that this does not matter. Below the
+    smallest normal number, all values are as far apart, and the anchor is 3 * 2**22 times that."""
+    shift = MANTISSA_BITS - element_type.mantissa_bits
+    least, most = 3.0 * 2.0**22 * least_step(element_type) * unit, 4.0 * 2.0**shift * float(element_type.highest) * unit
+    anchor = op.clip(op("Mul", magnitude, 2.0**shift), least, most)
+    return op("Sub", anchor, op("Sub", anchor, magnitude))
+
+
+def sign(op: Builder[AnyOperand], v: AnyOperand, least: float) -> AnyOperand:
+    """Return -1 or 1, by the sign, for v of at least a power of two in magnitude. Other v give less, 0 gives 0, -0 gives -0."""
+    return op.clip(op("Mul", v, 1 / least), -1.0, 1.0)
+
+
+def half_away_from_zero(op: Builder[AnyOperand], magnitude: AnyOperand) -> AnyOperand:
+    """Return the whole numbers nearest to numbers from 0 to Inf, or NaN, and halves upward. The addend is the float32 just
+    below 1/2 (see ``block.arithmetic``)."""
+    return op("Floor", op("Add", magnitude, float(np.nextafter(np.float32(0.5), np.float32(0)))))
