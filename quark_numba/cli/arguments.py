@@ -75,7 +75,7 @@ def _check_providers(parser: argparse.ArgumentParser, options: argparse.Namespac
     another build."""
     if getattr(options, "providers", None) is None or getattr(options, "scheduler", None):
         return
-    from ..running.providers import providers_of
+    from ..ort.providers import providers_of
 
     try:
         options.providers = providers_of(options.providers)
@@ -87,9 +87,9 @@ def _check_providers(parser: argparse.ArgumentParser, options: argparse.Namespac
 
 def has_other_providers(options: argparse.Namespace) -> bool:
     """Whether the command has other execution providers than the CPU's."""
-    from ..running.providers import CPU
+    from ..ort.providers import others_than_cpus
 
-    return options.providers not in (None, [CPU])
+    return bool(others_than_cpus(options.providers or []))
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:

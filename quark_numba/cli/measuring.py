@@ -23,8 +23,8 @@ from ..errors import ModelError
 from ..models import files, model_files
 from ..models.temporary import temporary_folder
 from ..ort import Backend, register
+from ..ort.providers import others_than_cpus
 from ..rewriting.qdq import Qdq
-from ..running.providers import CPU
 from ..running.sessions import Arrays, feeds, results, run
 from ..running.sessions import create_session as create_session_of
 from ..session.options import runs_on_cpu_alone
@@ -81,7 +81,7 @@ def create_session(
     Runtime. `profile` is the beginning of the path to which ONNX Runtime writes its profile; "": none."""
     how: dict[str, Any] = {"backend": backend, "threads": threads, "profile": profile, "providers": providers}
     if optimised and optimised.source:
-        is_float = qdq == "float" and providers in (None, [CPU])
+        is_float = qdq == "float" and not others_than_cpus(providers or [])
         how |= {"has_own_operators": True, "standard_ops": is_float, "fuses_integers": True}
         return create_session_of(optimised.source, str(path), **how)
     has_own_operators = any(counted.run_by != "ONNX Runtime" for counted in nodes)

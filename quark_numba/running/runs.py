@@ -15,8 +15,8 @@ from ..checks import check_functions, check_integers, check_names, check_paths, 
 from ..compiling.threads import MOST_THREADS, number_of_processors
 from ..errors import ModelError, errors_named
 from ..models.model_files import Source
+from ..ort.providers import providers_of
 from .data import Batch, Batches
-from .providers import providers_of
 from .saved import Saved
 from .threads import in_order
 

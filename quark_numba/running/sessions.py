@@ -21,8 +21,8 @@ from ..errors import ModelError, errors_named
 from ..models import model_files, protos
 from ..models.files import named_in_utf8
 from ..ort import DISABLE_QUANT_QDQ, TENSORS_FOLDER, Backend, register
+from ..ort.providers import others_than_cpus, providers_of
 from ..rewriting.optimize import optimized
-from .providers import CPU, providers_of
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -84,7 +84,7 @@ def session_of(
     """Return a session of a model, with the package's operators if the model has them. With other execution providers than the
     CPU's, its quantization nodes are written in ONNX's standard operators, as these providers run no others. ONNX Runtime maps
     large tensors from files; computed ones are written to files first, and the model may lose them. Raises ModelError."""
-    if providers_of(providers) != [CPU]:
+    if others_than_cpus(providers_of(providers)):
         model = _in_standard_operators(model)
     folder = model.folder if isinstance(model, model_files.Source) else ""
     content = model.proto if isinstance(model, model_files.Source) else model

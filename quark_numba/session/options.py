@@ -11,6 +11,7 @@ import onnxruntime
 
 from ..errors import reraise_of_signal_handler
 from ..ort import DISABLED_OPTIMIZERS, STANDARD_OPS, TENSORS_FOLDER, entry
+from ..ort.providers import others_than_cpus
 
 # The entries of session options, of ONNX Runtime 1.20 to 1.32, that change what ONNX Runtime makes of a model. The session that
 # optimises it for the blocked layout has them, too, and a kept model is found by them. All others are for the session alone.
@@ -70,9 +71,9 @@ _DEFAULTS = {
 
 
 def runs_on_cpu_alone(options: onnxruntime.SessionOptions, providers: Any) -> bool:
-    """Whether a session with these arguments has no other execution provider than the CPU's."""
-    names = {provider if isinstance(provider, str) else provider[0] for provider in providers or ["CPUExecutionProvider"]}
-    return names == {"CPUExecutionProvider"} and not _name_providers(options)
+    """Whether all nodes of a session with these arguments run on the CPU's execution provider."""
+    names = (provider if isinstance(provider, str) else provider[0] for provider in providers or [])
+    return not others_than_cpus(names) and not _name_providers(options)
 
 
 def operators_of(operators: Operators, options: onnxruntime.SessionOptions, providers: Any) -> Literal["custom", "standard"]:

@@ -6,18 +6,15 @@ import onnx
 import onnxruntime
 import pytest
 from onnx_models import model
+from other_providers import CPU, OTHERS, other_provider  # noqa: F401
 from rewritten_models import floats, pair, scale_and_zero_point
 
 import quark_numba
 from quark_numba import Execution, ModelError
-from quark_numba.running.providers import providers_of
+from quark_numba.ort.providers import providers_of
 
-pytestmark = pytest.mark.compiled
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("other_provider")]
 
-CPU = ["CPUExecutionProvider"]
-OTHERS = [each for each in onnxruntime.get_available_providers() if each not in CPU][-1:] + CPU
-if OTHERS == CPU:
-    pytest.skip("ONNX Runtime has no other provider", allow_module_level=True)
 SHORT = OTHERS[0].removesuffix("ExecutionProvider").lower()
 
 

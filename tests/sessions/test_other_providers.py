@@ -10,17 +10,14 @@ import onnxruntime
 import pytest
 from large_models import apart, is_large  # noqa: F401
 from onnx_models import session, session_options
+from other_providers import CPU, OTHERS, other_provider  # noqa: F401
 from text_graphs import text_model
 
 import quark_numba
+from quark_numba.ort import native
 from quark_numba.session import kept
 
-pytestmark = pytest.mark.compiled
-
-CPU = ["CPUExecutionProvider"]
-OTHERS = [each for each in onnxruntime.get_available_providers() if each not in CPU][-1:] + CPU
-if OTHERS == CPU:
-    pytest.skip("ONNX Runtime has no other provider", allow_module_level=True)
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("other_provider")]
 
 X = np.random.default_rng(0).normal(0, 3, (2, 4)).astype(np.float32)
 X.flat[:4] = -0.1, np.nan, np.inf, 1e-40
@@ -178,3 +175,22 @@ def test_nodes_without_a_form(written, caplog, monkeypatch):
     caplog.clear()
     written(source, CPU)
     assert not caplog.text
+
+
+def test_drop_in_sessions(caplog, monkeypatch, other_provider):  # noqa: F811
+    """They copy tensors to the CPU and back, for each node. A warning says so once a process."""
+    monkeypatch.setattr(native, "_may_copy", None)
+    source = model_of(f"{OURS}  y = Relu (p)")
+    content, options = source.SerializeToString(), session_options()
+    quark_numba.register(options)
+    with caplog.at_level(logging.WARNING):
+        onnxruntime.InferenceSession(content, options, CPU)
+        onnxruntime.InferenceSession(content, options)
+        onnxruntime.InferenceSession(onnxs_own(ONNXS.replace("(p,", "(x,")).SerializeToString(), options, OTHERS)
+        quark_numba.InferenceSession(source, providers=OTHERS, operators="custom")
+        assert not caplog.text
+        for _ in range(2):
+            onnxruntime.InferenceSession(content, options, [(each, {}) for each in OTHERS])
+    (record,) = caplog.records
+    assert OTHERS[0] in record.getMessage()
+    assert 'operators="standard"' in record.getMessage()
